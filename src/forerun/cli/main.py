@@ -1,0 +1,113 @@
+"""The command `forerun`: finds the chosen command, and turns what it raises into words and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from forerun.cli import words
+from forerun.errors import OUR_BUG, UserError, did_you_mean
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Exit codes: 0 done, 1 a bug of ours, 2 the user's mistake, 130 Ctrl-C."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    # pydantic would search all installed packages for plugins, which takes longer than the rest of a config error
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except UserError as error:
+        if not _traceback_printed(arguments):
+            print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        _traceback_printed(arguments)
+        print("\nstopped by Ctrl-C", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_left():
+            return PIPE_CLOSED
+        asked = _traceback_printed(arguments)
+        print(_bug_text(error, () if asked else arguments), file=sys.stderr)
+        return OUR_BUG
+
+
+def _run(arguments: list[str]) -> int:
+    while arguments and arguments[0] == "--debug":
+        arguments = arguments[1:]
+    if not arguments or arguments[0] in ("--help", "-h"):
+        print(words.help_text())
+        return 0
+    name, *rest = arguments
+    if name == "--version":
+        from forerun import __version__
+
+        print(f"forerun {__version__}")
+        return 0
+    if name not in words.COMMANDS:
+        raise _unknown(name)
+    try:
+        args = words.parser_of(name).read(rest)
+    except SystemExit:  # argparse has printed --help
+        return 0
+    return int(importlib.import_module(f"forerun.cli.{name}").run(args))
+
+
+def _unknown(name: str) -> UserError:
+    if name.startswith("-"):
+        near = did_you_mean(name, words.GLOBAL_OPTIONS)
+        fix = f"did you mean '{near}'?" if near else "put the options of a command after its name"
+        return UserError(f"unknown option '{name}'", why="it stands before any command", fix=fix)
+    if Path(name).suffix in (".yaml", ".yml"):
+        fix = f"did you mean 'forerun train {name}'?"
+    else:
+        near = did_you_mean(name, words.COMMANDS)
+        fix = f"did you mean 'forerun {near}'?" if near else "see: forerun --help"
+    return UserError(f"unknown command '{name}'", why=f"commands: {', '.join(words.COMMANDS)}", fix=fix)
+
+
+def _traceback_printed(arguments: Sequence[str]) -> bool:
+    """Prints the traceback if `--debug` asks for it; it ends with the text of the error."""
+    if "--debug" not in arguments:
+        return False
+    import traceback
+
+    traceback.print_exc()
+    return True
+
+
+def _bug_text(error: Exception, arguments: Sequence[str]) -> str:
+    """What to say of our own mistake, and with which arguments to run again for the traceback."""
+    import shlex
+
+    text = f"this is a bug in forerun: {type(error).__name__}: {error}".rstrip(": ")
+    again = f"\n  for the traceback run: {shlex.join(['forerun', '--debug', *arguments])}"
+    return text + (again if arguments else "")
+
+
+def _reader_left() -> bool:
+    """Whether the reader of our output is gone (`forerun check job.yaml | head`), so nobody is left to tell."""
+    import select
+
+    try:
+        output = sys.stdout.fileno()
+    except OSError:
+        return False
+    poll = select.poll()
+    poll.register(output, select.POLLOUT)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # what is still buffered goes nowhere
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""`forerun schema`: the JSON Schema of a job file, for editors."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from forerun.errors import UserError
+
+
+def run(args: argparse.Namespace) -> int:
+    from forerun.config.load import json_schema
+
+    text = json.dumps(json_schema(), indent=2)
+    if args.output is None:
+        print(text)
+        return 0
+    try:
+        Path(args.output).write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {args.output}", why=str(error), fix="name another file with --output") from None
+    print(f"wrote {args.output}; the first line of a job file makes editors use it:")
+    print(f"# yaml-language-server: $schema={args.output}")
+    return 0

@@ -1,0 +1,137 @@
+"""The words of the command line: every command, its options and its help. A test freezes this list."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from forerun.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of help, one example, and what may follow the command's name."""
+
+    summary: str
+    example: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are UserErrors."""
+
+    def error(self, message: str) -> NoReturn:
+        usage = " ".join(self.format_usage().split())
+        raise UserError(f"{self.prog}: {message}", why=usage, fix=f"see: {self.prog} --help")
+
+    def read(self, words: list[str]) -> argparse.Namespace:
+        """Options may stand before, between or after the overrides."""
+        args, unknown = self.parse_known_intermixed_args(words)
+        if unknown:
+            self._refuse(unknown[0])
+        return args
+
+    def _refuse(self, word: str) -> NoReturn:
+        known = [option for action in self._actions for option in action.option_strings]
+        near = did_you_mean(word.partition("=")[0], known)
+        fix = f"did you mean '{near}'?" if near else f"see: {self.prog} --help"
+        kind = "option" if word.startswith("-") else "word"
+        raise UserError(f"unknown {kind} '{word}'", why=f"{self.prog} does not know it", fix=fix)
+
+
+def _comma_list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="the job file, YAML")
+    parser.add_argument(
+        "overrides", metavar="KEY=VALUE", nargs="*", default=[], help="change the job: optimizer.lr=8e-5"
+    )
+
+
+def _check(parser: argparse.ArgumentParser) -> None:
+    _job(parser)
+    parser.add_argument("--on", metavar="SLICE", help="derive for this slice instead of the devices that are here")
+
+
+def _train(parser: argparse.ArgumentParser) -> None:
+    _job(parser)
+    parser.add_argument("--fresh", action="store_true", help="start over in a run folder that exists")
+
+
+def _plan(parser: argparse.ArgumentParser) -> None:
+    _job(parser)
+    parser.add_argument("--on", metavar="SLICES", type=_comma_list, required=True, help="slices, as v6e-1,v5e-8")
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+
+
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--smoke", action="store_true", help="also train for a minute on what is here")
+
+
+def _hardware(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", metavar="TABLE", nargs="?", help="chips, slices or prices; all without it")
+    parser.add_argument("--prices", metavar="FILE", help="your own prices instead of the list prices")
+    parser.add_argument("--zone", metavar="ZONE", help="only the prices of this zone")
+
+
+def _schema(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output", metavar="FILE", help="write to this file instead of the terminal")
+
+
+COMMANDS = {
+    "check": Command("show every value of a job and where it came from", "forerun check job.yaml --on v5e-8", _check),
+    "plan": Command(
+        "compile a job for TPU slices without a TPU: does it fit?", "forerun plan job.yaml --on v6e-1,v5e-8", _plan
+    ),
+    "train": Command(
+        "train, or go on where the run stopped", "forerun train job.yaml optimizer.lr=8e-5 mesh.fsdp=8", _train
+    ),
+    "doctor": Command("look for what is wrong with this machine", "forerun doctor --smoke", _doctor),
+    "hardware": Command("print the tables of chips, slices and prices", "forerun hardware slices", _hardware),
+    "schema": Command(
+        "print the JSON Schema of a job, for editors", "forerun schema --output job.schema.json", _schema
+    ),
+}
+
+GLOBAL_OPTIONS = {
+    "--help": "this text; forerun COMMAND --help says more",
+    "--version": "print the version",
+    "--debug": "show the traceback of an error",
+}
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of one command."""
+    command = COMMANDS[name]
+    parser = Parser(
+        prog=f"forerun {name}",
+        description=f"{command.summary[0].upper()}{command.summary[1:]}",
+        epilog=f"example: {command.example}",
+        allow_abbrev=False,
+    )
+    command.add_options(parser)
+    parser.add_argument("--debug", action="store_true", help=GLOBAL_OPTIONS["--debug"])
+    return parser
+
+
+def help_text() -> str:
+    """The whole of `forerun --help`."""
+    lines = [
+        "forerun trains language models on TPU, GPU and CPU from one job file, and plans them without a TPU.",
+        "",
+        "usage: forerun COMMAND ...",
+        "",
+        "commands:",
+        *(f"  {name:<11}{command.summary}" for name, command in COMMANDS.items()),
+        "",
+        "options:",
+        *(f"  {name:<11}{meaning}" for name, meaning in GLOBAL_OPTIONS.items()),
+        "",
+        "examples:",
+        *(f"  {COMMANDS[name].example}" for name in ("check", "plan", "train")),
+    ]
+    return "\n".join(lines)

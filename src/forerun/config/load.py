@@ -1,0 +1,92 @@
+"""A job file and `a.b=c` overrides become one checked Job, and every value knows where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import ValidationError
+
+from forerun.config import given, keys
+from forerun.config.mistakes import user_error
+from forerun.config.schema import Job, Section
+from forerun.config.source import Dumper, KeyPath
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who set a value: `where` is job.yaml:7, command line or default."""
+
+    kind: Literal["default", "file", "override"]
+    where: str
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A job, the origin of every leaf key such as `optimizer.lr`, and the file it came from."""
+
+    job: Job
+    origins: dict[str, Origin]
+    path: Path
+
+
+def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
+    """Reads a job file, applies the overrides from left to right, and checks the whole.
+
+    An override replaces what stands at its key: `remat=none` drops a whole `remat:` section,
+    `remat.policy=none` one line of it.
+
+    Raises:
+      UserError: names every mistake with its file and line.
+    """
+    path = Path(path)
+    read = given.read(path, overrides)
+    try:
+        job = Job.model_validate({"name": path.stem, **read.tree})
+    except ValidationError as error:
+        raise user_error(error, read) from None
+    return Loaded(job, {_dotted(leaf): _origin(leaf, read) for leaf, _ in _leaves((), job)}, path)
+
+
+def _origin(path: KeyPath, read: given.Given) -> Origin:
+    if path not in read.lines:
+        return Origin("default", "default")
+    line = read.lines[path]
+    return Origin("override", given.COMMAND_LINE) if line is None else Origin("file", f"{read.file.name}:{line}")
+
+
+def values(job: Job) -> dict[str, Any]:
+    """Every leaf of a job under the key path that `Loaded.origins` uses."""
+    return {_dotted(path): value for path, value in _leaves((), job)}
+
+
+def _dotted(path: KeyPath) -> str:
+    return ".".join(map(str, path))
+
+
+def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+    if isinstance(value, Section):
+        value = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves((*path, name), inner)
+    else:
+        yield path, value
+
+
+def dump(job: Job) -> str:
+    """The whole job as YAML, every default written out; loading it gives an equal job."""
+    return str(yaml.dump(job.model_dump(), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1_000_000))
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema of a job file, for editors: completion, the meaning of keys, red lines under mistakes."""
+    schema = Job.model_json_schema()
+    for name in keys.shorthands():
+        section = schema["properties"][name]
+        default = {"default": section.pop("default")} if "default" in section else {}
+        schema["properties"][name] = {"anyOf": [{"type": "string"}, section], **default}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "forerun job"}

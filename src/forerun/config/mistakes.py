@@ -1,0 +1,224 @@
+"""Every mistake that the schema finds in a job, told with its file, its line and how to mend it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from forerun.config import keys
+from forerun.config.given import Given
+from forerun.config.source import KeyPath, flow
+from forerun.errors import UserError, did_you_mean
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "text",
+    "bool_type": "true or false",
+    "model_type": "a section of keys",
+    "dict_type": "a section of keys",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "too_short": "a list with an entry",
+}
+_LIMITS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_EXAMPLES = {"model": "qwen3-0.6b", "data": "path/of/texts", "data.path": "path/of/texts"}
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """One mistake. A key that is `missing` because another was `meant` to be it is told only once."""
+
+    path: KeyPath
+    what: str
+    why: str
+    fix: str
+    meant: str | None = None
+    missing: str | None = None
+
+
+def user_error(error: ValidationError, given: Given) -> UserError:
+    """All mistakes of a job in one error, in the order of the file."""
+    found = list(_mistakes(error.errors(include_url=False), given))
+    meant = {mistake.meant for mistake in found if mistake.meant}
+    found = [mistake for mistake in found if mistake.missing not in meant]
+    found.sort(key=lambda mistake: _line(mistake.path, given))
+    if len(found) == 1:
+        only = found[0]
+        return UserError(only.what, why=f"{given.place(only.path)} {only.why}", fix=only.fix)
+    return UserError(
+        f"{len(found)} mistakes in the job",
+        why="\n".join(f"{given.place(m.path)}: {m.what}; {m.fix}" for m in found),
+        fix=f"mend them, then run: forerun check {given.file}",
+    )
+
+
+def _line(path: KeyPath, given: Given) -> float:
+    _, _, line = given.place(path).rpartition(":")
+    return int(line) if line.isdigit() else float("inf")
+
+
+def _mistakes(errors: Iterable[ErrorDetails], given: Given) -> Iterator[Mistake]:
+    alternatives: dict[KeyPath, list[tuple[KeyPath, ErrorDetails]]] = {}
+    for details in errors:
+        path, union = _path(details, given.tree)
+        if union is not None:
+            alternatives.setdefault(union, []).append((path, details))
+        elif details["type"] == "extra_forbidden":
+            yield _unknown(path, given)
+        elif details["type"] == "missing":
+            yield _missing(path)
+        elif details["type"] == "value_error":
+            yield _own_words(path, str(details["ctx"]["error"]), given)
+        else:
+            yield _wrong(path, [details], given)
+    for tried in alternatives.values():
+        deepest = max((path for path, _ in tried), key=len)
+        yield _wrong(deepest, [details for path, details in tried if path == deepest], given)
+
+
+def _path(details: ErrorDetails, tree: Any) -> tuple[KeyPath, KeyPath | None]:
+    """The key path inside what was given, and where pydantic began to try alternatives, if it did."""
+    path: KeyPath = ()
+    union: KeyPath | None = None
+    for step in details["loc"]:
+        if isinstance(tree, dict) and step in tree:
+            path, tree = (*path, step), tree[str(step)]
+        elif isinstance(tree, list) and isinstance(step, int):
+            path, tree = (*path, step), tree[step]
+        elif details["type"] == "missing":
+            path = (*path, step)
+        elif union is None:
+            union = path
+    return path, union
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return ".".join(map(str, path))
+
+
+def _unknown(path: KeyPath, given: Given) -> Mistake:
+    section, name = _dotted(path[:-1]), str(path[-1])
+    known = keys.siblings(section)
+    what = f"unknown key '{_dotted(path)}'"
+    why = f"has it, but {section or 'a job'} has no '{name}'"
+    meant = _meant(section, name, known)
+    if meant:
+        return Mistake(path, what, why, f"did you mean '{meant}'?", meant=meant)
+    fix = f"remove it; known here: {', '.join(known)}"
+    return Mistake(path, what, why, fix)
+
+
+def _meant(section: str, name: str, known: Sequence[str]) -> str | None:
+    prefix = f"{section}." if section else ""
+    near = did_you_mean(name, known)
+    if near:
+        return prefix + near
+    elsewhere = [key for key in keys.fields() if key != prefix + name]
+    ends = {key.rpartition(".")[2]: key for key in reversed(elsewhere)}
+    close = difflib.get_close_matches(name, ends, n=1, cutoff=0.8)
+    return ends[close[0]] if close else None
+
+
+def _missing(path: KeyPath) -> Mistake:
+    key = _dotted(path)
+    meaning = keys.meaning(key)
+    return Mistake(
+        path,
+        f"'{key}' is missing",
+        f"does not say it{': ' if meaning else ''}{meaning}",
+        f"add it, for example: {path[-1]}: {_EXAMPLES.get(key, '...')}",
+        missing=key,
+    )
+
+
+def _own_words(path: KeyPath, message: str, given: Given) -> Mistake:
+    """A validator's message; one about the whole job is placed at the keys that it names."""
+    words = re.findall(r"\w+", message)
+    named = [(name,) for name in given.tree if name in words] if not path else [path]
+    if not named:
+        return Mistake(path, message, "as a whole", "change the job")
+    others = [f"{given.place(other)} sets {_dotted(other)}" for other in named[1:]]
+    why = ", ".join([f"sets {_dotted(named[0])}", *others])
+    return Mistake(named[0], message, why, f"change {' or '.join(map(_dotted, named))}")
+
+
+def _wrong(path: KeyPath, errors: Sequence[ErrorDetails], given: Given) -> Mistake:
+    key = _dotted(path)
+    value = _at(path, given.tree)
+    what = f"{key}: {_shown(value)} is not {' or '.join(map(_wanted, errors))}"
+    field = keys.fields().get(key)
+    meaning = keys.meaning(key) if field else ""
+    why = f"sets {key}{f' ({meaning})' if meaning else ''}"
+    return Mistake(path, what, why, _fix(path, value, errors, given))
+
+
+def _at(path: KeyPath, tree: Any) -> Any:
+    for step in path:
+        tree = tree[step]
+    return tree
+
+
+def _wanted(details: ErrorDetails) -> str:
+    if details["type"] == "literal_error":
+        return f"one of {', '.join(_choices(details))}"
+    if details["type"] in _LIMITS:
+        bound, words = _LIMITS[details["type"]]
+        return f"{words} {details['ctx'][bound]:g}"
+    return _WANTED.get(details["type"], f"right ({details['msg']})")
+
+
+def _choices(details: ErrorDetails) -> list[str]:
+    return re.findall(r"'([^']*)'", str(details["ctx"]["expected"]))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "a section of keys"
+    text = f"'{value}'" if isinstance(value, str) else flow(value)
+    return text if len(text) <= 60 else f"{text[:56]}...{text[-1]}"
+
+
+def _fix(path: KeyPath, value: Any, errors: Sequence[ErrorDetails], given: Given) -> str:
+    kinds = {details["type"] for details in errors}
+    if "literal_error" in kinds:
+        choices = [choice for details in errors if "expected" in details.get("ctx", {}) for choice in _choices(details)]
+        near = did_you_mean(str(value), choices)
+        return f"did you mean '{near}'?" if near else f"write one of {', '.join(choices)}"
+    if kinds == {"string_type"} and value is not None and not isinstance(value, (dict, list)):
+        quoted = f'"{flow(value)}"'
+        return f"put it in quotes: {_written(path, quoted, given)}"
+    if kinds <= {"int_type", "int_from_float"} and isinstance(value, float) and value.is_integer():
+        return f"write {_written(path, str(int(value)), given)}"
+    key = _dotted(path)
+    field = keys.fields().get(key)
+    if key in _EXAMPLES:
+        return f"write for example {_written(path, _EXAMPLES[key], given)}"
+    if field and keys.section_of(field):
+        return f"remove it, or write keys below it: {', '.join(keys.siblings(key))}"
+    if field is None or field.is_required() or field.default is None:
+        return f"write {_wanted(errors[0])}" if errors[0]["type"] in _WANTED else f"change {key}"
+    return f"write for example {_written(path, flow(field.get_default(call_default_factory=True)), given)}"
+
+
+def _written(path: KeyPath, text: str, given: Given) -> str:
+    """A setting as the user would write it there: a line of the file, or an override."""
+    if given.on_command_line(path):
+        quoted = f"'{text}'" if '"' in text else text
+        return f"{_dotted(path)}={quoted}"
+    return f"{path[-1]}: {text}"

@@ -1,0 +1,188 @@
+"""The job: everything a run is, as frozen data. Knows nothing of jax, files or devices.
+
+A field's `description` says what it is; `reason` says why its default is what it is. Both are
+printed by `forerun check` and stand in the JSON Schema that editors read.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Device = Literal["tpu", "gpu", "cpu"]
+DType = Literal["bfloat16", "float32"]
+PositiveInt = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+RESIDUALS = ("layer_in", "query", "key", "value", "attention_out", "mlp_gate", "mlp_up")
+
+
+def about(description: str, reason: str, default: Any = ..., **limits: Any) -> Any:
+    """A field with its meaning and the reason for its default."""
+    return Field(default, description=description, json_schema_extra={"reason": reason}, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class RopeScaling(Section):
+    """Llama-3 frequency scaling for contexts beyond the one trained first."""
+
+    factor: float = about("how much longer the context became", "Llama 3.1 used 8", 8.0)
+    low: float = about("low frequency factor", "Llama 3.1", 1.0)
+    high: float = about("high frequency factor", "Llama 3.1", 4.0)
+    original: PositiveInt = about("context length before scaling", "Llama 3.1", 8192)
+
+
+class Model(Section):
+    """A named size, a size with changes, free dimensions, or `module.path:Class` of your own."""
+
+    name: str | None = about("named size, or module.path:Class", "free dimensions without a name", None)
+    layers: PositiveInt | None = about("number of blocks", "from the named size", None)
+    embed: PositiveInt | None = about("width of the residual stream", "from the named size", None)
+    heads: PositiveInt | None = about("query heads", "from the named size", None)
+    kv_heads: PositiveInt | None = about("key/value heads", "named size, else = heads", None)
+    head_dim: PositiveInt | None = about("width of a head", "named size, else embed / heads", None)
+    mlp: PositiveInt | None = about("width inside the MLP", "named size, else 8/3 embed", None)
+    vocab: PositiveInt | None = about("vocabulary", "named size, else the tokenizer's", None)
+    tied: bool | None = about("input and output embedding are one", "named size, else yes", None)
+    qkv_bias: bool | None = about("bias on q, k, v (Qwen2)", "named size, else no", None)
+    qk_norm: bool | None = about("RMSNorm on q and k (Qwen3)", "named size, else no", None)
+    window: PositiveInt | None = about("sliding attention window", "named size, else none", None)
+    rope_theta: float | None = about("RoPE base", "named size, else 10000", None)
+    rope_scaling: RopeScaling | None = about("Llama-3 RoPE scaling", "from the named size", None)
+    norm_eps: float | None = about("RMSNorm epsilon", "named size, else 1e-6", None)
+    options: dict[str, Any] = Field(
+        default_factory=dict,
+        description="arguments of your own model class",
+        json_schema_extra={"reason": "only for module.path:Class"},
+    )
+
+
+class Data(Section):
+    path: str = about("a text file or a folder of text files", "the job must say it")
+    tokenizer: str = about("'bytes' or the path of a tokenizer.json", "needs no file", "bytes")
+
+
+class Optimizer(Section):
+    lr: float = about("peak learning rate", "a usual AdamW start for small models", 3e-4, gt=0)
+    schedule: Literal["cosine", "linear", "constant"] = about(
+        "shape after warm-up", "cosine is the common choice", "cosine"
+    )
+    warmup: float = about("share of the steps, or a number of steps if >= 1", "3 % is enough with AdamW", 0.03, ge=0)
+    final_lr: Fraction = about("last rate as a share of lr", "a tenth keeps learning to the end", 0.1)
+    weight_decay: float = about("on matrices only, never on norms and biases", "AdamW for language models", 0.1, ge=0)
+    b1: Fraction = about("first moment", "AdamW", 0.9)
+    b2: Fraction = about("second moment", "0.95 is steadier than 0.999 for language models", 0.95)
+    eps: float = about("AdamW epsilon", "Optax", 1e-8, gt=0)
+    clip: float | None = about("global gradient norm limit", "1.0 stops rare spikes", 1.0)
+    ema: Fraction | None = about("decay of an averaged copy of the weights", "off: costs one more copy", None)
+
+
+class Mesh(Section):
+    """How devices are laid out. One axis may be -1: whatever is left."""
+
+    data: int = about("copies of the model, each with its part of the batch", "fsdp does the same with less memory", 1)
+    fsdp: int = about("batch and weights split together", "-1: every device that is left", -1)
+    tp: int = about("every layer split across devices", "only for large models: it talks all the time", 1)
+
+
+class Remat(Section):
+    """What the backward pass finds in memory; the rest is computed again."""
+
+    policy: Literal["none", "full", "dots", "named"] = about(
+        "none: keep all, dots: keep matmuls, full: keep layer inputs, named: keep the lists below",
+        "full: smallest that needs no host",
+        "full",
+    )
+    keep: tuple[str, ...] = about("residuals kept in device memory", "policy named only", ())
+    offload: tuple[str, ...] = about("residuals kept in host memory", "policy named only", ())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: tuple(v) if k in ("keep", "offload") and isinstance(v, list) else v for k, v in value.items()}
+        return value
+
+    @model_validator(mode="after")
+    def _names(self) -> Remat:
+        names = (*self.keep, *self.offload)
+        unknown = sorted(set(names) - set(RESIDUALS))
+        if unknown:
+            raise ValueError(f"unknown residual {unknown[0]!r}; known: {', '.join(RESIDUALS)}")
+        if names and self.policy != "named":
+            raise ValueError("keep and offload need policy: named")
+        if len(set(names)) != len(names):
+            raise ValueError("a residual is named twice")
+        return self
+
+
+class Precision(Section):
+    params: DType = about("master weights and optimizer state", "float32: small updates are not lost", "float32")
+    compute: DType = about("matrix multiplications", "what the TPU's matrix unit multiplies", "bfloat16")
+
+
+class Checkpoint(Section):
+    every: PositiveInt = about("steps between saves", "at most this much is lost", 100)
+    keep: PositiveInt = about("newest checkpoints kept", "one may be damaged", 2)
+
+
+class Sample(Section):
+    prompt: str = about("text that the trained model continues", "any start will do", "The ")
+    tokens: int = about("tokens to write", "enough to read", 120, ge=0)
+    temperature: float = about("0 is greedy", "small models repeat themselves when greedy", 0.8, ge=0)
+
+
+def _shorthand(field: str) -> Any:
+    """`model: qwen3-0.6b` means `model: {name: qwen3-0.6b}`."""
+    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)
+
+
+class Job(Section):
+    """One run, whole."""
+
+    name: str = about("folder under runs/", "the job file's name", "job")
+    seed: int = about("weights and data order", "any number", 0, ge=0)
+    device: Literal["auto", "tpu", "gpu", "cpu"] | Annotated[tuple[Device, ...], Field(min_length=1)] = about(
+        "auto, one of tpu/gpu/cpu, or a list to fall back along", "auto: TPU, then GPU, then CPU", "auto"
+    )
+    devices: PositiveInt | None = about("use only this many", "all that are there", None)
+    model: Annotated[Model, _shorthand("name")]
+    data: Annotated[Data, _shorthand("path")]
+    sequence: PositiveInt = about("tokens in a sequence", "common for small models", 1024)
+    batch: PositiveInt = about("sequences per optimizer step, over all devices", "the same on every device", 32)
+    micro_batch: PositiveInt | None = about(
+        "sequences per device at a time", "the whole batch at once: no accumulation", None
+    )
+    steps: PositiveInt | None = about("optimizer steps", "one epoch if epochs is not given either", None)
+    epochs: float | None = about("passes over the data, instead of steps", "steps decide", None, gt=0)
+    optimizer: Optimizer = Optimizer()
+    mesh: Mesh = Mesh()
+    remat: Annotated[Remat, _shorthand("policy")] = Remat()
+    precision: Precision = Precision()
+    attention: Literal["auto", "splash", "cudnn", "xla"] = about(
+        "attention kernel", "auto: splash on TPU, cuDNN on GPU, XLA elsewhere", "auto"
+    )
+    loss_chunk: PositiveInt | None = about(
+        "positions of the sequence whose logits exist at one time", "keeps a device's logits under 512 MiB", None
+    )
+    checkpoint: Checkpoint = Checkpoint()
+    log_every: PositiveInt = about("steps between lines of metrics", "every step is cheap", 1)
+    sample: Sample = Sample()
+    runs: str = about("where run folders go", "beside the job", "runs")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _device_list(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("device"), list):
+            return {**value, "device": tuple(value["device"])}
+        return value
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Job:
+        if self.steps is not None and self.epochs is not None:
+            raise ValueError("steps and epochs are both given: keep one")
+        return self

@@ -1,0 +1,74 @@
+"""Which rows make which batch: a pure function of seed and step, the same on any number of hosts and devices.
+
+An epoch is a permutation of the rows keyed by (seed, epoch). Batches are cut from the epochs laid end to end, so
+every row is used exactly once per epoch and none is dropped at an epoch's end. The permutation sorts raw 64-bit
+draws, which NumPy keeps stable between releases, unlike its shuffles.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.data.packing import Rows
+from forerun.errors import UserError
+from forerun.objectives.batch import Batch
+
+
+class Batches:
+    """Global batches of `batch` rows, shaped [accumulation, batch / accumulation, S].
+
+    Micro-batch a holds rows a*B .. (a+1)*B of the global batch. `part=(index, count)` builds only one host's
+    contiguous slice of B out of every micro-batch, for hosts whose devices hold B in that order; the order of the
+    global batch does not depend on it.
+    """
+
+    def __init__(
+        self, rows: Rows, *, seed: int, batch: int, accumulation: int = 1, part: tuple[int, int] = (0, 1)
+    ) -> None:
+        if len(rows) < batch:
+            raise UserError(
+                f"the data is smaller than one batch: {len(rows)} rows, batch {batch}",
+                why=f"{rows.tokens} tokens in rows of {rows.sequence} are {len(rows)} rows",
+                fix=f"batch={len(rows)}, a shorter sequence, or more text",
+            )
+        if batch % accumulation:
+            raise UserError(
+                f"batch {batch} does not divide into {accumulation} micro-batches",
+                why=f"{batch} / {accumulation} = {batch / accumulation:g}",
+                fix=f"batch={batch // accumulation * accumulation or accumulation}, or another micro_batch",
+            )
+        index, count = part
+        micro = batch // accumulation
+        if not 0 <= index < count or micro % count:
+            raise ValueError(f"micro-batch of {micro} rows cannot give part {index} of {count}")
+        self._rows, self._seed, self._batch = rows, seed, batch
+        self._shape = (accumulation, micro)
+        self._slice = slice(index * micro // count, (index + 1) * micro // count)
+        self._order = lru_cache(maxsize=2)(self._epoch_order)
+
+    @property
+    def examples_per_epoch(self) -> int:
+        return len(self._rows)
+
+    def ids_at(self, step: int) -> NDArray[np.int64]:
+        """The row numbers of global batch `step` (counted from 0), in order."""
+        at = step * self._batch + np.arange(self._batch, dtype=np.int64)
+        epoch, place = np.divmod(at, len(self._rows))
+        first = int(epoch[0])
+        ids = self._order(first)[place]
+        if epoch[-1] != first:
+            ids = np.where(epoch == first, ids, self._order(first + 1)[place])
+        return ids
+
+    def batch_at(self, step: int) -> Batch[NDArray[np.generic]]:
+        """Batch `step` as NumPy arrays [A, B, S]: this host's part of it."""
+        ids = self.ids_at(step).reshape(self._shape)[:, self._slice]
+        arrays = self._rows.take(ids.ravel())
+        return Batch(**{name: array.reshape(*ids.shape, -1) for name, array in arrays.items()})
+
+    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
+        draws = np.random.PCG64(np.random.SeedSequence([self._seed, epoch])).random_raw(len(self._rows))
+        return np.argsort(draws, kind="stable")

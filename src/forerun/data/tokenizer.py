@@ -1,0 +1,98 @@
+"""Text to token ids and back: plain bytes, or a given tokenizer.json."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forerun.data.text import local_path
+from forerun.errors import UserError
+
+if TYPE_CHECKING:
+    import tokenizers
+
+EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
+
+
+class Tokenizer(Protocol):
+    """`eos` ends a document; `name` says for the record which tokenizer it was, contents included."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def vocab(self) -> int: ...
+    @property
+    def eos(self) -> int: ...
+    def encode(self, text: str) -> NDArray[np.int32]: ...
+    def decode(self, ids: ArrayLike) -> str: ...
+
+
+class ByteTokenizer:
+    """Ids 0..255 are the bytes of UTF-8 text, 256 ends a document: a vocabulary of 257."""
+
+    name = "bytes:257"
+    vocab = 257
+    eos = 256
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        return np.frombuffer(text.encode("utf-8", errors="surrogateescape"), np.uint8).astype(np.int32)
+
+    def decode(self, ids: ArrayLike) -> str:
+        """The text of `ids`: document ends are left out, bytes that are not UTF-8 become U+FFFD."""
+        array = np.asarray(ids)
+        return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+class FileTokenizer:
+    """A tokenizer.json. No special token is added; those written out in the text are recognised."""
+
+    def __init__(self, name: str, inner: tokenizers.Tokenizer, eos: int) -> None:
+        self.name, self.eos, self._inner = name, eos, inner
+        self.vocab = 1 + max(inner.get_vocab(with_added_tokens=True).values())
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def decode(self, ids: ArrayLike) -> str:
+        return self._inner.decode(np.asarray(ids).ravel().tolist(), skip_special_tokens=True)
+
+
+def load_tokenizer(spec: str) -> Tokenizer:
+    """`bytes`, or the path of a tokenizer.json."""
+    if spec == "bytes":
+        return ByteTokenizer()
+    path = local_path(spec, key="data.tokenizer")
+    if path.is_dir():
+        raise UserError(
+            f"data.tokenizer: {spec} is a folder",
+            why="the path of one tokenizer.json is needed",
+            fix=f"data.tokenizer={path / 'tokenizer.json'}",
+        )
+    return _from_file(path)
+
+
+def _from_file(path: Path) -> FileTokenizer:
+    import tokenizers
+
+    raw = path.read_bytes()
+    try:
+        inner = tokenizers.Tokenizer.from_buffer(raw)
+    except Exception as error:  # the library raises nothing more specific
+        raise UserError(
+            f"data.tokenizer: {path} is not a tokenizer.json",
+            why=str(error).splitlines()[0],
+            fix="give the tokenizer.json that comes with the model, or data.tokenizer=bytes",
+        ) from error
+    for name in EOS_NAMES:
+        eos = inner.token_to_id(name)
+        if eos is not None:
+            return FileTokenizer(f"{path.name}:{hashlib.sha256(raw).hexdigest()[:16]}", inner, eos)
+    raise UserError(
+        f"data.tokenizer: {path} has no token that ends a document",
+        why=f"none of {', '.join(EOS_NAMES)} is in its vocabulary",
+        fix='add {"content": "<|endoftext|>", "special": true, ...} to its added_tokens',
+    )

@@ -1,0 +1,93 @@
+"""Checks of TPUs and what stands in their way: devices, lock file, hosts."""
+
+from __future__ import annotations
+
+from forerun.doctor.machine import Finding, Machine
+from forerun.errors import UserError
+from forerun.hardware.chips import chip_of_device_kind
+from forerun.hardware.slices import slice_named
+
+HINTS = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "TPU_NAME", "TPU_WORKER_HOSTNAMES")
+LIMITS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
+
+
+def check_devices(machine: Machine) -> Finding:
+    """What a job with `device: auto` would run on."""
+    seen = machine.sight()
+    if seen.error:
+        fix = "see the other lines; on one of several TPU hosts jax waits for the others"
+        return Finding("devices", "FAIL", seen.error, fix)
+    text = f"{seen.devices} x {seen.kind or seen.platform}; {seen.reason}"
+    return Finding("devices", "ok", text)
+
+
+def check_tpu_seen(machine: Machine) -> Finding:
+    """A TPU that is attached must be the one in use."""
+    seen = machine.sight()
+    if seen.platform == "tpu":
+        return Finding("tpu", "ok", "attached and in use")
+    if machine.attached_tpu:
+        found = f"attached ({machine.attached_tpu}), but jax shows {seen.platform or 'nothing'}"
+        return Finding("tpu", "FAIL", f"{found}: {seen.warning or seen.error or seen.reason}", _unseen_fix(machine))
+    hint = next((name for name in HINTS if machine.environment.get(name)), None)
+    if hint:
+        found = f"{hint}={machine.environment[hint]} says TPU machine, but no TPU device file is here"
+        return Finding("tpu", "warn", found, "in a container: docker run --privileged --net=host, or pass /dev/vfio")
+    return Finding("tpu", "ok", "none attached; `forerun plan` needs none")
+
+
+def _unseen_fix(machine: Machine) -> str:
+    platforms = machine.environment.get("JAX_PLATFORMS", "")
+    if platforms and "tpu" not in platforms:
+        return "unset JAX_PLATFORMS"
+    if not machine.versions.get("libtpu"):
+        return "pip install 'forerun[tpu]'"
+    if machine.lock and machine.lock.holders:
+        return f"kill {machine.lock.holders[0].pid}, which holds the TPU, or wait for it"
+    return "restart the machine's TPU runtime or the notebook, then run this again"
+
+
+def check_device_count(machine: Machine) -> Finding:
+    """The number of devices against the name of the slice: v6e-1 is one device, v4-8 is four."""
+    seen = machine.sight()
+    chip = chip_of_device_kind(seen.kind)
+    if seen.platform != "tpu" or chip is None:
+        return Finding("device count", "ok", "no TPU to count")
+    named = machine.environment.get("TPU_ACCELERATOR_TYPE", "")
+    limit = next((name for name in LIMITS if machine.environment.get(name)), None)
+    try:
+        expected = slice_named(named).devices if named else None
+    except UserError:
+        expected = None
+    if expected is None:
+        per = "two devices" if chip.devices_per_chip == 2 else "one device"
+        return Finding("device count", "ok", f"{seen.devices} on {chip.name}: a {chip.name} chip shows {per}")
+    if seen.devices == expected:
+        return Finding("device count", "ok", f"{seen.devices}, as {named} has")
+    found = f"{seen.devices} of the {expected} devices of {named}"
+    if limit:
+        return Finding("device count", "warn", f"{found}: {limit} limits them", f"unset {limit}")
+    return Finding("device count", "FAIL", found, "another process may hold the rest: see the lock line; else restart")
+
+
+def check_lock(machine: Machine) -> Finding:
+    lock = machine.lock
+    if lock is None:
+        return Finding("libtpu lock", "ok", "free")
+    if not lock.holders:
+        fix = f"{'' if lock.mine else 'sudo '}rm {lock.path}"
+        return Finding("libtpu lock", "warn", f"{lock.path} was left by a process that is gone", fix)
+    holder = lock.holders[0]
+    more = f" and {len(lock.holders) - 1} more" if len(lock.holders) > 1 else ""
+    found = f"held by process {holder.pid} ({holder.command}){more}: one process at a time has the TPU"
+    return Finding("libtpu lock", "FAIL", found, f"kill {holder.pid}, or wait for it; do not remove the file")
+
+
+def check_hosts(machine: Machine) -> Finding:
+    """A program started on one of several hosts waits for the others without a word."""
+    names = [name for name in machine.environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip()]
+    if len(names) < 2:
+        return Finding("hosts", "ok", "one")
+    worker = machine.environment.get("TPU_WORKER_ID", "?")
+    found = f"this is host {worker} of {len(names)}: a job started on one host alone waits for ever"
+    return Finding("hosts", "warn", found, "start the same command on all: gcloud ... tpu-vm ssh NAME --worker=all")

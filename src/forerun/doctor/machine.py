@@ -1,0 +1,117 @@
+"""What the checks look at, as data, so that a test can show them any machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Literal
+
+from forerun.doctor.lock import Lock, read_lock
+from forerun.doctor.sight import Sight, look
+from forerun.hardware.devices import ThisMachine
+
+Status = Literal["ok", "warn", "FAIL"]
+PACKAGES = (
+    "forerun",
+    "jax",
+    "jaxlib",
+    "libtpu",
+    "libtpu-nightly",
+    "numpy",
+    "optax",
+    "orbax-checkpoint",
+    "torch-xla",
+)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found. A fix is the command or the edit that helps; empty when nothing is wrong."""
+
+    name: str
+    status: Status
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The inputs of the checks. `sight` and `unwritable` are functions because they cost something."""
+
+    python: tuple[int, int, int] = (3, 11, 0)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    jax_requires: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    attached_tpu: str | None = None
+    lock: Lock | None = None
+    sight: Callable[[], Sight] = Sight
+    runs_free_bytes: int = 0
+    cache_folder: str = ""
+    unwritable: Callable[[str], str | None] = lambda folder: None
+    file_exists: Callable[[str], bool] = lambda path: True
+    memory_available_bytes: int | None = None
+    shm_bytes: int | None = None
+
+    @classmethod
+    def here(cls) -> Machine:
+        """The machine we run on."""
+        return cls(
+            python=sys.version_info[:3],
+            versions={name: version for name in PACKAGES if (version := _version(name))},
+            jax_requires=tuple(importlib.metadata.requires("jax") or ()) if _version("jax") else (),
+            environment=dict(os.environ),
+            attached_tpu=ThisMachine().attached_tpu(),
+            lock=read_lock(),
+            sight=cache(look),
+            runs_free_bytes=shutil.disk_usage(_existing(Path("runs"))).free,
+            cache_folder=cache_folder(os.environ),
+            unwritable=_unwritable,
+            file_exists=os.path.exists,
+            memory_available_bytes=_memory_available(),
+            shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
+        )
+
+
+def cache_folder(environment: Mapping[str, str]) -> str:
+    """Where compiled programs are kept: jax's own variable, else forerun's folder in the user's cache."""
+    given = environment.get("JAX_COMPILATION_CACHE_DIR")
+    base = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME", ""), ".cache")
+    return given or os.path.join(base, "forerun")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above that exists."""
+    path = path.absolute()
+    return path if path.exists() else _existing(path.parent)
+
+
+def _unwritable(folder: str) -> str | None:
+    """Why nothing can be written in the folder, or where it would be made; None if it can."""
+    try:
+        with tempfile.TemporaryFile(dir=_existing(Path(folder))):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _memory_available() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None

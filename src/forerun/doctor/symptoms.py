@@ -1,0 +1,144 @@
+"""What people see when TPU training goes wrong, why, and what helps in forerun.
+
+Gathered from the troubleshooting parts of five TPU guides, with their stale facts set right. `docs/doctor.md` shows
+the same table; `python -m forerun.doctor.symptoms` prints it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Symptom:
+    symptom: str
+    cause: str
+    fix: str
+
+
+SYMPTOMS = (
+    Symptom(
+        "no TPU is found, jax shows CPU",
+        "Not a TPU machine, libtpu missing, `JAX_PLATFORMS` set, or another process has the TPU.",
+        "`forerun doctor` says which. In a notebook choose the TPU runtime and restart. `device: tpu` in the job "
+        "turns a silent fallback into an error.",
+    ),
+    Symptom(
+        "torch_xla is not found or does not install",
+        "Guides for torch_xla 2.0 to 2.5 are stale: its last release is 2.9.0, and `cloud-tpu-client` is from 2020.",
+        "`pip install 'forerun[tpu]'`: forerun runs on jax and needs no torch. libtpu comes from PyPI.",
+    ),
+    Symptom(
+        "a v6e-1 (Colab v6e) shows 1 device, not 8",
+        "That is right: v6e-1 is one chip with one TensorCore. Names of v5e and v6e count chips.",
+        "`mesh: {data: 1, fsdp: 1, tp: 1}`, or leave `mesh` out. A 2x2x2 mesh needs v6e-8.",
+    ),
+    Symptom(
+        "a v4-8 or v5p-8 shows 4 devices, not 8",
+        "Their names count TensorCores, two to a chip, and jax shows one device per chip. v2-8 and v3-8 do show 8.",
+        "Plan for 4 devices. `forerun hardware slices` lists chips and devices of every name.",
+    ),
+    Symptom(
+        "the TPU cannot be created: version, size or zone refused",
+        "v6e wants the runtime version `v2-alpha-tpuv6e`; there is no `--tpu-size`; us-central2-b is a v4 zone.",
+        "`forerun hardware prices` lists zones by chip, `forerun hardware slices` the sizes.",
+    ),
+    Symptom(
+        "nothing happens for minutes at the start",
+        "The first step is being compiled: 20 to 75 seconds for a usual step. The 15 to 30 minutes of older "
+        "guides come from several torch_xla graphs.",
+        "forerun shows tracing, lowering and compiling with the time passed, and keeps the result: the next start "
+        "reads the cache.",
+    ),
+    Symptom(
+        "every step takes minutes, or step 2 compiles again",
+        "A shape, dtype or layout changes between steps, so the program is compiled anew.",
+        "Cannot happen silently: the step is compiled once, and a second compilation stops the run with the name "
+        "of the argument that changed. There is no `mark_step` and no `zero_grad` to get wrong.",
+    ),
+    Symptom(
+        "nothing happens at all, on one of several hosts",
+        "A program started on one host of a slice waits for the others. 16 and more v5e or v6e chips are several "
+        "hosts.",
+        "Start the same command on every host (`--worker=all`). `forerun doctor` tells how many there are.",
+    ),
+    Symptom(
+        "RESOURCE_EXHAUSTED, out of memory",
+        "Weights, gradients, Adam's two moments and activations count, not weights alone: 12 bytes per parameter "
+        "before gradients. A v6e has 31.25 GiB to use, a v5e 15.75.",
+        "`forerun plan job.yaml --on v6e-1` shows beforehand what fills the memory. Then: smaller `micro_batch` "
+        "(the batch stays the same), `remat: full`, more `mesh.fsdp`, shorter `sequence`. Fewer accumulation "
+        "steps do not save memory.",
+    ),
+    Symptom(
+        "the process is killed in the middle",
+        "A spot TPU was taken back, or the host ran out of memory.",
+        "Run the same command again: it goes on from the newest checkpoint with the same data. `checkpoint.every` "
+        "bounds what is lost.",
+    ),
+    Symptom(
+        "training is slow, the TPU waits",
+        "Data is loaded on the host's CPU, whatever the interconnect; or too many values are fetched from the "
+        "device; or the model is too small for the chip.",
+        "The progress line shows the share of time spent waiting for data. A tokens/s figure is slow or fast only "
+        "for a given model: look at MFU. Fetch less: `log_every=10`.",
+    ),
+    Symptom(
+        "the loss becomes NaN",
+        "Learning rate too high, bad token ids, or half precision where it does not belong.",
+        "Lower `optimizer.lr`, keep `optimizer.clip: 1.0` and `precision.params: float32`. bfloat16 compute needs "
+        "no loss scaling; float16 is not used.",
+    ),
+    Symptom(
+        "the result differs from the GPU's",
+        "Guides double the batch, raise the learning rate by 1.2 or stop shuffling on TPUs. No property of the "
+        "hardware asks for any of it.",
+        "forerun changes nothing by device: same batch, order, learning rate. Accumulation works on TPUs as anywhere.",
+    ),
+    Symptom(
+        "aten::kl_div: autograd kernel not registered for XLA",
+        "A gap of torch_xla.",
+        "Does not exist in jax.",
+    ),
+    Symptom(
+        "the TPU is already in use; libtpu lock file",
+        "One process at a time has the TPU: a second notebook or a run left behind holds it.",
+        "`forerun doctor` names the process. Remove `/tmp/libtpu_lockfile` only if it says that the holder is gone.",
+    ),
+    Symptom(
+        "the first answer of a trained model is slow",
+        "Sampling is another program and is compiled at its first call.",
+        "The second call is fast, and the cache keeps the program for later starts.",
+    ),
+    Symptom(
+        "it costs more than the guide said",
+        "Guides quote one chip for a whole slice, or spot against on demand. v5e-8 is 8 x 1.20 = 9.60 USD/h in "
+        "the US, v6e-1 is 2.70 and v6e-8 21.60 (on demand, 2026-08-21).",
+        "`forerun hardware prices`, per chip-hour with date and zone; multiply by chips.",
+    ),
+)
+
+
+def markdown() -> str:
+    """The table as it stands in docs/doctor.md."""
+    rows = [f"| {entry.symptom} | {entry.cause} | {entry.fix} |" for entry in SYMPTOMS]
+    return "\n".join(["| symptom | cause | fix |", "| --- | --- | --- |", *rows])
+
+
+def listing(width: int = 100) -> str:
+    """The table for a terminal."""
+    return "\n\n".join(
+        "\n".join(
+            [
+                entry.symptom,
+                *textwrap.wrap(entry.cause, width, initial_indent="  why: ", subsequent_indent="       "),
+                *textwrap.wrap(entry.fix, width, initial_indent="  fix: ", subsequent_indent="       "),
+            ]
+        )
+        for entry in SYMPTOMS
+    )
+
+
+if __name__ == "__main__":
+    print(listing())

@@ -1,0 +1,74 @@
+"""Checks of what is installed: versions that fit together or not."""
+
+from __future__ import annotations
+
+import re
+from fnmatch import fnmatch
+
+from forerun.doctor.machine import Finding, Machine
+
+OLDEST_PYTHON = (3, 11)
+NEEDED = ("optax", "orbax-checkpoint", "numpy")
+
+
+def check_python(machine: Machine) -> Finding:
+    text = ".".join(map(str, machine.python))
+    if machine.python[:2] < OLDEST_PYTHON:
+        return Finding("python", "FAIL", f"{text}; forerun needs 3.11 or newer", "install Python 3.11 or newer")
+    return Finding("python", "ok", text)
+
+
+def check_jax(machine: Machine) -> Finding:
+    jax, jaxlib = machine.versions.get("jax"), machine.versions.get("jaxlib")
+    if not jax or not jaxlib:
+        missing = "jax" if not jax else "jaxlib"
+        return Finding("jax", "FAIL", f"{missing} is not installed", "pip install forerun")
+    if jax != jaxlib:
+        fix = f"pip install 'jax=={jax}' 'jaxlib=={jax}'"
+        return Finding("jax", "FAIL", f"jax {jax} next to jaxlib {jaxlib}: they are released together", fix)
+    return Finding("jax", "ok", f"jax and jaxlib {jax}")
+
+
+def check_libtpu(machine: Machine) -> Finding:
+    """libtpu is compiler and runtime in one; only the one that this jax pins is known to fit."""
+    found, pin = machine.versions.get("libtpu"), libtpu_pin(machine.jax_requires)
+    if machine.versions.get("libtpu-nightly"):
+        return Finding(
+            "libtpu",
+            "FAIL",
+            "libtpu-nightly is installed: it writes the same files as libtpu",
+            "pip uninstall -y libtpu-nightly libtpu && pip install 'forerun[tpu]'",
+        )
+    if not found and machine.attached_tpu:
+        why = f"not installed, and a TPU is attached ({machine.attached_tpu})"
+        return Finding("libtpu", "FAIL", why, "pip install 'forerun[tpu]'")
+    if not found:
+        return Finding("libtpu", "warn", "not installed: `forerun plan` cannot compile", "pip install 'forerun[plan]'")
+    if pin and not fnmatch(found, pin):
+        why = f"{found}, but jax {machine.versions.get('jax')} pins {pin}; with another one reading programs fails"
+        return Finding("libtpu", "FAIL", why, f"pip install 'libtpu=={pin}'")
+    return Finding("libtpu", "ok", f"{found}" + (f", as jax pins it ({pin})" if pin else ""))
+
+
+def libtpu_pin(jax_requires: tuple[str, ...]) -> str | None:
+    """The version pattern of jax's `tpu` extra: `0.0.42.*`."""
+    for line in jax_requires:
+        found = re.match(r"libtpu\s*==\s*([\w.*]+)\s*;.*extra\s*==\s*['\"]tpu['\"]", line)
+        if found:
+            return found[1]
+    return None
+
+
+def check_libraries(machine: Machine) -> Finding:
+    missing = [name for name in NEEDED if not machine.versions.get(name)]
+    if missing:
+        return Finding("libraries", "FAIL", f"{', '.join(missing)} not installed", "pip install forerun")
+    return Finding("libraries", "ok", ", ".join(f"{name} {machine.versions[name]}" for name in NEEDED))
+
+
+def check_torch_xla(machine: Machine) -> Finding:
+    found = machine.versions.get("torch-xla")
+    if not found:
+        return Finding("torch_xla", "ok", "not installed")
+    why = f"{found} is installed: it brings its own libtpu and can take the TPU; its last release is 2.9.0"
+    return Finding("torch_xla", "warn", why, "pip uninstall -y torch_xla (forerun does not need it)")

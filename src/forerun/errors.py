@@ -1,0 +1,43 @@
+"""A user's mistake, told as what happened, why, and what to do about it.
+
+`UserError` is for what the user can mend: the command prints three lines and leaves with code 2.
+Everything else that escapes is our bug: the command says so and leaves with code 1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+USER_MISTAKE = 2
+OUR_BUG = 1
+
+
+class UserError(Exception):
+    """Something the user can mend.
+
+    Args:
+      what: one line, what is wrong.
+      why: how we know, or where it stands (file and line, device, figure).
+      fix: the command or the edit that mends it.
+    """
+
+    exit_code = USER_MISTAKE
+
+    def __init__(self, what: str, *, why: str, fix: str) -> None:
+        super().__init__(what)
+        self.what, self.why, self.fix = what, why, fix
+
+    def __str__(self) -> str:
+        lines = (("error", self.what), ("  why", self.why), ("  fix", self.fix))
+        return "\n".join(f"{label}: {_indented(text)}" for label, text in lines)
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n       ")
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str | None:
+    """The known word nearest to `word`, or None if nothing is near."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return near[0] if near else None

@@ -1,0 +1,138 @@
+"""The mesh data x fsdp x tp: resolved and checked against devices, batch and heads before anything is compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, prod
+
+from forerun.errors import UserError
+
+AXES = ("data", "fsdp", "tp")
+REST = -1
+
+
+@dataclass(frozen=True)
+class MeshShape:
+    """How devices are laid out. `data` and `fsdp` split the batch, `fsdp` and `tp` split the weights."""
+
+    data: int
+    fsdp: int
+    tp: int
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.fsdp * self.tp
+
+    @property
+    def data_parallel(self) -> int:
+        """Parts that the batch is cut into."""
+        return self.data * self.fsdp
+
+    def __str__(self) -> str:
+        return f"{self.data}x{self.fsdp}x{self.tp}"
+
+    def overrides(self) -> str:
+        """The mesh as it is written on the command line."""
+        return f"mesh.data={self.data} mesh.fsdp={self.fsdp} mesh.tp={self.tp}"
+
+
+def resolve(data: int, fsdp: int, tp: int, devices: int) -> MeshShape:
+    """The mesh for so many devices; one axis may be -1, which takes what is left."""
+    wanted = (data, fsdp, tp)
+    for axis, size in zip(AXES, wanted, strict=True):
+        if size < 1 and size != REST:
+            raise UserError(
+                f"mesh.{axis}={size} is not a number of devices",
+                why="an axis is 1 or more, or -1 for whatever is left",
+                fix=f"set mesh.{axis}=1, or mesh.{axis}=-1",
+            )
+    open_axes = [axis for axis, size in zip(AXES, wanted, strict=True) if size == REST]
+    if len(open_axes) > 1:
+        raise UserError(
+            f"{' and '.join(f'mesh.{axis}' for axis in open_axes)} are -1",
+            why="only one axis can take what is left",
+            fix=f"set mesh.{open_axes[0]}=1 and leave mesh.{open_axes[1]}=-1",
+        )
+    given = prod(size for size in wanted if size != REST)
+    if open_axes and devices % given == 0:
+        return MeshShape(*(devices // given if size == REST else size for size in wanted))
+    if not open_axes and given == devices:
+        return MeshShape(data, fsdp, tp)
+    raise _impossible(wanted, given, devices)
+
+
+def valid_meshes(devices: int) -> list[MeshShape]:
+    """Every mesh that uses exactly so many devices."""
+    return [
+        MeshShape(data, fsdp, devices // data // fsdp)
+        for data in _divisors(devices)
+        for fsdp in _divisors(devices // data)
+    ]
+
+
+def nearest_meshes(wanted: tuple[int, int, int], devices: int, count: int = 3) -> list[MeshShape]:
+    """The valid meshes nearest to the wanted one: sum of |log ratio| over the axes; an axis of -1 is not compared."""
+
+    def distance(mesh: MeshShape) -> tuple[float, float, int, int]:
+        sizes = (mesh.data, mesh.fsdp, mesh.tp)
+        ratios = [abs(log(size / want)) for size, want in zip(sizes, wanted, strict=True) if want != REST]
+        # Rounded so that equal distances tie; then the smaller tp, which talks less, and the smaller data, which
+        # holds fewer copies of the weights.
+        return (round(sum(ratios), 9), round(max(ratios, default=0.0), 9), mesh.tp, mesh.data)
+
+    return sorted(valid_meshes(devices), key=distance)[:count]
+
+
+def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: int | None) -> None:
+    """Batch and heads must divide evenly over the mesh."""
+    parts = shape.data_parallel
+    if batch % parts:
+        near = sorted({max(batch // parts, 1) * parts, (batch // parts + 1) * parts})
+        raise UserError(
+            f"batch={batch} does not divide over {parts} data-parallel devices",
+            why=f"mesh {shape}: data x fsdp = {shape.data} x {shape.fsdp} = {parts}",
+            fix=" or ".join(f"batch={value}" for value in near),
+        )
+    if micro_batch is not None and (batch // parts) % micro_batch:
+        share = batch // parts
+        near = _nearest_divisors(share, micro_batch)
+        raise UserError(
+            f"micro_batch={micro_batch} does not divide the {share} sequences of a device",
+            why=f"batch {batch} over {parts} data-parallel devices (mesh {shape}) is {share} each",
+            fix=" or ".join(f"micro_batch={value}" for value in near)
+            + f", or batch={max(batch // (parts * micro_batch), 1) * parts * micro_batch}",
+        )
+    if heads is not None and heads % shape.tp:
+        near = _nearest_divisors(heads, shape.tp)
+        raise UserError(
+            f"mesh.tp={shape.tp} does not divide the model's {heads} heads",
+            why="tensor parallelism gives every device the same number of heads",
+            fix=" or ".join(f"mesh.tp={value}" for value in near),
+        )
+
+
+def _impossible(wanted: tuple[int, int, int], given: int, devices: int) -> UserError:
+    text = "x".join("?" if size == REST else str(size) for size in wanted)
+    if REST in wanted:
+        what = f"mesh {text} cannot be filled: {devices} devices do not divide by {given}"
+    else:
+        what = f"mesh {text} needs {given} devices, {devices} {'is' if devices == 1 else 'are'} here"
+    why = "data x fsdp x tp must be the number of devices"
+    if devices == 1 and given == 8:
+        why += "; a v6e-1 is one chip with one device, 8 devices are a v6e-8"
+    elif devices == 4 and given == 8:
+        why += "; a v4-8 or v5p-8 is 4 chips and 4 devices, as its name counts TensorCores"
+    near = nearest_meshes(wanted, devices)
+    return UserError(what, why=why, fix="\n".join(mesh.overrides() for mesh in near))
+
+
+def _divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def _nearest_divisors(number: int, wanted: int) -> list[int]:
+    """The largest divisor below and the smallest above."""
+    divisors = _divisors(number)
+    below = [size for size in divisors if size <= wanted]
+    above = [size for size in divisors if size >= wanted]
+    return sorted({below[-1], above[0]} if above else {below[-1]})

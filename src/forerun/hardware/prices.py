@@ -1,0 +1,166 @@
+"""What a chip costs per hour and where, from the dated table `tables/prices.csv` and a file of the user's."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from forerun.errors import UserError, did_you_mean
+from forerun.hardware.chips import canonical_name, chip_named
+from forerun.hardware.rows import Row, Table, parsed, shipped
+
+ON_DEMAND, SPOT = "usd_per_chip_hour_on_demand", "usd_per_chip_hour_spot"
+COLUMNS = ("generation", "zone", "kind", ON_DEMAND, SPOT, "date", "source")
+REQUIRED = ("generation", "zone", ON_DEMAND, "date")
+KINDS = ("", "single", "pod")
+
+
+@dataclass(frozen=True)
+class Price:
+    """USD per chip-hour in one zone. `kind` tells one host (single) from more (pod) for v2 and v3, else it is empty."""
+
+    generation: str
+    zone: str
+    usd_per_chip_hour_on_demand: float
+    usd_per_chip_hour_spot: float | None
+    date: str
+    source: str
+    kind: str = ""
+
+
+def prices(override_file: str | None = None) -> list[Price]:
+    """The shipped prices; rows of the user's file replace those of the same generation, zone and kind, or add to them.
+
+    A row of the user's without a kind replaces every kind.
+    """
+    if override_file is None:
+        return list(_shipped())
+    own = _override(Path(override_file))
+    taken = {(price.generation, price.zone, price.kind) for price in own}
+    kept = [
+        price
+        for price in _shipped()
+        if (price.generation, price.zone, price.kind) not in taken and (price.generation, price.zone, "") not in taken
+    ]
+    return kept + own
+
+
+def cheapest(
+    chip_name: str, zone: str | None = None, spot: bool = False, hosts: int = 1, override_file: str | None = None
+) -> Price | None:
+    """The lowest price of a chip, in one zone or anywhere; None where no price is known.
+
+    A zone that the table does not know at all is an error.
+    `hosts` matters for v2 and v3 only, where more than one host costs the pod price.
+    """
+    known = prices(override_file)
+    generation = chip_named(chip_name).name
+    if zone is not None:
+        check_zone(zone, known)
+    fitting = [
+        price
+        for price in known
+        if price.generation == generation
+        and zone in (None, price.zone)
+        and price.kind in ("", "pod" if hosts > 1 else "single")
+        and not (spot and price.usd_per_chip_hour_spot is None)
+    ]
+    # Equal on-demand prices: the zone with the lower spot price comes first.
+    return min(fitting, key=lambda price: (_usd(price, spot), price.usd_per_chip_hour_spot or math.inf), default=None)
+
+
+def check_zone(zone: str, known: list[Price]) -> None:
+    """A zone that no price names is a mistake."""
+    zones = sorted({price.zone for price in known})
+    if zone in zones:
+        return
+    near = did_you_mean(zone, zones)
+    raise UserError(
+        f"no price is known in zone {zone!r}" + (f": did you mean {near}?" if near else ""),
+        why=f"the price table has {len(zones)} zones",
+        fix="forerun hardware prices, or add the zone in a price file of your own",
+    )
+
+
+def _usd(price: Price, spot: bool) -> float:
+    return (price.usd_per_chip_hour_spot if spot else None) or price.usd_per_chip_hour_on_demand
+
+
+@cache
+def _shipped() -> tuple[Price, ...]:
+    return tuple(_price(row, "prices.csv") for row in shipped("prices.csv").rows)
+
+
+def _override(path: Path) -> list[Price]:
+    try:
+        table = parsed(path.read_text("utf-8").splitlines())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"the price file {path} cannot be read",
+            why=str(error),
+            fix="check the path; it is a CSV file with the columns " + ",".join(COLUMNS),
+        ) from error
+    _check_columns(path, table)
+    return [_price(row, str(path)) for row in table.rows]
+
+
+def _check_columns(path: Path, table: Table) -> None:
+    missing = [column for column in REQUIRED if column not in table.columns]
+    unknown = [column for column in table.columns if column not in COLUMNS]
+    if unknown:
+        near = did_you_mean(unknown[0], COLUMNS)
+        raise UserError(
+            f"{path}: unknown column {unknown[0]!r}" + (f": did you mean {near}?" if near else ""),
+            why="columns of a price file: " + ",".join(COLUMNS),
+            fix="rename or remove the column in the header line",
+        )
+    if missing:
+        raise UserError(
+            f"{path}: column {missing[0]!r} is missing",
+            why="needed: " + ",".join(REQUIRED) + "; may be left out: kind, " + SPOT + ", source",
+            fix="add it to the header line",
+        )
+
+
+def _price(row: Row, file: str) -> Price:
+    generation = canonical_name(row.text("generation"))
+    try:
+        generation = chip_named(generation).name
+    except UserError as error:
+        raise _wrong(file, row, "generation", error.why) from error
+    if not row.text("zone"):
+        raise _wrong(file, row, "zone", "a zone is needed, such as us-central1-a")
+    if row.text("kind") not in KINDS:
+        raise _wrong(file, row, "kind", "it is single, pod or empty")
+    if "" in row.cells:
+        raise _wrong(file, row, "source", "the line has more cells than the header; quote text that has a comma")
+    on_demand = _amount(row, ON_DEMAND, file)
+    if on_demand is None:
+        raise _wrong(file, row, ON_DEMAND, "a number of USD is needed; leave out zones without a price")
+    try:
+        datetime.date.fromisoformat(row.text("date"))
+    except ValueError as error:
+        raise _wrong(file, row, "date", "write it as 2026-08-21: a price without its date is worth nothing") from error
+    spot, source = _amount(row, SPOT, file), row.text("source") or file
+    return Price(generation, row.text("zone"), on_demand, spot, row.text("date"), source, row.text("kind"))
+
+
+def _amount(row: Row, column: str, file: str) -> float | None:
+    try:
+        value = row.number(column)
+    except ValueError as error:
+        raise _wrong(file, row, column, "it is not a number: write 2.70, without a currency sign") from error
+    if value is not None and not (value > 0 and math.isfinite(value)):
+        raise _wrong(file, row, column, "a price is a positive number")
+    return value
+
+
+def _wrong(file: str, row: Row, column: str, why: str) -> UserError:
+    return UserError(
+        f"{file} line {row.line}, column {column}: {row.text(column)!r} is not usable",
+        why=why,
+        fix=f"edit line {row.line} of {file}",
+    )

@@ -1,0 +1,123 @@
+"""The hardware tables as aligned plain text of at most 100 columns, with date and source beneath."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.errors import UserError
+from forerun.hardware.chips import chips
+from forerun.hardware.prices import check_zone, prices
+from forerun.hardware.slices import slices
+from forerun.units import GIB
+
+
+def chips_table() -> str:
+    """Every chip: rates, memory, devices."""
+    head = ("chip", "bf16", "8-bit", "HBM", "usable", "HBM", "ICI", "devices", "chips", "VMEM")
+    units = ("", "TFLOP/s", "TOP/s", "GB", "GiB/device", "GB/s", "GB/s", "/chip", "/host", "MiB/core")
+    rows = [
+        (
+            chip.name,
+            _number(chip.bf16_flops, 1e12),
+            _number(chip.int8_ops, 1e12),
+            _number(chip.hbm_nominal_bytes, GIB),
+            _number(chip.usable_bytes, GIB, ".2f"),
+            _number(chip.hbm_bytes_per_second, 1e9),
+            _number(chip.ici_bytes_per_second, 1e9),
+            str(chip.devices_per_chip),
+            _number(chip.chips_per_host, 1),
+            _number(chip.vmem_bytes, 1 << 20),
+        )
+        for chip in chips()
+    ]
+    sources = [f"  {chip.name:8} {chip.date}  {chip.source}" for chip in chips()]
+    notes = [
+        "-: no figure found. HBM is what the vendor prints, usable what the TPU compiler lets one device use.",
+        "Rates are of the data sheet, for a whole chip; ICI is all links, both ways.",
+    ]
+    return "\n".join([*_aligned([head, units, *rows], left=1, rule_after=2), "", *notes, "sources:", *sources])
+
+
+def slices_table() -> str:
+    """Every standard slice: chips, devices, hosts, memory, topology."""
+    head = ("slice", "chips", "devices", "hosts", "usable GiB", "topology")
+    rows = [
+        (
+            entry.name,
+            str(entry.chips),
+            str(entry.devices),
+            str(entry.hosts),
+            f"{(entry.chip.usable_bytes or 0) * entry.devices / GIB:,.0f}",
+            entry.topology,
+        )
+        for entry in slices()
+    ]
+    notes = [
+        "The number in a name counts TensorCores for v2, v3, v4, v5p (two to a chip) and chips for v5e, v6e;",
+        "tpu7x is named by its topology. v5litepod-8 is v5e-8. Other shapes: v5p:8x8x24.",
+        "sources: Cloud TPU page of each generation; devices and hosts asked of libtpu 0.0.42, 2026-11",
+    ]
+    return "\n".join([*_aligned([head, *rows], left=1, rule_after=1), "", *notes])
+
+
+def prices_table(prices_file: str | None = None, zone: str | None = None) -> str:
+    """Prices by chip and zone; of one zone if it is given."""
+    known = prices(prices_file)
+    if zone is not None:
+        check_zone(zone, known)
+    order = {chip.name: index for index, chip in enumerate(chips())}
+    shown = sorted(
+        (price for price in known if zone in (None, price.zone)),
+        key=lambda price: (order[price.generation], price.usd_per_chip_hour_on_demand, price.zone, price.kind),
+    )
+    head = ("chip", "zone", "kind", "on demand", "spot", "as of")
+    rows = [
+        (
+            price.generation,
+            price.zone,
+            price.kind or "-",
+            f"{price.usd_per_chip_hour_on_demand:.4f}",
+            "-" if price.usd_per_chip_hour_spot is None else f"{price.usd_per_chip_hour_spot:.4f}",
+            price.date,
+        )
+        for price in shown
+    ]
+    sources = dict.fromkeys(f"  {price.date}  {price.source}" for price in shown)
+    notes = [
+        "USD per chip-hour; multiply by the chips of the slice. Spot moves 2-3x within a year.",
+        "sources:",
+        *sources,
+    ]
+    return "\n".join([*_aligned([head, *rows], left=3, rule_after=1), "", *notes])
+
+
+TABLES = {"chips": chips_table, "slices": slices_table}
+
+
+def table(name: str, prices_file: str | None = None, zone: str | None = None) -> str:
+    """The table called chips, slices or prices."""
+    if name == "prices":
+        return prices_table(prices_file, zone)
+    if name not in TABLES:
+        raise UserError(
+            f"no table is called {name!r}", why="known: chips, slices, prices", fix="forerun hardware chips"
+        )
+    return TABLES[name]()
+
+
+def _number(value: float | None, unit: float, form: str = ",.0f") -> str:
+    return "-" if value is None else format(value / unit, form)
+
+
+def _aligned(rows: Sequence[Sequence[str]], left: int, rule_after: int) -> list[str]:
+    """Columns of equal width: the first `left` flush left, the others flush right, a rule below the head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if column < left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+    rule = "  ".join("-" * width for width in widths)
+    return [*lines[:rule_after], rule, *lines[rule_after:]]

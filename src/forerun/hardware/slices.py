@@ -1,0 +1,176 @@
+"""Slices by the names that people and clouds use, and the topology that the TPU compiler wants for each.
+
+N in a name counts TensorCores for v2, v3, v4 and v5p (two to a chip) and chips for v5e and v6e; tpu7x is named by its
+topology. Any generation may also be given with an explicit topology: `v5p:8x8x16`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cache
+from math import prod
+from typing import Any
+
+from forerun.errors import UserError, did_you_mean
+from forerun.hardware.chips import Chip, canonical_name, chip_named
+from forerun.hardware.rows import shipped
+
+SHOW = "forerun hardware slices"
+CORES_PER_CHIP = {"v2": 2, "v3": 2, "v4": 2, "v5p": 2, "v5e": 1, "v6e": 1, "tpu7x": 2}
+NAMED_BY_CORES = ("v2", "v3", "v4", "v5p")
+NAMED_BY_CHIPS = ("v5e", "v6e")
+# Chips in the largest single slice: v5p and v5e as in the sources of chips.csv, the others as generally known.
+LARGEST_CHIPS = {"v2": 256, "v3": 1024, "v4": 4096, "v5e": 256, "v5p": 6144, "v6e": 256, "tpu7x": 9216}
+CUBE = 4
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A slice. `topology` and `topology_options` are what `jax.experimental.topologies.get_topology_desc` takes."""
+
+    name: str
+    chip: Chip
+    chips: int
+    devices: int
+    hosts: int
+    topology: str
+    topology_options: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(side) for side in self.topology.split(":")[1].split("x"))
+
+
+@cache
+def slices() -> tuple[Slice, ...]:
+    """The standard slices of every generation, smallest first."""
+    return tuple(
+        _slice(row.text("name"), row.text("generation"), _sides(row.text("topology")))
+        for row in shipped("slices.csv").rows
+    )
+
+
+def slice_named(name: str) -> Slice:
+    """The slice called `name`: v5e-8, v5litepod-8, v6e-1, v5p-8, v3-8, tpu7x-2x2x1, or v5p:8x8x16."""
+    generation, mark, size = _parts(name)
+    wanted = f"{generation}{mark}{size}"
+    standard = {known.name: known for known in slices()}
+    if wanted in standard:
+        return standard[wanted]
+    if generation not in CORES_PER_CHIP or not size:
+        raise _unknown(name, wanted, _confusion(generation, size))
+    if mark == ":" and re.fullmatch(r"\d+(x\d+)+", size):
+        return _explicit(name, generation, _sides(size))
+    raise _unknown(name, wanted, _confusion(generation, size))
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """`v5litepod-8` as ("v5e", "-", "8")."""
+    plain = name.strip().lower().removeprefix("tpu ").replace("tpu-v", "v").replace(" ", "")
+    found = re.fullmatch(r"([a-z0-9]+?)(?:([-:])(.*))?", plain)
+    if not found:
+        return plain, "", ""
+    return canonical_name(found[1]), found[2] or "", found[3] or ""
+
+
+def _explicit(name: str, generation: str, sides: tuple[int, ...]) -> Slice:
+    for known in slices():
+        if known.chip.name == generation and known.shape == sides:
+            return known
+    shape, chips = "x".join(map(str, sides)), prod(sides)
+    flat = generation in ("v2", "v3", *NAMED_BY_CHIPS)
+    if len(sides) != (2 if flat else 3):
+        why = f"a {generation} topology has {2 if flat else 3} sides, {shape} has {len(sides)}"
+    elif chips > LARGEST_CHIPS[generation]:
+        why = f"{shape} is {chips} chips; one {generation} slice has at most {LARGEST_CHIPS[generation]}"
+    elif flat:
+        why = f"{generation} slices come in the standard shapes only"
+    elif any(side % CUBE or side == 0 for side in sides):
+        why = f"above 2x4x4 a {generation} slice is made of 4x4x4 cubes: every side is a multiple of 4"
+    elif list(sides) != sorted(sides):
+        why = "sides are written smallest first: " + "x".join(map(str, sorted(sides)))
+    else:
+        return _slice(f"{generation}:{shape}", generation, sides)
+    raise UserError(f"there is no slice {name!r}", why=why, fix=_fix(_nearest(generation, chips)))
+
+
+def _slice(name: str, generation: str, sides: tuple[int, ...]) -> Slice:
+    chip, chips = chip_named(generation), prod(sides)
+    options: dict[str, Any] = {}
+    hosts = max(chips // 4, 1)
+    if generation in NAMED_BY_CHIPS:
+        # One VM holds 1, 4 or 8 chips; larger slices are made of 4-chip VMs.
+        bounds = {1: (1, 1, 1), 8: (2, 4, 1)}.get(chips, (2, 2, 1))
+        options["chips_per_host_bounds"] = bounds
+        hosts = chips // prod(bounds)
+    if generation == "v4":
+        # Without it the compiler sees two half-memory devices per chip; Cloud shows one.
+        options["chip_config_name"] = "megacore"
+    topology = f"{generation}:{'x'.join(map(str, sides))}"
+    return Slice(name, chip, chips, chips * chip.devices_per_chip, hosts, topology, options)
+
+
+def _sides(text: str) -> tuple[int, ...]:
+    return tuple(int(side) for side in text.split("x"))
+
+
+def _confusion(generation: str, size: str) -> tuple[str, str | None] | None:
+    """(why, name to use) for the mistakes people really make, or None."""
+    if generation == "v5":
+        return "v5 is two chips: v5e (16 GB) and v5p (95 GB)", f"v5e-{size}" if size else "v5e-8"
+    if generation in ("v6", "v6p"):
+        return "the v6 generation is v6e only", f"v6e-{size}" if size else "v6e-8"
+    if generation in ("v7", "v7e", "tpu7", "tpuv7"):
+        return "the seventh generation is called tpu7x and named by its topology", "tpu7x-2x2x1"
+    if re.match(r"(tpu)?v?8", generation):
+        return "the table ends at tpu7x: no figures of the eighth generation are in it", None
+    if generation in ("t4", "l4", "a100", "h100"):
+        return f"{generation.upper()} is a GPU; a slice is made of TPU chips", None
+    if generation not in CORES_PER_CHIP:
+        return None
+    if re.fullmatch(r"\d+(x\d+)+", size):
+        chips = prod(_sides(size))
+        return f"{size} is a topology of {chips} chips, and {generation} names carry a number", _nearest(
+            generation, chips
+        )
+    if not size.isdigit():
+        return f"a slice name is the generation and a size, such as {_nearest(generation, 4)}", None
+    return _wrong_size(generation, int(size))
+
+
+def _wrong_size(generation: str, size: int) -> tuple[str, str | None]:
+    if generation == "tpu7x":
+        near = _nearest(generation, max(size // 2, 1))
+        return "tpu7x is named by its topology: tpu7x-2x2x1 is 4 chips and 8 devices", near
+    largest = LARGEST_CHIPS[generation] * (2 if generation in NAMED_BY_CORES else 1)
+    if size > largest:
+        return f"the largest {generation} slice is {generation}-{largest}", _nearest(
+            generation, LARGEST_CHIPS[generation]
+        )
+    if generation in NAMED_BY_CORES:
+        why = f"{generation} names count TensorCores, two to a chip; the smallest is {generation}-8 with 4 chips"
+        # v4-4 nearly always means four chips.
+        return why, _nearest(generation, size if size <= 4 else size / 2)
+    why = f"{generation} names count chips (one TensorCore and one JAX device each): 1, 4, 8, 16, 32, 64, 128, 256"
+    return why, _nearest(generation, size)
+
+
+def _nearest(generation: str, chips: float) -> str:
+    """The standard slice with the nearest number of chips by ratio; the larger of two equally near."""
+    own = [known for known in slices() if known.chip.name == generation]
+    wanted = max(chips, 1)
+    return min(own, key=lambda known: (max(known.chips / wanted, wanted / known.chips), -known.chips)).name
+
+
+def _unknown(name: str, wanted: str, confusion: tuple[str, str | None] | None) -> UserError:
+    if confusion:
+        why, use = confusion
+    else:
+        use = did_you_mean(wanted, [known.name for known in slices()])
+        why = f"known generations: {', '.join(CORES_PER_CHIP)}"
+    return UserError(f"no slice is called {name!r}" + (f": did you mean {use}?" if use else ""), why=why, fix=_fix(use))
+
+
+def _fix(use: str | None) -> str:
+    return f"use {use}, or choose from: {SHOW}" if use else f"choose from: {SHOW}"

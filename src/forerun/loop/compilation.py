@@ -1,0 +1,130 @@
+"""Compiling where people can see it, once, ahead of the first step; and nothing compiled after that."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import monitoring
+
+from forerun.objectives.batch import Batch
+from forerun.program.build import Program, program_hash
+from forerun.program.state import Metrics, State
+from forerun.track.display import Display
+from forerun.units import Bytes
+
+CACHE_HIT = "/jax/compilation_cache/cache_hits"
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class RecompileError(Exception):
+    """The step would have been compiled again. Names the argument and what changed."""
+
+
+def cache_folder() -> Path:
+    """Where compiled programs stay between runs: JAX's own variable, else the user's cache folder."""
+    if folder := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun" / "compiled"
+
+
+def use_cache() -> None:
+    folder = cache_folder()
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@contextmanager
+def events_counted(*names: str) -> Iterator[dict[str, int]]:
+    """How often JAX reported each event inside the block."""
+    counts = dict.fromkeys(names, 0)
+
+    def on_event(event: str, **_: Any) -> None:
+        if event in counts:
+            counts[event] += 1
+
+    def on_duration(event: str, seconds: float, **_: Any) -> None:
+        on_event(event)
+
+    monitoring.register_event_listener(on_event)
+    monitoring.register_event_duration_secs_listener(on_duration)
+    try:
+        yield counts
+    finally:
+        monitoring.unregister_event_listener(on_event)
+        monitoring.unregister_event_duration_listener(on_duration)
+
+
+class CompiledStep:
+    """The step, compiled. A call with anything but what it was compiled for is an error, not a compile."""
+
+    def __init__(self, executable: Any, program: Program, hash: str, cached: bool) -> None:
+        self._run: Callable[[State, Batch[jax.Array]], tuple[State, Metrics]] = executable
+        self._expected = {"state": program.state, "batch": program.batch}
+        self.hash, self.cached = hash, cached
+
+    def __call__(self, state: State, batch: Batch[jax.Array]) -> tuple[State, Metrics]:
+        try:
+            with jax.transfer_guard("disallow"):
+                return self._run(state, batch)
+        except (TypeError, ValueError) as error:
+            changed = [c for c in (difference("state", self._expected["state"], state),
+                                   difference("batch", self._expected["batch"], batch)) if c]
+            if not changed:
+                raise
+            raise RecompileError(f"{changed[0]}; the step is compiled once, before the first step") from error
+
+
+def compile_step(program: Program, display: Display) -> CompiledStep:
+    with display.phase("trace") as phase:
+        traced = program.trace()
+        inputs, outputs = jax.tree.leaves((program.state, program.batch)), jax.tree.leaves(traced.out_info)
+        phase.detail = f"{_described(inputs)} in, {_described(outputs)} out"
+    with display.phase("lower") as phase:
+        lowered = traced.lower()
+        hash = program_hash(lowered)
+        phase.detail = f"program {hash}"
+    with display.phase("compile") as phase, events_counted(CACHE_HIT) as counts:
+        executable = lowered.compile(compiler_options=program.compiler_options or None)
+        cached = counts[CACHE_HIT] > 0
+        phase.detail = f"cache {'hit' if cached else 'miss'}  {cache_folder()}"
+    return CompiledStep(executable, program, hash, cached)
+
+
+def _described(leaves: list[Any]) -> str:
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return f"{len(leaves)} arrays ({Bytes(size)})"
+
+
+def difference(name: str, expected: Any, given: Any) -> str | None:
+    """The first leaf whose shape, dtype or sharding is not the expected one, in words."""
+    wanted = jax.tree_util.tree_flatten_with_path(expected)[0]
+    got = jax.tree_util.tree_flatten_with_path(given)[0]
+    if [path for path, _ in wanted] != [path for path, _ in got]:
+        return f"{name} has {len(got)} arrays of another structure, compiled for {len(wanted)}"
+    for (path, want), (_, have) in zip(wanted, got, strict=True):
+        where = name + jax.tree_util.keystr(path)
+        for what in ("shape", "dtype"):
+            if getattr(want, what) != getattr(have, what):
+                return f"{where}: {what} {getattr(have, what)}, compiled for {getattr(want, what)}"
+        sharding = getattr(have, "sharding", None)
+        if sharding is None or not sharding.is_equivalent_to(want.sharding, len(want.shape)):
+            return f"{where}: sharding {sharding}, compiled for {want.sharding}"
+    return None
+
+
+@contextmanager
+def no_compilation() -> Iterator[Callable[[int], None]]:
+    """Inside, the returned check raises if anything at all was compiled since."""
+    with events_counted(COMPILED) as counts:
+
+        def check(step: int) -> None:
+            if counts[COMPILED]:
+                raise RecompileError(f"{counts[COMPILED]} programs were compiled during step {step}")
+
+        yield check

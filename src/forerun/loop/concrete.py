@@ -1,0 +1,63 @@
+"""A job becomes concrete: what depends on the data (vocabulary, steps) is filled in.
+
+`plan` and `train` build their Program from the same concrete job. The data is read only if something
+is missing, so a job for a named model with `steps` can be planned without its data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.config.schema import Job
+from forerun.data.corpus import open_text
+from forerun.data.packing import Rows
+from forerun.data.tokenizer import Tokenizer, load_tokenizer
+from forerun.errors import UserError
+from forerun.hardware.mesh import MeshShape
+from forerun.models.sizes import decoder_config, is_plugin
+from forerun.program.derive import derive
+
+
+@dataclass(frozen=True)
+class Corpus:
+    tokenizer: Tokenizer
+    rows: Rows
+
+
+def open_corpus(job: Job, cache: Path | None = None) -> Corpus:
+    tokenizer = load_tokenizer(job.data.tokenizer)
+    return Corpus(tokenizer, open_text(job.data, sequence=job.sequence, tokenizer=tokenizer, cache=cache))
+
+
+def concrete(job: Job, corpus: Corpus | None = None) -> Job:
+    """The job with its vocabulary and steps known. Opens the corpus if it must."""
+    vocab_unknown = job.model.vocab is None and (job.model.name is None or is_plugin(job.model))
+    if corpus is None and (vocab_unknown or job.steps is None):
+        corpus = open_corpus(job)
+    if vocab_unknown:
+        assert corpus is not None
+        job = _with_vocab(job, corpus.tokenizer.vocab)
+    elif corpus is not None:
+        _require_vocab(job, corpus.tokenizer)
+    if job.steps is None:
+        assert corpus is not None
+        steps = derive(job, MeshShape(1, 1, 1), len(corpus.rows)).steps
+        job = job.model_copy(update={"steps": steps, "epochs": None})
+    return job
+
+
+def _with_vocab(job: Job, tokenizer_vocab: int) -> Job:
+    vocab = tokenizer_vocab if is_plugin(job.model) else decoder_config(job.model, tokenizer_vocab).vocab
+    return job.model_copy(update={"model": job.model.model_copy(update={"vocab": vocab})})
+
+
+def _require_vocab(job: Job, tokenizer: Tokenizer) -> None:
+    """Token ids beyond the embedding would be clamped silently on the device."""
+    vocab = job.model.vocab or decoder_config(job.model).vocab
+    if tokenizer.vocab > vocab:
+        raise UserError(
+            f"the tokenizer has {tokenizer.vocab} ids, the model's vocabulary only {vocab}",
+            why="ids beyond the embedding table would be clamped without a word on the device",
+            fix=f"use the model's own tokenizer, or set model.vocab={tokenizer.vocab}",
+        )

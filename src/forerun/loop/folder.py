@@ -1,0 +1,65 @@
+"""`runs/<name>/`: the resolved job, metrics, summary and checkpoints of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from forerun.config.load import dump, load, values
+from forerun.config.schema import Job
+from forerun.errors import UserError
+
+# What may change between a run and its resumption: where and how it is computed, never what.
+MAY_CHANGE = ("device", "devices", "mesh", "log_every", "checkpoint", "sample", "runs", "name", "data.path", "attention")
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    path: Path
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+
+def open_folder(job: Job, *, fresh: bool) -> RunFolder:
+    """The run's folder, new or to be resumed. The same name with another job is refused."""
+    folder = RunFolder(Path(job.runs) / job.name)
+    if fresh and folder.path.exists():
+        folder.path.rename(_free_name(folder.path))
+    if folder.job.exists():
+        _require_same(job, load(folder.job).job, folder)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    folder.job.write_text(dump(job))
+    return folder
+
+
+def _require_same(job: Job, before: Job, folder: RunFolder) -> None:
+    old, new = values(before), values(job)
+    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE)]
+    if changed:
+        listed = "\n".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in changed)
+        raise UserError(
+            f"{folder.path} belongs to another job",
+            why=f"it would be resumed with other values:\n{listed}",
+            fix="give this job another name (name=...), or start over with --fresh (the old folder is kept, renamed)",
+        )
+
+
+def _free_name(path: Path) -> Path:
+    number = 1
+    while (other := path.with_name(f"{path.name}.old-{number}")).exists():
+        number += 1
+    return other

@@ -1,0 +1,49 @@
+"""`summary.json`: what a finished run came to."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from importlib.metadata import version
+from typing import Any
+
+from forerun import __version__
+from forerun.config.schema import Job
+from forerun.hardware.devices import Chosen
+from forerun.loop.compilation import CompiledStep
+from forerun.loop.folder import RunFolder
+from forerun.loop.pace import Pace
+from forerun.nn.spec import count
+from forerun.program.build import Program
+from forerun.track.metrics import read_metrics
+
+
+def summary_of(
+    job: Job, program: Program, step: CompiledStep, pace: Pace, chosen: Chosen, folder: RunFolder
+) -> dict[str, Any]:
+    """The loss is the whole run's; the times are this process's, without its first step."""
+    losses = [line["loss"] for line in read_metrics(folder.metrics)]
+    times = pace.step_seconds[1:] or pace.step_seconds
+    return {
+        "name": job.name,
+        "steps": program.derived.steps,
+        "resumed_at": pace.first,
+        "first_loss": losses[0] if losses else None,
+        "final_loss": losses[-1] if losses else None,
+        "tokens": program.derived.steps * program.derived.tokens_per_step,
+        "parameters": count(program.model.specs()),
+        "step_seconds": statistics.median(times) if times else None,
+        "tokens_per_second": pace.tokens_per_second() if times else None,
+        "mfu": pace.mfu() if times else None,
+        "wait_share": pace.wait_share,
+        "train_seconds": pace.total_seconds,
+        "program": step.hash,
+        "compile_cached": step.cached,
+        "mesh": str(program.derived.mesh),
+        "device": {"platform": chosen.platform, "kind": chosen.devices[0].device_kind, "count": len(chosen.devices)},
+        "versions": {
+            "forerun": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("jax", "jaxlib", "optax", "orbax-checkpoint")},
+        },
+    }

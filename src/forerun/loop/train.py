@@ -1,0 +1,175 @@
+"""`forerun train`, from top to bottom."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from forerun.checkpoint.store import Store
+from forerun.config.schema import Job
+from forerun.data.batches import Batches
+from forerun.data.corpus import counts
+from forerun.data.prefetch import Prefetch
+from forerun.hardware.chips import chip_of_device_kind
+from forerun.hardware.devices import Chosen, choose
+from forerun.hardware.mesh import check_model, resolve
+from forerun.loop.compilation import CompiledStep, compile_step, no_compilation, use_cache
+from forerun.loop.concrete import Corpus, concrete, open_corpus
+from forerun.loop.folder import RunFolder, open_folder
+from forerun.loop.pace import Pace
+from forerun.loop.sample import sample_text
+from forerun.loop.summary import summary_of
+from forerun.models.registry import model_of
+from forerun.nn.spec import count, merge
+from forerun.objectives.batch import Batch
+from forerun.program.build import Program, build, make_mesh
+from forerun.program.derive import derive
+from forerun.program.state import Metrics, State
+from forerun.track.display import Display
+from forerun.track.metrics import MetricsLog, write_summary
+from forerun.units import Count
+
+
+@dataclass(frozen=True)
+class Finished:
+    summary: dict[str, Any]
+    sample: str
+    state: State
+
+
+def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
+    """Run a job to its end, from its newest checkpoint if it has one."""
+    use_cache()
+
+    # Devices: what is here, and why these.
+    chosen = choose(job.device, job.devices)
+    display.say(f"device: {chosen.reason}")
+    if chosen.warning:
+        display.warn(chosen.warning)
+
+    # Data: read, tokenized, packed into rows of one length.
+    with display.phase("data") as phase:
+        corpus = open_corpus(job)
+        phase.detail = counts(corpus.rows)
+
+    # Program: the one that `plan` would compile.
+    job = concrete(job, corpus)
+    program = program_on(job, chosen, len(corpus.rows))
+    batches = batches_of(job, program, corpus)
+    display.say(described(program))
+    folder = open_folder(job, fresh=fresh)
+    step = compile_step(program, display)
+
+    # State: fresh, or where the last checkpoint left it.
+    with closing(Store(folder.checkpoints, keep=job.checkpoint.keep)) as store:
+        with display.phase("state") as phase:
+            state, first = state_of(job, program, store)
+            phase.detail = f"step {first} from {folder.checkpoints}" if first else f"fresh, seed {job.seed}"
+
+        # Steps.
+        pace = Pace(program, first, peak_flops(chosen))
+        try:
+            state = run_steps(job, program, step, state, batches, pace, store, folder, display)
+        finally:
+            display.close()
+
+    # The end: what came out, in figures and in words.
+    summary = summary_of(job, program, step, pace, chosen, folder)
+    write_summary(folder.summary, summary)
+    text = ""
+    if job.sample.tokens:
+        weights = state.params if state.average is None else merge(state.average, state.params)
+        text = sample_text(program, weights, corpus.tokenizer, job.sample, job.sequence, job.seed)
+    return Finished(summary, text, state)
+
+
+def program_on(job: Job, chosen: Chosen, examples: int | None) -> Program:
+    """The concrete job's Program on the chosen devices."""
+    model = model_of(job.model)
+    shape = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices))
+    check_model(shape, model.heads, job.batch, job.micro_batch)
+    return build(job, model, make_mesh(shape, chosen.devices), derive(job, shape, examples))
+
+
+def batches_of(job: Job, program: Program, corpus: Corpus) -> Batches:
+    """Global batch t is a function of the seed and t alone; each host makes its own part of it."""
+    part = (jax.process_index(), jax.process_count())
+    accumulation = program.derived.accumulation
+    return Batches(corpus.rows, seed=job.seed, batch=job.batch, accumulation=accumulation, part=part)
+
+
+def state_of(job: Job, program: Program, store: Store) -> tuple[State, int]:
+    newest = store.newest()
+    if newest is None:
+        return program.initial_state(job.seed), 0
+    return store.restore(newest, program.state), newest
+
+
+def run_steps(
+    job: Job,
+    program: Program,
+    step: CompiledStep,
+    state: State,
+    batches: Batches,
+    pace: Pace,
+    store: Store,
+    folder: RunFolder,
+    display: Display,
+) -> State:
+    """From the first step to the last. Figures are read one step late, so the device never waits for us."""
+
+    def placed(number: int) -> Batch[jax.Array]:
+        return jax.tree.map(on_devices, program.batch, batches.batch_at(number - 1))
+
+    def report(number: int, metrics: Metrics) -> None:
+        pace.done(number, jax.device_get(metrics), feed.waited_seconds)
+        require_no_compilation(number)
+        if number % job.log_every == 0 or number == pace.last:
+            log.write(number, **pace.figures())
+        display.step(pace.view())
+        pace.require_finite()
+
+    with (
+        closing(MetricsLog(folder.metrics, resume_at=pace.first)) as log,
+        Prefetch(placed, pace.first + 1, pace.last + 1) as feed,
+        no_compilation() as require_no_compilation,
+    ):
+        waiting: list[tuple[int, Metrics]] = []
+        pace.start()
+        for number, batch in enumerate(feed, pace.first + 1):
+            state, metrics = step(state, batch)
+            waiting.append((number, metrics))
+            save = number % job.checkpoint.every == 0 or number == pace.last
+            while len(waiting) > (0 if save else 1):
+                report(*waiting.pop(0))
+            if save:
+                store.save(number, state, {"step": number, "program": step.hash})
+        store.wait()
+    return state
+
+
+def on_devices(like: jax.ShapeDtypeStruct, part: np.ndarray[Any, Any]) -> jax.Array:
+    """This host's part of an array, laid out as the program wants it."""
+    return jax.make_array_from_process_local_data(like.sharding, part, like.shape)
+
+
+def peak_flops(chosen: Chosen) -> float | None:
+    """Of all devices together, if the chip is in the tables."""
+    chip = chip_of_device_kind(chosen.devices[0].device_kind)
+    if chip is None or chip.bf16_flops_per_device is None:
+        return None
+    return chip.bf16_flops_per_device * len(chosen.devices)
+
+
+def described(program: Program) -> str:
+    derived, specs = program.derived, program.model.specs()
+    return (
+        f"program: {Count(count(specs))} parameters, mesh {derived.mesh}, "
+        f"{derived.steps} steps of {Count(derived.tokens_per_step)} tokens "
+        f"({derived.micro_batch} x {derived.accumulation} x {derived.mesh.data_parallel} sequences), "
+        f"attention {program.compute.attention.name}, remat {program.compute.remat.policy}"
+    )

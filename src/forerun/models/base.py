@@ -1,0 +1,50 @@
+"""What a model is to the rest of forerun: specs, apply, and what it costs.
+
+A model of your own needs exactly this protocol (`model: module.path:Class` in the job file) and
+passes the same contract test as ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from forerun.nn.compute import Compute
+from forerun.nn.spec import Tree
+
+
+@dataclass(frozen=True)
+class Readout:
+    """The end of a model before any logit exists, so that the loss can take them a piece at a time."""
+
+    hidden_BSE: jax.Array
+    matrix_VE: jax.Array  # already in the computing dtype
+
+    def logits(self) -> jax.Array:
+        """All logits at once, [B, S, V] in float32: for a few tokens, never for a training batch."""
+        return jnp.einsum("BSE,VE->BSV", self.hidden_BSE, self.matrix_VE, preferred_element_type=jnp.float32)
+
+
+class Model(Protocol):
+    """Immutable; holds dimensions, never arrays."""
+
+    @property
+    def vocab(self) -> int: ...
+
+    @property
+    def heads(self) -> int | None:
+        """Query heads, if tensor parallelism splits heads; None if it has none."""
+
+    def specs(self) -> Tree:
+        """The tree of ParamSpec."""
+
+    def apply(
+        self, params: Any, tokens_BS: jax.Array, segments_BS: jax.Array, positions_BS: jax.Array, compute: Compute
+    ) -> Readout:
+        """Pure. `params` has the structure of `specs()` with arrays for leaves."""
+
+    def flops_per_token(self, sequence: int) -> float:
+        """Forward and backward, causal attention counted once: the work that counts for MFU."""

@@ -1,0 +1,51 @@
+"""From the job's model section to a model: the decoder family, or a class of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+
+from forerun.config import schema
+from forerun.errors import UserError
+from forerun.models.base import Model
+from forerun.models.sizes import decoder_config, is_plugin
+
+
+def model_of(section: schema.Model) -> Model:
+    """The vocabulary must be known by now: from the named size, the job or the tokenizer."""
+    if is_plugin(section):
+        return _plugin(section)
+    from forerun.models.decoder import Decoder
+
+    return Decoder(decoder_config(section))
+
+
+def _plugin(section: schema.Model) -> Model:
+    """`module.path:Class`, called with the vocabulary and the job's options."""
+    name = section.name or ""
+    module_name, _, class_name = name.partition(":")
+    try:
+        made: Model = getattr(importlib.import_module(module_name), class_name)(vocab=section.vocab, **section.options)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"model {name!r}: module {error.name!r} was not found",
+            why="modules are looked for beside the job file and among installed packages",
+            fix=f"put {module_name}.py beside the job file, or install its package",
+        ) from error
+    except AttributeError as error:
+        raise UserError(
+            f"model {name!r}: {error}", why="the part behind the colon is a class of that module", fix="mend the name"
+        ) from error
+    except TypeError as error:
+        raise UserError(
+            f"model {name!r} does not take these options",
+            why=str(error),
+            fix="model.options are the arguments of the class; vocab is added by forerun",
+        ) from error
+    lacks = [part for part in ("vocab", "heads", "specs", "apply", "flops_per_token") if not hasattr(made, part)]
+    if lacks:
+        raise UserError(
+            f"model {name!r} lacks {', '.join(lacks)}",
+            why="a model of your own gives what forerun.models.base.Model lists",
+            fix="see docs/models.md, with an example",
+        )
+    return made

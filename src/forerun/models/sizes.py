@@ -1,0 +1,132 @@
+"""Named decoder sizes with their exact published dimensions. Free of jax, so errors answer fast.
+
+Read off the `config.json` of each model's Hugging Face repository; a test compares the parameter
+counts with the published ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+
+from forerun.config.schema import Model, RopeScaling
+from forerun.errors import UserError, did_you_mean
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    layers: int
+    embed: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    vocab: int
+    tied: bool = True
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    window: int | None = None
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    norm_eps: float = 1e-6
+
+
+def _qwen2(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, vocab: int, tied: bool) -> DecoderConfig:
+    return DecoderConfig(
+        layers, embed, heads, kv_heads, embed // heads, mlp, vocab, tied, qkv_bias=True, rope_theta=1e6
+    )
+
+
+def _qwen3(layers: int, embed: int, heads: int, mlp: int, tied: bool) -> DecoderConfig:
+    return DecoderConfig(layers, embed, heads, 8, 128, mlp, 151_936, tied, qk_norm=True, rope_theta=1e6)
+
+
+def _llama3(layers: int, embed: int, heads: int, mlp: int, tied: bool, factor: float) -> DecoderConfig:
+    scaling = RopeScaling(factor=factor)
+    head_dim = embed // heads
+    return DecoderConfig(
+        layers, embed, heads, 8, head_dim, mlp, 128_256, tied, rope_theta=5e5, rope_scaling=scaling, norm_eps=1e-5
+    )
+
+
+def _smollm2(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, theta: float) -> DecoderConfig:
+    return DecoderConfig(layers, embed, heads, kv_heads, 64, mlp, 49_152, rope_theta=theta, norm_eps=1e-5)
+
+
+SIZES: dict[str, DecoderConfig] = {
+    "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True),
+    "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, 151_936, tied=True),
+    "qwen2.5-7b": _qwen2(28, 3584, 28, 4, 18_944, 152_064, tied=False),
+    "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
+    "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
+    "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
+    "qwen3-8b": _qwen3(36, 4096, 32, 12_288, tied=False),
+    "llama3.2-1b": _llama3(16, 2048, 32, 8192, tied=True, factor=32.0),
+    "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
+    "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
+    "llama3.1-70b": _llama3(80, 8192, 64, 28_672, tied=False, factor=8.0),
+    "smollm2-135m": _smollm2(30, 576, 9, 3, 1536, 1e5),
+    "smollm2-360m": _smollm2(32, 960, 15, 5, 2560, 1e5),
+    "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, 1.3e5),
+    "mistral-7b": DecoderConfig(  # v0.1, the one with the sliding window
+        32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, window=4096, norm_eps=1e-5
+    ),
+}
+
+
+def is_plugin(model: Model) -> bool:
+    """Whether the job names a class of the user's own (`module.path:Class`)."""
+    return model.name is not None and ":" in model.name
+
+
+def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderConfig:
+    """The job's model section as dimensions: a named size, changed by whatever else is given."""
+    given = {f.name: getattr(model, f.name) for f in fields(DecoderConfig) if getattr(model, f.name) is not None}
+    if model.name is None:
+        return _free(given, tokenizer_vocab)
+    if model.name not in SIZES:
+        near = did_you_mean(model.name.lower(), SIZES)
+        raise UserError(
+            f"no model size is named {model.name!r}",
+            why=f"the named sizes are {', '.join(SIZES)}",
+            fix=f"did you mean model: {near}?" if near else "choose one of these, or give layers, embed and heads",
+        )
+    return replace(SIZES[model.name], **given)
+
+
+def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
+    """Free dimensions: three must be said, the rest follows."""
+    missing = [name for name in ("layers", "embed", "heads") if name not in given]
+    if missing:
+        raise UserError(
+            f"the model lacks {', '.join(missing)}",
+            why="a model without a name needs at least layers, embed and heads",
+            fix=f"add model.{missing[0]}, or name a size: model: qwen3-0.6b",
+        )
+    embed, heads = given["embed"], given["heads"]
+    if "head_dim" not in given and embed % heads:
+        raise UserError(
+            f"model.embed {embed} does not divide into {heads} heads",
+            why="head_dim is embed / heads unless it is given",
+            fix=f"set model.embed={-(-embed // heads) * heads}, or give model.head_dim",
+        )
+    derived = {
+        "kv_heads": heads,
+        "head_dim": embed // heads,
+        "mlp": -(-8 * embed // 3 // 64) * 64,
+    }
+    if "vocab" not in given:
+        if tokenizer_vocab is None:
+            raise UserError(
+                "the model's vocabulary is not known",
+                why="neither model.vocab nor a tokenizer gives it",
+                fix="set model.vocab",
+            )
+        derived["vocab"] = -(-tokenizer_vocab // 128) * 128  # whole lanes, and it divides by any mesh
+    config = DecoderConfig(**{**derived, **given})  # type: ignore[arg-type]
+    if config.heads % config.kv_heads:
+        raise UserError(
+            f"{config.heads} heads cannot share {config.kv_heads} kv_heads",
+            why="each key/value head serves the same number of query heads",
+            fix=f"set model.kv_heads to a divisor of {config.heads}",
+        )
+    return config

@@ -1,0 +1,155 @@
+"""Causal attention behind one function, by the kernel that the device has.
+
+Letters: B batch, S sequence, H query heads, K key/value heads, D head. Segments keep packed
+documents apart: a position sees earlier positions of its own segment only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from forerun.nn import sharding
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Which kernel, and for splash the block length (upper bound) and a fused backward pass."""
+
+    name: Literal["splash", "cudnn", "xla"]
+    block: int = 512
+    fused_backward: bool = False
+
+
+def attention(
+    q_BSHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    segments_BS: jax.Array,
+    *,
+    window: int | None,
+    kernel: Kernel,
+) -> jax.Array:
+    """Softmax attention, [B, S, H, D]."""
+    if kernel.name == "splash":
+        return _splash(q_BSHD, k_BSKD, v_BSKD, segments_BS, window, kernel)
+    if kernel.name == "cudnn":
+        return _dot_product(q_BSHD, k_BSKD, v_BSKD, segments_BS, segments_BS, 0, window, "cudnn")
+    return _blockwise(q_BSHD, k_BSKD, v_BSKD, segments_BS, window, kernel.block)
+
+
+def _dot_product(
+    q_BTHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    q_segments_BT: jax.Array,
+    segments_BS: jax.Array,
+    start: jax.Array | int,
+    window: int | None,
+    implementation: Literal["cudnn", "xla"],
+) -> jax.Array:
+    """Queries at positions start .. start + T against all keys; the mask says what each may see."""
+    if implementation == "cudnn":  # the kernel makes its own causal mask, without the quadratic part in memory
+        return jax.nn.dot_product_attention(
+            q_BTHD,
+            k_BSKD,
+            v_BSKD,
+            mask=q_segments_BT[:, None, :, None] == segments_BS[:, None, None, :],
+            is_causal=True,
+            local_window_size=None if window is None else (window - 1, 0),
+            implementation="cudnn",
+        )
+    ahead = start + jnp.arange(q_BTHD.shape[1])[:, None] - jnp.arange(k_BSKD.shape[1])[None, :]
+    seen = (ahead >= 0) if window is None else (ahead >= 0) & (ahead < window)
+    mask = seen & (q_segments_BT[:, None, :, None] == segments_BS[:, None, None, :])
+    return jax.nn.dot_product_attention(q_BTHD, k_BSKD, v_BSKD, mask=mask, implementation="xla")
+
+
+def _blockwise(
+    q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, window: int | None, block: int
+) -> jax.Array:
+    """Plain XLA. Long sequences take their queries block by block, so that S x S scores never exist."""
+    B, S, H, D = q_BSHD.shape
+    if S <= 2 * block or S % block:
+        return _dot_product(q_BSHD, k_BSKD, v_BSKD, segments_BS, segments_BS, 0, window, "xla")
+
+    def one(piece: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        queries, segments, start = piece
+        return _dot_product(queries, k_BSKD, v_BSKD, segments, segments_BS, start, window, "xla")
+
+    blocks = S // block
+    queries = jnp.moveaxis(q_BSHD.reshape(B, blocks, block, H, D), 1, 0)
+    segments = jnp.moveaxis(segments_BS.reshape(B, blocks, block), 1, 0)
+    out = jax.lax.map(jax.checkpoint(one), (queries, segments, jnp.arange(blocks) * block))
+    return jnp.moveaxis(out, 0, 1).reshape(q_BSHD.shape)
+
+
+def _splash(
+    q_BSHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    segments_BS: jax.Array,
+    window: int | None,
+    kernel: Kernel,
+) -> jax.Array:
+    """Each device runs the kernel on its own examples and heads."""
+    sizes = sharding.ambient_sizes()
+    if k_BSKD.shape[2] % sizes.get("tp", 1):  # fewer kv heads than tp: each device needs its own copy
+        groups = q_BSHD.shape[2] // k_BSKD.shape[2]
+        k_BSKD, v_BSKD = (jnp.repeat(x, groups, axis=2) for x in (k_BSKD, v_BSKD))
+    run = partial(_splash_local, window=window, kernel=kernel)
+    if math.prod(sizes.values()) == 1:
+        return run(q_BSHD, k_BSKD, v_BSKD, segments_BS)
+    heads = PartitionSpec(sharding.BATCH_AXES, None, "tp", None)
+    rows = PartitionSpec(sharding.BATCH_AXES, None)
+    return jax.shard_map(run, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)(
+        q_BSHD, k_BSKD, v_BSKD, segments_BS
+    )
+
+
+def _splash_local(
+    q_BSHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    segments_BS: jax.Array,
+    *,
+    window: int | None,
+    kernel: Kernel,
+) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+    length, heads, width = q_BSHD.shape[1:]
+    padded = -(-length // 128) * 128
+    scale = 1 / math.sqrt(width)
+    q, k, v = (_padded(x, padded).swapaxes(1, 2) for x in (q_BSHD * scale, k_BSKD, v_BSKD))  # [B, H, S, D]
+    segments = jnp.pad(segments_BS, ((0, 0), (0, padded - length)), constant_values=-1)
+
+    block = math.gcd(padded, kernel.block)
+    shape = (padded, padded)
+    mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
+    blocks = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=block,
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        block_q_dq=None if kernel.fused_backward else block,
+        block_kv_dq=None if kernel.fused_backward else block,
+        use_fused_bwd_kernel=kernel.fused_backward,
+    )
+    attend = splash.make_splash_mha_single_device(masks.MultiHeadMask([mask] * heads), block_sizes=blocks)
+    ids = splash.SegmentIds(q=segments, kv=segments)
+    out = jax.vmap(attend)(q, k, v, ids)
+    return out.swapaxes(1, 2)[:, :length]
+
+
+def _padded(x_BSHD: jax.Array, length: int) -> jax.Array:
+    return jnp.pad(x_BSHD, ((0, 0), (0, length - x_BSHD.shape[1]), (0, 0), (0, 0)))

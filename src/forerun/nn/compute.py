@@ -1,0 +1,47 @@
+"""How a model is computed, as opposed to what it computes: dtype, attention kernel, remat."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from forerun.config.schema import Remat
+from forerun.nn.attention import Kernel
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Handed down to every `apply`. Nothing in it changes what comes out, save for rounding."""
+
+    dtype: Any = jnp.float32
+    attention: Kernel = Kernel("xla")
+    remat: Remat = Remat()
+
+    def checkpointed(self, layer: F) -> F:
+        """The layer with its backward pass finding only what the remat policy keeps."""
+        policies = jax.checkpoint_policies
+        if self.remat.policy == "none":
+            return layer
+        policy = None
+        if self.remat.policy == "dots":
+            policy = policies.dots_with_no_batch_dims_saveable
+        elif self.remat.policy == "named":
+            policy = policies.save_and_offload_only_these_names(
+                names_which_can_be_saved=list(self.remat.keep),
+                names_which_can_be_offloaded=list(self.remat.offload),
+                offload_src="device",
+                offload_dst="pinned_host",
+            )
+        return jax.checkpoint(layer, policy=policy, prevent_cse=False)  # type: ignore[return-value]
+
+
+def residual(x: jax.Array, name: str) -> jax.Array:
+    """Give a value the name by which the job's `remat.keep` and `remat.offload` speak of it."""
+    return checkpoint_name(x, name)

@@ -1,0 +1,33 @@
+"""Predict the next token: the objective of pre-training, and the base of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from forerun.models.base import Model
+from forerun.nn.compute import Compute
+from forerun.objectives.batch import Batch
+from forerun.objectives.cross_entropy import cross_entropy
+
+
+class Objective(Protocol):
+    def __call__(
+        self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute
+    ) -> tuple[jax.Array, jax.Array]:
+        """(sum of losses, sum of weights) over one micro-batch: sums, so that micro-batches add up."""
+
+
+@dataclass(frozen=True)
+class NextToken:
+    chunk: int
+
+    def __call__(
+        self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute
+    ) -> tuple[jax.Array, jax.Array]:
+        out = model.apply(params, batch.tokens, batch.segments, batch.positions, compute)
+        loss = cross_entropy(out.hidden_BSE, out.matrix_VE, batch.targets, batch.weights, self.chunk)
+        return loss, jnp.sum(batch.weights)

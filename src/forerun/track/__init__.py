@@ -1,0 +1,1 @@
+"""What a run tells: its metrics on disk, its progress on the screen."""

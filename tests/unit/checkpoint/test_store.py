@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import dataclasses
+import logging
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from forerun.checkpoint.store import Store
+from forerun.errors import UserError
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    kernel: Any
+    bias: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    step: Any
+    params: Any
+    optimizer: Any
+    key: Any
+    label: str = dataclasses.field(default="static", metadata={"static": True})
+
+
+def made(seed: int = 0) -> State:
+    """A trained-looking state: no leaf is zero, so that a default would be seen."""
+    keys = jax.random.split(jax.random.key(seed), 3)
+    layer = Layer(jax.random.normal(keys[0], (2, 8, 16)), jax.random.normal(keys[1], (16,)).astype(jnp.bfloat16))
+    params = {"layers": layer, "absent": None}
+    chain = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(optax.constant_schedule(1e-3)))
+    with jax.numpy_dtype_promotion("standard"):  # Optax itself is not strict
+        _, optimizer = chain.update(params, chain.init(params), params)
+    return State(jnp.asarray(7, jnp.int32), params, optimizer, jax.random.key_data(keys[2]))
+
+
+def like(tree: Any, sharding: Any = None) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding or x.sharding), tree)
+
+
+def assert_same_bits(one: Any, other: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+@contextmanager
+def files_of_at_most(limit_bytes: int) -> Iterator[None]:
+    """Every write beyond the limit fails in the kernel, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_state_and_record_come_back_with_types_and_bits(tmp_path: Path) -> None:
+    state, record = made(), {"data": {"step": 3}, "program": "3f2a", "share": 0.1}
+    with Store(tmp_path / "checkpoints", keep=2) as store:
+        assert store.newest() is None
+        store.save(3, state, record)
+    with Store(tmp_path / "checkpoints", keep=2) as store:
+        assert (store.steps(), store.newest()) == ([3], 3)
+        assert store.record(3) == record
+        restored = store.restore(3, like(state))
+    assert isinstance(restored, State)
+    assert isinstance(restored.optimizer[1][0], optax.ScaleByAdamState)
+    assert_same_bits(restored, state)
+
+
+def test_restore_onto_other_shardings(tmp_path: Path) -> None:
+    assert jax.device_count() == 8
+    wide, tall = jax.make_mesh((8,), ("fsdp",)), jax.make_mesh((2, 4), ("data", "tp"))
+    state = made()
+
+    def spread(mesh: jax.sharding.Mesh, spec: PartitionSpec) -> Any:
+        whole = NamedSharding(mesh, PartitionSpec())
+        return jax.tree.map(lambda x: NamedSharding(mesh, spec) if x.shape == (2, 8, 16) else whole, state)
+
+    saved = jax.device_put(state, spread(wide, PartitionSpec(None, "fsdp")))
+    target = spread(tall, PartitionSpec("data", None, "tp"))
+    wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, target)
+    with Store(tmp_path, keep=1) as store:
+        store.save(1, saved, {})
+        store.wait()
+        restored = store.restore(1, wanted)
+        alone = store.restore(1, like(state))
+    assert restored.params["layers"].kernel.sharding == target.params["layers"].kernel
+    assert restored.params["layers"].kernel.addressable_shards[0].data.shape == (1, 8, 4)
+    assert_same_bits(restored, state)
+    assert_same_bits(alone, state)
+
+
+def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+    with Store(tmp_path, keep=2) as store:
+        for step in (5, 20, 100):
+            store.save(step, {"x": jnp.full(3, step)}, {"step": step})
+        store.wait()
+        assert store.steps() == [20, 100]
+        restored = store.restore(20, {"x": jax.ShapeDtypeStruct((3,), jnp.int32, sharding=jnp.ones(3).sharding)})
+        assert restored["x"].tolist() == [20, 20, 20]
+        assert store.record(20) == {"step": 20}
+
+
+def test_the_saved_state_may_be_donated_at_once(tmp_path: Path) -> None:
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
+    state = {"x": jnp.zeros((512, 1024), jnp.int32)}
+    with Store(tmp_path, keep=4) as store:
+        for number in range(4):
+            store.save(number, state, {})
+            state = step(state)
+        store.wait()
+        for number in range(4):
+            assert (np.asarray(store.restore(number, like(state))["x"]) == number).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda s: dataclasses.replace(s, key=jnp.ones(3, jnp.uint32)),
+            "key: uint32[2] in the checkpoint, uint32[3] in",
+        ),
+        (lambda s: dataclasses.replace(s, step=jnp.ones(())), "step: int32[] in the checkpoint, float32[] in"),
+        (
+            lambda s: dataclasses.replace(s, params={"layers": s.params["layers"], "new": jnp.ones(1)}),
+            "params.new: nothing in the checkpoint, float32[1] in",
+        ),
+        (
+            lambda s: dataclasses.replace(s, optimizer=s.optimizer[:1]),
+            "optimizer.1.0.count: int32[] in the checkpoint, nothing in",
+        ),
+    ],
+)
+def test_another_model_is_named_by_its_first_differing_leaf(tmp_path: Path, change: Any, words: str) -> None:
+    state = made()
+    with Store(tmp_path, keep=1) as store:
+        store.save(1, state, {})
+        store.wait()
+        with pytest.raises(UserError, match="another model or optimizer") as error:
+            store.restore(1, like(change(state)))
+    assert words in error.value.why
+
+
+def test_a_failed_save_is_raised_by_the_next_call_and_leaves_the_rest_intact(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    state = {"x": jax.random.normal(jax.random.key(0), (512, 512))}
+    store = Store(tmp_path, keep=2)
+    store.save(1, state, {})
+    store.wait()
+    for call in (lambda: store.save(3, state, {}), store.wait, store.close):
+        with files_of_at_most(1 << 16):
+            store.save(2, state, {})
+            with pytest.raises(UserError, match="step 2 was not saved") as error:
+                call()
+        assert "step 1 is whole" in error.value.fix
+        assert store.steps() == [1]
+    with Store(tmp_path, keep=2) as store:
+        store.save(2, state, {})
+        store.wait()
+        assert store.steps() == [1, 2]
+        assert_same_bits(store.restore(2, like(state)), state)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.isdigit()] == []
+    assert capfd.readouterr() == ("", "")
+    assert caplog.records == []
+
+
+def test_saving_goes_on_after_a_failure(tmp_path: Path) -> None:
+    state = {"x": jax.random.normal(jax.random.key(0), (512, 512))}
+    with Store(tmp_path, keep=2) as store:
+        with files_of_at_most(1 << 16):
+            store.save(2, state, {})
+            with pytest.raises(UserError):
+                store.wait()
+        store.save(2, state, {"second": True})
+        store.wait()
+        assert store.record(2) == {"second": True}
+
+
+def test_a_missing_and_a_damaged_checkpoint_are_told(tmp_path: Path) -> None:
+    state = {"x": jnp.ones(4)}
+    with Store(tmp_path, keep=2) as store:
+        store.save(1, state, {})
+        store.save(2, state, {})
+        store.wait()
+        with pytest.raises(UserError, match="no checkpoint of step 9") as error:
+            store.restore(9, like(state))
+        assert "1, 2" in error.value.why
+        for file in (tmp_path / "2" / "state").rglob("*"):
+            if file.is_file() and file.parent.name == "d":
+                file.write_bytes(b"")
+        with pytest.raises(UserError, match="step 2 cannot be read") as error:
+            store.restore(2, like(state))
+        assert "resume from step 1" in error.value.fix
+
+
+def test_other_users_of_the_same_log_are_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Store(tmp_path, keep=1).close()
+    logging.getLogger("absl").warning("not from the store")
+    assert [record.getMessage() for record in caplog.records] == ["not from the store"]

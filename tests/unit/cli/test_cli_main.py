@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forerun import __version__
+from forerun.cli.main import main
+from forerun.errors import UserError
+
+Capture = pytest.CaptureFixture[str]
+Fake = Callable[[Callable[[argparse.Namespace], int]], None]
+
+
+@pytest.fixture
+def fake_train(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    """Puts a function in the place of `forerun train`."""
+
+    def put(run: Callable[[argparse.Namespace], int]) -> None:
+        module = types.ModuleType("forerun.cli.train")
+        module.run = run  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, "forerun.cli.train", module)
+
+    return put
+
+
+def test_help(capsys: Capture) -> None:
+    for words in ([], ["--help"], ["-h"], ["--debug", "--help"]):
+        assert main(words) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        for command in ("check", "plan", "train", "doctor", "hardware", "schema"):
+            assert f"\n  {command} " in out
+        assert out.split("examples:")[1].count("forerun ") == 3
+        assert max(map(len, out.splitlines())) <= 100
+
+
+def test_help_of_a_command(capsys: Capture) -> None:
+    assert main(["plan", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert "--on SLICES" in out
+    assert "example: forerun plan" in out
+
+
+def test_version(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"forerun {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "what", "fix"),
+    [
+        (["trian", "job.yaml"], "unknown command 'trian'", "did you mean 'forerun train'?"),
+        (["xyzzy"], "unknown command 'xyzzy'", "see: forerun --help"),
+        (["job.yaml"], "unknown command 'job.yaml'", "did you mean 'forerun train job.yaml'?"),
+        (["--verson"], "unknown option '--verson'", "did you mean '--version'?"),
+        (["plan", "job.yaml", "--jsn", "--on", "v5e-8"], "unknown option '--jsn'", "did you mean '--json'?"),
+        (["plan", "job.yaml"], "forerun plan: the following arguments are required: --on", "see: forerun plan --help"),
+        (["train"], "forerun train: the following arguments are required: JOB", "see: forerun train --help"),
+        (["train", "job.yaml", "--fres"], "unknown option '--fres'", "did you mean '--fresh'?"),
+        (["hardware", "chip"], "there is no table 'chip'", "did you mean 'chips'?"),
+        (["doctor", "now"], "unknown word 'now'", "see: forerun doctor --help"),
+    ],
+)
+def test_wrong_words_are_the_users_mistake(words: list[str], what: str, fix: str, capsys: Capture) -> None:
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    first, *_, last = err.splitlines()
+    assert (first, last) == (f"error: {what}", f"  fix: {fix}")
+
+
+def test_a_command_gets_its_words_and_gives_the_exit_code(fake_train: Fake) -> None:
+    seen: list[argparse.Namespace] = []
+    fake_train(lambda args: seen.append(args) or 7)  # type: ignore[func-returns-value]
+    assert main(["train", "--fresh", "job.yaml", "a.b=c"]) == 7
+    assert (seen[0].job, seen[0].overrides, seen[0].fresh) == ("job.yaml", ["a.b=c"], True)
+
+
+def test_a_users_mistake_has_no_traceback_unless_asked(fake_train: Fake, capsys: Capture) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise UserError("no TPU", why="none is attached", fix="set device=cpu")
+
+    fake_train(run)
+    assert main(["train", "job.yaml"]) == 2
+    assert capsys.readouterr() == ("", "error: no TPU\n  why: none is attached\n  fix: set device=cpu\n")
+    for words in (["--debug", "train", "job.yaml"], ["train", "job.yaml", "--debug"]):
+        assert main(words) == 2
+        err = capsys.readouterr().err
+        assert "Traceback" in err
+        assert err.count("error: no TPU") == 1
+
+
+def test_our_bug_says_so(fake_train: Fake, capsys: Capture) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise ValueError("shapes differ")
+
+    fake_train(run)
+    assert main(["train", "my job.yaml"]) == 1
+    assert capsys.readouterr().err == (
+        "this is a bug in forerun: ValueError: shapes differ\n"
+        "  for the traceback run: forerun --debug train 'my job.yaml'\n"
+    )
+    assert main(["train", "job.yaml", "--debug"]) == 1
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert err.endswith("this is a bug in forerun: ValueError: shapes differ\n")
+
+
+def test_ctrl_c(fake_train: Fake, capsys: Capture) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    fake_train(run)
+    assert main(["train", "job.yaml"]) == 130
+    assert capsys.readouterr().err == "\nstopped by Ctrl-C\n"
+
+
+def test_a_broken_pipe_that_is_not_our_output_is_not_hidden(fake_train: Fake, capsys: Capture) -> None:
+    def run(args: argparse.Namespace) -> int:
+        raise BrokenPipeError("the data server left")
+
+    fake_train(run)
+    assert main(["train", "job.yaml"]) == 1
+    assert "this is a bug" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_leaves_is_no_error(unbuffered: str) -> None:
+    source = os.pathsep.join(path for path in sys.path if path)
+    read, write = os.pipe()
+    os.close(read)
+    child = subprocess.run(
+        [sys.executable, "-m", "forerun.cli.main", "schema"],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": source, "PYTHONUNBUFFERED": unbuffered},
+        check=False,
+    )
+    os.close(write)
+    assert (child.returncode, child.stderr) == (141, b"")
+
+
+def test_schema_is_written_where_it_is_asked(tmp_path: Path, capsys: Capture) -> None:
+    import json
+
+    from forerun.config.load import json_schema
+
+    assert main(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out) == json_schema()
+    file = tmp_path / "job.schema.json"
+    assert main(["schema", "--output", str(file)]) == 0
+    assert json.loads(file.read_text()) == json_schema()
+    assert f"# yaml-language-server: $schema={file}" in capsys.readouterr().out
+    assert main(["schema", "--output", str(tmp_path / "no" / "x.json")]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+def test_hardware_prints_one_table_or_all(capsys: Capture) -> None:
+    from forerun.hardware import show
+
+    assert main(["hardware", "chips"]) == 0
+    assert capsys.readouterr().out == show.chips_table() + "\n"
+    assert main(["hardware", "prices", "--zone", "us-central1-a"]) == 0
+    assert capsys.readouterr().out == show.prices_table(None, "us-central1-a") + "\n"
+    assert main(["hardware"]) == 0
+    out = capsys.readouterr().out
+    assert all(table in out for table in (show.chips_table(), show.slices_table(), show.prices_table(None, None)))
+
+
+def test_doctor_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from forerun.doctor import report
+
+    monkeypatch.setattr(report, "run", lambda smoke: 40 + smoke)
+    assert main(["doctor"]) == 40
+    assert main(["doctor", "--smoke"]) == 41

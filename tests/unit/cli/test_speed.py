@@ -1,0 +1,76 @@
+"""Help and config errors answer at once: nothing heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SECONDS = 0.3
+HEAVY = {"jax", "jaxlib", "numpy", "rich", "optax", "orbax", "tokenizers"}
+CASES = {
+    "help": (["--help"], 0, HEAVY | {"pydantic", "yaml"}),
+    "unknown command": (["trian"], 2, HEAVY | {"pydantic", "yaml"}),
+    "config error": (["check", "job.yaml"], 2, HEAVY),
+    "train with a config error": (["train", "job.yaml"], 2, HEAVY),
+    "plan with a config error": (["plan", "job.yaml", "--on", "v5e-8"], 2, HEAVY),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("speed")
+    (folder / "job.yaml").write_text("model: qwen3-0.6b\ndata: texts\noptimzer:\n  lr: 8e-5\nbatch: many\n")
+    return folder
+
+
+def command_environment(folder: Path) -> dict[str, str]:
+    """As installed: with compiled bytecode, which pip writes and a test environment may forbid."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+    source = os.pathsep.join(path for path in sys.path if path)
+    return {**environment, "PYTHONPATH": source, "PYTHONPYCACHEPREFIX": str(folder / "bytecode")}
+
+
+def cpu_seconds(words: list[str], folder: Path) -> float:
+    """CPU time of one run: the time a user waits on an idle machine, whatever else runs on this one."""
+    child = subprocess.Popen(
+        [sys.executable, "-m", "forerun.cli.main", *words],
+        cwd=folder,
+        env=command_environment(folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.parametrize("case", ["help", "config error"])
+def test_the_answer_comes_in_time(case: str, folder: Path) -> None:
+    words, _, _ = CASES[case]
+    cpu_seconds(words, folder)  # writes the bytecode
+    assert min(cpu_seconds(words, folder) for _ in range(5)) < SECONDS
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_heavy_is_imported(case: str, folder: Path) -> None:
+    words, code, unwanted = CASES[case]
+    program = (
+        "import sys; from forerun.cli.main import main; code = main(sys.argv[1:]);"
+        "print('MODULES', *sys.modules); sys.exit(code)"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program, *words],
+        cwd=folder,
+        env=command_environment(folder),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == code, child.stderr
+    imported = set(child.stdout.rsplit("MODULES", 1)[1].split())
+    assert "forerun.cli.main" in imported
+    assert imported & unwanted == set()

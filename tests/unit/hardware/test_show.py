@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forerun.errors import UserError
+from forerun.hardware.show import chips_table, prices_table, slices_table, table
+
+HARDWARE_PAGE = Path(__file__).parents[3] / "docs/hardware.md"
+
+
+def line_of(text: str, start: str) -> str:
+    return next(" ".join(line.split()) for line in text.splitlines() if line.split()[:1] == [start])
+
+
+@pytest.mark.parametrize("name", ["chips", "slices", "prices"])
+def test_tables_fit_a_terminal(name: str) -> None:
+    text = table(name)
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert all(line == line.rstrip() for line in text.splitlines())
+    assert "sources" in text
+    assert "2026" in text
+
+
+def test_rows() -> None:
+    assert line_of(chips_table(), "v6e") == "v6e 918 1,836 32 31.25 1,640 800 1 8 128"
+    assert line_of(chips_table(), "T4").startswith("T4 - - 16")
+    assert line_of(slices_table(), "v6e-8") == "v6e-8 8 8 1 250 v6e:2x4"
+    assert line_of(prices_table(None, "us-central1-a"), "v6e") == "v6e us-central1-a - 2.7000 0.6518 2026-08-21"
+
+
+def test_prices_of_one_zone_and_of_a_file(tmp_path: Path) -> None:
+    assert "us-east1-d" not in prices_table(None, "us-central2-b")
+    file = tmp_path / "mine.csv"
+    file.write_text("generation,zone,usd_per_chip_hour_on_demand,date\nv6e,us-central1-a,0.5,2026-10-01\n")
+    assert line_of(prices_table(str(file), "us-central1-a"), "v6e") == "v6e us-central1-a - 0.5000 - 2026-10-01"
+    with pytest.raises(UserError, match="no price is known in zone"):
+        prices_table(None, "nowhere")
+
+
+def test_unknown_table() -> None:
+    with pytest.raises(UserError, match="no table is called 'chip'"):
+        table("chip")
+
+
+def test_the_documentation_shows_real_output() -> None:
+    page = HARDWARE_PAGE.read_text()
+    assert chips_table().split("\n\n")[0] in page
+    assert prices_table(None, "us-central1-a") in page

@@ -1,0 +1,109 @@
+"""The house keeps its own rules: sizes, names, explanations, and no dependency without a record."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src" / "forerun"
+MODULES = sorted(SOURCE.rglob("*.py"))
+MAX_LINES = 400
+FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
+FORBIDDEN_PACKAGES = {"torch", "tensorflow", "flax"}
+LIGHT_ROOMS = ("cli", "config", "hardware")
+
+
+def hard_dependencies() -> set[str]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return {canonicalize_name(Requirement(line).name) for line in project["dependencies"]}
+
+
+def recorded_dependencies() -> set[str]:
+    records = "\n".join(path.read_text() for path in sorted((ROOT / "docs" / "adr").glob("*.md")))
+    return {canonicalize_name(name) for name in re.findall(r"^[-*\s]*dependency: ([\w-]+)", records, re.MULTILINE)}
+
+
+def direct_requirements(package: str, extras: frozenset[str]) -> Iterator[Requirement]:
+    for line in importlib.metadata.requires(package) or ():
+        requirement = Requirement(line)
+        marker = requirement.marker
+        if marker is None or any(marker.evaluate({"extra": extra}) for extra in extras | {""}):
+            yield requirement
+
+
+def closure(names: set[str]) -> set[str]:
+    """Everything that a base install of `names` brings along."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    waiting = [(name, frozenset[str]()) for name in names]
+    while waiting:
+        package = waiting.pop()
+        if package in seen:
+            continue
+        seen.add(package)
+        for requirement in direct_requirements(*package):
+            waiting.append((canonicalize_name(requirement.name), frozenset(requirement.extras)))
+    return {name for name, _ in seen}
+
+
+def test_no_file_is_long() -> None:
+    lengths = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in MODULES}
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_no_module_is_a_drawer_for_anything() -> None:
+    names = {path.relative_to(SOURCE): {part.removesuffix(".py") for part in path.parts} for path in MODULES}
+    assert [str(path) for path, parts in names.items() if parts & FORBIDDEN_NAMES] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_every_file_says_what_it_is_for(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(ROOT)} has no docstring"
+
+
+def test_every_folder_with_code_is_a_package() -> None:
+    folders = {path.parent for path in MODULES}
+    assert [str(folder) for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_every_hard_dependency_has_a_record() -> None:
+    assert hard_dependencies() == recorded_dependencies()
+
+
+def test_base_install_is_free_of_other_frameworks() -> None:
+    packages = closure(hard_dependencies())
+    assert "jaxlib" in packages, "the walk itself does not work"
+    assert packages & FORBIDDEN_PACKAGES == set()
+
+
+def test_command_line_job_and_tables_import_no_jax() -> None:
+    """`forerun --help` and a config error must not wait for jax."""
+    modules = sorted(
+        ".".join(("forerun", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
+        for room in LIGHT_ROOMS
+        for path in (SOURCE / room).rglob("*.py")
+    )
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'jax' not in sys.modules, f'{name} imports jax at import time'\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, *modules], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_lock_files_name_no_host() -> None:
+    for lock in sorted((ROOT / "requirements").iterdir()):
+        hosts = [line for line in lock.read_text().splitlines() if re.search(r"://|^--|\.(com|org|io)\b", line)]
+        assert hosts == [], f"{lock.name}: see docs/adr/0005-lock-files.md"

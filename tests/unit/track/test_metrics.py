@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forerun.errors import UserError
+from forerun.track.metrics import MetricsLog, read_metrics, write_summary
+
+
+def test_lines_are_on_disk_at_once_and_read_back_exactly(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "metrics.jsonl"
+    loss = float(np.float32(2.3456789))
+    with MetricsLog(path) as log:
+        log.write(1, loss=loss, note="first")
+        assert read_metrics(path) == [{"step": 1, "loss": loss, "note": "first"}]
+        log.write(2, loss=np.float32(0.5), tokens=np.int64(7))
+    assert path.read_text().splitlines()[1] == '{"step": 2, "loss": 0.5, "tokens": 7}'
+
+
+def test_resuming_removes_later_lines_and_a_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        for step in (1, 2, 3, 4):
+            log.write(step, loss=float(step))
+    with path.open("a") as out:
+        out.write('{"step": 5, "lo')
+    assert [row["step"] for row in read_metrics(path)] == [1, 2, 3, 4]
+    with MetricsLog(path, resume_at=2) as log:
+        log.write(3, loss=30.0)
+    assert [(row["step"], row["loss"]) for row in read_metrics(path)] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_whole_looking_last_line_without_its_end_is_torn(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "loss": 1.25}')  # perhaps 1.2578 was being written
+    assert [row["step"] for row in read_metrics(path)] == [1]
+    with MetricsLog(path, resume_at=9) as log:
+        log.write(2, loss=1.2578)
+    assert [row["loss"] for row in read_metrics(path)] == [2.5, 1.2578]
+
+
+def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    MetricsLog(path).close()
+    assert read_metrics(path) == []
+
+
+@pytest.mark.parametrize("broken", ["not json", "[1]", '{"loss": 1}', '{"step": "x"}'])
+def test_a_broken_line_elsewhere_is_named(tmp_path: Path, broken: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(f'{{"step": 1}}\n{broken}\n{{"step": 3}}\n')
+    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2"):
+        read_metrics(path)
+
+
+def test_what_json_cannot_hold_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as log:
+        log.write(1, loss=math.nan, grad_norm=np.float32(math.inf))
+    assert path.read_text() == '{"step": 1, "loss": null, "grad_norm": null}\n'
+
+
+def test_a_summary_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    write_summary(path, {"loss": 2.5, "mfu": math.nan, "steps": [np.int64(1)]})
+    with pytest.raises(TypeError):
+        write_summary(path, {"loss": object()})
+    assert json.loads(path.read_text()) == {"loss": 2.5, "mfu": None, "steps": [1]}
+    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]

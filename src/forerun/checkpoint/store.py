@@ -33,8 +33,12 @@ class Store:
         _quiet_orbax()
         self.folder = folder.resolve()
         self._saving: tuple[int, orbax.AsyncResponse[bool]] | None = None
+        context = orbax.Context()
+        # Cutting replicated arrays into slices, one per replica, would compile programs in the middle of a run.
+        context.array.saving.use_replica_parallel = False
         self._inner = orbax.training.Checkpointer(
             self.folder,
+            context=context,
             preservation_policy=orbax.training.preservation_policies.LatestN(keep),
             cleanup_tmp_directories=True,
         )

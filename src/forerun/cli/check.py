@@ -5,103 +5,316 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import textwrap
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
     from forerun.config.load import Loaded
     from forerun.config.schema import Job
+    from forerun.loop.concrete import Corpus
+    from forerun.models.base import Model
+    from forerun.program.derive import Derived
 
-_WIDEST_VALUE = 28
-_DIM, _PLAIN = "\033[2m", "\033[0m"
+_WIDEST_VALUE = 20
+_NARROWEST_ORIGIN = 24
+_BOLD, _DIM, _CYAN, _PLAIN = "\033[1m", "\033[2m", "\033[36m", "\033[0m"
+
+# Why a decoder without a name has what the job does not say.
+_FREE_DIMENSIONS = {
+    "kv_heads": "= heads",
+    "head_dim": "= embed / heads",
+    "mlp": "8/3 embed, in whole 64s",
+    "vocab": "the tokenizer's, in whole 128s",
+    "tied": "one matrix less",
+    "qkv_bias": "Qwen2 has it",
+    "qk_norm": "Qwen3 has it",
+    "window": "every position sees all before it",
+    "rope_theta": "RoPE's own base",
+    "rope_scaling": "no longer context than trained",
+    "norm_eps": "usual",
+}
+_REMAT = {
+    "none": "all activations stay in memory",
+    "full": "layer inputs stay, the rest is computed again",
+    "dots": "results of matrix products stay, the rest is computed again",
+    "named": "the named residuals stay, the rest is computed again",
+}
 
 
 class Row(NamedTuple):
     name: str
     value: str
     origin: str
-    default: bool = False
+    kind: Literal["default", "file", "override", "derived"] = "derived"
+
+
+class Group(NamedTuple):
+    title: str
+    rows: list[Row]
+
+
+Applied = dict[str, tuple[Any, str]]  # key -> the value that applies where the job says null, and why
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the job would run: the devices here, or those of a slice that is not here."""
+
+    title: str
+    reason: str
+    devices: int
+    platform: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What follows from the job in that place."""
+
+    job: Job  # concrete
+    place: Place
+    derived: Derived
+    model: Model
+    chunk: int
+    kernel: str
 
 
 def run(args: argparse.Namespace) -> int:
     from forerun.config.load import load
 
     loaded = load(args.job, args.overrides)
-    on_slice = _devices_on(args.on, loaded.job) if args.on else None
-    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-    print(table(job_groups(loaded), colour), flush=True)
-    devices, title = on_slice or _devices_here(loaded.job)
-    print(f"\nderived for {title}\n{table([_derived(loaded.job, devices)], colour)}")
+    slice_place = _place_on(args.on, loaded.job) if args.on else None
+    sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
+    applied = _model_values(loaded.job)
+    try:
+        outcome = _outcome(loaded.job, slice_place or _place_here(loaded.job))
+    except UserError:
+        _show(job_groups(loaded, applied))
+        sys.stdout.flush()
+        raise
+    applied |= _derived_values(loaded.job, outcome)
+    _show([*job_groups(loaded, applied), Group(f"derived for {outcome.place.title}", _derived_rows(outcome))])
     return 0
 
 
-def job_groups(loaded: Loaded) -> list[list[Row]]:
+def job_groups(loaded: Loaded, applied: Applied) -> list[Group]:
     """The job's own values, then each section, in the order of the schema."""
     from forerun.config import keys
     from forerun.config.load import values
     from forerun.config.source import flow
+    from forerun.models.sizes import is_plugin
 
-    groups: dict[str, list[Row]] = {"": []}
+    groups: dict[str, list[Row]] = {"job": []}
     for key, value in values(loaded.job).items():
         section, dot, _ = key.partition(".")
         origin = loaded.origins[key]
-        default = origin.kind == "default"
-        where = f"default: {keys.reason(key)}" if default else origin.where
-        groups.setdefault(section if dot else "", []).append(Row(key, flow(value), where, default))
-    return list(groups.values())
+        shown = "-" if value is None else flow(value)
+        where = origin.where
+        if origin.kind == "default":
+            where = f"default: {keys.reason(key).removeprefix(f'{shown}: ')}"
+        if value is None and key in applied:
+            value, reason = applied[key]
+            shown = "-" if value is None else flow(value)
+            where = reason if origin.kind == "default" else f"{where}: null, so {reason}"
+        groups.setdefault(section if dot else "job", []).append(Row(key, shown, where, origin.kind))
+    if is_plugin(loaded.job.model):
+        groups["model"] = _plugin_rows(loaded, groups["model"], applied)
+    return [Group(title, rows) for title, rows in groups.items()]
 
 
-def table(groups: list[list[Row]], colour: bool) -> str:
-    """Aligned rows with an empty line between groups; defaults are dim where the terminal can show it."""
-    rows = [row for group in groups for row in group]
-    name_width = max(len(row.name) for row in rows)
-    value_width = min(_WIDEST_VALUE, max(len(row.value) for row in rows))
+def _plugin_rows(loaded: Loaded, rows: list[Row], applied: Applied) -> list[Row]:
+    """A class of the user's own: its options with their defaults, and the decoder's keys as one row."""
+    from forerun.config.source import flow
 
-    def line(row: Row) -> str:
-        text = f"  {row.name:<{name_width}}  {row.value:<{value_width}}  {row.origin}"
-        return f"{_DIM}{text}{_PLAIN}" if colour and row.default else text
+    unused = f"layers, embed and the other keys of the decoder do not apply to {loaded.job.model.name}"
+    options = [(key, *found) for key, found in applied.items() if key.startswith("model.options.")]
+    return [
+        *(row for row in rows if row.value != "-"),
+        *(Row(key, flow(value), why, "default") for key, value, why in options if key not in loaded.origins),
+        Row("model.*", "-", unused, "default"),
+    ]
 
-    return "\n\n".join("\n".join(map(line, group)) for group in groups)
+
+def table(groups: list[Group], width: int | None, colour: bool) -> str:
+    """Titled groups of aligned rows. A value too wide for its column has the origin on a line of its own."""
+    rows = [row for group in groups for row in group.rows]
+    names = max(len(row.name) for row in rows)
+    values = max((len(row.value) for row in rows if len(row.value) <= _WIDEST_VALUE), default=1)
+    indent = " " * (2 + names + 2 + values + 2)
+    room = max(_NARROWEST_ORIGIN, width - len(indent)) if width else sys.maxsize
+
+    def painted(text: str, code: str) -> str:
+        return f"{code}{text}{_PLAIN}" if colour and code else text
+
+    def lines(row: Row) -> list[str]:
+        first, *more = textwrap.wrap(row.origin, room, break_long_words=False) if width else [row.origin]
+        left, right = {"default": (_DIM, _DIM), "override": ("", _CYAN)}.get(row.kind, ("", _DIM))
+        head = f"  {row.name:<{names}}  {row.value:<{values}}  "
+        start = [painted(head, left) + painted(first, right)]
+        if len(head) > len(indent):
+            start = [painted(head.rstrip(), left), indent + painted(first, right)]
+        return start + [indent + painted(text, right) for text in more]
+
+    return "\n\n".join(
+        "\n".join([painted(group.title, _BOLD), *(line for row in group.rows for line in lines(row))])
+        for group in groups
+    )
 
 
-def _devices_on(name: str, job: Job) -> tuple[int, str]:
+def _show(groups: list[Group]) -> None:
+    terminal = sys.stdout.isatty()
+    width = min(120, os.get_terminal_size(sys.stdout.fileno()).columns) if terminal else None
+    print(table(groups, width, colour=terminal and not os.environ.get("NO_COLOR")))
+
+
+def _place_on(name: str, job: Job) -> Place:
     from forerun.hardware.slices import slice_named
 
-    there = slice_named(name).devices
-    if job.devices is not None and job.devices > there:
+    found = slice_named(name)
+    if job.devices is not None and job.devices > found.devices:
         raise UserError(
             f"the job wants {job.devices} devices",
-            why=f"{name} has {there}",
-            fix=f"set devices={there}, or --on larger",
+            why=f"{name} has {found.devices}",
+            fix=f"set devices={found.devices}, or --on larger",
         )
-    return job.devices or there, name
+    return Place(found.name, f"--on {name}", job.devices or found.devices, "tpu", f"TPU {found.chip.name}")
 
 
-def _devices_here(job: Job) -> tuple[int, str]:
+def _place_here(job: Job) -> Place:
     from forerun.hardware.devices import choose
 
     chosen = choose(job.device, job.devices)
     if chosen.warning:
         print(f"warning: {chosen.warning}", file=sys.stderr)
-    return len(chosen.devices), f"this machine: {chosen.reason}"
+    first = chosen.devices[0]
+    return Place("this machine", chosen.reason, len(chosen.devices), chosen.platform, first.device_kind)
 
 
-def _derived(job: Job, devices: int) -> list[Row]:
-    from forerun.hardware.mesh import resolve
+def _outcome(job: Job, place: Place) -> Outcome:
+    """The way of `train`, up to the point where something would be compiled."""
+    from forerun.hardware.mesh import check_model, resolve
+    from forerun.loop.concrete import concrete
+    from forerun.models.registry import model_of
+    from forerun.program import kernels
+    from forerun.program.build import loss_chunk
     from forerun.program.derive import derive
 
-    mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, devices)
-    return [Row(*row) for row in derive(job, mesh, _examples(job)).rows()]
+    mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, place.devices, place.title)
+    corpus = _corpus(job)
+    known = concrete(job, corpus)
+    model = model_of(known.model)
+    check_model(mesh, model.heads, job.batch, job.micro_batch)
+    derived = derive(job, mesh, None if corpus is None else len(corpus.rows))
+    kernel = kernels.attention(job.attention, place.platform, place.kind, job.precision.compute)
+    return Outcome(known, place, derived, model, loss_chunk(job, model, derived), kernel.name)
 
 
-def _examples(job: Job) -> int | None:
-    """Rows in an epoch; None if the data is elsewhere and the job has its number of steps without it."""
-    from forerun.data.corpus import open_text
-    from forerun.data.tokenizer import load_tokenizer
+def _corpus(job: Job) -> Corpus | None:
+    """The data; None if it is elsewhere and the job has its steps and vocabulary without it."""
+    from forerun.loop.concrete import open_corpus
+    from forerun.models.sizes import SIZES
 
-    if job.steps is not None and not Path(job.data.path).exists():
+    enough = job.steps is not None and (job.model.vocab is not None or job.model.name in SIZES)
+    if enough and not Path(job.data.path).exists():
         print(f"warning: data.path {job.data.path} is not on this machine", file=sys.stderr)
         return None
-    return len(open_text(job.data, sequence=job.sequence, tokenizer=load_tokenizer(job.data.tokenizer)))
+    return open_corpus(job)
+
+
+def _model_values(job: Job) -> Applied:
+    """The decoder's dimensions that the job leaves open. A class of the user's own has none of them."""
+    from dataclasses import fields
+
+    from forerun.config.schema import RopeScaling
+    from forerun.models.sizes import decoder_config, is_plugin
+
+    if is_plugin(job.model):
+        return {}
+    config = decoder_config(job.model, tokenizer_vocab=_tokenizer_vocab(job))
+    found: Applied = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        reason = f"from {job.model.name}" if job.model.name else f"default: {_FREE_DIMENSIONS.get(field.name, '')}"
+        found[f"model.{field.name}"] = (value.model_dump() if isinstance(value, RopeScaling) else value, reason)
+    return found
+
+
+def _tokenizer_vocab(job: Job) -> int | None:
+    from forerun.data.tokenizer import load_tokenizer
+
+    return load_tokenizer(job.data.tokenizer).vocab if job.model.name is None and job.model.vocab is None else None
+
+
+def _derived_values(job: Job, outcome: Outcome) -> Applied:
+    from dataclasses import fields, is_dataclass
+
+    from forerun.config import keys
+    from forerun.models.sizes import is_plugin
+
+    derived = outcome.derived
+    found: Applied = {
+        "devices": (outcome.place.devices, f"default: all of {outcome.place.title}"),
+        "micro_batch": (derived.micro_batch, f"derived: {derived.reasons['micro_batch']}"),
+        "loss_chunk": (outcome.chunk, f"derived: {keys.reason('loss_chunk')}"),
+    }
+    if job.steps is None:
+        found["steps"] = (derived.steps, f"derived: {derived.reasons['steps']}")
+        found["epochs"] = (1, "default: neither steps nor epochs is given")
+    if is_plugin(job.model):
+        name = type(outcome.model).__name__
+        found["model.vocab"] = (outcome.model.vocab, "derived: the tokenizer's")
+        if is_dataclass(outcome.model):
+            found |= {
+                f"model.options.{field.name}": (getattr(outcome.model, field.name), f"default: of {name}")
+                for field in fields(outcome.model)
+                if field.name != "vocab"
+            }
+    return found
+
+
+def _derived_rows(outcome: Outcome) -> list[Row]:
+    from forerun.units import Bytes, Count
+
+    job, place = outcome.job, outcome.place
+    parameters, trained = _parameters(outcome.model)
+    frozen = "" if trained == parameters else f"; {Count(trained)} of them are trained"
+    rows = [
+        Row("devices", f"{place.devices} x {place.kind}", place.reason),
+        Row("parameters", str(Count(parameters)), _dimensions(outcome) + frozen),
+    ]
+    rows += [Row(*row) for row in outcome.derived.rows()]
+    if outcome.model.heads is not None:
+        why = f"auto: for {place.kind}" if job.attention == "auto" else "the job's"
+        rows.append(Row("attention kernel", outcome.kernel, why))
+    rows.append(Row("remat", job.remat.policy, _REMAT[job.remat.policy]))
+    logits = Bytes(4 * outcome.derived.micro_batch * outcome.chunk * outcome.model.vocab)
+    pieces = f"{outcome.chunk} of {job.sequence} positions at a time: {logits} of logits on a device at most"
+    rows.append(Row("loss chunk", str(outcome.chunk), pieces))
+    return rows
+
+
+def _parameters(model: Model) -> tuple[int, int]:
+    """(all, those that are trained)"""
+    import jax
+
+    from forerun.nn.spec import is_spec
+
+    specs = jax.tree.leaves(model.specs(), is_leaf=is_spec)
+    return sum(spec.size for spec in specs), sum(spec.size for spec in specs if spec.trainable)
+
+
+def _dimensions(outcome: Outcome) -> str:
+    from forerun.models.decoder import Decoder
+
+    if not isinstance(outcome.model, Decoder):
+        return f"counted over the specs of {outcome.job.model.name}"
+    config = outcome.model.config
+    shared = "" if config.kv_heads == config.heads else f" on {config.kv_heads} key/value heads"
+    return (
+        f"{config.layers} layers of width {config.embed}, {config.heads} heads of {config.head_dim}{shared}, "
+        f"mlp {config.mlp}, vocabulary {config.vocab}"
+    )

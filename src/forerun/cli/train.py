@@ -11,7 +11,7 @@ from forerun.units import Count, Seconds
 
 def run(args: argparse.Namespace) -> int:
     loaded = load(args.job, args.overrides)
-    sys.path.insert(0, str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
+    sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
     from forerun.loop.train import train
     from forerun.track.display import make_display
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,10 +46,16 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
     path = Path(path)
     read = given.read(path, overrides)
     try:
-        job = Job.model_validate({"name": path.stem, **read.tree})
+        job = Job.model_validate({"name": _default_name(path), **read.tree})
     except ValidationError as error:
         raise user_error(error, read) from None
     return Loaded(job, {_dotted(leaf): _origin(leaf, read) for leaf, _ in _leaves((), job)}, path)
+
+
+def _default_name(path: Path) -> str:
+    """The file's name, or its folder's if the file is just called `job`; made fit for a folder under runs/."""
+    name = path.resolve().parent.name if path.stem == "job" else path.stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".") or "job"
 
 
 def _origin(path: KeyPath, read: given.Given) -> Origin:

@@ -6,21 +6,26 @@ printed by `forerun check` and stand in the JSON Schema that editors read.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Device = Literal["tpu", "gpu", "cpu"]
 DType = Literal["bfloat16", "float32"]
 PositiveInt = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
+FOLDER_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 RESIDUALS = ("layer_in", "query", "key", "value", "attention_out", "mlp_gate", "mlp_up")
 
 
-def about(description: str, reason: str, default: Any = ..., **limits: Any) -> Any:
-    """A field with its meaning and the reason for its default."""
-    return Field(default, description=description, json_schema_extra={"reason": reason}, **limits)
+def about(
+    description: str, reason: str, default: Any = ..., *, editors: dict[str, Any] | None = None, **limits: Any
+) -> Any:
+    """A field with its meaning and the reason for its default. `editors`: a limit that a validator checks in its
+    own words, as JSON Schema says it."""
+    return Field(default, description=description, json_schema_extra={"reason": reason, **(editors or {})}, **limits)
 
 
 class Section(BaseModel):
@@ -77,16 +82,35 @@ class Optimizer(Section):
     b1: Fraction = about("first moment", "AdamW", 0.9)
     b2: Fraction = about("second moment", "0.95 is steadier than 0.999 for language models", 0.95)
     eps: float = about("AdamW epsilon", "Optax", 1e-8, gt=0)
-    clip: float | None = about("global gradient norm limit", "1.0 stops rare spikes", 1.0)
+    clip: float | None = about("global gradient norm limit; null: none", "1.0 stops rare spikes", 1.0, gt=0)
     ema: Fraction | None = about("decay of an averaged copy of the weights", "off: costs one more copy", None)
+
+
+_AXIS_SIZE = {"anyOf": [{"const": -1}, {"minimum": 1}]}
 
 
 class Mesh(Section):
     """How devices are laid out. One axis may be -1: whatever is left."""
 
-    data: int = about("copies of the model, each with its part of the batch", "fsdp does the same with less memory", 1)
-    fsdp: int = about("batch and weights split together", "-1: every device that is left", -1)
-    tp: int = about("every layer split across devices", "only for large models: it talks all the time", 1)
+    data: int = about(
+        "copies of the model, each with its part of the batch",
+        "fsdp does the same with less memory",
+        1,
+        editors=_AXIS_SIZE,
+    )
+    fsdp: int = about("batch and weights split together", "-1: every device that is left", -1, editors=_AXIS_SIZE)
+    tp: int = about(
+        "every layer split across devices", "only for large models: it talks all the time", 1, editors=_AXIS_SIZE
+    )
+
+    @field_validator("data", "fsdp", "tp")
+    @classmethod
+    def _devices(cls, size: int, info: ValidationInfo) -> int:
+        if size < 1 and size != -1:
+            raise ValueError(
+                f"mesh.{info.field_name}: {size} is not a number of devices; write 1 or more, or -1 for what is left"
+            )
+        return size
 
 
 class Remat(Section):
@@ -144,7 +168,12 @@ def _shorthand(field: str) -> Any:
 class Job(Section):
     """One run, whole."""
 
-    name: str = about("folder under runs/", "the job file's name", "job")
+    name: str = about(
+        "folder under runs/",
+        "the job file's name; of job.yaml, its folder's",
+        "job",
+        editors={"pattern": f"^{FOLDER_NAME}$"},
+    )
     seed: int = about("weights and data order", "any number", 0, ge=0)
     device: Literal["auto", "tpu", "gpu", "cpu"] | Annotated[tuple[Device, ...], Field(min_length=1)] = about(
         "auto, one of tpu/gpu/cpu, or a list to fall back along", "auto: TPU, then GPU, then CPU", "auto"
@@ -172,7 +201,7 @@ class Job(Section):
     checkpoint: Checkpoint = Checkpoint()
     log_every: PositiveInt = about("steps between lines of metrics", "every step is cheap", 1)
     sample: Sample = Sample()
-    runs: str = about("where run folders go", "beside the job", "runs")
+    runs: str = about("where run folders go", "in the folder you stand in", "runs")
 
     @model_validator(mode="before")
     @classmethod
@@ -185,4 +214,13 @@ class Job(Section):
     def _one_length(self) -> Job:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("steps and epochs are both given: keep one")
+        return self
+
+    @model_validator(mode="after")
+    def _folder_name(self) -> Job:
+        if not re.fullmatch(FOLDER_NAME, self.name):
+            raise ValueError(
+                f"name: {self.name!r} is not a safe folder name; use letters, digits, '.', '_' and '-', no '.' first "
+                "(without this key it is the name of the file)"
+            )
         return self

@@ -31,6 +31,12 @@ class Stream:
     def documents(self) -> int:
         return len(self.offsets) - 1
 
+    def digest(self) -> str:
+        """Twelve hex digits of all tokens and borders: the same data, the same digest."""
+        whole = hashlib.sha256(self.tokens.astype(np.int32).tobytes())
+        whole.update(self.offsets.tobytes())
+        return whole.hexdigest()[:12]
+
 
 def token_stream(texts: Sequence[str], tokenizer: Tokenizer, cache: Path | None = None) -> Stream:
     """The stream of `texts`, in order; empty texts are no documents."""

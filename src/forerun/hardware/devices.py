@@ -134,7 +134,9 @@ def _absent(order: tuple[str, ...], missing: Mapping[str, Absence]) -> UserError
     names = " or ".join(f"a {_SPOKEN[name]}" for name in order)
     whys = "\n".join(f"{_SPOKEN[name]}: {missing[name].why}" for name in order)
     fixes = dict.fromkeys(missing[name].fix for name in order)
-    return UserError(f"the job asks for {names}, and none can be used here", why=whys, fix="\n".join(fixes))
+    lost = "this machine has none" if not any(missing[name].attached for name in order) else "it cannot be used here"
+    fixes["does it fit a TPU? forerun plan JOB --on v5e-8 needs none"] = None
+    return UserError(f"the job asks for {names}, and {lost}", why=whys, fix="\n".join(fixes))
 
 
 def _counted(platform: str, count: int) -> str:

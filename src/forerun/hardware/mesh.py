@@ -36,8 +36,8 @@ class MeshShape:
         return f"mesh.data={self.data} mesh.fsdp={self.fsdp} mesh.tp={self.tp}"
 
 
-def resolve(data: int, fsdp: int, tp: int, devices: int) -> MeshShape:
-    """The mesh for so many devices; one axis may be -1, which takes what is left."""
+def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this machine") -> MeshShape:
+    """The mesh for so many devices; one axis may be -1, which takes what is left. `place` has them."""
     wanted = (data, fsdp, tp)
     for axis, size in zip(AXES, wanted, strict=True):
         if size < 1 and size != REST:
@@ -58,7 +58,7 @@ def resolve(data: int, fsdp: int, tp: int, devices: int) -> MeshShape:
         return MeshShape(*(devices // given if size == REST else size for size in wanted))
     if not open_axes and given == devices:
         return MeshShape(data, fsdp, tp)
-    raise _impossible(wanted, given, devices)
+    raise _impossible(wanted, given, devices, place)
 
 
 def valid_meshes(devices: int) -> list[MeshShape]:
@@ -111,19 +111,19 @@ def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: in
         )
 
 
-def _impossible(wanted: tuple[int, int, int], given: int, devices: int) -> UserError:
+def _impossible(wanted: tuple[int, int, int], given: int, devices: int, place: str) -> UserError:
     text = "x".join("?" if size == REST else str(size) for size in wanted)
     if REST in wanted:
-        what = f"mesh {text} cannot be filled: {devices} devices do not divide by {given}"
+        what = f"mesh {text} cannot be filled: the {devices} devices of {place} do not divide by {given}"
     else:
-        what = f"mesh {text} needs {given} devices, {devices} {'is' if devices == 1 else 'are'} here"
+        what = f"mesh {text} needs {given} devices, {place} has {devices}"
     why = "data x fsdp x tp must be the number of devices"
     if devices == 1 and given == 8:
         why += "; a v6e-1 is one chip with one device, 8 devices are a v6e-8"
     elif devices == 4 and given == 8:
         why += "; a v4-8 or v5p-8 is 4 chips and 4 devices, as its name counts TensorCores"
     near = nearest_meshes(wanted, devices)
-    return UserError(what, why=why, fix="\n".join(mesh.overrides() for mesh in near))
+    return UserError(what, why=why, fix="use one of these:\n" + "\n".join(f"- {mesh.overrides()}" for mesh in near))
 
 
 def _divisors(number: int) -> list[int]:

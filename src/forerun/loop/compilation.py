@@ -48,7 +48,7 @@ def events_counted(*names: str) -> Iterator[dict[str, int]]:
         if event in counts:
             counts[event] += 1
 
-    def on_duration(event: str, seconds: float, **_: Any) -> None:
+    def on_duration(event: str, duration_secs: float, **_: Any) -> None:
         on_event(event)
 
     monitoring.register_event_listener(on_event)
@@ -73,8 +73,14 @@ class CompiledStep:
             with jax.transfer_guard("disallow"):
                 return self._run(state, batch)
         except (TypeError, ValueError) as error:
-            changed = [c for c in (difference("state", self._expected["state"], state),
-                                   difference("batch", self._expected["batch"], batch)) if c]
+            changed = [
+                c
+                for c in (
+                    difference("state", self._expected["state"], state),
+                    difference("batch", self._expected["batch"], batch),
+                )
+                if c
+            ]
             if not changed:
                 raise
             raise RecompileError(f"{changed[0]}; the step is compiled once, before the first step") from error

@@ -7,6 +7,7 @@ is missing, so a job for a named model with `steps` can be planned without its d
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from forerun.config.schema import Job
@@ -24,6 +25,11 @@ class Corpus:
     tokenizer: Tokenizer
     rows: Rows
 
+    @cached_property
+    def digest(self) -> str:
+        """Of the tokens in their order."""
+        return self.rows.stream.digest()
+
 
 def open_corpus(job: Job, cache: Path | None = None) -> Corpus:
     tokenizer = load_tokenizer(job.data.tokenizer)
@@ -32,12 +38,11 @@ def open_corpus(job: Job, cache: Path | None = None) -> Corpus:
 
 def concrete(job: Job, corpus: Corpus | None = None) -> Job:
     """The job with its vocabulary and steps known. Opens the corpus if it must."""
-    vocab_unknown = job.model.vocab is None and (job.model.name is None or is_plugin(job.model))
-    if corpus is None and (vocab_unknown or job.steps is None):
+    if corpus is None and job.steps is None:
         corpus = open_corpus(job)
-    if vocab_unknown:
-        assert corpus is not None
-        job = _with_vocab(job, corpus.tokenizer.vocab)
+    if job.model.vocab is None and (job.model.name is None or is_plugin(job.model)):
+        tokenizer = corpus.tokenizer if corpus else load_tokenizer(job.data.tokenizer)
+        job = _with_vocab(job, tokenizer.vocab)
     elif corpus is not None:
         _require_vocab(job, corpus.tokenizer)
     if job.steps is None:

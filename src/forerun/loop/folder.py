@@ -10,7 +10,21 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 
 # What may change between a run and its resumption: where and how it is computed, never what.
-MAY_CHANGE = ("device", "devices", "mesh", "log_every", "checkpoint", "sample", "runs", "name", "data.path", "attention")
+MAY_CHANGE = (
+    "device",
+    "devices",
+    "mesh",
+    "log_every",
+    "checkpoint",
+    "sample",
+    "runs",
+    "name",
+    "data.path",
+    "attention",
+    "micro_batch",
+    "remat",
+    "loss_chunk",
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,9 @@ def open_folder(job: Job, *, fresh: bool) -> RunFolder:
     if folder.job.exists():
         _require_same(job, load(folder.job).job, folder)
     folder.path.mkdir(parents=True, exist_ok=True)
-    folder.job.write_text(dump(job))
+    part = folder.job.with_name("job.yaml.part")  # a kill in the middle of writing must not leave half a job
+    part.write_text(dump(job))
+    part.replace(folder.job)
     return folder
 
 

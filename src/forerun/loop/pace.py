@@ -52,33 +52,35 @@ class Pace:
         """A step's time, the median of the last few: one slow step says nothing about the next."""
         return statistics.median(self.step_seconds[-RECENT:])
 
-    def mfu(self) -> float | None:
+    def mfu(self, step_seconds: float) -> float | None:
         if self._peak_flops is None:
             return None
-        return self._program.flops_per_step / self.recent_seconds() / self._peak_flops
+        return self._program.flops_per_step / step_seconds / self._peak_flops
 
-    def tokens_per_second(self) -> float:
-        return self._program.derived.tokens_per_step / self.recent_seconds()
+    def tokens_per_second(self, step_seconds: float) -> float:
+        return self._program.derived.tokens_per_step / step_seconds
 
     def figures(self) -> dict[str, Any]:
         """One line of metrics.jsonl."""
+        tokens = float(self._metrics.tokens)
         return {
             "loss": self.loss,
             "grad_norm": float(self._metrics.grad_norm),
             "lr": float(self._metrics.lr),
-            "tokens": int(self._metrics.tokens),
+            "tokens": int(tokens) if math.isfinite(tokens) else None,
             "step_seconds": self.step_seconds[-1],
             "wait_share": self.wait_share,
         }
 
     def view(self) -> StepView:
+        step_seconds = self.recent_seconds()
         return StepView(
             step=self._number,
             steps=self.last,
             loss=self.loss,
-            tokens_per_second=self.tokens_per_second(),
-            mfu=self.mfu(),
-            eta_seconds=(self.last - self._number) * self.recent_seconds(),
+            tokens_per_second=self.tokens_per_second(step_seconds),
+            mfu=self.mfu(step_seconds),
+            eta_seconds=(self.last - self._number) * step_seconds,
             wait_share=self.wait_share,
             lr=float(self._metrics.lr),
             grad_norm=float(self._metrics.grad_norm),
@@ -90,5 +92,6 @@ class Pace:
             raise UserError(
                 f"step {self._number}: loss {self.loss}, gradient norm {float(self._metrics.grad_norm)}",
                 why="the weights after this step are not numbers; nothing of it was saved",
-                fix="lower optimizer.lr or raise optimizer.warmup; the same command resumes from the last checkpoint",
+                fix="lower optimizer.lr or raise optimizer.warmup and start over with --fresh (what is there is kept, "
+                "renamed);\nthe same command alone resumes from the last checkpoint and would come to this step again",
             )

@@ -24,6 +24,7 @@ def summary_of(
     """The loss is the whole run's; the times are this process's, without its first step."""
     losses = [line["loss"] for line in read_metrics(folder.metrics)]
     times = pace.step_seconds[1:] or pace.step_seconds
+    step_seconds = statistics.median(times) if times else None
     return {
         "name": job.name,
         "steps": program.derived.steps,
@@ -32,9 +33,9 @@ def summary_of(
         "final_loss": losses[-1] if losses else None,
         "tokens": program.derived.steps * program.derived.tokens_per_step,
         "parameters": count(program.model.specs()),
-        "step_seconds": statistics.median(times) if times else None,
-        "tokens_per_second": pace.tokens_per_second() if times else None,
-        "mfu": pace.mfu() if times else None,
+        "step_seconds": step_seconds,
+        "tokens_per_second": pace.tokens_per_second(step_seconds) if step_seconds else None,
+        "mfu": pace.mfu(step_seconds) if step_seconds else None,
         "wait_share": pace.wait_share,
         "train_seconds": pace.total_seconds,
         "program": step.hash,

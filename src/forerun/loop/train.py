@@ -14,9 +14,10 @@ from forerun.config.schema import Job
 from forerun.data.batches import Batches
 from forerun.data.corpus import counts
 from forerun.data.prefetch import Prefetch
+from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import Chosen, choose
-from forerun.hardware.mesh import check_model, resolve
+from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.loop.compilation import CompiledStep, compile_step, no_compilation, use_cache
 from forerun.loop.concrete import Corpus, concrete, open_corpus
 from forerun.loop.folder import RunFolder, open_folder
@@ -50,6 +51,7 @@ def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
     display.say(f"device: {chosen.reason}")
     if chosen.warning:
         display.warn(chosen.warning)
+    mesh_on(job, chosen)  # an impossible mesh is said before anything is read
 
     # Data: read, tokenized, packed into rows of one length.
     with display.phase("data") as phase:
@@ -67,19 +69,21 @@ def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
     # State: fresh, or where the last checkpoint left it.
     with closing(Store(folder.checkpoints, keep=job.checkpoint.keep)) as store:
         with display.phase("state") as phase:
-            state, first = state_of(job, program, store)
+            state, first = state_of(job, program, store, corpus)
             phase.detail = f"step {first} from {folder.checkpoints}" if first else f"fresh, seed {job.seed}"
 
         # Steps.
         pace = Pace(program, first, peak_flops(chosen))
         try:
-            state = run_steps(job, program, step, state, batches, pace, store, folder, display)
+            record = {"program": step.hash, "data": corpus.digest}
+            state = run_steps(job, program, step, state, batches, pace, store, record, folder, display)
         finally:
             display.close()
 
     # The end: what came out, in figures and in words.
     summary = summary_of(job, program, step, pace, chosen, folder)
-    write_summary(folder.summary, summary)
+    if pace.step_seconds or not folder.summary.exists():  # a finished run that is started again keeps its figures
+        write_summary(folder.summary, summary)
     text = ""
     if job.sample.tokens:
         weights = state.params if state.average is None else merge(state.average, state.params)
@@ -87,12 +91,15 @@ def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
     return Finished(summary, text, state)
 
 
+def mesh_on(job: Job, chosen: Chosen) -> MeshShape:
+    return resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices))
+
+
 def program_on(job: Job, chosen: Chosen, examples: int | None) -> Program:
     """The concrete job's Program on the chosen devices."""
-    model = model_of(job.model)
-    shape = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices))
-    check_model(shape, model.heads, job.batch, job.micro_batch)
-    return build(job, model, make_mesh(shape, chosen.devices), derive(job, shape, examples))
+    model, mesh = model_of(job.model), mesh_on(job, chosen)
+    check_model(mesh, model.heads, job.batch, job.micro_batch)
+    return build(job, model, make_mesh(mesh, chosen.devices), derive(job, mesh, examples))
 
 
 def batches_of(job: Job, program: Program, corpus: Corpus) -> Batches:
@@ -102,10 +109,18 @@ def batches_of(job: Job, program: Program, corpus: Corpus) -> Batches:
     return Batches(corpus.rows, seed=job.seed, batch=job.batch, accumulation=accumulation, part=part)
 
 
-def state_of(job: Job, program: Program, store: Store) -> tuple[State, int]:
+def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[State, int]:
+    """Fresh, or the newest checkpoint's; with other data than before, a resumed run would not be the same run."""
     newest = store.newest()
     if newest is None:
         return program.initial_state(job.seed), 0
+    before = store.record(newest).get("data")
+    if before != corpus.digest:
+        raise UserError(
+            f"the data is not what the checkpoint of step {newest} was trained on",
+            why=f"{job.data.path}: digest {corpus.digest} now, {before} then",
+            fix="put the text back as it was, or start over with --fresh (the old folder is kept, renamed)",
+        )
     return store.restore(newest, program.state), newest
 
 
@@ -117,6 +132,7 @@ def run_steps(
     batches: Batches,
     pace: Pace,
     store: Store,
+    record: dict[str, str],
     folder: RunFolder,
     display: Display,
 ) -> State:
@@ -147,7 +163,7 @@ def run_steps(
             while len(waiting) > (0 if save else 1):
                 report(*waiting.pop(0))
             if save:
-                store.save(number, state, {"step": number, "program": step.hash})
+                store.save(number, state, record)
         store.wait()
     return state
 

@@ -112,8 +112,7 @@ class Decoder:
         k_BSKD = residual(layers.rope(k_BSKD, angles), "key")
         v_BSKD = residual(v_BSKD, "value")
         y_BSHD = attention(q_BSHD, k_BSKD, v_BSKD, segments_BS, window=c.window, kernel=compute.attention)
-        y_BSHD = residual(constrain(y_BSHD, "BSHD"), "attention_out")
-        x_BSE = x_BSE + contract("BSHD,HDE->BSE", y_BSHD, block.out)
+        x_BSE = x_BSE + contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out)
 
         y_BSE = layers.rms_norm(x_BSE, block.mlp_norm, c.norm_eps)
         gate_BSF = residual(contract("BSE,EF->BSF", y_BSE, block.gate), "mlp_gate")
@@ -136,9 +135,7 @@ def _mean_window(sequence: int, window: int) -> float:
     return window * (1 - window / (2 * sequence))
 
 
-def _project(
-    equation: str, x: jax.Array, weight: Dense[jax.Array], bias: Any, norm: Any, epsilon: float
-) -> jax.Array:
+def _project(equation: str, x: jax.Array, weight: Dense[jax.Array], bias: Any, norm: Any, epsilon: float) -> jax.Array:
     """To heads, with Qwen2's bias or Qwen3's norm where the family has one."""
     y = contract(equation, x, weight)
     if bias is not None:

@@ -22,6 +22,14 @@ def model_of(section: schema.Model) -> Model:
 def _plugin(section: schema.Model) -> Model:
     """`module.path:Class`, called with the vocabulary and the job's options."""
     name = section.name or ""
+    foreign = [key for key in type(section).model_fields if key not in ("name", "vocab", "options")]
+    given = [key for key in foreign if getattr(section, key) is not None]
+    if given:
+        raise UserError(
+            f"model.{given[0]} is a key of the decoder family, not of {name}",
+            why="a model of your own takes its dimensions from model.options",
+            fix=f"write model.options.{given[0]} if the class takes it, or remove model.{given[0]}",
+        )
     module_name, _, class_name = name.partition(":")
     try:
         made: Model = getattr(importlib.import_module(module_name), class_name)(vocab=section.vocab, **section.options)

@@ -90,7 +90,7 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
             why=f"the named sizes are {', '.join(SIZES)}",
             fix=f"did you mean model: {near}?" if near else "choose one of these, or give layers, embed and heads",
         )
-    return replace(SIZES[model.name], **given)
+    return _checked(replace(SIZES[model.name], **given))
 
 
 def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
@@ -122,7 +122,10 @@ def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
                 fix="set model.vocab",
             )
         derived["vocab"] = -(-tokenizer_vocab // 128) * 128  # whole lanes, and it divides by any mesh
-    config = DecoderConfig(**{**derived, **given})  # type: ignore[arg-type]
+    return _checked(DecoderConfig(**{**derived, **given}))  # type: ignore[arg-type]
+
+
+def _checked(config: DecoderConfig) -> DecoderConfig:
     if config.heads % config.kv_heads:
         raise UserError(
             f"{config.heads} heads cannot share {config.kv_heads} kv_heads",

@@ -13,9 +13,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
+
+RESIDUAL = "attention_out"
 
 
 @dataclass(frozen=True)
@@ -36,39 +39,31 @@ def attention(
     window: int | None,
     kernel: Kernel,
 ) -> jax.Array:
-    """Softmax attention, [B, S, H, D]."""
+    """Softmax attention, [B, S, H, D].
+
+    What the backward pass needs of it bears the name `attention_out`, for remat to keep or offload:
+    of splash, its output and the log-sum-exp of its scores, so that the kernel need not run again.
+    """
     if kernel.name == "splash":
         return _splash(q_BSHD, k_BSKD, v_BSKD, segments_BS, window, kernel)
     if kernel.name == "cudnn":
-        return _dot_product(q_BSHD, k_BSKD, v_BSKD, segments_BS, segments_BS, 0, window, "cudnn")
-    return _blockwise(q_BSHD, k_BSKD, v_BSKD, segments_BS, window, kernel.block)
+        return checkpoint_name(_cudnn(q_BSHD, k_BSKD, v_BSKD, segments_BS, window), RESIDUAL)
+    return checkpoint_name(_blockwise(q_BSHD, k_BSKD, v_BSKD, segments_BS, window, kernel.block), RESIDUAL)
 
 
-def _dot_product(
-    q_BTHD: jax.Array,
-    k_BSKD: jax.Array,
-    v_BSKD: jax.Array,
-    q_segments_BT: jax.Array,
-    segments_BS: jax.Array,
-    start: jax.Array | int,
-    window: int | None,
-    implementation: Literal["cudnn", "xla"],
+def _cudnn(
+    q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, window: int | None
 ) -> jax.Array:
-    """Queries at positions start .. start + T against all keys; the mask says what each may see."""
-    if implementation == "cudnn":  # the kernel makes its own causal mask, without the quadratic part in memory
-        return jax.nn.dot_product_attention(
-            q_BTHD,
-            k_BSKD,
-            v_BSKD,
-            mask=q_segments_BT[:, None, :, None] == segments_BS[:, None, None, :],
-            is_causal=True,
-            local_window_size=None if window is None else (window - 1, 0),
-            implementation="cudnn",
-        )
-    ahead = start + jnp.arange(q_BTHD.shape[1])[:, None] - jnp.arange(k_BSKD.shape[1])[None, :]
-    seen = (ahead >= 0) if window is None else (ahead >= 0) & (ahead < window)
-    mask = seen & (q_segments_BT[:, None, :, None] == segments_BS[:, None, None, :])
-    return jax.nn.dot_product_attention(q_BTHD, k_BSKD, v_BSKD, mask=mask, implementation="xla")
+    """Causality and the window are the kernel's own; only the segments are a mask."""
+    return jax.nn.dot_product_attention(
+        q_BSHD,
+        k_BSKD,
+        v_BSKD,
+        mask=segments_BS[:, None, :, None] == segments_BS[:, None, None, :],
+        is_causal=True,
+        local_window_size=None if window is None else (window - 1, 0),
+        implementation="cudnn",
+    )
 
 
 def _blockwise(
@@ -76,18 +71,40 @@ def _blockwise(
 ) -> jax.Array:
     """Plain XLA. Long sequences take their queries block by block, so that S x S scores never exist."""
     B, S, H, D = q_BSHD.shape
-    if S <= 2 * block or S % block:
-        return _dot_product(q_BSHD, k_BSKD, v_BSKD, segments_BS, segments_BS, 0, window, "xla")
+    if 2 * block >= S or S % block:
+        return _softmax_attention(q_BSHD, k_BSKD, v_BSKD, segments_BS, segments_BS, 0, window)
 
     def one(piece: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         queries, segments, start = piece
-        return _dot_product(queries, k_BSKD, v_BSKD, segments, segments_BS, start, window, "xla")
+        return _softmax_attention(queries, k_BSKD, v_BSKD, segments, segments_BS, start, window)
 
     blocks = S // block
     queries = jnp.moveaxis(q_BSHD.reshape(B, blocks, block, H, D), 1, 0)
     segments = jnp.moveaxis(segments_BS.reshape(B, blocks, block), 1, 0)
     out = jax.lax.map(jax.checkpoint(one), (queries, segments, jnp.arange(blocks) * block))
     return jnp.moveaxis(out, 0, 1).reshape(q_BSHD.shape)
+
+
+def _softmax_attention(
+    q_BTHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    q_segments_BT: jax.Array,
+    segments_BS: jax.Array,
+    start: jax.Array | int,
+    window: int | None,
+) -> jax.Array:
+    """Queries at positions start .. start + T against all keys, scores in float32."""
+    B, T, H, D = q_BTHD.shape
+    S, K = k_BSKD.shape[1:3]
+    q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D) * jnp.asarray(D**-0.5, q_BTHD.dtype)
+    scores = jnp.einsum("BTKGD,BSKD->BKGTS", q_BTKGD, k_BSKD, preferred_element_type=jnp.float32)
+    behind = start + jnp.arange(T)[:, None] - jnp.arange(S)[None, :]
+    seen = (behind >= 0) if window is None else (behind >= 0) & (behind < window)
+    seen = seen & (q_segments_BT[:, :, None] == segments_BS[:, None, :])
+    shares = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
+    out = jnp.einsum("BKGTS,BSKD->BTKGD", shares.astype(v_BSKD.dtype), v_BSKD)
+    return out.reshape(B, T, H, D)
 
 
 def _splash(
@@ -145,7 +162,9 @@ def _splash_local(
         block_kv_dq=None if kernel.fused_backward else block,
         use_fused_bwd_kernel=kernel.fused_backward,
     )
-    attend = splash.make_splash_mha_single_device(masks.MultiHeadMask([mask] * heads), block_sizes=blocks)
+    attend = splash.make_splash_mha_single_device(
+        masks.MultiHeadMask([mask] * heads), block_sizes=blocks, residual_checkpoint_name=RESIDUAL
+    )
     ids = splash.SegmentIds(q=segments, kv=segments)
     out = jax.vmap(attend)(q, k, v, ids)
     return out.swapaxes(1, 2)[:, :length]

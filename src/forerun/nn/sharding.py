@@ -26,6 +26,7 @@ BATCH_AXES = ("data", "fsdp")
 # from the embedding to other dimensions, so an odd width never leaves a large weight unsplit.
 WEIGHTS_STORED = (("tp", "VHKF"), ("fsdp", "EFVDHK"))
 WEIGHTS_USED = WEIGHTS_STORED[:1]
+SMALLEST_SPLIT = 1 << 16  # elements of one layer's weight
 ACTIVATIONS = (("data", "B"), ("fsdp", "B"), ("tp", "HKFV"))
 # Where no letter belongs to tp (the residual stream), it splits the sequence: gather + scatter are the
 # same traffic as an all-reduce, and the saved layer inputs shrink by tp.
@@ -50,8 +51,13 @@ def partition(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int], rules
 
 
 def stored(mesh: Any, shape: tuple[int, ...], axes: str) -> NamedSharding:
-    """How a weight rests in memory."""
-    return NamedSharding(mesh, partition(shape, axes, mesh.shape, WEIGHTS_STORED))
+    """How a weight rests in memory. Norms and biases rest whole over fsdp: a gather costs more than they do."""
+    return NamedSharding(mesh, partition(shape, axes, mesh.shape, _stored_rules(shape, axes)))
+
+
+def _stored_rules(shape: tuple[int, ...], axes: str) -> Rules:
+    size = math.prod(n for n, letter in zip(shape, axes, strict=True) if letter != "L")
+    return WEIGHTS_STORED if size >= SMALLEST_SPLIT else WEIGHTS_USED
 
 
 def batched(mesh: Any, shape: tuple[int, ...], axes: str) -> NamedSharding:
@@ -88,7 +94,7 @@ def _gather_forward(weight: jax.Array, axes: str) -> tuple[jax.Array, None]:
 
 
 def _gather_backward(axes: str, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    return (_constrain(gradient, axes, WEIGHTS_STORED),)
+    return (_constrain(gradient, axes, _stored_rules(gradient.shape, axes)),)
 
 
 gather.defvjp(_gather_forward, _gather_backward)
@@ -101,48 +107,8 @@ def lookup(table_VE: jax.Array, tokens_BS: jax.Array) -> jax.Array:
     return _constrain(table_VE[everywhere], "BSE", rules)
 
 
-def over_batch(
-    function: Callable[..., tuple[jax.Array, ...]], *, arguments: tuple[str, ...], results: tuple[str, ...]
-) -> Callable[..., tuple[jax.Array, ...]]:
-    """Run `function` on each device's own rows of the batch; add up what has no batch dimension.
-
-    Arguments with a B are split along it, others are whole. A result without a B is a sum over the
-    devices' parts; if it has an E that divides evenly, the sum comes back split along it by fsdp.
-    """
-    sizes = ambient_sizes()
-    if sizes.get("data", 1) * sizes.get("fsdp", 1) == 1:
+def by_hand(function: Callable[..., Any], *, arguments: tuple[PartitionSpec, ...], results: Any) -> Callable[..., Any]:
+    """Run `function` on each device's own parts, its collectives written out. Without a mesh, just run it."""
+    if math.prod(ambient_sizes().values()) == 1:
         return function
-
-    def spec(axes: str) -> PartitionSpec:
-        return PartitionSpec(*(BATCH_AXES if letter == "B" else None for letter in axes))
-
-    def summed(part: jax.Array, axes: str) -> jax.Array:
-        if _scatters(part.shape, axes):
-            part = jax.lax.psum_scatter(part, "fsdp", scatter_dimension=axes.index("E"), tiled=True)
-            return jax.lax.psum(part, "data")
-        return jax.lax.psum(part, BATCH_AXES)
-
-    def _scatters(shape: tuple[int, ...], axes: str) -> bool:
-        return "E" in axes and shape[axes.index("E")] % sizes["fsdp"] == 0
-
-    def local(*parts: jax.Array) -> tuple[jax.Array, ...]:
-        outs = function(*parts)
-        return tuple(out if "B" in axes else summed(out, axes) for out, axes in zip(outs, results, strict=True))
-
-    def run(*whole: jax.Array) -> tuple[jax.Array, ...]:
-        shapes = dict(zip(arguments, (x.shape for x in whole), strict=True))
-
-        def out_spec(axes: str) -> PartitionSpec:
-            if "B" not in axes and axes in shapes and _scatters(shapes[axes], axes):
-                return PartitionSpec(*("fsdp" if letter == "E" else None for letter in axes))
-            return spec(axes)
-
-        return jax.shard_map(
-            local,
-            in_specs=tuple(spec(axes) for axes in arguments),
-            out_specs=tuple(out_spec(axes) for axes in results),
-            axis_names=set(BATCH_AXES),
-            check_vma=False,
-        )(*whole)
-
-    return run
+    return jax.shard_map(function, in_specs=arguments, out_specs=results, check_vma=False)

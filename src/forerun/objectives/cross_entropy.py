@@ -3,17 +3,24 @@
 The sequence is taken in chunks: a chunk's logits are made, turned into its share of the loss and of
 both gradients, and forgotten. The gradients are computed on the way forward, so the logits are made
 once, not again in the backward pass. B batch, S sequence, E embed, V vocab, C chunk.
+
+Collectives are written out here. Left to the partitioner, every chunk would end in a reduction of
+the matrix gradient over all devices; by hand, each device adds up its own rows in float32 and shares
+the sum once, in the computing dtype.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
 
-from forerun.nn.sharding import constrain, over_batch
+from forerun.nn.sharding import BATCH_AXES, ambient_sizes, by_hand
 
 Chunk = tuple[jax.Array, jax.Array, jax.Array]  # hidden_BCE, targets_BC, weights_BC
 
@@ -23,48 +30,25 @@ def cross_entropy(
     hidden_BSE: jax.Array, matrix_VE: jax.Array, targets_BS: jax.Array, weights_BS: jax.Array, chunk: int
 ) -> jax.Array:
     """Sum over positions of weight x nats, in float32. Differentiable in hidden and matrix."""
-
-    def one(total: jax.Array, piece: Chunk) -> tuple[jax.Array, None]:
-        hidden_BCE, targets_BC, weights_BC = piece
-        logits_BCV = _logits(hidden_BCE, matrix_VE)
-        return total + _nats(logits_BCV, _is_target(logits_BCV, targets_BC), weights_BC), None
-
-    total, _ = jax.lax.scan(one, jnp.zeros((), jnp.float32), _chunks(hidden_BSE, targets_BS, weights_BS, chunk))
+    split = Split.of(hidden_BSE, matrix_VE)
+    local = partial(_loss_local, chunk=chunk, split=split)
+    total: jax.Array = by_hand(local, arguments=split.arguments, results=P())(
+        hidden_BSE, matrix_VE, targets_BS, weights_BS
+    )
     return total
 
 
 def _forward(
     hidden_BSE: jax.Array, matrix_VE: jax.Array, targets_BS: jax.Array, weights_BS: jax.Array, chunk: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The loss, and the gradients of hidden and matrix for a cotangent of one.
-
-    Every device adds up the matrix gradient of its own rows in float32 and shares it once, at the
-    end. Left to the partitioner, each chunk would end in a reduction over all devices.
-    """
-    local = partial(_forward_local, chunk=chunk)
-    run = over_batch(local, arguments=("BSE", "VE", "BS", "BS"), results=("", "BSE", "VE"))
-    total, hidden_gradient, matrix_gradient = run(hidden_BSE, matrix_VE, targets_BS, weights_BS)
+    """The loss, and the gradients of hidden and matrix for a cotangent of one."""
+    split = Split.of(hidden_BSE, matrix_VE)
+    local = partial(_loss_and_gradients_local, chunk=chunk, split=split)
+    results = (P(), P(BATCH_AXES, split.sequence, None), P(split.vocab, split.embed))
+    total, hidden_gradient, matrix_gradient = by_hand(local, arguments=split.arguments, results=results)(
+        hidden_BSE, matrix_VE, targets_BS, weights_BS
+    )
     return total, (hidden_gradient, matrix_gradient)
-
-
-def _forward_local(
-    hidden_BSE: jax.Array, matrix_VE: jax.Array, targets_BS: jax.Array, weights_BS: jax.Array, *, chunk: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    def one(carry: tuple[jax.Array, jax.Array], piece: Chunk) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
-        total, matrix_gradient = carry
-        hidden_BCE, targets_BC, weights_BC = piece
-        logits_BCV = _logits(hidden_BCE, matrix_VE)
-        is_target = _is_target(logits_BCV, targets_BC)
-        slope_BCV = (jax.nn.softmax(logits_BCV, axis=-1) - is_target) * weights_BC[..., None]
-        slope_BCV = slope_BCV.astype(hidden_BCE.dtype)
-        more = jnp.einsum("BCV,BCE->VE", slope_BCV, hidden_BCE, preferred_element_type=jnp.float32)
-        total = total + _nats(logits_BCV, is_target, weights_BC)
-        return (total, matrix_gradient + constrain(more, "VE")), jnp.einsum("BCV,VE->BCE", slope_BCV, matrix_VE)
-
-    start = (jnp.zeros((), jnp.float32), jnp.zeros(matrix_VE.shape, jnp.float32))
-    pieces = _chunks(hidden_BSE, targets_BS, weights_BS, chunk)
-    (total, matrix_gradient), hidden_gradient = jax.lax.scan(one, start, pieces)
-    return total, _unchunk(hidden_gradient, hidden_BSE.shape), matrix_gradient.astype(matrix_VE.dtype)
 
 
 def _backward(
@@ -77,20 +61,109 @@ def _backward(
 cross_entropy.defvjp(_forward, _backward)
 
 
+@dataclass(frozen=True)
+class Split:
+    """Which mesh axes split what; None where nothing does. Rows of the batch lie on data x fsdp."""
+
+    rows: tuple[str, ...]
+    vocab: str | None  # the matrix and the logits
+    sequence: str | None  # the hidden gradient, as the residual stream wants it
+    embed: str | None  # the matrix gradient, as the weight rests
+
+    @classmethod
+    def of(cls, hidden_BSE: jax.Array, matrix_VE: jax.Array) -> Split:
+        sizes = ambient_sizes()
+
+        def axis(name: str, length: int) -> str | None:
+            ways = sizes.get(name, 1)
+            return name if ways > 1 and length % ways == 0 else None
+
+        vocab = axis("tp", matrix_VE.shape[0])
+        return cls(
+            rows=tuple(name for name in BATCH_AXES if sizes.get(name, 1) > 1),
+            vocab=vocab,
+            sequence=axis("tp", hidden_BSE.shape[1]) if vocab else None,
+            embed=axis("fsdp", matrix_VE.shape[1]),
+        )
+
+    @property
+    def arguments(self) -> tuple[P, ...]:
+        return P(BATCH_AXES, None, None), P(self.vocab, None), P(BATCH_AXES, None), P(BATCH_AXES, None)
+
+
+def _loss_local(
+    hidden_BSE: jax.Array,
+    matrix_VE: jax.Array,
+    targets_BS: jax.Array,
+    weights_BS: jax.Array,
+    *,
+    chunk: int,
+    split: Split,
+) -> jax.Array:
+    def one(total: jax.Array, piece: Chunk) -> tuple[jax.Array, None]:
+        hidden_BCE, targets_BC, weights_BC = piece
+        nats_BC, _ = _nats_and_slope(_logits(hidden_BCE, matrix_VE), targets_BC, split)
+        return total + jnp.sum(nats_BC * weights_BC), None
+
+    total, _ = lax.scan(one, jnp.zeros((), jnp.float32), _chunks(hidden_BSE, targets_BS, weights_BS, chunk))
+    return lax.psum(total, split.rows)
+
+
+def _loss_and_gradients_local(
+    hidden_BSE: jax.Array,
+    matrix_VE: jax.Array,
+    targets_BS: jax.Array,
+    weights_BS: jax.Array,
+    *,
+    chunk: int,
+    split: Split,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def one(carry: tuple[jax.Array, jax.Array], piece: Chunk) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
+        total, matrix_gradient = carry
+        hidden_BCE, targets_BC, weights_BC = piece
+        nats_BC, slope_BCV = _nats_and_slope(_logits(hidden_BCE, matrix_VE), targets_BC, split)
+        slope_BCV = (slope_BCV * weights_BC[..., None]).astype(hidden_BCE.dtype)
+        more = jnp.einsum("BCV,BCE->VE", slope_BCV, hidden_BCE, preferred_element_type=jnp.float32)
+        total = total + jnp.sum(nats_BC * weights_BC)
+        return (total, matrix_gradient + more), jnp.einsum("BCV,VE->BCE", slope_BCV, matrix_VE)
+
+    start = (jnp.zeros((), jnp.float32), jnp.zeros(matrix_VE.shape, jnp.float32))
+    pieces = _chunks(hidden_BSE, targets_BS, weights_BS, chunk)
+    (total, matrix_gradient), hidden_pieces = lax.scan(one, start, pieces)
+    hidden_gradient = _unchunk(hidden_pieces, hidden_BSE.shape)
+    if split.vocab:
+        hidden_gradient = _summed(hidden_gradient, (split.vocab,), scatter=split.sequence, dim=1)
+    matrix_gradient = _summed(matrix_gradient.astype(matrix_VE.dtype), split.rows, scatter=split.embed, dim=1)
+    return lax.psum(total, split.rows), hidden_gradient, matrix_gradient
+
+
+def _summed(part: jax.Array, axes: tuple[str, ...], *, scatter: str | None, dim: int) -> jax.Array:
+    """The sum over mesh axes; along `scatter` every device keeps only its own piece of it."""
+    if scatter:
+        part = lax.psum_scatter(part, scatter, scatter_dimension=dim, tiled=True)
+    return lax.psum(part, tuple(axis for axis in axes if axis != scatter))
+
+
 def _logits(hidden_BCE: jax.Array, matrix_VE: jax.Array) -> jax.Array:
-    logits = jnp.einsum("BCE,VE->BCV", hidden_BCE, matrix_VE, preferred_element_type=jnp.float32)
-    return constrain(logits, "BCV")
+    return jnp.einsum("BCE,VE->BCV", hidden_BCE, matrix_VE, preferred_element_type=jnp.float32)
 
 
-def _is_target(logits_BCV: jax.Array, targets_BC: jax.Array) -> jax.Array:
-    """One-hot, by comparison: a gather along a vocabulary split over tp would fetch all of it."""
-    vocabulary = jax.lax.broadcasted_iota(jnp.int32, logits_BCV.shape, logits_BCV.ndim - 1)
-    return (vocabulary == targets_BC[..., None]).astype(jnp.float32)
-
-
-def _nats(logits_BCV: jax.Array, is_target_BCV: jax.Array, weights_BC: jax.Array) -> jax.Array:
-    right = jnp.sum(logits_BCV * is_target_BCV, axis=-1)
-    return jnp.sum((jax.nn.logsumexp(logits_BCV, axis=-1) - right) * weights_BC)
+def _nats_and_slope(logits_BCV: jax.Array, targets_BC: jax.Array, split: Split) -> tuple[jax.Array, jax.Array]:
+    """Per position -log p(target), and its derivative by the logits. V may be this device's part of it."""
+    own = logits_BCV.shape[-1]
+    highest = jnp.max(logits_BCV, axis=-1, keepdims=True)
+    over = (split.vocab,) if split.vocab else ()
+    offset = jnp.zeros((), jnp.int32)
+    if split.vocab:
+        highest = lax.pmax(highest, split.vocab)
+        offset = own * lax.axis_index(split.vocab)
+    powers = jnp.exp(logits_BCV - highest)
+    total = lax.psum(jnp.sum(powers, axis=-1, keepdims=True), over)
+    vocabulary = offset + lax.broadcasted_iota(jnp.int32, logits_BCV.shape, logits_BCV.ndim - 1)
+    is_target = (vocabulary == targets_BC[..., None]).astype(jnp.float32)
+    right = lax.psum(jnp.sum(logits_BCV * is_target, axis=-1), over)
+    nats = jnp.log(total[..., 0]) + highest[..., 0] - right
+    return nats, powers / total - is_target
 
 
 def _chunks(hidden_BSE: jax.Array, targets_BS: jax.Array, weights_BS: jax.Array, chunk: int) -> Chunk:

@@ -9,11 +9,17 @@ from pathlib import Path
 
 from forerun.units import Bytes
 
-HBM, HOST = "default (color=0)", "cmem (color=5)"
+REPORT, ASSIGNMENT = "*-memory-usage-report.txt", "*-buffer-assignment.txt"
+HBM = "default"
+HOST = ("cmem", "host")  # what was offloaded: the first by colour 5, the second by colour 4
 
-_SPACE = re.compile(r"^Memory Space: (.+)$")
-_TOTAL = re.compile(r"^Total bytes: (\d+)")
-_PARAMETER = re.compile(r"^allocation \d+: size (\d+), parameter (\d+),(.*)$")
+_SPACE = re.compile(r"^Memory Space: (\w+)")
+_TOTAL = re.compile(r"^Total bytes: (\d+) ")
+_PARAMETER = re.compile(r"^allocation \d+: size (\d+), (.*?)parameter (\d+), ")
+
+
+class Unreadable(Exception):
+    """The files are not there, not whole, or not in the form that we know."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class MemoryReport:
 
 
 def space_totals(report: str) -> dict[str, int]:
-    """Bytes by memory space, from the text of `*-memory-usage-report.txt`."""
+    """Bytes by memory space, from the text of the memory-usage report."""
     totals: dict[str, int] = {}
     space = ""
     for line in report.splitlines():
@@ -41,32 +47,48 @@ def space_totals(report: str) -> dict[str, int]:
             space = found[1]
         elif (found := _TOTAL.match(line)) and space:
             totals[space] = int(found[1])
+    if HBM not in totals or not report.endswith("\n\n"):
+        raise Unreadable("the memory-usage report has no total for HBM, or no end")
     return totals
 
 
 def argument_bytes(assignment: str, groups: Sequence[str]) -> dict[str, int]:
-    """HBM bytes by group of arguments, padding included, from `*-buffer-assignment.txt`."""
+    """HBM bytes by group of arguments, padding included, from the text of the buffer assignment."""
     sizes = dict.fromkeys(groups, 0)
+    missing = set(range(len(groups)))
     for line in assignment.splitlines():
-        found = _PARAMETER.match(line)
-        if found and " color " not in found[3]:
-            sizes[groups[int(found[2])]] += int(found[1])
+        if not (found := _PARAMETER.match(line)):
+            continue
+        number = int(found[3])
+        if number >= len(groups):
+            raise Unreadable(f"the buffer assignment has an argument {number}, the step only {len(groups)} of them")
+        missing.discard(number)
+        if "color" not in found[2]:  # HBM has none
+            sizes[groups[number]] += int(found[1])
+    if missing:
+        raise Unreadable(f"the buffer assignment lacks {len(missing)} of the step's {len(groups)} arguments")
     return sizes
 
 
 def memory_report(folder: Path, groups: Sequence[str]) -> MemoryReport:
-    """From the compiler's dump of one program."""
-    totals = space_totals(newest(folder, "memory-usage-report.txt").read_text())
-    arguments = argument_bytes(newest(folder, "buffer-assignment.txt").read_text(), groups)
-    return MemoryReport(
+    """From the compiler's dump of one program. `groups` says what each argument of the step is, in order."""
+    totals = space_totals(_newest(folder, REPORT))
+    arguments = argument_bytes(_newest(folder, ASSIGNMENT), groups)
+    report = MemoryReport(
         peak_bytes=Bytes(totals[HBM]),
         weights_bytes=Bytes(arguments.get("weights", 0)),
         optimizer_bytes=Bytes(arguments.get("optimizer", 0)),
         batch_bytes=Bytes(arguments.get("batch", 0)),
-        host_bytes=Bytes(totals.get(HOST, 0)),
+        host_bytes=Bytes(sum(totals.get(space, 0) for space in HOST)),
     )
+    if report.working_bytes < 0:
+        raise Unreadable(f"the arguments are larger than the whole of {report.peak_bytes}")
+    return report
 
 
-def newest(folder: Path, ending: str) -> Path:
-    """The last file with that ending: the compiler may try again when a first try does not fit."""
-    return max(folder.glob(f"*{ending}"), key=lambda path: path.stat().st_mtime_ns)
+def _newest(folder: Path, pattern: str) -> str:
+    """The last file of that name: the compiler may write a second one when it tries again."""
+    files = list(folder.glob(pattern))
+    if not files:
+        raise Unreadable(f"there is no {pattern}")
+    return max(files, key=lambda path: path.stat().st_mtime_ns).read_text()

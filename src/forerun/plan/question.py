@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forerun.config.schema import Job
+from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hardware.slices import Slice, slice_named
+from forerun.models.sizes import decoder_config, is_plugin
 from forerun.program.derive import Derived, derive
 
 
@@ -20,7 +23,7 @@ class Question:
 
     def mesh_shape(self) -> MeshShape:
         mesh = self.job.mesh
-        return resolve(mesh.data, mesh.fsdp, mesh.tp, self.slice.devices)
+        return resolve(mesh.data, mesh.fsdp, mesh.tp, self.slice.devices, self.slice.name)
 
     def derived(self, heads: int | None) -> Derived:
         shape = self.mesh_shape()
@@ -34,3 +37,31 @@ class Question:
 def from_json(text: str) -> Question:
     raw = json.loads(text)
     return Question(Job.model_validate_json(json.dumps(raw["job"])), slice_named(raw["slice"]))
+
+
+def slices_named(names: Sequence[str]) -> list[Slice]:
+    """The slices of `--on`, each once."""
+    slices = [slice_named(name) for name in names]
+    first: dict[str, str] = {}
+    for one, name in zip(slices, names, strict=True):
+        if one.name in first:
+            also = "" if first[one.name] == name else f"; {first[one.name]} and {name} are the same"
+            raise UserError(
+                f"slice {one.name} is named twice",
+                why=f"one compile answers for it{also}",
+                fix=f"--on {','.join(dict.fromkeys(one.name for one in slices))}",
+            )
+        first[one.name] = name
+    return slices
+
+
+def questions_of(job: Job, slices: Sequence[Slice]) -> list[Question]:
+    """One for each slice, after every check that needs no compiler. `job` is concrete."""
+    heads = None if is_plugin(job.model) else decoder_config(job.model).heads
+    questions = [Question(job, one) for one in slices]
+    for question in questions:
+        try:
+            question.derived(heads)
+        except UserError as error:
+            raise UserError(f"{question.slice.name}: {error.what}", why=error.why, fix=error.fix) from None
+    return questions

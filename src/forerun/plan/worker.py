@@ -2,14 +2,18 @@
 
 `facts.json` says what the program's arguments are; the compiler itself writes the scheduled program and
 its memory report (XLA_FLAGS=--xla_dump_to) before it generates code. The parent ends this process as
-soon as they are there, so nothing after `compile` is promised to run.
+soon as they are there, so nothing after `compile` is promised to run. Should the parent be gone first,
+its end of stdin closes, and this process leaves and takes the folder with it.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
-import time
+import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -49,31 +53,55 @@ def argument_groups(program: Any) -> list[str]:
 
 
 def main(folder: Path) -> int:
-    from jax.errors import JaxRuntimeError
-
-    from forerun.program.build import program_hash
-
-    question = from_json(sys.stdin.read())
+    question = from_json(sys.stdin.readline())
+    threading.Thread(target=_leave_with_parent, args=(folder,), daemon=True).start()
     try:
-        program = program_for(question)
-        started = time.perf_counter()
-        traced = program.trace()
-        lowered = traced.lower()
-        facts = {
-            "arguments": argument_groups(program),
-            "program": program_hash(lowered),
-            "mesh": str(program.derived.mesh),
-            "lower_seconds": time.perf_counter() - started,
-        }
-        (folder / FACTS).write_text(json.dumps(facts))
-        lowered.compile(compiler_options=program.compiler_options)
+        _compile(question, folder)
     except UserError as error:
-        (folder / ERROR).write_text(json.dumps({"what": error.what, "why": error.why, "fix": error.fix}))
+        _leave(folder / ERROR, {"what": error.what, "why": error.why, "fix": error.fix})
         return UserError.exit_code
-    except JaxRuntimeError as error:
-        (folder / ERROR).write_text(json.dumps({"compiler": str(error)}))
+    except Exception as error:
+        _leave(folder / ERROR, _failure(error))
         return 1
     return 0
+
+
+def _compile(question: Question, folder: Path) -> None:
+    from forerun.program.build import program_hash
+
+    program = program_for(question)
+    lowered = program.trace().lower()
+    facts = {
+        "arguments": argument_groups(program),
+        "program": program_hash(lowered),
+        "mesh": str(program.derived.mesh),
+    }
+    _leave(folder / FACTS, facts)
+    lowered.compile(compiler_options=program.compiler_options)
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    """The compiler's own words, or an exception with the line that raised it."""
+    from jax.errors import JaxRuntimeError
+
+    if isinstance(error, JaxRuntimeError):
+        return {"compiler": str(error)}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "an unknown place"
+    return {"failure": f"{type(error).__name__}: {error}", "where": where}
+
+
+def _leave(path: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all: the parent looks for it all the time."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(content))
+    draft.rename(path)
+
+
+def _leave_with_parent(folder: Path) -> None:
+    sys.stdin.read()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     platform, kind = mesh.devices.flat[0].platform, mesh.devices.flat[0].device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
-        attention=kernels.attention(job.attention, platform, kind),
+        attention=kernels.attention(job.attention, platform, kind, job.precision.compute),
         remat=job.remat,
     )
     specs = spec.cast(model.specs(), jnp.dtype(job.precision.params))
@@ -83,8 +83,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     trainable = spec.map_specs(lambda s: s.trainable, specs)
     decays, _ = spec.split(spec.map_specs(lambda s: s.decay, specs), trainable)
     tx = optimizer.chain(job.optimizer, rate, decays)
-    chunk = job.loss_chunk or chunk_length(job.sequence, derived.micro_batch, model.vocab)
-    objective: Objective = NextToken(chunk)
+    objective: Objective = NextToken(loss_chunk(job, model, derived))
     ema = job.optimizer.ema
     return Program(
         model=model,
@@ -98,6 +97,11 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         flops_per_step=model.flops_per_token(job.sequence) * derived.tokens_per_step,
         compiler_options=kernels.compiler_options(platform, kind),
     )
+
+
+def loss_chunk(job: Job, model: Model, derived: Derived) -> int:
+    """Positions whose logits exist at one time: the job's, or what keeps a device's logits small."""
+    return job.loss_chunk or chunk_length(job.sequence, derived.micro_batch, model.vocab)
 
 
 def abstract_batch(job: Job, derived: Derived, mesh: Mesh) -> Batch[jax.ShapeDtypeStruct]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.hardware.mesh import MeshShape
+from forerun.hardware.mesh import MeshShape, check_model
 from forerun.units import Count
 
 
@@ -31,13 +31,14 @@ class Derived:
         dp = self.mesh.data_parallel
         epoch = "unknown" if self.steps_per_epoch is None else f"{self.steps_per_epoch:.1f}"
         return [
-            ("mesh", f"{self.mesh}", f"data x fsdp x tp on {self.mesh.devices} devices"),
+            ("mesh", f"{self.mesh}", f"data x fsdp x tp on {_counted(self.mesh.devices, 'device')}"),
             ("micro_batch", f"{self.micro_batch}", self.reasons["micro_batch"]),
             ("accumulation", f"{self.accumulation}", f"batch {self.batch} / (micro_batch {self.micro_batch} x {dp})"),
             (
                 "effective batch",
                 f"{self.batch}",
-                f"micro_batch {self.micro_batch} x accumulation {self.accumulation} x {dp} data-parallel devices",
+                f"micro_batch {self.micro_batch} x accumulation {self.accumulation} x "
+                + _counted(dp, "data-parallel device"),
             ),
             ("tokens per step", f"{Count(self.tokens_per_step)}", "effective batch x sequence"),
             ("steps per epoch", epoch, self.reasons["steps_per_epoch"]),
@@ -48,11 +49,14 @@ class Derived:
 
 def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
     """`examples` are the rows of an epoch; None if the data was not looked at."""
+    check_model(mesh, None, job.batch, job.micro_batch)
     reasons: dict[str, str] = {}
     micro = _micro_batch(job, mesh, reasons)
     per_epoch = None if examples is None else examples / job.batch
     reasons["steps_per_epoch"] = (
-        "the data was not read" if examples is None else f"{examples} rows of {job.sequence} tokens / batch {job.batch}"
+        "the data was not read"
+        if examples is None
+        else f"{_counted(examples, 'row')} of {job.sequence} tokens / batch {job.batch}"
     )
     steps = _steps(job, per_epoch, reasons)
     return Derived(
@@ -70,24 +74,10 @@ def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
 
 def _micro_batch(job: Job, mesh: MeshShape, reasons: dict[str, str]) -> int:
     dp = mesh.data_parallel
-    if job.batch % dp:
-        below, above = job.batch // dp * dp, (job.batch // dp + 1) * dp
-        raise UserError(
-            f"batch {job.batch} does not divide over {dp} data-parallel devices",
-            why=f"mesh {mesh}: data {mesh.data} x fsdp {mesh.fsdp} devices each take the same number of sequences",
-            fix=f"set batch={above}" + (f" or batch={below}" if below else "") + ", or another mesh",
-        )
-    share = job.batch // dp
-    micro = job.micro_batch or share
-    if share % micro:
-        good = max(n for n in range(1, micro + 1) if share % n == 0)
-        raise UserError(
-            f"micro_batch {micro} does not divide the {share} sequences of a device",
-            why=f"batch {job.batch} over {dp} data-parallel devices is {share} each",
-            fix=f"set micro_batch={good}",
-        )
-    reasons["micro_batch"] = "the job's" if job.micro_batch else f"batch {job.batch} / {dp} devices at once"
-    return micro
+    reasons["micro_batch"] = (
+        "the job's" if job.micro_batch else f"batch {job.batch} / {_counted(dp, 'device')}, all at once"
+    )
+    return job.micro_batch or job.batch // dp
 
 
 def _steps(job: Job, per_epoch: float | None, reasons: dict[str, str]) -> int:
@@ -98,11 +88,16 @@ def _steps(job: Job, per_epoch: float | None, reasons: dict[str, str]) -> int:
     if per_epoch is None:
         raise UserError(
             "the number of steps is not known",
-            why=f"it is {epochs:g} epochs of data that was not read",
+            why=f"it is {_counted(epochs, 'epoch')} of data that was not read",
             fix="set steps",
         )
-    reasons["steps"] = f"{epochs:g} epochs x {per_epoch:.1f} steps, rounded up"
+    reasons["steps"] = f"{_counted(epochs, 'epoch')} x {per_epoch:.1f} steps, rounded up"
     return math.ceil(epochs * per_epoch)
+
+
+def _counted(number: float, thing: str) -> str:
+    text = f"{number:g}" if isinstance(number, float) else f"{number}"
+    return f"{text} {thing}" + ("" if number == 1 else "s")
 
 
 def _warmup(job: Job, steps: int, reasons: dict[str, str]) -> int:
@@ -110,5 +105,5 @@ def _warmup(job: Job, steps: int, reasons: dict[str, str]) -> int:
     if warmup >= 1:
         reasons["warmup"] = "the job's"
         return min(steps, round(warmup))
-    reasons["warmup"] = f"{warmup:.0%} of {steps} steps"
+    reasons["warmup"] = f"{warmup * 100:g} % of {_counted(steps, 'step')}"
     return round(warmup * steps)

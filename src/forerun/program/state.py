@@ -45,9 +45,7 @@ def initial_state(
     )
 
 
-def abstract_state(
-    specs: Tree, tx: optax.GradientTransformation, trainable: Tree, average: bool, mesh: Mesh
-) -> State:
+def abstract_state(specs: Tree, tx: optax.GradientTransformation, trainable: Tree, average: bool, mesh: Mesh) -> State:
     """Shapes and shardings of the state. Optimizer moments lie where their parameters lie."""
 
     def placed(s: ParamSpec) -> jax.ShapeDtypeStruct:

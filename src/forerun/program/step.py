@@ -36,6 +36,7 @@ def make_step(
             return objective(model, spec.merge(learning, frozen), micro, compute)
 
         loss_sum, weight_sum, gradient_sum = accumulate(loss, learning, batch)
+        weight_sum = jnp.maximum(weight_sum, 1.0)  # a batch in which nothing counts moves nothing
         gradient = jax.tree.map(lambda g: g / weight_sum, gradient_sum)
         learning, moments = optimizer.update(tx, gradient, state.optimizer, learning)
         metrics = Metrics(
@@ -68,6 +69,9 @@ def accumulate(
 
     def more(carry: Any, micro: Batch[jax.Array]) -> tuple[Any, None]:
         (loss_sum, weight_sum), gradient = one(learning, micro)
+        # Without the barrier the TPU compiler tries to move the gradient's all-reduce out of the loop and fails
+        # (RET_CHECK in while_loop_all_reduce_code_motion) when the read-out has a matrix of its own.
+        gradient = jax.lax.optimization_barrier(gradient)
         return jax.tree.map(jnp.add, carry, (loss_sum, weight_sum, gradient)), None
 
     first = jax.tree.map(lambda x: x[0], batch)

@@ -34,7 +34,9 @@ def load_text(tmp_path: Path) -> Load:
 
 def test_two_lines_are_a_job(load_text: Load, tmp_path: Path) -> None:
     loaded = load_text(SMALL)
-    assert loaded.job == Job.model_validate({"model": "qwen3-0.6b", "data": str(tmp_path / "texts"), "name": "job"})
+    assert loaded.job == Job.model_validate(
+        {"model": "qwen3-0.6b", "data": str(tmp_path / "texts"), "name": tmp_path.name}
+    )
     assert loaded.path == tmp_path / "job.yaml"
     with pytest.raises(dataclasses.FrozenInstanceError):
         loaded.path = Path()  # type: ignore[misc]

@@ -61,7 +61,8 @@ def test_explicit_device_that_is_absent_is_an_error(device: str) -> None:
         choose(device, None, machine)
     assert device.upper() in error.value.what
     assert "none is attached" in error.value.why
-    assert error.value.fix == "run elsewhere"
+    assert error.value.fix.startswith("run elsewhere\n")
+    assert "forerun plan" in error.value.fix
     assert machine.opened == []
 
 

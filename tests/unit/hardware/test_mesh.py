@@ -38,17 +38,19 @@ def test_valid_meshes_are_all_and_only_the_factorisations(devices: int) -> None:
 
 
 def test_impossible_mesh_names_the_nearest() -> None:
-    with pytest.raises(UserError, match="mesh 1x3x2 needs 6 devices, 8 are here") as error:
-        resolve(1, 3, 2, 8)
-    first, *others = error.value.fix.splitlines()
-    assert first == "mesh.data=1 mesh.fsdp=4 mesh.tp=2"
+    with pytest.raises(UserError, match="mesh 1x3x2 needs 6 devices, v5e-8 has 8") as error:
+        resolve(1, 3, 2, 8, "v5e-8")
+    _, first, *others = error.value.fix.splitlines()
+    assert first == "- mesh.data=1 mesh.fsdp=4 mesh.tp=2"
     assert len(others) == 2
 
 
 def test_a_rest_that_does_not_divide() -> None:
-    with pytest.raises(UserError, match=r"mesh 3x\?x1 cannot be filled: 8 devices do not divide by 3") as error:
+    with pytest.raises(
+        UserError, match=r"mesh 3x\?x1 cannot be filled: the 8 devices of this machine do not divide by 3"
+    ) as error:
         resolve(3, -1, 1, 8)
-    assert error.value.fix.splitlines()[0] == "mesh.data=4 mesh.fsdp=2 mesh.tp=1"
+    assert error.value.fix.splitlines()[1] == "- mesh.data=4 mesh.fsdp=2 mesh.tp=1"
 
 
 def test_every_proposed_mesh_resolves() -> None:
@@ -58,16 +60,16 @@ def test_every_proposed_mesh_resolves() -> None:
         try:
             resolve(*wanted, 12)
         except UserError as error:
-            for line in error.fix.splitlines():
-                sizes = [int(word.split("=")[1]) for word in line.split()]
+            for line in error.fix.splitlines()[1:]:
+                sizes = [int(word.split("=")[1]) for word in line.removeprefix("- ").split()]
                 assert resolve(*sizes, 12).devices == 12
 
 
 def test_eight_devices_of_a_v6e_1_are_a_known_mistake() -> None:
-    with pytest.raises(UserError, match="needs 8 devices, 1 is here") as error:
+    with pytest.raises(UserError, match="needs 8 devices, this machine has 1") as error:
         resolve(2, 2, 2, 1)
     assert "v6e-1 is one chip with one device" in error.value.why
-    assert error.value.fix == "mesh.data=1 mesh.fsdp=1 mesh.tp=1"
+    assert error.value.fix == "use one of these:\n- mesh.data=1 mesh.fsdp=1 mesh.tp=1"
 
 
 def test_eight_devices_of_a_v4_8_are_a_known_mistake() -> None:

@@ -1,0 +1,94 @@
+"""Plans every target of the first cut, one compile after the other, and records what the compiler said.
+
+python bench/plan_targets.py        # a few minutes; needs libtpu (the `plan` extra), no TPU
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from forerun.config.load import load
+from forerun.plan.question import Question, questions_of, slices_named
+from forerun.plan.report import as_json
+from forerun.plan.verdict import verdict
+from forerun.units import GIB
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "plan_targets.json"
+
+
+@dataclass(frozen=True)
+class Target:
+    """`fits` is what is demanded; `at_most_gib` only where a figure is."""
+
+    job: str
+    slice: str
+    what: str
+    overrides: tuple[str, ...] = ()
+    fits: bool = True
+    at_most_gib: float | None = None
+
+    def question(self) -> Question:
+        job = load(HERE / "jobs" / f"{self.job}.yaml", self.overrides).job
+        return questions_of(job, slices_named([self.slice]))[0]
+
+    def met(self, row: dict[str, Any]) -> bool:
+        below = self.at_most_gib is None or row["hbm_peak_bytes"] <= self.at_most_gib * GIB
+        return below and row["fits"] == self.fits
+
+
+TARGETS = (
+    Target("qwen3-0.6b", "v6e-1", "4 x 1024 per chip, full remat", ("batch=4",)),
+    Target("qwen3-0.6b", "v5e-8", "4 x 1024 per chip, full remat", at_most_gib=3.0),
+    Target("llama3.1-8b", "v6e-8", "3 x 8192 per chip, full remat"),
+    Target("llama3.1-8b-1024-chips", "v5p-2048", "1,024 chips as 4 x 64 x 4"),
+    Target("llama3.1-70b", "v6e-256", "2 x 8192 per chip, layer inputs in host memory"),
+    Target("llama3.1-70b", "v6e-256", "2 x 8192 per chip, full remat: too large", ("remat=full",), fits=False),
+    Target("smollm2-135m", "v3-8", "2 x 1024 per device, XLA's own attention"),
+)
+
+
+def main() -> int:
+    rows = []
+    for target in TARGETS:
+        print(f"{target.job} on {target.slice}: {target.what}", file=sys.stderr, flush=True)
+        row = as_json([verdict(target.question())])["slices"][0]
+        rows.append({"job": target.job, "what": target.what, "overrides": target.overrides, **row})
+        rows[-1] |= {"at_most_gib": target.at_most_gib, "met": target.met(row)}
+    record = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {name: version(name) for name in ("jax", "jaxlib", "libtpu")},
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "targets": rows,
+    }
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(record, indent=2) + "\n")
+    _print(record)
+    return 0 if all(row["met"] for row in rows) else 1
+
+
+def _print(record: dict[str, Any]) -> None:
+    versions = record["versions"]
+    table = Table(title=f"{record['date']}, jax {versions['jax']}, libtpu {versions['libtpu']}; GiB per device")
+    for heading in ("job", "slice", "mesh", "what", "peak", "usable", "host", "fits", "s", "as wanted"):
+        table.add_column(heading, no_wrap=heading != "what")
+    for row in record["targets"]:
+        sizes = (f"{row[key] / GIB:.2f}" for key in ("hbm_peak_bytes", "hbm_limit_bytes", "host_bytes"))
+        words = ("yes" if row[key] else "no" for key in ("fits", "met"))
+        fits, met = words
+        seconds = f"{row['compile_seconds']:.1f}"
+        table.add_row(row["job"], row["slice"], row["mesh"], row["what"], *sizes, fits, seconds, met)
+    Console(width=150).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

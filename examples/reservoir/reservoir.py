@@ -1,0 +1,134 @@
+"""A reservoir language model: a fixed random recurrent network, and a read-out that learns.
+
+The reservoir turns the past of each position into a vector of features. Nothing in it is trained, so no
+gradient walks back through time and nothing of it is kept for the backward pass; only the read-out
+costs what training costs. This file is all that forerun needs to train, plan and check the model.
+
+B batch, T time (the sequence, never split over devices), E embed, N reservoir units, M the same units
+on the other side of the recurrent matrix, F mlp, V vocab.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from forerun.models.base import Readout
+from forerun.nn import layers
+from forerun.nn.compute import Compute, residual
+from forerun.nn.sharding import constrain
+from forerun.nn.spec import Fill, Normal, ParamSpec
+from forerun.nn.weights import Dense, contract
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Normal entries, a share of them kept, scaled so that a square matrix has the spectral radius.
+
+    By the circular law the eigenvalues of an n x n matrix of independent entries fill a disc of radius
+    std x sqrt(n), whatever the distribution of the entries.
+    """
+
+    radius: float
+    density: float
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        for_values, for_mask = jax.random.split(key)
+        kept = jax.random.bernoulli(for_mask, self.density, shape).astype(jnp.float32)
+        values = jax.random.normal(for_values, shape, jnp.float32)
+        return (values * kept * (self.radius / math.sqrt(shape[0] * self.density))).astype(dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Params(Generic[T]):
+    embed: T  # frozen
+    into: Dense[T]  # frozen
+    recurrent: Dense[T]  # frozen
+    norm: T
+    up: Dense[T]
+    down: Dense[T]
+    head: Dense[T]
+
+
+@dataclass(frozen=True)
+class Reservoir:
+    """`vocab` comes from forerun; the rest are the job's `model.options`."""
+
+    vocab: int
+    units: int = 512
+    embed: int = 128
+    mlp: int = 512
+    radius: float = 0.95  # of the recurrent matrix: below 1 the past fades
+    density: float = 0.2  # share of recurrent weights that are not zero
+    leak_slow: float = 0.1  # units differ in pace, from this share of a new state per token ...
+    leak_fast: float = 1.0  # ... to this one, in equal ratios
+
+    heads: ClassVar[None] = None  # no attention: tensor parallelism has no heads to divide
+
+    def specs(self) -> Params[ParamSpec]:
+        V, E, N, F = self.vocab, self.embed, self.units, self.mlp
+        return Params(
+            embed=ParamSpec((V, E), "VE", Normal(1.0), trainable=False),
+            into=Dense(ParamSpec((E, N), "EN", Normal(1 / math.sqrt(E)), trainable=False)),
+            recurrent=Dense(ParamSpec((N, N), "NM", Sparse(self.radius, self.density), trainable=False)),
+            norm=ParamSpec((E,), "E", Fill(1.0), decay=False),
+            up=Dense(ParamSpec((N, F), "NF", Normal(1 / math.sqrt(N)))),
+            down=Dense(ParamSpec((F, E), "FE", Normal(1 / math.sqrt(F)))),
+            head=Dense(ParamSpec((V, E), "VE", Normal(0.02))),
+        )
+
+    def apply(
+        self,
+        params: Params[jax.Array],
+        tokens_BS: jax.Array,
+        segments_BS: jax.Array,
+        positions_BS: jax.Array,
+        compute: Compute,
+    ) -> Readout:
+        states_BTN = jax.lax.stop_gradient(self.states(params, tokens_BS, segments_BS, compute.dtype))
+
+        def read(states_BTN: jax.Array) -> jax.Array:
+            up_BTF = residual(contract("BTN,NF->BTF", states_BTN, params.up), "mlp_up")
+            y_BTE = contract("BTF,FE->BTE", jax.nn.gelu(up_BTF), params.down)
+            return layers.rms_norm(y_BTE, params.norm, 1e-6)
+
+        hidden_BSE = compute.checkpointed(read)(states_BTN)
+        return Readout(hidden_BSE, params.head.matrix("VE", compute.dtype))
+
+    def states(self, params: Params[jax.Array], tokens_BS: jax.Array, segments_BS: jax.Array, dtype: Any) -> jax.Array:
+        """[B, T, N]: the reservoir after each token. It starts from zero with every document.
+
+        The state is kept in float32 and only multiplied in `dtype`: a slow unit changes by less than
+        bfloat16 can add.
+        """
+        drive_BSN = contract("BSE,EN->BSN", layers.embed(params.embed, tokens_BS, dtype), params.into)
+        drive_TBN = jnp.moveaxis(constrain(drive_BSN, "BTN"), 1, 0)
+        before_BS = jnp.pad(segments_BS, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+        goes_on_TB = (segments_BS == before_BS).T
+        recurrent_NM = params.recurrent.matrix("NM", dtype)
+        leak_N = jnp.geomspace(self.leak_slow, self.leak_fast, self.units, dtype=jnp.float32)
+
+        def tick(state_BN: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            drive_BN, goes_on_B = now
+            state_BN = constrain(jnp.where(goes_on_B[:, None], state_BN, 0.0), "BN")
+            pull_BN = jnp.einsum("BN,NM->BM", state_BN.astype(dtype), recurrent_NM, preferred_element_type=jnp.float32)
+            target_BN = jnp.tanh(pull_BN + drive_BN.astype(jnp.float32))
+            state_BN = state_BN + leak_N * (target_BN - state_BN)
+            return state_BN, state_BN.astype(dtype)
+
+        start_BN = constrain(jnp.zeros((tokens_BS.shape[0], self.units), jnp.float32), "BN")
+        _, states_TBN = jax.lax.scan(tick, start_BN, (drive_TBN, goes_on_TB))
+        return constrain(jnp.moveaxis(states_TBN, 0, 1), "BTN")
+
+    def flops_per_token(self, sequence: int) -> float:
+        """6 per weight that learns (forward, and twice backward), 2 per weight that does not."""
+        fixed = self.embed * self.units + self.units**2
+        learned = self.units * self.mlp + self.mlp * self.embed + self.embed * self.vocab
+        return 2.0 * fixed + 6.0 * learned

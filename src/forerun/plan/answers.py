@@ -1,0 +1,35 @@
+"""Verdicts on several slices at once, as many compilers side by side as the machine has cores."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+from forerun.plan.question import Question
+from forerun.plan.verdict import Verdict, verdict
+
+Listener = Callable[[Question, str], None]
+
+
+def answers(questions: Sequence[Question], on_phase: Listener = lambda question, phase: None) -> list[Verdict]:
+    """In the order of the questions. The first failure is raised; the compilers still running are ended."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(max_workers=max(1, min(len(questions), os.cpu_count() or 1))) as pool:
+        futures = [pool.submit(_ask, question, stop, on_phase) for question in questions]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:
+            stop.set()
+            for future in futures:
+                future.cancel()
+            raise
+    return [future.result() for future in futures]
+
+
+def _ask(question: Question, stop: threading.Event, on_phase: Listener) -> Verdict:
+    answer = verdict(question, stop, lambda phase: on_phase(question, phase))
+    on_phase(question, "fits" if answer.fits else "too large")
+    return answer

@@ -1,0 +1,216 @@
+"""The TPU compiler in a child process: started, watched, and ended as soon as it has decided on memory.
+
+The compiler writes its memory report, closes it, and then writes the scheduled program; only then does it
+generate code, which takes nearly all of the time. So the report is read when the scheduled program is there
+and no report is newer than it (for some chips the compiler assigns buffers twice). A program that is
+too large for HBM never gets that far: the compile ends with an error, and the report is complete then, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UserError
+from forerun.models.sizes import is_plugin
+from forerun.plan.memory import ASSIGNMENT, REPORT, MemoryReport, Unreadable, memory_report
+from forerun.plan.question import Question
+from forerun.plan.worker import ERROR, FACTS
+from forerun.units import MIB, Bytes
+
+SCHEDULED = "*after_optimizations_after_buffer_assignment.txt"
+NOISE = "stderr"
+POLL_SECONDS = 0.05
+DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
+LIMIT_ROUNDING_BYTES = 6 * MIB  # the compiler tells its limits to 0.01 GiB
+SHOWN_LINES, SHOWN_COLUMNS = 12, 300
+DUMP_FLAGS = "--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_step"
+
+Phase = Callable[[str], None]
+
+
+class Stopped(Exception):
+    """Somebody else has failed or pressed Ctrl-C: no answer is wanted any more."""
+
+
+class CompilerFailure(RuntimeError):
+    """The compiler, or what we gave it, is at fault: nothing that the user could mend in the job."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`accepted` is the compiler's own word on whether the program fits HBM."""
+
+    memory: MemoryReport
+    accepted: bool
+    program: str
+    mesh: str
+
+
+def require_compiler() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("libtpu") is None:
+        raise UserError(
+            "the TPU compiler is not installed",
+            why="plan compiles with the libtpu package that this jax release pins",
+            fix="pip install 'forerun[plan]'",
+        )
+
+
+def ask(question: Question, stop: threading.Event, on_phase: Phase) -> Answer:
+    """Blocks until the compiler has decided, or `stop` is set. `on_phase` hears 'lower' and 'compile'."""
+    require_compiler()
+    require_disk(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix="forerun-plan-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        child = _start(question, folder)
+        try:
+            return _watch(child, folder, question, stop, on_phase)
+        finally:
+            _end(child)
+
+
+def require_disk(folder: Path, at_least_bytes: int = DISK_BYTES) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < at_least_bytes:
+        raise UserError(
+            f"the disk is full: {Bytes(free)} left in {folder}",
+            why=f"the compiler writes its memory report there, and needs {Bytes(DISK_BYTES)} for each slice",
+            fix="free some space, or point TMPDIR at another disk",
+        )
+
+
+def _start(question: Question, folder: Path) -> subprocess.Popen[bytes]:
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {DUMP_FLAGS.format(folder=folder)}".strip(),
+        "TPU_SKIP_MDS_QUERY": "1",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+    }
+    with (folder / NOISE).open("wb") as noise:  # libtpu talks a lot; it is shown only when something breaks
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "forerun.plan.worker", str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=noise,
+            stderr=noise,
+            env=env,
+            bufsize=0,
+            start_new_session=True,
+        )
+    assert child.stdin is not None
+    try:
+        child.stdin.write(question.to_json().encode() + b"\n")  # left open: the child ends when it closes
+    except BrokenPipeError:
+        child.wait()  # it is dead already; the watch finds out why
+    return child
+
+
+def _watch(
+    child: subprocess.Popen[bytes], folder: Path, question: Question, stop: threading.Event, on_phase: Phase
+) -> Answer:
+    phase = ""
+    while True:
+        ended = child.poll() is not None  # asked first: what it has left behind is complete then
+        if (folder / ERROR).exists():
+            return _refused(folder, question)
+        facts = _read(folder / FACTS)
+        if phase != (phase := "compile" if facts else "lower"):
+            on_phase(phase)
+        if facts and (answer := _accepted(folder, facts)):
+            limit = question.slice.chip.usable_bytes or 0
+            if ended or answer.memory.peak_bytes <= limit + LIMIT_ROUNDING_BYTES:
+                return answer
+        if ended:
+            raise _died(child.returncode, folder, question)
+        require_disk(folder, at_least_bytes=MIB)
+        if stop.wait(POLL_SECONDS):
+            raise Stopped
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return content
+
+
+def _answer(folder: Path, facts: dict[str, Any], accepted: bool) -> Answer:
+    return Answer(memory_report(folder, facts["arguments"]), accepted, facts["program"], facts["mesh"])
+
+
+def _accepted(folder: Path, facts: dict[str, Any]) -> Answer | None:
+    """None if the compiler has not come so far, or is writing at this moment."""
+    scheduled = [path.stat().st_mtime_ns for path in folder.glob(SCHEDULED)]
+    reports = [path.stat().st_mtime_ns for pattern in (REPORT, ASSIGNMENT) for path in folder.glob(pattern)]
+    if not scheduled or not reports or max(reports) > max(scheduled):
+        return None
+    try:
+        return _answer(folder, facts, accepted=True)
+    except Unreadable:
+        return None
+
+
+def _refused(folder: Path, question: Question) -> Answer:
+    """The compile has ended with an error: too little HBM is an answer, anything else is raised."""
+    error, facts, name = _read(folder / ERROR), _read(folder / FACTS), question.slice.name
+    if "what" in error:
+        raise UserError(f"{name}: {error['what']}", why=error["why"], fix=error["fix"])
+    text = error.get("compiler", "")
+    if "RESOURCE_EXHAUSTED" in text and "hbm" in text.lower():
+        try:
+            return _answer(folder, facts, accepted=False)
+        except Unreadable as unreadable:
+            raise CompilerFailure(f"{name}: {_short(text)}\n{unreadable}") from unreadable
+    model = question.job.model
+    said = _short(text) if text else f"{_short(error['failure'])}\n{error['where']}"
+    if is_plugin(model):
+        raise UserError(
+            f"{name}: model {model.name!r} does not {'compile' if text else 'run'}",
+            why=said,
+            fix="mend the model; its contract stands in forerun.models.base.Model",
+        )
+    raise CompilerFailure(
+        f"{'the TPU compiler failed' if text else 'the program could not be built'} on {name}: {said}"
+    )
+
+
+def _died(code: int, folder: Path, question: Question) -> Exception:
+    """The compiler is gone without a word of Python."""
+    name = question.slice.name
+    if code == -signal.SIGKILL:
+        return UserError(
+            f"{name}: the compiler was killed",
+            why="that is what Linux does when memory runs out: a compile for many chips takes several GiB",
+            fix="name fewer slices at a time after --on, or use a machine with more memory",
+        )
+    said = _short((folder / NOISE).read_text(errors="replace"), last=True)
+    if code == 0:
+        said = f"it left no memory report that we can read\n{said}"
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return CompilerFailure(f"the TPU compiler ended on {name} without an answer ({how}): {said}".rstrip(": \n"))
+
+
+def _short(text: str, last: bool = False) -> str:
+    """At most a dozen lines, none of them endless."""
+    lines = [line[:SHOWN_COLUMNS].rstrip() for line in text.strip().splitlines() if line.strip()]
+    return "\n".join(lines[-SHOWN_LINES:] if last else lines[:SHOWN_LINES])

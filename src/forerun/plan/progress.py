@@ -1,0 +1,87 @@
+"""What each compiler is doing and for how long: a live line per slice on a terminal, a line per change elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from forerun.plan.question import Question
+
+WAITING = "waiting"
+WORDS = {"lower": "lowering", "compile": "compiling"}
+FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+
+@dataclass
+class _Line:
+    phase: str = WAITING
+    began: float = 0.0
+    ended: float | None = None
+
+    def seconds(self, now: float) -> float:
+        return (self.ended or now) - self.began
+
+
+class Progress:
+    """A context; `phase` is called from the threads that wait for the compilers."""
+
+    def __init__(self, questions: Sequence[Question], stream: TextIO | None = None, plain_lines: bool = True) -> None:
+        self._stream = stream or sys.stderr
+        self._plain_lines = plain_lines
+        self._lines = {question.slice.name: _Line() for question in questions}
+        self._live: Live | None = None
+
+    def __enter__(self) -> Progress:
+        console = Console(file=self._stream, highlight=False)
+        if console.is_terminal and not console.is_dumb_terminal:
+            self._live = Live(get_renderable=self.screen, console=console, transient=True, refresh_per_second=8)
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._live:
+            self._live.stop()
+
+    def phase(self, question: Question, phase: str) -> None:
+        line, now = self._lines[question.slice.name], time.monotonic()
+        if line.phase == WAITING:
+            line.began = now
+        if phase not in WORDS:
+            line.ended = now
+        line.phase = phase
+        if not self._live and self._plain_lines:
+            after = f" after {line.seconds(now):.1f} s" if line.ended else ""
+            print(f"{question.slice.name}: {WORDS.get(phase, phase)}{after}", file=self._stream, flush=True)
+
+    def screen(self) -> Table:
+        """One line for each slice: name, phase, seconds."""
+        now = time.monotonic()
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True, style="bold")
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True, justify="right")
+        for name, line in self._lines.items():
+            seconds = "" if line.phase == WAITING else f"{line.seconds(now):.0f} s"
+            grid.add_row(_mark(line, now), name, Text(WORDS.get(line.phase, line.phase), style=_style(line)), seconds)
+        return grid
+
+
+def _mark(line: _Line, now: float) -> Text:
+    if line.phase == WAITING:
+        return Text("·", style="dim")
+    if line.ended is None:
+        return Text(FRAMES[int(now * 8) % len(FRAMES)], style="cyan")
+    return Text("✓", style="green") if line.phase == "fits" else Text("✗", style="red")
+
+
+def _style(line: _Line) -> str:
+    return "dim" if line.phase == WAITING else ""

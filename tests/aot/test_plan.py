@@ -1,0 +1,174 @@
+"""`forerun plan` as people run it: real compilers, no TPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.units import GIB
+
+pytestmark = pytest.mark.aot
+
+ROOT = Path(__file__).resolve().parents[2]
+JOBS = ROOT / "bench" / "jobs"
+QWEN3_06B_PARAMETERS = 596_049_920  # as published; the embedding is tied
+OUR_LINES = re.compile(r"[\w-]+: (lowering|compiling|(fits|too large) after [\d.]+ s)")
+NET = '''
+from dataclasses import dataclass
+from forerun.models.base import Readout
+from forerun.nn.spec import Normal, ParamSpec
+
+@dataclass(frozen=True)
+class Bigram:
+    """The next token by the last one alone."""
+    vocab: int
+    width: int = 128
+    heads = None
+
+    def specs(self):
+        table = ParamSpec((self.vocab, self.width), "VE", Normal(0.02))
+        return {"into": table, "out": table}
+
+    def apply(self, params, tokens_BS, segments_BS, positions_BS, compute):
+        into, out = (params[name].astype(compute.dtype) for name in ("into", "out"))
+        return Readout(into[tokens_BS], out)
+
+    def flops_per_token(self, sequence):
+        return 6.0 * self.vocab * self.width
+
+class Broken(Bigram):
+    def apply(self, params, *rest):
+        return params["nothing"]
+'''
+
+
+def plan(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command = [sys.executable, "-m", "forerun.cli.main", "plan", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=280, check=False)
+
+
+def slices_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.stdout, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["slices"]
+    return rows
+
+
+@pytest.fixture
+def bigram(tmp_path: Path) -> Path:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "job.yaml").write_text(
+        "model: {name: 'net:Bigram', vocab: 512}\ndata: nothing\nsequence: 256\nbatch: 16\nsteps: 10\n"
+    )
+    return tmp_path / "job.yaml"
+
+
+def test_small_job_with_its_ledger() -> None:
+    done = plan(JOBS / "qwen3-0.6b.yaml", "--on", "v5e-8", "--json")
+    [row] = slices_of(done)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (row["slice"], row["chips"], row["devices"], row["mesh"]) == ("v5e-8", 8, 8, "1x8x1")
+    assert row["fits"]
+    assert row["hbm_peak_bytes"] <= 3.0 * GIB
+    assert row["hbm_limit_bytes"] == 15.75 * GIB
+    parts = ("weights", "optimizer", "batch", "working")
+    assert sum(row[f"hbm_{part}_bytes"] for part in parts) == row["hbm_peak_bytes"]
+    each = QWEN3_06B_PARAMETERS * 4 / 8
+    assert each <= row["hbm_weights_bytes"] <= 1.01 * each, "float32, split over 8 devices, padding aside"
+    assert 2 * each <= row["hbm_optimizer_bytes"] <= 2.02 * each, "two moments"
+    arrays, tokens, size = 5, 4 * 1024, 4
+    assert arrays * tokens * size <= row["hbm_batch_bytes"] <= 2 * arrays * tokens * size
+
+
+def test_large_job_on_1024_chips() -> None:
+    done = plan(JOBS / "llama3.1-8b-1024-chips.yaml", "--on", "v5p-2048")
+    assert done.returncode == 0, done.stderr
+    row = next(line for line in done.stdout.splitlines() if line.startswith("v5p-2048"))
+    assert re.search(r"v5p-2048 +1024 +4x64x4 +yes +\d\.\d\d ", row)
+    noise = [line for line in done.stderr.splitlines() if not OUR_LINES.fullmatch(line)]
+    assert noise == [], "the compiler's own words do not reach the user"
+
+
+def test_job_that_does_not_fit_beside_one_that_does(tmp_path: Path) -> None:
+    job = tmp_path / "large.yaml"
+    job.write_text(
+        "model: {layers: 2, embed: 2048, heads: 16, vocab: 8192}\ndata: x\nsequence: 1024\nbatch: 2048\nsteps: 9\n"
+    )
+    done = plan(job, "--on", "v5e-8,v5p-16", "--json", "mesh.data=1")
+    small, large = slices_of(done)
+    assert done.returncode == 0, "one slice holds it"
+    assert (small["fits"], large["fits"]) == (False, True)
+    assert small["hbm_peak_bytes"] > small["hbm_limit_bytes"]
+    alone = plan(job, "--on", "v5e-8")
+    peak = small["hbm_peak_bytes"] / GIB
+    assert alone.returncode == 2
+    assert f"{peak - 15.75:.2f} short" in alone.stdout
+    assert f"error: the job does not fit v5e-8\n  why: v5e-8 needs {peak:.2f} GiB of HBM" in alone.stderr
+    assert "micro_batch=" in alone.stderr
+
+
+def test_the_compilers_own_figure_is_our_peak(tmp_path: Path) -> None:
+    """Its out-of-memory check compares the total of the report that we read with the limit of our table."""
+    from forerun.config.schema import Job
+    from forerun.hardware.slices import slice_named
+    from forerun.plan.compiler import DUMP_FLAGS
+    from forerun.plan.memory import memory_report
+    from forerun.plan.question import Question
+
+    model = {"layers": 2, "embed": 2048, "heads": 16, "vocab": 8192}
+    job = Job.model_validate({"model": model, "data": "x", "batch": 2048, "steps": 9})
+    text = Question(job, slice_named("v5e-8")).to_json() + "\n"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": DUMP_FLAGS.format(folder=tmp_path)}
+    command = [sys.executable, "-m", "forerun.plan.worker", str(tmp_path)]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=env, text=True, **pipes) as child:
+        assert child.stdin is not None
+        child.stdin.write(text)
+        child.stdin.flush()
+        child.wait(timeout=200)
+    said = json.loads((tmp_path / "error.json").read_text())["compiler"]
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    peak = memory_report(tmp_path, facts["arguments"]).peak_bytes
+    needed, available = re.findall(r"\((\d+\.\d+)G\)", said)
+    assert (needed, available) == (f"{peak / GIB:.2f}", "15.75")
+
+
+@pytest.mark.parametrize("slice", ["v3-8", "tpu7x-2x2x1"])
+def test_chips_of_two_devices(bigram: Path, slice: str) -> None:
+    done = plan(bigram, "--on", slice)
+    assert done.returncode == 0, done.stderr
+    assert re.search(rf"{slice} +4 +8 +1x8x1 +yes ", done.stdout)
+    assert f"a chip of {slice.split('-')[0]} is two devices" in done.stdout
+
+
+def test_model_beside_the_job(bigram: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    done = plan(bigram, "--on", "v5e-8", "--json", folder=elsewhere)
+    [row] = slices_of(done)
+    assert (done.returncode, row["fits"]) == (0, True)
+    assert row["hbm_weights_bytes"] == 2 * 512 * 128 * 4 / 8
+
+
+def test_broken_model_beside_the_job(bigram: Path) -> None:
+    done = plan(bigram, "--on", "v5e-8", "model.name=net:Broken")
+    assert done.returncode == 2
+    assert "error: v5e-8: model 'net:Broken' does not run\n  why: KeyError: 'nothing'" in done.stderr
+    assert f"{bigram.parent / 'net.py'}, line 26" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_accumulation_with_an_untied_head(tmp_path: Path) -> None:
+    """The compiler moves reductions out of the accumulating loop, and fails where it meets one it does not expect."""
+    job = tmp_path / "untied.yaml"
+    sizes = "{layers: 2, embed: 256, heads: 4, vocab: 512, tied: false}"
+    job.write_text(f"model: {sizes}\ndata: x\nsequence: 256\nbatch: 16\nmicro_batch: 1\nsteps: 9\n")
+    done = plan(job, "--on", "v5e-8", "--json")
+    assert (done.returncode, done.stderr) == (0, "")

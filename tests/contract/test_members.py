@@ -1,0 +1,120 @@
+"""Every named size of the table: counted, lowered for a TPU slice, and a small copy of each kind stepped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from forerun.config.schema import Job, Model, RopeScaling
+from forerun.hardware.mesh import MeshShape
+from forerun.models.decoder import Decoder
+from forerun.models.registry import model_of
+from forerun.models.sizes import SIZES, DecoderConfig
+from forerun.nn import sharding, spec
+from forerun.program.build import Program, build, make_mesh
+from forerun.program.derive import derive
+
+# The parameter counts of the published checkpoints (sum of the sizes in their safetensors index).
+PUBLISHED = {
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+    "mistral-7b": 7_241_732_096,
+}
+
+
+def traits(config: DecoderConfig) -> tuple[bool, ...]:
+    """What makes a size another kind of program and not only another width."""
+    scaled, windowed = config.rope_scaling is not None, config.window is not None
+    shared = config.kv_heads < config.heads
+    return (config.tied, config.qkv_bias, config.qk_norm, scaled, windowed, shared)
+
+
+KINDS = {traits(config): name for name, config in reversed(SIZES.items())}
+
+
+def section(config: DecoderConfig) -> Model:
+    given = {key: value for key, value in asdict(config).items() if value is not None}
+    scaling = config.rope_scaling and RopeScaling.model_validate(config.rope_scaling.model_dump())
+    return Model(**given | ({"rope_scaling": scaling} if scaling else {}))
+
+
+def built(model: Model, shape: MeshShape, devices: Any, sequence: int) -> Program:
+    job = Job(model=model, data="unread", sequence=sequence, batch=8, steps=1)
+    return build(job, model_of(job.model), make_mesh(shape, devices), derive(job, shape, None))
+
+
+def test_every_size_is_held_to_a_published_count() -> None:
+    assert set(SIZES) == set(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameter_count(name: str) -> None:
+    assert spec.count(model_of(Model(name=name)).specs()) == PUBLISHED[name]
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("name", SIZES)
+def test_lowers_for_a_slice(name: str) -> None:
+    """Two layers of the full width, through Mosaic, on eight chips that are only described."""
+    from jax.experimental import topologies
+
+    devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x4").devices
+    tp = math.gcd(2, SIZES[name].heads)
+    program = built(Model(name=name, layers=2), MeshShape(1, 8 // tp, tp), devices, sequence=256)
+    assert program.compute.attention.name == "splash"
+    text = program.trace().lower().as_text()
+    assert "tpu_custom_call" in text
+    assert f"2x{SIZES[name].embed}x{SIZES[name].mlp}xf32" in text  # gate and up, both layers, master weights
+
+
+@pytest.mark.parametrize("name", KINDS.values())
+def test_a_small_copy_steps_on_eight_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the start no token is likelier than another; after a step every parameter has moved and lies where it lay."""
+    monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 256)  # its matrices count as large
+    size = SIZES[name]
+    kv_heads = 4 if size.kv_heads == size.heads else 2
+    small = replace(size, layers=2, embed=32, heads=4, kv_heads=kv_heads, head_dim=8, mlp=48, vocab=64)
+    small = replace(small, window=None if size.window is None else 5)
+    program = built(section(small), MeshShape(2, 2, 2), jax.devices(), sequence=16)
+    assert isinstance(program.model, Decoder)
+    assert program.model.config == small
+
+    state = program.initial_state(1)
+    before = jax.tree.map(np.array, state.params)
+    rng = np.random.default_rng(0)
+    batch = jax.tree.map(lambda x: rng.integers(0, 64, x.shape).astype(x.dtype), program.batch)
+    positions = np.broadcast_to(np.arange(16, dtype=np.int32), batch.tokens.shape)
+    batch = replace(batch, weights=np.ones_like(batch.weights), segments=np.ones_like(positions), positions=positions)
+    batch = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), batch, program.batch)
+    state, metrics = program.trace().lower().compile()(state, batch)
+
+    np.testing.assert_allclose(metrics.loss, math.log(64), rtol=0.02)
+    assert (int(metrics.tokens), int(state.step)) == (8 * 16, 1)
+    for (path, want), have, old in zip(
+        jax.tree_util.tree_leaves_with_path(program.state.params),
+        jax.tree.leaves(state.params),
+        jax.tree.leaves(before),
+        strict=True,
+    ):
+        where = jax.tree_util.keystr(path)
+        assert (have.dtype, have.shape) == (want.dtype, want.shape), where
+        assert have.sharding.is_equivalent_to(want.sharding, have.ndim), where
+        assert np.isfinite(have).all(), where
+        assert (np.asarray(have) != old).any(), where

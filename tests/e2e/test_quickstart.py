@@ -1,0 +1,138 @@
+"""The README's commands, as printed there, from the root of the repository."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from forerun.track.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.M | re.S)
+
+
+def commands(page: str) -> list[str]:
+    return [line for block in BLOCK.findall((ROOT / page).read_text()) for line in block.splitlines()]
+
+
+COMMANDS = commands("README.md")
+MOST_CPU_SECONDS = 180
+METRICS = {"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "wait_share"}
+SUMMARY = {
+    "name",
+    "steps",
+    "resumed_at",
+    "first_loss",
+    "final_loss",
+    "tokens",
+    "parameters",
+    "step_seconds",
+    "tokens_per_second",
+    "mfu",
+    "wait_share",
+    "train_seconds",
+    "program",
+    "compile_cached",
+    "mesh",
+    "device",
+    "versions",
+}
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+    cpu_seconds: float
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A clone's root as far as the commands see it, so that `runs/` of this one is left alone."""
+    folder = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "examples", folder / "examples", ignore=shutil.ignore_patterns("runs"))
+    return folder
+
+
+def run(command: str, root: Path, shell: dict[str, str]) -> Ran:
+    with (root / "out").open("wb") as out, (root / "err").open("wb") as err:
+        child = subprocess.Popen(["bash", "-c", f"exec {command}"], cwd=root, env=shell, stdout=out, stderr=err)
+        _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    texts = (root / "out").read_text(), (root / "err").read_text()
+    return Ran(child.returncode, *texts, usage.ru_utime + usage.ru_stime)
+
+
+def only(word: str) -> str:
+    (command,) = [command for command in COMMANDS if command.startswith(f"forerun {word} ")]
+    return command
+
+
+def test_the_readme_has_nothing_that_is_not_run_here() -> None:
+    assert [only("check"), only("plan"), only("train")] == COMMANDS
+    assert commands("docs/quickstart.md") == COMMANDS
+
+
+def test_check(root: Path, shell: dict[str, str]) -> None:
+    ran = run(only("check"), root, shell)
+    assert (ran.code, ran.err) == (0, "")
+    assert re.search(r"^\s*optimizer\.lr\s+0\.004\s+job\.yaml:\d+$", ran.out, re.M)
+    assert re.search(r"^\s*tokens per step\s+2\.05k\s", ran.out, re.M)
+
+
+@pytest.mark.aot
+def test_plan(root: Path, shell: dict[str, str]) -> None:
+    ran = run(only("plan"), root, shell)
+    assert ran.code == 0, ran.err
+    for name in ("v6e-1", "v5e-8"):
+        assert re.search(rf"^\s*{name}\s.*\syes\s", ran.out, re.M), ran.out
+
+
+def test_the_example_of_the_page_on_training(root: Path, shell: dict[str, str]) -> None:
+    (command,) = commands("docs/train.md")
+    ran = run(command, root, shell)
+    assert ran.code == 0, ran.err
+    assert {path.name for path in (root / "runs" / "short").iterdir()} == {
+        "job.yaml",
+        "metrics.jsonl",
+        "summary.json",
+        "checkpoints",
+    }
+    assert len(read_metrics(root / "runs" / "short" / "metrics.jsonl")) == 20
+
+
+def test_the_pages_explain_every_figure() -> None:
+    explained = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "train.md").read_text()))
+    assert explained >= METRICS | SUMMARY
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_train(root: Path, shell: dict[str, str]) -> None:
+    """CPU seconds are no less than the time on an idle machine, and do not depend on who else uses this one."""
+    ran = run(only("train"), root, shell)
+    assert ran.code == 0, ran.err
+    assert ran.cpu_seconds < MOST_CPU_SECONDS
+    folder = root / "runs" / "job"
+
+    metrics = read_metrics(folder / "metrics.jsonl")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert set(summary) == SUMMARY
+    assert [row["step"] for row in metrics] == list(range(1, summary["steps"] + 1))
+    assert all(set(row) == METRICS for row in metrics)
+    assert all(math.isfinite(value) for row in metrics for value in row.values())
+    assert metrics[0]["loss"] == summary["first_loss"] > 5
+    assert metrics[-1]["loss"] == summary["final_loss"] < 2.5
+
+    sample = ran.out.partition("\nsample:\n")[2]
+    assert sample.startswith("Alice ")
+    assert len(sample) > 100

@@ -1,0 +1,143 @@
+"""A run that was killed and resumed is the run that was never killed, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from forerun.checkpoint.store import Store
+from forerun.config.load import load
+from forerun.hardware.devices import choose
+from forerun.loop.concrete import concrete
+from forerun.loop.train import program_on
+from forerun.program.state import State
+from forerun.track.metrics import read_metrics
+
+STEPS = 60
+DEVICES = 8
+PATIENCE_SECONDS = 120
+JOB = f"""\
+model: {{layers: 2, embed: 32, heads: 4}}
+data: text
+sequence: 64
+batch: 32
+steps: {STEPS}
+device: cpu
+optimizer: {{lr: 1e-2, ema: 0.9}}
+precision: {{compute: float32}}
+checkpoint: {{every: 5}}
+sample: {{tokens: 0}}
+"""
+
+Start = Callable[..., "subprocess.Popen[bytes]"]
+
+
+@pytest.fixture(scope="module")
+def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    text = Path(__file__).resolve().parents[2] / "examples" / "quickstart" / "text" / "carroll-alice.txt"
+    (folder / "text").mkdir()
+    shutil.copy(text, folder / "text")
+    (folder / "job.yaml").write_text(JOB)
+    return folder / "job.yaml"
+
+
+@pytest.fixture(scope="module")
+def start(shell: dict[str, str], job_file: Path) -> Start:
+    """`forerun train` as a process of its own, on eight virtual devices."""
+    environment = {**shell, "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
+
+    def begin(name: str, *overrides: str) -> subprocess.Popen[bytes]:
+        words = ["forerun", "train", str(job_file), f"name={name}", *overrides]
+        with (job_file.parent / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(words, cwd=job_file.parent, env=environment, stdout=log, stderr=log)
+
+    return begin
+
+
+def finish(child: subprocess.Popen[bytes], folder: Path) -> Path:
+    assert child.wait(PATIENCE_SECONDS) == 0, folder.parent.with_name(f"{folder.name}.log").read_text()
+    return folder
+
+
+def kill_after(step: int, child: subprocess.Popen[bytes], folder: Path) -> None:
+    """SIGKILL once the metrics tell of this step and a checkpoint is whole; the run must not have come to its end."""
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + PATIENCE_SECONDS
+
+    def come() -> bool:
+        return metrics.exists() and any(row["step"] >= step for row in read_metrics(metrics)) and bool(saved(folder))
+
+    try:
+        while not come():
+            assert child.poll() is None, folder.parent.with_name(f"{folder.name}.log").read_text()
+            assert time.monotonic() < deadline, f"step {step} did not come"
+            time.sleep(0.005)
+    finally:
+        child.kill()
+        child.wait()
+    assert child.returncode == -9
+    assert not (folder / "summary.json").exists()
+    assert max(row["step"] for row in read_metrics(metrics)) < STEPS
+
+
+def saved(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit())
+
+
+def losses(folder: Path) -> dict[int, str]:
+    """Each step's loss, all its bits."""
+    rows = read_metrics(folder / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    return {row["step"]: row["loss"].hex() for row in rows}
+
+
+def final_state(folder: Path, job_file: Path) -> State:
+    job = concrete(load(job_file).job)
+    program = program_on(job, choose("cpu", DEVICES), None)
+    with closing(Store(folder / "checkpoints", keep=2)) as store:
+        assert store.newest() == STEPS
+        return store.restore(STEPS, program.state)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(start: Start, job_file: Path) -> Path:
+    return finish(start("uninterrupted"), job_file.parent / "runs" / "uninterrupted")
+
+
+@pytest.mark.parametrize("step", [7, 31])
+def test_killed_and_resumed_is_equal_to_the_last_bit(
+    start: Start, job_file: Path, uninterrupted: Path, step: int
+) -> None:
+    folder = job_file.parent / "runs" / f"killed-{step}"
+    kill_after(step, start(folder.name), folder)
+    if step == 7:
+        shutil.copytree(folder, folder.with_name("moved"))
+    finish(start(folder.name), folder)
+    resumed_at = json.loads((folder / "summary.json").read_text())["resumed_at"]
+    assert 5 <= resumed_at < STEPS
+    assert losses(folder) == losses(uninterrupted)
+    resumed, whole = (jax.tree.leaves(final_state(run, job_file)) for run in (folder, uninterrupted))
+    assert len(resumed) == len(whole) > 20
+    for mine, theirs in zip(resumed, whole, strict=True):
+        assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+
+
+def test_resumed_on_half_the_devices(start: Start, job_file: Path, uninterrupted: Path) -> None:
+    """Another order of additions, so equal to rounding, and not to the bit."""
+    folder = job_file.parent / "runs" / "moved"
+    if not folder.exists():
+        kill_after(7, start(folder.name), folder)
+    finish(start(folder.name, "devices=4"), folder)
+    assert "mesh 1x4x1" in folder.parent.with_name("moved.log").read_text()
+    mine, theirs = (np.array([float.fromhex(loss) for loss in losses(run).values()]) for run in (folder, uninterrupted))
+    np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=0)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from forerun.config.load import load
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.loop.folder import open_folder
+
+MakeJob = Callable[..., Job]
+
+
+def test_the_same_job_comes_back_to_its_folder(make_job: MakeJob) -> None:
+    first = open_folder(make_job(), fresh=False)
+    (first.path / "metrics.jsonl").write_text("kept\n")
+    again = open_folder(make_job(), fresh=False)
+    assert again == first
+    assert again.metrics.read_text() == "kept\n"
+    assert load(again.job).job == make_job()
+
+
+def test_another_job_is_refused_with_what_differs(make_job: MakeJob) -> None:
+    folder = open_folder(make_job(), fresh=False)
+    with pytest.raises(UserError) as refused:
+        open_folder(make_job("optimizer.lr=0.5", "seed=7", "mesh.data=2"), fresh=False)
+    assert str(folder.path) in refused.value.what
+    assert refused.value.why.splitlines()[1:] == ["optimizer.lr: 0.01 there, 0.5 here", "seed: 0 there, 7 here"]
+    assert "--fresh" in refused.value.fix
+    assert load(folder.job).job == make_job(), "a refused job leaves the folder as it was"
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["mesh.data=2", "devices=4", "device=auto", "log_every=5", "checkpoint.every=1", "sample.tokens=3"],
+)
+def test_where_it_runs_and_what_is_told_may_change(make_job: MakeJob, override: str) -> None:
+    open_folder(make_job(), fresh=False)
+    folder = open_folder(make_job(override), fresh=False)
+    assert load(folder.job).job == make_job(override)
+
+
+@pytest.mark.parametrize(
+    "override", ["batch=4", "sequence=8", "steps=7", "model.embed=32", "data.tokenizer=other.json"]
+)
+def test_what_is_computed_may_not_change(make_job: MakeJob, override: str) -> None:
+    open_folder(make_job(), fresh=False)
+    with pytest.raises(UserError, match="belongs to another job"):
+        open_folder(make_job(override), fresh=False)
+
+
+def test_fresh_keeps_what_was_there_under_another_name(make_job: MakeJob) -> None:
+    for number in (1, 2, 3):
+        folder = open_folder(make_job(f"seed={number}"), fresh=True)
+        (folder.path / "mark").write_text(str(number))
+    runs = folder.path.parent
+    kept = {path.name: (path / "mark").read_text() for path in runs.iterdir()}
+    assert kept == {"tiny.old-1": "1", "tiny.old-2": "2", "tiny": "3"}

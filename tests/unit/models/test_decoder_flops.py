@@ -1,0 +1,67 @@
+"""FLOPs by formula against a count of the multiplications in the traced program."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from forerun.config.schema import Remat
+from forerun.models.decoder import Decoder
+from forerun.models.sizes import DecoderConfig
+from forerun.nn import spec
+from forerun.nn.compute import Compute
+
+BASE = DecoderConfig(layers=3, embed=24, heads=4, kv_heads=2, head_dim=8, mlp=40, vocab=96, qkv_bias=True, qk_norm=True)
+
+
+def multiplied(jaxpr: Any) -> int:
+    """2 x the products of every dot_general, a scan's body as often as it runs."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (contracted, _), _ = eqn.params["dimension_numbers"]
+            left = eqn.invars[0].aval.shape
+            total += 2 * eqn.outvars[0].aval.size * math.prod(left[dim] for dim in contracted)
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                total += times * multiplied(inner)
+    return total
+
+
+def counted(config: DecoderConfig, sequence: int) -> float:
+    """Per token, forward and backward, with scores of all positions against all."""
+    model, ids = Decoder(config), jnp.ones((2, sequence), jnp.int32)
+
+    def loss(params: Any) -> jax.Array:
+        return jnp.sum(model.apply(params, ids, ids, ids, Compute(remat=Remat(policy="none"))).logits() ** 2)
+
+    return multiplied(jax.make_jaxpr(jax.grad(loss))(spec.abstract(model.specs())).jaxpr) / ids.size
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_flops_per_token(tied: bool) -> None:
+    """The count is a line in S; its slope is attention, of which the causal half is work."""
+    config = replace(BASE, tied=tied)
+    short, long = counted(config, 16), counted(config, 48)
+    slope = (long - short) / 32
+    weights = short - 16 * slope
+    for sequence in (16, 48, 1000):
+        expected = weights + slope * sequence / 2
+        assert Decoder(config).flops_per_token(sequence) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("sequence", "window"), [(512, 100), (512, 512), (100, 4096)])
+def test_a_window_counts_what_it_sees(sequence: int, window: int) -> None:
+    """Positions seen, counted one by one, less half of one: the diagonal is half seen, as in S/2."""
+    seen = np.mean([min(t + 1, window) for t in range(sequence)]) - min(window, sequence) / (2 * sequence)
+    base = Decoder(BASE).flops_per_token(0)
+    got = Decoder(replace(BASE, window=window)).flops_per_token(sequence)
+    assert got - base == pytest.approx(12 * 3 * 4 * 8 * seen, rel=1e-6)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from forerun.config.schema import Model
+from forerun.errors import UserError
+from forerun.models.sizes import SIZES, decoder_config
+
+
+def test_a_named_size_with_changes() -> None:
+    config = decoder_config(Model(name="qwen3-0.6b", layers=3, tied=False, window=64))
+    assert (config.layers, config.tied, config.window) == (3, False, 64)
+    assert (config.embed, config.heads, config.kv_heads, config.head_dim, config.qk_norm) == (1024, 16, 8, 128, True)
+    assert SIZES["qwen3-0.6b"].layers == 28
+
+
+def test_free_dimensions_and_what_follows() -> None:
+    config = decoder_config(Model(layers=2, embed=192, heads=6), tokenizer_vocab=257)
+    assert (config.kv_heads, config.head_dim, config.vocab, config.tied) == (6, 32, 384, True)
+    assert config.mlp == 512  # 8/3 of 192, a multiple of 64
+
+
+@pytest.mark.parametrize(
+    ("fields", "what", "fix"),
+    [
+        ({"name": "qwen3-0.6B"}, "no model size is named 'qwen3-0.6B'", "qwen3-0.6b"),
+        ({"name": "gpt-5"}, "no model size is named 'gpt-5'", "choose one of these"),
+        ({"layers": 2, "heads": 2, "vocab": 8}, "lacks embed", "add model.embed"),
+        ({"layers": 2, "embed": 10, "heads": 4, "vocab": 8}, "does not divide into 4 heads", "model.embed=12"),
+        ({"layers": 2, "embed": 16, "heads": 4}, "vocabulary is not known", "model.vocab"),
+        (
+            {"layers": 2, "embed": 16, "heads": 4, "kv_heads": 3, "vocab": 8},
+            "4 heads cannot share 3 kv_heads",
+            "a divisor of 4",
+        ),
+    ],
+)
+def test_mistakes(fields: dict[str, Any], what: str, fix: str) -> None:
+    with pytest.raises(UserError) as caught:
+        decoder_config(Model(**fields))
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+def test_a_named_size_is_held_to_the_same_rules() -> None:
+    with pytest.raises(UserError, match="16 heads cannot share 3 kv_heads"):
+        decoder_config(Model(name="qwen3-0.6b", kv_heads=3))

@@ -1,0 +1,205 @@
+"""The compiler's process by a stand-in: a script that does in its folder what the real one may do, good or bad."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.hardware.slices import slice_named
+from forerun.plan import compiler
+from forerun.plan.compiler import Answer, CompilerFailure, Stopped
+from forerun.plan.question import Question
+from forerun.units import GIB
+
+Usage = namedtuple("Usage", "total used free")
+STAND_IN = """#!{python} -S
+import json, os, sys
+folder = sys.argv[-1]
+print("E0000 00:00:1 common_lib.cc:554] noise of the library", file=sys.stderr, flush=True)
+def put(name, text, mode="w"):
+    with open(os.path.join(folder, name + ".new"), mode) as file:
+        file.write(text)
+    os.rename(os.path.join(folder, name + ".new"), os.path.join(folder, name))
+def facts():
+    put("facts.json", json.dumps({{"arguments": ["weights"], "program": "0123456789ab", "mesh": "1x8x1"}}))
+def report(total, argument=100):
+    put("m.after_optimizations-buffer-assignment.txt", f"allocation 0: size {{argument}}, parameter 0, shape:\\n")
+    put("m.after_optimizations-memory-usage-report.txt",
+        f"Memory Space: default (color=0)\\nTotal bytes: {{total}} (x)\\n\\n")
+def scheduled():
+    put("m.after_optimizations_after_buffer_assignment.txt", "HloModule m")
+def error(**content):
+    put("error.json", json.dumps(content))
+def hang():
+    sys.stdin.read()
+{body}
+"""
+
+
+def question(model: str = "qwen3-0.6b") -> Question:
+    job = Job.model_validate({"model": model, "data": "nothing", "steps": 1})
+    return Question(job, slice_named("v5e-8"))
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Call it with what the compiler does; temp folders are made in tmp_path / "temp"."""
+    python = sys.executable
+    (tmp_path / "temp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+
+    def write(body: str) -> Path:
+        script = tmp_path / "compiler"
+        script.write_text(STAND_IN.format(python=python, body=body))
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+        return tmp_path / "temp"
+
+    return write
+
+
+def ask(asked: Question | None = None, phases: list[str] | None = None) -> Answer:
+    return compiler.ask(asked or question(), threading.Event(), (phases if phases is not None else []).append)
+
+
+def test_a_program_that_fits_is_not_waited_for(stand_in: Any) -> None:
+    temp = stand_in("facts(); report(5000); scheduled(); hang()")
+    phases: list[str] = []
+    answer = ask(phases=phases)
+    assert (answer.accepted, answer.memory.peak_bytes, answer.memory.weights_bytes) == (True, 5000, 100)
+    assert (answer.program, answer.mesh) == ("0123456789ab", "1x8x1")
+    assert phases[-1] == "compile"
+    assert list(temp.iterdir()) == []
+
+
+def test_reports_are_read_only_when_whole(tmp_path: Path) -> None:
+    """The compiler writes both reports, twice for some chips, and then the scheduled program."""
+    facts = {"arguments": ["weights"], "program": "p", "mesh": "m"}
+    assignment = tmp_path / "m.after_optimizations-buffer-assignment.txt"
+    report = tmp_path / "m.after_optimizations-memory-usage-report.txt"
+    scheduled = tmp_path / "m.after_optimizations_after_buffer_assignment.txt"
+
+    def put(path: Path, text: str, at: int) -> Answer | None:
+        path.write_text(text)
+        os.utime(path, ns=(at, at))
+        return compiler._accepted(tmp_path, facts)
+
+    whole = "Memory Space: default (color=0)\nTotal bytes: {} (x)\n\n"
+    assert put(assignment, "allocation 0: size 100, parameter 0, shape:\n", at=1) is None
+    assert put(report, whole.format(5000), at=2) is None, "the compiler may still assign buffers again"
+    first = put(scheduled, "HloModule m", at=3)
+    assert first is not None
+    assert first.memory.peak_bytes == 5000
+    assert put(report, whole.format(7000), at=4) is None, "a second round has begun"
+    assert put(scheduled, "HloModule m", at=5) is not None
+    assert put(report, whole.format(7000)[:-20], at=5) is None, "cut off"
+    assert put(assignment, "", at=5) is None
+
+
+def test_too_large(stand_in: Any) -> None:
+    stand_in(
+        f"facts(); report({20 * GIB}); error(compiler='RESOURCE_EXHAUSTED: Ran out of memory on HBM ...'); sys.exit(1)"
+    )
+    answer = ask()
+    assert not answer.accepted
+    assert answer.memory.peak_bytes == 20 * GIB
+
+
+def test_memory_that_is_not_hbm_is_a_failure(stand_in: Any) -> None:
+    stand_in("facts(); report(99); error(compiler='RESOURCE_EXHAUSTED: Ran out of memory in vmem ...'); sys.exit(1)")
+    with pytest.raises(CompilerFailure, match=r"the TPU compiler failed on v5e-8: RESOURCE_EXHAUSTED: .* vmem"):
+        ask()
+
+
+def test_error_of_a_model_of_ones_own(stand_in: Any) -> None:
+    stand_in("error(failure='TypeError: no', where='/job/net.py, line 7'); sys.exit(1)")
+    with pytest.raises(UserError, match="v5e-8: model 'net:Net' does not run") as raised:
+        ask(question("net:Net"))
+    assert raised.value.why == "TypeError: no\n/job/net.py, line 7"
+    with pytest.raises(CompilerFailure, match="could not be built on v5e-8: TypeError: no"):
+        ask()
+
+
+def test_mistake_found_in_the_child_names_the_slice(stand_in: Any) -> None:
+    stand_in("error(what='odd heads', why='w', fix='f'); sys.exit(2)")
+    with pytest.raises(UserError, match="v5e-8: odd heads"):
+        ask()
+
+
+def test_killed(stand_in: Any) -> None:
+    temp = stand_in("os.kill(os.getpid(), 9)")
+    with pytest.raises(UserError, match="v5e-8: the compiler was killed"):
+        ask()
+    assert list(temp.iterdir()) == []
+
+
+def test_dead_before_it_reads(stand_in: Any) -> None:
+    stand_in("os.close(0); print('libtpu.so: cannot open', file=sys.stderr); sys.exit(3)")
+    with pytest.raises(CompilerFailure, match=r"ended on v5e-8 without an answer \(exit code 3\)") as raised:
+        ask()
+    assert str(raised.value).endswith("libtpu.so: cannot open")
+
+
+def test_aborted(stand_in: Any) -> None:
+    stand_in("os.abort()")
+    with pytest.raises(CompilerFailure, match="SIGABRT"):
+        ask()
+
+
+def test_no_report_after_a_good_end(stand_in: Any) -> None:
+    stand_in("facts()")
+    with pytest.raises(CompilerFailure, match="left no memory report that we can read"):
+        ask()
+
+
+def test_stop_ends_the_child_and_its_folder(stand_in: Any) -> None:
+    temp = stand_in("facts(); hang()")
+    stop = threading.Event()
+    child: list[Path] = []
+
+    def heard(phase: str) -> None:
+        if phase == "compile":
+            child.extend(temp.iterdir())
+            stop.set()
+
+    with pytest.raises(Stopped):
+        compiler.ask(question(), stop, heard)
+    assert len(child) == 1
+    assert list(temp.iterdir()) == []
+
+
+def test_no_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="the TPU compiler is not installed") as raised:
+        ask()
+    assert raised.value.fix == "pip install 'forerun[plan]'"
+
+
+def test_full_disk(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in("hang()")
+    free = iter([10 * GIB, 4096])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10 * GIB, 0, next(free)))
+    with pytest.raises(UserError, match=r"the disk is full: 4.00 KiB left") as raised:
+        ask()
+    assert "TMPDIR" in raised.value.fix
+
+
+def test_the_users_flags_stay(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
+    stand_in("error(what=os.environ['XLA_FLAGS'], why=os.environ['PYTHONPATH'], fix='f'); sys.exit(2)")
+    with pytest.raises(UserError) as raised:
+        ask()
+    assert "--xla_of_the_user=1 --xla_dump_to=" in raised.value.what
+    assert raised.value.why.split(os.pathsep) == [entry for entry in sys.path if entry]

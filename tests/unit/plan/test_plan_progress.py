@@ -1,0 +1,54 @@
+"""What is shown while compilers run: lines in a file, a live picture on a terminal."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from forerun.config.schema import Job
+from forerun.plan.progress import Progress
+from forerun.plan.question import Question, slices_named
+
+JOB = Job.model_validate({"model": "qwen3-0.6b", "data": "nothing", "steps": 5})
+FIRST, SECOND, THIRD = (Question(JOB, one) for one in slices_named(["v6e-1", "v5e-8", "v5p-8"]))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_plain_lines() -> None:
+    out = io.StringIO()
+    with Progress([FIRST, SECOND], out) as progress:
+        progress.phase(FIRST, "lower")
+        progress.phase(FIRST, "compile")
+        progress.phase(FIRST, "too large")
+    assert out.getvalue() == "v6e-1: lowering\nv6e-1: compiling\nv6e-1: too large after 0.0 s\n"
+
+
+def test_no_lines_when_a_program_reads() -> None:
+    out = io.StringIO()
+    with Progress([FIRST], out, plain_lines=False) as progress:
+        progress.phase(FIRST, "fits")
+    assert out.getvalue() == ""
+
+
+def test_every_slice_has_a_line() -> None:
+    progress = Progress([FIRST, SECOND, THIRD], io.StringIO(), plain_lines=False)
+    progress.phase(FIRST, "fits")
+    progress.phase(SECOND, "compile")
+    shown = io.StringIO()
+    Console(file=shown, width=80).print(progress.screen())
+    words = [line.split() for line in shown.getvalue().splitlines()]
+    assert words[0] == ["✓", "v6e-1", "fits", "0", "s"]
+    assert words[1][1:] == ["v5e-8", "compiling", "0", "s"]
+    assert words[2] == ["·", "v5p-8", "waiting"]
+
+
+def test_terminal_is_left_clean(monkeypatch: object) -> None:
+    out = Terminal()
+    with Progress([FIRST], out) as progress:
+        progress.phase(FIRST, "fits")
+    assert "v6e-1: fits" not in out.getvalue(), "plain lines belong into files"

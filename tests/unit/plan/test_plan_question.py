@@ -1,0 +1,47 @@
+"""What can be said before any compiler starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.plan.question import from_json, questions_of, slices_named
+
+
+def job(**values: object) -> Job:
+    return Job.model_validate({"model": "qwen3-0.6b", "data": "nothing", "batch": 32, "steps": 5, **values})
+
+
+def test_round_trip() -> None:
+    [question] = questions_of(
+        job(mesh={"tp": 2}, remat={"policy": "named", "offload": ["layer_in"]}), slices_named(["v5e-8"])
+    )
+    assert from_json(question.to_json()) == question
+    assert "\n" not in question.to_json()
+
+
+def test_slices_under_two_names_are_one() -> None:
+    with pytest.raises(UserError, match="v5e-8 is named twice") as raised:
+        slices_named(["v6e-1", "v5e-8", "v5litepod-8", "v6e-1"])
+    assert raised.value.fix == "--on v6e-1,v5e-8"
+    assert "v5e-8 and v5litepod-8 are the same" in raised.value.why
+
+
+def test_unknown_slice() -> None:
+    with pytest.raises(UserError, match="'v5e-7'"):
+        slices_named(["v5e-8", "v5e-7"])
+
+
+@pytest.mark.parametrize(
+    ("values", "slice", "text"),
+    [
+        ({"batch": 4}, "v5e-8", "v5e-8: batch=4 does not divide over 8"),
+        ({"mesh": {"fsdp": 1, "tp": 2}}, "v6e-1", "v6e-1: mesh 1x1x2 needs 2 devices"),
+        ({"mesh": {"tp": 32}}, "v5e-64", "v5e-64: mesh.tp=32 does not divide the model's 16 heads"),
+        ({"micro_batch": 3}, "v5e-8", "v5e-8: micro_batch=3 does not divide the 4"),
+    ],
+)
+def test_impossible_layouts_name_the_slice(values: dict[str, object], slice: str, text: str) -> None:
+    with pytest.raises(UserError, match=text):
+        questions_of(job(**values), slices_named([slice]))

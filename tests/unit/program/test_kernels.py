@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from forerun.errors import UserError
+from forerun.program import kernels
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "name"),
+    [
+        ("tpu", "TPU v5 lite", "splash"),
+        ("tpu", "TPU v6 lite", "splash"),
+        ("tpu", "TPU v3", "xla"),
+        ("gpu", "NVIDIA H100 80GB HBM3", "cudnn"),
+        ("cpu", "cpu", "xla"),
+    ],
+)
+def test_auto_takes_the_device_s_own(platform: str, kind: str, name: str) -> None:
+    assert kernels.attention("auto", platform, kind, "bfloat16").name == name
+
+
+def test_v6e_has_its_own_blocks_and_options() -> None:
+    assert kernels.attention("auto", "tpu", "TPU v6 lite", "bfloat16") == kernels.Kernel("splash", 2048, True)
+    assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16") == kernels.Kernel("splash")
+    only_there = "xla_tpu_scoped_vmem_limit_kib"
+    assert only_there in kernels.compiler_options("tpu", "TPU v6 lite")
+    assert only_there not in kernels.compiler_options("tpu", "TPU v5 lite")
+
+
+def test_options_are_for_tpus() -> None:
+    assert kernels.compiler_options("cpu", "cpu") == {}
+    assert kernels.compiler_options("gpu", "TPU v6 lite") == {}
+    assert kernels.compiler_options("tpu", "TPU of tomorrow") == {}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "platform", "kind", "compute", "why"),
+    [
+        ("splash", "cpu", "cpu", "bfloat16", "splash is a kernel for TPUs, the device is a CPU"),
+        ("cudnn", "tpu", "TPU v5 lite", "bfloat16", "cudnn is a kernel for GPUs, the device is a TPU"),
+        ("splash", "tpu", "TPU v2", "bfloat16", "the matrix unit of TPU v2 takes no bfloat16"),
+        ("cudnn", "gpu", "NVIDIA L4", "float32", "takes bfloat16, and precision.compute is float32"),
+    ],
+)
+def test_a_kernel_that_the_device_lacks(wanted: str, platform: str, kind: str, compute: str, why: str) -> None:
+    with pytest.raises(UserError) as caught:
+        kernels.attention(wanted, platform, kind, compute)
+    assert why in caught.value.why
+    assert caught.value.fix == "set attention=auto"
+
+
+def test_auto_on_a_gpu_in_float32_takes_what_runs() -> None:
+    assert kernels.attention("auto", "gpu", "NVIDIA L4", "float32").name == "xla"

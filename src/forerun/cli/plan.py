@@ -1,50 +1,179 @@
-"""`forerun plan`: does the job fit these slices? Asked of the TPU compiler, on a machine without a TPU."""
+"""`forerun plan`: does the job fit, how long, how much? Asked of the TPU compiler, on a machine without a TPU."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forerun.config.load import load
 from forerun.errors import UserError
+
+if TYPE_CHECKING:
+    from forerun.config.schema import Job
+    from forerun.plan.money import Tariff
+    from forerun.plan.question import Question
+    from forerun.plan.verdict import Verdict
 
 PIPED_COLUMNS = 120
 
 
 def run(args: argparse.Namespace) -> int:
     loaded = load(args.job, args.overrides)
-    if not args.on:
-        raise UserError(
-            "no slice was named",
-            why="plan compiles the job for the slices after --on",
-            fix=f"forerun plan {args.job} --on v6e-1,v5e-8,v5p-8",
-        )
-    from forerun.plan.question import questions_of, slices_named
+    if args.html:
+        _require_folder(Path(args.html))
+    from forerun.plan.question import slices_named
 
-    slices = slices_named(args.on)
+    slices = slices_named(args.on) if args.on and not args.search else []
+    from forerun.plan.money import Tariff
+
+    tariff = Tariff(args.zone, args.prices, args.max_usd)
+    tariff.check()
     sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
     from forerun.loop.concrete import concrete
-    from forerun.plan.answers import answers
-    from forerun.plan.progress import Progress
-    from forerun.plan.report import as_json, does_not_fit, print_table
+    from forerun.plan.question import questions_of
 
     job = concrete(loaded.job)
-    questions = questions_of(job, slices)
-    with Progress(questions, plain_lines=not args.json) as progress:
-        verdicts = answers(questions, progress.phase)
+    asker = _Asker(args)
+    if args.search:
+        return _search(args, job, asker)
+    changes: dict[str, tuple[str, ...]] = {}
+    notes: list[str] = []
+    if slices:
+        verdicts = asker.ask(questions_of(job, slices))
+    else:
+        verdicts, changes, notes = _compared(job, asker)
+    notes += asker.notes()
+    _show(args, job, verdicts, tariff, changes, notes)
+    return _judged(verdicts, tariff, asker)
+
+
+class _Asker:
+    """Asks the compiler, or the cache of what it said before; corrects times by the user's own runs if told to."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.quiet: bool = args.json
+        self._fresh: bool = args.no_cache
+        self._calibration = None
+        if args.calibrate:
+            from forerun.plan.calibration import calibration
+
+            self._calibration = calibration(args.calibrate)
+
+    def ask(self, questions: Sequence[Question]) -> list[Verdict]:
+        from forerun.plan.answers import answers
+        from forerun.plan.cache import cached_verdict
+        from forerun.plan.progress import Progress
+        from forerun.plan.verdict import verdict
+
+        with Progress(list(questions), plain_lines=not self.quiet) as progress:
+            verdicts = answers(questions, progress.phase, verdict if self._fresh else cached_verdict)
+        return [self.adjusted(v) for v in verdicts]
+
+    def adjusted(self, v: Verdict) -> Verdict:
+        if self._calibration is None or v.step is None:
+            return v
+        return replace(v, step=self._calibration.applied(v.step, v.question.slice.chip.name))
+
+    def notes(self) -> list[str]:
+        return [self._calibration.told()] if self._calibration else []
+
+
+def _search(args: argparse.Namespace, job: Job, asker: _Asker) -> int:
+    from forerun.plan.search import run_search
+
+    return run_search(
+        job,
+        goal=args.goal,
+        max_hours=args.max_hours,
+        max_usd=args.max_usd,
+        on=args.on,
+        zone=args.zone,
+        prices_file=args.prices,
+        out_path=Path(args.out) if args.out else None,
+        use_cache=not args.no_cache,
+        adjust=asker.adjusted,
+    )
+
+
+def _compared(job: Job, asker: _Asker) -> tuple[list[Verdict], dict[str, tuple[str, ...]], list[str]]:
+    """The sensible slices of every generation, in two rounds."""
+    from forerun.plan.defaults import sensible
+
+    choice = sensible(job)
+    candidates = choice.first()
+    _announce(f"comparing {len(candidates)} slices, then the next larger ones (--on names your own)", asker.quiet)
+    verdicts = asker.ask([one.question for one in candidates])
+    if more := choice.second(verdicts):
+        _announce(f"now {', '.join(one.question.slice.name for one in more)}", asker.quiet)
+        candidates += more
+        verdicts += asker.ask([one.question for one in more])
+    changes = {one.question.slice.name: one.changes for one in candidates if one.changes}
+    notes = [f"{name}: laid out with {' '.join(made)}" for name, made in changes.items()]
+    order = sorted(verdicts, key=lambda v: (v.question.slice.chip.name, v.question.slice.chips))
+    return order, changes, [*notes, *choice.notes(candidates)]
+
+
+def _announce(text: str, quiet: bool) -> None:
+    if not quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def _show(
+    args: argparse.Namespace,
+    job: Job,
+    verdicts: list[Verdict],
+    tariff: Tariff,
+    changes: dict[str, tuple[str, ...]],
+    notes: list[str],
+) -> None:
+    from forerun.plan.report import as_json, print_table
+
+    model = job.model.name or "free dimensions"
+    title = f"{job.name}: {model}, {job.steps} steps of {job.batch} x {job.sequence} tokens, remat {job.remat.policy}"
     if args.json:
         import json
 
-        print(json.dumps(as_json(verdicts), indent=2))
+        print(json.dumps(as_json(verdicts, tariff, changes), indent=2))
     else:
         from rich.console import Console
 
         console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS, highlight=False)
-        model = job.model.name or "free dimensions"
-        print_table(
-            console, verdicts, f"{job.name}: {model}, batch {job.batch} x {job.sequence}, remat {job.remat.policy}"
-        )
+        print_table(console, verdicts, title, tariff, notes)
     sys.stdout.flush()
+    if args.html:
+        from forerun.plan.page import page
+
+        try:
+            Path(args.html).write_text(page(job, verdicts, tariff, title, notes), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{args.html} cannot be written", why=str(error), fix="name another file") from error
+        print(f"page: {args.html}", file=sys.stderr)
+
+
+def _judged(verdicts: list[Verdict], tariff: Tariff, asker: _Asker) -> int:
+    from forerun.plan.refusal import does_not_fit, nearest, over_budget
+    from forerun.plan.remedies import verified
+
     if not any(v.fits for v in verdicts):
-        raise does_not_fit(verdicts)
+        near = nearest(verdicts)
+        _announce(f"compiling what could make it fit {near.question.slice.name}", asker.quiet)
+        raise does_not_fit(verdicts, verified(near, asker.ask))
+    if tariff.max_usd is not None and (error := over_budget(verdicts, tariff)):
+        raise error
     return 0
+
+
+def _require_folder(file: Path) -> None:
+    """Before minutes of compiling, not after."""
+    if not file.parent.is_dir():
+        raise UserError(
+            f"--html {file}: there is no folder {file.parent}",
+            why="the page is one file",
+            fix=f"mkdir -p {file.parent}",
+        )
+    if file.is_dir():
+        raise UserError(f"--html {file} is a folder", why="the page is one file", fix=f"--html {file / 'plan.html'}")

@@ -45,6 +45,24 @@ def _comma_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
+def _dollars(text: str) -> float:
+    return _positive(text.removeprefix("$"), f"{text!r} is not an amount of dollars such as 50")
+
+
+def _hours(text: str) -> float:
+    return _positive(text.removesuffix("h"), f"{text!r} is not a number of hours such as 12")
+
+
+def _positive(text: str, mistake: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(mistake)
+    return value
+
+
 def _job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB", help="the job file, YAML")
     parser.add_argument(
@@ -64,8 +82,22 @@ def _train(parser: argparse.ArgumentParser) -> None:
 
 def _plan(parser: argparse.ArgumentParser) -> None:
     _job(parser)
-    parser.add_argument("--on", metavar="SLICES", type=_comma_list, required=True, help="slices, as v6e-1,v5e-8")
+    parser.add_argument(
+        "--on", metavar="SLICES", type=_comma_list, help="slices, as v6e-1,v5e-8; without it the sensible ones of all"
+    )
+    parser.add_argument("--zone", metavar="ZONE", help="prices of this zone; without it the cheapest zone")
+    parser.add_argument("--prices", metavar="FILE", help="your own prices in place of list prices")
+    parser.add_argument("--max-usd", metavar="USD", type=_dollars, help="mark what costs more; fail if all does")
     parser.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts, one file")
+    parser.add_argument("--calibrate", metavar="RUNS", type=_comma_list, help="correct the times by finished runs")
+    parser.add_argument("--no-cache", action="store_true", help="compile again what was compiled before")
+    parser.add_argument("--search", action="store_true", help="look for the best slice, mesh, micro-batch and remat")
+    parser.add_argument(
+        "--goal", choices=("cheapest", "fastest", "balanced"), default="balanced", help="of the search (balanced)"
+    )
+    parser.add_argument("--max-hours", metavar="H", type=_hours, help="of the search: leave out what takes longer")
+    parser.add_argument("--out", metavar="FILE", help="of the search: the winning job file")
 
 
 def _doctor(parser: argparse.ArgumentParser) -> None:
@@ -85,7 +117,7 @@ def _schema(parser: argparse.ArgumentParser) -> None:
 COMMANDS = {
     "check": Command("show every value of a job and where it came from", "forerun check job.yaml --on v5e-8", _check),
     "plan": Command(
-        "compile a job for TPU slices without a TPU: does it fit?", "forerun plan job.yaml --on v6e-1,v5e-8", _plan
+        "without a TPU: does a job fit, how long, how much?", "forerun plan job.yaml --on v6e-1,v5e-8", _plan
     ),
     "train": Command(
         "train, or go on where the run stopped", "forerun train job.yaml optimizer.lr=8e-5 mesh.fsdp=8", _train

@@ -11,7 +11,10 @@ from typing import Any
 import jax
 from jax import monitoring
 
+from forerun.hardware.chips import Chip
 from forerun.objectives.batch import Batch
+from forerun.plan.hlo import parse
+from forerun.plan.step_time import step_time
 from forerun.program.build import Program, program_hash
 from forerun.program.state import Metrics, State
 from forerun.track.display import Display
@@ -64,9 +67,14 @@ class CompiledStep:
     """The step, compiled. A call with anything but what it was compiled for is an error, not a compile."""
 
     def __init__(self, executable: Any, program: Program, hash: str, cached: bool) -> None:
+        self._executable = executable
         self._run: Callable[[State, Batch[jax.Array]], tuple[State, Metrics]] = executable
         self._expected = {"state": program.state, "batch": program.batch}
         self.hash, self.cached = hash, cached
+
+    def predicted_seconds(self, chip: Chip) -> float:
+        """What `plan` would have said of this very program."""
+        return step_time(parse(self._executable.as_text()), chip).mid_seconds
 
     def __call__(self, state: State, batch: Batch[jax.Array]) -> tuple[State, Metrics]:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun import __version__
 from forerun.config.schema import Job
+from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import Chosen
 from forerun.loop.compilation import CompiledStep
 from forerun.loop.folder import RunFolder
@@ -23,6 +24,7 @@ def summary_of(
 ) -> dict[str, Any]:
     """The loss is the whole run's; the times are this process's, without its first step."""
     losses = [line["loss"] for line in read_metrics(folder.metrics)]
+    chip = chip_of_device_kind(chosen.devices[0].device_kind)
     times = pace.step_seconds[1:] or pace.step_seconds
     step_seconds = statistics.median(times) if times else None
     return {
@@ -34,6 +36,7 @@ def summary_of(
         "tokens": program.derived.steps * program.derived.tokens_per_step,
         "parameters": count(program.model.specs()),
         "step_seconds": step_seconds,
+        "predicted_step_seconds": step.predicted_seconds(chip) if chip is not None and chip.is_tpu else None,
         "tokens_per_second": pace.tokens_per_second(step_seconds) if step_seconds else None,
         "mfu": pace.mfu(step_seconds) if step_seconds else None,
         "wait_share": pace.wait_share,
@@ -41,7 +44,12 @@ def summary_of(
         "program": step.hash,
         "compile_cached": step.cached,
         "mesh": str(program.derived.mesh),
-        "device": {"platform": chosen.platform, "kind": chosen.devices[0].device_kind, "count": len(chosen.devices)},
+        "device": {
+            "platform": chosen.platform,
+            "kind": chosen.devices[0].device_kind,
+            "chip": chip.name if chip else None,
+            "count": len(chosen.devices),
+        },
         "versions": {
             "forerun": __version__,
             "python": platform.python_version(),

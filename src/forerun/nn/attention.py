@@ -30,6 +30,7 @@ class Kernel:
     fused_backward: bool = False
 
 
+@jax.named_scope("attention")
 def attention(
     q_BSHD: jax.Array,
     k_BSKD: jax.Array,

@@ -91,6 +91,7 @@ class Split:
         return P(BATCH_AXES, None, None), P(self.vocab, None), P(BATCH_AXES, None), P(BATCH_AXES, None)
 
 
+@jax.named_scope("loss")
 def _loss_local(
     hidden_BSE: jax.Array,
     matrix_VE: jax.Array,
@@ -109,6 +110,7 @@ def _loss_local(
     return lax.psum(total, split.rows)
 
 
+@jax.named_scope("loss")
 def _loss_and_gradients_local(
     hidden_BSE: jax.Array,
     matrix_VE: jax.Array,

@@ -13,11 +13,15 @@ from forerun.plan.verdict import Verdict, verdict
 Listener = Callable[[Question, str], None]
 
 
-def answers(questions: Sequence[Question], on_phase: Listener = lambda question, phase: None) -> list[Verdict]:
+def answers(
+    questions: Sequence[Question],
+    on_phase: Listener = lambda question, phase: None,
+    judge: Callable[..., Verdict] = verdict,
+) -> list[Verdict]:
     """In the order of the questions. The first failure is raised; the compilers still running are ended."""
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=max(1, min(len(questions), os.cpu_count() or 1))) as pool:
-        futures = [pool.submit(_ask, question, stop, on_phase) for question in questions]
+        futures = [pool.submit(_ask, question, stop, on_phase, judge) for question in questions]
         try:
             for future in as_completed(futures):
                 future.result()
@@ -29,7 +33,7 @@ def answers(questions: Sequence[Question], on_phase: Listener = lambda question,
     return [future.result() for future in futures]
 
 
-def _ask(question: Question, stop: threading.Event, on_phase: Listener) -> Verdict:
-    answer = verdict(question, stop, lambda phase: on_phase(question, phase))
+def _ask(question: Question, stop: threading.Event, on_phase: Listener, judge: Callable[..., Verdict]) -> Verdict:
+    answer = judge(question, stop, lambda phase: on_phase(question, phase))
     on_phase(question, "fits" if answer.fits else "too large")
     return answer

@@ -16,19 +16,24 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
 from forerun.models.sizes import is_plugin
-from forerun.plan.memory import ASSIGNMENT, REPORT, MemoryReport, Unreadable, memory_report
+from forerun.plan.hlo import parse
+from forerun.plan.ledger import ModelShapes, ledger
+from forerun.plan.memory import ASSIGNMENT, REPORT, MemoryReport, Unreadable, memory_report, newest
 from forerun.plan.question import Question
+from forerun.plan.step_time import StepTime, step_time
 from forerun.plan.worker import ERROR, FACTS
 from forerun.units import MIB, Bytes
 
 SCHEDULED = "*after_optimizations_after_buffer_assignment.txt"
+UNSCHEDULED = "*after_optimizations_before_buffer_assignment.txt"  # of a program that does not fit
+LIVE_RANGES = "*-live-range.txt"
 NOISE = "stderr"
 POLL_SECONDS = 0.05
 DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
@@ -55,6 +60,10 @@ class Answer:
     accepted: bool
     program: str
     mesh: str
+    flops_per_step: float
+    tokens_per_step: int
+    ledger: Mapping[str, Bytes] = field(default_factory=dict)  # adds up to the peak
+    step: StepTime | None = None  # of an accepted program
 
 
 def require_compiler() -> None:
@@ -76,9 +85,25 @@ def ask(question: Question, stop: threading.Event, on_phase: Phase) -> Answer:
         folder = Path(name)
         child = _start(question, folder)
         try:
-            return _watch(child, folder, question, stop, on_phase)
+            answer = _watch(child, folder, question, stop, on_phase)
         finally:
             _end(child)
+        return _examined(answer, folder, question)
+
+
+def _examined(answer: Answer, folder: Path, question: Question) -> Answer:
+    """With the ledger of its memory, and its time if it fits. Text to read: the compiler is gone by now."""
+    facts = _read(folder / FACTS)
+    module = parse(newest(folder, SCHEDULED if answer.accepted else UNSCHEDULED))
+    arguments = {
+        "weights": answer.memory.weights_bytes,
+        "optimizer": answer.memory.optimizer_bytes,
+        "batch": answer.memory.batch_bytes,
+    }
+    shapes = ModelShapes.of(facts["layers"], facts["weights"])
+    files = newest(folder, ASSIGNMENT), newest(folder, LIVE_RANGES)
+    parts = ledger(*files, module, arguments, answer.memory.peak_bytes, shapes)
+    return replace(answer, ledger=parts, step=step_time(module, question.slice.chip) if answer.accepted else None)
 
 
 def require_disk(folder: Path, at_least_bytes: int = DISK_BYTES) -> None:
@@ -155,7 +180,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _answer(folder: Path, facts: dict[str, Any], accepted: bool) -> Answer:
-    return Answer(memory_report(folder, facts["arguments"]), accepted, facts["program"], facts["mesh"])
+    memory = memory_report(folder, facts["arguments"])
+    work = facts["flops_per_step"], facts["tokens_per_step"]
+    return Answer(memory, accepted, facts["program"], facts["mesh"], *work)
 
 
 def _accepted(folder: Path, facts: dict[str, Any]) -> Answer | None:
@@ -163,6 +190,9 @@ def _accepted(folder: Path, facts: dict[str, Any]) -> Answer | None:
     scheduled = [path.stat().st_mtime_ns for path in folder.glob(SCHEDULED)]
     reports = [path.stat().st_mtime_ns for pattern in (REPORT, ASSIGNMENT) for path in folder.glob(pattern)]
     if not scheduled or not reports or max(reports) > max(scheduled):
+        return None
+    text = newest(folder, SCHEDULED)
+    if "\nENTRY " not in text or not text.rstrip().endswith("\n}"):
         return None
     try:
         return _answer(folder, facts, accepted=True)

@@ -72,8 +72,8 @@ def argument_bytes(assignment: str, groups: Sequence[str]) -> dict[str, int]:
 
 def memory_report(folder: Path, groups: Sequence[str]) -> MemoryReport:
     """From the compiler's dump of one program. `groups` says what each argument of the step is, in order."""
-    totals = space_totals(_newest(folder, REPORT))
-    arguments = argument_bytes(_newest(folder, ASSIGNMENT), groups)
+    totals = space_totals(newest(folder, REPORT))
+    arguments = argument_bytes(newest(folder, ASSIGNMENT), groups)
     report = MemoryReport(
         peak_bytes=Bytes(totals[HBM]),
         weights_bytes=Bytes(arguments.get("weights", 0)),
@@ -86,7 +86,7 @@ def memory_report(folder: Path, groups: Sequence[str]) -> MemoryReport:
     return report
 
 
-def _newest(folder: Path, pattern: str) -> str:
+def newest(folder: Path, pattern: str) -> str:
     """The last file of that name: the compiler may write a second one when it tries again."""
     files = list(folder.glob(pattern))
     if not files:

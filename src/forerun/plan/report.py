@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,23 +11,31 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.errors import UserError
+from forerun.plan.figures import gib_text, hours_text, range_text, step_text, usd_text
+from forerun.plan.money import Bill, Offer, Tariff, bill_of
 from forerun.plan.verdict import Verdict
-from forerun.units import GIB, Bytes
+from forerun.units import GIB
 
 PARTS = (("weights", "cyan"), ("optimizer", "blue"), ("gradients + activations", "magenta"))
 BAR_WIDTHS = (24, 16, 10)
-DROPPED_WHEN_NARROW = ("compile s", "devices", "chips", "mesh", "optimizer", "weights", "gradients +\nactivations")
+# Fewer and fewer columns for narrower and narrower terminals; first with the bar, then without.
+DROPPED_WITH_BAR = ("compile s", "optimizer", "weights", "chips", "devices")
+DROPPED_WHEN_NARROW = ("range", "limit", "mesh", "MFU", "$\nspot", "tokens/s", "step", "$ on\ndemand", "hours")
+NO_GPUS = "GPUs are not compared: no sourced step time of this program on a GPU is known."
+
+Changes = Mapping[str, Sequence[str]]  # by slice: what the job needed to be laid out on it, as overrides
 
 
-def as_json(verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """Keys are stable: programs read them. Bytes are of one device."""
-    return {"slices": [_slice_json(v) for v in verdicts]}
+def as_json(
+    verdicts: Sequence[Verdict], tariff: Tariff | None = None, changes: Changes | None = None
+) -> dict[str, Any]:
+    """Keys are stable: programs read them. Bytes are of one device; dollars and hours are of the whole job."""
+    return {"slices": [_slice_json(v, tariff or Tariff(), (changes or {}).get(_name(v), ())) for v in verdicts]}
 
 
-def _slice_json(v: Verdict) -> dict[str, Any]:
+def _slice_json(v: Verdict, tariff: Tariff, changes: Sequence[str]) -> dict[str, Any]:
     return {
-        "slice": v.question.slice.name,
+        "slice": _name(v),
         "fits": v.fits,
         "hbm_peak_bytes": int(v.memory.peak_bytes),
         "hbm_limit_bytes": int(v.limit_bytes),
@@ -41,73 +49,170 @@ def _slice_json(v: Verdict) -> dict[str, Any]:
         "hbm_batch_bytes": int(v.memory.batch_bytes),
         "hbm_working_bytes": int(v.memory.working_bytes),
         "host_bytes": int(v.memory.host_bytes),
+        "hbm_ledger": {
+            **{_key(name): int(size) for name, size in v.ledger.items()},
+            "host_offloaded": int(v.memory.host_bytes),
+        },
+        **_time_json(v),
+        **_money_json(bill_of(v, tariff), tariff),
+        "changes": [one for change in changes for one in change.split()],
     }
+
+
+def _key(words: str) -> str:
+    return words.replace(" ", "_").replace("-", "_")
+
+
+def _time_json(v: Verdict) -> dict[str, Any]:
+    step = v.step
+    seconds = {"low": step.low_seconds, "mid": step.mid_seconds, "high": step.high_seconds} if step else None
+    return {
+        "step_seconds": seconds,
+        "time_breakdown": {_key(part): seconds for part, seconds in step.parts_seconds.items()} if step else None,
+        "tokens_per_second": v.tokens_per_second,
+        "mfu": v.mfu,
+        "limit": step.limit if step else None,
+    }
+
+
+def _money_json(bill: Bill | None, tariff: Tariff) -> dict[str, Any]:
+    on_demand, spot = (bill.on_demand, bill.spot) if bill else (None, None)
+    return {
+        "hours": bill.hours.mid if bill else None,
+        "hours_range": bill.hours.as_dict() if bill else None,
+        "cost_usd": {"on_demand": _usd(on_demand), "spot": _usd(spot)},
+        "zone": {"on_demand": _zone(on_demand), "spot": _zone(spot)},
+        "within_max_usd": None if tariff.max_usd is None else bool(bill and bill.within(tariff.max_usd)),
+        "spot": {
+            "hours": bill.spot_hours.mid,
+            "preemptions": bill.preemptions,
+            "overhead": bill.spot_overhead,
+            "checkpoint_every": bill.best_every,
+        }
+        if bill and bill.spot_hours
+        else None,
+        "checkpoint_bytes": int(bill.saves.state_bytes) if bill else None,
+        "written_bytes": int(bill.written_bytes) if bill else None,
+        "kept_bytes": int(bill.kept_bytes) if bill else None,
+    }
+
+
+def _usd(offer: Offer | None) -> float | None:
+    return round(offer.usd.mid, 4) if offer else None
+
+
+def _zone(offer: Offer | None) -> str | None:
+    return offer.price.zone if offer else None
+
+
+def _name(v: Verdict) -> str:
+    return v.question.slice.name
+
+
+@dataclass(frozen=True)
+class Row:
+    verdict: Verdict
+    bill: Bill | None
 
 
 @dataclass(frozen=True)
 class Column:
     heading: str
-    cell: Callable[[Verdict], Text | str]
+    cell: Callable[[Row], Text | str]
     justify: Literal["left", "right"] = "right"
 
 
-def print_table(console: Console, verdicts: Sequence[Verdict], title: str) -> None:
+def print_table(
+    console: Console,
+    verdicts: Sequence[Verdict],
+    title: str,
+    tariff: Tariff | None = None,
+    notes: Sequence[str] = (),
+) -> None:
     """The widest layout that the console has room for. Figures are never cut: the least needed columns go first."""
+    tariff = tariff or Tariff()
+    rows = [Row(v, bill_of(v, tariff)) for v in verdicts]
     ascii_only = not console.encoding.lower().startswith("utf")
-    columns = _columns(verdicts)
-    layouts = [_with_bar(columns, width, ascii_only) for width in BAR_WIDTHS]
-    layouts += [[c for c in columns if c.heading not in DROPPED_WHEN_NARROW[:n]] for n in range(8)]
-    tables = [_table(layout, verdicts, ascii_only) for layout in layouts]
+    layouts = _layouts(_columns(verdicts, tariff), ascii_only)
+    tables = [_table(layout, rows, ascii_only) for layout in layouts]
     roomy = console.options.update(width=1000)
     widths = [console.measure(table, options=roomy).maximum for table in tables]
     chosen = next((n for n, width in enumerate(widths) if width <= console.width), len(tables) - 1)
     console.width = max(console.width, widths[chosen])  # rather a broken line than a missing figure
     console.print(Text(title, style="bold"), "", sep="\n")
     console.print(tables[chosen])
-    console.print("", _notes(verdicts, ascii_only if chosen < len(BAR_WIDTHS) else None), sep="\n")
+    has_bar = any(column.heading == "usable HBM" for column in layouts[chosen])
+    console.print("", _notes(rows, tariff, ascii_only if has_bar else None, notes), sep="\n")
 
 
-def _columns(verdicts: Sequence[Verdict]) -> list[Column]:
+def _columns(verdicts: Sequence[Verdict], tariff: Tariff) -> list[Column]:
     columns = [
-        Column("slice", lambda v: Text(v.question.slice.name, style="bold"), "left"),
-        Column("chips", lambda v: str(v.question.slice.chips)),
-        Column("devices", lambda v: str(v.question.slice.devices)),
-        Column("mesh", lambda v: v.mesh, "left"),
-        Column("fits", _fits, "left"),
-        Column("peak", lambda v: _gib(v.memory.peak_bytes)),
-        Column("usable", lambda v: _gib(v.limit_bytes)),
-        Column("weights", lambda v: _gib(v.memory.weights_bytes)),
-        Column("optimizer", lambda v: _gib(v.memory.optimizer_bytes)),
-        Column("gradients +\nactivations", lambda v: _gib(_parts(v)[2])),
-        Column("compile s", lambda v: f"{v.compile_seconds:.1f}"),
+        Column("slice", lambda r: Text(_name(r.verdict), style="bold"), "left"),
+        Column("chips", lambda r: str(r.verdict.question.slice.chips)),
+        Column("devices", lambda r: str(r.verdict.question.slice.devices)),
+        Column("mesh", lambda r: r.verdict.mesh, "left"),
+        Column("fits", lambda r: _fits(r.verdict), "left"),
+        Column("peak", lambda r: gib_text(r.verdict.memory.peak_bytes)),
+        Column("usable", lambda r: gib_text(r.verdict.limit_bytes)),
+        Column("weights", lambda r: gib_text(r.verdict.memory.weights_bytes)),
+        Column("optimizer", lambda r: gib_text(r.verdict.memory.optimizer_bytes)),
+        Column("step", lambda r: step_text(r.verdict)),
+        Column("range", lambda r: Text(range_text(r.verdict), style="dim"), "left"),
+        Column("tokens/s", lambda r: _number(r.verdict.tokens_per_second)),
+        Column("MFU", lambda r: "-" if r.verdict.mfu is None else f"{r.verdict.mfu:.0%}"),
+        Column("hours", lambda r: hours_text(r.bill.hours.mid) if r.bill else "-"),
+        Column("$ on\ndemand", lambda r: _dollars(r.bill.on_demand if r.bill else None, tariff)),
+        Column("$\nspot", lambda r: _dollars(r.bill.spot if r.bill else None, tariff)),
+        Column("limit", lambda r: r.verdict.step.limit if r.verdict.step else "-", "left"),
+        Column("compile s", lambda r: f"{r.verdict.compile_seconds:.1f}"),
     ]
     if not _split_chips(verdicts):
         columns = [column for column in columns if column.heading != "devices"]
     return columns
 
 
+def _layouts(columns: Sequence[Column], ascii_only: bool) -> list[list[Column]]:
+    """From the richest to the poorest."""
+    layouts = [_with_bar(columns, BAR_WIDTHS[0], ascii_only)]
+    for n in range(1, len(DROPPED_WITH_BAR) + 1):
+        kept = [c for c in columns if c.heading not in DROPPED_WITH_BAR[:n]]
+        layouts += [_with_bar(kept, width, ascii_only) for width in BAR_WIDTHS]
+    for n in range(len(DROPPED_WHEN_NARROW) + 1):
+        layouts.append([c for c in columns if c.heading not in (*DROPPED_WITH_BAR, *DROPPED_WHEN_NARROW[:n])])
+    return layouts
+
+
 def _with_bar(columns: Sequence[Column], width: int, ascii_only: bool) -> list[Column]:
     """The bar stands with the limit at its end, in place of the plain limit."""
-    bar = Column("usable HBM", lambda v: _bar(v, width, ascii_only), "left")
+    bar = Column("usable HBM", lambda r: _bar(r.verdict, width, ascii_only), "left")
     return [bar if column.heading == "usable" else column for column in columns]
 
 
-def _table(columns: Sequence[Column], verdicts: Sequence[Verdict], ascii_only: bool) -> Table:
+def _table(columns: Sequence[Column], rows: Sequence[Row], ascii_only: bool) -> Table:
     lines = box.ASCII2 if ascii_only else box.SIMPLE_HEAD
     table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column.heading, justify=column.justify, no_wrap=True, vertical="bottom")
-    for v in verdicts:
-        table.add_row(*(column.cell(v) for column in columns))
+        heading = "" if column.heading == "range" else column.heading
+        table.add_column(heading, justify=column.justify, no_wrap=True, vertical="bottom")
+    for row in rows:
+        table.add_row(*(column.cell(row) for column in columns))
     return table
 
 
-def _gib(n: int) -> str:
-    return f"{n / GIB:.2f}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def _dollars(offer: Offer | None, tariff: Tariff) -> Text:
+    if offer is None:
+        return Text("-", style="dim")
+    if tariff.max_usd is not None and offer.usd.mid > tariff.max_usd:
+        return Text(f"{usd_text(offer.usd.mid)} over", style="red")
+    return Text(usd_text(offer.usd.mid))
 
 
 def _fits(v: Verdict) -> Text:
-    return Text("yes", style="green") if v.fits else Text(f"{_gib(-v.spare_bytes)} short", style="bold red")
+    return Text("yes", style="green") if v.fits else Text(f"{gib_text(-v.spare_bytes)} short", style="bold red")
 
 
 def _parts(v: Verdict) -> tuple[int, int, int]:
@@ -129,7 +234,7 @@ def _bar(v: Verdict, width: int, ascii_only: bool) -> Text:
         bar.right_crop(1)
         bar.append(">" if ascii_only else "▶", style="bold red")
     bar.append(free * (width - len(bar)), style="dim")
-    return bar.append(f" {_gib(v.limit_bytes):>5}")
+    return bar.append(f" {gib_text(v.limit_bytes):>5}")
 
 
 def _split_chips(verdicts: Sequence[Verdict]) -> list[str]:
@@ -138,55 +243,49 @@ def _split_chips(verdicts: Sequence[Verdict]) -> list[str]:
     return sorted(chip.name for chip in chips if chip.devices_per_chip == 2)
 
 
-def _notes(verdicts: Sequence[Verdict], ascii_only: bool | None) -> RenderableType:
+def _notes(rows: Sequence[Row], tariff: Tariff, ascii_only: bool | None, more: Sequence[str]) -> RenderableType:
     """The legend of the bar (not for None: there is no bar), and what the figures are."""
     notes = Text()
     if ascii_only is not None:
         for n, (name, colour) in enumerate(PARTS):
             notes.append("   " if n else "").append("#" if ascii_only else "█", style=colour).append(f" {name}")
         notes.append("\n")
-    split = _split_chips(verdicts)
+    split = _split_chips([row.verdict for row in rows])
     per = f"device; a chip of {' and '.join(split)} is two devices" if split else "chip"
     notes.append(f"GiB per {per}. By the TPU compiler's own memory report.", style="dim")
-    for v in verdicts:
-        if v.memory.host_bytes >= GIB / 100:
-            more = f"{v.question.slice.name}: {v.memory.host_bytes} per device wait in host memory"
-            notes.append(f"\n{more}", style="yellow")
+    for line in price_notes([(row.verdict, row.bill) for row in rows], tariff):
+        notes.append(f"\n{line}", style="dim")
+    for row in rows:
+        if row.verdict.memory.host_bytes >= GIB / 100:
+            waiting = f"{_name(row.verdict)}: {row.verdict.memory.host_bytes} per device wait in host memory"
+            notes.append(f"\n{waiting}", style="yellow")
+    for line in more:
+        notes.append(f"\n{line}", style="dim")
     return notes
 
 
-def does_not_fit(verdicts: Sequence[Verdict]) -> UserError:
-    """None of the slices holds the job: by how much, and what makes a job smaller."""
-    nearest = max(verdicts, key=lambda v: v.spare_bytes / v.limit_bytes)
-    name, memory = nearest.question.slice.name, nearest.memory
-    resting = Bytes(memory.weights_bytes + memory.optimizer_bytes)
-    why = f"{name} needs {memory.peak_bytes} of HBM per device and has {nearest.limit_bytes}: "
-    why += f"{Bytes(-nearest.spare_bytes)} short"
-    if resting > nearest.limit_bytes:
-        why += f"; weights and optimizer alone are {resting}"
-    return UserError(
-        f"the job does not fit {name}" if len(verdicts) == 1 else f"the job fits none of these {len(verdicts)} slices",
-        why=why,
-        fix="try, and plan again:\n" + "\n".join(f"- {one}" for one in _remedies(nearest, resting)),
-    )
-
-
-def _remedies(v: Verdict, resting: Bytes) -> list[str]:
-    """What may help this job on this slice, mildest first."""
-    job, mesh = v.question.job, v.question.mesh_shape()
-    share = job.batch // mesh.data_parallel
-    micro = job.micro_batch or share
-    tries = []
-    if resting < v.limit_bytes:
-        if micro > 1:
-            divisors = [n for n in range(micro - 1, 0, -1) if share % n == 0]
-            room = v.limit_bytes - resting
-            smaller = next((n for n in divisors if v.memory.working_bytes * n / micro <= room), 1)
-            tries.append(f"micro_batch={smaller} (the batch stays {job.batch}, by accumulation)")
-        if job.remat.policy in ("none", "dots"):
-            tries.append("remat=full")
-        elif job.remat.policy == "full":
-            tries.append("'remat={policy: named, offload: [layer_in]}' (layer inputs wait in host memory)")
-    if mesh.fsdp == 1 and mesh.data > 1:
-        tries.append("mesh.data=1 mesh.fsdp=-1 (weights and optimizer split over the devices)")
-    return [*tries, "a slice with more chips or memory: forerun hardware slices"]
+def price_notes(rows: Sequence[tuple[Verdict, Bill | None]], tariff: Tariff) -> list[str]:
+    """Where the prices are from and which zones they are of; what spot rests on; what has no price."""
+    bills = [(v, bill) for v, bill in rows if bill]
+    if not bills:
+        return []
+    offers = [offer for _, bill in bills for offer in (bill.on_demand, bill.spot) if offer]
+    dates = sorted({offer.price.date for offer in offers})
+    notes = []
+    if offers:
+        where = f"zone {tariff.zone}" if tariff.zone else "the cheapest zone of each (--zone chooses)"
+        notes.append(f"Dollars: list prices of {' and '.join(dates)} in {where}, start and checkpoints included.")
+    lacking = [_name(v) for v, bill in bills if bill.on_demand is None]
+    if lacking:
+        place = f" in {tariff.zone}" if tariff.zone else ""
+        notes.append(f"No price is known{place} for {', '.join(lacking)}: --prices FILE gives your own.")
+    cheapest = min((b for b in bills if b[1].spot), key=lambda b: b[1].spot.usd.mid, default=None)  # type: ignore[union-attr]
+    if cheapest:
+        v, bill = cheapest
+        assert bill.spot
+        notes.append(
+            f"Cheapest: {_name(v)} on spot in {bill.spot.price.zone}, {bill.preemptions:.1f} preemptions expected "
+            f"(assumed rate), best with checkpoint.every={bill.best_every}; "
+            f"it writes {bill.written_bytes} of checkpoints and metrics."
+        )
+    return [*notes, NO_GPUS]

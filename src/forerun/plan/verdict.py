@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from forerun.plan import compiler
 from forerun.plan.memory import MemoryReport
 from forerun.plan.question import Question
+from forerun.plan.step_time import StepTime
 from forerun.units import Bytes, Seconds
 
 
@@ -22,6 +24,10 @@ class Verdict:
     compile_seconds: Seconds
     program: str
     mesh: str
+    flops_per_step: float  # the model's own work, causal attention counted once
+    tokens_per_step: int
+    ledger: Mapping[str, Bytes]  # what fills the memory at its fullest; adds up to the peak
+    step: StepTime | None  # None if it does not fit
 
     @property
     def limit_bytes(self) -> Bytes:
@@ -29,6 +35,18 @@ class Verdict:
         usable = self.question.slice.chip.usable_bytes
         assert usable is not None, "TPU chips all have it"
         return Bytes(usable)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens_per_step / self.step.mid_seconds if self.step else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Share of the data sheet's bf16 FLOP/s that does the model's own work."""
+        peak = self.question.slice.chip.bf16_flops
+        if self.step is None or peak is None:
+            return None
+        return self.flops_per_step / self.step.mid_seconds / (peak * self.question.slice.chips)
 
     @property
     def spare_bytes(self) -> Bytes:
@@ -43,4 +61,15 @@ def verdict(
     started = time.perf_counter()
     answer = compiler.ask(question, stop or threading.Event(), on_phase)
     seconds = Seconds(time.perf_counter() - started)
-    return Verdict(question, answer.memory, answer.accepted, seconds, answer.program, answer.mesh)
+    return Verdict(
+        question,
+        answer.memory,
+        answer.accepted,
+        seconds,
+        answer.program,
+        answer.mesh,
+        answer.flops_per_step,
+        answer.tokens_per_step,
+        answer.ledger,
+        answer.step,
+    )

@@ -52,6 +52,13 @@ def argument_groups(program: Any) -> list[str]:
     return [group for group, n in counts for _ in range(n)]
 
 
+def local_weights(program: Any) -> list[tuple[int, ...]]:
+    """The shape of each weight as one device holds it."""
+    import jax
+
+    return [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(program.state.params)]
+
+
 def main(folder: Path) -> int:
     question = from_json(sys.stdin.readline())
     threading.Thread(target=_leave_with_parent, args=(folder,), daemon=True).start()
@@ -75,6 +82,10 @@ def _compile(question: Question, folder: Path) -> None:
         "arguments": argument_groups(program),
         "program": program_hash(lowered),
         "mesh": str(program.derived.mesh),
+        "weights": local_weights(program),
+        "layers": getattr(getattr(program.model, "config", None), "layers", None),
+        "flops_per_step": program.flops_per_step,
+        "tokens_per_step": program.derived.tokens_per_step,
     }
     _leave(folder / FACTS, facts)
     lowered.compile(compiler_options=program.compiler_options)

@@ -44,6 +44,7 @@ def chain(optimizer: Optimizer, rate: optax.Schedule, decay_mask: Any) -> optax.
     return adamw if optimizer.clip is None else optax.chain(optax.clip_by_global_norm(optimizer.clip), adamw)
 
 
+@jax.named_scope("optimizer")
 def update(tx: optax.GradientTransformation, gradient: Any, moments: Any, params: Any) -> tuple[Any, Any]:
     """(new params, new moments). Optax mixes int and float freely; our own code is held to strict promotion."""
     with jax.numpy_dtype_promotion("standard"):

@@ -61,7 +61,6 @@ def test_version(capsys: Capture) -> None:
         (["job.yaml"], "unknown command 'job.yaml'", "did you mean 'forerun train job.yaml'?"),
         (["--verson"], "unknown option '--verson'", "did you mean '--version'?"),
         (["plan", "job.yaml", "--jsn", "--on", "v5e-8"], "unknown option '--jsn'", "did you mean '--json'?"),
-        (["plan", "job.yaml"], "forerun plan: the following arguments are required: --on", "see: forerun plan --help"),
         (["train"], "forerun train: the following arguments are required: JOB", "see: forerun train --help"),
         (["train", "job.yaml", "--fres"], "unknown option '--fres'", "did you mean '--fresh'?"),
         (["hardware", "chip"], "there is no table 'chip'", "did you mean 'chips'?"),

@@ -8,7 +8,8 @@ from forerun.cli import words
 
 SURFACE = {
     "check": "JOB KEY=VALUE --on",
-    "plan": "JOB KEY=VALUE --on --json",
+    "plan": "JOB KEY=VALUE --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
+    " --max-hours --out",
     "train": "JOB KEY=VALUE --fresh",
     "doctor": "--smoke",
     "hardware": "TABLE --prices --zone",

@@ -23,6 +23,16 @@ from forerun.plan.question import Question
 from forerun.units import GIB
 
 Usage = namedtuple("Usage", "total used free")
+FACTS: dict[str, Any] = {
+    "arguments": ["weights"],
+    "program": "0123456789ab",
+    "mesh": "1x8x1",
+    "weights": [[8, 128]],
+    "layers": 0,
+    "flops_per_step": 1e12,
+    "tokens_per_step": 4096,
+}
+PROGRAM = "HloModule m\nENTRY %main (p: f32[8,128]) -> f32[8,128] {\n  ROOT %p = f32[8,128] parameter(0)\n}\n"
 STAND_IN = """#!{python} -S
 import json, os, sys
 folder = sys.argv[-1]
@@ -32,13 +42,15 @@ def put(name, text, mode="w"):
         file.write(text)
     os.rename(os.path.join(folder, name + ".new"), os.path.join(folder, name))
 def facts():
-    put("facts.json", json.dumps({{"arguments": ["weights"], "program": "0123456789ab", "mesh": "1x8x1"}}))
+    put("facts.json", json.dumps({facts}))
 def report(total, argument=100):
     put("m.after_optimizations-buffer-assignment.txt", f"allocation 0: size {{argument}}, parameter 0, shape:\\n")
     put("m.after_optimizations-memory-usage-report.txt",
         f"Memory Space: default (color=0)\\nTotal bytes: {{total}} (x)\\n\\n")
+    put("m.after_optimizations-live-range.txt", "HloLiveRange (max 1):\\n")
+    put("m.after_optimizations_before_buffer_assignment.txt", {program!r})
 def scheduled():
-    put("m.after_optimizations_after_buffer_assignment.txt", "HloModule m")
+    put("m.after_optimizations_after_buffer_assignment.txt", {program!r})
 def error(**content):
     put("error.json", json.dumps(content))
 def hang():
@@ -62,7 +74,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def write(body: str) -> Path:
         script = tmp_path / "compiler"
-        script.write_text(STAND_IN.format(python=python, body=body))
+        script.write_text(STAND_IN.format(python=python, body=body, facts=FACTS, program=PROGRAM))
         script.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(script))
         return tmp_path / "temp"
@@ -86,7 +98,6 @@ def test_a_program_that_fits_is_not_waited_for(stand_in: Any) -> None:
 
 def test_reports_are_read_only_when_whole(tmp_path: Path) -> None:
     """The compiler writes both reports, twice for some chips, and then the scheduled program."""
-    facts = {"arguments": ["weights"], "program": "p", "mesh": "m"}
     assignment = tmp_path / "m.after_optimizations-buffer-assignment.txt"
     report = tmp_path / "m.after_optimizations-memory-usage-report.txt"
     scheduled = tmp_path / "m.after_optimizations_after_buffer_assignment.txt"
@@ -94,16 +105,16 @@ def test_reports_are_read_only_when_whole(tmp_path: Path) -> None:
     def put(path: Path, text: str, at: int) -> Answer | None:
         path.write_text(text)
         os.utime(path, ns=(at, at))
-        return compiler._accepted(tmp_path, facts)
+        return compiler._accepted(tmp_path, FACTS)
 
     whole = "Memory Space: default (color=0)\nTotal bytes: {} (x)\n\n"
     assert put(assignment, "allocation 0: size 100, parameter 0, shape:\n", at=1) is None
     assert put(report, whole.format(5000), at=2) is None, "the compiler may still assign buffers again"
-    first = put(scheduled, "HloModule m", at=3)
+    first = put(scheduled, PROGRAM, at=3)
     assert first is not None
     assert first.memory.peak_bytes == 5000
     assert put(report, whole.format(7000), at=4) is None, "a second round has begun"
-    assert put(scheduled, "HloModule m", at=5) is not None
+    assert put(scheduled, PROGRAM, at=5) is not None
     assert put(report, whole.format(7000)[:-20], at=5) is None, "cut off"
     assert put(assignment, "", at=5) is None
 

@@ -1,0 +1,78 @@
+"""Finds, per generation, how much faster or slower than assumed each part of the machine is, from one half only.
+
+python bench/accuracy/calibrate.py      # needs the cache of predict.py; prints the factors for plan/machine.py
+
+Least squares on log(predicted / published) of the calibration half with a prior on each factor: it moves only as far
+as the runs have something to say about it. Programs in which the compiler recomputes for lack of HBM are not those
+that were measured, and take no part. Gauss-Newton by finite differences; nothing else is fitted.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import sys
+
+import numpy as np
+from predict import recorded, scheduled_path
+from runs import Run, halves, runs
+
+from forerun.hardware.slices import slice_named
+from forerun.plan.hlo import Module, parse
+from forerun.plan.machine import assumed
+from forerun.plan.simulation import Simulation
+
+# Standard deviations of log(factor) before any run was seen: matmuls are known from dumped code, links and hosts from
+# data sheets. And of log(error) that the model cannot explain.
+PRIOR = {"matmul": 0.08, "hbm": 0.15, "link": 0.2, "host": 0.3, "attention": 0.15}
+NOISE = 0.10  # two published times of one program differ by as much
+FAR = 2.0  # runs farther off than this many NOISE count less (Huber)
+TURNS, STEP = 4, 0.02
+
+
+def predicted(module: Module, run: Run, factors: np.ndarray) -> float:
+    chip = slice_named(run.slice).chip
+    shares = {name: math.exp(value) for name, value in zip(PRIOR, factors, strict=True)}
+    return Simulation(module, assumed(chip).with_shares(**shares), chip.name).run().seconds
+
+
+def residuals(modules: list[tuple[Run, Module]], factors: np.ndarray) -> np.ndarray:
+    errors = [math.log(predicted(module, run, factors) / run.seconds) / NOISE for run, module in modules]
+    return np.array([*errors, *(factors / np.array(list(PRIOR.values())))])
+
+
+def fit(modules: list[tuple[Run, Module]]) -> np.ndarray:
+    factors = np.zeros(len(PRIOR))
+    for _ in range(TURNS):
+        now = residuals(modules, factors)
+        slopes = [(residuals(modules, factors + STEP * unit) - now) / STEP for unit in np.eye(len(PRIOR))]
+        weights = np.sqrt(np.minimum(1.0, FAR / np.maximum(np.abs(now), 1e-9)))
+        weights[len(modules) :] = 1.0
+        slope = np.stack(slopes, axis=1) * weights[:, None]
+        factors = factors + np.linalg.lstsq(slope, -now * weights, rcond=None)[0]
+    return factors
+
+
+def main() -> int:
+    all_runs, known = runs(), recorded()
+    half_of = halves(all_runs)
+    used = [run for run in all_runs if half_of[run.family] == "calibration" and not run.unlike]
+    used = [
+        run for run in used if known.get(run.name, {}).get("seconds") and not known[run.name]["recomputed_by_compiler"]
+    ]
+    for generation in sorted({run.generation for run in used}):
+        modules = [
+            (run, parse(gzip.decompress(scheduled_path(run).read_bytes()).decode()))
+            for run in used
+            if run.generation == generation
+        ]
+        factors = fit(modules)
+        print(generation, len(modules), {n: round(math.exp(f), 3) for n, f in zip(PRIOR, factors, strict=True)})
+        for run, module in modules:
+            before, after = (predicted(module, run, f) / run.seconds - 1 for f in (0 * factors, factors))
+            print(f"  {run.name:44} {before:+.1%} -> {after:+.1%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Plays the recorded programs again with the constants of the step-time model as they are now, and sums up.
+
+python bench/accuracy/evaluate.py             # table and summary of both halves; needs the cache of predict.py
+python bench/accuracy/evaluate.py --record    # also writes the new figures into bench/results/accuracy.jsonl
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+import sys
+from typing import Any
+
+from predict import RESULTS, recomputed_by_compiler, recorded, scheduled_path
+from runs import Run, halves, runs
+
+from forerun.hardware.slices import slice_named
+from forerun.plan.hlo import parse
+from forerun.plan.machine import assumed
+from forerun.plan.simulation import Simulation
+from forerun.plan.step_time import step_time
+
+
+def replayed(run: Run) -> dict[str, Any]:
+    """The model's word on the program that was scheduled for this run."""
+    scheduled = gzip.decompress(scheduled_path(run).read_bytes()).decode()
+    module, chip = parse(scheduled), slice_named(run.slice).chip
+    step = step_time(module, chip)
+    return {
+        "uncalibrated_seconds": Simulation(module, assumed(chip), chip.name).run().seconds,
+        "seconds": step.mid_seconds,
+        "low_seconds": step.low_seconds,
+        "high_seconds": step.high_seconds,
+        "parts_seconds": dict(step.parts_seconds),
+        "recomputed_by_compiler": recomputed_by_compiler(scheduled),
+    }
+
+
+def rows(replay: bool) -> list[dict[str, Any]]:
+    """One for each published run that compiled, with its error: predicted / published - 1."""
+    all_runs, known = runs(), recorded()
+    half_of = halves(all_runs)
+    found = []
+    for run in all_runs:
+        row = known.get(run.name)
+        if row is None or not row.get("seconds"):
+            continue
+        if replay:
+            row |= replayed(run)
+        row |= {
+            "half": "not counted" if run.unlike else half_of[run.family],
+            "generation": run.generation,
+            "family": run.family,
+        }
+        row |= {"published_seconds": run.seconds, "error": row["seconds"] / run.seconds - 1}
+        found.append(row)
+    return found
+
+
+def summary(some: list[dict[str, Any]]) -> dict[str, float | int]:
+    errors = [abs(row["error"]) for row in some]
+    inside = [row["low_seconds"] <= row["published_seconds"] <= row["high_seconds"] for row in some]
+    return {
+        "runs": len(some),
+        "median_error": statistics.median(errors),
+        "within_20_percent": sum(error <= 0.2 for error in errors) / len(errors),
+        "worst_error": max(errors),
+        "covered": sum(inside) / len(inside),
+    }
+
+
+def uncalibrated(row: dict[str, Any]) -> dict[str, Any]:
+    """The same run as the model had it before calibration."""
+    scale = row["uncalibrated_seconds"] / row["seconds"]
+    return {
+        **row,
+        "error": row["uncalibrated_seconds"] / row["published_seconds"] - 1,
+        "low_seconds": row["low_seconds"] * scale,
+        "high_seconds": row["high_seconds"] * scale,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    found = rows(replay=True)
+    for row in found:
+        parts = " ".join(f"{part.split()[0]} {seconds:.3f}" for part, seconds in row["parts_seconds"].items())
+        print(
+            f"{row['half'][:4]} {row['name'][:48]:48} {row['published_seconds']:8.3f} {row['seconds']:8.3f} "
+            f"{row['error']:+7.1%}  {parts}"
+        )
+    for half in ("calibration", "held-out", "not counted"):
+        chosen = [row for row in found if row["half"] == half]
+        for generation in ("all", *sorted({row["generation"] for row in chosen})):
+            some = [row for row in chosen if generation in ("all", row["generation"])]
+            print(half, generation, {k: round(v, 3) for k, v in summary(some).items()} if some else "none")
+    if "--record" in arguments:
+        others = [row for name, row in recorded().items() if name not in {row["name"] for row in found}]
+        RESULTS.write_text("".join(json.dumps(row) + "\n" for row in (*found, *others)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

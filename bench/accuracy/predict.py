@@ -1,0 +1,111 @@
+"""Compiles every published run and records what the step-time model says. Resumable: what is there is not repeated.
+
+python bench/accuracy/predict.py [name ...]    # ten minutes or so; needs libtpu (the `plan` extra), no TPU
+
+One JSON line a run goes to bench/results/accuracy.jsonl. The scheduled programs, from which `evaluate.py` plays the
+steps again with other constants, are kept outside the repository (FORERUN_ACCURACY_CACHE, or ~/.cache/forerun).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from runs import Run, runs
+
+from forerun.errors import UserError
+from forerun.plan import compiler
+from forerun.plan.hlo import Module, parse
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy.jsonl"
+CACHE = Path(os.environ.get("FORERUN_ACCURACY_CACHE", Path.home() / ".cache" / "forerun" / "accuracy"))
+AT_ONCE = 2
+_writing = threading.Lock()
+_here = threading.local()
+
+
+def job_hash(run: Run) -> str:
+    """Of what is asked: the job and its slice."""
+    return hashlib.sha256(run.question().to_json().encode()).hexdigest()[:12]
+
+
+def scheduled_path(run: Run) -> Path:
+    return CACHE / f"{job_hash(run)}-{version('libtpu')}.hlo.gz"
+
+
+def recorded() -> dict[str, dict[str, Any]]:
+    if not RESULTS.exists():
+        return {}
+    return {row["name"]: row for row in map(json.loads, RESULTS.read_text().splitlines())}
+
+
+def recomputed_by_compiler(scheduled: str) -> int:
+    """Instructions that the compiler repeats for lack of HBM, beyond the job's own remat: another program then."""
+    return len(re.findall(r"^\s+%?[\w.\-]*\.remat[\w.]* = ", scheduled, re.MULTILINE))
+
+
+def is_current(run: Run, row: dict[str, Any] | None) -> bool:
+    return row is not None and (row["job"], row["libtpu"]) == (job_hash(run), version("libtpu"))
+
+
+class Truncated(Exception):
+    """The compiler was still writing."""
+
+
+def _keep_scheduled(scheduled: str) -> Module:
+    if "\nENTRY" not in scheduled or not scheduled.rstrip().endswith("\n}"):
+        raise Truncated
+    _here.scheduled = scheduled
+    return parse(scheduled)
+
+
+def predict(run: Run) -> dict[str, Any]:
+    started = time.perf_counter()
+    row: dict[str, Any] = {"name": run.name, "slice": run.slice, "job": job_hash(run), "libtpu": version("libtpu")}
+    try:
+        try:
+            answer = compiler.ask(run.question(), threading.Event(), lambda phase: None)
+        except Truncated:
+            return predict(run)
+    except (UserError, compiler.CompilerFailure) as error:
+        return {**row, "fits": None, "failure": str(error)[:500]}
+    row |= {"fits": answer.accepted, "program": answer.program, "mesh": answer.mesh}
+    row |= {"hbm_peak_bytes": answer.memory.peak_bytes, "flops_per_step": answer.flops_per_step}
+    row |= {"compile_seconds": round(time.perf_counter() - started, 1)}
+    if answer.step:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        scheduled_path(run).write_bytes(gzip.compress(_here.scheduled.encode(), 3))
+        row |= {"seconds": answer.step.mid_seconds, "parts_seconds": dict(answer.step.parts_seconds)}
+        row |= {"recomputed_by_compiler": recomputed_by_compiler(_here.scheduled)}
+    return row
+
+
+def record(row: dict[str, Any]) -> None:
+    with _writing, RESULTS.open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(row["name"], row.get("failure", ""), "" if row["fits"] else "does not fit", file=sys.stderr, flush=True)
+
+
+def main(names: list[str]) -> int:
+    compiler.parse = _keep_scheduled
+    known = recorded()
+    wanted = [run for run in runs() if not is_current(run, known.get(run.name))]
+    wanted = [run for run in wanted if not names or any(name in run.name for name in names)]
+    wanted.sort(key=lambda run: run.generation == "tpu7x")  # minutes each
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(lambda run: record(predict(run)), wanted))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

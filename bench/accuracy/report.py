@@ -1,0 +1,169 @@
+"""Writes the figures of bench/results/accuracy.jsonl into docs/accuracy.md and draws docs/assets/accuracy.svg.
+
+python bench/accuracy/report.py
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from evaluate import rows, summary, uncalibrated
+from predict import recorded
+from runs import halves, runs
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "accuracy.md"
+PICTURE = ROOT / "docs" / "assets" / "accuracy.svg"
+GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
+SIZE, EDGE = 520, 56
+COLOURS = {"calibration": "#8a8f98", "held-out": "#1f6feb"}  # runs that are not counted are not drawn
+
+
+def main() -> int:
+    found = rows(replay=False)
+    text = PAGE.read_text()
+    for name, block in blocks(found).items():
+        text, count = re.subn(
+            rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL
+        )
+        assert count == 1, f"{PAGE} has no place for {name}"
+    PAGE.write_text(text)
+    PICTURE.write_text(picture([row for row in found if row["half"] in COLOURS]))
+    return 0
+
+
+def blocks(found: list[dict[str, Any]]) -> dict[str, str]:
+    """The parts of the page that are figures."""
+    held = [row for row in found if row["half"] == "held-out"]
+    calibration = [row for row in found if row["half"] == "calibration"]
+    return {
+        "summary": summaries(found),
+        "goal": goal(held),
+        "held-out": table(held),
+        "calibration": table(calibration),
+        "not counted": table([row for row in found if row["half"] == "not counted"]),
+        "if counted": if_counted(found),
+        "left out": left_out(),
+    }
+
+
+def summaries(found: list[dict[str, Any]]) -> str:
+    lines = ["| runs of | generation | runs | median error | within 20 % | worst | in the printed range |"]
+    lines.append("|---|---|---|---|---|---|---|")
+    for half in ("held-out", "calibration"):
+        own = [row for row in found if row["half"] == half]
+        for generation in ("all", *GENERATIONS):
+            lines += summary_line(half, generation, [r for r in own if generation in ("all", r["generation"])])
+        same = [row for row in own if not row["recomputed_by_compiler"]]
+        lines += summary_line(half, r"all, without \*", same)
+    held = [uncalibrated(row) for row in found if row["half"] == "held-out"]
+    lines += summary_line("held-out", "all, before calibration", held)
+    return "\n".join(lines) + "\n"
+
+
+def goal(held: list[dict[str, Any]]) -> str:
+    s = summary(held)
+    words = {True: "reached", False: "missed"}
+    return (
+        f"Goals, on the {s['runs']} held-out runs: a median error of 7 % at most ({s['median_error']:.1%}, "
+        f"{words[s['median_error'] <= 0.07]}), nine of ten within 20 % ({s['within_20_percent']:.0%}, "
+        f"{words[s['within_20_percent'] >= 0.9]}), four of five in the printed range ({s['covered']:.0%}, "
+        f"{words[s['covered'] >= 0.8]}).\n"
+    )
+
+
+def summary_line(half: str, generation: str, some: list[dict[str, Any]]) -> list[str]:
+    if not some:
+        return []
+    s = summary(some)
+    return [
+        f"| {half} | {generation} | {s['runs']} | {s['median_error']:.1%} | {s['within_20_percent']:.0%} "
+        f"| {s['worst_error']:.1%} | {s['covered']:.0%} |"
+    ]
+
+
+def table(some: list[dict[str, Any]]) -> str:
+    lines = ["| run | published s | predicted s | error | range s |", "|---|---|---|---|---|"]
+    for row in sorted(some, key=lambda row: (GENERATIONS.index(row["generation"]), row["name"])):
+        star = r" \*" if row["recomputed_by_compiler"] else ""
+        lines.append(
+            f"| {row['name']}{star} | {row['published_seconds']:.3f} | {row['seconds']:.3f} | {row['error']:+.1%} "
+            f"| {row['low_seconds']:.3f} to {row['high_seconds']:.3f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def if_counted(found: list[dict[str, Any]]) -> str:
+    half_of = halves(runs())
+    s = summary([row for row in found if half_of[row["family"]] == "held-out"])
+    return (
+        f"With those of held-out families counted, the held-out half would have {s['runs']} runs, a median error of "
+        f"{s['median_error']:.1%}, {s['within_20_percent']:.0%} within 20 % and {s['covered']:.0%} in the range.\n"
+    )
+
+
+def left_out() -> str:
+    """Runs that could not be predicted."""
+    known = recorded()
+    lines = []
+    for run in runs():
+        row = known.get(run.name)
+        if row is None:
+            lines.append(f"- {run.name}: not compiled yet")
+        elif not row.get("seconds"):
+            peak = row.get("hbm_peak_bytes")
+            why = f"does not fit: {peak / 2**30:.1f} GiB" if peak else row.get("failure", "").splitlines()[0]
+            lines.append(f"- {run.name}: {why}")
+    return ("\n".join(lines) or "None.") + "\n"
+
+
+def picture(found: list[dict[str, Any]]) -> str:
+    """Predicted against published seconds, both logarithmic, with a band of 20 %."""
+    values = [row[key] for row in found for key in ("published_seconds", "seconds")]
+    low, high = math.log10(min(values)) - 0.15, math.log10(max(values)) + 0.15
+
+    def x(seconds: float) -> float:
+        return EDGE + (math.log10(seconds) - low) / (high - low) * (SIZE - 2 * EDGE)
+
+    def y(seconds: float) -> float:
+        return SIZE - x(seconds)
+
+    first, last, inner = 10**low, 10**high, SIZE - 2 * EDGE
+    band = " ".join(f"{x(p):.1f},{y(q):.1f}" for p, q in ((first, first * 0.8), (last, last * 0.8), (last, last * 1.2)))
+    band += f" {x(first):.1f},{y(first * 1.2):.1f}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE} {SIZE}" font-family="sans-serif" font-size="12">',
+        f"<title>Predicted against published step time of {len(found)} runs</title>",
+        f'<rect width="{SIZE}" height="{SIZE}" fill="#ffffff"/>',
+        f'<clipPath id="plot"><rect x="{EDGE}" y="{EDGE}" width="{inner}" height="{inner}"/></clipPath>',
+        f'<polygon points="{band}" fill="#e8eef9" clip-path="url(#plot)"/>',
+        f'<line x1="{x(first):.1f}" y1="{y(first):.1f}" x2="{x(last):.1f}" y2="{y(last):.1f}" stroke="#b9c4d6"/>',
+        f'<rect x="{EDGE}" y="{EDGE}" width="{inner}" height="{inner}" fill="none" stroke="#555"/>',
+    ]
+    for power in range(math.ceil(low), math.floor(high) + 1):
+        tick = 10.0**power
+        parts.append(f'<text x="{x(tick):.1f}" y="{SIZE - EDGE + 18}" text-anchor="middle">{tick:g}</text>')
+        parts.append(f'<text x="{EDGE - 8}" y="{y(tick) + 4:.1f}" text-anchor="end">{tick:g}</text>')
+    for half, colour in COLOURS.items():
+        for row in found:
+            if row["half"] == half:
+                at = f'cx="{x(row["published_seconds"]):.1f}" cy="{y(row["seconds"]):.1f}"'
+                title = f"<title>{row['name']}: {row['error']:+.1%}</title>"
+                parts.append(f'<circle {at} r="4.5" fill="{colour}" fill-opacity="0.8">{title}</circle>')
+    for number, (half, colour) in enumerate(COLOURS.items()):
+        top = EDGE + 20 + 18 * number
+        parts.append(f'<circle cx="{EDGE + 16}" cy="{top - 4}" r="4.5" fill="{colour}"/>')
+        parts.append(f'<text x="{EDGE + 26}" y="{top}">{half}</text>')
+    parts.append(f'<text x="{SIZE / 2}" y="{SIZE - 14}" text-anchor="middle">published seconds a step</text>')
+    middle = SIZE / 2
+    parts.append(f'<text transform="translate(16 {middle}) rotate(-90)" text-anchor="middle">predicted seconds</text>')
+    parts.append("</svg>")
+    return "\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,389 @@
+"""The published runs that the step-time model is held against, as forerun jobs, and how they are split in halves.
+
+Each run is one that somebody measured on real TPUs and published with its dimensions. The split is by family (a
+recipe or a sweep: its sizes, slices and learning rates stay together): within a generation, families in the order of
+sha256(name) each go to the half that has fewer runs so far, calibration first. That was fixed here before the first
+prediction was looked at.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.config.schema import Job
+from forerun.hardware.slices import slice_named
+from forerun.plan.question import Question, questions_of
+
+HERE = Path(__file__).resolve().parent
+PUBLISHED = HERE / "published.csv"
+TOKENIZER_VOCAB = 128_256  # the Llama 3 tokenizer, of all Marin runs
+SHORTEST_SECONDS = 0.1  # below, a Marin step measures its loader, its logging and Python
+SEEN = ("tpu-recipes/llama3.1-8b",)
+
+
+@dataclass(frozen=True)
+class Run:
+    name: str
+    family: str
+    slice: str
+    seconds: float  # per optimizer step, as published or by the formula in `derived`
+    source: str
+    job: dict[str, Any]
+    derived: str = ""  # how `seconds` follows from what was published, where it was not published itself
+    note: str = ""
+    unlike: str = ""  # why forerun's program cannot be that of the run: shown, but in no calibration and no summary
+
+    @property
+    def generation(self) -> str:
+        return slice_named(self.slice).chip.name
+
+    def question(self) -> Question:
+        content = {"name": "accuracy", "data": "none", "steps": 1000, **self.job}
+        job = Job.model_validate_json(json.dumps(content))
+        return questions_of(job, [slice_named(self.slice)])[0]
+
+
+def halves(all_runs: list[Run]) -> dict[str, str]:
+    """Family -> calibration or held-out. What the prototype of the model was built on is never held out."""
+    found: dict[str, str] = {}
+    for generation in sorted({run.generation for run in all_runs}):
+        sizes = Counter(run.family for run in all_runs if run.generation == generation)
+        ordered = sorted(sizes, key=lambda family: (family not in SEEN, hashlib.sha256(family.encode()).hexdigest()))
+        taken = {"calibration": 0, "held-out": 0}
+        for family in ordered:
+            found[family] = min(taken, key=lambda half: taken[half])
+            taken[found[family]] += sizes[family]
+    return found
+
+
+def runs() -> list[Run]:
+    return [*trillium(), *v5p_recipe(), *ironwood(), *maxtext_defaults(), *v4_maxtext(), *marin()]
+
+
+# tpu-recipes of AI-Hypercomputer, MaxText.
+_RECIPES = "AI-Hypercomputer/tpu-recipes@c8cfe2f:training"
+_QKV = ("layer_in", "query", "key", "value")
+_LLAMA_405B = {
+    "layers": 126,
+    "embed": 16384,
+    "heads": 128,
+    "kv_heads": 8,
+    "head_dim": 128,
+    "mlp": 53248,
+    "vocab": 128256,
+    "tied": False,
+}
+_LLAMA2_70B = {**_LLAMA_405B, "layers": 80, "embed": 8192, "heads": 64, "mlp": 28672, "vocab": 32000}
+
+
+def _named(offload: tuple[str, ...] = (), keep: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"policy": "named", "offload": list(offload), "keep": list(keep)}
+
+
+def trillium() -> list[Run]:
+    found = []
+    # The 8B recipes also offload the out projection's output, which forerun does not name: it is computed again.
+    offloaded = _named(_QKV)
+    for chips, each, seconds in (
+        (8, 3, 3.443),
+        (16, 3, 3.393),
+        (32, 3, 3.495),
+        (64, 5, 5.652),
+        (128, 4, 4.602),
+        (256, 4, 4.546),
+    ):
+        found.append(
+            Run(
+                f"llama3.1-8b v6e-{chips}",
+                "tpu-recipes/llama3.1-8b",
+                f"v6e-{chips}",
+                seconds,
+                f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-{chips}/README.md",
+                {"model": "llama3.1-8b", "sequence": 8192, "batch": each * chips, "remat": offloaded},
+            )
+        )
+    found.append(
+        Run(
+            "mistral-7b v6e-8",
+            "tpu-recipes/mistral-7b",
+            "v6e-8",
+            6.32,
+            f"{_RECIPES}/trillium/Mistral-7B-MaxText/README.md",
+            # MaxText's mistral-7b attends to the whole sequence.
+            {
+                "model": {**_LLAMA_405B, "layers": 32, "embed": 4096, "heads": 32, "mlp": 14336, "vocab": 32000},
+                "sequence": 8192,
+                "batch": 48,
+                "remat": offloaded,
+            },
+        )
+    )
+    for chips, each, seconds, bf16 in (
+        (32, 2, 17.79, True),
+        (64, 2, 18.688, False),
+        (128, 4, 34.786, False),
+        (256, 5, 42.656, False),
+    ):
+        job: dict[str, Any] = {
+            "model": "llama3.1-70b",
+            "sequence": 8192,
+            "batch": each * chips,
+            "remat": _named(_QKV),
+        }
+        if bf16:
+            job["precision"] = {"params": "bfloat16"}
+        found.append(
+            Run(
+                f"llama3.1-70b v6e-{chips}",
+                "tpu-recipes/llama3.1-70b",
+                f"v6e-{chips}",
+                seconds,
+                f"{_RECIPES}/trillium/Llama3.1-70B-MaxText/v6e-{chips}/README.md",
+                job,
+                note="bf16 weights" if bf16 else "",
+            )
+        )
+    found.append(
+        Run(
+            "llama2-70b v6e-256",
+            "tpu-recipes/llama2-70b",
+            "v6e-256",
+            9.052,
+            f"{_RECIPES}/trillium/Llama2-70B-MaxText/README.md",
+            # The source names two batches: 3 and, by its tokens/s, 2 sequences a chip; 9.052 s x 905 tokens/s = 2.
+            {
+                "model": _LLAMA2_70B,
+                "sequence": 4096,
+                "batch": 512,
+                "remat": _named(("query", "key", "value")),
+            },
+            note="batch from published tokens/s (2 a chip; its table says 3)",
+        )
+    )
+    found.append(
+        Run(
+            "gpt3-175b v6e-256",
+            "tpu-recipes/gpt3-175b",
+            "v6e-256",
+            17.182,
+            f"{_RECIPES}/trillium/GPT3-175B-MaxText/bf16/README.md",
+            {
+                "model": {
+                    "layers": 96,
+                    "embed": 12288,
+                    "heads": 96,
+                    "kv_heads": 96,
+                    "head_dim": 128,
+                    "mlp": 49152 * 2 // 3,
+                    "vocab": 50304,
+                    "tied": True,
+                },
+                "sequence": 2048,
+                "batch": 768,
+                "remat": "full",
+            },
+            note="gated MLP of equal weights instead of two matrices",
+        )
+    )
+    return found
+
+
+def v5p_recipe() -> list[Run]:
+    return [
+        Run(
+            "llama3.1-405b v5p-1024",
+            "tpu-recipes/llama3.1-405b v5p",
+            "v5p-1024",
+            131.474,
+            f"{_RECIPES}/v5p/Llama3.1-405B-MaxText",
+            {
+                "model": _LLAMA_405B,
+                "sequence": 8192,
+                "batch": 1024,
+                "remat": _named(("attention_out",)),
+            },
+            note="its recipe also offloads the MLP's output, which forerun does not name",
+        )
+    ]
+
+
+def ironwood() -> list[Run]:
+    """tpu7x: 2 devices a chip."""
+    kept = _named(keep=(*_QKV, "attention_out"))
+    found = [
+        Run(
+            f"llama3.1-70b tpu7x-{topology}",
+            "tpu-recipes/llama3.1-70b tpu7x",
+            f"tpu7x-{topology}",
+            seconds,
+            f"{_RECIPES}/ironwood/README.md, llama3.1-70b/8k-bf16-tpu7x-4x4x4/run_recipe.sh",
+            {"model": "llama3.1-70b", "sequence": 8192, "batch": batch, "remat": kept},
+        )
+        for topology, batch, seconds in (("4x4x4", 256, 12.20), ("4x8x8", 1024, 12.27))
+    ]
+    found.append(
+        Run(
+            "llama3.1-405b tpu7x-4x8x8",
+            "tpu-recipes/llama3.1-405b tpu7x",
+            "tpu7x-4x8x8",
+            98.34,
+            f"{_RECIPES}/ironwood/README.md, llama3.1-405b/8k-bf16-tpu7x-4x8x8/run_recipe.sh",
+            {
+                "model": _LLAMA_405B,
+                "sequence": 8192,
+                "batch": 1536,
+                "remat": _named(("layer_in",), ("key", "value")),
+            },
+            note="its recipe also offloads the MLP's output, which forerun does not name",
+        )
+    )
+    return found
+
+
+def _default_size(scale: int) -> dict[str, Any]:
+    """MaxText's `global_parameter_scale`: heads and mlp double first, then embed, then layers."""
+    base, rest = divmod(scale.bit_length() - 1, 3)
+    heads = 16 << (base + (rest > 0))
+    return {
+        "layers": 16 << base,
+        "embed": 2048 << (base + (rest > 1)),
+        "heads": heads,
+        "kv_heads": heads,
+        "head_dim": 128,
+        "mlp": 7168 << (base + (rest > 0)),
+        "vocab": 32000,
+        "tied": False,
+    }
+
+
+def full_attention_flops(model: dict[str, Any], sequence: int) -> float:
+    """Per token, as MaxText counted before its pull request 1988: 6 a weight, attention without the causal half."""
+    width = model["heads"] * model["head_dim"]
+    layer = model["embed"] * (2 * width + 2 * model["kv_heads"] * model["head_dim"] + 3 * model["mlp"])
+    weights = model["layers"] * layer + model["vocab"] * model["embed"]
+    return 6.0 * weights + 12.0 * model["layers"] * width * sequence
+
+
+def _from_tflops(model: dict[str, Any], sequence: int, each: float, tflops: float) -> tuple[float, str]:
+    seconds = full_attention_flops(model, sequence) * sequence * each / (tflops * 1e12)
+    return seconds, f"(6 N + 12 L H D S) x {each:g} x {sequence} tokens / {tflops:g} TFLOP/s"
+
+
+def maxtext_defaults() -> list[Run]:
+    """MaxText's default sizes on v5e and v5p, with the scripts beside the tables that they stand in."""
+    found = []
+    offloaded = _named(("query", "key", "value"))
+    for generation, chips, scale, each, tp, remat, tflops in (
+        ("v5e", 256, 16, 6, 1, "full", 120),
+        ("v5e", 256, 32, 4, 1, "full", 132),
+        ("v5e", 256, 64, 2, 1, "full", 118),
+        ("v5e", 256, 128, 1, 16, offloaded, 110),
+        ("v5p", 64, 32, 6, 4, "dots", 328),
+        ("v5p", 64, 64, 3, 4, "dots", 323),
+        ("v5p", 128, 128, 1, 8, "dots", 315),
+        ("v5p", 256, 128, 1, 8, "dots", 316),
+        ("v5p", 512, 256, 1, 8, "dots", 308),
+        ("v5p", 512, 512, 2, 8, "full", 294),
+    ):
+        model = _default_size(scale)
+        seconds, formula = _from_tflops(model, 2048, each, tflops)
+        name = f"{generation}-{chips * (2 if generation == 'v5p' else 1)}"
+        found.append(
+            Run(
+                f"default-{scale}b {name}",
+                f"maxtext/default {generation} {'tp' if tp > 1 else 'fsdp'}",
+                name,
+                seconds,
+                f"AI-Hypercomputer/maxtext@e591f30cb:src/maxtext/configs/tpu/{generation}/README.md and {scale}b.sh",
+                {
+                    "model": model,
+                    "sequence": 2048,
+                    "batch": each * chips,
+                    "mesh": {"tp": tp},
+                    "remat": remat,
+                },
+                derived=formula,
+            )
+        )
+    return found
+
+
+def v4_maxtext() -> list[Run]:
+    """2023: two MLP matrices of width F and heads of 256; here three of 2/3 F, the same weights and FLOPs."""
+    found = []
+    for scale, slice_name, chips, each, layers, embed, heads, mlp, tflops in (
+        (22, "v4-128", 64, 13, 48, 6144, 24, 24576, 156),
+        (52, "v4:4x4x12", 192, 7, 32, 12288, 32, 49152, 154),
+    ):
+        model = {
+            "layers": layers,
+            "embed": embed,
+            "heads": heads,
+            "kv_heads": heads,
+            "head_dim": 256,
+            "mlp": mlp * 2 // 3,
+            "vocab": 32000,
+            "tied": False,
+        }
+        seconds, formula = _from_tflops(model, 2048, each, tflops)
+        found.append(
+            Run(
+                f"default-{scale}b {slice_name}",
+                "maxtext/default v4",
+                slice_name,
+                seconds,
+                f"AI-Hypercomputer/maxtext@e591f30cb:src/maxtext/configs/tpu/v4/README.md and {scale}b.sh",
+                {"model": model, "sequence": 2048, "batch": each * chips, "remat": "full"},
+                derived=formula,
+                note="gated MLP of equal weights instead of two matrices",
+            )
+        )
+    return found
+
+
+def marin() -> list[Run]:
+    """Speedruns of marin-community: Levanter, FSDP over all chips, float32 weights, bfloat16 compute, full remat.
+
+    Splash attention took no heads of 64 in August 2025 (jax issue 30861), and Levanter fell back on a loop over blocks
+    of its own, which forerun does not have: those runs are compiled with forerun's XLA attention and not counted.
+    """
+    found = []
+    with PUBLISHED.open() as file:
+        for row in csv.DictReader(file):
+            name = row["run"]
+            sizes = {key: int(row[key]) for key in ("hidden", "layers", "heads", "kv_heads", "intermediate")}
+            model = {
+                "layers": sizes["layers"],
+                "embed": sizes["hidden"],
+                "heads": sizes["heads"],
+                "kv_heads": sizes["kv_heads"],
+                "head_dim": sizes["hidden"] // sizes["heads"],
+                "mlp": sizes["intermediate"],
+                "vocab": TOKENIZER_VOCAB,
+                "tied": False,
+                "qk_norm": "qwen3" in name,
+            }
+            found.append(
+                Run(
+                    f"{name} {row['hardware']}",
+                    "marin/" + row["family"],
+                    row["hardware"],
+                    float(row["step_s"]),
+                    f"marin-community/marin experiments/speedrun, {row['date']}",
+                    {
+                        "model": model,
+                        "sequence": int(row["seq"]),
+                        "batch": int(row["global_batch_seqs"]),
+                        "remat": "full",
+                        "attention": "auto" if model["head_dim"] % 128 == 0 else "xla",
+                    },
+                    unlike="" if model["head_dim"] % 128 == 0 else "attention over heads of 64 by Levanter's own loop",
+                )
+            )
+    return found

@@ -1,0 +1,44 @@
+"""How a plan's figures are written for people: in the terminal and on the page alike."""
+
+from __future__ import annotations
+
+from forerun.plan.verdict import Verdict
+from forerun.units import GIB
+
+
+def gib_text(n: int) -> str:
+    return f"{n / GIB:.2f}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Three digits: 87.3 ms, 3.44 s, 128 s."""
+    if seconds < 0.9995:
+        return f"{_digits(seconds * 1e3)} ms"
+    return f"{_digits(seconds)} s"
+
+
+def _digits(value: float) -> str:
+    """Three of them, without an exponent."""
+    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{places}f}"
+
+
+def step_text(v: Verdict) -> str:
+    return seconds_text(v.step.mid_seconds) if v.step else "-"
+
+
+def range_text(v: Verdict) -> str:
+    """In the unit of the middle."""
+    if v.step is None:
+        return ""
+    scale = 1e3 if v.step.mid_seconds < 0.9995 else 1
+    low, high = v.step.low_seconds * scale, v.step.high_seconds * scale
+    return f"({_digits(low)}-{_digits(high)})"
+
+
+def hours_text(hours: float) -> str:
+    return f"{hours:,.2f}" if hours < 10 else f"{hours:,.1f}" if hours < 100 else f"{hours:,.0f}"
+
+
+def usd_text(usd: float) -> str:
+    return f"{usd:,.2f}" if usd < 1000 else f"{usd:,.0f}"

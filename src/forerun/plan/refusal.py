@@ -1,0 +1,67 @@
+"""What is said when no slice holds the job, or none within the budget: by how much, and what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.errors import UserError
+from forerun.plan.money import Tariff, bill_of
+from forerun.plan.remedies import Tried
+from forerun.plan.verdict import Verdict
+from forerun.units import Bytes, Usd
+
+
+def over_budget(verdicts: Sequence[Verdict], tariff: Tariff) -> UserError | None:
+    """The error if slices hold the job and all of them cost too much; else None."""
+    assert tariff.max_usd is not None
+    bills = [(v, bill) for v in verdicts if (bill := bill_of(v, tariff))]
+    if not bills or any(bill.within(tariff.max_usd) for _, bill in bills):
+        return None
+    offers = [
+        (offer.usd.mid, v.question.slice.name, way, offer.price.zone)
+        for v, bill in bills
+        for way, offer in (("on demand", bill.on_demand), ("spot", bill.spot))
+        if offer
+    ]
+    limit = Usd(tariff.max_usd)
+    if not offers:
+        return UserError(
+            f"no slice is known to stay below {limit}",
+            why="no price is known for the slices that hold the job",
+            fix="give prices of your own: --prices FILE (columns: forerun hardware prices)",
+        )
+    usd, name, way, zone = min(offers)
+    return UserError(
+        f"no slice that holds the job stays below {limit}",
+        why=f"the cheapest is {name} {way} in {zone} for {Usd(usd)}",
+        fix=f"allow --max-usd {max(1, round(usd * 1.05 + 0.5))}, or train for fewer steps",
+    )
+
+
+def nearest(verdicts: Sequence[Verdict]) -> Verdict:
+    """The slice that lacks the least, in proportion."""
+    return max(verdicts, key=lambda v: v.spare_bytes / v.limit_bytes)
+
+
+def does_not_fit(verdicts: Sequence[Verdict], tried: Sequence[Tried] = ()) -> UserError:
+    """None of the slices holds the job: by how much, and which changes were compiled and do fit."""
+    near = nearest(verdicts)
+    name, memory = near.question.slice.name, near.memory
+    resting = Bytes(memory.weights_bytes + memory.optimizer_bytes)
+    why = f"{name} needs {memory.peak_bytes} of HBM per device and has {near.limit_bytes}: "
+    why += f"{Bytes(-near.spare_bytes)} short"
+    if resting > near.limit_bytes:
+        why += f"; weights and optimizer alone are {resting}"
+    return UserError(
+        f"the job does not fit {name}" if len(verdicts) == 1 else f"the job fits none of these {len(verdicts)} slices",
+        why=why,
+        fix="\n".join([*_told(tried, name), "a slice with more chips or memory: forerun hardware slices"]),
+    )
+
+
+def _told(tried: Sequence[Tried], name: str) -> list[str]:
+    if not tried:
+        return []
+    quickest = next((one.verdict.step.mid_seconds for one in tried if one.verdict.step), None)
+    lines = [f"- {one.told(quickest)}" for one in tried]
+    return [f"one of these, each compiled for {name} with the batch unchanged:", *lines, "or"]

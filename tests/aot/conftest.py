@@ -1,0 +1,35 @@
+"""What the tests of the compiled program share: the text that `plan` itself reads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from forerun.config.schema import Job
+from forerun.hardware.slices import slice_named
+from forerun.plan import compiler
+from forerun.plan.hlo import Module, parse
+from forerun.plan.question import Question
+
+ScheduledProgram = Callable[[Job, str], str]
+
+
+@pytest.fixture
+def scheduled_program(monkeypatch: pytest.MonkeyPatch) -> ScheduledProgram:
+    """(job, slice) -> the text of the program that the compiler scheduled, as `plan` got it."""
+    texts: list[str] = []
+
+    def kept(text: str) -> Module:
+        texts.append(text)
+        return parse(text)
+
+    monkeypatch.setattr(compiler, "parse", kept)
+
+    def program(job: Job, slice_name: str) -> str:
+        answer = compiler.ask(Question(job, slice_named(slice_name)), threading.Event(), lambda phase: None)
+        assert answer.accepted
+        return texts[-1]
+
+    return program

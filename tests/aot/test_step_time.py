@@ -1,0 +1,48 @@
+"""The scheduled program does the work of its model: its matmul FLOPs, loops multiplied out, are the analytic ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forerun.config.schema import Job
+from forerun.hardware.slices import slice_named
+from forerun.plan.hlo import parse
+from forerun.plan.machine import machine_of
+from forerun.plan.simulation import Simulation
+
+pytestmark = pytest.mark.aot
+
+LAYERS, EMBED, HEADS, HEAD, MLP, VOCAB, SEQUENCE = 3, 512, 4, 128, 1536, 4096, 512
+MODEL = {"layers": LAYERS, "embed": EMBED, "heads": HEADS, "head_dim": HEAD, "mlp": MLP, "vocab": VOCAB}
+OFFLOAD = {"policy": "named", "offload": ["layer_in"]}
+
+
+def matmul_flops(tokens: int) -> int:
+    """Forward, forward again for the backward pass (without the last projection), backward; logits once."""
+    attention, down = 4 * EMBED * HEADS * HEAD, MLP * EMBED
+    layer = attention + 3 * down
+    return 2 * tokens * (LAYERS * (4 * layer - down) + 3 * VOCAB * EMBED)
+
+
+@pytest.mark.parametrize(
+    ("slice_name", "fields"),
+    [
+        ("v5e-8", {"batch": 48, "micro_batch": 2, "remat": "full"}),  # three turns of accumulation
+        ("v6e-8", {"batch": 16, "mesh": {"tp": 2}, "remat": OFFLOAD}),
+    ],
+)
+def test_matmul_flops(slice_name: str, fields: dict[str, Any], scheduled_program: Callable[[Job, str], str]) -> None:
+    job = Job.model_validate({"model": MODEL, "data": "nothing", "sequence": SEQUENCE, "steps": 10, **fields})
+    wanted = slice_named(slice_name)
+    module = parse(scheduled_program(job, slice_name))
+    spent = Simulation(module, machine_of(wanted.chip), wanted.chip.name).run()
+    assert spent.flops["matmul"] == pytest.approx(matmul_flops(job.batch * SEQUENCE // wanted.devices), rel=0.02)
+    assert sum(spent.by_kind.values()) == pytest.approx(spent.seconds)
+    if "mesh" in fields:
+        rows = job.batch * SEQUENCE // wanted.devices  # tensor parallelism splits the residual stream, too
+        kept = LAYERS * rows * EMBED * 2 / machine_of(wanted.chip).host_bytes_per_second
+        assert spent.busy["to host"] == pytest.approx(kept, rel=0.1)
+        assert spent.busy["from host"] == pytest.approx(kept, rel=0.1)

@@ -1,0 +1,101 @@
+"""What `forerun plan` does around the compiler, which is replaced here by made-up verdicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.cli.main import main
+from forerun.plan import answers as compilers
+from forerun.plan.memory import MemoryReport
+from forerun.plan.question import Question
+from forerun.plan.step_time import StepTime
+from forerun.plan.verdict import Verdict
+from forerun.units import GIB, Bytes, Seconds
+
+JOB = "model: qwen3-0.6b\ndata: nothing\nbatch: 32\nsteps: 1000\n"
+
+
+class Compiler:
+    """Remembers what it was asked; slices in `too_small` do not hold the job."""
+
+    def __init__(self) -> None:
+        self.rounds: list[list[str]] = []
+        self.too_small: set[str] = set()
+
+    def answers(self, questions: Sequence[Question], on_phase: Any, judge: Any) -> list[Verdict]:
+        self.rounds.append([question.slice.name for question in questions])
+        return [self.verdict(question) for question in questions]
+
+    def verdict(self, question: Question) -> Verdict:
+        fits = question.slice.name not in self.too_small
+        memory = MemoryReport(*(Bytes(n * GIB) for n in (5 if fits else 500, 1, 2, 0, 0)))
+        step = StepTime(1.0 / question.slice.chips, {"matmul": 1.0 / question.slice.chips}) if fits else None
+        ledger = {"weights": Bytes(GIB), "optimizer": Bytes(2 * GIB), "gradients": Bytes(memory.working_bytes)}
+        return Verdict(question, memory, fits, Seconds(1), "x", "mesh", 1e14, 1 << 15, ledger, step)
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
+    made = Compiler()
+    monkeypatch.setattr(compilers, "answers", made.answers)
+    return made
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> str:
+    file = tmp_path / "tale.yaml"
+    file.write_text(JOB)
+    return str(file)
+
+
+def test_without_slices_all_generations_are_compared(compiler: Compiler, job: str, capsys: Any) -> None:
+    compiler.too_small = {"v4-8"}
+    assert main(["plan", job, "--json"]) == 0
+    first, second = compiler.rounds
+    assert first == ["v6e-1", "v5e-1", "v5p-8", "v4-8", "tpu7x-2x2x1"]
+    assert second[0] == "v4-16"
+    printed = json.loads(capsys.readouterr().out)
+    assert {row["slice"] for row in printed["slices"]} == {*first, *second}
+
+
+def test_named_slices_are_compiled_and_no_others(compiler: Compiler, job: str) -> None:
+    assert main(["plan", job, "--on", "v5e-8,v6e-1"]) == 0
+    assert compiler.rounds == [["v5e-8", "v6e-1"]]
+
+
+def test_the_budget_decides_on_the_exit_code(compiler: Compiler, job: str, capsys: Any) -> None:
+    assert main(["plan", job, "--on", "v6e-1", "--max-usd", "0.01"]) == 2
+    output = capsys.readouterr()
+    assert "over" in output.out  # the table is printed all the same
+    assert "no slice that holds the job stays below $0.01" in output.err
+    assert main(["plan", job, "--on", "v6e-1", "--max-usd", "500"]) == 0
+
+
+def test_a_page_is_written_even_if_nothing_fits(compiler: Compiler, job: str, tmp_path: Path) -> None:
+    compiler.too_small = {"v5e-8"}
+    page = tmp_path / "plan.html"
+    assert main(["plan", job, "--on", "v5e-8", "--html", str(page)]) == 2
+    assert "does not hold the job" in page.read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--html", "{folder}/none/plan.html"], "there is no folder"),
+        (["--html", "{folder}"], "is a folder"),
+        (["--zone", "us-centra1-b"], "did you mean us-central1-b?"),
+        (["--prices", "{folder}/none.csv"], "cannot be read"),
+        (["--max-usd", "-3"], "not an amount of dollars"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_compiled(
+    options: list[str], message: str, compiler: Compiler, job: str, tmp_path: Path, capsys: Any
+) -> None:
+    assert main(["plan", job, "--on", "v5e-8", *(one.format(folder=tmp_path) for one in options)]) == 2
+    assert message in capsys.readouterr().err
+    assert compiler.rounds == []

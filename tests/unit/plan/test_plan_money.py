@@ -1,0 +1,189 @@
+"""Hours and dollars against sums done by hand, and the spot allowance against simulated preemptions."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.hardware.chips import chip_named
+from forerun.hardware.slices import slice_named
+from forerun.plan.machine import machine_of
+from forerun.plan.memory import MemoryReport
+from forerun.plan.money import ASSUMPTIONS, Assumptions, Run, Saves, Tariff, assumption_rows, bill_of
+from forerun.plan.question import Question
+from forerun.plan.step_time import StepTime
+from forerun.plan.verdict import Verdict
+from forerun.units import GIB, Bytes, Seconds
+
+PRICES = """generation,zone,usd_per_chip_hour_on_demand,usd_per_chip_hour_spot,date
+v6e,here,3.00,0.10,2026-11-01
+v6e,there,2.00,,2026-11-01
+"""
+
+
+def verdict_on(name: str, step_seconds: float | None = 2.0, **job: object) -> Verdict:
+    wanted = {"model": "qwen3-0.6b", "data": "nothing", "batch": 1024, "steps": 1000, **job}
+    question = Question(Job.model_validate(wanted), slice_named(name))
+    memory = MemoryReport(*(Bytes(n * GIB) for n in (8, 1, 2, 0, 0)))
+    step = StepTime(step_seconds, {"matmul": step_seconds}) if step_seconds else None
+    shape = str(question.mesh_shape())
+    parts = {"weights": Bytes(GIB), "optimizer": Bytes(2 * GIB), "working activations": Bytes(5 * GIB)}
+    return Verdict(question, memory, step is not None, Seconds(1), "x", shape, 1e15, 1 << 20, parts, step)
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Tariff:
+    file = tmp_path / "prices.csv"
+    file.write_text(PRICES)
+    return Tariff(prices_file=str(file))
+
+
+def saves(every: int, count: int, pause: float, write: float = 0.0) -> Saves:
+    return Saves(every, count, Bytes(0), Seconds(pause), Seconds(write))
+
+
+def test_on_demand_by_hand(own: Tariff) -> None:
+    bill = bill_of(verdict_on("v6e-8"), own)
+    assert bill is not None
+    copy = 3 * GIB / machine_of(chip_named("v6e")).host_bytes_per_second
+    write = 8 * 3 * GIB / 0.5e9  # one host
+    seconds = 240 + 120 + 1000 * 2.0 + 10 * (1 + copy) + write
+    assert bill.hours.mid == pytest.approx(seconds / 3600)
+    assert bill.on_demand is not None
+    assert bill.on_demand.price.zone == "there"
+    assert bill.on_demand.usd.mid == pytest.approx(seconds / 3600 * 8 * 2.00)
+    assert bill.hours.low < bill.hours.mid < bill.hours.high
+
+
+def test_spot_takes_the_zone_that_has_it(own: Tariff) -> None:
+    bill = bill_of(verdict_on("v6e-8"), own)
+    assert bill is not None
+    assert bill.spot is not None
+    assert bill.spot_hours is not None
+    assert bill.spot.price.zone == "here"
+    assert bill.spot.usd.mid / 8 / 0.10 > bill.hours.mid  # more hours are billed than undisturbed
+    assert bill.spot_hours.mid > bill.spot.usd.mid / 8 / 0.10  # and some are waited for
+
+
+def test_a_zone_without_a_price_for_the_chip_costs_unknown() -> None:
+    bill = bill_of(verdict_on("v5p-8"), Tariff(zone="us-central2-b"))  # v4 only
+    assert bill is not None
+    assert (bill.on_demand, bill.spot) == (None, None)
+    assert not bill.within(1e9)
+    assert bill.within(None)
+    assert bill.hours.mid > 0
+
+
+def test_no_price_of_tpu7x_is_known() -> None:
+    bill = bill_of(verdict_on("tpu7x-2x2x1"), Tariff())
+    assert bill is not None
+    assert bill.on_demand is None
+
+
+def test_what_does_not_fit_has_no_bill() -> None:
+    assert bill_of(verdict_on("v6e-1", None), Tariff()) is None
+
+
+def test_unknown_zone_is_told_before_compiling() -> None:
+    with pytest.raises(UserError, match="'us-central9-a'"):
+        Tariff(zone="us-central9-a").check()
+
+
+def test_within_the_budget_by_the_cheaper_way(own: Tariff) -> None:
+    bill = bill_of(verdict_on("v6e-8"), own)
+    assert bill is not None
+    assert bill.on_demand is not None
+    assert bill.spot is not None
+    spot, on_demand = bill.spot.usd.mid, bill.on_demand.usd.mid
+    assert spot < on_demand
+    assert bill.within((spot + on_demand) / 2)
+    assert not bill.within(spot * 0.99)
+
+
+def test_every_array_is_written_once_however_many_copies() -> None:
+    split = bill_of(verdict_on("v6e-8"), Tariff())
+    copies = bill_of(verdict_on("v6e-8", mesh={"data": 4, "fsdp": 2}), Tariff())
+    assert split is not None
+    assert copies is not None
+    assert split.saves.state_bytes == 8 * 3 * GIB
+    assert copies.saves.state_bytes == 2 * 3 * GIB
+
+
+@pytest.mark.parametrize(("steps", "every", "count", "kept"), [(1000, 100, 10, 2), (1001, 100, 11, 2), (5, 100, 1, 1)])
+def test_bytes_on_disk(steps: int, every: int, count: int, kept: int) -> None:
+    bill = bill_of(verdict_on("v6e-8", steps=steps, checkpoint={"every": every}), Tariff())
+    assert bill is not None
+    state = 8 * 3 * GIB
+    assert bill.saves.count == count
+    assert bill.written_bytes == count * state + steps * 200
+    assert bill.kept_bytes == kept * state + steps * 200
+
+
+def test_a_save_waits_for_the_one_before() -> None:
+    one = saves(10, 1, pause=2, write=30)
+    assert one.stall_seconds(interval_seconds=40) == 2
+    assert one.stall_seconds(interval_seconds=25) == 7
+
+
+def simulated(run: Run, step: float, seed: int) -> float:
+    """One run, preempted at random: what is billed."""
+    dice = random.Random(seed)
+    between = 3600 / run.assumptions.preemptions_per_hour
+    begin = run.assumptions.start_seconds + run.assumptions.compile_seconds
+    segment = run.saves.every * step + run.saves.pause_seconds
+    billed, done, need = begin, 0, segment
+    while done < run.saves.count:
+        life = dice.expovariate(1 / between)
+        if life >= need:
+            billed, done, need = billed + need, done + 1, segment
+        else:
+            billed, need = billed + life, begin + segment
+    return billed
+
+
+@pytest.mark.parametrize(("rate", "every"), [(0.25, 100), (2.0, 100), (2.0, 900)])
+def test_the_spot_allowance_is_what_preemptions_cost_on_average(rate: float, every: int) -> None:
+    run = Run(9000, saves(every, 9000 // every, pause=3), Assumptions(preemptions_per_hour=rate))
+    average = sum(simulated(run, 2.0, seed) for seed in range(1500)) / 1500
+    assert run.spot_seconds(2.0) == pytest.approx(average, rel=0.03)
+
+
+def test_the_recommended_interval_is_the_best() -> None:
+    def billed(every: int) -> float:
+        return Run(100_000, saves(every, math.ceil(100_000 / every), pause=5)).spot_seconds(1.0)
+
+    best = Run(100_000, saves(100, 1000, pause=5)).best_every(1.0)
+    assert best == round(math.sqrt(2 * 5 * 4 * 3600))
+    assert billed(best) < min(billed(best // 2), billed(best * 2))
+    assert billed(best) == pytest.approx(min(billed(every) for every in range(50, 2000, 10)), rel=1e-3)
+
+
+def test_no_save_is_recommended_before_the_last_is_written() -> None:
+    assert Run(100_000, saves(100, 1000, pause=1, write=5000)).best_every(1.0) == 5000
+    assert Run(50, saves(100, 1, pause=1)).best_every(1.0) == 50
+
+
+def test_hopeless_on_spot() -> None:
+    bill = bill_of(verdict_on("v6e-8", step_seconds=3600.0, checkpoint={"every": 1000}), Tariff())
+    assert bill is not None
+    assert (bill.spot, bill.spot_hours) == (None, None)
+    assert bill.on_demand is not None
+
+
+def test_every_assumption_says_where_it_is_from() -> None:
+    rows = assumption_rows()
+    assert [name for name, *_ in rows] == list(Assumptions.__dataclass_fields__)
+    assert all(all(row) for row in rows)
+    assert all("2026" in source for *_, source in rows)
+    assert Assumptions() == ASSUMPTIONS
+
+
+def test_the_docs_show_the_same_table() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "plan.md").read_text("utf-8")
+    for name, *cells in assumption_rows():
+        assert f"| `{name}` | {' | '.join(cells)} |" in text

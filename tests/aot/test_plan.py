@@ -144,7 +144,7 @@ def test_the_compilers_own_figure_is_our_peak(tmp_path: Path) -> None:
 def test_chips_of_two_devices(bigram: Path, slice: str) -> None:
     done = plan(bigram, "--on", slice)
     assert done.returncode == 0, done.stderr
-    assert re.search(rf"{slice} +4 +8 +1x8x1 +yes ", done.stdout)
+    assert re.search(rf"{slice} .*1x8x1 +yes ", done.stdout)
     assert f"a chip of {slice.split('-')[0]} is two devices" in done.stdout
 
 

@@ -25,7 +25,7 @@ def planning(temp: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A plan of two slices that is lowering both, and the processes of its compilers."""
     temp.mkdir()
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temp)}
-    command = [sys.executable, "-m", "forerun.cli.main", "plan", str(JOB), "--on", "v5e-8,v5p-8"]
+    command = [sys.executable, "-m", "forerun.cli.main", "plan", str(JOB), "--on", "v5e-8,v5p-8", "--no-cache"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes) as parent:  # type: ignore[call-overload]
         assert parent.stderr is not None

@@ -122,7 +122,7 @@ def test_train(root: Path, shell: dict[str, str]) -> None:
     ran = run(only("train"), root, shell)
     assert ran.code == 0, ran.err
     assert ran.cpu_seconds < MOST_CPU_SECONDS
-    folder = root / "runs" / "job"
+    folder = root / "runs" / "quickstart"
 
     metrics = read_metrics(folder / "metrics.jsonl")
     summary = json.loads((folder / "summary.json").read_text())

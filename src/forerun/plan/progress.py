@@ -59,7 +59,9 @@ class Progress:
         line.phase = phase
         if not self._live and self._plain_lines:
             after = f" after {line.seconds(now):.1f} s" if line.ended else ""
-            print(f"{question.slice.name}: {WORDS.get(phase, phase)}{after}", file=self._stream, flush=True)
+            # One write, so that lines of two compilers never mix.
+            self._stream.write(f"{question.slice.name}: {WORDS.get(phase, phase)}{after}\n")
+            self._stream.flush()
 
     def screen(self) -> Table:
         """One line for each slice: name, phase, seconds."""

@@ -35,6 +35,7 @@ SUMMARY = {
     "tokens",
     "parameters",
     "step_seconds",
+    "predicted_step_seconds",
     "tokens_per_second",
     "mfu",
     "wait_share",

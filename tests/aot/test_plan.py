@@ -85,6 +85,11 @@ def test_small_job_with_its_ledger() -> None:
     assert 2 * each <= row["hbm_optimizer_bytes"] <= 2.02 * each, "two moments"
     arrays, tokens, size = 5, 4 * 1024, 4
     assert arrays * tokens * size <= row["hbm_batch_bytes"] <= 2 * arrays * tokens * size
+    ledger = {key: size for key, size in row["hbm_ledger"].items() if key != "host_offloaded"}
+    assert sum(ledger.values()) == row["hbm_peak_bytes"]
+    assert ledger["batch"] == arrays * tokens * size, "without its padding"
+    assert 2 * ledger["weights"] <= ledger["optimizer"] <= 2 * ledger["weights"] + 64, "two moments and two counters"
+    assert 0 < ledger["padding"] < 0.01 * row["hbm_peak_bytes"]
 
 
 def test_large_job_on_1024_chips() -> None:

@@ -212,6 +212,8 @@ def _fix(path: KeyPath, value: Any, errors: Sequence[ErrorDetails], given: Given
     if field and keys.section_of(field):
         return f"remove it, or write keys below it: {', '.join(keys.siblings(key))}"
     if field is None or field.is_required() or field.default is None:
+        if errors[0]["type"] in _LIMITS:
+            return f"write a number that is {_wanted(errors[0])}"
         return f"write {_wanted(errors[0])}" if errors[0]["type"] in _WANTED else f"change {key}"
     return f"write for example {_written(path, flow(field.get_default(call_default_factory=True)), given)}"
 

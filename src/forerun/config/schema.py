@@ -13,7 +13,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 Device = Literal["tpu", "gpu", "cpu"]
 DType = Literal["bfloat16", "float32"]
-PositiveInt = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0, le=10**15)]  # sums of bytes and seconds stay numbers
+Sequences = Annotated[int, Field(gt=0, le=10**7)]  # of a batch: ways to divide it are counted one by one
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 FOLDER_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
@@ -64,6 +65,14 @@ class Model(Section):
         description="arguments of your own model class",
         json_schema_extra={"reason": "only for module.path:Class"},
     )
+
+    @field_validator("name")
+    @classmethod
+    def _class_of_a_module(cls, name: str | None) -> str | None:
+        module, colon, made = (name or "").partition(":")
+        if colon and not all(part.isidentifier() for part in (*module.split("."), made)):
+            raise ValueError(f"model.name: {name!r} is not module.path:Class; write for example my_model:Net")
+        return name
 
 
 class Data(Section):
@@ -174,7 +183,7 @@ class Job(Section):
         "job",
         editors={"pattern": f"^{FOLDER_NAME}$"},
     )
-    seed: int = about("weights and data order", "any number", 0, ge=0)
+    seed: int = about("weights and data order", "any number", 0, ge=0, lt=2**32)
     device: Literal["auto", "tpu", "gpu", "cpu"] | Annotated[tuple[Device, ...], Field(min_length=1)] = about(
         "auto, one of tpu/gpu/cpu, or a list to fall back along", "auto: TPU, then GPU, then CPU", "auto"
     )
@@ -182,12 +191,12 @@ class Job(Section):
     model: Annotated[Model, _shorthand("name")]
     data: Annotated[Data, _shorthand("path")]
     sequence: PositiveInt = about("tokens in a sequence", "common for small models", 1024)
-    batch: PositiveInt = about("sequences per optimizer step, over all devices", "the same on every device", 32)
-    micro_batch: PositiveInt | None = about(
+    batch: Sequences = about("sequences per optimizer step, over all devices", "the same on every device", 32)
+    micro_batch: Sequences | None = about(
         "sequences per device at a time", "the whole batch at once: no accumulation", None
     )
     steps: PositiveInt | None = about("optimizer steps", "one epoch if epochs is not given either", None)
-    epochs: float | None = about("passes over the data, instead of steps", "steps decide", None, gt=0)
+    epochs: float | None = about("passes over the data, instead of steps", "steps decide", None, gt=0, le=1e6)
     optimizer: Optimizer = Optimizer()
     mesh: Mesh = Mesh()
     remat: Annotated[Remat, _shorthand("policy")] = Remat()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from math import log, prod
 
@@ -65,8 +66,8 @@ def valid_meshes(devices: int) -> list[MeshShape]:
     """Every mesh that uses exactly so many devices."""
     return [
         MeshShape(data, fsdp, devices // data // fsdp)
-        for data in _divisors(devices)
-        for fsdp in _divisors(devices // data)
+        for data in divisors(devices)
+        for fsdp in divisors(devices // data)
     ]
 
 
@@ -126,13 +127,15 @@ def _impossible(wanted: tuple[int, int, int], given: int, devices: int, place: s
     return UserError(what, why=why, fix="use one of these:\n" + "\n".join(f"- {mesh.overrides()}" for mesh in near))
 
 
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]
+def divisors(number: int) -> list[int]:
+    """In order. The larger ones are the partners of those up to the root."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    return sorted({*small, *(number // size for size in small)})
 
 
 def _nearest_divisors(number: int, wanted: int) -> list[int]:
     """The largest divisor below and the smallest above."""
-    divisors = _divisors(number)
-    below = [size for size in divisors if size <= wanted]
-    above = [size for size in divisors if size >= wanted]
+    known = divisors(number)
+    below = [size for size in known if size <= wanted]
+    above = [size for size in known if size >= wanted]
     return sorted({below[-1], above[0]} if above else {below[-1]})

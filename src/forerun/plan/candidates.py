@@ -6,14 +6,14 @@ The effective batch is the job's in every candidate. Whatever is ruled out is co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
 
 from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
-from forerun.hardware.mesh import MeshShape, check_model, resolve, valid_meshes
+from forerun.hardware.mesh import MeshShape, check_model, divisors, resolve, valid_meshes
 from forerun.hardware.slices import Slice, slice_named, slices
 from forerun.models.sizes import decoder_config, is_plugin
 from forerun.plan.footprint import Footprint, footprint, kept_names
@@ -80,17 +80,22 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Space:
-    """Candidates that are left, in no order, and how many were ruled out for which reason."""
+    """Candidates that are left, in no order, and those that were ruled out, each with the reason."""
 
     job: Job
     candidates: tuple[Candidate, ...]
-    ruled_out: Counter[str]
+    dropped: Mapping[Candidate, str]
     sizes: Footprint
     as_written: dict[str, Candidate] = field(default_factory=dict)  # the job's own values, by slice
 
     @property
     def size(self) -> int:
-        return len(self.candidates) + self.ruled_out.total()
+        return len(self.candidates) + len(self.dropped)
+
+    @cached_property
+    def ruled_out(self) -> Counter[str]:
+        """How many for which reason."""
+        return Counter(self.dropped.values())
 
     @cached_property
     def by_slice(self) -> dict[str, tuple[Candidate, ...]]:
@@ -169,19 +174,19 @@ def space_of(job: Job, on: str | None, bounds: Bounds) -> Space:
     remats = FOREIGN_REMATS if is_plugin(job.model) else REMATS
     remats = (*(one for one in remats if not same_remat(one, job.remat)), job.remat)
     left: list[Candidate] = []
-    ruled_out: Counter[str] = Counter()
+    dropped: dict[Candidate, str] = {}
     as_written: dict[str, Candidate] = {}
     for one in chosen:
         own = _as_written(job, one)
         extra = [own.mesh] if own else []
         for candidate, reason in _of_slice(job, sizes, one, remats, bounds, extra):
             if reason:
-                ruled_out[reason] += 1
+                dropped[candidate] = reason
             else:
                 left.append(candidate)
         if own and own in left:
             as_written[one.name] = own
-    return Space(job, tuple(left), ruled_out, sizes, as_written)
+    return Space(job, tuple(left), dropped, sizes, as_written)
 
 
 def same_remat(one: Remat, other: Remat) -> bool:
@@ -217,7 +222,7 @@ def _of_slice(
             found += [(Candidate(on, mesh, 1, remat), BATCH) for remat in remats]
             continue
         wanted = mesh in extra
-        for micro in (n for n in range(1, share + 1) if share % n == 0):
+        for micro in divisors(share):
             for remat in remats:
                 candidate = Candidate(on, mesh, micro, remat)
                 reason = against or _against(candidate, sizes)

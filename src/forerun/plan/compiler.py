@@ -1,9 +1,10 @@
 """The TPU compiler in a child process: started, watched, and ended as soon as it has decided on memory.
 
-The compiler writes its memory report, closes it, and then writes the scheduled program; only then does it
-generate code, which takes nearly all of the time. So the report is read when the scheduled program is there
-and no report is newer than it (for some chips the compiler assigns buffers twice). A program that is
-too large for HBM never gets that far: the compile ends with an error, and the report is complete then, too.
+The compiler writes the scheduled program, its buffers and its memory report, in this order, and only then
+generates code, which takes nearly all of the time. So they are copied as soon as the report is whole and nothing
+has changed meanwhile (tpu7x writes them twice, with the same buffers). A program that is too large for
+HBM ends the compile with an error, and the report is complete then, too. One that comes very near the limit waits for
+the compiler's own word.
 """
 
 from __future__ import annotations
@@ -24,20 +25,31 @@ from typing import Any
 from forerun.errors import UserError
 from forerun.models.sizes import is_plugin
 from forerun.plan.hlo import parse
-from forerun.plan.ledger import ModelShapes, ledger
-from forerun.plan.memory import ASSIGNMENT, REPORT, MemoryReport, Unreadable, memory_report, newest
+from forerun.plan.ledger import PADDING, ModelShapes, ledger
+from forerun.plan.memory import (
+    ASSIGNMENT,
+    REPORT,
+    MemoryReport,
+    Unreadable,
+    argument_padding,
+    memory_report,
+    newest,
+    newest_file,
+)
 from forerun.plan.question import Question
 from forerun.plan.step_time import StepTime, step_time
 from forerun.plan.worker import ERROR, FACTS
 from forerun.units import MIB, Bytes
 
-SCHEDULED = "*after_optimizations_after_buffer_assignment.txt"
+SCHEDULED = "*after_optimizations.txt"
 UNSCHEDULED = "*after_optimizations_before_buffer_assignment.txt"  # of a program that does not fit
+TAKEN = "*after_optimizations_after_buffer_assignment.txt"  # comes once the program has been found to fit
+SETTLED = "settled"  # the folder of the copies
 LIVE_RANGES = "*-live-range.txt"
 NOISE = "stderr"
 POLL_SECONDS = 0.05
 DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
-LIMIT_ROUNDING_BYTES = 6 * MIB  # the compiler tells its limits to 0.01 GiB
+LIMIT_ROUNDING_BYTES = 6 * MIB  # the compiler tells its limits to 0.01 GiB: nearer than that, it is waited for
 SHOWN_LINES, SHOWN_COLUMNS = 12, 300
 DUMP_FLAGS = "--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_step"
 
@@ -93,16 +105,24 @@ def ask(question: Question, stop: threading.Event, on_phase: Phase) -> Answer:
 
 def _examined(answer: Answer, folder: Path, question: Question) -> Answer:
     """With the ledger of its memory, and its time if it fits. Text to read: the compiler is gone by now."""
-    facts = _read(folder / FACTS)
-    module = parse(newest(folder, SCHEDULED if answer.accepted else UNSCHEDULED))
+    facts, memory = _read(folder / FACTS), answer.memory
+    files = folder / SETTLED if answer.accepted else folder
+    module, assignment = parse(newest(files, SCHEDULED if answer.accepted else UNSCHEDULED)), newest(files, ASSIGNMENT)
     arguments = {
-        "weights": answer.memory.weights_bytes,
-        "optimizer": answer.memory.optimizer_bytes,
-        "batch": answer.memory.batch_bytes,
+        "weights": memory.weights_bytes,
+        "optimizer": memory.optimizer_bytes,
+        "batch": memory.batch_bytes,
     }
-    shapes = ModelShapes.of(facts["layers"], facts["weights"])
-    files = newest(folder, ASSIGNMENT), newest(folder, LIVE_RANGES)
-    parts = ledger(*files, module, arguments, answer.memory.peak_bytes, shapes)
+    padding = argument_padding(assignment, facts["arguments"])
+    arguments = {group: Bytes(size - padding.get(group, 0)) for group, size in arguments.items()}
+    parts = ledger(
+        assignment,
+        newest(files, LIVE_RANGES),
+        module,
+        {**arguments, PADDING: sum(padding.values())},
+        memory.peak_bytes,
+        ModelShapes.of(facts["layers"], facts["weights"]),
+    )
     return replace(answer, ledger=parts, step=step_time(module, question.slice.chip) if answer.accepted else None)
 
 
@@ -157,7 +177,8 @@ def _watch(
             on_phase(phase)
         if facts and (answer := _accepted(folder, facts)):
             limit = question.slice.chip.usable_bytes or 0
-            if ended or answer.memory.peak_bytes <= limit + LIMIT_ROUNDING_BYTES:
+            clear = answer.memory.peak_bytes <= limit - LIMIT_ROUNDING_BYTES
+            if clear or ended or any(folder.glob(TAKEN)):
                 return answer
         if ended:
             raise _died(child.returncode, folder, question)
@@ -187,17 +208,29 @@ def _answer(folder: Path, facts: dict[str, Any], accepted: bool) -> Answer:
 
 def _accepted(folder: Path, facts: dict[str, Any]) -> Answer | None:
     """None if the compiler has not come so far, or is writing at this moment."""
-    scheduled = [path.stat().st_mtime_ns for path in folder.glob(SCHEDULED)]
-    reports = [path.stat().st_mtime_ns for pattern in (REPORT, ASSIGNMENT) for path in folder.glob(pattern)]
-    if not scheduled or not reports or max(reports) > max(scheduled):
-        return None
-    text = newest(folder, SCHEDULED)
-    if "\nENTRY " not in text or not text.rstrip().endswith("\n}"):
-        return None
     try:
-        return _answer(folder, facts, accepted=True)
-    except Unreadable:
+        return _answer(_settled(folder), facts, accepted=True)
+    except (Unreadable, FileNotFoundError):
         return None
+
+
+def _settled(folder: Path) -> Path:
+    """Copies of the program and its reports, which belong together."""
+    copies = folder / SETTLED
+    copies.mkdir(exist_ok=True)
+    patterns = (SCHEDULED, ASSIGNMENT, LIVE_RANGES, REPORT)
+    before = [newest_file(folder, pattern) for pattern in patterns]
+    written = [path.stat().st_mtime_ns for path in before]
+    if max(written) > written[-1]:
+        raise Unreadable("the report is older than what it reports on")
+    for path in before:
+        shutil.copy(path, copies / path.name)
+    if [path.stat().st_mtime_ns for path in before] != written:
+        raise Unreadable("the compiler is writing")
+    text = newest(copies, SCHEDULED)
+    if "\nENTRY " not in text or not text.rstrip().endswith("\n}"):
+        raise Unreadable("the scheduled program has no end")
+    return copies
 
 
 def _refused(folder: Path, question: Question) -> Answer:

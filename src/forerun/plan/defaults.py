@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from forerun.config.schema import Job, Mesh
+from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
 from forerun.hardware.slices import Slice, slices
 from forerun.models.sizes import decoder_config, is_plugin
@@ -25,6 +26,7 @@ SMALL_BYTES = 8 * GIB
 LARGEST_CHIPS = 1024
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
 SPLITS = (1, 2, 4, 8)
+WIDE_BATCH = 256
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,37 @@ def sensible(job: Job) -> Choice:
         raise UserError(
             "no slice of any generation can be laid out for this job",
             why="; ".join(left_out),
-            fix="set mesh={data: 1, fsdp: -1, tp: 1} and a batch that divides by 8, or name slices: --on v5e-8",
+            fix=_way_out(job, needs),
         )
     return Choice(chosen, tuple(left_out))
+
+
+def _way_out(job: Job, needs: Needs) -> str:
+    """The mildest change with which some slice might hold the job, by the same formulas."""
+    wider = -(-job.batch // WIDE_BATCH) * WIDE_BATCH
+    changes: list[tuple[str, dict[str, Any]]] = [("micro_batch=1", {"micro_batch": 1})]
+    changes.append((f"batch={wider} micro_batch=1", {"batch": wider, "micro_batch": 1}))
+    if not is_plugin(job.model):
+        remat = {"remat": Remat(policy="named", offload=("layer_in",))}
+        more = [
+            (f"{words} 'remat={{policy: named, offload: [layer_in]}}'", change | remat) for words, change in changes
+        ]
+        changes = [changes[0], more[0], changes[1], more[1]]
+    for words, change in changes:
+        changed = job.model_copy(update=change)
+        changed_needs = Needs.of(changed)
+        for generation in GENERATIONS:
+            own, _ = _of_generation(changed, generation, changed_needs)
+            if own:
+                return f"with {' '.join((words, *own[0].changes))} it might fit: --on {own[0].question.slice.name}"
+    known = [one for one in slices() if one.chips <= LARGEST_CHIPS]
+    room, name = max((one.devices * (one.chip.usable_bytes or 0), one.name) for one in known)
+    resting = needs.state_bytes + needs.gradient_bytes
+    if resting > room:
+        return (
+            f"make the model smaller: its weights, optimizer and gradients are {resting / room:.3g} x all HBM of {name}"
+        )
+    return "make the sequence shorter or the model smaller; a batch that divides by 256 leaves the most slices"
 
 
 @dataclass(frozen=True)

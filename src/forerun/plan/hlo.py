@@ -41,6 +41,11 @@ class Shape:
     space: int
     size_bytes: float
 
+    @property
+    def content_bytes(self) -> int:
+        """Without what fills the last tiles."""
+        return math.ceil(math.prod(self.dims) * ITEM_BYTES[self.dtype])
+
 
 @dataclass(slots=True)
 class Instruction:

@@ -2,7 +2,7 @@
 
 The compiler gives every temporary value an address, a size and a lifetime. At the moment when most of the heap is
 covered, what is alive is told by what made it. Values that share an address (a loop's input and output)
-count once; what is left of the total are gaps.
+count once; bytes that only fill tiles are padding, and what is left of the total are gaps.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from forerun.plan.hlo import Instruction, Module, Shape
+from forerun.plan.hlo import Instruction, Module, Shape, shapes_in
 from forerun.units import Bytes
 
 _HEAP = re.compile(r"^allocation \d+: size \d+, preallocated-temp:")
-_VALUE = re.compile(r"^ value: <\d+ ([\w.\-<>]+)(\{[\d,]*\})? .*?\(size=(\d+),offset=(\d+)\)")
+_VALUE = re.compile(r"^ value: <\d+ ([\w.\-<>]+)(\{[\d,]*\})? .*?\(size=(\d+),offset=(\d+)\)(?:: (.*))?")
 _RANGE = re.compile(r"^    ([\w.\-<>]+)(\{[\d,]*\}):(\d+)-(\d+)$")
 
 GRADIENTS = "gradients"
@@ -25,6 +25,7 @@ LOSS = "logits and loss"
 KERNELS = "attention kernels"
 OPTIMIZER = "optimizer update"
 WORKING = "working activations"
+PADDING = "padding"
 GAPS = "gaps between buffers"
 
 
@@ -38,6 +39,7 @@ class Value:
     size: int
     begins: int
     ends: int
+    content: int  # bytes of it that are not padding
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,15 @@ def ledger(
     peak_bytes: int,
     shapes: ModelShapes,
 ) -> dict[str, Bytes]:
-    """Bytes by what they are, largest first; the sum is `peak_bytes`."""
-    parts = {name: size for name, size in arguments.items() if size}
+    """Bytes by what they are, largest first; the sum is `peak_bytes`. `arguments` come without their padding,
+    and with it as a part of its own."""
+    parts = {PADDING: 0, **arguments}
     made = {x.name: x for computation in module.computations.values() for x in computation.instructions}
     for value, size in alive_at_peak(temporaries(assignment, live_ranges)):
         kind = _kind(made.get(value.name), value.index, shapes)
-        parts[kind] = parts.get(kind, 0) + size
+        content = min(size, value.content)
+        parts[kind] = parts.get(kind, 0) + content
+        parts[PADDING] += size - content
     parts[GAPS] = peak_bytes - sum(parts.values())
     return {name: Bytes(size) for name, size in sorted(parts.items(), key=lambda part: -part[1]) if size}
 
@@ -83,7 +88,9 @@ def temporaries(assignment: str, live_ranges: str) -> list[Value]:
             key = (m[1], m[2] or "{}")
             if key in alive:
                 index = tuple(int(n) for n in key[1].strip("{}").split(",") if n)
-                values.append(Value(m[1], index, int(m[4]), int(m[3]), *alive[key]))
+                size, shapes = int(m[3]), shapes_in(m[5] or "")
+                content = shapes[0].content_bytes if len(shapes) == 1 else size
+                values.append(Value(m[1], index, int(m[4]), size, *alive[key], content))
     return values
 
 

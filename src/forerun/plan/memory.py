@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from forerun.plan.hlo import shapes_in
 from forerun.units import Bytes
 
 REPORT, ASSIGNMENT = "*-memory-usage-report.txt", "*-buffer-assignment.txt"
@@ -15,7 +16,7 @@ HOST = ("cmem", "host")  # what was offloaded: the first by colour 5, the second
 
 _SPACE = re.compile(r"^Memory Space: (\w+)")
 _TOTAL = re.compile(r"^Total bytes: (\d+) ")
-_PARAMETER = re.compile(r"^allocation \d+: size (\d+), (.*?)parameter (\d+), ")
+_PARAMETER = re.compile(r"^allocation \d+: size (\d+), (.*?)parameter (\d+), (?:shape \|(.*?)\|)?")
 
 
 class Unreadable(Exception):
@@ -70,6 +71,16 @@ def argument_bytes(assignment: str, groups: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
+def argument_padding(assignment: str, groups: Sequence[str]) -> dict[str, int]:
+    """HBM bytes of each group of arguments that hold nothing: what fills the last tiles."""
+    padding = dict.fromkeys(groups, 0)
+    for line in assignment.splitlines():
+        if (found := _PARAMETER.match(line)) and "color" not in found[2]:
+            shapes = shapes_in(found[4] or "")
+            padding[groups[int(found[3])]] += int(found[1]) - shapes[0].content_bytes if len(shapes) == 1 else 0
+    return padding
+
+
 def memory_report(folder: Path, groups: Sequence[str]) -> MemoryReport:
     """From the compiler's dump of one program. `groups` says what each argument of the step is, in order."""
     totals = space_totals(newest(folder, REPORT))
@@ -87,8 +98,12 @@ def memory_report(folder: Path, groups: Sequence[str]) -> MemoryReport:
 
 
 def newest(folder: Path, pattern: str) -> str:
+    return newest_file(folder, pattern).read_text()
+
+
+def newest_file(folder: Path, pattern: str) -> Path:
     """The last file of that name: the compiler may write a second one when it tries again."""
     files = list(folder.glob(pattern))
     if not files:
         raise Unreadable(f"there is no {pattern}")
-    return max(files, key=lambda path: path.stat().st_mtime_ns).read_text()
+    return max(files, key=lambda path: path.stat().st_mtime_ns)

@@ -110,9 +110,13 @@ class Saves:
     pause_seconds: Seconds  # the run stands still
     write_seconds: Seconds  # then it goes on while the host writes
 
-    def stall_seconds(self, interval_seconds: float) -> float:
+    def wait_seconds(self, interval_seconds: float) -> float:
         """A save that is still being written when the next is due makes that one wait."""
-        return self.pause_seconds + max(0.0, self.write_seconds - interval_seconds)
+        return max(0.0, self.write_seconds - interval_seconds)
+
+    def stall_seconds(self, interval_seconds: float) -> float:
+        """Of every save but the first, which finds nothing to wait for."""
+        return self.pause_seconds + self.wait_seconds(interval_seconds)
 
 
 @dataclass(frozen=True)
@@ -195,8 +199,8 @@ class Run:
 
     def work_seconds(self, step: float) -> float:
         """Steps and saves, to the end of the last write."""
-        stall = self.saves.stall_seconds(self.saves.every * step)
-        return self.steps * step + self.saves.count * stall + self.saves.write_seconds
+        waits = (self.saves.count - 1) * self.saves.wait_seconds(self.saves.every * step)
+        return self.steps * step + self.saves.count * self.saves.pause_seconds + waits + self.saves.write_seconds
 
     def seconds(self, step: float) -> float:
         """Undisturbed, start and compile included."""

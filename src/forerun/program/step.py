@@ -37,7 +37,7 @@ def make_step(
 
         loss_sum, weight_sum, gradient_sum = accumulate(loss, learning, batch)
         weight_sum = jnp.maximum(weight_sum, 1.0)  # a batch in which nothing counts moves nothing
-        gradient = jax.tree.map(lambda g: g / weight_sum, gradient_sum)
+        gradient = jax.tree.map(lambda g: (g.astype(jnp.float32) / weight_sum).astype(g.dtype), gradient_sum)
         learning, moments = optimizer.update(tx, gradient, state.optimizer, learning)
         metrics = Metrics(
             loss=loss_sum / weight_sum,

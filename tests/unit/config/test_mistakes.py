@@ -154,3 +154,26 @@ def test_a_file_given_by_its_path_is_named_by_its_path(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         load(file)
     assert caught.value.why.startswith(f"{file}:3 ")
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "fix"),
+    [
+        (f"batch: {10**8}", "batch: 100000000 is not at most 1e+07", "write for example batch: 32"),
+        (f"steps: {10**30}", f"steps: {10**30} is not at most 1e+15", "write a number that is at most 1e+15"),
+        ("micro_batch: 0", "micro_batch: 0 is not greater than 0", "write a number that is greater than 0"),
+        ("epochs: 1e300", "epochs: 1.0e+300 is not at most 1e+06", "write a number that is at most 1e+06"),
+        (f"seed: {2**32}", f"seed: {2**32} is not less than 4.29497e+09", "write for example seed: 0"),
+    ],
+)
+def test_numbers_beyond_any_use(line: str, what: str, fix: str) -> None:
+    error = error_of(f"{SMALL}{line}\n")
+    assert (error.what, error.fix) == (what, fix)
+
+
+@pytest.mark.parametrize("name", [":Net", "net:", ".net:Net", "a b:Net", "net:Net:Net"])
+def test_a_class_is_named_by_its_module_and_its_name(name: str) -> None:
+    error = error_of(f"model: '{name}'\ndata: texts\n")
+    assert error.what == f"model.name: {name!r} is not module.path:Class; write for example my_model:Net"
+    assert error.why.startswith("job.yaml:1 ")
+    assert error.fix == "change model.name"

@@ -13,6 +13,7 @@ from forerun.plan.ledger import (
     GATHERED,
     GRADIENTS,
     LOSS,
+    PADDING,
     WORKING,
     ModelShapes,
     Value,
@@ -20,6 +21,7 @@ from forerun.plan.ledger import (
     ledger,
     temporaries,
 )
+from forerun.plan.memory import argument_padding
 
 ASSIGNMENT = """BufferAssignment:
 allocation 0: size 4096, parameter 0, shape |f32[8,128]| at ShapeIndex {}, maybe-live-out:
@@ -83,6 +85,7 @@ def test_the_fullest_moment_against_painting_bytes(seed: int) -> None:
             draw.randrange(1, 24),
             begins := draw.randrange(30),
             begins + draw.randrange(8),
+            content=0,
         )
         for n in range(25)
     ]
@@ -101,3 +104,17 @@ def test_gradients_are_weight_shaped_and_backward() -> None:
     assert found[GRADIENTS] == 300
     assert GATHERED not in found
     assert ledger(ASSIGNMENT, LIVE, parse(program), {}, 1000, ModelShapes.of(2, [(9, 9)]))[WORKING] == 300
+
+
+def test_bytes_that_only_fill_tiles_are_padding() -> None:
+    """`later` is 100 bytes of content; given 160 bytes, 60 are padding. A row of 5 x 4 bytes in a tile of 512, too."""
+    assignment = ASSIGNMENT.replace("(size=100,offset=0): f32[25]", "(size=160,offset=0): f32[25]")
+    live = LIVE.replace("later{}:25-30", "later{}:0-40").replace("gathered{}:2-20", "gathered{}:45-46")
+    found = ledger(assignment, live, parse(PROGRAM), {"weights": 4096, PADDING: 7}, 5103, ModelShapes.of(2, []))
+    assert found[PADDING] == 7 + 60
+    assert found[WORKING] == 100
+    assert sum(found.values()) == 5103
+    arguments = "allocation 0: size 512, parameter 0, shape |f32[5]| at ShapeIndex {}:\n" + ASSIGNMENT.replace(
+        "parameter 0", "parameter 1"
+    )
+    assert argument_padding(arguments, ["batch", "weights"]) == {"batch": 492, "weights": 0}

@@ -44,12 +44,13 @@ def put(name, text, mode="w"):
 def facts():
     put("facts.json", json.dumps({facts}))
 def report(total, argument=100):
+    put("m.after_optimizations_before_buffer_assignment.txt", {program!r})
+    put("m.after_optimizations.txt", {program!r})
     put("m.after_optimizations-buffer-assignment.txt", f"allocation 0: size {{argument}}, parameter 0, shape:\\n")
+    put("m.after_optimizations-live-range.txt", "HloLiveRange (max 1):\\n")
     put("m.after_optimizations-memory-usage-report.txt",
         f"Memory Space: default (color=0)\\nTotal bytes: {{total}} (x)\\n\\n")
-    put("m.after_optimizations-live-range.txt", "HloLiveRange (max 1):\\n")
-    put("m.after_optimizations_before_buffer_assignment.txt", {program!r})
-def scheduled():
+def taken():
     put("m.after_optimizations_after_buffer_assignment.txt", {program!r})
 def error(**content):
     put("error.json", json.dumps(content))
@@ -87,7 +88,7 @@ def ask(asked: Question | None = None, phases: list[str] | None = None) -> Answe
 
 
 def test_a_program_that_fits_is_not_waited_for(stand_in: Any) -> None:
-    temp = stand_in("facts(); report(5000); scheduled(); hang()")
+    temp = stand_in("facts(); report(5000); hang()")
     phases: list[str] = []
     answer = ask(phases=phases)
     assert (answer.accepted, answer.memory.peak_bytes, answer.memory.weights_bytes) == (True, 5000, 100)
@@ -97,10 +98,9 @@ def test_a_program_that_fits_is_not_waited_for(stand_in: Any) -> None:
 
 
 def test_reports_are_read_only_when_whole(tmp_path: Path) -> None:
-    """The compiler writes both reports, twice for some chips, and then the scheduled program."""
-    assignment = tmp_path / "m.after_optimizations-buffer-assignment.txt"
-    report = tmp_path / "m.after_optimizations-memory-usage-report.txt"
-    scheduled = tmp_path / "m.after_optimizations_after_buffer_assignment.txt"
+    """The compiler writes the program, its buffers and the report, twice for some chips."""
+    names = ("", "-buffer-assignment", "-live-range", "-memory-usage-report")
+    program, assignment, live_ranges, report = (tmp_path / f"m.after_optimizations{name}.txt" for name in names)
 
     def put(path: Path, text: str, at: int) -> Answer | None:
         path.write_text(text)
@@ -108,15 +108,28 @@ def test_reports_are_read_only_when_whole(tmp_path: Path) -> None:
         return compiler._accepted(tmp_path, FACTS)
 
     whole = "Memory Space: default (color=0)\nTotal bytes: {} (x)\n\n"
-    assert put(assignment, "allocation 0: size 100, parameter 0, shape:\n", at=1) is None
-    assert put(report, whole.format(5000), at=2) is None, "the compiler may still assign buffers again"
-    first = put(scheduled, PROGRAM, at=3)
+    buffers = "allocation 0: size 100, parameter 0, shape:\n"
+    assert put(program, PROGRAM, at=1) is None
+    assert put(assignment, buffers, at=2) is None
+    assert put(report, whole.format(5000), at=4) is None, "no live ranges"
+    first = put(live_ranges, "HloLiveRange (max 1):\n", at=3)
     assert first is not None
     assert first.memory.peak_bytes == 5000
-    assert put(report, whole.format(7000), at=4) is None, "a second round has begun"
-    assert put(scheduled, PROGRAM, at=5) is not None
-    assert put(report, whole.format(7000)[:-20], at=5) is None, "cut off"
+    assert put(program, PROGRAM[:-4], at=5) is None, "a second round has begun"
+    assert put(report, whole.format(7000), at=6) is None, "the program has no end"
+    assert put(program, PROGRAM, at=5) is not None
+    assert put(report, whole.format(7000)[:-20], at=6) is None, "cut off"
     assert put(assignment, "", at=5) is None
+
+
+def test_near_the_limit_the_compiler_itself_decides(stand_in: Any) -> None:
+    near = int(15.75 * GIB) - 1024
+    stand_in(
+        f"facts(); report({near}); error(compiler='RESOURCE_EXHAUSTED: Ran out of memory on HBM ...'); sys.exit(1)"
+    )
+    assert not ask().accepted
+    stand_in(f"facts(); report({near}); taken(); hang()")
+    assert ask().accepted
 
 
 def test_too_large(stand_in: Any) -> None:

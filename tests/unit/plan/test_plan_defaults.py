@@ -114,3 +114,32 @@ def test_usable_bytes_bound_the_smallest_slice() -> None:
         question = own[0].question
         assert needs.per_device_bytes(question) <= (question.slice.chip.usable_bytes or 0)
     assert needs.state_bytes > 90 * GIB
+
+
+@pytest.mark.parametrize(
+    ("values", "fix", "mended"),
+    [
+        (
+            {"batch": 4096 * 1024, "micro_batch": 4096, "sequence": 131_072},
+            "with micro_batch=1 it might fit: --on v6e-1",
+            {"micro_batch": 1},
+        ),
+        (
+            {"model": "llama3.1-70b", "batch": 7},
+            "with batch=256 micro_batch=1 it might fit: --on v6e-64",
+            {"batch": 256, "micro_batch": 1},
+        ),
+    ],
+)
+def test_the_way_out_leads_out(values: dict[str, object], fix: str, mended: dict[str, object]) -> None:
+    with pytest.raises(UserError) as caught:
+        sensible(job(**values))
+    assert caught.value.fix == fix
+    assert fix.split()[-1] in names(sensible(job(**{**values, **mended})).first())
+
+
+def test_a_model_that_is_larger_than_any_slice() -> None:
+    with pytest.raises(UserError) as caught:
+        sensible(job(model={"layers": 10**7, "embed": 4096, "heads": 32, "vocab": 512}))
+    # 10^7 x 2.02e8 parameters x 16 bytes over 2,048 devices of 94.75 GiB
+    assert "are 155 x all HBM of tpu7x-8x8x16" in caught.value.fix

@@ -187,3 +187,12 @@ def test_the_docs_show_the_same_table() -> None:
     text = (Path(__file__).parents[3] / "docs" / "plan.md").read_text("utf-8")
     for name, *cells in assumption_rows():
         assert f"| `{name}` | {' | '.join(cells)} |" in text
+
+
+@pytest.mark.parametrize("steps", [1, 99, 100, 101, 250])
+def test_a_slower_step_never_makes_a_shorter_run(steps: int) -> None:
+    """Of a write of 500 s: the first save has none before it to wait for, however few steps come before it."""
+    run = Run(steps, saves(every=100, count=math.ceil(steps / 100), pause=1.0, write=500.0))
+    seconds = [run.seconds(step) for step in (0.1, 0.5, 1.0, 5.0, 10.0)]
+    assert seconds == sorted(seconds)
+    assert run.work_seconds(1.0) == pytest.approx(steps + math.ceil(steps / 100) * 1.0 + (steps - 1) // 100 * 400 + 500)

@@ -111,3 +111,14 @@ def test_the_seed_is_the_start() -> None:
 def test_flops_of_a_step() -> None:
     program = built(batch=8, micro_batch=1)
     assert program.flops_per_step == program.model.flops_per_token(8) * 8 * 8
+
+
+@pytest.mark.parametrize("params", ["float32", "bfloat16"])
+@pytest.mark.parametrize("micro_batch", [None, 1])
+def test_a_step_keeps_every_dtype(params: str, micro_batch: int | None) -> None:
+    """A state that comes out in other dtypes is another program in the second step, and twice the memory."""
+    precision = Precision(params=params)  # type: ignore[arg-type]
+    program = built(precision=precision, micro_batch=micro_batch, optimizer=Optimizer(ema=0.9))
+    with jax.set_mesh(program.mesh):
+        after, _ = jax.eval_shape(program.step, program.state, program.batch)
+    assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, program.state)

@@ -21,7 +21,7 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 400
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
 FORBIDDEN_PACKAGES = {"torch", "tensorflow", "flax"}
-LIGHT_ROOMS = ("cli", "config", "hardware")
+LIGHT_ROOMS = ("cli", "config", "hardware", "hub")
 
 
 def hard_dependencies() -> set[str]:

@@ -1,0 +1,221 @@
+"""The files of a model, on this machine: a local folder as it is, or a repository fetched through the hub's client.
+
+The client brings its own cache, token, endpoint and offline switch (HF_HOME, HF_TOKEN, HF_ENDPOINT,
+HF_HUB_OFFLINE). Only weights in safetensors, JSON and tokenizer files are ever asked for.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UserError
+from forerun.hub.documents import INDEX_NAME, MAX_CONFIG_BYTES, read_json
+from forerun.hub.files import roots_of
+from forerun.hub.names import folder_path, is_folder, kind_of
+from forerun.hub.refusal import refusal
+from forerun.hub.weights import PICKLE_ENDINGS, SINGLE_NAME, Weights, no_weights, open_weights, weight_files
+from forerun.units import MIB, Bytes
+
+CONFIG_NAME = "config.json"
+TOKENIZER_NAMES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "tokenizer.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+SMALL_NAMES = (CONFIG_NAME, "generation_config.json", INDEX_NAME, *TOKENIZER_NAMES)
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SPARE_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A model's files in `folder`; `revision` is the commit they are of, None for a local folder."""
+
+    name: str
+    folder: Path
+    revision: str | None
+
+    def file(self, name: str) -> Path | None:
+        """The file of that name, if the model has it."""
+        path = self.folder / name
+        return path if path.exists() else None
+
+    @property
+    def tokenizer_files(self) -> tuple[Path, ...]:
+        return tuple(path for name in TOKENIZER_NAMES if (path := self.file(name)) is not None)
+
+    def json(self, name: str) -> dict[str, Any] | None:
+        """The object in the JSON file of that name, if the model has it."""
+        path = self.file(name)
+        return None if path is None else read_json(path)
+
+    def config(self) -> dict[str, Any]:
+        """config.json."""
+        return read_json(self.folder / CONFIG_NAME, limit_bytes=MAX_CONFIG_BYTES)
+
+    def open_weights(self) -> Weights:
+        return open_weights(self.folder, roots_of(self.folder))
+
+
+def snapshot(name: str, revision: str | None = None, *, weights: bool = True) -> Snapshot:
+    """The files of the model `name`, fetched if need be; `weights=False` leaves the weights out."""
+    if is_folder(name):
+        return _local(name, revision, weights)
+    if kind_of(name) != "repository":
+        raise UserError(
+            f"model {name!r} has no files of its own",
+            why="a hub name is owner/name, a folder is written as a path",
+            fix=f"write owner/{name}, or ./{name} for a folder",
+        )
+    if revision is not None and _COMMIT.fullmatch(revision):
+        cached = _cached(name, revision, weights)
+        if cached is not None:
+            return cached
+    return _offline(name, revision, weights) if _is_offline() else _fetched(name, revision, weights)
+
+
+def _local(name: str, revision: str | None, weights: bool) -> Snapshot:
+    folder = folder_path(name)
+    if revision is not None:
+        raise UserError(
+            f"model {name}: a folder has no revision",
+            why=f"revision {revision!r} was given",
+            fix="remove the revision, or name a model of the hub",
+        )
+    if not folder.is_dir():
+        raise UserError(f"model {name}: there is no such folder", why=f"looked for {folder}", fix="mend the path")
+    return _complete(Snapshot(name, folder, None), weights)
+
+
+def _fetched(name: str, revision: str | None, weights: bool) -> Snapshot:
+    """Look at the list of files first: what is refused costs no download, and a full disk is told before it is full."""
+    import huggingface_hub
+
+    try:
+        about = huggingface_hub.HfApi().model_info(
+            name, revision=revision, files_metadata=True, timeout=huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT
+        )
+    except Exception as error:
+        raise refusal(error, name, revision, downloading=False) from error
+    sizes = {file.rfilename: file.size or 0 for file in about.siblings or () if "/" not in file.rfilename}
+    _check_listing(name, list(sizes), weights)
+    if about.sha is None:
+        raise RuntimeError(f"the hub names no commit for {name}")
+    small = [file for file in SMALL_NAMES if file in sizes]
+    _check_room(name, about.sha, {file: sizes[file] for file in small})
+    folder = _download(name, revision, small)
+    if weights:
+        files = weight_files(folder) if INDEX_NAME in sizes else [SINGLE_NAME]
+        missing = [file for file in files if file not in sizes]
+        if missing:
+            raise UserError(
+                f"{name} lacks weights that its own index names",
+                why=f"{missing[0]} is not among its files, {len(missing)} of {len(files)} are missing",
+                fix="take another revision, or tell the model's authors",
+            )
+        _check_room(name, about.sha, {file: sizes[file] for file in files})
+        folder = _download(name, folder.name, files)
+    return _complete(Snapshot(name, folder, folder.name), weights)
+
+
+def _download(name: str, revision: str | None, files: list[str], *, local: bool = False) -> Path:
+    """The folder of the snapshot, with these files in it."""
+    import huggingface_hub
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=[_literal(file) for file in files], local_files_only=local
+        )
+    except Exception as error:
+        raise refusal(error, name, revision, downloading=True) from error
+    return Path(folder)
+
+
+def _offline(name: str, revision: str | None, weights: bool) -> Snapshot:
+    folder = _download(name, revision, list(SMALL_NAMES), local=True)
+    return _complete(Snapshot(name, folder, folder.name), weights)
+
+
+def _cached(name: str, commit: str, weights: bool) -> Snapshot | None:
+    """A commit never changes: if all of it is here, the hub need not be asked."""
+    try:
+        return _offline(name, commit, weights)
+    except UserError:
+        return None
+
+
+def _complete(found: Snapshot, weights: bool) -> Snapshot:
+    """`found`, if it has what a model needs."""
+    if not found.folder.joinpath(CONFIG_NAME).is_file():
+        raise UserError(
+            f"model {found.name} has no {CONFIG_NAME}",
+            why=f"looked in {found.folder}",
+            fix="name the folder or the repository that holds config.json beside the weights",
+        )
+    names = [entry.name for entry in found.folder.iterdir()]
+    if found.revision is None:
+        _check_listing(str(found.folder), names, weights)
+    if not weights:
+        return found
+    fetched_without = found.revision is not None and not {SINGLE_NAME, INDEX_NAME} & set(names)
+    files = [SINGLE_NAME] if fetched_without else weight_files(found.folder)
+    absent = [file for file in files if not (found.folder / file).exists()]
+    if absent:
+        raise UserError(
+            f"model {found.name} is not complete on this machine",
+            why=f"{absent[0]} is missing in {found.folder}",
+            fix=_fetch_again(found),
+        )
+    return found
+
+
+def _fetch_again(found: Snapshot) -> str:
+    if found.revision is None:
+        return "copy the missing files there, or fetch the checkpoint again"
+    return "run the same command with HF_HUB_OFFLINE unset: it fetches what is missing"
+
+
+def _check_listing(where: str, names: list[str], weights: bool) -> None:
+    """Refuse what has only pickle or, if weights are wanted, no weights at all."""
+    if SINGLE_NAME in names or INDEX_NAME in names:
+        return
+    if weights or any(name.endswith(PICKLE_ENDINGS) for name in names):
+        raise no_weights(where, names)
+
+
+def _check_room(name: str, commit: str, sizes: dict[str, int]) -> None:
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    here = {file for file in sizes if isinstance(try_to_load_from_cache(name, file, revision=commit), str)}
+    needed = sum(size for file, size in sizes.items() if file not in here)
+    cache = Path(constants.HF_HUB_CACHE).expanduser()
+    place = next(folder for folder in (cache, *cache.absolute().parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
+    if needed and needed + _SPARE_BYTES > free:
+        raise UserError(
+            f"the disk has no room for {name}",
+            why=f"{Bytes(needed)} are to be fetched, {Bytes(free)} are free in {cache}",
+            fix="make room there (`hf cache ls` shows what the cache holds), or set HF_HOME to a larger disk",
+        )
+
+
+def _is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def _literal(name: str) -> str:
+    """A pattern that matches this name only."""
+    return re.sub(r"([*?[])", r"[\1]", name)

@@ -1,0 +1,219 @@
+"""The weights of a checkpoint as views of mapped files: nothing is copied, nothing is kept that is released."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from forerun.errors import UserError
+from forerun.hub.documents import INDEX_NAME, read_index
+from forerun.hub.files import open_regular, roots_of, shown
+from forerun.hub.headers import Header, TensorInfo, header_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+SINGLE_NAME = "model.safetensors"
+PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+_NUMPY_NAMES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "BF16": "bfloat16", "BOOL": "bool"}
+_NUMPY_KINDS = {"F": "float", "I": "int", "U": "uint"}
+
+
+@dataclass
+class _Mapped:
+    descriptor: int
+    pages: mmap.mmap
+    header: Header
+
+
+class Weights(Mapping[str, TensorInfo]):
+    """Tensor name -> where its bytes lie; `view` gives them. Use it in a `with`."""
+
+    def __init__(self, folder: Path, roots: tuple[Path, ...]) -> None:
+        self.folder = folder
+        self._files: dict[Path, _Mapped] = {}
+        self._tensors: dict[str, TensorInfo] = {}
+        try:
+            self._open(roots)
+        except BaseException:
+            self.close()
+            raise
+
+    def __getitem__(self, name: str) -> TensorInfo:
+        return self._tensors[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the files say of themselves, merged."""
+        return {key: value for file in self._files.values() for key, value in file.header.metadata.items()}
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(info.data_bytes for info in self._tensors.values())
+
+    def view(self, name: str) -> NDArray[Any]:
+        """The tensor, read-only, straight from the mapped file.
+
+        The file must still have the size it was opened with: reading pages that are gone would end the process.
+        """
+        import numpy as np
+
+        info = self._tensors[name]
+        file = self._files[info.file]
+        size = os.fstat(file.descriptor).st_size
+        if size != file.header.file_bytes:
+            raise UserError(
+                f"{info.file} changed while it was read",
+                why=f"it had {file.header.file_bytes} bytes when it was opened and has {size} now",
+                fix="let nothing write to the checkpoint's folder, then run the same command again",
+            )
+        dtype = numpy_dtype(info.dtype)
+        if info.data_bytes == 0:
+            empty = np.empty(info.shape, dtype)
+            empty.flags.writeable = False
+            return empty
+        flat = np.frombuffer(file.pages, dtype, count=info.data_bytes // dtype.itemsize, offset=info.begin)
+        return flat.reshape(info.shape)
+
+    def release(self, name: str) -> None:
+        """Tell the kernel that the tensor's pages need not stay in memory; a later view reads them again."""
+        info = self._tensors[name]
+        begin = info.begin - info.begin % mmap.PAGESIZE
+        if info.data_bytes:
+            self._files[info.file].pages.madvise(mmap.MADV_DONTNEED, begin, info.end - begin)
+
+    def close(self) -> None:
+        """Close the files; a view that is still held keeps its own mapping alive."""
+        while self._files:
+            _, file = self._files.popitem()
+            with suppress(BufferError):
+                file.pages.close()
+            os.close(file.descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open(self, roots: tuple[Path, ...]) -> None:
+        index = read_index(self.folder, roots)
+        for file in _chosen(self.folder, index):
+            header = self._map(self.folder / file, roots)
+            for name, info in header.tensors.items():
+                if name in self._tensors:
+                    raise UserError(
+                        f"tensor {shown(name)} is defined twice",
+                        why=f"in {self._tensors[name].file.name} and in {file}, in {self.folder}",
+                        fix="fetch the checkpoint again: its shards do not belong together",
+                    )
+                self._tensors[name] = info
+        if index is not None:
+            self._check_index(index)
+
+    def _map(self, path: Path, roots: tuple[Path, ...]) -> Header:
+        descriptor = open_regular(path, roots)
+        try:
+            header = header_of(descriptor, path)
+            pages = mmap.mmap(descriptor, header.file_bytes, access=mmap.ACCESS_READ)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._files[path] = _Mapped(descriptor, pages, header)
+        return header
+
+    def _check_index(self, index: dict[str, str]) -> None:
+        wrong = [name for name, file in index.items() if name not in self._tensors or self._file(name) != file]
+        if wrong:
+            found = f"it is in {self._file(wrong[0])}" if wrong[0] in self._tensors else "no file has it"
+            raise self._disagrees(f"tensor {shown(wrong[0])} is not in {index[wrong[0]]}: {found}", len(wrong))
+        extra = [name for name in self._tensors if name not in index]
+        if extra:
+            raise self._disagrees(f"tensor {shown(extra[0])} of {self._file(extra[0])} is not in the index", len(extra))
+
+    def _file(self, name: str) -> str:
+        return self._tensors[name].file.name
+
+    def _disagrees(self, why: str, count: int) -> UserError:
+        others = f" ({count - 1} more like it)" if count > 1 else ""
+        return UserError(
+            f"{self.folder / INDEX_NAME} disagrees with its files",
+            why=why + others,
+            fix="fetch the checkpoint again: index and shards do not belong together",
+        )
+
+
+def open_weights(folder: Path, roots: tuple[Path, ...] | None = None) -> Weights:
+    """The weights in `folder`: model.safetensors, or the shards that model.safetensors.index.json names."""
+    return Weights(folder, roots_of(folder) if roots is None else roots)
+
+
+def weight_files(folder: Path, roots: tuple[Path, ...] | None = None) -> list[str]:
+    """The names of the files that hold the weights, without opening them."""
+    return _chosen(folder, read_index(folder, roots))
+
+
+def _chosen(folder: Path, index: dict[str, str] | None) -> list[str]:
+    single = os.path.lexists(folder / SINGLE_NAME)
+    if index is None:
+        if single:
+            return [SINGLE_NAME]
+        raise no_weights(str(folder), [entry.name for entry in folder.iterdir()] if folder.is_dir() else [])
+    files = sorted(set(index.values()))
+    if single and files != [SINGLE_NAME]:
+        raise UserError(
+            f"{folder} holds two sets of weights",
+            why=f"{SINGLE_NAME}, and {INDEX_NAME} which names {len(files)} other files",
+            fix=f"keep one of them: remove {SINGLE_NAME}, or {INDEX_NAME} and its shards",
+        )
+    return files
+
+
+def no_weights(where: str, names: list[str]) -> UserError:
+    """Why `where`, which holds files of these names, has no weights to read, and what to do about it."""
+    pickles = sorted(name for name in names if name.endswith(PICKLE_ENDINGS))
+    if pickles:
+        return UserError(
+            f"{where} has its weights only as pickle, which can run code when it is loaded",
+            why=f"found {', '.join(pickles[:3])}, and no {SINGLE_NAME} or {INDEX_NAME}",
+            fix="take a revision or a model with safetensors, or convert it where transformers is installed and you"
+            ' trust it:\nAutoModelForCausalLM.from_pretrained("...").save_pretrained("folder", safe_serialization=True)'
+            "\nthen name that folder",
+        )
+    others = sorted(name for name in names if name.endswith(".safetensors"))
+    if "adapter_model.safetensors" in others:
+        why = "adapter_model.safetensors is an adapter, not a whole model"
+    elif others:
+        why = f"found {', '.join(map(shown, others[:3]))}"
+    else:
+        why = f"neither {SINGLE_NAME} nor {INDEX_NAME} is there"
+    return UserError(f"{where} has no weights to read", why=why, fix="name a model with safetensors in its top folder")
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """The numpy dtype of a safetensors dtype; bfloat16 and the float8 kinds come from ml_dtypes."""
+    import numpy as np
+
+    name = _NUMPY_NAMES.get(dtype) or _NUMPY_KINDS[dtype[0]] + dtype[1:]
+    if dtype == "BF16" or dtype.startswith("F8"):
+        import ml_dtypes
+
+        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return extended
+    return np.dtype(name).newbyteorder("<")

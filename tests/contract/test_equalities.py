@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,9 +16,9 @@ from forerun.models.decoder import Decoder, Params
 from forerun.models.registry import model_of
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import sharding, spec
-from forerun.nn.attention import Kernel
+from forerun.nn.attention import Kernel, attention
 from forerun.nn.compute import Compute
-from forerun.nn.layers import rope_angles, rope_frequencies
+from forerun.nn.rope import Rope, angles
 from forerun.objectives.batch import Batch
 from forerun.objectives.next_token import NextToken
 from forerun.program.build import Program, build, make_mesh
@@ -103,12 +104,12 @@ def test_scanned_is_unrolled() -> None:
     batch = jax.tree.map(jnp.asarray, batch)
 
     def plain(params: Params[jax.Array]) -> jax.Array:
-        compute = Compute(remat=Remat(policy="none"))
         x_BSE = params.embed[batch.tokens]
-        angles = rope_angles(batch.positions, rope_frequencies(TINY.head_dim, TINY.rope_theta, None))
+        turns = angles(Rope(TINY.rope_theta, TINY.head_dim), batch.positions, batch.segments)
+        attend = partial(attention, segments_BS=batch.segments, window=None, kernel=Kernel("xla"))
         for i in range(TINY.layers):
             layer = jax.tree.map(lambda leaf, i=i: leaf[i], params.blocks)
-            x_BSE = model.block(layer, x_BSE, batch.segments, angles, compute)
+            x_BSE = model.block(layer, x_BSE, turns, attend)
         mean = jnp.mean(x_BSE * x_BSE, axis=-1, keepdims=True)
         return (x_BSE / jnp.sqrt(mean + TINY.norm_eps) * params.norm) @ params.embed.T
 

@@ -50,7 +50,7 @@ KINDS = {traits(config): name for name, config in reversed(SIZES.items())}
 
 
 def section(config: DecoderConfig) -> Model:
-    given = {key: value for key, value in asdict(config).items() if value is not None}
+    given = {key: value for key, value in asdict(config).items() if value is not None and key in Model.model_fields}
     scaling = config.rope_scaling and RopeScaling.model_validate(config.rope_scaling.model_dump())
     return Model(**given | ({"rope_scaling": scaling} if scaling else {}))
 

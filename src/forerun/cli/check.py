@@ -230,23 +230,25 @@ def _model_values(job: Job) -> Applied:
     from dataclasses import fields
 
     from forerun.config.schema import RopeScaling
-    from forerun.models.sizes import decoder_config, is_plugin
+    from forerun.models.pretrained import config_of
+    from forerun.models.sizes import is_plugin
 
     if is_plugin(job.model):
         return {}
-    config = decoder_config(job.model, tokenizer_vocab=_tokenizer_vocab(job))
+    config = config_of(job.model, tokenizer_vocab=_tokenizer_vocab(job))
     found: Applied = {}
     for field in fields(config):
         value = getattr(config, field.name)
         reason = f"from {job.model.name}" if job.model.name else f"default: {_FREE_DIMENSIONS.get(field.name, '')}"
-        found[f"model.{field.name}"] = (value.model_dump() if isinstance(value, RopeScaling) else value, reason)
+        shown = value if isinstance(value, bool | int | float | str | None) else str(value)
+        found[f"model.{field.name}"] = (value.model_dump() if isinstance(value, RopeScaling) else shown, reason)
     return found
 
 
 def _tokenizer_vocab(job: Job) -> int | None:
-    from forerun.data.tokenizer import load_tokenizer
+    from forerun.loop.concrete import tokenizer_of
 
-    return load_tokenizer(job.data.tokenizer).vocab if job.model.name is None and job.model.vocab is None else None
+    return tokenizer_of(job).vocab if job.model.name is None and job.model.vocab is None else None
 
 
 def _derived_values(job: Job, outcome: Outcome) -> Applied:

@@ -53,6 +53,12 @@ def _hours(text: str) -> float:
     return _positive(text.removesuffix("h"), f"{text!r} is not a number of hours such as 12")
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
 def _positive(text: str, mistake: str) -> float:
     try:
         value = float(text)
@@ -100,6 +106,73 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", help="of the search: the winning job file")
 
 
+def _export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the folder of a run, as runs/quickstart")
+    parser.add_argument("--to", metavar="FOLDER", required=True, help="the folder to write; it must not exist yet")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (the base model's, or the run's)"
+    )
+
+
+def _ask(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SOURCE", help="a run's folder, a Hugging Face folder or a name on the hub")
+    parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of a hub name")
+
+
+def _answer(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    parser.add_argument(
+        "--max-tokens", metavar="N", type=_count, default=max_tokens, help=f"of an answer ({max_tokens})"
+    )
+    parser.add_argument(
+        "--temperature", metavar="T", type=float, default=0.8, help="0: always the likeliest token (0.8)"
+    )
+    parser.add_argument("--top-k", metavar="K", type=_count, help="choose from the K likeliest tokens")
+    parser.add_argument("--top-p", metavar="P", type=float, help="choose from the likeliest tokens that make up P")
+    parser.add_argument(
+        "--stop", metavar="TEXT", action="append", default=[], help="end before this text; may be given more than once"
+    )
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="the same seed, the same answer (0)")
+    parser.add_argument("--device", choices=("auto", "tpu", "gpu", "cpu"), default="auto", help="where (auto)")
+    parser.add_argument("--devices", metavar="N", type=_count, help="how many of them; all without it")
+    parser.add_argument("--mesh", metavar="DxFxT", help="data x fsdp x tp, as 1x1x4; without it all along fsdp")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and arithmetic (bfloat16)"
+    )
+
+
+def _generate(parser: argparse.ArgumentParser) -> None:
+    _ask(parser)
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the text to go on from")
+    parser.add_argument("--batch", metavar="FILE", help='JSONL with {"prompt": ...} or {"messages": [...]} lines')
+    parser.add_argument("--out", metavar="FILE", help="of --batch: the answers; a file that exists is continued")
+    parser.add_argument("--rows", metavar="N", type=_count, default=8, help="of --batch: answered together (8)")
+    _answer(parser, 128)
+
+
+def _chat(parser: argparse.ArgumentParser) -> None:
+    _ask(parser)
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    _answer(parser, 1024)
+
+
+def _eval(parser: argparse.ArgumentParser) -> None:
+    _ask(parser)
+    parser.add_argument("--data", metavar="PATH", help="held-out text, a file or a folder: loss, perplexity, bits/byte")
+    parser.add_argument(
+        "--tasks", metavar="TASKS", type=_comma_list, help="of lm-eval: names, YAML files or folders, as a,b"
+    )
+    parser.add_argument("--limit", metavar="N", type=_count, help="of --tasks: only the first N examples of each")
+    parser.add_argument("--chat", action="store_true", help="of --tasks: ask through the model's chat template")
+    parser.add_argument("--context", metavar="N", type=_count, help="longest input in tokens; the model's without it")
+    parser.add_argument("--batch", metavar="N", type=_count, default=8, help="rows that are computed together (8)")
+    parser.add_argument("--device", choices=("auto", "tpu", "gpu", "cpu"), default="auto", help="where (auto)")
+    parser.add_argument("--devices", metavar="N", type=_count, help="how many of them; all without it")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and arithmetic (bfloat16)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+
+
 def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smoke", action="store_true", help="also train for a minute on what is here")
 
@@ -121,6 +194,18 @@ COMMANDS = {
     ),
     "train": Command(
         "train, or go on where the run stopped", "forerun train job.yaml optimizer.lr=8e-5 mesh.fsdp=8", _train
+    ),
+    "export": Command(
+        "write a run as a Hugging Face folder, proven", "forerun export runs/quickstart --to my-model", _export
+    ),
+    "generate": Command(
+        "go on from a prompt, or from a file of them",
+        "forerun generate runs/quickstart Once --temperature 0",
+        _generate,
+    ),
+    "chat": Command("talk with a model in the terminal", "forerun chat HuggingFaceTB/SmolLM2-135M-Instruct", _chat),
+    "eval": Command(
+        "measure a model: held-out text, lm-eval tasks", "forerun eval runs/quickstart --data held_out.txt", _eval
     ),
     "doctor": Command("look for what is wrong with this machine", "forerun doctor --smoke", _doctor),
     "hardware": Command("print the tables of chips, slices and prices", "forerun hardware slices", _hardware),

@@ -95,12 +95,20 @@ def _places(path: KeyPath, value: Any) -> Iterator[KeyPath]:
 
 def _make_paths_absolute(given: Given) -> None:
     """A path in the file is seen from the file's folder, one on the command line from where the user stands."""
-    data = given.tree.get("data")
-    if not isinstance(data, dict):
-        return
-    for name in ("path", "tokenizer"):
-        value = data.get(name)
+    for section, name in (("data", "path"), ("data", "tokenizer"), ("model", "name")):
+        tree = given.tree.get(section)
+        if not isinstance(tree, dict):
+            continue
+        value = tree.get(name)
         if not isinstance(value, str) or not value or _URL.match(value) or (name, value) == ("tokenizer", "bytes"):
             continue
-        folder = Path() if given.on_command_line(("data", name)) else given.file.parent
-        data[name] = os.path.abspath(folder / os.path.expanduser(value))
+        folder = Path() if given.on_command_line((section, name)) else given.file.parent
+        path = os.path.abspath(folder / os.path.expanduser(value))
+        if section == "data" or _is_model_folder(value, path):
+            tree[name] = path
+
+
+def _is_model_folder(value: str, path: str) -> bool:
+    """`./x`, `~/x`, `/x`, or a folder with a checkpoint in it: `owner/name` is of the hub unless it is one."""
+    written = value.startswith(("./", "../", "~", "/"))
+    return written or ("/" in value and os.path.exists(os.path.join(path, "config.json")))

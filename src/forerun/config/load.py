@@ -84,9 +84,10 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
         yield path, value
 
 
-def dump(job: Job) -> str:
-    """The whole job as YAML, every default written out; loading it gives an equal job."""
-    return str(yaml.dump(job.model_dump(), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1_000_000))
+def dump(job: Job, *, defaults: bool = True) -> str:
+    """The whole job as YAML; loading it gives an equal job. Without `defaults`, only what differs from them."""
+    content = job.model_dump(exclude_defaults=not defaults)
+    return str(yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1_000_000))
 
 
 def json_schema() -> dict[str, Any]:

@@ -43,9 +43,12 @@ class RopeScaling(Section):
 
 
 class Model(Section):
-    """A named size, a size with changes, free dimensions, or `module.path:Class` of your own."""
+    """A Hugging Face checkpoint, a named size, a size with changes, free dimensions, or a `module.path:Class`."""
 
-    name: str | None = about("named size, or module.path:Class", "free dimensions without a name", None)
+    name: str | None = about(
+        "a checkpoint (hub name or folder), a named size, or module.path:Class", "free dimensions without a name", None
+    )
+    revision: str | None = about("branch, tag or commit of a hub name", "its main branch", None)
     layers: PositiveInt | None = about("number of blocks", "from the named size", None)
     embed: PositiveInt | None = about("width of the residual stream", "from the named size", None)
     heads: PositiveInt | None = about("query heads", "from the named size", None)
@@ -77,7 +80,9 @@ class Model(Section):
 
 class Data(Section):
     path: str = about("a text file or a folder of text files", "the job must say it")
-    tokenizer: str = about("'bytes' or the path of a tokenizer.json", "needs no file", "bytes")
+    tokenizer: str | None = about(
+        "'bytes' or the path of a tokenizer.json", "a checkpoint's own; without one, bytes", None
+    )
 
 
 class Optimizer(Section):

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.text import local_path
 from forerun.errors import UserError
+from forerun.hub.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import tokenizers
@@ -75,7 +76,26 @@ def load_tokenizer(spec: str) -> Tokenizer:
     return _from_file(path)
 
 
-def _from_file(path: Path) -> FileTokenizer:
+def checkpoint_tokenizer(snapshot: Snapshot) -> Tokenizer:
+    """A checkpoint's own, with the token that its tokenizer_config.json calls the end."""
+    path = snapshot.file("tokenizer.json")
+    if path is None:
+        raise UserError(
+            f"{snapshot.name} has no tokenizer.json",
+            why="forerun reads no other form of tokenizer",
+            fix="save it once with transformers (AutoTokenizer.from_pretrained(...).save_pretrained(folder)) and name "
+            "the file: data.tokenizer=folder/tokenizer.json",
+        )
+    return _from_file(path, special_text((snapshot.json("tokenizer_config.json") or {}).get("eos_token")))
+
+
+def special_text(value: object) -> str | None:
+    """A special token is written as a string or as an object with its content."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _from_file(path: Path, end: str | None = None) -> FileTokenizer:
     import tokenizers
 
     raw = path.read_bytes()
@@ -87,7 +107,7 @@ def _from_file(path: Path) -> FileTokenizer:
             why=str(error).splitlines()[0],
             fix="give the tokenizer.json that comes with the model, or data.tokenizer=bytes",
         ) from error
-    for name in EOS_NAMES:
+    for name in (end, *EOS_NAMES) if end else EOS_NAMES:
         eos = inner.token_to_id(name)
         if eos is not None:
             return FileTokenizer(f"{path.name}:{hashlib.sha256(raw).hexdigest()[:16]}", inner, eos)

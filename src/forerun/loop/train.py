@@ -21,9 +21,11 @@ from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.loop.compilation import CompiledStep, compile_step, no_compilation, use_cache
 from forerun.loop.concrete import Corpus, concrete, open_corpus
 from forerun.loop.folder import RunFolder, open_folder
+from forerun.loop.loaded import pretrained_params
 from forerun.loop.pace import Pace
 from forerun.loop.sample import sample_text
 from forerun.loop.summary import summary_of
+from forerun.models.pretrained import is_checkpoint
 from forerun.models.registry import model_of
 from forerun.nn.spec import count, merge
 from forerun.objectives.batch import Batch
@@ -70,7 +72,7 @@ def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
     with closing(Store(folder.checkpoints, keep=job.checkpoint.keep)) as store:
         with display.phase("state") as phase:
             state, first = state_of(job, program, store, corpus)
-            phase.detail = f"step {first} from {folder.checkpoints}" if first else f"fresh, seed {job.seed}"
+            phase.detail = f"step {first} from {folder.checkpoints}" if first else begun_from(job)
 
         # Steps.
         pace = Pace(program, first, peak_flops(chosen))
@@ -110,8 +112,11 @@ def batches_of(job: Job, program: Program, corpus: Corpus) -> Batches:
 
 
 def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[State, int]:
-    """Fresh, or the newest checkpoint's; with other data than before, a resumed run would not be the same run."""
+    """Fresh, a pretrained model's, or the newest checkpoint's. With other data than before, a resumed run would not be
+    the same run."""
     newest = store.newest()
+    if newest is None and is_checkpoint(job.model):
+        return program.state_with(pretrained_params(job.model, program.state.params)), 0
     if newest is None:
         return program.initial_state(job.seed), 0
     before = store.record(newest).get("data")
@@ -122,6 +127,10 @@ def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[
             fix="put the text back as it was, or start over with --fresh (the old folder is kept, renamed)",
         )
     return store.restore(newest, program.state), newest
+
+
+def begun_from(job: Job) -> str:
+    return f"weights of {job.model.name}" if is_checkpoint(job.model) else f"fresh, seed {job.seed}"
 
 
 def run_steps(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from forerun.nn.compute import Compute
+from forerun.nn.layers import soft_cap
 from forerun.nn.spec import Tree
 
 
@@ -22,10 +23,12 @@ class Readout:
 
     hidden_BSE: jax.Array
     matrix_VE: jax.Array  # already in the computing dtype
+    softcap: float | None = None
 
     def logits(self) -> jax.Array:
         """All logits at once, [B, S, V] in float32: for a few tokens, never for a training batch."""
-        return jnp.einsum("BSE,VE->BSV", self.hidden_BSE, self.matrix_VE, preferred_element_type=jnp.float32)
+        logits = jnp.einsum("BSE,VE->BSV", self.hidden_BSE, self.matrix_VE, preferred_element_type=jnp.float32)
+        return soft_cap(logits, self.softcap)
 
 
 class Model(Protocol):

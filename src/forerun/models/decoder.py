@@ -1,46 +1,60 @@
-"""The decoder family: Llama, Qwen2, Qwen3, Mistral, SmolLM2 and free dimensions.
+"""The decoder family: Llama, Qwen2, Qwen3, Mistral, SmolLM, Gemma, Phi, OLMo and free dimensions.
 
-B batch, S sequence, E embed, F mlp, H heads, K kv heads, D head, V vocab, L layers.
+B batch, S sequence, T new tokens, E embed, F mlp, H heads, K kv heads, D head, V vocab, L layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from forerun.models.base import Readout
-from forerun.models.sizes import DecoderConfig
+from forerun.models.keys import Stack
+from forerun.models.layout import per_layer
+from forerun.models.sizes import DecoderConfig, LayerKind
 from forerun.nn import layers
-from forerun.nn.attention import attention
+from forerun.nn.attention import attention, cached_attention
+from forerun.nn.cache import Cache
 from forerun.nn.compute import Compute, residual
+from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
 from forerun.nn.weights import Dense, contract
 
 T = TypeVar("T")
+Attend = Callable[[jax.Array, jax.Array, jax.Array, LayerKind], jax.Array]
 
 
 @jax.tree_util.register_dataclass
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Block(Generic[T]):
     """One layer. What a family does not have is None, and no leaf."""
 
-    attention_norm: T
+    attention_norm: T | None = None
     query: Dense[T]
     key: Dense[T]
     value: Dense[T]
     out: Dense[T]
-    query_bias: T | None
-    key_bias: T | None
-    value_bias: T | None
-    query_norm: T | None
-    key_norm: T | None
-    mlp_norm: T
+    query_bias: T | None = None
+    key_bias: T | None = None
+    value_bias: T | None = None
+    out_bias: T | None = None
+    query_norm: T | None = None
+    key_norm: T | None = None
+    attention_post_norm: T | None = None
+    mlp_norm: T | None = None
     gate: Dense[T]
     up: Dense[T]
     down: Dense[T]
+    gate_bias: T | None = None
+    up_bias: T | None = None
+    down_bias: T | None = None
+    mlp_post_norm: T | None = None
 
 
 @jax.tree_util.register_dataclass
@@ -50,6 +64,7 @@ class Params(Generic[T]):
     blocks: Block[T]  # every leaf with a leading L
     norm: T
     head: Dense[T] | None  # None: the embedding is used again
+    tail: Block[T] | None = None  # layers that are left over when kinds repeat
 
 
 @dataclass(frozen=True)
@@ -64,13 +79,21 @@ class Decoder:
     def heads(self) -> int:
         return self.config.heads
 
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Which layers lie in which part of the parameters."""
+        c = self.config
+        whole = Stack("blocks", 0, c.layers - c.tail_layers)
+        return (whole, Stack("tail", whole.layers, c.tail_layers)) if c.tail_layers else (whole,)
+
     def specs(self) -> Params[ParamSpec]:
         c = self.config
         return Params(
             embed=ParamSpec((c.vocab, c.embed), "VE", Normal(0.02)),
-            blocks=stack(_block_specs(c), c.layers),
-            norm=_scale(c.embed, "E"),
+            blocks=stack(_block_specs(c), c.layers - c.tail_layers),
+            norm=_scale(c, (c.embed,), "E"),
             head=None if c.tied else Dense(ParamSpec((c.vocab, c.embed), "VE", Normal(0.02))),
+            tail=stack(_block_specs(c), c.tail_layers) if c.tail_layers else None,
         )
 
     def apply(
@@ -82,42 +105,95 @@ class Decoder:
         compute: Compute,
     ) -> Readout:
         c = self.config
-        angles = layers.rope_angles(positions_BS, layers.rope_frequencies(c.head_dim, c.rope_theta, c.rope_scaling))
 
-        def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, None]:
-            return self.block(block, x_BSE, segments_BS, angles, compute), None
+        def attend(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, kind: LayerKind) -> jax.Array:
+            return attention(
+                q_BSHD,
+                k_BSKD,
+                v_BSKD,
+                segments_BS,
+                window=kind.window,
+                kernel=compute.attention,
+                scale=c.query_scale,
+                softcap=c.attention_softcap,
+            )
 
-        x_BSE = layers.embed(params.embed, tokens_BS, compute.dtype)
-        x_BSE, _ = jax.lax.scan(compute.checkpointed(layer), x_BSE, params.blocks)
-        x_BSE = layers.rms_norm(x_BSE, params.norm, c.norm_eps)
-        return Readout(x_BSE, (params.head or Dense(params.embed)).matrix("VE", compute.dtype))
+        turns = self._angles(positions_BS, segments_BS)
+
+        def layer(kind: LayerKind, x_BSE: jax.Array, block: Block[jax.Array]) -> jax.Array:
+            return self.block(block, x_BSE, turns.get(kind), partial(attend, kind=kind))
+
+        steps = [compute.checkpointed(partial(layer, kind)) for kind in c.layer_kinds]
+        x_BSE = self._embed(params, tokens_BS, compute)
+        x_BSE = per_layer(steps, x_BSE, params.blocks, params.tail)
+        return self._readout(params, x_BSE, compute)
+
+    def cache(self, rows: int, length: int, dtype: Any) -> Cache[ParamSpec]:
+        c = self.config
+        return Cache.specs(c.layers, rows, length, c.kv_heads, c.head_dim, dtype)
+
+    def extend(
+        self,
+        params: Params[jax.Array],
+        tokens_BT: jax.Array,
+        positions_BT: jax.Array,
+        cache: Cache[jax.Array],
+        compute: Compute,
+    ) -> tuple[Readout, Cache[jax.Array]]:
+        """The next tokens of each row, at their own positions, and the cache with their keys and values in it.
+
+        Places are consecutive from a row's first position on; what fills up a row repeats its last position. A row
+        that grows beyond LongRope's original context is read again from its start, with all keys and values anew.
+        """
+        c = self.config
+        turns = self._angles(positions_BT, jnp.ones_like(positions_BT))
+        Carry = tuple[jax.Array, Cache[jax.Array], jax.Array]
+
+        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> Carry:
+            x_BTE, cache, number = carry
+            grown: list[Cache[jax.Array]] = []
+
+            def attend(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
+                grown.append(cache.with_tokens(number, positions_BT, k_BTKD, v_BTKD))
+                k_BSKD, v_BSKD = grown[0].layer(number)
+                limits: dict[str, Any] = {"scale": c.query_scale, "softcap": c.attention_softcap}
+                return cached_attention(q_BTHD, k_BSKD, v_BSKD, positions_BT, window=kind.window, **limits)
+
+            x_BTE = self.block(block, x_BTE, turns.get(kind), attend)
+            return x_BTE, grown[0], number + 1
+
+        x_BTE = self._embed(params, tokens_BT, compute)
+        start = (x_BTE, cache, jnp.zeros((), jnp.int32))
+        steps = [partial(layer, kind) for kind in c.layer_kinds]
+        x_BTE, cache, _ = per_layer(steps, start, params.blocks, params.tail)
+        return self._readout(params, x_BTE, compute), cache
 
     def block(
         self,
         block: Block[jax.Array],
         x_BSE: jax.Array,
-        segments_BS: jax.Array,
-        angles: tuple[jax.Array, jax.Array],
-        compute: Compute,
+        turns: Angles | None,
+        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     ) -> jax.Array:
         """One layer, without its layer dimension."""
-        c = self.config
         x_BSE = residual(constrain(x_BSE, "BSE"), "layer_in")
 
-        y_BSE = layers.rms_norm(x_BSE, block.attention_norm, c.norm_eps)
-        q_BSHD = _project("BSE,EHD->BSHD", y_BSE, block.query, block.query_bias, block.query_norm, c.norm_eps)
-        k_BSKD = _project("BSE,EKD->BSKD", y_BSE, block.key, block.key_bias, block.key_norm, c.norm_eps)
-        v_BSKD = _project("BSE,EKD->BSKD", y_BSE, block.value, block.value_bias, None, c.norm_eps)
-        q_BSHD = residual(layers.rope(q_BSHD, angles), "query")
-        k_BSKD = residual(layers.rope(k_BSKD, angles), "key")
-        v_BSKD = residual(v_BSKD, "value")
-        y_BSHD = attention(q_BSHD, k_BSKD, v_BSKD, segments_BS, window=c.window, kernel=compute.attention)
-        x_BSE = x_BSE + contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out)
+        y_BSE = self._norm(x_BSE, block.attention_norm)
+        q_BSHD = self._heads("BSE,EHD->BSHD", y_BSE, block.query, block.query_bias, block.query_norm)
+        k_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.key, block.key_bias, block.key_norm)
+        v_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.value, block.value_bias, None)
+        if turns is not None:
+            q_BSHD, k_BSKD = rotate(q_BSHD, turns), rotate(k_BSKD, turns)
+        q_BSHD, k_BSKD = residual(q_BSHD, "query"), residual(k_BSKD, "key")
+        y_BSHD = attend(q_BSHD, k_BSKD, residual(v_BSKD, "value"))
+        y_BSE = _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
+        x_BSE = x_BSE + self._norm(y_BSE, block.attention_post_norm)
 
-        y_BSE = layers.rms_norm(x_BSE, block.mlp_norm, c.norm_eps)
-        gate_BSF = residual(contract("BSE,EF->BSF", y_BSE, block.gate), "mlp_gate")
-        up_BSF = residual(contract("BSE,EF->BSF", y_BSE, block.up), "mlp_up")
-        return x_BSE + contract("BSF,FE->BSE", jax.nn.silu(gate_BSF) * up_BSF, block.down)
+        y_BSE = self._norm(x_BSE, block.mlp_norm)
+        gate_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.gate), block.gate_bias), "mlp_gate")
+        up_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.up), block.up_bias), "mlp_up")
+        y_BSE = contract("BSF,FE->BSE", _ACTIVATIONS[self.config.activation](gate_BSF) * up_BSF, block.down)
+        return x_BSE + self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm)
 
     def flops_per_token(self, sequence: int) -> float:
         """6 per weight that multiplies, and causal attention: 12 E_heads S/2 per layer."""
@@ -125,22 +201,46 @@ class Decoder:
         matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - c.vocab * c.embed
         if c.tied:
             matrices += c.vocab * c.embed
-        seen = sequence / 2 if c.window is None else _mean_window(sequence, c.window)
-        return 6.0 * matrices + 12.0 * c.layers * c.heads * c.head_dim * seen
+        windows = [c.layer_kinds[n % len(c.layer_kinds)].window for n in range(c.layers)]
+        seen = sum(sequence / 2 if window is None else _mean_window(sequence, window) for window in windows)
+        return 6.0 * matrices + 12.0 * c.heads * c.head_dim * seen
+
+    def _angles(self, positions_BS: jax.Array, segments_BS: jax.Array) -> dict[LayerKind, Angles]:
+        """Once for all layers of a kind; layers without positions have none."""
+        return {kind: angles(kind.rope, positions_BS, segments_BS) for kind in self.config.layer_kinds if kind.rope}
+
+    def _embed(self, params: Params[jax.Array], tokens_BS: jax.Array, compute: Compute) -> jax.Array:
+        x_BSE = layers.embed(params.embed, tokens_BS, compute.dtype)
+        scale = self.config.embed_scale
+        return x_BSE if scale == 1.0 else x_BSE * jnp.asarray(scale, compute.dtype)
+
+    def _readout(self, params: Params[jax.Array], x_BSE: jax.Array, compute: Compute) -> Readout:
+        matrix = (params.head or Dense(params.embed)).matrix("VE", compute.dtype)
+        return Readout(self._norm(x_BSE, params.norm), matrix, self.config.logit_softcap)
+
+    def _norm(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
+        c = self.config
+        return x if scale is None else layers.rms_norm(x, scale, c.norm_eps, around_one=c.norm_around_one)
+
+    def _heads(self, equation: str, x: jax.Array, weight: Dense[jax.Array], bias: Any, norm: Any) -> jax.Array:
+        """To heads, with Qwen2's bias or Qwen3's norm where the family has one."""
+        return self._norm(_plus(contract(equation, x, weight), bias), norm)
+
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=True),
+}
+
+
+def _plus(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    return y if bias is None else y + bias.astype(y.dtype)
 
 
 def _mean_window(sequence: int, window: int) -> float:
     """Positions seen on average under a sliding window."""
     window = min(window, sequence)
     return window * (1 - window / (2 * sequence))
-
-
-def _project(equation: str, x: jax.Array, weight: Dense[jax.Array], bias: Any, norm: Any, epsilon: float) -> jax.Array:
-    """To heads, with Qwen2's bias or Qwen3's norm where the family has one."""
-    y = contract(equation, x, weight)
-    if bias is not None:
-        y = y + bias.astype(y.dtype)
-    return y if norm is None else layers.rms_norm(y, norm, epsilon)
 
 
 def _block_specs(c: DecoderConfig) -> Block[ParamSpec]:
@@ -151,27 +251,36 @@ def _block_specs(c: DecoderConfig) -> Block[ParamSpec]:
     def matrix(shape: tuple[int, ...], axes: str, init: Normal) -> Dense[ParamSpec]:
         return Dense(ParamSpec(shape, axes, init))
 
+    def norm(wanted: bool, shape: tuple[int, ...], axes: str) -> ParamSpec | None:
+        return _scale(c, shape, axes) if wanted else None
+
+    def bias(wanted: bool, shape: tuple[int, ...], axes: str) -> ParamSpec | None:
+        return ParamSpec(shape, axes, Fill(0.0), decay=False) if wanted else None
+
+    together = c.norm_heads_together
     return Block(
-        attention_norm=_scale(E, "E"),
+        attention_norm=norm(c.norms != "after", (E,), "E"),
         query=matrix((E, H, D), "EHD", into),
         key=matrix((E, K, D), "EKD", into),
         value=matrix((E, K, D), "EKD", into),
         out=matrix((H, D, E), "HDE", back),
-        query_bias=_bias((H, D), "HD") if c.qkv_bias else None,
-        key_bias=_bias((K, D), "KD") if c.qkv_bias else None,
-        value_bias=_bias((K, D), "KD") if c.qkv_bias else None,
-        query_norm=_scale(D, "D") if c.qk_norm else None,
-        key_norm=_scale(D, "D") if c.qk_norm else None,
-        mlp_norm=_scale(E, "E"),
+        query_bias=bias(c.qkv_bias, (H, D), "HD"),
+        key_bias=bias(c.qkv_bias, (K, D), "KD"),
+        value_bias=bias(c.qkv_bias, (K, D), "KD"),
+        out_bias=bias(c.out_bias, (E,), "E"),
+        query_norm=norm(c.qk_norm, *(((H, D), "HD") if together else ((D,), "D"))),
+        key_norm=norm(c.qk_norm, *(((K, D), "KD") if together else ((D,), "D"))),
+        attention_post_norm=norm(c.norms != "before", (E,), "E"),
+        mlp_norm=norm(c.norms != "after", (E,), "E"),
         gate=matrix((E, F), "EF", into),
         up=matrix((E, F), "EF", into),
         down=matrix((F, E), "FE", back),
+        gate_bias=bias(c.mlp_bias, (F,), "F"),
+        up_bias=bias(c.mlp_bias, (F,), "F"),
+        down_bias=bias(c.mlp_bias, (E,), "E"),
+        mlp_post_norm=norm(c.norms != "before", (E,), "E"),
     )
 
 
-def _scale(size: int, axes: str) -> ParamSpec:
-    return ParamSpec((size,), axes, Fill(1.0), decay=False)
-
-
-def _bias(shape: tuple[int, ...], axes: str) -> ParamSpec:
-    return ParamSpec(shape, axes, Fill(0.0), decay=False)
+def _scale(c: DecoderConfig, shape: tuple[int, ...], axes: str) -> ParamSpec:
+    return ParamSpec(shape, axes, Fill(0.0 if c.norm_around_one else 1.0), decay=False)

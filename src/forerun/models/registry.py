@@ -1,22 +1,38 @@
-"""From the job's model section to a model: the decoder family, or a class of the user's own."""
+"""From the job's model section to a model: one of ours by its dimensions, or a class of the user's own."""
 
 from __future__ import annotations
 
 import importlib
+from typing import TYPE_CHECKING
 
 from forerun.config import schema
 from forerun.errors import UserError
 from forerun.models.base import Model
-from forerun.models.sizes import decoder_config, is_plugin
+from forerun.models.families.base import Config
+from forerun.models.pretrained import config_of
+from forerun.models.sizes import Gpt2Config, is_plugin
+
+if TYPE_CHECKING:
+    from forerun.models.decoder import Decoder
+    from forerun.models.gpt2 import Gpt2
 
 
 def model_of(section: schema.Model) -> Model:
     """The vocabulary must be known by now: from the named size, the job or the tokenizer."""
     if is_plugin(section):
         return _plugin(section)
+    return model_for(config_of(section))
+
+
+def model_for(config: Config) -> Decoder | Gpt2:
+    """A model of ours."""
+    if isinstance(config, Gpt2Config):
+        from forerun.models.gpt2 import Gpt2
+
+        return Gpt2(config)
     from forerun.models.decoder import Decoder
 
-    return Decoder(decoder_config(section))
+    return Decoder(config)
 
 
 def _plugin(section: schema.Model) -> Model:

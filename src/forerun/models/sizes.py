@@ -7,13 +7,25 @@ counts with the published ones.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Literal
 
 from forerun.config.schema import Model, RopeScaling
 from forerun.errors import UserError, did_you_mean
+from forerun.nn.rope import Rope, Scaling
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """In what layers of one model differ: how far they look, and how they know positions (None: not at all)."""
+
+    window: int | None
+    rope: Rope | None
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
+    """The first fields can be written in a job file; the later ones come with a checkpoint's config.json."""
+
     layers: int
     embed: int
     heads: int
@@ -26,8 +38,53 @@ class DecoderConfig:
     qk_norm: bool = False
     window: int | None = None
     rope_theta: float = 10_000.0
-    rope_scaling: RopeScaling | None = None
+    rope_scaling: Scaling | None = None
     norm_eps: float = 1e-6
+    rope_dims: int | None = None  # of each head; None: all
+    out_bias: bool = False
+    mlp_bias: bool = False
+    norms: Literal["before", "after", "both"] = "before"  # of attention and MLP
+    norm_around_one: bool = False  # Gemma
+    norm_heads_together: bool = False  # q and k of OLMo 2
+    activation: Literal["silu", "gelu"] = "silu"  # gelu by its tanh formula
+    embed_scale: float = 1.0
+    query_scale: float | None = None  # None: head_dim ** -0.5
+    attention_softcap: float | None = None
+    logit_softcap: float | None = None
+    kinds: tuple[LayerKind, ...] = ()  # of the layers, repeated; none: all are alike
+
+    @property
+    def layer_kinds(self) -> tuple[LayerKind, ...]:
+        """One period of the layers' kinds."""
+        rope = Rope(self.rope_theta, self.rope_dims or self.head_dim, self.rope_scaling)
+        return self.kinds or (LayerKind(self.window, rope),)
+
+    @property
+    def tail_layers(self) -> int:
+        """Layers at the end that make no whole period."""
+        return self.layers % len(self.layer_kinds)
+
+
+@dataclass(frozen=True)
+class Gpt2Config:
+    """GPT-2's own dimensions; it comes with a checkpoint only."""
+
+    layers: int
+    embed: int
+    heads: int
+    mlp: int
+    vocab: int
+    positions: int
+    norm_eps: float = 1e-5
+    tied: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.embed // self.heads
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
 
 
 def _qwen2(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, vocab: int, tied: bool) -> DecoderConfig:
@@ -80,7 +137,7 @@ def is_plugin(model: Model) -> bool:
 
 def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderConfig:
     """The job's model section as dimensions: a named size, changed by whatever else is given."""
-    given = {f.name: getattr(model, f.name) for f in fields(DecoderConfig) if getattr(model, f.name) is not None}
+    given = {f.name: value for f in fields(DecoderConfig) if (value := getattr(model, f.name, None)) is not None}
     if model.name is None:
         return _free(given, tokenizer_vocab)
     if model.name not in SIZES:

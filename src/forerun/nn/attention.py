@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
+from forerun.nn.layers import soft_cap
 
 RESIDUAL = "attention_out"
 
@@ -39,21 +40,54 @@ def attention(
     *,
     window: int | None,
     kernel: Kernel,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> jax.Array:
-    """Softmax attention, [B, S, H, D].
+    """Softmax attention, [B, S, H, D]. Scores are multiplied by `scale` (None: D ** -0.5), then soft-capped.
 
     What the backward pass needs of it bears the name `attention_out`, for remat to keep or offload:
     of splash, its output and the log-sum-exp of its scores, so that the kernel need not run again.
     """
+    scores = Scores(q_BSHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
     if kernel.name == "splash":
-        return _splash(q_BSHD, k_BSKD, v_BSKD, segments_BS, window, kernel)
+        return _splash(q_BSHD, k_BSKD, v_BSKD, segments_BS, scores, kernel)
     if kernel.name == "cudnn":
-        return checkpoint_name(_cudnn(q_BSHD, k_BSKD, v_BSKD, segments_BS, window), RESIDUAL)
-    return checkpoint_name(_blockwise(q_BSHD, k_BSKD, v_BSKD, segments_BS, window, kernel.block), RESIDUAL)
+        return checkpoint_name(_cudnn(q_BSHD, k_BSKD, v_BSKD, segments_BS, scores), RESIDUAL)
+    return checkpoint_name(_blockwise(q_BSHD, k_BSKD, v_BSKD, segments_BS, scores, kernel.block), RESIDUAL)
+
+
+@jax.named_scope("attention")
+def cached_attention(
+    q_BTHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    positions_BT: jax.Array,
+    *,
+    window: int | None,
+    scale: float | None = None,
+    softcap: float | None = None,
+) -> jax.Array:
+    """A few queries against a cache in which a key's place is its position: later places are not seen yet."""
+    scores = Scores(q_BTHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
+    behind_BTS = positions_BT[:, :, None] - jnp.arange(k_BSKD.shape[1])
+    return _softmax_attention(q_BTHD, k_BSKD, v_BSKD, scores.seen(behind_BTS), scores)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What becomes of a query times a key."""
+
+    scale: float
+    softcap: float | None
+    window: int | None
+
+    def seen(self, behind: jax.Array) -> jax.Array:
+        """By how far a key lies behind its query."""
+        return (behind >= 0) if self.window is None else (behind >= 0) & (behind < self.window)
 
 
 def _cudnn(
-    q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, window: int | None
+    q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Scores
 ) -> jax.Array:
     """Causality and the window are the kernel's own; only the segments are a mask."""
     return jax.nn.dot_product_attention(
@@ -62,22 +96,28 @@ def _cudnn(
         v_BSKD,
         mask=segments_BS[:, None, :, None] == segments_BS[:, None, None, :],
         is_causal=True,
-        local_window_size=None if window is None else (window - 1, 0),
+        scale=scores.scale,
+        local_window_size=None if scores.window is None else (scores.window - 1, 0),
         implementation="cudnn",
     )
 
 
 def _blockwise(
-    q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, window: int | None, block: int
+    q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Scores, block: int
 ) -> jax.Array:
     """Plain XLA. Long sequences take their queries block by block, so that S x S scores never exist."""
     B, S, H, D = q_BSHD.shape
+
+    def some(queries: jax.Array, segments_BT: jax.Array, start: jax.Array | int) -> jax.Array:
+        behind_TS = start + jnp.arange(queries.shape[1])[:, None] - jnp.arange(S)[None, :]
+        seen = scores.seen(behind_TS) & (segments_BT[:, :, None] == segments_BS[:, None, :])
+        return _softmax_attention(queries, k_BSKD, v_BSKD, seen, scores)
+
     if 2 * block >= S or S % block:
-        return _softmax_attention(q_BSHD, k_BSKD, v_BSKD, segments_BS, segments_BS, 0, window)
+        return some(q_BSHD, segments_BS, 0)
 
     def one(piece: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        queries, segments, start = piece
-        return _softmax_attention(queries, k_BSKD, v_BSKD, segments, segments_BS, start, window)
+        return some(*piece)
 
     blocks = S // block
     queries = jnp.moveaxis(q_BSHD.reshape(B, blocks, block, H, D), 1, 0)
@@ -87,23 +127,15 @@ def _blockwise(
 
 
 def _softmax_attention(
-    q_BTHD: jax.Array,
-    k_BSKD: jax.Array,
-    v_BSKD: jax.Array,
-    q_segments_BT: jax.Array,
-    segments_BS: jax.Array,
-    start: jax.Array | int,
-    window: int | None,
+    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, seen_BTS: jax.Array, scores: Scores
 ) -> jax.Array:
-    """Queries at positions start .. start + T against all keys, scores in float32."""
+    """Queries against all keys, scores in float32."""
     B, T, H, D = q_BTHD.shape
-    S, K = k_BSKD.shape[1:3]
-    q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D) * jnp.asarray(D**-0.5, q_BTHD.dtype)
-    scores = jnp.einsum("BTKGD,BSKD->BKGTS", q_BTKGD, k_BSKD, preferred_element_type=jnp.float32)
-    behind = start + jnp.arange(T)[:, None] - jnp.arange(S)[None, :]
-    seen = (behind >= 0) if window is None else (behind >= 0) & (behind < window)
-    seen = seen & (q_segments_BT[:, :, None] == segments_BS[:, None, :])
-    shares = jax.nn.softmax(jnp.where(seen[:, None, None], scores, -jnp.inf), axis=-1)
+    K = k_BSKD.shape[2]
+    q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D) * jnp.asarray(scores.scale, q_BTHD.dtype)
+    products = jnp.einsum("BTKGD,BSKD->BKGTS", q_BTKGD, k_BSKD, preferred_element_type=jnp.float32)
+    products = soft_cap(products, scores.softcap)
+    shares = jax.nn.softmax(jnp.where(seen_BTS[:, None, None], products, -jnp.inf), axis=-1)
     out = jnp.einsum("BKGTS,BSKD->BTKGD", shares.astype(v_BSKD.dtype), v_BSKD)
     return out.reshape(B, T, H, D)
 
@@ -113,7 +145,7 @@ def _splash(
     k_BSKD: jax.Array,
     v_BSKD: jax.Array,
     segments_BS: jax.Array,
-    window: int | None,
+    scores: Scores,
     kernel: Kernel,
 ) -> jax.Array:
     """Each device runs the kernel on its own examples and heads."""
@@ -121,7 +153,7 @@ def _splash(
     if k_BSKD.shape[2] % sizes.get("tp", 1):  # fewer kv heads than tp: each device needs its own copy
         groups = q_BSHD.shape[2] // k_BSKD.shape[2]
         k_BSKD, v_BSKD = (jnp.repeat(x, groups, axis=2) for x in (k_BSKD, v_BSKD))
-    run = partial(_splash_local, window=window, kernel=kernel)
+    run = partial(_splash_local, scores=scores, kernel=kernel)
     if math.prod(sizes.values()) == 1:
         return run(q_BSHD, k_BSKD, v_BSKD, segments_BS)
     heads = PartitionSpec(sharding.BATCH_AXES, None, "tp", None)
@@ -137,20 +169,20 @@ def _splash_local(
     v_BSKD: jax.Array,
     segments_BS: jax.Array,
     *,
-    window: int | None,
+    scores: Scores,
     kernel: Kernel,
 ) -> jax.Array:
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    length, heads, width = q_BSHD.shape[1:]
+    length, heads = q_BSHD.shape[1:3]
     padded = -(-length // 128) * 128
-    scale = 1 / math.sqrt(width)
-    q, k, v = (_padded(x, padded).swapaxes(1, 2) for x in (q_BSHD * scale, k_BSKD, v_BSKD))  # [B, H, S, D]
+    q, k, v = (_padded(x, padded).swapaxes(1, 2) for x in (q_BSHD * scores.scale, k_BSKD, v_BSKD))  # [B, H, S, D]
     segments = jnp.pad(segments_BS, ((0, 0), (0, padded - length)), constant_values=-1)
 
     block = math.gcd(padded, kernel.block)
     shape = (padded, padded)
+    window = scores.window
     mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
     blocks = splash.BlockSizes(
         block_q=block,
@@ -164,7 +196,10 @@ def _splash_local(
         use_fused_bwd_kernel=kernel.fused_backward,
     )
     attend = splash.make_splash_mha_single_device(
-        masks.MultiHeadMask([mask] * heads), block_sizes=blocks, residual_checkpoint_name=RESIDUAL
+        masks.MultiHeadMask([mask] * heads),
+        block_sizes=blocks,
+        residual_checkpoint_name=RESIDUAL,
+        attn_logits_soft_cap=scores.softcap,
     )
     ids = splash.SegmentIds(q=segments, kv=segments)
     out = jax.vmap(attend)(q, k, v, ids)

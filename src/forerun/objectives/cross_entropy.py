@@ -20,17 +20,23 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from forerun.nn.layers import soft_cap
 from forerun.nn.sharding import BATCH_AXES, ambient_sizes, by_hand
 
 Chunk = tuple[jax.Array, jax.Array, jax.Array]  # hidden_BCE, targets_BC, weights_BC
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def cross_entropy(
-    hidden_BSE: jax.Array, matrix_VE: jax.Array, targets_BS: jax.Array, weights_BS: jax.Array, chunk: int
+    hidden_BSE: jax.Array,
+    matrix_VE: jax.Array,
+    targets_BS: jax.Array,
+    weights_BS: jax.Array,
+    chunk: int,
+    softcap: float | None = None,
 ) -> jax.Array:
     """Sum over positions of weight x nats, in float32. Differentiable in hidden and matrix."""
-    split = Split.of(hidden_BSE, matrix_VE)
+    split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_loss_local, chunk=chunk, split=split)
     total: jax.Array = by_hand(local, arguments=split.arguments, results=P())(
         hidden_BSE, matrix_VE, targets_BS, weights_BS
@@ -39,10 +45,15 @@ def cross_entropy(
 
 
 def _forward(
-    hidden_BSE: jax.Array, matrix_VE: jax.Array, targets_BS: jax.Array, weights_BS: jax.Array, chunk: int
+    hidden_BSE: jax.Array,
+    matrix_VE: jax.Array,
+    targets_BS: jax.Array,
+    weights_BS: jax.Array,
+    chunk: int,
+    softcap: float | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     """The loss, and the gradients of hidden and matrix for a cotangent of one."""
-    split = Split.of(hidden_BSE, matrix_VE)
+    split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_loss_and_gradients_local, chunk=chunk, split=split)
     results = (P(), P(BATCH_AXES, split.sequence, None), P(split.vocab, split.embed))
     total, hidden_gradient, matrix_gradient = by_hand(local, arguments=split.arguments, results=results)(
@@ -52,7 +63,7 @@ def _forward(
 
 
 def _backward(
-    chunk: int, gradients: tuple[jax.Array, jax.Array], cotangent: jax.Array
+    chunk: int, softcap: float | None, gradients: tuple[jax.Array, jax.Array], cotangent: jax.Array
 ) -> tuple[jax.Array, jax.Array, None, None]:
     hidden, matrix = gradients
     return hidden * cotangent.astype(hidden.dtype), matrix * cotangent.astype(matrix.dtype), None, None
@@ -63,15 +74,16 @@ cross_entropy.defvjp(_forward, _backward)
 
 @dataclass(frozen=True)
 class Split:
-    """Which mesh axes split what; None where nothing does. Rows of the batch lie on data x fsdp."""
+    """Which mesh axes split what; None where nothing does. Rows lie on data x fsdp. And the logits' cap."""
 
     rows: tuple[str, ...]
     vocab: str | None  # the matrix and the logits
     sequence: str | None  # the hidden gradient, as the residual stream wants it
     embed: str | None  # the matrix gradient, as the weight rests
+    softcap: float | None
 
     @classmethod
-    def of(cls, hidden_BSE: jax.Array, matrix_VE: jax.Array) -> Split:
+    def of(cls, hidden_BSE: jax.Array, matrix_VE: jax.Array, softcap: float | None) -> Split:
         sizes = ambient_sizes()
 
         def axis(name: str, length: int) -> str | None:
@@ -84,6 +96,7 @@ class Split:
             vocab=vocab,
             sequence=axis("tp", hidden_BSE.shape[1]) if vocab else None,
             embed=axis("fsdp", matrix_VE.shape[1]),
+            softcap=softcap,
         )
 
     @property
@@ -151,8 +164,9 @@ def _logits(hidden_BCE: jax.Array, matrix_VE: jax.Array) -> jax.Array:
 
 
 def _nats_and_slope(logits_BCV: jax.Array, targets_BC: jax.Array, split: Split) -> tuple[jax.Array, jax.Array]:
-    """Per position -log p(target), and its derivative by the logits. V may be this device's part of it."""
+    """Per position -log p(target), and its derivative by the bare logits. V may be this device's part of it."""
     own = logits_BCV.shape[-1]
+    logits_BCV = soft_cap(logits_BCV, split.softcap)
     highest = jnp.max(logits_BCV, axis=-1, keepdims=True)
     over = (split.vocab,) if split.vocab else ()
     offset = jnp.zeros((), jnp.int32)
@@ -165,7 +179,8 @@ def _nats_and_slope(logits_BCV: jax.Array, targets_BC: jax.Array, split: Split) 
     is_target = (vocabulary == targets_BC[..., None]).astype(jnp.float32)
     right = lax.psum(jnp.sum(logits_BCV * is_target, axis=-1), over)
     nats = jnp.log(total[..., 0]) + highest[..., 0] - right
-    return nats, powers / total - is_target
+    slope = powers / total - is_target
+    return nats, slope if split.softcap is None else slope * (1 - jnp.square(logits_BCV / split.softcap))
 
 
 def _chunks(hidden_BSE: jax.Array, targets_BS: jax.Array, weights_BS: jax.Array, chunk: int) -> Chunk:

@@ -29,5 +29,5 @@ class NextToken:
         self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute
     ) -> tuple[jax.Array, jax.Array]:
         out = model.apply(params, batch.tokens, batch.segments, batch.positions, compute)
-        loss = cross_entropy(out.hidden_BSE, out.matrix_VE, batch.targets, batch.weights, self.chunk)
+        loss = cross_entropy(out.hidden_BSE, out.matrix_VE, batch.targets, batch.weights, self.chunk, out.softcap)
         return loss, jnp.sum(batch.weights)

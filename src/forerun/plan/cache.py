@@ -23,7 +23,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from forerun.models.sizes import decoder_config, is_plugin
+from forerun.models.pretrained import config_of
+from forerun.models.sizes import is_plugin
 from forerun.plan.compiler import Phase
 from forerun.plan.question import Question
 from forerun.plan.verdict import Verdict, verdict
@@ -57,10 +58,7 @@ def key(question: Question) -> str:
     if is_plugin(question.job.model):
         job["model_source"] = _plugin_source(str(question.job.model.name))
     else:
-        config = decoder_config(question.job.model)
-        job["model"] = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-        if config.rope_scaling:
-            job["model"]["rope_scaling"] = config.rope_scaling.model_dump()
+        job["model"] = repr(config_of(question.job.model))
     asked = {"format": FORMAT, "job": job, "slice": [question.slice.topology, question.slice.topology_options]}
     asked |= {"source": _own_source(), "versions": _versions(), "flags": _flags()}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()

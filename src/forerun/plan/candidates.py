@@ -15,7 +15,8 @@ from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape, check_model, divisors, resolve, valid_meshes
 from forerun.hardware.slices import Slice, slice_named, slices
-from forerun.models.sizes import decoder_config, is_plugin
+from forerun.models.pretrained import config_of
+from forerun.models.sizes import is_plugin
 from forerun.plan.footprint import Footprint, footprint, kept_names
 from forerun.plan.question import Question
 from forerun.units import GIB
@@ -200,7 +201,7 @@ def same_remat(one: Remat, other: Remat) -> bool:
 
 def _as_written(job: Job, on: Slice) -> Candidate | None:
     """The job's own mesh, micro-batch and remat on a slice, if they can be laid out there."""
-    heads = None if is_plugin(job.model) else decoder_config(job.model).heads
+    heads = None if is_plugin(job.model) else config_of(job.model).heads
     try:
         mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, on.devices, on.name)
         check_model(mesh, heads, job.batch, job.micro_batch)
@@ -233,7 +234,7 @@ def _of_slice(
 
 def meshes(job: Job, devices: int) -> list[MeshShape]:
     """data x fsdp x tp with tp a power of two that divides the heads, 8 at most."""
-    heads = None if is_plugin(job.model) else decoder_config(job.model).heads
+    heads = None if is_plugin(job.model) else config_of(job.model).heads
     allowed = [tp for tp in (1, 2, 4, 8) if tp <= LARGEST_TP and heads is not None and heads % tp == 0] or [1]
     return [mesh for mesh in valid_meshes(devices) if mesh.tp in allowed]
 

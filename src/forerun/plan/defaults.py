@@ -14,7 +14,8 @@ from typing import Any
 from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
 from forerun.hardware.slices import Slice, slices
-from forerun.models.sizes import decoder_config, is_plugin
+from forerun.models.pretrained import config_of
+from forerun.models.sizes import is_plugin
 from forerun.plan.question import Question
 from forerun.plan.verdict import Verdict
 from forerun.units import GIB, Bytes
@@ -134,7 +135,7 @@ class Needs:
         copies = 3 + (job.optimizer.ema is not None)  # weights and two moments
         inputs = 0
         if not is_plugin(job.model) and "layer_in" not in job.remat.offload:
-            config = decoder_config(job.model)
+            config = config_of(job.model)
             inputs = config.layers * job.sequence * config.embed * FLOAT_BYTES[job.precision.compute]
         return cls(parameters * size * copies, parameters * size, inputs)
 
@@ -177,7 +178,7 @@ def _of_generation(job: Job, generation: str, needs: Needs) -> tuple[list[Candid
 
 def _laid_out(job: Job, slice_: Slice) -> tuple[Candidate | None, str]:
     """The job on the slice: as it is, or with the nearest mesh that keeps its batch."""
-    heads = None if is_plugin(job.model) else decoder_config(job.model).heads
+    heads = None if is_plugin(job.model) else config_of(job.model).heads
     trouble = ""
     for changed in _variants(job, slice_):
         question = Question(changed, slice_)

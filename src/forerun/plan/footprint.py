@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from forerun.config.schema import Job, Remat
 from forerun.hardware.chips import Chip
 from forerun.hardware.mesh import MeshShape
-from forerun.models.sizes import DecoderConfig, decoder_config, is_plugin
+from forerun.models.pretrained import config_of
+from forerun.models.sizes import DecoderConfig, is_plugin
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MATMUL_SHARE, COPY_SHARE = 0.75, 0.8  # of the data sheet; for guesses only
@@ -102,8 +103,9 @@ def kept_names(remat: Remat) -> set[str]:
 
 
 def footprint(job: Job) -> Footprint:
-    """`job` is concrete. A model of the user's own is asked for its specs, which needs jax."""
-    return _foreign(job) if is_plugin(job.model) else _decoder(job, decoder_config(job.model))
+    """`job` is concrete. A model that is no decoder of ours is asked for its specs, which needs jax."""
+    config = None if is_plugin(job.model) else config_of(job.model)
+    return _decoder(job, config) if isinstance(config, DecoderConfig) else _foreign(job)
 
 
 def _decoder(job: Job, c: DecoderConfig) -> Footprint:
@@ -112,8 +114,8 @@ def _decoder(job: Job, c: DecoderConfig) -> Footprint:
     small = 2 * c.embed + (queries + 2 * values if c.qkv_bias else 0) + (2 * c.head_dim if c.qk_norm else 0)
     table = c.vocab * c.embed
     parameters = c.layers * (matrices + small) + table * (1 if c.tied else 2) + c.embed
-    window = min(c.window or job.sequence, job.sequence)
-    seen = window * (1 - window / (2 * job.sequence))
+    windows = [min(kind.window or job.sequence, job.sequence) for kind in c.layer_kinds]
+    seen = sum(window * (1 - window / (2 * job.sequence)) for window in windows) / len(windows)
     attention = 4.0 * c.layers * queries * seen  # forward, per token
     tokens = job.batch * job.sequence
     dots = 2 * c.embed + queries + 2 * values + 2 * c.mlp

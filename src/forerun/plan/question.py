@@ -10,7 +10,8 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hardware.slices import Slice, slice_named
-from forerun.models.sizes import decoder_config, is_plugin
+from forerun.models.pretrained import config_of
+from forerun.models.sizes import is_plugin
 from forerun.program.derive import Derived, derive
 
 
@@ -57,7 +58,7 @@ def slices_named(names: Sequence[str]) -> list[Slice]:
 
 def questions_of(job: Job, slices: Sequence[Slice]) -> list[Question]:
     """One for each slice, after every check that needs no compiler. `job` is concrete."""
-    heads = None if is_plugin(job.model) else decoder_config(job.model).heads
+    heads = None if is_plugin(job.model) else config_of(job.model).heads
     questions = [Question(job, one) for one in slices]
     for question in questions:
         try:

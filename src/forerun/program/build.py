@@ -26,7 +26,7 @@ from forerun.objectives.cross_entropy import chunk_length
 from forerun.objectives.next_token import NextToken, Objective
 from forerun.program import kernels, optimizer
 from forerun.program.derive import Derived
-from forerun.program.state import Metrics, State, abstract_state, initial_state
+from forerun.program.state import Metrics, State, abstract_state, initial_state, started
 from forerun.program.step import make_step
 
 
@@ -39,6 +39,7 @@ class Program:
     mesh: Mesh
     step: Callable[[State, Batch[jax.Array]], tuple[State, Metrics]]
     initial: Callable[[jax.Array], State]
+    started: Callable[[Any], State]
     state: State  # of ShapeDtypeStruct with shardings
     batch: Batch[jax.ShapeDtypeStruct]
     derived: Derived
@@ -61,6 +62,12 @@ class Program:
         with jax.set_mesh(self.mesh):
             return jax.jit(self.initial, out_shardings=shardings)(jax.random.key(seed))
 
+    def state_with(self, params: Any) -> State:
+        """Step 0 with weights that are there already; they are given away."""
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+        with jax.set_mesh(self.mesh):
+            return jax.jit(self.started, out_shardings=shardings, donate_argnums=0)(params)
+
 
 def make_mesh(shape: MeshShape, devices: Any) -> Mesh:
     """`devices` are real ones or a topology's; tp neighbours are nearest."""
@@ -75,7 +82,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     platform, kind = mesh.devices.flat[0].platform, mesh.devices.flat[0].device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
-        attention=kernels.attention(job.attention, platform, kind, job.precision.compute),
+        attention=kernels.attention(job.attention, platform, kind, job.precision.compute, model),
         remat=job.remat,
     )
     specs = spec.cast(model.specs(), jnp.dtype(job.precision.params))
@@ -91,6 +98,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         mesh=mesh,
         step=make_step(model, objective, compute, tx, rate, trainable, ema),
         initial=partial(initial_state, specs, tx, trainable, ema is not None),
+        started=partial(started, tx, trainable, ema is not None),
         state=abstract_state(specs, tx, trainable, ema is not None, mesh),
         batch=abstract_batch(job, derived, mesh),
         derived=derived,

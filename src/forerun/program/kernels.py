@@ -33,25 +33,28 @@ _OPTIONS: dict[str, dict[str, str]] = {
 _WITHOUT_SPLASH = ("TPU v2", "TPU v3")
 
 
-def attention(wanted: str, platform: str, device_kind: str, compute: str) -> Kernel:
-    """The kernel the job wants, or the device's best for `auto`."""
+def attention(wanted: str, platform: str, device_kind: str, compute: str, model: object = None) -> Kernel:
+    """The kernel the job wants, or the device's best for `auto`; `model` may need what a kernel does not have."""
+    capped = getattr(getattr(model, "config", None), "attention_softcap", None) is not None
     if wanted == "auto":
         wanted = BY_PLATFORM.get(platform, "xla")
-        if _obstacle(wanted, platform, device_kind, compute):
+        if _obstacle(wanted, platform, device_kind, compute, capped):
             wanted = "xla"
-    elif obstacle := _obstacle(wanted, platform, device_kind, compute):
+    elif obstacle := _obstacle(wanted, platform, device_kind, compute, capped):
         raise UserError(f"attention: {wanted} does not run here", why=obstacle, fix="set attention=auto")
     if wanted == "splash" and device_kind == "TPU v6 lite":
         return _V6E_SPLASH
     return Kernel(wanted)  # type: ignore[arg-type]
 
 
-def _obstacle(name: str, platform: str, device_kind: str, compute: str) -> str | None:
+def _obstacle(name: str, platform: str, device_kind: str, compute: str, capped: bool) -> str | None:
     """Why a kernel cannot run on a device, or None."""
     if platform not in RUNS_ON.get(name, (platform,)):
         return f"{name} is a kernel for {RUNS_ON[name][0].upper()}s, the device is a {platform.upper()}"
     if name == "splash" and device_kind in _WITHOUT_SPLASH:
         return f"the matrix unit of {device_kind} takes no bfloat16 operand from the kernel language"
+    if name == "cudnn" and capped:
+        return "cuDNN's attention has no soft cap on its scores, which this model has"
     if name == "cudnn" and compute != "bfloat16":
         return f"cuDNN's attention takes bfloat16, and precision.compute is {compute}"
     return None

@@ -35,13 +35,17 @@ class Metrics:
 def initial_state(
     specs: Tree, tx: optax.GradientTransformation, trainable: Tree, average: bool, key: jax.Array
 ) -> State:
-    params = spec.initial(specs, key)
+    return started(tx, trainable, average, spec.initial(specs, key))
+
+
+def started(tx: optax.GradientTransformation, trainable: Tree, average: bool, params: Tree) -> State:
+    """Step 0 with these weights."""
     learning, _ = spec.split(params, trainable)
     return State(
         step=jnp.zeros((), jnp.int32),
         params=params,
         optimizer=tx.init(learning),
-        average=learning if average else None,
+        average=jax.tree.map(jnp.copy, learning) if average else None,
     )
 
 

@@ -35,7 +35,7 @@ def test_help(capsys: Capture) -> None:
         assert main(words) == 0
         out, err = capsys.readouterr()
         assert err == ""
-        for command in ("check", "plan", "train", "doctor", "hardware", "schema"):
+        for command in ("check", "plan", "train", "generate", "chat", "doctor", "hardware", "schema"):
             assert f"\n  {command} " in out
         assert out.split("examples:")[1].count("forerun ") == 3
         assert max(map(len, out.splitlines())) <= 100

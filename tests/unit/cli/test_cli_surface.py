@@ -6,11 +6,17 @@ import pytest
 
 from forerun.cli import words
 
+ANSWER = "--revision --max-tokens --temperature --top-k --top-p --stop --seed --device --devices --mesh --dtype"
 SURFACE = {
     "check": "JOB KEY=VALUE --on",
     "plan": "JOB KEY=VALUE --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
     " --max-hours --out",
     "train": "JOB KEY=VALUE --fresh",
+    "export": "RUN --to --dtype",
+    "export": "RUN --to --dtype",
+    "generate": f"SOURCE PROMPT --batch --out --rows {ANSWER}",
+    "chat": f"SOURCE --system {ANSWER}",
+    "eval": "SOURCE --revision --data --tasks --limit --chat --context --batch --device --devices --dtype --json",
     "doctor": "--smoke",
     "hardware": "TABLE --prices --zone",
     "schema": "--output",

@@ -24,7 +24,7 @@ KEYS = """
 name seed device devices sequence batch micro_batch steps epochs attention loss_chunk log_every runs
 model.name model.layers model.embed model.heads model.kv_heads model.head_dim model.mlp model.vocab model.tied
 model.qkv_bias model.qk_norm model.window model.rope_theta model.norm_eps model.options
-model.rope_scaling.factor model.rope_scaling.low model.rope_scaling.high model.rope_scaling.original
+model.revision model.rope_scaling.factor model.rope_scaling.low model.rope_scaling.high model.rope_scaling.original
 data.path data.tokenizer
 optimizer.lr optimizer.schedule optimizer.warmup optimizer.final_lr optimizer.weight_decay optimizer.b1 optimizer.b2
 optimizer.eps optimizer.clip optimizer.ema

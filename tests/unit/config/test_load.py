@@ -135,11 +135,30 @@ def test_paths_are_seen_from_the_file_or_from_where_the_user_stands(
     data = load("jobs/job.yaml", ["data.path=here", "data.tokenizer=bytes"]).job.data
     assert (data.path, data.tokenizer) == (str(tmp_path / "here"), "bytes")
     data = load("jobs/job.yaml", ["data=here"]).job.data
-    assert (data.path, data.tokenizer) == (str(tmp_path / "here"), "bytes")
+    assert (data.path, data.tokenizer) == (str(tmp_path / "here"), None)
     data = load("jobs/job.yaml", ["data.path=/abs/x", "data.tokenizer=https://host/t.json"]).job.data
     assert (data.path, data.tokenizer) == ("/abs/x", "https://host/t.json")
     monkeypatch.setenv("HOME", "/home/someone")
     assert load("jobs/job.yaml", ["data.path=~/x"]).job.data.path == "/home/someone/x"
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [
+        ("./tiny", "jobs/tiny"),
+        ("../tiny", "tiny"),
+        ("sub/tiny", "jobs/sub/tiny"),  # there is a checkpoint: a folder
+        ("owner/name", None),
+        ("qwen3-0.6b", None),
+        ("package.net:Net", None),
+    ],
+)
+def test_a_checkpoint_folder_is_seen_from_the_file(tmp_path: Path, written: str, means: str | None) -> None:
+    (tmp_path / "jobs/sub/tiny").mkdir(parents=True)
+    (tmp_path / "jobs/sub/tiny/config.json").write_text("{}")
+    (tmp_path / "jobs/job.yaml").write_text(f"model: {written}\ndata: x\n")
+    name = load(str(tmp_path / "jobs/job.yaml")).job.model.name
+    assert name == (written if means is None else str(tmp_path / means))
 
 
 def test_a_written_job_loads_back_equal(load_text: Load, tmp_path: Path) -> None:

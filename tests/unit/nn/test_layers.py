@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 from forerun.config.schema import RopeScaling
-from forerun.nn.layers import rms_norm, rope, rope_angles, rope_frequencies
+from forerun.nn.layers import rms_norm
+from forerun.nn.rope import Rope, angles, frequencies, rotate
 
 
 def test_rms_norm_is_the_formula() -> None:
@@ -27,6 +29,11 @@ def test_rms_norm_of_bfloat16_adds_up_in_float32() -> None:
     np.testing.assert_array_equal(got.astype(jnp.float32), np.full((1, 4096), 2.0))
 
 
+def turns(rope: Rope, positions: Any) -> Any:
+    where = jnp.asarray(positions, jnp.int32)
+    return angles(rope, where, jnp.ones_like(where))
+
+
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 def test_rope_is_a_complex_rotation(theta: float) -> None:
     """Pairs (i, i + D/2) as complex numbers, turned by position x theta^(-2i/D), in float64."""
@@ -36,18 +43,17 @@ def test_rope_is_a_complex_rotation(theta: float) -> None:
     turn = np.exp(1j * positions[..., None, None] * theta ** (-2 * np.arange(D // 2) / D))
     turned = (x[..., : D // 2] + 1j * x[..., D // 2 :]) * turn
     expected = np.concatenate([turned.real, turned.imag], axis=-1)
-    angles = rope_angles(jnp.asarray(positions, jnp.int32), rope_frequencies(D, theta, None))
-    got = rope(jnp.asarray(x, jnp.float32), angles)
+    got = rotate(jnp.asarray(x, jnp.float32), turns(Rope(theta, D), positions))
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-3)
     np.testing.assert_allclose(got[:1], expected[:1], rtol=0, atol=1e-5)
 
 
 def test_rope_scores_depend_on_distance_only() -> None:
-    frequencies = rope_frequencies(32, 1e4, RopeScaling(original=64))
+    rope = Rope(1e4, 32, RopeScaling(original=64))
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 32))
 
     def score(at: int, of: int) -> float:
-        turned = [rope(x, rope_angles(jnp.array([[p]]), frequencies)) for x, p in ((q, at), (k, of))]
+        turned = [rotate(x, turns(rope, [[p]])) for x, p in ((q, at), (k, of))]
         return float(jnp.sum(turned[0] * turned[1]))
 
     assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-4)
@@ -57,7 +63,7 @@ def test_rope_scores_depend_on_distance_only() -> None:
 def test_llama3_scaling_by_wavelength() -> None:
     """The published rule, case by case: short waves stay, long ones are slowed by the factor, a line in between."""
     scaling = RopeScaling(factor=8.0, low=1.0, high=4.0, original=8192)
-    got = np.asarray(rope_frequencies(128, 5e5, scaling), np.float64)
+    got = np.asarray(frequencies(Rope(5e5, 128, scaling)), np.float64)
     kinds = set()
     for i, value in enumerate(got):
         frequency = 5e5 ** (-2 * i / 128)
@@ -77,8 +83,8 @@ def test_llama3_scaling_by_wavelength() -> None:
 def test_positions_stay_exact_in_bfloat16_models() -> None:
     """Neighbours at 4096 differ: in bfloat16 they would be one position."""
     x = jnp.ones((1, 2, 1, 8), jnp.bfloat16)
-    angles = rope_angles(jnp.array([[4096, 4097]]), rope_frequencies(8, 1e4, None))
-    assert angles[0].dtype == jnp.float32
-    turned = rope(x, angles)
+    cos, sin = turns(Rope(1e4, 8), [[4096, 4097]])
+    assert cos.dtype == jnp.float32
+    turned = rotate(x, (cos, sin))
     assert turned.dtype == jnp.bfloat16
     assert not np.array_equal(turned[0, 0].astype(jnp.float32), turned[0, 1].astype(jnp.float32))

@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from forerun.errors import UserError
+from forerun.models.decoder import Decoder
+from forerun.models.sizes import DecoderConfig
 from forerun.program import kernels
 
 
@@ -52,3 +54,11 @@ def test_a_kernel_that_the_device_lacks(wanted: str, platform: str, kind: str, c
 
 def test_auto_on_a_gpu_in_float32_takes_what_runs() -> None:
     assert kernels.attention("auto", "gpu", "NVIDIA L4", "float32").name == "xla"
+
+
+def test_a_soft_cap_is_not_cudnn_s() -> None:
+    capped = Decoder(DecoderConfig(2, 32, 2, 2, 16, 64, 64, attention_softcap=50.0))
+    assert kernels.attention("auto", "gpu", "H100", "bfloat16", capped).name == "xla"
+    assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16", capped).name == "splash"
+    with pytest.raises(UserError, match="no soft cap"):
+        kernels.attention("cudnn", "gpu", "H100", "bfloat16", capped)

@@ -1,0 +1,19 @@
+"""`forerun export`: a run as a Hugging Face folder."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+
+def run(args: argparse.Namespace) -> int:
+    from forerun.loop.export import export
+
+    def say(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    exported = export(args.run, args.to, dtype=args.dtype, say=say)
+    print(f"done: {exported.folder}")
+    print(f"      {exported.proof}")
+    print(f"      transformers: AutoModelForCausalLM.from_pretrained({str(exported.folder)!r})")
+    return 0

@@ -1,0 +1,83 @@
+"""Loss on held-out rows, by the same objective that training makes small."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from forerun.errors import UserError
+from forerun.models.base import Model
+from forerun.nn.compute import Compute
+from forerun.nn.sharding import BATCH_AXES, batched
+from forerun.objectives.batch import Batch
+from forerun.objectives.cross_entropy import chunk_length
+from forerun.objectives.next_token import NextToken
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What all predicted tokens cost together, and of how much text they are."""
+
+    nats: float
+    tokens: int
+    text_bytes: int
+
+    @property
+    def loss(self) -> float:
+        """Nats per token."""
+        return self.nats / self.tokens
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Comparable between tokenizers."""
+        return self.nats / math.log(2) / self.text_bytes
+
+
+def held_out(
+    model: Model,
+    params: Any,
+    mesh: Mesh,
+    compute: Compute,
+    batches: Iterable[Batch[NDArray[Any]]],
+    *,
+    text_bytes: int,
+    done: Callable[[], None] | None = None,
+) -> HeldOut:
+    """The loss of batches [B, S] of one shape, B being what the mesh splits evenly. `done` is called after each."""
+    parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
+
+    def sums(params: Any, batch: Batch[jax.Array]) -> tuple[jax.Array, jax.Array]:
+        B, S = batch.tokens.shape
+        return NextToken(chunk_length(S, max(1, B // parts), model.vocab))(model, params, batch, compute)
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    program = jax.jit(sums, out_shardings=(everywhere, everywhere))
+    nats, tokens = 0.0, 0.0
+    for batch in batches:
+        placed = jax.tree.map(lambda x: jax.device_put(x, batched(mesh, x.shape, "BS")), batch)
+        with jax.set_mesh(mesh):
+            found = program(params, placed)
+        loss, weight = (float(np.asarray(x)) for x in found)
+        nats, tokens = nats + loss, tokens + weight
+        if done:
+            done()
+    if not math.isfinite(nats):
+        raise UserError(
+            "the loss on held-out text is not finite",
+            why="the weights hold NaN or infinity, or overflow the dtype",
+            fix="try --dtype float32; if it stays, the checkpoint itself is broken",
+        )
+    if not tokens:
+        raise UserError("no token to predict", why="every document has only one token", fix="give more text")
+    return HeldOut(nats, round(tokens), text_bytes)

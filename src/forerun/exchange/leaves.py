@@ -1,0 +1,116 @@
+"""A parameter while it is being read: its shards on the devices, filled layer by layer.
+
+On CPU devices the shards are host memory, filled in place and then taken over without a copy. On others a tensor is
+put as it lies in the file, each device getting its own part, and a compiled program turns, casts and stores it there.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from forerun.exchange.blocks import Copier, aligned
+from forerun.models.keys import Piece
+
+IN_FLIGHT_BYTES = 1 << 28  # put on devices and not yet stored
+
+Box = tuple[tuple[int, int], ...]
+
+
+class Leaf(Protocol):
+    def store(self, piece: Piece, source: NDArray[Any]) -> None:
+        """`source` is the piece as it lies in the file, one dimension per letter. Its memory is free afterwards."""
+
+    def array(self) -> jax.Array:
+        """The parameter; call it once, when all is stored."""
+
+
+class HostLeaf:
+    """Equal shards of several CPU devices share their memory: arrays never change."""
+
+    def __init__(self, wanted: jax.ShapeDtypeStruct, copier: Copier) -> None:
+        self._wanted, self._copier = wanted, copier
+        places = wanted.sharding.addressable_devices_indices_map(wanted.shape)
+        self._devices: dict[jax.Device, Box] = {device: _box(index, wanted.shape) for device, index in places.items()}
+        self._shards = {
+            box: aligned(tuple(end - start for start, end in box), wanted.dtype) for box in self._devices.values()
+        }
+
+    def store(self, piece: Piece, source: NDArray[Any]) -> None:
+        turned = source.transpose(piece.order)
+        pairs = []
+        for box, shard in self._shards.items():
+            if piece.layer is None:
+                pairs.append((shard, turned[_slices(box)]))
+            elif box[0][0] <= piece.layer < box[0][1]:
+                pairs.append((shard[piece.layer - box[0][0]], turned[_slices(box[1:])]))
+        self._copier.copy(pairs)
+
+    def array(self) -> jax.Array:
+        parts = [jax.device_put(self._shards[box], device, may_alias=True) for device, box in self._devices.items()]
+        jax.block_until_ready(parts)
+        self._shards = {}
+        return jax.make_array_from_single_device_arrays(self._wanted.shape, self._wanted.sharding, parts)
+
+
+class DeviceLeaf:
+    def __init__(self, wanted: jax.ShapeDtypeStruct) -> None:
+        self._sharding, self._in_flight_bytes = wanted.sharding, 0
+        self._array: jax.Array = _zeros(wanted.shape, wanted.dtype, wanted.sharding)()
+
+    def store(self, piece: Piece, source: NDArray[Any]) -> None:
+        if source.dtype.itemsize == 8:  # jax would narrow it in its own way
+            source = source.astype(np.float32)
+        stacked = piece.layer is not None
+        placing = placing_of(self._sharding, piece.order, stacked)
+        put = jax.make_array_from_callback(source.shape, placing, lambda index: source[index])
+        self._array = _update(self._sharding, piece.order, stacked)(self._array, put, np.int32(piece.layer or 0))
+        put.block_until_ready()
+        self._in_flight_bytes += put.nbytes
+        if self._in_flight_bytes > IN_FLIGHT_BYTES:
+            self._array.block_until_ready()
+            self._in_flight_bytes = 0
+
+    def array(self) -> jax.Array:
+        return self._array
+
+
+def on_cpu(sharding: jax.sharding.Sharding) -> bool:
+    devices: set[Any] = sharding.device_set
+    return all(device.platform == "cpu" for device in devices)
+
+
+def placing_of(sharding: NamedSharding, order: tuple[int, ...], stacked: bool) -> NamedSharding:
+    """How a piece lies on the devices in the tensor's order of dimensions, when its leaf lies as `sharding`."""
+    rank = len(order) + stacked
+    axes = (*sharding.spec, *(None,) * (rank - len(sharding.spec)))[1 if stacked else 0 :]
+    return NamedSharding(sharding.mesh, PartitionSpec(*(axes[order.index(n)] for n in range(len(order)))))
+
+
+@lru_cache(maxsize=256)
+def _zeros(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Any:
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)
+
+
+@lru_cache(maxsize=256)
+def _update(sharding: NamedSharding, order: tuple[int, ...], stacked: bool) -> Any:
+    def update(leaf: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
+        turned = tensor.transpose(order).astype(leaf.dtype)
+        return jax.lax.dynamic_update_index_in_dim(leaf, turned, layer, 0) if stacked else turned
+
+    return jax.jit(update, donate_argnums=0, out_shardings=sharding)
+
+
+def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    ranges = (part.indices(size) for part, size in zip(index, shape, strict=True))
+    return tuple((start, stop) for start, stop, _ in ranges)
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start, end) for start, end in box)

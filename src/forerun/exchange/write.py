@@ -1,0 +1,124 @@
+"""Weights from the devices into safetensors files: one tensor at a time, in the names and dtypes of the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.errors import UserError
+from forerun.exchange.blocks import Copier, Pair
+from forerun.exchange.leaves import on_cpu, placing_of
+from forerun.exchange.match import Stacked
+from forerun.exchange.read import OnProgress, no_progress, piece_of
+from forerun.exchange.shards import Planned, Shards, shards_of
+from forerun.hub.weights import numpy_dtype
+from forerun.models.keys import Entry, Piece, Tensor, entries, path_text
+from forerun.nn.spec import Tree
+
+SHARD_BYTES = 5 * 10**9
+_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
+
+def write_params(
+    folder: Path,
+    params: Tree,
+    table: Iterable[Tensor],
+    model: Stacked,
+    dtype: str | Mapping[str, str],
+    shard_bytes: int = SHARD_BYTES,
+    on_progress: OnProgress = no_progress,
+) -> list[Path]:
+    """The files that were written to `folder`, the index among them if there are several.
+
+    `dtype` is one for all, or one per tensor by its name in the checkpoint: `BF16` or `bfloat16`. The files appear
+    under their names when all of them are complete. Host memory beyond the arrays is bounded by the largest tensor.
+    """
+    leaves = {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    if not all(leaf.is_fully_addressable for leaf in leaves.values()):
+        raise ValueError("write_params needs every shard in this process")
+    found = {entry.name: entry for entry in entries(table, model.specs(), model.stacks)}
+    planned = [Planned(name, _dtype(dtype, name), entry.shape) for name, entry in found.items()]
+    total, done = sum(tensor.data_bytes for tensor in planned), 0
+
+    files = shards_of(planned, shard_bytes)
+    with Copier(leaf.sharding for leaf in leaves.values()) as copier, Shards(folder, files) as shards:
+
+        def value_of(tensor: Planned) -> NDArray[Any]:
+            nonlocal done
+            on_progress(done, total)
+            done += tensor.data_bytes
+            return _value(found[tensor.name], tensor, leaves, copier)
+
+        shards.write(value_of)
+        on_progress(done, total)
+        return shards.finish()
+
+
+def _value(entry: Entry, tensor: Planned, leaves: Mapping[str, jax.Array], copier: Copier) -> NDArray[Any]:
+    value = np.empty(entry.shape, numpy_dtype(tensor.dtype))
+    for piece in entry.pieces:
+        copier.copy(_pairs(piece_of(value, entry, piece), leaves[piece.path], piece))
+    if tensor.dtype == "F16" and not np.isfinite(value).all():
+        raise UserError(
+            f"{entry.name} does not fit float16",
+            why="it has values beyond 65504, or that are not finite",
+            fix="export as bfloat16 or float32",
+        )
+    return value
+
+
+def _pairs(target: NDArray[Any], leaf: jax.Array, piece: Piece) -> list[Pair]:
+    """Parts of the piece, with one dimension per letter, and the values that belong there."""
+    if on_cpu(leaf.sharding):
+        turned = target.transpose(piece.order)
+        shards = [(shard.index, np.asarray(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
+        if piece.layer is None:
+            return [(turned[index], data) for index, data in shards]
+        held = [(index, data, _place(index[0], piece.layer, leaf.shape[0])) for index, data in shards]
+        return [(turned[index[1:]], data[place]) for index, data, place in held if place is not None]
+    gathered = _gather(leaf.sharding, piece.order, piece.layer is not None, target.dtype)(leaf, piece.layer or 0)
+    return [
+        (target[shard.index], np.asarray(shard.data)) for shard in gathered.addressable_shards if shard.replica_id == 0
+    ]
+
+
+def _place(part: slice, layer: int, layers: int) -> int | None:
+    """Where a layer lies in a shard that holds this part of them; None if it does not."""
+    start, stop, _ = part.indices(layers)
+    return layer - start if start <= layer < stop else None
+
+
+@lru_cache(maxsize=256)
+def _gather(sharding: Any, order: tuple[int, ...], stacked: bool, dtype: Any) -> Any:
+    """A compiled slice of one layer, in the tensor's order of dimensions and its dtype, still split over devices."""
+    back = tuple(order.index(n) for n in range(len(order)))
+    wide = dtype.itemsize == 8  # jax has none by default, numpy widens afterwards
+
+    def gather(leaf: jax.Array, layer: Any) -> jax.Array:
+        one = jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False) if stacked else leaf
+        return one.transpose(back).astype(one.dtype if wide else dtype)
+
+    return jax.jit(gather, out_shardings=placing_of(sharding, order, stacked))
+
+
+def _dtype(dtype: str | Mapping[str, str], name: str) -> str:
+    if isinstance(dtype, str):
+        wanted = dtype
+    elif name in dtype:
+        wanted = dtype[name]
+    else:
+        raise ValueError(f"no dtype is given for {name}")
+    wanted = _NAMES.get(wanted, wanted)
+    if wanted not in _NAMES.values():
+        raise UserError(
+            f"weights cannot be written as {wanted}",
+            why=f"{name} is a tensor of floats",
+            fix=f"choose one of {', '.join(_NAMES)}",
+        )
+    return wanted

@@ -1,0 +1,108 @@
+"""The host's half of generation: which rows live, when the cache must grow, and reading one step behind the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from forerun.errors import UserError
+from forerun.generate.engine import Chooser, Engine, Place, Settings
+from forerun.generate.sampling import NOT_A_NUMBER
+
+ROOM = 256  # places kept free behind the longest prompt, so that short answers never outgrow their cache
+
+Finish = Literal["eos", "length", "stopped"]
+
+
+class Stream:
+    """New tokens of several prompts, step by step: each item has one token per row, None for a row that is done.
+
+    While the caller looks at one step's tokens the devices already work on the next. A row is done after an id
+    of `engine.eos` (which is not given out), after `max_tokens`, at the end of the model's positions, or when the
+    caller says `stop(row)`. `first_row` is the number of the first prompt in a longer list: a row's random numbers
+    depend on its number, not on its neighbours.
+    """
+
+    def __init__(
+        self, engine: Engine, prompts: Sequence[Sequence[int]], settings: Settings, *, first_row: int = 0
+    ) -> None:
+        for row, prompt in enumerate(prompts):
+            engine.check(
+                prompt, "the prompt" if len(prompts) == 1 and not first_row else f"prompt {first_row + row + 1}"
+            )
+        self._engine, self._settings = engine, settings
+        self._rows = len(prompts)
+        padding = engine.rows(self._rows) - self._rows
+        self._sequences = [list(prompt) for prompt in prompts] + [[0]] * padding
+        lengths = np.asarray([len(sequence) for sequence in self._sequences], np.int64)
+        budget = np.full(len(lengths), settings.max_tokens, np.int64)
+        if engine.positions is not None:
+            budget = np.minimum(budget, engine.positions - lengths + 1)
+        self._prompt_lengths, self._budget = lengths, budget
+        self._alive = np.arange(len(lengths)) < self._rows
+        numbers = (first_row + np.arange(len(lengths))).astype(np.uint32)
+        self._chooser = Chooser(engine, settings, numbers)
+        self._sent, self._sent_B = self._alive.copy(), engine.put(self._alive.copy())
+        self.finish: list[Finish | None] = [None] * self._rows
+        self._steps = self._run()
+
+    def __iter__(self) -> Iterator[list[int | None]]:
+        return self
+
+    def __next__(self) -> list[int | None]:
+        return next(self._steps)
+
+    def stop(self, row: int) -> None:
+        """No more tokens for this row."""
+        self._end(row, "stopped")
+
+    def _end(self, row: int, why: Finish) -> None:
+        if self._alive[row]:
+            self._alive[row], self.finish[row] = False, why
+
+    def _run(self) -> Iterator[list[int | None]]:
+        if not self._rows:
+            return
+        room = min(self._settings.max_tokens, ROOM)
+        place = self._engine.begin(self._sequences, room, self._chooser)
+        given = 0
+        while True:
+            ahead = self._ahead(place, given)
+            yield self._accepted(np.asarray(place.tokens_B), given)
+            given += 1
+            if not self._alive.any():
+                return
+            place = ahead or self._engine.begin(self._sequences, room, self._chooser)
+
+    def _ahead(self, place: Place, given: int) -> Place | None:
+        """The next step, set off before this one is read; None where it is not wanted, or needs this one's tokens."""
+        going_on = self._alive & (given + 1 < self._budget)
+        if not going_on.any():
+            return None
+        places = self._prompt_lengths + given
+        if self._engine.switch is not None and (places[going_on] == self._engine.switch).any():
+            return None  # all keys of such a row turn otherwise from here on: it is read again from the start
+        if not np.array_equal(going_on, self._sent):
+            self._sent, self._sent_B = going_on, self._engine.put(going_on)
+        return self._engine.advance(place, int(places[going_on].max()), self._sent_B, self._chooser)
+
+    def _accepted(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], given: int) -> list[int | None]:
+        out: list[int | None] = [None] * self._rows
+        for row in np.flatnonzero(self._alive).tolist():
+            token = int(tokens[row])
+            if token == NOT_A_NUMBER:
+                raise UserError(
+                    "the model's logits are not finite",
+                    why=f"row {row + 1}, after {given} tokens: its weights hold NaN or infinity, or overflow the dtype",
+                    fix="try --dtype float32; if it stays, the checkpoint itself is broken",
+                )
+            if token in self._engine.eos:
+                self._end(row, "eos")
+                continue
+            out[row] = token
+            self._sequences[row].append(token)
+            if given + 1 >= self._budget[row]:
+                self._end(row, "length")
+        return out

@@ -1,0 +1,64 @@
+"""Prompts to text: tokens of the stream become words, stop texts end a row, and each answer says how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from forerun.generate.engine import Engine, Settings
+from forerun.generate.stream import Stream
+from forerun.generate.text import TextStream
+
+
+@dataclass
+class Answer:
+    """What a prompt has got so far. `tokens` were generated; "eos": the model ended it, "stop": a stop text did."""
+
+    text: str = ""
+    tokens: int = 0
+    finish: Literal["eos", "stop", "length"] | None = None
+
+
+class Writing:
+    """Iterate for (row, piece of text) as the pieces become certain; `answers` holds all of it at any time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompts: Sequence[Sequence[int]],
+        settings: Settings,
+        decode: Callable[[list[int]], str],
+        stop: Sequence[str] = (),
+        *,
+        first_row: int = 0,
+    ) -> None:
+        self.answers = [Answer() for _ in prompts]
+        self._texts = [TextStream(decode, stop, prompt) for prompt in prompts]
+        self._stream = Stream(engine, prompts, settings, first_row=first_row)
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        for tokens in self._stream:
+            for row, token in enumerate(tokens):
+                piece = self._took(row, token)
+                if piece:
+                    self.answers[row].text += piece
+                    yield row, piece
+
+    def _took(self, row: int, token: int | None) -> str:
+        answer, text = self.answers[row], self._texts[row]
+        if answer.finish is not None:
+            return ""
+        piece = ""
+        if token is not None:
+            answer.tokens += 1
+            piece = text.push(token)
+        if text.stopped:
+            self._stream.stop(row)
+        elif self._stream.finish[row] is not None:
+            piece += text.finish()
+        if text.stopped:
+            answer.finish = "stop"
+        elif (ended := self._stream.finish[row]) is not None:
+            answer.finish = "eos" if ended == "eos" else "length"
+        return piece

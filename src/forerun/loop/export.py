@@ -1,0 +1,279 @@
+"""`forerun export`: a run as a Hugging Face folder, which is read back and compared before it gets its name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from forerun.checkpoint.weights import newest_step
+from forerun.config.load import dump, load
+from forerun.config.schema import Job
+from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
+from forerun.errors import UserError
+from forerun.exchange import documents
+from forerun.exchange.card import CURVE, Story, card, curve
+from forerun.exchange.match import Stacked, dtypes_of, matches
+from forerun.exchange.read import read_params
+from forerun.exchange.write import write_params
+from forerun.hardware.prices import cheapest
+from forerun.hub.snapshot import Snapshot, snapshot
+from forerun.hub.weights import Weights
+from forerun.loop.concrete import tokenizer_of
+from forerun.loop.folder import RunFolder
+from forerun.loop.loaded import run_params, wanted_params, whole_mesh
+from forerun.models.base import Model
+from forerun.models.families.base import Family
+from forerun.models.families.registry import family_for, read_config
+from forerun.models.pretrained import config_of, is_checkpoint, pretrained
+from forerun.models.registry import model_for
+from forerun.models.sizes import is_plugin
+from forerun.nn.compute import Compute
+from forerun.track.metrics import read_metrics
+
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+# Nobody's training data: written for this purpose, with digits, accents and a line of code.
+HELD_OUT = """The ferry left at 6:45, eleven minutes late, with forty-three bicycles and a brass band asleep on deck.
+A child counted the lighthouses: one, two, five, no, four. "They blink in primes: 2, 3, 5, 7, 11. C'est drôle!"
+def tide(hour): return 1.8 + 0.7 * sin(hour * 3.1416 / 6.21)
+Nobody answered; the gulls had heard it before, and the captain was writing a letter to his glacier."""
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Exported:
+    folder: Path
+    proof: str
+
+
+def export(source: str, to: str, *, dtype: str | None = None, say: Say = lambda words: None) -> Exported:
+    """The newest checkpoint of a run. `dtype` is of all weights; None: the base model's own, or the run's."""
+    run, target = RunFolder(Path(source)), Path(to)
+    job = _job_of(run)
+    _require_free(target)
+    family, base = _family_of(job)
+    config = config_of(job.model)
+    model, tokenizer = model_for(config), tokenizer_of(job)
+    dtypes = _dtypes(job, base, family, model, dtype)
+
+    step = newest_step(run.checkpoints)
+    say(f"weights of step {step} from {run.checkpoints}")
+    mesh = whole_mesh(job)
+    params = run_params(run, step, job, model, mesh, job.precision.params)
+    with _in_the_making(target) as part:
+        say(f"writing {family.model_type} weights as {_described(dtypes)}")
+        write_params(part, params, family.table, model, dtypes)
+        most = dtypes if isinstance(dtypes, str) else max(dtypes.values(), key=list(dtypes.values()).count)
+        ends = int(tokenizer.eos)
+        base_config = base.config() if base else None
+        documents.write_json(part / "config.json", documents.config_json(family, config, base_config, most, ends))
+        generation = documents.generation_json(base.json("generation_config.json") if base else None, ends)
+        documents.write_json(part / "generation_config.json", generation)
+        _write_tokenizer(job, base, part)
+        say("reading it back and comparing")
+        proof = _proof(part, family, model, params, tokenizer, mesh, base)
+        _write_card(part, run, job, base, proof)
+        part.rename(target)
+    return Exported(target, proof)
+
+
+def _job_of(run: RunFolder) -> Job:
+    if not run.job.exists():
+        raise UserError(
+            f"{run.path} is no run",
+            why=f"there is no {run.job}",
+            fix="give the folder of a run, for example runs/quickstart",
+        )
+    job = load(run.job).job
+    if is_plugin(job.model):
+        raise UserError(
+            f"a model of your own ({job.model.name}) has no Hugging Face form",
+            why="transformers could not compute it",
+            fix="its weights are in the run's checkpoints, which Orbax reads",
+        )
+    return job
+
+
+def _require_free(target: Path) -> None:
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(
+            f"{target} exists already",
+            why="an export never writes over anything",
+            fix="remove it, or give another folder after --to",
+        )
+
+
+def _family_of(job: Job) -> tuple[Family, Snapshot | None]:
+    if is_checkpoint(job.model):
+        found = pretrained(job.model, weights=True)
+        return found.family, found.snapshot
+    return family_for(config_of(job.model)), None
+
+
+def _dtypes(
+    job: Job, base: Snapshot | None, family: Family, model: Stacked, wanted: str | None
+) -> str | dict[str, str]:
+    if wanted:
+        return DTYPES[wanted]
+    if base is None:
+        return DTYPES[job.precision.params]
+    with base.open_weights() as weights:
+        return dtypes_of(weights, family.table, model)
+
+
+def _described(dtypes: str | dict[str, str]) -> str:
+    return dtypes if isinstance(dtypes, str) else " and ".join(sorted(set(dtypes.values())))
+
+
+@contextmanager
+def _in_the_making(target: Path) -> Iterator[Path]:
+    """A folder beside the target; whatever goes wrong, nothing of it is left."""
+    part = target.with_name(f".{target.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    if target.exists():
+        target.rmdir()  # empty
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write_tokenizer(job: Job, base: Snapshot | None, folder: Path) -> None:
+    if base is not None and job.data.tokenizer is None:
+        documents.copy_tokenizer(base, folder)
+    else:
+        given = job.data.tokenizer
+        documents.write_tokenizer(Path(given) if given and given != "bytes" else None, folder)
+
+
+def _proof(
+    folder: Path, family: Family, model: Model, params: Any, tokenizer: Tokenizer, mesh: Any, base: Snapshot | None
+) -> str:
+    """One sentence on what was compared, or an error."""
+    back = snapshot(str(folder.absolute()))
+    _, config = read_config(back.config(), str(folder / "config.json"))
+    ids = checkpoint_tokenizer(back).encode(HELD_OUT)
+    if ids.tolist() != tokenizer.encode(HELD_OUT).tolist():
+        raise _failed("the tokenizer that was written gives other tokens")
+    again = model_for(config)
+    wanted = wanted_params(again, mesh, "float32")
+    with back.open_weights() as weights:
+        written = {info.dtype for info in weights.values()}
+        read = read_params(weights, family.table, again, wanted)
+        changed = _changed(weights, base, family, again) if base else ""
+    rounded = params if written == {"F32"} else _rounded(params, read)
+    got, expected, exact = (_logits(m, p, ids, mesh) for m, p in ((again, read), (model, rounded), (model, params)))
+    if not np.array_equal(got, expected) or not np.isfinite(got).all():
+        raise _failed(f"its logits differ from the trained state's by up to {np.abs(got - expected).max():.3g}")
+    lost = np.abs(got - exact).max()
+    rounding = f"; rounding the weights moved a logit by up to {lost:.2g}" if lost else ""
+    return (
+        f"Read back from disk: on {len(ids)} tokens of text that is in no data set the logits are those of the trained "
+        f"state to the last bit{rounding}.{changed}"
+    )
+
+
+def _rounded(params: Any, read: Any) -> Any:
+    """The trained weights as the file holds them: what was read back, leaf by leaf only where rounding explains it."""
+
+    def leaf(path: Any, trained: jax.Array, back: jax.Array) -> jax.Array:
+        for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+            candidate = trained.astype(dtype).astype(back.dtype)
+            if bool(jnp.array_equal(candidate, back)):
+                return candidate
+        raise _failed(f"{jax.tree_util.keystr(path)} is not what was trained")
+
+    return jax.tree_util.tree_map_with_path(leaf, params, read)
+
+
+def _logits(model: Model, params: Any, ids: Any, mesh: Any) -> Any:
+    rows = mesh.shape["data"] * mesh.shape["fsdp"]
+    tokens = np.broadcast_to(np.asarray(ids, np.int32), (rows, len(ids)))
+    where = np.broadcast_to(np.arange(len(ids), dtype=np.int32), tokens.shape)
+
+    def run(params: Any, tokens: jax.Array, positions: jax.Array) -> jax.Array:
+        params = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+        return model.apply(params, tokens, jnp.ones_like(tokens), positions, Compute()).logits()[0]
+
+    with jax.set_mesh(mesh):
+        return np.asarray(jax.jit(run)(params, tokens, where))
+
+
+def _changed(weights: Weights, base: Snapshot, family: Family, model: Stacked) -> str:
+    """That training has moved the weights: a matrix that is still the base's was never trained, or never saved."""
+    same = []
+    with base.open_weights() as before:
+        found = matches(before, family.table, model)
+        for match in found:
+            one, other = weights.view(match.entry.name), before.view(match.name)
+            if np.array_equal(one, other.astype(one.dtype)):
+                same.append(match.entry)
+            del one, other
+            weights.release(match.entry.name)
+            before.release(match.name)
+    if matrices := [entry.name for entry in same if len(entry.shape) > 1]:
+        raise _failed(
+            f"{len(matrices)} of {len(found)} tensors are bit for bit those of {base.name}: {', '.join(matrices[:5])}"
+        )
+    return f" {len(found) - len(same)} of {len(found)} tensors differ from {_public(base.name)}."
+
+
+def _failed(what: str) -> UserError:
+    return UserError(
+        f"the export was not proven: {what}",
+        why="what was written is read back and compared before it counts; the folder was removed",
+        fix="export again; if it fails again, please report it with this text",
+    )
+
+
+def _write_card(folder: Path, run: RunFolder, job: Job, base: Snapshot | None, proof: str) -> None:
+    summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
+    losses = [(int(line["step"]), float(line["loss"])) for line in read_metrics(run.metrics)]
+    counted = {"steps": losses[-1][0] if losses else 0, "tokens": 0, "parameters": 0, **summary}
+    story = Story(
+        name=job.name,
+        base=_public(job.model.name or "") if base else None,
+        revision=base.revision if base else None,
+        job=_as_written(job),
+        data=f"`{Path(job.data.path).name}`, {job.sequence} tokens a sequence.",
+        summary=counted,
+        losses=losses,
+        cost=_cost(counted),
+        proof=proof,
+    )
+    (folder / CURVE).write_text(curve(losses))
+    (folder / "README.md").write_text(card(story), "utf-8")
+
+
+def _as_written(job: Job) -> str:
+    """What differs from the defaults, without folders of this machine."""
+    tokenizer = job.data.tokenizer and _public(job.data.tokenizer)
+    public = {
+        "model": job.model.model_copy(update={"name": job.model.name and _public(job.model.name)}),
+        "data": job.data.model_copy(update={"path": _public(job.data.path), "tokenizer": tokenizer}),
+        "runs": type(job).model_fields["runs"].default,
+    }
+    return dump(job.model_copy(update=public), defaults=False)
+
+
+def _public(name: str) -> str:
+    return Path(name).name if name.startswith(("/", ".", "~")) else name
+
+
+def _cost(summary: dict[str, Any]) -> str:
+    """Measured hours times the list price, where there is one."""
+    device, seconds = summary.get("device") or {}, summary.get("train_seconds")
+    price = cheapest(device["chip"], hosts=1) if device.get("chip") and seconds else None
+    if price is None or not seconds:
+        return "no price is known for this device"
+    usd = seconds / 3600 * device["count"] * price.usd_per_chip_hour_on_demand
+    return f"${usd:,.2f} at the list price of {price.date} in {price.zone}, on demand"

@@ -1,0 +1,149 @@
+"""A model ready to be asked: from a run's folder, a Hugging Face folder or a name on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from forerun.checkpoint.weights import newest_step, restore_weights
+from forerun.config import schema
+from forerun.config.load import load
+from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, special_text
+from forerun.errors import UserError
+from forerun.exchange.read import OnProgress, no_progress, read_params
+from forerun.hardware.devices import choose
+from forerun.hardware.mesh import MeshShape, check_model, resolve
+from forerun.hub.chat import chat_template
+from forerun.hub.snapshot import Snapshot
+from forerun.loop.concrete import tokenizer_of
+from forerun.loop.folder import RunFolder
+from forerun.models.base import Model
+from forerun.models.pretrained import is_checkpoint, pretrained
+from forerun.models.registry import model_for, model_of
+from forerun.nn import spec
+from forerun.nn.compute import Compute
+from forerun.nn.sharding import stored
+from forerun.program import kernels
+from forerun.program.build import make_mesh
+
+SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    name: str
+    model: Model
+    params: Any
+    mesh: Mesh
+    compute: Compute
+    tokenizer: Tokenizer
+    eos: frozenset[int]  # each of them ends an answer
+    chat_template: str | None
+    special: Mapping[str, str]  # texts of special tokens, for the chat template
+    step: int | None = None  # of a run's checkpoint
+
+
+def load_model(
+    source: str,
+    *,
+    revision: str | None = None,
+    device: str = "auto",
+    devices: int | None = None,
+    mesh: MeshShape | None = None,
+    dtype: str = "bfloat16",
+) -> Loaded:
+    """Weights and computation in `dtype`, laid out over the mesh (all devices along fsdp unless given)."""
+    folder = RunFolder(Path(source))
+    run = load(folder.job).job if folder.job.exists() else None
+    section = run.model if run else schema.Model(name=_named(source), revision=revision)
+    if run is None and not is_checkpoint(section):
+        raise UserError(
+            f"{source} is no run and no checkpoint",
+            why="looked for a job.yaml (a run of forerun) and for a config.json (a Hugging Face folder)",
+            fix="give a folder under runs/, a checkpoint's folder, or a name on the hub such as owner/name",
+        )
+    chosen = choose(device, devices)
+    model = model_of(section)
+    shape = mesh or resolve(1, -1, 1, len(chosen.devices))
+    check_model(shape, model.heads, shape.data_parallel, None)
+    grid = make_mesh(shape, chosen.devices)
+    first = chosen.devices[0]
+    compute = Compute(jnp.dtype(dtype), kernels.attention("auto", first.platform, first.device_kind, dtype, model))
+    wanted = wanted_params(model, grid, dtype)
+    step = None
+    if run is not None:
+        step = newest_step(folder.checkpoints)
+        params = run_params(folder, step, run, model, grid, dtype)
+        tokenizer = tokenizer_of(run)
+    else:
+        params = pretrained_params(section, wanted)
+        tokenizer = checkpoint_tokenizer(pretrained(section).snapshot)
+    snapshot = pretrained(section).snapshot if is_checkpoint(section) else None
+    return Loaded(
+        name=source,
+        model=model,
+        params=params,
+        mesh=grid,
+        compute=compute,
+        tokenizer=tokenizer,
+        eos=frozenset({tokenizer.eos, *_ends(snapshot)}),
+        chat_template=chat_template(snapshot.folder) if snapshot else None,
+        special=_special(snapshot),
+        step=step,
+    )
+
+
+def whole_mesh(job: schema.Job) -> Mesh:
+    """All devices that are here, the weights split over them."""
+    chosen = choose(job.device, job.devices)
+    return make_mesh(resolve(1, -1, 1, len(chosen.devices)), chosen.devices)
+
+
+def wanted_params(model: Model, mesh: Mesh, dtype: str) -> Any:
+    """Shapes of the parameters as they rest on the mesh."""
+
+    def placed(s: spec.ParamSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(s.shape, jnp.dtype(dtype), sharding=stored(mesh, s.shape, s.axes))
+
+    return spec.map_specs(placed, model.specs())
+
+
+def pretrained_params(section: schema.Model, wanted: Any, on_progress: OnProgress = no_progress) -> Any:
+    """The weights of a checkpoint, fetched if need be, from its files to the devices."""
+    found = pretrained(section, weights=True)
+    with found.snapshot.open_weights() as weights:
+        return read_params(weights, found.family.table, model_for(found.config), wanted, on_progress)
+
+
+def run_params(folder: RunFolder, step: int, job: schema.Job, model: Model, mesh: Mesh, dtype: str) -> Any:
+    """A run's weights at a step (the moving average if it has one), in `dtype`."""
+    like = wanted_params(model, mesh, job.precision.params)
+    params = restore_weights(folder.checkpoints, step, like, part="params" if job.optimizer.ema is None else "average")
+    if dtype == job.precision.params:
+        return params
+    return jax.jit(lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree), donate_argnums=0)(params)
+
+
+def _named(source: str) -> str:
+    """A folder that is written without a slash is still a folder."""
+    return f"./{source}" if "/" not in source and Path(source).is_dir() else source
+
+
+def _ends(snapshot: Snapshot | None) -> set[int]:
+    """generation_config.json and config.json name one id or several."""
+    found: set[int] = set()
+    for content in (snapshot.json("generation_config.json"), snapshot.json("config.json")) if snapshot else ():
+        ids = (content or {}).get("eos_token_id")
+        found |= {ids} if isinstance(ids, int) else set(ids or ())
+    return found
+
+
+def _special(snapshot: Snapshot | None) -> dict[str, str]:
+    content = (snapshot.json("tokenizer_config.json") if snapshot else None) or {}
+    return {name: text for name in SPECIAL if (text := special_text(content.get(name))) is not None}

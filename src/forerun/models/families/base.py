@@ -1,0 +1,129 @@
+"""What a family is to the rest of forerun, and the names that most families share with Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.models.families.settings import Settings
+from forerun.models.keys import Tensor, tensor
+from forerun.models.sizes import DecoderConfig, Gpt2Config, LayerKind
+from forerun.nn.rope import smallest_period
+
+Config = DecoderConfig | Gpt2Config
+DROPOUTS = ("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop", "dropout")
+
+
+@dataclass(frozen=True)
+class Family:
+    """`read` turns a config.json into dimensions, or refuses what is not implemented; `table` names the tensors."""
+
+    model_type: str
+    architecture: str
+    read: Callable[[Settings], Config]
+    table: tuple[Tensor, ...]
+    write: Callable[[Any], dict[str, Any]] | None = None  # dimensions of the user's own as a config.json
+
+
+SELF = "model.layers.{}.self_attn."
+MLP = "model.layers.{}.mlp."
+
+EMBEDDING = (
+    tensor("model.embed_tokens.weight", "embed", "V E"),
+    tensor("model.norm.weight", "norm", "E"),
+    tensor("lm_head.weight", "head", "V E"),
+)
+PROJECTIONS = (
+    tensor(SELF + "q_proj.weight", "blocks.query", "(HD) E"),
+    tensor(SELF + "k_proj.weight", "blocks.key", "(KD) E"),
+    tensor(SELF + "v_proj.weight", "blocks.value", "(KD) E"),
+    tensor(SELF + "o_proj.weight", "blocks.out", "E (HD)"),
+)
+BIASES = (
+    tensor(SELF + "q_proj.bias", "blocks.query_bias", "(HD)"),
+    tensor(SELF + "k_proj.bias", "blocks.key_bias", "(KD)"),
+    tensor(SELF + "v_proj.bias", "blocks.value_bias", "(KD)"),
+    tensor(SELF + "o_proj.bias", "blocks.out_bias", "E"),
+)
+GATED_MLP = (
+    tensor(MLP + "gate_proj.weight", "blocks.gate", "F E"),
+    tensor(MLP + "up_proj.weight", "blocks.up", "F E"),
+    tensor(MLP + "down_proj.weight", "blocks.down", "E F"),
+)
+MLP_BIASES = (
+    tensor(MLP + "gate_proj.bias", "blocks.gate_bias", "F"),
+    tensor(MLP + "up_proj.bias", "blocks.up_bias", "F"),
+    tensor(MLP + "down_proj.bias", "blocks.down_bias", "E"),
+)
+HEAD_NORMS = (
+    tensor(SELF + "q_norm.weight", "blocks.query_norm", "D"),
+    tensor(SELF + "k_norm.weight", "blocks.key_norm", "D"),
+)
+NORMS_BEFORE = (
+    tensor("model.layers.{}.input_layernorm.weight", "blocks.attention_norm", "E"),
+    tensor("model.layers.{}.post_attention_layernorm.weight", "blocks.mlp_norm", "E"),
+)
+NORMS_BOTH = (
+    tensor("model.layers.{}.input_layernorm.weight", "blocks.attention_norm", "E"),
+    tensor("model.layers.{}.post_attention_layernorm.weight", "blocks.attention_post_norm", "E"),
+    tensor("model.layers.{}.pre_feedforward_layernorm.weight", "blocks.mlp_norm", "E"),
+    tensor("model.layers.{}.post_feedforward_layernorm.weight", "blocks.mlp_post_norm", "E"),
+)
+
+
+def dimensions(s: Settings, *, tied: bool, eps: float, head_dim: int | None = None) -> dict[str, Any]:
+    """What all families say alike. `tied`, `eps` and `head_dim` are the family's defaults."""
+    embed, heads = s.need("hidden_size"), s.need("num_attention_heads")
+    for name in DROPOUTS:
+        s.take(name)
+    s.only("pretraining_tp", 1, default=1)
+    return {
+        "layers": s.need("num_hidden_layers"),
+        "embed": embed,
+        "heads": heads,
+        "kv_heads": s.take("num_key_value_heads", heads),
+        "head_dim": s.take("head_dim", head_dim or embed // heads),
+        "mlp": s.need("intermediate_size"),
+        "vocab": s.need("vocab_size"),
+        "tied": s.take("tie_word_embeddings", tied),
+        "norm_eps": float(s.take("rms_norm_eps", eps)),
+    }
+
+
+def repeated(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
+    """One period of a list with a kind for every layer; none if all are alike."""
+    period = smallest_period(kinds)
+    return tuple(kinds[:period])
+
+
+def window_of_layers(s: Settings, layers: int, window: int | None) -> list[int | None]:
+    """For each layer its window, from `layer_types`, or Qwen's `use_sliding_window` and `max_window_layers`."""
+    types = s.take("layer_types")
+    wanted, first = s.take("use_sliding_window", False), s.take("max_window_layers", 28)
+    if types is None:
+        types = ["sliding_attention" if wanted and window and n >= first else "full_attention" for n in range(layers)]
+    return [window if kind == "sliding_attention" else None for kind in known_types(s, types, layers)]
+
+
+def known_types(s: Settings, types: list[str], layers: int) -> list[str]:
+    """One of the two known types for every layer."""
+    if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
+        raise s.refused(f"layer_types of {sorted(set(types))} for {layers} layers")
+    return types
+
+
+def plain_json(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of a config.json that all decoders share."""
+    return {
+        "hidden_size": c.embed,
+        "intermediate_size": c.mlp,
+        "num_hidden_layers": c.layers,
+        "num_attention_heads": c.heads,
+        "num_key_value_heads": c.kv_heads,
+        "vocab_size": c.vocab,
+        "tie_word_embeddings": c.tied,
+        "rms_norm_eps": c.norm_eps,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+    }

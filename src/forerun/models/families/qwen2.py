@@ -1,0 +1,39 @@
+"""Qwen2 and Qwen2.5: Llama with biases on q, k and v, and a window in the upper layers if asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.models.families import base
+from forerun.models.families.settings import Settings, rope_json
+from forerun.models.sizes import DecoderConfig, LayerKind
+from forerun.nn.rope import Rope
+
+
+def windowed(s: Settings, sizes: dict[str, Any]) -> dict[str, Any]:
+    """RoPE and windows of Qwen's kinds."""
+    theta, scaling = s.rope(10_000.0)
+    windows = base.window_of_layers(s, sizes["layers"], s.take("sliding_window", 4096))
+    rope = {"rope_theta": theta, "rope_scaling": scaling}
+    if set(windows) == {None}:
+        return rope
+    kinds = [LayerKind(window, Rope(theta, sizes["head_dim"], scaling)) for window in windows]
+    return rope | {"kinds": base.repeated(kinds)}
+
+
+def read(s: Settings) -> DecoderConfig:
+    s.only("hidden_act", "silu", default="silu")
+    s.only("use_mrope", False, default=False)
+    sizes = base.dimensions(s, tied=False, eps=1e-6)
+    return DecoderConfig(**sizes, qkv_bias=True, **windowed(s, sizes))
+
+
+def write(c: DecoderConfig) -> dict[str, Any]:
+    return base.plain_json(c) | {
+        "use_sliding_window": False,
+        "rope_parameters": rope_json(c.rope_theta, c.rope_scaling),
+    }
+
+
+TABLE = (*base.EMBEDDING, *base.PROJECTIONS, *base.BIASES, *base.GATED_MLP, *base.NORMS_BEFORE)
+FAMILY = base.Family("qwen2", "Qwen2ForCausalLM", read, TABLE, write)

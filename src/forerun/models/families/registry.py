@@ -1,0 +1,86 @@
+"""Which family a config.json belongs to, and which one dimensions of the user's own are written as."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from forerun.errors import UserError
+from forerun.models.families import gemma, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from forerun.models.families.base import Config, Family
+from forerun.models.families.settings import Settings
+from forerun.models.sizes import DecoderConfig
+
+FAMILIES = {
+    family.model_type: family
+    for family in (
+        llama.FAMILY,
+        qwen2.FAMILY,
+        qwen3.FAMILY,
+        mistral.FAMILY,
+        smollm3.FAMILY,
+        gemma.GEMMA2,
+        gemma.GEMMA3,
+        phi3.FAMILY,
+        olmo2.FAMILY,
+        gpt2.FAMILY,
+    )
+}
+
+
+def family_of(config: Mapping[str, Any], where: str) -> Family:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise UserError(
+            f"{where}: forerun has no model family {kind!r}",
+            why=f"it has {', '.join(FAMILIES)}",
+            fix="choose a model of these families, or write it as a model of your own: docs/models.md",
+        )
+    return FAMILIES[kind]
+
+
+def read_config(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
+    """Dimensions from a config.json. A feature that is not implemented is refused by name."""
+    family = family_of(config, where)
+    settings = Settings(config, where)
+    quantized = config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else quantized
+        raise settings.refused(f"quantized weights ({method})")
+    try:
+        read = family.read(settings)
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(
+            f"{where} cannot be read as {family.model_type}",
+            why=f"{type(error).__name__}: {error}",
+            fix="download the model again, or name another one",
+        ) from error
+    settings.finish(*_WITHOUT_EFFECT.get(family.model_type, ()))
+    return family, read
+
+
+def family_for(config: Config) -> Family:
+    """For dimensions that came from no checkpoint: the family that computes them."""
+    if not isinstance(config, DecoderConfig):
+        return gpt2.FAMILY
+    plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
+    if plain and config.qk_norm and not config.qkv_bias and config.window is None:
+        return qwen3.FAMILY
+    as_qwen2 = config.qkv_bias and not config.qk_norm and config.head_dim * config.heads == config.embed
+    if plain and as_qwen2 and config.window is None:
+        return qwen2.FAMILY
+    if plain and not config.qk_norm and not config.qkv_bias:
+        return llama.FAMILY if config.window is None else mistral.FAMILY
+    raise UserError(
+        "no Hugging Face family computes this model",
+        why=f"qkv_bias={config.qkv_bias}, qk_norm={config.qk_norm} and window={config.window} together are in none",
+        fix="train with qk_norm (Qwen3), qkv_bias (Qwen2), window (Mistral) or none of them (Llama)",
+    )
+
+
+_WITHOUT_EFFECT = {
+    "gpt2": ("n_ctx", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+             "summary_first_dropout", "reorder_and_upcast_attn", "num_labels"),
+    "phi3": ("embd_pdrop",),
+    "gemma3_text": ("rope_local_base_freq",),
+}  # fmt: skip

@@ -1,0 +1,235 @@
+"""Tiny random checkpoints written by transformers, one per kind of every family, and the same weights in forerun.
+
+torch and transformers are imported inside functions only. Weights go through the family's own table of tensors.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from forerun.hub.documents import read_json
+from forerun.hub.weights import open_weights
+from forerun.models.families.base import Family
+from forerun.models.families.registry import read_config
+from forerun.models.keys import entries, leaves_of
+from forerun.models.registry import model_for
+from forerun.nn.spec import is_spec
+
+VOCAB = 96
+WINDOW = 6
+ORIGINAL = 24  # the context before scaling; some documents are shorter, some longer
+
+DIMENSIONS: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "rope_theta": 1000.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 64,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "rope_theta": 1000.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def longrope(pairs: int) -> dict[str, Any]:
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 1000.0,
+        "short_factor": [1.0 + 0.1 * n for n in range(pairs)],
+        "long_factor": [2.0 + 0.7 * n for n in range(pairs)],
+        "original_max_position_embeddings": ORIGINAL,
+    }
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kind of a family: the row of the docs' table, transformers' class, and what differs from the defaults."""
+
+    row: str
+    kind: str  # as in LlamaConfig and LlamaForCausalLM
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    dimensions: Mapping[str, Any] = field(default_factory=lambda: DIMENSIONS)
+
+    @property
+    def scaling(self) -> str:
+        """Of RoPE, in words."""
+        rope = self.changes.get("rope_parameters", {})
+        kind = rope.get("full_attention", rope).get("rope_type", "default")
+        return "none" if kind == "default" else str(kind)
+
+
+GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": WINDOW}
+GEMMA3_ROPE = {
+    "full_attention": LINEAR,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+UPPER_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "num_hidden_layers": 4, "max_window_layers": 2}
+PHI = {"num_attention_heads": 2, "original_max_position_embeddings": ORIGINAL}
+GPT2 = {
+    "vocab_size": VOCAB,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+VARIANTS: dict[str, Variant] = {
+    "llama2": Variant("Llama 2, 3.x", "Llama", {"num_key_value_heads": 4, "rms_norm_eps": 1e-5}),
+    "llama3": Variant("Llama 2, 3.x", "Llama", {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    "llama-linear": Variant("Llama 2, 3.x", "Llama", {"rope_parameters": LINEAR, "head_dim": 16}),
+    "llama-yarn": Variant("Llama 2, 3.x", "Llama", {"rope_parameters": YARN}),
+    "llama-biases": Variant("Llama 2, 3.x", "Llama", {"attention_bias": True, "mlp_bias": True}),
+    "smollm2": Variant(
+        "SmolLM2",
+        "Llama",
+        {
+            "hidden_size": 48,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100_000.0},
+        },
+    ),
+    "smollm3": Variant("SmolLM3", "SmolLM3", {"num_hidden_layers": 4}),
+    "smollm3-tail": Variant(
+        "SmolLM3", "SmolLM3", {"num_hidden_layers": 6, "tie_word_embeddings": False, "rope_parameters": YARN}
+    ),
+    "qwen2": Variant("Qwen2, 2.5", "Qwen2"),
+    "qwen2-tied": Variant("Qwen2, 2.5", "Qwen2", {"tie_word_embeddings": True, "rope_parameters": YARN}),
+    "qwen2-window": Variant("Qwen2, 2.5", "Qwen2", UPPER_WINDOWS),
+    "qwen3": Variant("Qwen3", "Qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
+    "qwen3-yarn": Variant("Qwen3", "Qwen3", {"head_dim": 16, "rope_parameters": YARN, "attention_bias": True}),
+    "mistral": Variant("Mistral", "Mistral", {"sliding_window": WINDOW}),
+    "mistral-full": Variant("Mistral", "Mistral", {"sliding_window": None, "tie_word_embeddings": True}),
+    "gemma2": Variant(
+        "Gemma 2",
+        "Gemma2",
+        GEMMA | {"num_hidden_layers": 4, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 3.0},
+    ),
+    "gemma2-tail": Variant(
+        "Gemma 2",
+        "Gemma2",
+        GEMMA | {"num_hidden_layers": 3, "tie_word_embeddings": False, "attn_logit_softcapping": None},
+    ),
+    "gemma3": Variant("Gemma 3 (text)", "Gemma3", GEMMA | {"num_hidden_layers": 6}),
+    "gemma3-tail": Variant(
+        "Gemma 3 (text)", "Gemma3", GEMMA | {"num_hidden_layers": 8, "rope_parameters": GEMMA3_ROPE}
+    ),
+    "phi3": Variant("Phi-3, Phi-4-mini", "Phi3", PHI | {"sliding_window": WINDOW}),
+    "phi3-longrope": Variant("Phi-3, Phi-4-mini", "Phi3", PHI | {"rope_parameters": longrope(8)}),
+    "phi4-mini": Variant(
+        "Phi-3, Phi-4-mini",
+        "Phi3",
+        PHI | {"rope_parameters": longrope(6) | {"partial_rotary_factor": 0.75}, "tie_word_embeddings": True},
+    ),
+    "olmo2": Variant("OLMo 2", "Olmo2"),
+    "olmo2-yarn": Variant(
+        "OLMo 2", "Olmo2", {"rope_parameters": YARN, "attention_bias": True, "tie_word_embeddings": True}
+    ),
+    "gpt2": Variant("GPT-2", "GPT2", {}, GPT2),
+    "gpt2-wide": Variant("GPT-2", "GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-6}, GPT2),
+}
+FAMILY_EXAMPLES = {variant.row: name for name, variant in VARIANTS.items()}  # the last one of each
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One checkpoint in both worlds."""
+
+    folder: Path
+    reference: Any  # transformers' model
+    family: Family
+    model: Any
+    params: Any  # numpy leaves
+
+    def params_of(self, named: Mapping[str, np.ndarray]) -> Any:
+        return params_of(named, self.family, self.model)
+
+
+@cache
+def pair(name: str) -> Pair:
+    reference = reference_of(VARIANTS[name])
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    atexit.register(shutil.rmtree, folder)
+    reference.save_pretrained(folder)
+    family, config = read_config(read_json(folder / "config.json"), "config.json")
+    model = model_for(config)
+    with open_weights(folder) as weights:
+        found = params_of({key: np.array(weights.view(key)) for key in weights}, family, model)
+    return Pair(folder, reference, family, model, found)
+
+
+def config_for(variant: Variant) -> Any:
+    import transformers
+
+    kind = "Gemma3Text" if variant.kind == "Gemma3" else variant.kind
+    given = {**variant.dimensions, **variant.changes}
+    return getattr(transformers, f"{kind}Config")(**given, attn_implementation="eager")
+
+
+def reference_of(variant: Variant) -> Any:
+    """No norm is 1 and no bias is 0, so that none can be left out unseen."""
+    import torch
+    import transformers
+
+    kind = "GPT2LMHeadModel" if variant.kind == "GPT2" else f"{variant.kind}ForCausalLM"
+    reference = getattr(transformers, kind)(config_for(variant)).eval()
+    around_one = not variant.kind.startswith("Gemma")
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, weight in reference.named_parameters():
+            is_scale = ("norm" in name or "ln_" in name) and name.endswith("weight")
+            weight.normal_(1.0 if is_scale and around_one else 0.0, 0.2, generator=generator)
+    return reference
+
+
+def params_of(named: Mapping[str, np.ndarray], family: Family, model: Any) -> Any:
+    """Tensors by their names in a checkpoint as the model's tree. Serves gradients as well."""
+    import jax
+
+    specs = model.specs()
+    leaves = {path: np.full(spec.shape, np.nan, np.float32) for path, spec in leaves_of(specs).items()}
+    listed = entries(family.table, specs, model.stacks)
+    assert {entry.name for entry in listed} == set(named)
+    for entry in listed:
+        tensor = named[entry.name]
+        assert tensor.shape == entry.shape, entry.name
+        for piece in entry.pieces:
+            end = piece.start + piece.shape[entry.along]
+            part = tensor[(slice(None),) * entry.along + (slice(piece.start, end),)]
+            part = part.reshape(piece.split).transpose(piece.order)
+            leaves[piece.path][... if piece.layer is None else piece.layer] = part
+    for path, leaf in leaves.items():
+        assert not np.isnan(leaf).any(), f"{path} was not filled"
+    return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves.values())

@@ -1,0 +1,162 @@
+"""config.json as transformers 4 and 5 write it, and what is refused in it: by name and file, never approximated."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from families_reference import VARIANTS, YARN, config_for
+
+from forerun.errors import UserError
+from forerun.models.families.registry import FAMILIES, read_config
+
+WHERE = "tiny/config.json"
+PLAIN = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+ROWS = {
+    "llama": "Llama 2, 3.x",
+    "qwen2": "Qwen2, 2.5",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral",
+    "smollm3": "SmolLM3",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 (text)",
+    "phi3": "Phi-3, Phi-4-mini",
+    "olmo2": "OLMo 2",
+    "gpt2": "GPT-2",
+}
+
+
+def minimal(model_type: str, **changes: Any) -> dict[str, Any]:
+    return {"model_type": model_type} | (GPT2 if model_type == "gpt2" else PLAIN) | changes
+
+
+def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
+    """The same config in the keys of transformers 4: what follows from other keys is not written."""
+    old = {key: value for key, value in config.items() if key not in ("rope_parameters", "layer_types", "dtype")}
+    old |= {"torch_dtype": "float32", "transformers_version": "4.48.0"}
+    rope = config.get("rope_parameters") or {}
+    if "sliding_attention" in rope:
+        old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+        rope = rope["full_attention"]
+        old["sliding_window_pattern"] = old.pop("_sliding_window_pattern")
+    scaling = dict(rope)
+    if "rope_theta" in scaling:
+        old["rope_theta"] = scaling.pop("rope_theta")
+    if "partial_rotary_factor" in scaling:
+        old["partial_rotary_factor"] = scaling.pop("partial_rotary_factor")
+    kind = scaling.pop("rope_type", "default")
+    if kind == "longrope":  # the original context stood outside
+        scaling.pop("original_max_position_embeddings")
+    old["rope_scaling"] = None if kind == "default" else scaling | {"type": kind}
+    return old
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", VARIANTS)
+def test_old_and_new_style_are_one_config(name: str) -> None:
+    new = json.loads(config_for(VARIANTS[name]).to_json_string(use_diff=False))
+    old = as_transformers_4(new)
+    assert old != new
+    assert read_config(old, WHERE) == read_config(new, WHERE)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_a_minimal_config_is_read(model_type: str) -> None:
+    """With the dropouts, tokens and dtypes of published files, which have no bearing here."""
+    bystanders = {"attention_dropout": 0.1, "resid_pdrop": 0.1, "torch_dtype": "bfloat16", "use_cache": True}
+    family, config = read_config(minimal(model_type, **bystanders), WHERE)
+    assert (family.model_type, config.layers, config.embed, config.vocab) == (model_type, 2, 32, 96)
+
+
+LLAMA_LIKE = [name for name in FAMILIES if name != "gpt2"]
+ACTIVATIONS = {"gemma2": "hidden_activation", "gemma3_text": "hidden_activation", "gpt2": "activation_function"}
+WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name != "phi3"]
+DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {"partial_rotary_factor": 0.5}
+
+REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what the error names, in the table
+    *((name, {ACTIVATIONS.get(name, "hidden_act"): "relu"}, "relu", "other activations") for name in FAMILIES),
+    *((name, {"quantization_config": {"quant_method": "awq"}}, "awq", "quantized weights") for name in FAMILIES),
+    *((name, {"num_local_experts": 8}, "num_local_experts: 8", "experts") for name in FAMILIES),
+    *((name, {"from_the_future": "yes"}, "from_the_future: 'yes'", "any unknown key") for name in FAMILIES),
+    *((name, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic", "dynamic NTK") for name in LLAMA_LIKE),
+    *((name, {"rope_parameters": DYNAMIC}, "dynamic", "dynamic NTK") for name in LLAMA_LIKE),
+    *((name, {"pretraining_tp": 2}, "pretraining_tp: 2", "`pretraining_tp`") for name in LLAMA_LIKE),
+    *((name, {"rope_parameters": PARTIAL}, "partial_rotary_factor", "partial RoPE") for name in WITHOUT_PARTIAL),
+    *((name, PARTIAL, "partial_rotary_factor", "partial RoPE") for name in WITHOUT_PARTIAL),
+    ("llama", {"rope_scaling": YARN | {"mscale": 0.7}}, "mscale", "YaRN with `mscale`"),
+    ("qwen2", {"use_mrope": True}, "use_mrope", "multimodal RoPE"),
+    ("qwen2", {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}, "mrope", "multimodal RoPE"),
+    ("qwen2", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention", "other layer types"),
+    ("qwen3", {"layer_types": ["full_attention"]}, "layer_types", "other layer types"),
+    ("smollm3", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types"),
+    ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers", "other layer types"),
+    ("gemma2", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types"),
+    ("gemma3_text", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention", "bidirectional attention"),
+    ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention", "bidirectional attention"),
+    ("gemma3_text", {"hidden_act": "silu"}, "silu", "other activations"),
+    ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types", "other layer types"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention", "cross attention"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", "scaling by layer"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights", "unscaled attention"),
+    ("gpt2", {"tie_word_embeddings": False}, "tie_word_embeddings", "untied head"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model_type", "change", "named", "feature"), REFUSED)
+def test_refused_by_name(
+    model_type: str, change: dict[str, Any], named: str, feature: str, families_table: Callable[[str, str, Any], None]
+) -> None:
+    with pytest.raises(UserError) as raised:
+        read_config(minimal(model_type, **change), WHERE)
+    assert WHERE in raised.value.what
+    assert named in raised.value.what
+    families_table(ROWS[model_type], "refused", [feature])
+    if model_type == "llama":
+        families_table("SmolLM2", "refused", [feature])
+
+
+@pytest.mark.parametrize("model_type", ["gemma3", "mixtral", "llama4", None, 7, ["llama"]])
+def test_other_families_are_refused(model_type: Any) -> None:
+    with pytest.raises(UserError) as raised:
+        read_config(PLAIN | {"model_type": model_type}, WHERE)
+    assert WHERE in raised.value.what
+    assert repr(model_type) in raised.value.what
+    assert "gemma3_text" in (raised.value.why or "")
+
+
+@pytest.mark.parametrize("key", ["hidden_size", "num_hidden_layers", "vocab_size"])
+@pytest.mark.parametrize("value", [None, "32", True, 3.5])
+def test_a_dimension_that_is_none(key: str, value: Any) -> None:
+    with pytest.raises(UserError, match=key):
+        read_config(minimal("llama", **{key: value}), WHERE)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {"type": "linear"},
+        {"type": "linear", "factor": "four"},
+        {"rope_type": "llama3", "factor": 8.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": "long"},
+        {"rope_type": "longrope", "short_factor": [1.0] * 4},
+        [1, 2],
+        "linear",
+    ],
+    ids=str,
+)
+def test_a_broken_scaling_is_the_users_error(scaling: Any) -> None:
+    with pytest.raises(UserError) as raised:
+        read_config(minimal("llama", rope_scaling=scaling), WHERE)
+    assert WHERE in raised.value.what

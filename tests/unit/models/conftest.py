@@ -1,0 +1,8 @@
+"""Makes what the tests of this folder share importable: `published_configs`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "tests" / "unit" / "models"))
 
-from published_configs import GEMMA2_2B, GEMMA3_1B, GPT2
+from published_configs import GEMMA2_2B, GEMMA3_1B, GPT2  # noqa: E402
 
 pytestmark = pytest.mark.aot
 

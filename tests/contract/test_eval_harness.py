@@ -86,6 +86,7 @@ def checkpoint(folder: Path, opens: bool) -> Any:
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     )
+    tokenizer.chat_template = CHAT
     model = reference_of(
         Variant("", "Llama", {"vocab_size": inner.get_vocab_size(), "max_position_embeddings": CONTEXT})
     )

@@ -13,7 +13,6 @@ SURFACE = {
     " --max-hours --out",
     "train": "JOB KEY=VALUE --fresh",
     "export": "RUN --to --dtype",
-    "export": "RUN --to --dtype",
     "generate": f"SOURCE PROMPT --batch --out --rows {ANSWER}",
     "chat": f"SOURCE --system {ANSWER}",
     "eval": "SOURCE --revision --data --tasks --limit --chat --context --batch --device --devices --dtype --json",

@@ -1,0 +1,58 @@
+"""Every family in and out again without training: the same tensors, the same dtypes, the same bits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import families_reference as families
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from forerun.exchange.match import dtypes_of
+from forerun.exchange.read import read_params
+from forerun.exchange.write import write_params
+from forerun.hardware.mesh import MeshShape
+from forerun.hub.weights import open_weights
+from forerun.nn.sharding import stored
+from forerun.nn.spec import map_specs
+from forerun.program.build import make_mesh
+
+pytestmark = pytest.mark.torch
+
+DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+
+
+@pytest.mark.parametrize("name", families.VARIANTS)
+def test_bit_for_bit(name: str, tmp_path: Path, families_table: Callable[[str, str, Any], None]) -> None:
+    """In three dtypes, through float32 arrays on eight devices; several files where the checkpoint is large enough."""
+    pair = families.pair(name)
+    mesh = make_mesh(MeshShape(2, 2, 2), jax.devices()[:8])
+    wanted = map_specs(
+        lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32, sharding=stored(mesh, s.shape, s.axes)),
+        pair.model.specs(),
+    )
+    original = load_file(pair.folder / "model.safetensors")
+    for dtype, kind in DTYPES.items():
+        came, went = tmp_path / dtype, tmp_path / f"{dtype} again"
+        came.mkdir()
+        went.mkdir()
+        save_file({key: value.astype(kind) for key, value in original.items()}, came / "model.safetensors")
+        with open_weights(came) as weights:
+            params = read_params(weights, pair.family.table, pair.model, wanted)
+            dtypes = dtypes_of(weights, pair.family.table, pair.model)
+        write_params(went, params, pair.family.table, pair.model, dtypes, shard_bytes=20_000)
+        index = json.loads((went / "model.safetensors.index.json").read_text())["weight_map"]
+        written = {key: load_file(went / file)[key] for key, file in index.items()}
+        read = load_file(came / "model.safetensors")
+        assert set(written) == set(read)
+        for key, value in read.items():
+            assert written[key].dtype == value.dtype, key
+            assert written[key].tobytes() == value.tobytes(), key
+    families_table(families.VARIANTS[name].row, "round trip", True)

@@ -89,22 +89,18 @@ class Progress:
     """How many of how many, and how long still, on stderr: one line on a terminal, elsewhere one every 10 seconds."""
 
     def __init__(self, noun: str) -> None:
-        self._noun, self._began, self._shown, self._done = noun, time.monotonic(), time.monotonic(), 0
+        self._noun, self._began, self._shown = noun, 0.0, 0.0
 
     def __call__(self, done: int, total: int) -> None:
         now, terminal = time.monotonic(), sys.stderr.isatty()
-        if done <= self._done:  # lm-eval asks in several turns
+        if done == 0:  # lm-eval asks in several turns
             self._began = self._shown = now
-        self._done = done
+            return
         if not terminal and done < total and now - self._shown < EVERY_SECONDS:
             return
         self._shown = now
         spent = now - self._began
         told = f"{done}/{total} {self._noun}, "
         told += f"eta {Seconds(spent / done * (total - done))}" if done < total else f"{Seconds(spent)}"
-        print(
-            f"\r\x1b[K{told}" if terminal else told,
-            end="\n" if not terminal or done == total else "",
-            file=sys.stderr,
-            flush=True,
-        )
+        end = "\n" if not terminal or done == total else ""
+        print(f"\r\x1b[K{told}" if terminal else told, end=end, file=sys.stderr, flush=True)

@@ -96,6 +96,7 @@ def _search(args: argparse.Namespace, job: Job, asker: _Asker) -> int:
         out_path=Path(args.out) if args.out else None,
         use_cache=not args.no_cache,
         adjust=asker.adjusted,
+        as_json=args.json,
     )
 
 

@@ -101,6 +101,8 @@ class HarnessModel(TemplateLM):
         for number, request in enumerate(requests):
             groups.setdefault(self._wish(request.args[1]), []).append(number)
         texts, done = [""] * len(requests), 0
+        if self._progress:
+            self._progress(done, len(requests))
         for wish, numbers in groups.items():
             numbers.sort(key=lambda number: -len(prompts[number]))
             room = self._room(wish)

@@ -27,7 +27,7 @@ SHORTEST = 32
 LOGITS_BYTES = 256 << 20  # of one device, at a time
 
 Request = tuple[Sequence[int], Sequence[int]]  # context, continuation
-Progress = Callable[[int, int], None]  # (done, of how many)
+Progress = Callable[[int, int], None]  # (done, of how many); first with 0
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,8 @@ class Scorer:
         rows = [self._row(number, *request) for number, request in enumerate(requests)]
         scores: list[Score | None] = [None] * len(rows)
         done = 0
+        if progress:
+            progress(done, len(rows))
         for numbers, logprobs, greedy in self._computed(rows):
             for place, number in enumerate(numbers):
                 span = slice(len(rows[number].inputs) - rows[number].scored, len(rows[number].inputs))

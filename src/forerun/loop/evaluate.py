@@ -65,6 +65,8 @@ def evaluate_text(
     packed = Rows(stream, min(context, len(stream.tokens) - 1))
     size = _row_count(loaded, min(rows, len(packed)))
     done = iter(range(size, len(packed) + size, size))
+    if progress:
+        progress(0, len(packed))
 
     def one_more() -> None:
         if progress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import sys
 import threading
@@ -10,8 +11,9 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
 
@@ -26,6 +28,7 @@ from forerun.plan.figures import seconds_text
 from forerun.plan.money import Tariff
 from forerun.plan.question import Question
 from forerun.plan.ranking import Found, ranked
+from forerun.plan.report import as_json as slices_json
 from forerun.plan.scoreboard import Scoreboard, account, best_text, print_ranking
 from forerun.plan.strategy import GOALS, Goal, Outcome, Strategy
 from forerun.plan.verdict import Verdict, verdict
@@ -76,8 +79,11 @@ def run_search(
     use_cache: bool = True,
     most_compiles: int = MOST_COMPILES,
     adjust: Adjust = lambda answer: answer,
+    as_json: bool = False,
 ) -> int:
     """`job` is concrete. Prints the ranking to `stream` (stdout) and writes the winning job; 130 after Ctrl-C.
+
+    With `as_json` the stream gets the ranking as JSON, and the words go to stderr.
 
     `adjust` corrects each verdict after the cache, such as by a calibration.
     """
@@ -101,7 +107,10 @@ def run_search(
         with Scoreboard(space.size, found.recalled) as board:
             explore(strategy, found, tariff, max_hours, board, use_cache=use_cache, most_compiles=most_compiles)
     seconds = Seconds(time.monotonic() - started)
-    return _told(space, found, chosen_goal, tariff, max_hours, out_path, stream or sys.stdout, seconds)
+    told = partial(_told, space, found, chosen_goal, tariff, max_hours, out_path)
+    if not as_json:
+        return told(stream or sys.stdout, seconds, lambda content: None)
+    return told(sys.stderr, seconds, lambda content: print(json.dumps(content, indent=2), file=stream or sys.stdout))
 
 
 def _goal(goal: str) -> Goal:
@@ -245,6 +254,7 @@ def _told(
     out_path: Path | None,
     stream: TextIO,
     seconds: Seconds,
+    on_result: Callable[[dict[str, Any]], None],
 ) -> int:
     ranking = ranked(found.verdicts, goal, tariff, max_hours)
     too_large = sum(not answer.fits for answer in found.verdicts.values())
@@ -268,7 +278,18 @@ def _told(
     note = "interrupted before it was finished" if found.interrupted else ""
     winner.write(path, winner.winning_job(space.job, best, ranking, goal, _as_written(space, best, ranking), note))
     console.print(f"written: {path}; check it with: forerun plan {path} --on {best.candidate.slice.name}", markup=False)
+    names = ("candidates", "ruled_out", "compiled", "recalled", "too_large", "failed", "left")
+    counted = dict(zip(names, tally, strict=True)) | {"failed": len(found.failures)}
+    plans = [_plan_json(one, tariff) for one in ranking]
+    on_result({"goal": goal, "seconds": round(float(seconds), 1), **counted, "written": str(path), "plans": plans})
     return INTERRUPTED if found.interrupted else 0
+
+
+def _plan_json(one: Found, tariff: Tariff) -> dict[str, Any]:
+    """A row as of `plan --json`, and what makes it another plan than its neighbours."""
+    [row] = slices_json([one.verdict], tariff)["slices"]
+    chosen = {"micro_batch": one.candidate.micro_batch, "remat": one.candidate.remat.model_dump()}
+    return {**row, **chosen, "on_front": one.on_front, "within_limits": one.within}
 
 
 def _as_written(space: Space, best: Found, ranking: Sequence[Found]) -> Found | None:

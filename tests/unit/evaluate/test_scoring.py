@@ -84,6 +84,7 @@ def test_progress_ends_at_all_of_them() -> None:
     seen: list[tuple[int, int]] = []
     scorer().token_logprobs(MIXED, lambda done, total: seen.append((done, total)))
     assert seen == sorted(seen)
+    assert seen[0] == (0, len(MIXED))
     assert seen[-1] == (len(MIXED), len(MIXED))
     assert scorer().token_logprobs([]) == []
 

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
 from forerun.errors import UserError
-from forerun.evaluate.tasks import require_harness
+from forerun.evaluate.tasks import _require_harmless, require_harness
 
 
 def test_without_lm_eval_the_command_to_install_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,3 +15,9 @@ def test_without_lm_eval_the_command_to_install_it_is_said(monkeypatch: pytest.M
     with pytest.raises(UserError) as caught:
         require_harness()
     assert caught.value.fix == "pip install 'forerun[eval]'"
+
+
+def test_a_task_that_runs_what_the_model_writes_is_refused() -> None:
+    _require_harmless({"choice": SimpleNamespace(UNSAFE_CODE=False), "other": SimpleNamespace()})
+    with pytest.raises(UserError, match="'humaneval' runs the model's answers as code"):
+        _require_harmless({"choice": SimpleNamespace(), "humaneval": SimpleNamespace(UNSAFE_CODE=True)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import json
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -218,6 +219,19 @@ def test_the_same_question_again_compiles_nothing(compiler: list[Question]) -> N
     assert len(compiler) == first
     assert f"0 compiled, {first} known from before" in again
     assert text.splitlines()[-1] == again.splitlines()[-1]
+
+
+def test_the_ranking_as_json(compiler: list[Question]) -> None:
+    code, text = searched(as_json=True)
+    answer = json.loads(text)
+    assert (code, answer["goal"], answer["written"]) == (0, "cheapest", f"{job().name}.cheapest.yaml")
+    assert answer["candidates"] == (
+        sum(answer["ruled_out"].values()) + answer["compiled"] + answer["recalled"] + answer["failed"] + answer["left"]
+    )
+    dollars = [plan["cost_usd"]["on_demand"] for plan in answer["plans"] if plan["within_limits"]]
+    assert dollars == sorted(dollars)
+    assert {"slice", "mesh", "micro_batch", "remat", "step_seconds", "on_front"} <= set(answer["plans"][0])
+    assert compiler
 
 
 def test_an_interrupted_search_tells_and_goes_on(compiler: list[Question], monkeypatch: pytest.MonkeyPatch) -> None:

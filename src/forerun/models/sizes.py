@@ -183,6 +183,12 @@ def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
 
 
 def _checked(config: DecoderConfig) -> DecoderConfig:
+    if config.head_dim % 2:
+        raise UserError(
+            f"a head of {config.head_dim} dimensions cannot be turned",
+            why="RoPE turns dimensions in pairs",
+            fix=f"set model.head_dim={config.head_dim + 1}",
+        )
     if config.heads % config.kv_heads:
         raise UserError(
             f"{config.heads} heads cannot share {config.kv_heads} kv_heads",

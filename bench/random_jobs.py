@@ -3,8 +3,8 @@
 python bench/random_jobs.py --count 40 --seed 0     # about 15 s a job on two cores; needs libtpu, no TPU
 
 Even seeds are small jobs that are right; odd seeds are anything without a mistake in the file, of up to 70B
-parameters. Each ends as fits, does not fit, refused, no answer (in ten minutes), or crash; a crash is a bug of ours. What was recorded is not
-asked again.
+parameters. Each ends as fits, does not fit, refused, no answer (in ten minutes), or crash; a crash is a bug of ours.
+What was recorded is not asked again.
 """
 
 from __future__ import annotations

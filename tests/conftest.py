@@ -26,7 +26,7 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "jax" / PYTHON / os.enviro
 if DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
 
-NEEDS = {"aot": ("libtpu",), "torch": ("torch", "transformers")}
+NEEDS = {"aot": ("libtpu",), "torch": ("torch", "transformers", "lm_eval")}
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -30,9 +30,13 @@ def run(args: argparse.Namespace) -> int:
     longest = longest_context(args.source, args.revision)
     loaded = load_model(args.source, revision=args.revision, device=args.device, devices=args.devices, dtype=args.dtype)
     device = loaded.mesh.devices.flat[0]
-    answer: dict[str, Any] = {"source": loaded.name, "step": loaded.step, "dtype": args.dtype}
+    answer: dict[str, Any] = {"source": loaded.name, "step": loaded.step, "dtype": str(loaded.compute.dtype)}
     step = "" if loaded.step is None else f", step {loaded.step}"
-    print(f"{loaded.name}{step}: {loaded.mesh.size} x {device.device_kind}, {args.dtype}", file=sys.stderr, flush=True)
+    print(
+        f"{loaded.name}{step}: {loaded.mesh.size} x {device.device_kind}, {loaded.compute.dtype}",
+        file=sys.stderr,
+        flush=True,
+    )
     if args.data:
         context = args.context or min(longest, USUAL_CONTEXT)
         report = evaluate_text(loaded, args.data, context=context, rows=args.batch, progress=Progress("rows"))

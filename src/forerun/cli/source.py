@@ -27,9 +27,7 @@ class Source:
 
     def plain_ids(self, text: str) -> list[int]:
         """A plain prompt, with what the tokenizer puts in front of every text (Llama's <s>)."""
-        tokenizer = self.loaded.tokenizer
-        encode = getattr(tokenizer, "encode_prompt", tokenizer.encode)
-        return [int(token) for token in encode(text)]
+        return [int(token) for token in self.loaded.tokenizer.encode_prompt(text)]
 
     def template_ids(self, text: str) -> list[int]:
         """A rendered chat template, which says itself what stands in front."""
@@ -61,7 +59,7 @@ def opened(args: argparse.Namespace) -> Source:
         args.source, revision=args.revision, device=args.device, devices=args.devices, mesh=mesh, dtype=args.dtype
     )
     device = found.mesh.devices.flat[0]
-    print(f"{found.name}: {found.mesh.size} x {device.device_kind}, {args.dtype}", file=sys.stderr, flush=True)
+    print(f"{found.name}: {found.mesh.size} x {device.device_kind}, {found.compute.dtype}", file=sys.stderr, flush=True)
     return Source(found)
 
 

@@ -136,7 +136,7 @@ def _answer(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     parser.add_argument("--devices", metavar="N", type=_count, help="how many of them; all without it")
     parser.add_argument("--mesh", metavar="DxFxT", help="data x fsdp x tp, as 1x1x4; without it all along fsdp")
     parser.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and arithmetic (bfloat16)"
+        "--dtype", choices=("bfloat16", "float32"), help="of weights and arithmetic (bfloat16; on a CPU float32)"
     )
 
 
@@ -168,7 +168,7 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("auto", "tpu", "gpu", "cpu"), default="auto", help="where (auto)")
     parser.add_argument("--devices", metavar="N", type=_count, help="how many of them; all without it")
     parser.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and arithmetic (bfloat16)"
+        "--dtype", choices=("bfloat16", "float32"), help="of weights and arithmetic (bfloat16; on a CPU float32)"
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 

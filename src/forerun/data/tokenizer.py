@@ -29,6 +29,9 @@ class Tokenizer(Protocol):
     @property
     def eos(self) -> int: ...
     def encode(self, text: str) -> NDArray[np.int32]: ...
+    def encode_prompt(self, text: str) -> NDArray[np.int32]:
+        """With what stands in front of every prompt (Llama's <s>)."""
+
     def decode(self, ids: ArrayLike) -> str: ...
 
 
@@ -41,6 +44,9 @@ class ByteTokenizer:
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.frombuffer(text.encode("utf-8", errors="surrogateescape"), np.uint8).astype(np.int32)
+
+    def encode_prompt(self, text: str) -> NDArray[np.int32]:
+        return self.encode(text)
 
     def decode(self, ids: ArrayLike) -> str:
         """The text of `ids`: document ends are left out, bytes that are not UTF-8 become U+FFFD."""
@@ -57,6 +63,13 @@ class FileTokenizer:
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_prompt(self, text: str) -> NDArray[np.int32]:
+        """Begun as the tokenizer begins a text; what it would put at the end (T5's </s>) would end the answer."""
+        found = self._inner.encode(text, add_special_tokens=True)
+        ids, special = np.asarray(found.ids, np.int32), found.special_tokens_mask
+        behind = next((n for n, mark in enumerate(reversed(special)) if not mark), 0)
+        return ids[: len(ids) - behind]
 
     def decode(self, ids: ArrayLike) -> str:
         return self._inner.decode(np.asarray(ids).ravel().tolist(), skip_special_tokens=True)

@@ -130,8 +130,7 @@ def language_of(loaded: Loaded) -> Language:
 
 def opening_of(tokenizer: Tokenizer) -> tuple[int, ...]:
     """What the tokenizer puts in front of every prompt (Llama's <s>)."""
-    encode_prompt = getattr(tokenizer, "encode_prompt", tokenizer.encode)
-    plain, whole = tokenizer.encode("a").tolist(), [int(token) for token in encode_prompt("a")]
+    plain, whole = tokenizer.encode("a").tolist(), tokenizer.encode_prompt("a").tolist()
     starts = range(len(whole) - len(plain) + 1)
     return tuple(whole[: next(start for start in starts if whole[start : start + len(plain)] == plain)])
 

@@ -56,9 +56,10 @@ def load_model(
     device: str = "auto",
     devices: int | None = None,
     mesh: MeshShape | None = None,
-    dtype: str = "bfloat16",
+    dtype: str | None = None,
 ) -> Loaded:
-    """Weights and computation in `dtype`, laid out over the mesh (all devices along fsdp unless given)."""
+    """Weights and computation in `dtype` (None: bfloat16, but float32 on a CPU, which has no arithmetic for it), laid
+    out over the mesh (all devices along fsdp unless given)."""
     folder = RunFolder(Path(source))
     run = load(folder.job).job if folder.job.exists() else None
     section = run.model if run else schema.Model(name=_named(source), revision=revision)
@@ -69,6 +70,7 @@ def load_model(
             fix="give a folder under runs/, a checkpoint's folder, or a name on the hub such as owner/name",
         )
     chosen = choose(device, devices)
+    dtype = dtype or ("float32" if chosen.platform == "cpu" else "bfloat16")
     model = model_of(section)
     shape = mesh or resolve(1, -1, 1, len(chosen.devices))
     check_model(shape, model.heads, shape.data_parallel, None)

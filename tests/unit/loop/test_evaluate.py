@@ -85,8 +85,8 @@ def test_a_text_shorter_than_the_context_is_one_row(tmp_path: Path) -> None:
 
 def test_what_stands_in_front_of_every_text() -> None:
     class Opened(ByteTokenizer):
-        def encode_prompt(self, text: str) -> list[int]:
-            return [7, 8, *self.encode(text).tolist(), 9]
+        def encode_prompt(self, text: str) -> np.ndarray:
+            return np.asarray([7, 8, *self.encode(text).tolist(), 9], np.int32)
 
     assert opening_of(ByteTokenizer()) == ()
     assert opening_of(Opened()) == (7, 8)

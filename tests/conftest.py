@@ -1,4 +1,4 @@
-"""What every test stands on: eight virtual CPU devices, strict dtype promotion, no file outside the repository.
+"""What every test stands on: eight virtual CPU devices, strict dtype promotion, no file outside the repository (but real weights).
 
 The settings go into the environment before jax is imported, so that processes started by a test have them too.
 """
@@ -8,11 +8,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-CACHE = Path(__file__).resolve().parents[1] / ".cache"
+TESTS = Path(__file__).resolve().parent
+CACHE = TESTS.parent / ".cache"
 PYTHON = f"py{sys.version_info.major}{sys.version_info.minor}"
 DEVICES = "--xla_force_host_platform_device_count"
 
@@ -26,7 +28,22 @@ os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "jax" / PYTHON / os.enviro
 if DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
 
+# Programs there run for milliseconds and compile for seconds: LLVM's optimizations would be most of the time.
+QUICKLY = ("contract", "unit/evaluate", "unit/exchange", "unit/generate", "unit/nn", "unit/objectives", "unit/program")
 NEEDS = {"aot": ("libtpu",), "torch": ("torch", "transformers", "lm_eval")}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
+    if str(request.path.parent.relative_to(TESTS)) not in QUICKLY:
+        yield
+        return
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from forerun.errors import UserError
 from forerun.models.base import Model, Readout
 from forerun.nn.compute import Compute
+from forerun.nn.lengths import length_bucket
 from forerun.nn.sharding import BATCH_AXES, batched, constrain
 from forerun.objectives.cross_entropy import chunk_length
 
@@ -170,21 +171,11 @@ def token_scores(out: Readout, targets_BS: jax.Array, chunk: int) -> tuple[jax.A
     return logprobs_BS, greedy_BS
 
 
-def length_bucket(length: int) -> int:
-    """The smallest of 32, 48, 64, 96, 128, ... that holds `length`."""
-    bucket = SHORTEST
-    while bucket < length:
-        if bucket * 3 // 2 >= length:
-            return bucket * 3 // 2
-        bucket *= 2
-    return bucket
-
-
 def _batches(rows: Sequence[_Row], size: int) -> Iterator[tuple[list[int], int]]:
     """(request numbers, padded length) of each batch, the longest first: what does not fit fails at once."""
     buckets: defaultdict[int, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
-        buckets[length_bucket(len(row.inputs))].append(number)
+        buckets[length_bucket(len(row.inputs), SHORTEST)].append(number)
     for length in sorted(buckets, reverse=True):
         numbers = buckets[length]
         for start in range(0, len(numbers), size):

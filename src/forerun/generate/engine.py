@@ -17,11 +17,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from forerun.errors import UserError
-from forerun.generate.buckets import CHUNK, length_bucket, prompt_chunks, row_bucket
+from forerun.generate.buckets import CHUNK, SHORTEST, prompt_chunks, row_bucket
 from forerun.generate.sampling import Rule, Sampling, choose
 from forerun.models.base import Model, Readout
 from forerun.nn import spec
 from forerun.nn.compute import Compute
+from forerun.nn.lengths import length_bucket
 from forerun.nn.rope import LongRope
 from forerun.nn.sharding import ACTIVATIONS, BATCH_AXES, partition
 
@@ -80,7 +81,7 @@ class Engine:
         self.positions: int | None = getattr(getattr(model, "config", None), "positions", None)
         self.switch = _switch(model)
         self._everywhere = NamedSharding(mesh, PartitionSpec())
-        cache = spec.map_specs(self._laid_out, self._cache_specs(self._row_multiple, length_bucket(1)))
+        cache = spec.map_specs(self._laid_out, self._cache_specs(self._row_multiple, length_bucket(1, SHORTEST)))
         results = (self._everywhere, self._everywhere, cache)
         self.read = jax.jit(self._read, static_argnames="rule", donate_argnames="cache", out_shardings=results)
         self.step = jax.jit(self._step, static_argnames="rule", donate_argnames="cache", out_shardings=results)
@@ -120,7 +121,7 @@ class Engine:
         padded = np.zeros((rows, chunks * size), np.int32)
         for row, sequence in enumerate(sequences):
             padded[row, : len(sequence)] = sequence
-        length = length_bucket(max(chunks * size, max(lengths) + room))
+        length = length_bucket(max(chunks * size, max(lengths) + room), SHORTEST)
         last_B = self.put(np.asarray(lengths, np.int32) - 1)
         tokens_B = self.put(np.zeros(rows, np.int32))
         with jax.set_mesh(self.mesh):
@@ -137,7 +138,7 @@ class Engine:
         cache, length = place.cache, place.length
         with jax.set_mesh(self.mesh):
             if furthest >= length:
-                length = length_bucket(furthest + 1)
+                length = length_bucket(furthest + 1, SHORTEST)
                 cache = self._grow(cache, rows=place.tokens_B.shape[0], length=length)
             tokens_B, positions_B, cache = self.step(
                 self.params, place.tokens_B, place.positions_B, alive_B, cache, *chooser.arguments, rule=chooser.rule

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 import scored_models as tiny
 
 from forerun.errors import UserError
-from forerun.evaluate.scoring import Request, Score, Scorer, length_bucket, token_scores
+from forerun.evaluate.scoring import Request, Score, Scorer, token_scores
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Readout
 from forerun.nn.compute import Compute
@@ -114,14 +112,6 @@ def test_no_array_holds_all_logits() -> None:
     compiled = jax.jit(scores).lower(out.hidden_BSE, out.matrix_VE, targets).compile()
     all_logits_bytes = 4 * 8 * 256 * (1 << 14)
     assert compiled.memory_analysis().temp_size_in_bytes < all_logits_bytes / 4
-
-
-@pytest.mark.parametrize("length", [1, 31, 32, 33, 48, 49, 64, 65, 96, 97, 1000, 1024, 1025, 5000])
-def test_buckets_hold_and_waste_little(length: int) -> None:
-    bucket = length_bucket(length)
-    assert bucket >= length
-    assert bucket <= max(32, math.ceil(length * 1.5))
-    assert bucket in {base << power for base in (2, 3) for power in range(4, 14)}
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ E embed, F mlp, H heads, K kv heads, D head, V vocab, P positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -236,14 +236,6 @@ def one_device() -> Mesh:
 @pytest.fixture
 def cube() -> Mesh:
     return mesh_of((2, 2, 2))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _compile_quickly() -> Iterator[None]:
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 @pytest.fixture

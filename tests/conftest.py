@@ -1,4 +1,4 @@
-"""What every test stands on: eight virtual CPU devices, strict dtype promotion, no file outside the repository (but real weights).
+"""What every test stands on: eight virtual CPU devices, strict dtype promotion, files in the repository's own cache.
 
 The settings go into the environment before jax is imported, so that processes started by a test have them too.
 """

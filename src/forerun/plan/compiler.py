@@ -1,10 +1,10 @@
 """The TPU compiler in a child process: started, watched, and ended as soon as it has decided on memory.
 
-The compiler writes the scheduled program, its buffers and its memory report, in this order, and only then
-generates code, which takes nearly all of the time. So they are copied as soon as the report is whole and nothing
-has changed meanwhile (tpu7x writes them twice, with the same buffers). A program that is too large for
-HBM ends the compile with an error, and the report is complete then, too. One that comes very near the limit waits for
-the compiler's own word.
+The compiler writes the scheduled program, its buffers and its memory report, one after the other or all at once, and
+only then generates code, which takes nearly all of the time. So they are copied as soon as they are whole and none has
+changed for a moment (tpu7x writes them twice, with the same buffers). A program that is too large for HBM ends the
+compile with an error, and the report is complete then, too. One that comes very near the limit waits for the
+compiler's own word.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ SETTLED = "settled"  # the folder of the copies
 LIVE_RANGES = "*-live-range.txt"
 NOISE = "stderr"
 POLL_SECONDS = 0.05
+QUIET_SECONDS = 0.5  # since the last write: they are written within milliseconds
 DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
 LIMIT_ROUNDING_BYTES = 6 * MIB  # the compiler tells its limits to 0.01 GiB: nearer than that, it is waited for
 SHOWN_LINES, SHOWN_COLUMNS = 12, 300
@@ -175,7 +177,7 @@ def _watch(
         facts = _read(folder / FACTS)
         if phase != (phase := "compile" if facts else "lower"):
             on_phase(phase)
-        if facts and (answer := _accepted(folder, facts)):
+        if facts and (answer := _accepted(folder, facts, quiet_seconds=0 if ended else QUIET_SECONDS)):
             limit = question.slice.chip.usable_bytes or 0
             clear = answer.memory.peak_bytes <= limit - LIMIT_ROUNDING_BYTES
             if clear or ended or any(folder.glob(TAKEN)):
@@ -206,23 +208,23 @@ def _answer(folder: Path, facts: dict[str, Any], accepted: bool) -> Answer:
     return Answer(memory, accepted, facts["program"], facts["mesh"], *work)
 
 
-def _accepted(folder: Path, facts: dict[str, Any]) -> Answer | None:
+def _accepted(folder: Path, facts: dict[str, Any], quiet_seconds: float = QUIET_SECONDS) -> Answer | None:
     """None if the compiler has not come so far, or is writing at this moment."""
     try:
-        return _answer(_settled(folder), facts, accepted=True)
+        return _answer(_settled(folder, quiet_seconds), facts, accepted=True)
     except (Unreadable, FileNotFoundError):
         return None
 
 
-def _settled(folder: Path) -> Path:
+def _settled(folder: Path, quiet_seconds: float) -> Path:
     """Copies of the program and its reports, which belong together."""
     copies = folder / SETTLED
     copies.mkdir(exist_ok=True)
     patterns = (SCHEDULED, ASSIGNMENT, LIVE_RANGES, REPORT)
     before = [newest_file(folder, pattern) for pattern in patterns]
     written = [path.stat().st_mtime_ns for path in before]
-    if max(written) > written[-1]:
-        raise Unreadable("the report is older than what it reports on")
+    if time.time_ns() - max(written) < quiet_seconds * 1e9:
+        raise Unreadable("the compiler may still be writing")
     for path in before:
         shutil.copy(path, copies / path.name)
     if [path.stat().st_mtime_ns for path in before] != written:

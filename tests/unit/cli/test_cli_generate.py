@@ -48,6 +48,8 @@ class Letters:
     def encode(self, text: str) -> list[int]:
         return [byte % 26 for byte in text.encode()]
 
+    encode_prompt = encode
+
     def decode(self, ids: Any) -> str:
         return "".join(chr(97 + token) for token in ids)
 

@@ -36,7 +36,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 
 def test_enough_runs_of_enough_generations() -> None:
-    assert len(COUNTED) >= 28  # 31 were compiled; three of them no longer fit the slice they were measured on
+    assert len(COUNTED) >= 30
     assert len({row["generation"] for row in COUNTED}) >= 4
     assert any(not row["mesh"].endswith("x1") for row in COUNTED), "tensor parallel ones are among them"
 

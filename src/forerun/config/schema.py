@@ -18,6 +18,7 @@ Sequences = Annotated[int, Field(gt=0, le=10**7)]  # of a batch: ways to divide 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 FOLDER_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
+COLUMNS = ("text", "messages", "prompt", "completion", "chosen", "rejected", "input_ids")
 RESIDUALS = ("layer_in", "query", "key", "value", "attention_out", "mlp_gate", "mlp_up")
 
 
@@ -79,10 +80,23 @@ class Model(Section):
 
 
 class Data(Section):
-    path: str = about("a text file or a folder of text files", "the job must say it")
+    path: str = about("a file, a folder or a glob: text, JSONL, CSV, Parquet, Arrow", "the job must say it")
     tokenizer: str | None = about(
         "'bytes' or the path of a tokenizer.json", "a checkpoint's own; without one, bytes", None
     )
+    columns: dict[str, str] = Field(
+        default_factory=dict,
+        description="what the file's columns are called, as in {text: content}",
+        json_schema_extra={"reason": "the text is in the column text", "propertyNames": {"enum": list(COLUMNS)}},
+    )
+
+    @field_validator("columns")
+    @classmethod
+    def _columns(cls, columns: dict[str, str]) -> dict[str, str]:
+        unknown = sorted(set(columns) - set(COLUMNS))
+        if unknown:
+            raise ValueError(f"data.columns: unknown {unknown[0]!r}; known: {', '.join(COLUMNS)}")
+        return columns
 
 
 class Optimizer(Section):

@@ -1,1 +1,1 @@
-"""From text files to batches: tokens, packed rows, and an order that is a pure function of seed and step."""
+"""From files to batches: tokens, packed rows, and an order that is a pure function of seed and step."""

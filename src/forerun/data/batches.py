@@ -1,18 +1,17 @@
 """Which rows make which batch: a pure function of seed and step, the same on any number of hosts and devices.
 
 An epoch is a permutation of the rows keyed by (seed, epoch). Batches are cut from the epochs laid end to end, so
-every row is used exactly once per epoch and none is dropped at an epoch's end. The permutation sorts raw 64-bit
-draws, which NumPy keeps stable between releases, unlike its shuffles.
+every row is used exactly once per epoch and none is dropped at an epoch's end. Any batch is found at once, however
+many rows there are and however late it comes.
 """
 
 from __future__ import annotations
-
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forerun.data.packing import Rows
+from forerun.data.permutation import permuted
 from forerun.errors import UserError
 from forerun.objectives.batch import Batch
 
@@ -47,7 +46,6 @@ class Batches:
         self._rows, self._seed, self._batch = rows, seed, batch
         self._shape = (accumulation, micro)
         self._slice = slice(index * micro // count, (index + 1) * micro // count)
-        self._order = lru_cache(maxsize=2)(self._epoch_order)
 
     @property
     def examples_per_epoch(self) -> int:
@@ -56,11 +54,11 @@ class Batches:
     def ids_at(self, step: int) -> NDArray[np.int64]:
         """The row numbers of global batch `step` (counted from 0), in order."""
         at = step * self._batch + np.arange(self._batch, dtype=np.int64)
-        epoch, place = np.divmod(at, len(self._rows))
-        first = int(epoch[0])
-        ids = self._order(first)[place]
-        if epoch[-1] != first:
-            ids = np.where(epoch == first, ids, self._order(first + 1)[place])
+        epochs, places = np.divmod(at, len(self._rows))
+        ids = np.empty_like(places)
+        for epoch in np.unique(epochs):
+            here = epochs == epoch
+            ids[here] = permuted(places[here], len(self._rows), self._seed, int(epoch))
         return ids
 
     def batch_at(self, step: int) -> Batch[NDArray[np.generic]]:
@@ -68,7 +66,3 @@ class Batches:
         ids = self.ids_at(step).reshape(self._shape)[:, self._slice]
         arrays = self._rows.take(ids.ravel())
         return Batch(**{name: array.reshape(*ids.shape, -1) for name, array in arrays.items()})
-
-    def _epoch_order(self, epoch: int) -> NDArray[np.int64]:
-        draws = np.random.PCG64(np.random.SeedSequence([self._seed, epoch])).random_raw(len(self._rows))
-        return np.argsort(draws, kind="stable")

@@ -19,10 +19,10 @@ from forerun.errors import UserError
 
 
 class Rows:
-    """The rows of a stream, built only when taken."""
+    """The rows of a stream, built only when taken; `recognised` says what the stream was read from."""
 
-    def __init__(self, stream: Stream, sequence: int) -> None:
-        self.stream, self.sequence = stream, sequence
+    def __init__(self, stream: Stream, sequence: int, recognised: str = "") -> None:
+        self.stream, self.sequence, self.recognised = stream, sequence, recognised
         self._count = -(-(len(stream.tokens) - 1) // sequence)  # the last token is a target only
         if self._count < 1:
             raise UserError(

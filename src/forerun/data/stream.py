@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,14 @@ class Stream:
         return whole.hexdigest()[:12]
 
 
-def token_stream(texts: Sequence[str], tokenizer: Tokenizer, cache: Path | None = None) -> Stream:
-    """The stream of `texts`, in order; empty texts are no documents."""
-    texts = [text for text in texts if text]
-    if not texts:
-        raise UserError("data.path: every file is empty", why="no token to train on", fix="put text into the files")
+def token_stream(texts: Iterable[str], tokenizer: Tokenizer, cache: Path | None = None) -> Stream:
+    """The stream of `texts`, in order; empty texts are no documents.
+
+    Without a cache the texts are taken one at a time; with one they are held, because its name is their hash.
+    """
     if cache is None:
-        return _encoded(texts, tokenizer)
+        return _encoded((text for text in texts if text), tokenizer)
+    texts = [text for text in texts if text]
     key = _key(texts, tokenizer)
     files = cache / f"{key}.tokens.npy", cache / f"{key}.offsets.npy"
     if not all(file.exists() for file in files):
@@ -56,10 +57,12 @@ def token_stream(texts: Sequence[str], tokenizer: Tokenizer, cache: Path | None 
     return Stream(tokens, np.asarray(offsets))
 
 
-def _encoded(texts: Sequence[str], tokenizer: Tokenizer) -> Stream:
+def _encoded(texts: Iterable[str], tokenizer: Tokenizer) -> Stream:
     dtype = np.uint16 if tokenizer.vocab <= 1 << 16 else np.int32
     end = np.asarray([tokenizer.eos], dtype)
     parts = [part for text in texts for part in (tokenizer.encode(text).astype(dtype), end)]
+    if not parts:
+        raise UserError("data.path: every file is empty", why="no token to train on", fix="put text into the files")
     lengths = [len(body) + 1 for body in parts[::2]]
     return Stream(np.concatenate(parts), np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
 

@@ -57,6 +57,11 @@ def read(path: Path) -> str:
         raise UserError(
             f"{path} cannot be read", why=error.strerror or str(error), fix=f"chmod +r {path}, or move it away"
         ) from error
+    return decoded(raw, path)
+
+
+def decoded(raw: bytes, path: Path | str) -> str:
+    """`raw` as text without a byte order mark; `path` is where it came from."""
     try:
         return raw.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:

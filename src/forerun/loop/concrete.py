@@ -13,6 +13,7 @@ from pathlib import Path
 from forerun.config.schema import Job
 from forerun.data.corpus import open_text
 from forerun.data.packing import Rows
+from forerun.data.permutation import ORDER
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, load_tokenizer
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
@@ -28,8 +29,8 @@ class Corpus:
 
     @cached_property
     def digest(self) -> str:
-        """Of the tokens in their order."""
-        return self.rows.stream.digest()
+        """Of the tokens, and of the order in which they come."""
+        return f"{self.rows.stream.digest()} {ORDER}"
 
 
 def tokenizer_of(job: Job) -> Tokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import os
 import sys
 import textwrap
@@ -15,12 +16,13 @@ from forerun.errors import UserError
 if TYPE_CHECKING:
     from forerun.config.load import Loaded
     from forerun.config.schema import Job
-    from forerun.loop.concrete import Corpus
+    from forerun.data.corpus import Corpus
     from forerun.models.base import Model
     from forerun.program.derive import Derived
 
 _WIDEST_VALUE = 20
 _NARROWEST_ORIGIN = 24
+READ_BYTES = 64 << 20  # of data that is tokenized just to say how many steps an epoch has
 _BOLD, _DIM, _CYAN, _PLAIN = "\033[1m", "\033[2m", "\033[36m", "\033[0m"
 
 # Why a decoder without a name has what the job does not say.
@@ -208,21 +210,28 @@ def _outcome(job: Job, place: Place) -> Outcome:
     known = concrete(job, corpus)
     model = model_of(known.model)
     check_model(mesh, model.heads, job.batch, job.micro_batch)
-    derived = derive(job, mesh, None if corpus is None else len(corpus.rows))
+    derived = derive(job, mesh, None if corpus is None else corpus.rows.epoch)
     kernel = kernels.attention(job.attention, place.platform, place.kind, job.precision.compute)
     return Outcome(known, place, derived, model, loss_chunk(job, model, derived), kernel.name)
 
 
 def _corpus(job: Job) -> Corpus | None:
-    """The data; None if it is elsewhere and the job has its steps and vocabulary without it."""
-    from forerun.loop.concrete import open_corpus
-    from forerun.models.sizes import SIZES
+    """The data, if the steps follow from it or if it is small; else its files are only looked for.
 
-    enough = job.steps is not None and (job.model.vocab is not None or job.model.name in SIZES)
-    if enough and not Path(job.data.path).exists():
-        print(f"warning: data.path {job.data.path} is not on this machine", file=sys.stderr)
-        return None
-    return open_corpus(job)
+    A place that cannot be seen from here (a bucket, another machine's disk) is then a warning.
+    """
+    from forerun.data.source.sources import open_source
+    from forerun.loop.corpus import open_corpus
+
+    if job.steps is None:
+        return open_corpus(job)
+    size_bytes = 0
+    for part in job.data.parts.values():
+        if "://" in part.path or not (glob.has_magic(part.path) or Path(part.path).exists()):
+            print(f"warning: data.path {part.path} is not on this machine", file=sys.stderr)
+            return None
+        size_bytes += open_source(part).size_bytes
+    return open_corpus(job) if size_bytes <= READ_BYTES else None
 
 
 def _model_values(job: Job) -> Applied:
@@ -246,7 +255,7 @@ def _model_values(job: Job) -> Applied:
 
 
 def _tokenizer_vocab(job: Job) -> int | None:
-    from forerun.loop.concrete import tokenizer_of
+    from forerun.loop.corpus import tokenizer_of
 
     return tokenizer_of(job).vocab if job.model.name is None and job.model.vocab is None else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import glob
 import json
 import sys
 import time
@@ -80,9 +81,13 @@ def _require_possible(args: argparse.Namespace) -> None:
     if for_tasks and not args.tasks:
         raise UserError(f"{for_tasks[0]} is for --tasks", why="no task was named", fix=f"leave {for_tasks[0]} out")
     if args.data:
+        from forerun.config.schema import Part
+        from forerun.data.source.sources import open_source
         from forerun.data.text import local_path
 
-        local_path(args.data, key="--data")
+        if "://" not in args.data and not glob.has_magic(args.data):
+            local_path(args.data, key="--data")
+        open_source(Part(path=args.data))
     if args.tasks:
         from forerun.evaluate.tasks import require_harness
 

@@ -86,6 +86,18 @@ def _train(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fresh", action="store_true", help="start over in a run folder that exists")
 
 
+def _data(parser: argparse.ArgumentParser) -> None:
+    _job(parser)
+    parser.add_argument(
+        "--samples", metavar="N", type=_count, default=2, help="rows to show, as the model sees them (2)"
+    )
+    parser.add_argument("--full", action="store_true", help="show the rows whole")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts, one file")
+    parser.add_argument("--shard", metavar="I/N", help="only tokenize, and only share I of N: for many machines")
+    parser.add_argument("--verify", action="store_true", help="read all tokens and compare their checksums")
+    parser.add_argument("--ledger", metavar="FILE", help="compare a run's ledger.jsonl with the order of this job")
+
+
 def _plan(parser: argparse.ArgumentParser) -> None:
     _job(parser)
     parser.add_argument(
@@ -189,6 +201,7 @@ def _schema(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = {
     "check": Command("show every value of a job and where it came from", "forerun check job.yaml --on v5e-8", _check),
+    "data": Command("look at the data as the model will see it", "forerun data job.yaml --html data.html", _data),
     "plan": Command(
         "without a TPU: does a job fit, how long, how much?", "forerun plan job.yaml --on v6e-1,v5e-8", _plan
     ),

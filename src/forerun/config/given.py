@@ -16,6 +16,7 @@ from forerun.errors import UserError
 
 COMMAND_LINE = "command line"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_NO_PATH: dict[tuple[str, ...], str] = {("data", "tokenizer"): "bytes", ("data", "chat_template"): "chatml"}
 
 
 @dataclass(frozen=True)
@@ -95,17 +96,30 @@ def _places(path: KeyPath, value: Any) -> Iterator[KeyPath]:
 
 def _make_paths_absolute(given: Given) -> None:
     """A path in the file is seen from the file's folder, one on the command line from where the user stands."""
-    for section, name in (("data", "path"), ("data", "tokenizer"), ("model", "name")):
-        tree = given.tree.get(section)
-        if not isinstance(tree, dict):
+    for path in _path_keys(given.tree):
+        tree = _section(given.tree, path[:-1])
+        value = tree.get(path[-1]) if isinstance(tree, dict) else None
+        if not isinstance(value, str) or not value or _URL.match(value) or value == _NO_PATH.get(path):
             continue
-        value = tree.get(name)
-        if not isinstance(value, str) or not value or _URL.match(value) or (name, value) == ("tokenizer", "bytes"):
-            continue
-        folder = Path() if given.on_command_line((section, name)) else given.file.parent
-        path = os.path.abspath(folder / os.path.expanduser(value))
-        if section == "data" or _is_model_folder(value, path):
-            tree[name] = path
+        folder = Path() if given.on_command_line(path) else given.file.parent
+        absolute = os.path.abspath(folder / os.path.expanduser(value))
+        if path[0] == "data" or _is_model_folder(value, absolute):
+            tree[path[-1]] = absolute
+
+
+def _path_keys(tree: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """The keys that hold a path; a part of a mixture may be just its path."""
+    yield from (("data", name) for name in ("path", "tokenizer", "chat_template", "store"))
+    yield "model", "name"
+    mixture = _section(tree, ("data", "mixture"))
+    for name, part in mixture.items() if isinstance(mixture, dict) else ():
+        yield ("data", "mixture", name, "path") if isinstance(part, dict) else ("data", "mixture", name)
+
+
+def _section(tree: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
 
 
 def _is_model_folder(value: str, path: str) -> bool:

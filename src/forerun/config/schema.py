@@ -34,6 +34,11 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
+def _shorthand(field: str) -> Any:
+    """`model: qwen3-0.6b` means `model: {name: qwen3-0.6b}`."""
+    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)
+
+
 class RopeScaling(Section):
     """Llama-3 frequency scaling for contexts beyond the one trained first."""
 
@@ -79,24 +84,106 @@ class Model(Section):
         return name
 
 
-class Data(Section):
-    path: str = about("a file, a folder or a glob: text, JSONL, CSV, Parquet, Arrow", "the job must say it")
-    tokenizer: str | None = about(
-        "'bytes' or the path of a tokenizer.json", "a checkpoint's own; without one, bytes", None
-    )
-    columns: dict[str, str] = Field(
+def _columns() -> Any:
+    return Field(
         default_factory=dict,
         description="what the file's columns are called, as in {text: content}",
-        json_schema_extra={"reason": "the text is in the column text", "propertyNames": {"enum": list(COLUMNS)}},
+        json_schema_extra={
+            "reason": "text, messages, prompt and completion, input_ids",
+            "propertyNames": {"enum": list(COLUMNS)},
+        },
     )
+
+
+class Part(Section):
+    """One source of a mixture."""
+
+    path: str = about("as data.path", "the job must say it")
+    weight: float | None = about(
+        "its share of the rows, against the other weights", "none anywhere: every row once per epoch", None, gt=0
+    )
+    columns: dict[str, str] = _columns()
 
     @field_validator("columns")
     @classmethod
-    def _columns(cls, columns: dict[str, str]) -> dict[str, str]:
+    def _known(cls, columns: dict[str, str]) -> dict[str, str]:
         unknown = sorted(set(columns) - set(COLUMNS))
         if unknown:
             raise ValueError(f"data.columns: unknown {unknown[0]!r}; known: {', '.join(COLUMNS)}")
         return columns
+
+
+class Data(Section):
+    path: str | None = about(
+        "a file, a folder or a glob: text, JSONL, CSV, Parquet, Arrow; hf://datasets/owner/name", "or a mixture", None
+    )
+    mixture: dict[str, Annotated[Part, _shorthand("path")]] = Field(
+        default_factory=dict,
+        description="several sources by name, each with path, weight and columns",
+        json_schema_extra={"reason": "one source: path"},
+    )
+    tokenizer: str | None = about(
+        "'bytes' or the path of a tokenizer.json", "a checkpoint's own; without one, bytes", None
+    )
+    columns: dict[str, str] = _columns()
+    packing: Literal["auto", "concatenate", "whole"] = about(
+        "concatenate: one stream, cut into rows; whole: documents stay in one piece",
+        "auto: text is concatenated, chat stays whole",
+        "auto",
+    )
+    too_long: Literal["split", "keep_start", "keep_end", "drop", "stop"] = about(
+        "what a document longer than the sequence becomes, when documents stay whole", "split: nothing is lost", "split"
+    )
+    loss_on: Literal["answers", "all"] = about(
+        "tokens that are learned: the assistant's or the completion, or all",
+        "answers: nobody trains a model to ask; plain text is learned whole",
+        "answers",
+    )
+    chat_template: str | None = about(
+        "a Jinja file, or 'chatml'", "the checkpoint's own; without one the job must say it", None
+    )
+    special_tokens: bool = about(
+        "special tokens written out in a text count as such", "no: a text cannot forge the end of a turn", False
+    )
+    validation: float = about(
+        "share of the documents kept for validation, chosen by the hash of their content", "none", 0.0, ge=0, lt=1
+    )
+    bad_rows: float = about(
+        "bad rows that may be passed over: a share if below 1, else a number", "0: the first one stops", 0.0, ge=0
+    )
+    bad_files: int = about("damaged files that may be passed over", "0: the first one stops", 0, ge=0)
+    store: str | None = about("folder of the tokenized documents", "~/.cache/forerun/tokens", None)
+    workers: int | None = about("processes that tokenize", "one per core", None, gt=0, le=1024)
+    feeders: int = about("processes that build batches", "0: threads, fast enough for most", 0, ge=0, le=256)
+    ledger: bool = about("write the example ids of every step to ledger.jsonl", "off: a line a step", False)
+
+    @field_validator("columns")
+    @classmethod
+    def _known(cls, columns: dict[str, str]) -> dict[str, str]:
+        return Part(path="", columns=columns).columns
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Data:
+        if not self.path and not self.mixture:
+            raise ValueError("data.path is missing: a file, a folder or a glob; or name several in data.mixture")
+        if self.path and self.mixture:
+            raise ValueError("data.path and data.mixture are both given: keep one")
+        if self.mixture and self.columns:
+            raise ValueError("data.columns beside data.mixture: write columns into each part of the mixture")
+        given = [part.weight is not None for part in self.mixture.values()]
+        if any(given) and not all(given):
+            raise ValueError("data.mixture: give every part a weight, or none of them")
+        return self
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """The sources by name; a single one is called data."""
+        return self.mixture or {"data": Part(path=self.path or "", columns=self.columns)}
+
+    @property
+    def where(self) -> str:
+        """For messages: the path, or the names of the mixture."""
+        return self.path or f"mixture of {', '.join(self.mixture)}"
 
 
 class Optimizer(Section):
@@ -186,11 +273,6 @@ class Sample(Section):
     prompt: str = about("text that the trained model continues", "any start will do", "The ")
     tokens: int = about("tokens to write", "enough to read", 120, ge=0)
     temperature: float = about("0 is greedy", "small models repeat themselves when greedy", 0.8, ge=0)
-
-
-def _shorthand(field: str) -> Any:
-    """`model: qwen3-0.6b` means `model: {name: qwen3-0.6b}`."""
-    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)
 
 
 class Job(Section):

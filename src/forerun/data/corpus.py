@@ -1,32 +1,214 @@
-"""Opening the job's data: files, tokenizer and rows in one call, with the counts a user wants to see."""
+"""Opening the job's data: sources, tokens and rows in one call, with the counts a user wants to see."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
-from forerun.config.schema import Data
-from forerun.data.packing import Rows
-from forerun.data.sources import open_source
-from forerun.data.stream import token_stream
+from forerun.config import schema
+from forerun.data.documents import Documents
+from forerun.data.order.concatenated import Concatenated
+from forerun.data.order.mixture import Mixture
+from forerun.data.order.permutation import ORDER
+from forerun.data.order.rows import PackedRows
+from forerun.data.order.whole import Whole
+from forerun.data.source.identity import cache_folder
+from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import Tokenizer
+from forerun.data.tokens.build import Limits, Progress, build
+from forerun.data.tokens.recipe import Recipe, recipe_for
+from forerun.data.tokens.store import Store, open_store
+from forerun.errors import UserError
+from forerun.hub.chat import CHATML
 from forerun.units import Count
 
-
-def open_text(data: Data, *, sequence: int, tokenizer: Tokenizer, cache: Path | None = None) -> Rows:
-    """The rows of `data.path`, packed to `sequence`; tokenized once per content if there is a `cache` folder."""
-    source = open_source(data)
-    recognised = "" if source.kind == "text" else source.recognised
-    return Rows(token_stream(source.texts(), tokenizer, cache), sequence, recognised)
+OnProgress = Callable[[str, Progress], None]
+PLANS = "rows"  # folder of packing plans, inside a store's
 
 
-def counts(rows: Rows) -> str:
-    """One line for the display: `12 documents  1.02M tokens  996 rows of 1024  0.0% padding`.
+@dataclass(frozen=True)
+class Dialect:
+    """How the model reads: its tokenizer, and how a conversation becomes text."""
 
-    Rows that do not come from plain text say first what they come from: `3 files, jsonl, column text`.
+    tokenizer: Tokenizer
+    template: str | None = None
+    special: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One source, its tokens and its rows."""
+
+    name: str
+    source: Source
+    store: Store
+    rows: PackedRows
+
+    @property
+    def line(self) -> str:
+        """`3 files, jsonl, column text  12 documents  1.02M tokens  996 rows of 1024  0.0% padding`, and what else
+        became of documents."""
+        report, store = self.rows.report, self.store
+        said = [
+            self.source.recognised,
+            f"{report.documents} {'document' if report.documents == 1 else 'documents'}",
+            f"{Count(report.tokens)} tokens",
+            f"{report.rows} rows of {report.sequence}",
+            f"{report.padding_share:.1%} padding",
+        ]
+        if report.too_long and isinstance(self.rows, Whole):
+            said.append(f"{report.too_long} longer than a row: {report.became.replace('_', ' ')}")
+        if store.bad:
+            said.append(f"{store.bad} bad rows passed over")
+        if store.validation is not None:
+            said.append(f"{len(store.validation)} documents for validation")
+        return "  ".join(said)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All data of a job, ready to be cut into batches."""
+
+    tokenizer: Tokenizer
+    parts: tuple[Part, ...]
+    rows: Mixture
+
+    @cached_property
+    def digest(self) -> str:
+        """Of the tokens, their packing and mixture, and of the order in which they come."""
+        return f"{self.rows.digest} {ORDER}"
+
+    @property
+    def largest(self) -> int:
+        """The largest token id of all."""
+        return max(part.store.train.largest for part in self.parts)
+
+    def lines(self) -> list[str]:
+        """What was found, for the display: one line, or one for each part of a mixture."""
+        if len(self.parts) == 1:
+            return [self.parts[0].line]
+        seen = zip(self.parts, self.rows.passes, strict=True)
+        return [f"{part.name}: {part.line}  {passes:.3g} passes an epoch" for part, passes in seen]
+
+
+def open_corpus(
+    data: schema.Data,
+    dialect: Dialect,
+    *,
+    sequence: int,
+    vocab: int | None = None,
+    on_progress: OnProgress | None = None,
+) -> Corpus:
+    """Every source of `data`, tokenized unless that was done before, in rows of `sequence`.
+
+    `vocab` is the model's, if it is known: ids that come from the user's own tokenizing are held to it.
     """
-    many = "document" if rows.documents == 1 else "documents"
-    recognised = f"{rows.recognised}  " if rows.recognised else ""
-    return (
-        f"{recognised}{rows.documents} {many}  {Count(rows.tokens)} tokens  "
-        f"{len(rows)} rows of {rows.sequence}  {rows.padding_share:.1%} padding"
+    parts = tuple(_opened(name, part, data, dialect, sequence, vocab, on_progress) for name, part in data.parts.items())
+    weights = [part.weight for part in data.mixture.values() if part.weight is not None]
+    return Corpus(dialect.tokenizer, parts, Mixture([part.rows for part in parts], weights or None, list(data.parts)))
+
+
+def tokenize(
+    source: Source,
+    recipe: Recipe,
+    data: schema.Data,
+    *,
+    shard: tuple[int, int] = (0, 1),
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Path:
+    """The folder of the source's tokens, made by worker processes if they are not there yet."""
+    return build(
+        source,
+        recipe,
+        store_root(data),
+        workers=data.workers,
+        shard=shard,
+        limits=Limits(data.bad_rows, data.bad_files),
+        progress=on_progress,
     )
+
+
+def recipe_of(source: Source, data: schema.Data, dialect: Dialect, vocab: int | None = None) -> Recipe:
+    """How the rows of `source` become tokens; a form that cannot be learned from is refused."""
+    if source.form == "chosen/rejected":
+        raise UserError(
+            f"{source.files[0].name}: preference pairs (chosen, rejected) cannot be trained on yet",
+            why="training is next-token; an objective for pairs is not there yet",
+            fix="fine-tune on the chosen answers: data.columns.completion=chosen with a prompt column",
+        )
+    given = source.form == "input_ids"
+    if given and vocab is None and data.tokenizer is None and dialect.tokenizer.path == "bytes":
+        raise UserError(
+            f"{source.files[0].name}: token ids, and no tokenizer or vocabulary to hold them to",
+            why="data.tokenizer and model.vocab are both open",
+            fix="name the tokenizer that made them: data.tokenizer=PATH/tokenizer.json",
+        )
+    return recipe_for(
+        dialect.tokenizer,
+        vocab=vocab if given else None,
+        template=_template(source, data, dialect) if source.form == "messages" else None,
+        special=dict(dialect.special) if source.form == "messages" else None,
+        loss_on=data.loss_on,
+        special_tokens=data.special_tokens,
+        validation=data.validation,
+    )
+
+
+def store_root(data: schema.Data) -> Path:
+    if data.store is not None:
+        return Path(data.store)
+    return cache_folder() / "tokens"
+
+
+def packing_of(data: schema.Data, form: str) -> str:
+    """`concatenate` or `whole`: the job's, or by what the rows are."""
+    if data.packing != "auto":
+        return data.packing
+    return "concatenate" if form == "text" else "whole"
+
+
+def packed(documents: Documents, packing: str, sequence: int, data: schema.Data, plans: Path | None) -> PackedRows:
+    if packing == "concatenate":
+        return Concatenated(documents, sequence)
+    return Whole(documents, sequence, too_long=data.too_long, plan_folder=plans)
+
+
+def _opened(
+    name: str,
+    part: schema.Part,
+    data: schema.Data,
+    dialect: Dialect,
+    sequence: int,
+    vocab: int | None,
+    on_progress: OnProgress | None,
+) -> Part:
+    source = open_source(part)
+    recipe = recipe_of(source, data, dialect, vocab)
+    report = (lambda progress: on_progress(name, progress)) if on_progress else None
+    folder = tokenize(source, recipe, data, on_progress=report)
+    store = open_store(folder)
+    rows = packed(store.train, packing_of(data, source.form), sequence, data, folder / PLANS)
+    return Part(name, source, store, rows)
+
+
+def _template(source: Source, data: schema.Data, dialect: Dialect) -> str:
+    if data.chat_template == "chatml":
+        return CHATML
+    if data.chat_template is not None:
+        try:
+            return Path(data.chat_template).read_text(encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"data.chat_template: {data.chat_template} cannot be read",
+                why=error.strerror or str(error),
+                fix="name a Jinja file, or data.chat_template=chatml",
+            ) from error
+    if dialect.template is None:
+        raise UserError(
+            f"{source.files[0].name}: conversations, and no chat template",
+            why="the model brings none, so nothing says how a conversation becomes text",
+            fix="data.chat_template=chatml, or the path of a Jinja file",
+        )
+    return dialect.template

@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.text import local_path
 from forerun.errors import UserError
-from forerun.hub.snapshot import Snapshot
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from forerun.hub.snapshot import Snapshot
 
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
 
@@ -24,6 +25,10 @@ class Tokenizer(Protocol):
 
     @property
     def name(self) -> str: ...
+    @property
+    def path(self) -> str:
+        """The file it was read from, or 'bytes'."""
+
     @property
     def vocab(self) -> int: ...
     @property
@@ -39,6 +44,7 @@ class ByteTokenizer:
     """Ids 0..255 are the bytes of UTF-8 text, 256 ends a document: a vocabulary of 257."""
 
     name = "bytes:257"
+    path = "bytes"
     vocab = 257
     eos = 256
 
@@ -57,8 +63,8 @@ class ByteTokenizer:
 class FileTokenizer:
     """A tokenizer.json. No special token is added; those written out in the text are recognised."""
 
-    def __init__(self, name: str, inner: tokenizers.Tokenizer, eos: int) -> None:
-        self.name, self.eos, self._inner = name, eos, inner
+    def __init__(self, name: str, inner: tokenizers.Tokenizer, eos: int, path: str = "") -> None:
+        self.name, self.eos, self._inner, self.path = name, eos, inner, path
         self.vocab = 1 + max(inner.get_vocab(with_added_tokens=True).values())
 
     def encode(self, text: str) -> NDArray[np.int32]:
@@ -123,7 +129,9 @@ def _from_file(path: Path, end: str | None = None) -> FileTokenizer:
     for name in (end, *EOS_NAMES) if end else EOS_NAMES:
         eos = inner.token_to_id(name)
         if eos is not None:
-            return FileTokenizer(f"{path.name}:{hashlib.sha256(raw).hexdigest()[:16]}", inner, eos)
+            inner.no_truncation()
+            inner.no_padding()
+            return FileTokenizer(f"{path.name}:{hashlib.sha256(raw).hexdigest()[:16]}", inner, eos, str(path))
     raise UserError(
         f"data.tokenizer: {path} has no token that ends a document",
         why=f"none of {', '.join(EOS_NAMES)} is in its vocabulary",

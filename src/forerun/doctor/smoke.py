@@ -66,15 +66,15 @@ def _data(bench: Bench) -> str:
     """Text that every Python brings along."""
     import pydoc_data.topics
 
-    from forerun.data.corpus import counts
-    from forerun.loop.concrete import concrete, open_corpus
+    from forerun.loop.concrete import concrete
+    from forerun.loop.corpus import open_corpus
 
     (bench.folder / "text").mkdir()
     (bench.folder / "text" / "topics.txt").write_text("\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
     job = smoke_job(bench.folder, len(bench.made["chosen"].devices))
     corpus = open_corpus(job)
     bench.made.update(corpus=corpus, job=concrete(job, corpus))
-    return counts(corpus.rows)
+    return corpus.lines()[0]
 
 
 def _compiled_step(bench: Bench) -> str:
@@ -83,7 +83,7 @@ def _compiled_step(bench: Bench) -> str:
     from forerun.loop.train import batches_of, on_devices, program_on
 
     job, corpus = bench.made["job"], bench.made["corpus"]
-    program = program_on(job, bench.made["chosen"], len(corpus.rows))
+    program = program_on(job, bench.made["chosen"], corpus.rows.epoch)
     batches = batches_of(job, program, corpus)
     step = program.trace().lower().compile(compiler_options=program.compiler_options or None)
 
@@ -108,7 +108,7 @@ def _gradients(bench: Bench) -> str:
     alone = Chosen(chosen.platform, chosen.devices[:1], chosen.reason)
     norms = []
     for these in (alone, chosen):
-        program = program_on(job, these, len(corpus.rows))
+        program = program_on(job, these, corpus.rows.epoch)
         batch = jax.tree.map(on_devices, program.batch, batches_of(job, program, corpus).batch_at(0))
         step = program.trace().lower().compile(compiler_options=program.compiler_options or None)
         norms.append(float(step(program.initial_state(job.seed), batch)[1].grad_norm))

@@ -12,7 +12,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from forerun.errors import UserError
@@ -25,9 +27,22 @@ TEMPLATE_NAME, CONFIG_NAME = "chat_template.jinja", "tokenizer_config.json"
 DEFAULT = "default"
 MAX_TEMPLATE_BYTES = MIB
 CPU_SECONDS = 2
+CPU_SECONDS_PER_RENDER = 1 / 200
 WALL_SECONDS = 60.0
 MEMORY_BYTES = 512 * MIB
 OUTPUT_CHARACTERS = 4 * MIB
+RUN_MESSAGES = 100_000  # that one process writes to find the answers
+SPOKEN_DATE = (
+    "2024-07-26"  # what data is written with must not depend on the day; Llama's own template falls back to it
+)
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 Message = Mapping[str, Any]
 
@@ -63,15 +78,105 @@ def render_all(
     template: str, conversations: Sequence[Sequence[Message]], *, special: Mapping[str, str], prompt: bool = True
 ) -> list[str]:
     """Many conversations in one child process."""
+    answer = _run(
+        template, conversations, dict(special) | {"add_generation_prompt": prompt}, renders=len(conversations)
+    )
+    if "fault" in answer:
+        raise _error(answer)
+    return list(answer["texts"])
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """A conversation as text, and the spans of its characters that the assistant says."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Unspoken:
+    """A conversation that the template cannot write, or whose answers cannot be told apart."""
+
+    what: str
+    why: str
+    fix: str
+
+
+def spoken_all(
+    template: str,
+    conversations: Sequence[Sequence[Message]],
+    *,
+    special: Mapping[str, str],
+    ends: Sequence[str],
+    answers: bool = True,
+) -> list[Spoken | Unspoken]:
+    """Many conversations in one child process, with what the assistant says in each.
+
+    With generation marks in the template these are the marks' insides. Without, an answer begins behind the text of the
+    messages before it and the generation prompt, and ends with its end of turn: space behind one of the tokens
+    `ends` is not the assistant's. Without `answers` there is only the text.
+    """
+    half = len(conversations) // 2
+    if half and sum(len(messages) * (1 + 2 * _answers(messages)) for messages in conversations) > RUN_MESSAGES:
+        parts = conversations[:half], conversations[half:]
+        return [
+            one for part in parts for one in spoken_all(template, part, special=special, ends=ends, answers=answers)
+        ]
+    renders = sum(1 + 2 * _answers(messages) for messages in conversations)
+    messages = sum(len(messages) * (1 + 2 * _answers(messages)) for messages in conversations)
+    growth = max((1 + 2 * _answers(messages) for messages in conversations), default=1)
+    variables = dict(special) | {"add_generation_prompt": False}
+    answer = _run(
+        template,
+        conversations,
+        variables,
+        renders=renders + messages // 8,
+        growth=growth,
+        more={"ends": list(ends), "answers": answers, "date": SPOKEN_DATE},
+    )
+    if "fault" in answer:
+        raise _error(answer)
+    return [_spoken(found) for found in answer["spoken"]]
+
+
+def _answers(messages: Sequence[Message]) -> int:
+    return sum(1 for message in messages if isinstance(message, Mapping) and message.get("role") == "assistant")
+
+
+def _spoken(found: dict[str, Any]) -> Spoken | Unspoken:
+    if "fault" not in found:
+        return Spoken(found["text"], tuple((start, stop) for start, stop in found["spans"]))
+    if found["fault"] == "unclear":
+        return Unspoken(
+            "what the assistant says cannot be told from the rest",
+            why=f"about the chat template: {found['why'][:500]}",
+            fix="data.chat_template=FILE with {% generation %} marks around the answers, or data.loss_on=all",
+        )
+    error = _error(found)
+    return Unspoken(error.what, error.why, error.fix)
+
+
+def _run(
+    template: str,
+    conversations: Sequence[Sequence[Message]],
+    variables: dict[str, Any],
+    *,
+    renders: int,
+    growth: int = 1,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """The child's answer. Its limits grow with `renders` and with the text, which is written `growth` times."""
     text = json.dumps(conversations)  # also makes plain data of it: nothing else reaches a template
     request = {
         "path": [entry or os.getcwd() for entry in sys.path],
         "template": template,
         "conversations": json.loads(text),
-        "variables": dict(special) | {"add_generation_prompt": prompt},
-        "cpu_seconds": CPU_SECONDS + len(conversations) // 200,
+        "variables": variables,
+        "cpu_seconds": CPU_SECONDS + int(CPU_SECONDS_PER_RENDER * renders),
         "memory_bytes": MEMORY_BYTES + 16 * len(text),
-        "output_characters": OUTPUT_CHARACTERS + 4 * len(text),
+        "output_characters": OUTPUT_CHARACTERS * growth + 4 * len(text) * growth,
+        **more,
     }
     command = [sys.executable, "-I", "-S", child.__file__]
     environment = {key: os.environ[key] for key in ("TZ", "LD_LIBRARY_PATH") if key in os.environ}
@@ -80,7 +185,7 @@ def render_all(
             command,
             input=json.dumps(request).encode(),
             capture_output=True,
-            timeout=WALL_SECONDS,
+            timeout=WALL_SECONDS + CPU_SECONDS_PER_RENDER * renders,
             env=environment,
             check=False,
         )
@@ -90,23 +195,22 @@ def render_all(
         raise _too_much(f"it used more than {request['cpu_seconds']} seconds of CPU time, or too much memory")
     if ran.returncode != 0:
         raise RuntimeError(f"the chat template's process failed: {ran.stderr.decode(errors='replace')[-2000:]}")
-    return _texts(json.loads(ran.stdout))
+    answer: dict[str, Any] = json.loads(ran.stdout)
+    return answer
 
 
-def _texts(answer: dict[str, Any]) -> list[str]:
-    fault, why = answer.get("fault"), str(answer.get("why"))[:500]
-    if fault is None:
-        return list(answer["texts"])
+def _error(answer: dict[str, Any]) -> UserError:
+    fault, why = answer["fault"], str(answer.get("why"))[:500]
     if fault == "limit":
-        raise _too_much(why)
+        return _too_much(why)
     number = f" of conversation {answer['conversation'] + 1}" if answer.get("conversation") else ""
     if fault == "refused":
-        raise UserError(
+        return UserError(
             f"the chat template refuses the messages{number}",
             why=f"it says: {why}",
             fix="change the order or the roles of the messages: most templates want user and assistant in turns",
         )
-    raise UserError(
+    return UserError(
         f"the chat template cannot be used{number}",
         why=why,
         fix=f"mend {TEMPLATE_NAME} in the model's folder, or use plain prompts: forerun generate",

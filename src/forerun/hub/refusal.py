@@ -3,38 +3,39 @@
 from __future__ import annotations
 
 import errno
+from typing import Literal
 
 from forerun.errors import UserError
+
+RepositoryKind = Literal["model", "dataset"]
 
 _LOG_IN = "HF_TOKEN=... before the command, or `hf auth login`"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-def refusal(error: Exception, name: str, revision: str | None, *, downloading: bool) -> Exception:
+def refusal(
+    error: Exception, name: str, revision: str | None, *, downloading: bool, kind: RepositoryKind = "model"
+) -> Exception:
     """The error to raise in place of the client's; one that is not of the hub, disk or network comes back as it is."""
     if isinstance(error, UserError):
         return error
     from huggingface_hub import errors
 
     if isinstance(error, errors.GatedRepoError):
-        return _gated(name, _status(error))
+        return _gated(name, _status(error), kind)
     if isinstance(error, errors.RepositoryNotFoundError):
-        return UserError(
-            f"the hub has no model {name} for you",
-            why=f"it answered {_status(error)}: the model does not exist, or it is private; no such folder is here",
-            fix=f"check the name letter by letter (a folder: ./{name}); if it is private, {_LOG_IN}",
-        )
+        return _not_found(name, _status(error), kind)
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(
             f"{name} has no revision {revision!r}",
-            why=f"the model exists, but not that branch, tag or commit: see {_page(name)}",
+            why=f"the {kind} exists, but not that branch, tag or commit: see {_page(name, kind)}",
             fix="name a branch, a tag or a whole commit hash that exists, or leave the revision out",
         )
     if isinstance(error, errors.LocalEntryNotFoundError | errors.OfflineModeIsEnabled):
         return _not_here(error, name, revision)
     if isinstance(error, errors.HfHubHTTPError):
-        return _answered(error, name)
+        return _answered(error, name, kind)
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         return UserError(
             f"the disk became full while {name} was fetched",
@@ -51,16 +52,28 @@ def refusal(error: Exception, name: str, revision: str | None, *, downloading: b
     return error
 
 
-def _gated(name: str, status: int) -> UserError:
+def _not_found(name: str, status: int, kind: RepositoryKind) -> UserError:
+    folder = kind == "model"
+    return UserError(
+        f"the hub has no {kind} {name} for you",
+        why=f"it answered {status}: the {kind} does not exist, or it is private"
+        + ("; no such folder is here" if folder else ""),
+        fix="check the name letter by letter"
+        + (f" (a folder: ./{name})" if folder else "")
+        + f"; if it is private, {_LOG_IN}",
+    )
+
+
+def _gated(name: str, status: int, kind: RepositoryKind) -> UserError:
     from huggingface_hub import get_token
 
     if status == 403:
         why = "the hub answered 403: your token is valid, but you have not been given access"
-        fix = f"open {_page(name)}, accept its terms, wait until access is granted, then run the same command"
+        fix = f"open {_page(name, kind)}, accept its terms, wait until access is granted, then run the same command"
     else:
         token = "the token is not accepted" if get_token() else "no token was sent"
         why = f"the hub answered {status}: {token}"
-        fix = f"open {_page(name)} and accept its terms, then {_LOG_IN}"
+        fix = f"open {_page(name, kind)} and accept its terms, then {_LOG_IN}"
     return UserError(f"{name} is gated: its authors ask you to accept terms first", why=why, fix=fix)
 
 
@@ -78,12 +91,12 @@ def _not_here(error: Exception, name: str, revision: str | None) -> UserError:
     )
 
 
-def _answered(error: Exception, name: str) -> UserError:
+def _answered(error: Exception, name: str, kind: RepositoryKind) -> UserError:
     status = _status(error)
     if status in (401, 403):
         return UserError(
             f"the hub does not let you read {name}",
-            why=f"it answered {status}: the token is wrong, has expired, or may not read this model",
+            why=f"it answered {status}: the token is wrong, has expired, or may not read this {kind}",
             fix=f"make a token that may read it, then {_LOG_IN}",
         )
     return UserError(
@@ -123,10 +136,10 @@ def _status(error: Exception) -> int:
     return int(getattr(getattr(error, "response", None), "status_code", 0))
 
 
-def _page(name: str) -> str:
+def _page(name: str, kind: RepositoryKind) -> str:
     from huggingface_hub import constants
 
-    return f"{constants.ENDPOINT}/{name}"
+    return f"{constants.ENDPOINT}/{'datasets/' if kind == 'dataset' else ''}{name}"
 
 
 def _first_line(error: BaseException) -> str:

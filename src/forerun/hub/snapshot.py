@@ -6,8 +6,6 @@ HF_HUB_OFFLINE). Only weights in safetensors, JSON and tokenizer files are ever 
 
 from __future__ import annotations
 
-import re
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,8 @@ from forerun.errors import UserError
 from forerun.hub.documents import INDEX_NAME, MAX_CONFIG_BYTES, read_json
 from forerun.hub.files import roots_of
 from forerun.hub.names import folder_path, is_folder, kind_of
-from forerun.hub.refusal import refusal
+from forerun.hub.repository import Repository, is_commit, is_offline
 from forerun.hub.weights import PICKLE_ENDINGS, SINGLE_NAME, Weights, no_weights, open_weights, weight_files
-from forerun.units import MIB, Bytes
 
 CONFIG_NAME = "config.json"
 TOKENIZER_NAMES = (
@@ -33,9 +30,6 @@ TOKENIZER_NAMES = (
     "chat_template.json",
 )
 SMALL_NAMES = (CONFIG_NAME, "generation_config.json", INDEX_NAME, *TOKENIZER_NAMES)
-
-_COMMIT = re.compile(r"[0-9a-f]{40}")
-_SPARE_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -78,11 +72,11 @@ def snapshot(name: str, revision: str | None = None, *, weights: bool = True) ->
             why="a hub name is owner/name, a folder is written as a path",
             fix=f"write owner/{name}, or ./{name} for a folder",
         )
-    if revision is not None and _COMMIT.fullmatch(revision):
+    if revision is not None and is_commit(revision):
         cached = _cached(name, revision, weights)
         if cached is not None:
             return cached
-    return _offline(name, revision, weights) if _is_offline() else _fetched(name, revision, weights)
+    return _offline(name, revision, weights) if is_offline() else _fetched(name, revision, weights)
 
 
 def _local(name: str, revision: str | None, weights: bool) -> Snapshot:
@@ -100,21 +94,13 @@ def _local(name: str, revision: str | None, weights: bool) -> Snapshot:
 
 def _fetched(name: str, revision: str | None, weights: bool) -> Snapshot:
     """Look at the list of files first: what is refused costs no download, and a full disk is told before it is full."""
-    import huggingface_hub
-
-    try:
-        about = huggingface_hub.HfApi().model_info(
-            name, revision=revision, files_metadata=True, timeout=huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT
-        )
-    except Exception as error:
-        raise refusal(error, name, revision, downloading=False) from error
-    sizes = {file.rfilename: file.size or 0 for file in about.siblings or () if "/" not in file.rfilename}
+    repository = Repository(name)
+    listing = repository.listing(revision)
+    sizes = {file: size for file, size in listing.sizes.items() if "/" not in file}
     _check_listing(name, list(sizes), weights)
-    if about.sha is None:
-        raise RuntimeError(f"the hub names no commit for {name}")
     small = [file for file in SMALL_NAMES if file in sizes]
-    _check_room(name, about.sha, {file: sizes[file] for file in small})
-    folder = _download(name, revision, small)
+    repository.check_room(listing.commit, {file: sizes[file] for file in small})
+    folder = repository.download(revision, small)
     if weights:
         files = weight_files(folder) if INDEX_NAME in sizes else [SINGLE_NAME]
         missing = [file for file in files if file not in sizes]
@@ -124,26 +110,13 @@ def _fetched(name: str, revision: str | None, weights: bool) -> Snapshot:
                 why=f"{missing[0]} is not among its files, {len(missing)} of {len(files)} are missing",
                 fix="take another revision, or tell the model's authors",
             )
-        _check_room(name, about.sha, {file: sizes[file] for file in files})
-        folder = _download(name, folder.name, files)
+        repository.check_room(listing.commit, {file: sizes[file] for file in files})
+        folder = repository.download(folder.name, files)
     return _complete(Snapshot(name, folder, folder.name), weights)
 
 
-def _download(name: str, revision: str | None, files: list[str], *, local: bool = False) -> Path:
-    """The folder of the snapshot, with these files in it."""
-    import huggingface_hub
-
-    try:
-        folder = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=[_literal(file) for file in files], local_files_only=local
-        )
-    except Exception as error:
-        raise refusal(error, name, revision, downloading=True) from error
-    return Path(folder)
-
-
 def _offline(name: str, revision: str | None, weights: bool) -> Snapshot:
-    folder = _download(name, revision, list(SMALL_NAMES), local=True)
+    folder = Repository(name).download(revision, list(SMALL_NAMES), local=True)
     return _complete(Snapshot(name, folder, folder.name), weights)
 
 
@@ -192,30 +165,3 @@ def _check_listing(where: str, names: list[str], weights: bool) -> None:
         return
     if weights or any(name.endswith(PICKLE_ENDINGS) for name in names):
         raise no_weights(where, names)
-
-
-def _check_room(name: str, commit: str, sizes: dict[str, int]) -> None:
-    from huggingface_hub import constants, try_to_load_from_cache
-
-    here = {file for file in sizes if isinstance(try_to_load_from_cache(name, file, revision=commit), str)}
-    needed = sum(size for file, size in sizes.items() if file not in here)
-    cache = Path(constants.HF_HUB_CACHE).expanduser()
-    place = next(folder for folder in (cache, *cache.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(place).free
-    if needed and needed + _SPARE_BYTES > free:
-        raise UserError(
-            f"the disk has no room for {name}",
-            why=f"{Bytes(needed)} are to be fetched, {Bytes(free)} are free in {cache}",
-            fix="make room there (`hf cache ls` shows what the cache holds), or set HF_HOME to a larger disk",
-        )
-
-
-def _is_offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
-
-
-def _literal(name: str) -> str:
-    """A pattern that matches this name only."""
-    return re.sub(r"([*?[])", r"[\1]", name)

@@ -6,6 +6,7 @@ Started by `chat.py` as a file, so it imports nothing of forerun. jinja2 is set 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from datetime import datetime
@@ -16,37 +17,184 @@ class TooLongError(Exception):
     """More text than allowed."""
 
 
+class UnclearError(Exception):
+    """What the assistant says cannot be told from the rest."""
+
+
+class Budget:
+    """The characters that may still be written."""
+
+    def __init__(self, characters: int) -> None:
+        self.characters = self.left = characters
+
+    def text(self, template: Any, messages: Any, variables: dict[str, Any]) -> str:
+        pieces = []
+        for piece in template.generate(messages=messages, tools=None, documents=None, **variables):
+            self.left -= len(piece)
+            if self.left < 0:
+                raise TooLongError(f"it wrote more than {self.characters} characters")
+            pieces.append(piece)
+        return "".join(pieces)
+
+
 def rendered(request: dict[str, Any]) -> dict[str, Any]:
     """`{"texts": [...]}`, or what is wrong: fault (template, refused, limit), why, and in which conversation."""
-    import jinja2
-
-    left = request["output_characters"]
+    budget = Budget(request["output_characters"])
     texts: list[str] = []
     try:
         template = _environment().from_string(request["template"])
         for messages in request["conversations"]:
-            pieces = []
-            for piece in template.generate(messages=messages, tools=None, documents=None, **request["variables"]):
-                left -= len(piece)
-                if left < 0:
-                    raise TooLongError
-                pieces.append(piece)
-            texts.append("".join(pieces))
-    except TooLongError:
-        return _fault("limit", f"it wrote more than {request['output_characters']} characters", len(texts))
-    except (MemoryError, RecursionError, OverflowError) as error:
-        return _fault("limit", f"it needs too much: {type(error).__name__} {error}".rstrip(), len(texts))
-    except jinja2.TemplateSyntaxError as error:
-        return _fault("template", f"line {error.lineno}: {error.message}", len(texts))
-    except _refusal() as error:
-        return _fault("refused", str(error), len(texts))
+            texts.append(budget.text(template, messages, request["variables"]))
     except Exception as error:  # whatever a stranger's program runs into
-        return _fault("template", f"{type(error).__name__}: {error}", len(texts))
+        return _fault(error) | {"conversation": len(texts)}
     return {"texts": texts}
 
 
-def _fault(kind: str, why: str, conversation: int) -> dict[str, Any]:
-    return {"fault": kind, "why": why, "conversation": conversation}
+def spoken(request: dict[str, Any]) -> dict[str, Any]:
+    """`{"spoken": [...]}`: for each conversation its text and the spans of it that the assistant says.
+
+    Or what is wrong with it: fault (template, refused, unclear) and why. Only what holds for all of them (syntax,
+    limits) is the answer's own fault.
+    """
+    budget = Budget(request["output_characters"])
+    found: list[dict[str, Any]] = []
+    try:
+        environment = _environment(datetime.fromisoformat(request["date"]))
+        template = environment.from_string(request["template"])
+    except Exception as error:
+        return _fault(error)
+    for messages in request["conversations"]:
+        turns = Turns(budget, template, messages, request["variables"], request["ends"])
+        try:
+            text = turns.text(len(messages))
+            if not request["answers"]:
+                spans = []
+            elif environment.marked:
+                environment.marks = unused(request["template"] + json.dumps(messages, ensure_ascii=False))
+                spans = marked_spans(turns.text(len(messages)), text, environment.marks)
+                environment.marks = ("", "")
+            else:
+                spans = turns.spans(text)
+            found.append({"text": text, "spans": spans})
+        except UnclearError as error:
+            environment.marks = ("", "")
+            found.append({"fault": "unclear", "why": str(error)})
+        except Exception as error:
+            environment.marks = ("", "")
+            fault = _fault(error)
+            if fault["fault"] == "limit":
+                return fault | {"conversation": len(found)}
+            found.append(fault)
+    return {"spoken": found}
+
+
+def unused(text: str) -> tuple[str, str]:
+    """Two characters for private use that the text does not have."""
+    free = (chr(code) for code in range(0x100000, 0x10FFFE) if chr(code) not in text)
+    return next(free), next(free)
+
+
+def marked_spans(marked: str, text: str, marks: tuple[str, str]) -> list[tuple[int, int]]:
+    """Where the marks stand, counted without them: what is between an opening and its closing one."""
+    opening, closing = marks
+    if marked.replace(opening, "").replace(closing, "") != text:
+        raise UnclearError("its text depends on its generation marks, for example by a filter over what they enclose")
+    spans: list[tuple[int, int]] = []
+    depth, start = 0, 0
+    for seen, found in enumerate(re.finditer(f"[{opening}{closing}]", marked)):
+        place = found.start() - seen
+        if found.group() == opening:
+            start = start if depth else place
+            depth += 1
+            continue
+        depth -= 1
+        if depth == 0 and place > start:
+            spans.append((start, place))
+    return spans
+
+
+class Turns:
+    """The turns of one conversation, found by rendering its beginnings: for templates without generation marks."""
+
+    def __init__(self, budget: Budget, template: Any, messages: list[Any], variables: Any, ends: list[str]) -> None:
+        self.budget, self.template, self.messages, self.ends = budget, template, messages, tuple(ends)
+        self.variables = variables
+
+    def text(self, count: int, *, prompt: bool = False) -> str:
+        return self.budget.text(
+            self.template, self.messages[:count], self.variables | {"add_generation_prompt": prompt}
+        )
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """What the assistant says in `text`, its end of turn included, without the space behind that."""
+        saying = [n for n, message in enumerate(self.messages) if _role(message) == "assistant"]
+        begins = [self._begin(text, number) for number in saying]
+        limits = [*begins[1:], len(text)][: len(begins)]
+        spans = []
+        for number, begin, limit in zip(saying, begins, limits, strict=True):
+            end = self._end(text, number, begin)
+            if end > limit:
+                raise UnclearError(f"the end of message {number + 1} is found only behind the next answer")
+            said = text[begin:end]
+            if self.ends and said.rstrip().endswith(self.ends):
+                end -= len(said) - len(said.rstrip())
+            spans.append((begin, end))
+        return spans
+
+    def _begin(self, text: str, number: int) -> int:
+        try:
+            before = self.text(number, prompt=True)
+        except TooLongError:
+            raise
+        except Exception as error:
+            raise UnclearError(f"it cannot write the {number} messages before message {number + 1}: {error}") from error
+        if not text.startswith(before):
+            raise UnclearError(f"it writes what stands before message {number + 1} differently when more follows")
+        return len(before)
+
+    def _end(self, text: str, number: int, begin: int) -> int:
+        upto = self.text(number + 1)
+        if text.startswith(upto):
+            return len(upto)
+        for content in _contents(self.messages[number]):
+            place = upto.rfind(content)
+            if place < 0:
+                continue
+            tail = upto[place + len(content) :]
+            start = text.find(content + tail, begin)
+            if start < 0 or not tail.strip() or tail in text[begin:start]:
+                continue
+            return start + len(content) + len(tail)
+        raise UnclearError(f"where message {number + 1} ends in its text cannot be told")
+
+
+def _role(message: Any) -> Any:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _contents(message: dict[str, Any]) -> list[str]:
+    """What may stand in the text for the message: as it is, trimmed, or without what was thought before."""
+    content = message.get("content")
+    if isinstance(content, list):
+        content = next((part["text"] for part in reversed(content) if isinstance(part, dict) and "text" in part), None)
+    if not isinstance(content, str):
+        return []
+    forms = (content, content.strip(), content.rpartition("</think>")[2].strip())
+    return [form for form in dict.fromkeys(forms) if form.strip()]
+
+
+def _fault(error: Exception) -> dict[str, Any]:
+    import jinja2
+
+    if isinstance(error, TooLongError):
+        return {"fault": "limit", "why": str(error)}
+    if isinstance(error, (MemoryError, RecursionError, OverflowError)):
+        return {"fault": "limit", "why": f"it needs too much: {type(error).__name__} {error}".rstrip()}
+    if isinstance(error, jinja2.TemplateSyntaxError):
+        return {"fault": "template", "why": f"line {error.lineno}: {error.message}"}
+    if isinstance(error, _refusal()):
+        return {"fault": "refused", "why": str(error)}
+    return {"fault": "template", "why": f"{type(error).__name__}: {error}"}
 
 
 def _refusal() -> type[Exception]:
@@ -61,23 +209,25 @@ def _refusal() -> type[Exception]:
 _made: list[type[Exception]] = []
 
 
-def _environment() -> Any:
+def _environment(date: datetime | None = None) -> Any:
     import jinja2
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what the assistant says; in the text it leaves no trace."""
+        """`{% generation %}` marks what the assistant says; in the text it leaves no trace but the wanted marks."""
 
         tags = {"generation"}  # noqa: RUF012
 
         def parse(self, parser: Any) -> Any:
+            setattr(self.environment, "marked", True)  # noqa: B010
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return jinja2.nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
 
         def _said(self, caller: Any) -> Any:
-            return caller()
+            opening, closing = getattr(self.environment, "marks")  # noqa: B009
+            return f"{opening}{caller()}{closing}"
 
     class Plain:
         """`dict` without its attributes."""
@@ -100,13 +250,15 @@ def _environment() -> Any:
     def refuse(message: str) -> None:
         raise _refusal()(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
+    class Environment(ImmutableSandboxedEnvironment):
+        marks = ("", "")  # what stands around the text inside `{% generation %}`
+        marked = False  # whether a template has any
+
+    environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals |= {
         "raise_exception": refuse,
-        "strftime_now": lambda format: datetime.now().strftime(format),
+        "strftime_now": lambda format: (date or datetime.now()).strftime(format),
         "dict": Plain(),
         "namespace": Namespace,
     }
@@ -139,7 +291,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    json.dump(rendered(request), sys.stdout)
+    json.dump(spoken(request) if "ends" in request else rendered(request), sys.stdout)
 
 
 if __name__ == "__main__":

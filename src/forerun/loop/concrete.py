@@ -6,43 +6,14 @@ is missing, so a job for a named model with `steps` can be planned without its d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-
 from forerun.config.schema import Job
-from forerun.data.corpus import open_text
-from forerun.data.packing import Rows
-from forerun.data.permutation import ORDER
-from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, load_tokenizer
+from forerun.data.corpus import Corpus
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
+from forerun.loop.corpus import open_corpus, require_vocab, tokenizer_of
 from forerun.models.pretrained import config_of, is_checkpoint, pretrained
 from forerun.models.sizes import Gpt2Config, is_plugin
 from forerun.program.derive import derive
-
-
-@dataclass(frozen=True)
-class Corpus:
-    tokenizer: Tokenizer
-    rows: Rows
-
-    @cached_property
-    def digest(self) -> str:
-        """Of the tokens, and of the order in which they come."""
-        return f"{self.rows.stream.digest()} {ORDER}"
-
-
-def tokenizer_of(job: Job) -> Tokenizer:
-    """The job's, or the checkpoint's own, or plain bytes."""
-    if job.data.tokenizer is None and is_checkpoint(job.model):
-        return checkpoint_tokenizer(pretrained(job.model).snapshot)
-    return load_tokenizer(job.data.tokenizer or "bytes")
-
-
-def open_corpus(job: Job, cache: Path | None = None) -> Corpus:
-    tokenizer = tokenizer_of(job)
-    return Corpus(tokenizer, open_text(job.data, sequence=job.sequence, tokenizer=tokenizer, cache=cache))
 
 
 def concrete(job: Job, corpus: Corpus | None = None) -> Job:
@@ -57,10 +28,10 @@ def concrete(job: Job, corpus: Corpus | None = None) -> Job:
         tokenizer = corpus.tokenizer if corpus else tokenizer_of(job)
         job = _with_vocab(job, tokenizer.vocab)
     elif corpus is not None:
-        _require_vocab(job, corpus.tokenizer)
+        require_vocab(corpus.tokenizer, job.model.vocab or config_of(job.model).vocab)
     if job.steps is None:
         assert corpus is not None
-        steps = derive(job, MeshShape(1, 1, 1), len(corpus.rows)).steps
+        steps = derive(job, MeshShape(1, 1, 1), corpus.rows.epoch).steps
         job = job.model_copy(update={"steps": steps, "epochs": None})
     return job
 
@@ -78,15 +49,4 @@ def _require_positions(job: Job) -> None:
             f"{job.model.name} knows {config.positions} positions, the job's sequence has {job.sequence}",
             why="GPT-2 looks positions up in a table of that length",
             fix=f"set sequence={config.positions} or less",
-        )
-
-
-def _require_vocab(job: Job, tokenizer: Tokenizer) -> None:
-    """Token ids beyond the embedding would be clamped silently on the device."""
-    vocab = job.model.vocab or config_of(job.model).vocab
-    if tokenizer.vocab > vocab:
-        raise UserError(
-            f"the tokenizer has {tokenizer.vocab} ids, the model's vocabulary only {vocab}",
-            why="ids beyond the embedding table would be clamped without a word on the device",
-            fix=f"use the model's own tokenizer, or set model.vocab={tokenizer.vocab}",
         )

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 from forerun.config import schema
 from forerun.config.load import load
-from forerun.data import text
-from forerun.data.packing import Rows
-from forerun.data.stream import token_stream
+from forerun.data.documents import in_memory
+from forerun.data.order.concatenated import Concatenated
+from forerun.data.source.rows import Bad
+from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import Tokenizer
+from forerun.errors import UserError
 from forerun.evaluate.language import Generate, Language, Messages, Wish
 from forerun.evaluate.perplexity import HeldOut, held_out
 from forerun.evaluate.scoring import Progress, Scorer
@@ -31,6 +33,7 @@ from forerun.models.pretrained import is_checkpoint, pretrained
 from forerun.nn.sharding import BATCH_AXES
 from forerun.objectives.batch import Batch
 
+WHOLE_FILES = 1 << 62  # bytes in a piece: no file is cut
 USUAL_CONTEXT = 2048  # where nothing says how long a text the model was made for; also lm-eval's own
 CONTEXT_KEYS = ("n_positions", "max_position_embeddings", "n_ctx")  # of a config.json, as lm-eval looks for them
 
@@ -60,9 +63,10 @@ def evaluate_text(
     loaded: Loaded, place: str, *, context: int, rows: int, progress: Progress | None = None
 ) -> TextReport:
     """The loss on all text at `place`, cut into rows of `context` tokens as training cuts it."""
-    texts = [found for path in text.documents(place) if (found := text.read(path))]
-    stream = token_stream(texts, loaded.tokenizer)
-    packed = Rows(stream, min(context, len(stream.tokens) - 1))
+    texts = _texts(place)
+    ends = [loaded.tokenizer.eos]
+    documents = in_memory([*loaded.tokenizer.encode(text), *ends] for text in texts)
+    packed = Concatenated(documents, min(context, documents.tokens - 1))
     size = _row_count(loaded, min(rows, len(packed)))
     done = iter(range(size, len(packed) + size, size))
     if progress:
@@ -73,7 +77,7 @@ def evaluate_text(
             progress(min(next(done), len(packed)), len(packed))
 
     # A document's first token is given, not predicted.
-    given = (loaded.tokenizer.decode([int(first)]) for first in stream.tokens[stream.offsets[:-1]])
+    given = (loaded.tokenizer.decode([int(first)]) for first in documents.ids[documents.offsets[:-1]])
     text_bytes = sum(len(found.encode()) for found in texts) - sum(len(first.encode()) for first in given)
     result = held_out(
         loaded.model,
@@ -84,7 +88,25 @@ def evaluate_text(
         text_bytes=max(1, text_bytes),
         done=one_more,
     )
-    return TextReport(result, packed.documents)
+    return TextReport(result, len(documents))
+
+
+def _texts(place: str) -> list[str]:
+    """Every text at `place`: text files, or rows with a column text. The first bad row is raised."""
+    source = open_source(schema.Part(path=place))
+    if source.form != "text":
+        raise UserError(
+            f"--data {place}: {source.recognised}",
+            why="the loss is measured on plain text",
+            fix="give text files, or rows with a column named text",
+        )
+    found = []
+    for piece in source.pieces(WHOLE_FILES):
+        for row in source.rows(piece):
+            if isinstance(row, Bad):
+                raise row.error()
+            found.append(row.values["text"])
+    return found
 
 
 def evaluate_tasks(
@@ -172,7 +194,7 @@ def _has_stop(ids: list[int], stop: Sequence[str], tokenizer: Tokenizer) -> bool
     return any(one in end for one in stop)
 
 
-def _batches(rows: Rows, size: int) -> Iterator[Batch[NDArray[Any]]]:
+def _batches(rows: Concatenated, size: int) -> Iterator[Batch[NDArray[Any]]]:
     """All rows in order; the last batch is filled up with rows that weigh nothing."""
     for start in range(0, len(rows), size):
         arrays = rows.take(np.arange(start, min(start + size, len(rows))))

@@ -27,7 +27,7 @@ from forerun.exchange.write import write_params
 from forerun.hardware.prices import cheapest
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.weights import Weights
-from forerun.loop.concrete import tokenizer_of
+from forerun.loop.corpus import tokenizer_of
 from forerun.loop.folder import RunFolder
 from forerun.loop.loaded import run_params, wanted_params, whole_mesh
 from forerun.models.base import Model
@@ -244,7 +244,7 @@ def _write_card(folder: Path, run: RunFolder, job: Job, base: Snapshot | None, p
         base=_public(job.model.name or "") if base else None,
         revision=base.revision if base else None,
         job=_as_written(job),
-        data=f"`{Path(job.data.path).name}`, {job.sequence} tokens a sequence.",
+        data=f"{_places(job)}, {job.sequence} tokens a sequence.",
         summary=counted,
         losses=losses,
         cost=_cost(counted),
@@ -256,13 +256,19 @@ def _write_card(folder: Path, run: RunFolder, job: Job, base: Snapshot | None, p
 
 def _as_written(job: Job) -> str:
     """What differs from the defaults, without folders of this machine."""
-    tokenizer = job.data.tokenizer and _public(job.data.tokenizer)
+    given = job.data.model_dump(include={"path", "tokenizer", "chat_template"})
+    data = {name: value and _public(value) for name, value in given.items()}
+    mixture = {name: part.model_copy(update={"path": _public(part.path)}) for name, part in job.data.mixture.items()}
     public = {
         "model": job.model.model_copy(update={"name": job.model.name and _public(job.model.name)}),
-        "data": job.data.model_copy(update={"path": _public(job.data.path), "tokenizer": tokenizer}),
+        "data": job.data.model_copy(update={**data, "mixture": mixture, "store": None}),
         "runs": type(job).model_fields["runs"].default,
     }
     return dump(job.model_copy(update=public), defaults=False)
+
+
+def _places(job: Job) -> str:
+    return ", ".join(f"`{Path(part.path).name}`" for part in job.data.parts.values())
 
 
 def _public(name: str) -> str:

@@ -20,6 +20,10 @@ MAY_CHANGE = (
     "runs",
     "name",
     "data.path",
+    "data.store",
+    "data.workers",
+    "data.feeders",
+    "data.ledger",
     "attention",
     "micro_batch",
     "remat",
@@ -42,6 +46,10 @@ class RunFolder:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def ledger(self) -> Path:
+        return self.path / "ledger.jsonl"
 
     @property
     def checkpoints(self) -> Path:

@@ -14,14 +14,14 @@ from jax.sharding import Mesh
 from forerun.checkpoint.weights import newest_step, restore_weights
 from forerun.config import schema
 from forerun.config.load import load
-from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, special_text
+from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
 from forerun.errors import UserError
 from forerun.exchange.read import OnProgress, no_progress, read_params
 from forerun.hardware.devices import choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hub.chat import chat_template
 from forerun.hub.snapshot import Snapshot
-from forerun.loop.concrete import tokenizer_of
+from forerun.loop.corpus import special_texts, tokenizer_of
 from forerun.loop.folder import RunFolder
 from forerun.models.base import Model
 from forerun.models.pretrained import is_checkpoint, pretrained
@@ -31,8 +31,6 @@ from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored
 from forerun.program import kernels
 from forerun.program.build import make_mesh
-
-SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ def load_model(
         tokenizer=tokenizer,
         eos=frozenset({tokenizer.eos, *_ends(snapshot)}),
         chat_template=chat_template(snapshot.folder) if snapshot else None,
-        special=_special(snapshot),
+        special=special_texts(snapshot),
         step=step,
     )
 
@@ -144,8 +142,3 @@ def _ends(snapshot: Snapshot | None) -> set[int]:
         ids = (content or {}).get("eos_token_id")
         found |= {ids} if isinstance(ids, int) else set(ids or ())
     return found
-
-
-def _special(snapshot: Snapshot | None) -> dict[str, str]:
-    content = (snapshot.json("tokenizer_config.json") if snapshot else None) or {}
-    return {name: text for name in SPECIAL if (text := special_text(content.get(name))) is not None}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +12,17 @@ import numpy as np
 
 from forerun.checkpoint.store import Store
 from forerun.config.schema import Job
-from forerun.data.batches import Batches
-from forerun.data.corpus import counts
-from forerun.data.prefetch import Prefetch
+from forerun.data.corpus import Corpus
+from forerun.data.feed import Feed, preload
+from forerun.data.order.batches import Batches
+from forerun.data.order.ledger import Ledger
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import Chosen, choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.loop.compilation import CompiledStep, compile_step, no_compilation, use_cache
-from forerun.loop.concrete import Corpus, concrete, open_corpus
+from forerun.loop.concrete import concrete
+from forerun.loop.corpus import shown_corpus
 from forerun.loop.folder import RunFolder, open_folder
 from forerun.loop.loaded import pretrained_params
 from forerun.loop.pace import Pace
@@ -47,6 +50,7 @@ class Finished:
 def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
     """Run a job to its end, from its newest checkpoint if it has one."""
     use_cache()
+    preload()
 
     # Devices: what is here, and why these.
     chosen = choose(job.device, job.devices)
@@ -56,13 +60,11 @@ def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
     mesh_on(job, chosen)  # an impossible mesh is said before anything is read
 
     # Data: read, tokenized, packed into rows of one length.
-    with display.phase("data") as phase:
-        corpus = open_corpus(job)
-        phase.detail = counts(corpus.rows)
+    corpus = shown_corpus(job, display)
 
     # Program: the one that `plan` would compile.
     job = concrete(job, corpus)
-    program = program_on(job, chosen, len(corpus.rows))
+    program = program_on(job, chosen, corpus.rows.epoch)
     batches = batches_of(job, program, corpus)
     display.say(described(program))
     folder = open_folder(job, fresh=fresh)
@@ -123,7 +125,7 @@ def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[
     if before != corpus.digest:
         raise UserError(
             f"the data is not what the checkpoint of step {newest} was trained on",
-            why=f"{job.data.path}: digest {corpus.digest} now, {before} then",
+            why=f"{job.data.where}: digest {corpus.digest} now, {before} then",
             fix="put the text back as it was, or start over with --fresh (the old folder is kept, renamed)",
         )
     return store.restore(newest, program.state), newest
@@ -147,8 +149,8 @@ def run_steps(
 ) -> State:
     """From the first step to the last. Figures are read one step late, so the device never waits for us."""
 
-    def placed(number: int) -> Batch[jax.Array]:
-        return jax.tree.map(on_devices, program.batch, batches.batch_at(number - 1))
+    def placed(batch: Batch[np.ndarray[Any, Any]]) -> Batch[jax.Array]:
+        return jax.tree.map(on_devices, program.batch, batch)
 
     def report(number: int, metrics: Metrics) -> None:
         pace.done(number, jax.device_get(metrics), feed.waited_seconds)
@@ -160,13 +162,15 @@ def run_steps(
 
     with (
         closing(MetricsLog(folder.metrics, resume_at=pace.first)) as log,
-        Prefetch(placed, pace.first + 1, pace.last + 1) as feed,
+        ledger_of(job, folder, pace.first) as write_down,
+        Feed(batches, placed, pace.first, pace.last, feeders=job.data.feeders) as feed,
         no_compilation() as require_no_compilation,
     ):
         waiting: list[tuple[int, Metrics]] = []
         pace.start()
         for number, batch in enumerate(feed, pace.first + 1):
             state, metrics = step(state, batch)
+            write_down(number, batches)
             waiting.append((number, metrics))
             save = number % job.checkpoint.every == 0 or number == pace.last
             while len(waiting) > (0 if save else 1):
@@ -175,6 +179,16 @@ def run_steps(
                 store.save(number, state, record)
         store.wait()
     return state
+
+
+@contextmanager
+def ledger_of(job: Job, folder: RunFolder, first: int) -> Iterator[Callable[[int, Batches], None]]:
+    """Writes the example ids of a step down, if the job wants a ledger; one host writes for all."""
+    if not job.data.ledger or jax.process_index() != 0:
+        yield lambda number, batches: None
+        return
+    with Ledger(folder.ledger, first + 1) as ledger:
+        yield lambda number, batches: ledger.write(number, batches.examples_at(number - 1))
 
 
 def on_devices(like: jax.ShapeDtypeStruct, part: np.ndarray[Any, Any]) -> jax.Array:

@@ -9,6 +9,7 @@ from forerun.cli import words
 ANSWER = "--revision --max-tokens --temperature --top-k --top-p --stop --seed --device --devices --mesh --dtype"
 SURFACE = {
     "check": "JOB KEY=VALUE --on",
+    "data": "JOB KEY=VALUE --samples --full --html --shard --verify --ledger",
     "plan": "JOB KEY=VALUE --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
     " --max-hours --out",
     "train": "JOB KEY=VALUE --fresh",

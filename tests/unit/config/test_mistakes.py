@@ -129,8 +129,8 @@ def test_what_is_missing() -> None:
     assert error.what == "'model' is missing"
     assert error.fix == "add it, for example: model: qwen3-0.6b"
     error = error_of("model: x\ndata:\n  tokenizer: bytes\n")
-    assert error.what == "'data.path' is missing"
-    assert error.why.startswith("job.yaml:2 ")
+    assert error.what.startswith("data.path is missing: a file, a folder or a glob")
+    assert error.why == "job.yaml:2 sets data"
 
 
 def test_a_misspelt_key_is_not_also_missing() -> None:

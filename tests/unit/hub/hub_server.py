@@ -3,6 +3,8 @@
     with HubServer(folder) as hub:      # folder/owner/name/files are the repositories
         environment["HF_ENDPOINT"] = hub.endpoint
 
+Datasets are in folder/datasets/owner/name; another branch of a repository is beside it in name@branch, quoted.
+
 `gated` maps a repository to the tokens that its files accept (its listing is open, as on the real hub); the token
 `EXPIRED` is accepted nowhere; `broken` makes every answer a 500; `announced_bytes` makes the listing lie about a file's
 size; `cuts` maps a file to the bytes after which each successive GET of it is cut off; `stall` names a file whose GET
@@ -21,11 +23,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-_INFO = re.compile(r"/api/models/([^/]+/[^/]+)(?:/revision/([^/]+))?")
-_TREE = re.compile(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)")
-_FILE = re.compile(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)")
+_INFO = re.compile(r"/api/(?:models/|(?=datasets/))((?:datasets/)?[^/]+/[^/]+)(?:/revision/([^/]+))?")
+_TREE = re.compile(r"/api/(?:models/|(?=datasets/))((?:datasets/)?[^/]+/[^/]+)/tree/([^/]+)")
+_FILE = re.compile(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 EXPIRED = "hf_expired"
 _RANGE = re.compile(r"bytes=(\d+)-")
 
@@ -41,7 +43,7 @@ class Request:
     def file(self) -> str | None:
         """The repository file that was asked for, if it was one."""
         found = _FILE.fullmatch(self.path)
-        return found[3] if found and not self.path.startswith("/api/") else None
+        return unquote(found[3]) if found and not self.path.startswith("/api/") else None
 
 
 class HubServer:
@@ -75,15 +77,21 @@ class HubServer:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def commit(self, repository: str) -> str:
-        """The commit of a repository: a digest of its files."""
-        digest = hashlib.sha1(repository.encode())
-        for name, path in self.files(repository).items():
+    def commit(self, repository: str, branch: str = "main") -> str:
+        """The commit of a branch: a digest of its files."""
+        digest = hashlib.sha1(f"{repository}@{branch}".encode())
+        for name, path in self.files(repository, branch).items():
             digest.update(name.encode() + path.read_bytes())
         return digest.hexdigest()
 
-    def files(self, repository: str) -> dict[str, Path]:
-        folder = self.root / repository
+    def branch(self, repository: str, revision: str) -> str | None:
+        """The branch that a branch's name or its commit means."""
+        beside = (self.root / repository).parent.glob(f"{Path(repository).name}@*")
+        branches = ["main", *(unquote(folder.name.partition("@")[2]) for folder in beside)]
+        return next((name for name in branches if revision in (name, self.commit(repository, name))), None)
+
+    def files(self, repository: str, branch: str = "main") -> dict[str, Path]:
+        folder = self.root / (repository if branch == "main" else f"{repository}@{quote(branch, safe='')}")
         return {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
     def fetched(self, method: str = "GET") -> list[str]:
@@ -116,22 +124,23 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        path = unquote(urlsplit(self.path).path)
+        path = urlsplit(self.path).path
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
         self.server_hub.requests.append(Request(self.command, path, self.headers.get("Range"), token))
         if found := _TREE.fullmatch(path):
-            if self._allowed(found[1], found[2], token, open_to_all=True):
-                self._json(self._tree(found[1]))
-        elif found := _INFO.fullmatch(path):
-            if self._allowed(found[1], found[2] or "main", token, open_to_all=True):
-                self._json(self._info(found[1]))
+            if branch := self._allowed(found[1], found[2], token, open_to_all=True):
+                self._json(self._tree(found[1], branch))
         elif found := _FILE.fullmatch(path):
-            if self._allowed(found[1], found[2], token, open_to_all=False):
-                self._file(found[1], found[3])
+            if branch := self._allowed(found[1], found[2], token, open_to_all=False):
+                self._file(found[1], branch, unquote(found[3]))
+        elif found := _INFO.fullmatch(path):
+            if branch := self._allowed(found[1], found[2] or "main", token, open_to_all=True):
+                self._json(self._info(found[1], branch))
         else:
             self._error(404, "EntryNotFound")
 
-    def _allowed(self, repository: str, revision: str, token: str | None, *, open_to_all: bool) -> bool:
+    def _allowed(self, repository: str, revision: str, token: str | None, *, open_to_all: bool) -> str | None:
+        """The branch that is asked for, if it may be read; otherwise the answer is given here."""
         hub = self.server_hub
         if hub.broken:
             self._error(500, "InternalError")
@@ -141,24 +150,25 @@ class _Handler(BaseHTTPRequestHandler):
             self._error(404 if token else 401, "RepoNotFound")
         elif not open_to_all and repository in hub.gated and token not in hub.gated[repository]:
             self._error(403 if token else 401, "GatedRepo")
-        elif unquote(revision) not in ("main", hub.commit(repository)):
+        elif (branch := hub.branch(repository, unquote(revision))) is None:
             self._error(404, "RevisionNotFound")
         else:
-            return True
-        return False
+            return branch
+        return None
 
     def _size(self, name: str, path: Path) -> int:
         return self.server_hub.announced_bytes.get(name, path.stat().st_size)
 
-    def _info(self, repository: str) -> dict[str, Any]:
-        files = self.server_hub.files(repository)
+    def _info(self, repository: str, branch: str) -> dict[str, Any]:
+        files = self.server_hub.files(repository, branch)
         siblings = [{"rfilename": name, "size": self._size(name, path)} for name, path in files.items()]
-        return {"id": repository, "sha": self.server_hub.commit(repository), "siblings": siblings, "private": False}
+        commit = self.server_hub.commit(repository, branch)
+        return {"id": repository.removeprefix("datasets/"), "sha": commit, "siblings": siblings, "private": False}
 
-    def _tree(self, repository: str) -> list[dict[str, Any]]:
+    def _tree(self, repository: str, branch: str) -> list[dict[str, Any]]:
         return [
             {"type": "file", "path": name, "size": self._size(name, path), "oid": _etag(path)}
-            for name, path in self.server_hub.files(repository).items()
+            for name, path in self.server_hub.files(repository, branch).items()
         ]
 
     def _json(self, tree: Any) -> None:
@@ -167,13 +177,13 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command == "GET":
             self.wfile.write(body)
 
-    def _file(self, repository: str, name: str) -> None:
-        path = self.server_hub.files(repository).get(name)
+    def _file(self, repository: str, branch: str, name: str) -> None:
+        path = self.server_hub.files(repository, branch).get(name)
         if path is None:
             self._error(404, "EntryNotFound")
             return
         body, headers = path.read_bytes(), {"ETag": f'"{_etag(path)}"', "Accept-Ranges": "bytes"}
-        headers["X-Repo-Commit"] = self.server_hub.commit(repository)
+        headers["X-Repo-Commit"] = self.server_hub.commit(repository, branch)
         wanted = _RANGE.fullmatch(self.headers.get("Range") or "")
         begin = int(wanted[1]) if wanted else 0
         if wanted:

@@ -17,7 +17,7 @@ import pytest
 
 from forerun.checkpoint.store import Store
 from forerun.config.schema import Job
-from forerun.data.batches import Batches
+from forerun.data.order.batches import Batches
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.loop import train as loop

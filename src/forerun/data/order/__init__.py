@@ -1,0 +1,1 @@
+"""Which tokens stand in which batch: packing, mixture and permutation as pure functions of the seed and the step."""

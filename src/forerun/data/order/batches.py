@@ -1,0 +1,74 @@
+"""Which rows make which batch: a pure function of seed and step, the same on any number of hosts and devices.
+
+Batches are cut from the endless order of a `Mixture`: epochs laid end to end, so every row is used exactly once per
+epoch and none is dropped at an epoch's end. Any batch is found at once, however many rows there are and however late
+it comes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.data.order.mixture import Mixture
+from forerun.data.order.rows import Example, PackedRows
+from forerun.errors import UserError
+from forerun.objectives.batch import Batch
+
+
+class Batches:
+    """Global batches of `batch` rows, shaped [accumulation, batch / accumulation, S].
+
+    Micro-batch a holds rows a*B .. (a+1)*B of the global batch. `part=(index, count)` builds only one host's
+    contiguous slice of B out of every micro-batch, for hosts whose devices hold B in that order; the order of the
+    global batch does not depend on it.
+    """
+
+    def __init__(
+        self,
+        rows: PackedRows | Mixture,
+        *,
+        seed: int,
+        batch: int,
+        accumulation: int = 1,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
+        self.rows = rows if isinstance(rows, Mixture) else Mixture([rows])
+        if len(rows) < batch:
+            raise UserError(
+                f"the data is smaller than one batch: {len(rows)} rows, batch {batch}",
+                why=f"the documents make {len(rows)} rows of {rows.sequence} tokens",
+                fix=f"batch={len(rows)}, a shorter sequence, or more text",
+            )
+        if batch % accumulation:
+            raise UserError(
+                f"batch {batch} does not divide into {accumulation} micro-batches",
+                why=f"{batch} / {accumulation} = {batch / accumulation:g}",
+                fix=f"batch={batch // accumulation * accumulation or accumulation}, or another micro_batch",
+            )
+        index, count = part
+        micro = batch // accumulation
+        if not 0 <= index < count or micro % count:
+            raise ValueError(f"micro-batch of {micro} rows cannot give part {index} of {count}")
+        self._seed, self._batch = seed, batch
+        self._shape = (accumulation, micro)
+        self._slice = slice(index * micro // count, (index + 1) * micro // count)
+
+    @property
+    def examples_per_epoch(self) -> int:
+        """Rows; of a weighted mixture, until the part that lasts longest has been seen once."""
+        return self.rows.epoch
+
+    def ids_at(self, step: int) -> NDArray[np.int64]:
+        """The row numbers of global batch `step` (counted from 0), in order."""
+        return self.rows.drawn(step * self._batch + np.arange(self._batch, dtype=np.int64), self._seed)
+
+    def examples_at(self, step: int) -> list[Example]:
+        """(part, document) or (part, document, piece) of all that stand in global batch `step`, in order."""
+        return [example for row in self.ids_at(step).tolist() for example in self.rows.examples(row)]
+
+    def batch_at(self, step: int) -> Batch[NDArray[np.generic]]:
+        """Batch `step` as NumPy arrays [A, B, S]: this host's part of it."""
+        ids = self.ids_at(step).reshape(self._shape)[:, self._slice]
+        arrays = self.rows.take(ids.ravel())
+        return Batch(**{name: array.reshape(*ids.shape, -1) for name, array in arrays.items()})

@@ -1,0 +1,122 @@
+"""The ledger: which examples each step learned from, a line of JSON a step, and the comparison of two of them.
+
+    {"step": 7, "examples": [[0, 512], [0, 90, 2]]}
+
+An example is [part, document] or [part, document, piece]. Two runs with the same ledger saw the same data in the same
+order, whatever happened to them on the way.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from forerun.data.order.rows import Example
+from forerun.errors import UserError
+
+
+class Ledger:
+    """Appends a line a step. `step` is the first one to come: lines of it and of later ones are cut off.
+
+    A last line that is only half there, from a process that was killed while writing, is cut off too.
+    """
+
+    def __init__(self, file: Path, step: int = 0) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        keep = 0
+        for line in _lines(file) if file.exists() else ():
+            if _step_of(line, file) >= step:
+                break
+            keep += len(line)
+        self._out = file.open("r+b" if file.exists() else "wb")
+        self._out.truncate(keep)
+        self._out.seek(keep)
+
+    def write(self, step: int, examples: Iterable[Example]) -> None:
+        said = {"step": step, "examples": list(examples)}
+        self._out.write(json.dumps(said, separators=(",", ":")).encode() + b"\n")
+        self._out.flush()
+
+    def close(self) -> None:
+        self._out.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first one: at `step`, example number `place`; None where one of the two has no more."""
+
+    step: int
+    place: int
+    left: Example | None
+    right: Example | None
+
+    def __str__(self) -> str:
+        return f"step {self.step}, example {self.place}: {_said(self.left)} and {_said(self.right)}"
+
+
+def entries(file: Path) -> Iterator[tuple[int, list[Example]]]:
+    """(step, examples) of every whole line."""
+    for line in _lines(file):
+        step, examples = _parsed(line, file)
+        assert step is not None
+        yield step, examples
+
+
+def compare(left: Path, right: Path) -> Difference | None:
+    """The first difference of two ledgers, or None; a line of each is held at a time."""
+    for a, b in zip_longest(_lines(left), _lines(right)):
+        if a == b:
+            continue
+        (step, here), (other, there) = _parsed(a, left), _parsed(b, right)
+        if step != other:  # one of them lacks the earlier step
+            known = [number for number in (step, other) if number is not None]
+            first = min(known)
+            here, there = (here if step == first else []), (there if other == first else [])
+            return Difference(first, 0, here[0] if here else None, there[0] if there else None)
+        assert step is not None
+        for place, (one, two) in enumerate(zip_longest(here, there)):
+            if one != two:
+                return Difference(step, place, one, two)
+    return None
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as lines:
+        yield from (line for line in lines if line.endswith(b"\n"))
+
+
+def _parsed(line: bytes | None, file: Path) -> tuple[int | None, list[Example]]:
+    if line is None:
+        return None, []
+    try:
+        said = json.loads(line)
+        return int(said["step"]), [tuple(example) for example in said["examples"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(line, file) from error
+
+
+def _step_of(line: bytes, file: Path) -> int:
+    step = _parsed(line, file)[0]
+    assert step is not None
+    return step
+
+
+def _damaged(line: bytes, file: Path) -> UserError:
+    return UserError(
+        f"{file}: a line is no entry of a ledger", why=repr(line[:80].decode(errors="replace")), fix=f"remove {file}"
+    )
+
+
+def _said(example: Example | None) -> str:
+    return "nothing" if example is None else str(list(example))

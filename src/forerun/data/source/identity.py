@@ -1,0 +1,120 @@
+"""What a file holds, as a short digest. Large local files are hashed once and remembered by their size and times."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forerun.data.source.files import File, unreadable
+
+MEMO_BYTES = 1 << 20
+_RACY_SECONDS = 2.0
+_BLOCK_BYTES = 1 << 20
+_THREADS = 8
+
+
+def cache_folder() -> Path:
+    """`~/.cache/forerun`, or where the system keeps caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun"
+
+
+def identities(files: Sequence[File]) -> list[str]:
+    """One digest per file: of its bytes, or by what the store says (its checksum and size)."""
+    memo = _Memo(cache_folder() / "files.json")
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, max(1, len(files)))) as threads:
+        found = list(threads.map(lambda file: _identity(file, memo), files))
+    memo.write()
+    return found
+
+
+def _identity(file: File, memo: _Memo) -> str:
+    try:
+        if file.store is not None:
+            return _told(file.store.info(file.name)) or f"sha256:{_sha256(file)}"
+        before = os.stat(file.name)
+        known = memo.known(file.name, before)
+        if known:
+            return f"sha256:{known}"
+        digest = _sha256(file)
+        memo.learn(file.name, before, os.stat(file.name), digest)
+        return f"sha256:{digest}"
+    except Exception as error:  # each driver has errors of its own
+        raise unreadable(file.name, error) from error
+
+
+def _told(info: dict[str, Any]) -> str | None:
+    """What a store says of the content: Google's md5 or crc32c, the ETag of S3 and of https; never a weak ETag."""
+    size = info.get("size")
+    if md5 := info.get("md5Hash"):
+        return f"md5:{base64.b64decode(md5).hex()}:{size}"
+    if crc32c := info.get("crc32c"):
+        return f"crc32c:{crc32c}:{size}:{info.get('generation', info.get('etag'))}"
+    etag = info.get("ETag") or info.get("etag")
+    if etag and not str(etag).startswith("W/") and size is not None:
+        return f"etag:{str(etag).strip(chr(34))}:{size}"
+    return None
+
+
+def _sha256(file: File) -> str:
+    whole = hashlib.sha256()
+    raw = File(file.name, file.kind, "", file.store)  # packed as it lies
+    with raw.open() as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            whole.update(block)
+    return whole.hexdigest()
+
+
+class _Memo:
+    """Digests of large files by path, size, times and inode, in one JSON file; a damaged one is as good as none."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._held = self._read()
+        self._new: dict[str, list[Any]] = {}
+
+    def known(self, name: str, about: os.stat_result) -> str | None:
+        held = self._held.get(os.path.realpath(name))
+        return str(held[-1]) if held and held[:-1] == _key(about) else None
+
+    def learn(self, name: str, before: os.stat_result, after: os.stat_result, digest: str) -> None:
+        """Kept if the file is large, did not change while it was read, and is old enough that a later write shows."""
+        young = time.time() - max(before.st_mtime, before.st_ctime) < _RACY_SECONDS
+        if before.st_size >= MEMO_BYTES and not young and _key(before) == _key(after):
+            self._new[os.path.realpath(name)] = [*_key(before), digest]
+
+    def write(self) -> None:
+        """Whole or not at all; two runs at a time may lose one another's new lines, and hash again."""
+        if not self._new:
+            return
+        part = self._file.with_name(f"{self._file.name}.{os.urandom(4).hex()}.part")
+        try:
+            part.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(self._read() | self._new))
+            part.replace(self._file)
+        except OSError:  # a cache that cannot be written costs time, not the run
+            with suppress(OSError):
+                part.unlink()
+
+    def _read(self) -> dict[str, list[Any]]:
+        try:
+            held = json.loads(self._file.read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        entries = held.items() if isinstance(held, dict) else ()
+        return {name: entry for name, entry in entries if isinstance(entry, list) and _is_digest(entry[-1:])}
+
+
+def _key(about: os.stat_result) -> list[int]:
+    return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+
+
+def _is_digest(last: list[Any]) -> bool:
+    return bool(last) and isinstance(last[0], str) and len(last[0]) == 64

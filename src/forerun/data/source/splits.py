@@ -1,0 +1,246 @@
+"""Which files of a dataset on the hub are its training data: told from its card, or from the names of its files.
+
+Works on names alone, fetches nothing. What cannot be told is refused with the paths to choose from.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from forerun.errors import UserError
+
+ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".arrow", ".feather")
+_TEXT_ENDINGS = (".txt",)
+_PACKED = (".gz", ".zst")
+_ABOUT = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json"}
+_WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "dev", "val"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+_SHARD = re.compile(r"(\w[\w.-]*?)[-.]\d{5}-of-\d{5}\b.*")
+_NO_SPLIT = {"data", "part", "shard", "chunk", "file"}
+_MOST_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Files by their names in the repository, and what they are, for people."""
+
+    files: tuple[str, ...]
+    words: str
+
+
+def choose(names: Iterable[str], path: str, card: Mapping[str, Any] | None, address: str) -> Choice:
+    """The files to train on; `path` is the part of `address` inside the repository, "" for all of it."""
+    every = [name for name in names if ".." not in name.split("/") and not name.startswith("/")]
+    data = _data_files(every)
+    root = address.removesuffix(f"/{path}") if path else address
+    if path and path in every:
+        if path not in data and _ending(path) not in _TEXT_ENDINGS:
+            raise _no_data(address, [path])
+        return Choice((path,), path)
+    if path and glob.has_magic(path):
+        pattern = _pattern(path)
+        return _of_one_kind(_data_files(name for name in every if pattern(name)), every, f"files {path}", root, address)
+    if path:
+        below = [name for name in data if name.startswith(f"{path}/")]
+        return _split(below, every, f"folder {path}", root, address)
+    if configs := _configs(card):
+        return _of_card(configs, data, every, root)
+    folders = _folders(data)
+    if len(folders) > 1:
+        raise _several(address, "no card says which of its folders is meant", [f"{root}/{name}" for name in folders])
+    return _split(data, every, "", root, address)
+
+
+def front_matter(text: str) -> dict[str, Any] | None:
+    """The YAML at the head of a dataset's card, if it is there and can be read."""
+    import yaml
+
+    found = re.match(r"---[ \t]*\r?\n(.*?)\r?\n---[ \t]*(?:\r?\n|\Z)", text, re.DOTALL)
+    try:
+        tree = yaml.safe_load(found[1]) if found else None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    return tree if isinstance(tree, dict) else None
+
+
+def _data_files(names: Iterable[str]) -> list[str]:
+    """What can be read, sorted; text only where there is nothing better: it may be a licence."""
+    seen = [name for name in sorted(names) if not any(part.startswith(".") for part in name.split("/"))]
+    data = [name for name in seen if _ending(name) in ENDINGS and PurePosixPath(name).name not in _ABOUT]
+    return data or [name for name in seen if _ending(name) in _TEXT_ENDINGS]
+
+
+def _ending(name: str) -> str:
+    path = PurePosixPath(name.lower())
+    return (PurePosixPath(path.stem) if path.suffix in _PACKED else path).suffix
+
+
+def _pattern(path: str) -> Any:
+    """`*` stays in its folder, `**` does not."""
+    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", path)
+    special = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    text = ""
+    for part in parts:
+        if part in special:
+            text += special[part]
+        elif part.startswith("[") and part.endswith("]"):
+            text += fnmatch.translate(part).removeprefix("(?s:").rpartition(")")[0]
+        else:
+            text += re.escape(part)
+    return re.compile(text, re.DOTALL).fullmatch
+
+
+def _split_of(name: str) -> str | None:
+    """`data/train-00000-of-00002.parquet`, `train.jsonl`, `en/train/0000.parquet` -> `train`."""
+    *folders, file = name.split("/")
+    shard = _SHARD.fullmatch(file)
+    stem = shard[1] if shard else file.partition(".")[0] or file
+    for part in (stem, *reversed(folders)):
+        for word in re.split(r"[^A-Za-z]+", part.lower()):
+            if word in _WORDS:
+                return part if shard and part == stem and part.lower() not in _WORDS and "_" in part else _WORDS[word]
+    return stem if shard and stem.lower() not in _NO_SPLIT and len(folders) <= 1 else None
+
+
+def _folders(data: list[str]) -> list[str]:
+    """The folders at the first depth that has several, folders of splits aside; one or none is no choice to make."""
+    kept = [[part for part in name.split("/")[:-1] if part.lower() not in _WORDS] for name in data]
+    for depth in range(max(map(len, kept), default=0)):
+        found = sorted({"/".join(parts[: depth + 1]) for parts in kept if len(parts) > depth})
+        if len(found) > 1:
+            return found
+    return []
+
+
+def _split(data: list[str], every: list[str], of: str, root: str, address: str) -> Choice:
+    """The files of `train` where splits can be told, of the only split, or all."""
+    by_split: dict[str | None, list[str]] = {}
+    for name in data:
+        by_split.setdefault(_split_of(name), []).append(name)
+    named = sorted(split for split in by_split if split is not None)
+    before = f"{of}, " if of else ""
+    if not named:
+        return _of_one_kind(data, every, of or "all of it", root, address)
+    if "train" not in named and len(named) > 1:
+        globs = [f"{root}/{_glob_of(by_split[split])}" for split in named]
+        raise _several(address, f"its splits are {', '.join(named)}, none is train", globs)
+    split = "train" if "train" in named else named[0]
+    return _of_one_kind(by_split[split], every, f"{before}split {split}", root, address)
+
+
+def _of_one_kind(found: list[str], every: list[str], words: str, root: str, address: str) -> Choice:
+    if not found:
+        raise _no_data(address, every)
+    by_ending: dict[str, list[str]] = {}
+    for name in found:
+        by_ending.setdefault(_ending(name), []).append(name)
+    if len(by_ending) > 1:
+        globs = [f"{root}/{_glob_of(names)}" for names in by_ending.values()]
+        raise _several(address, f"its data is there as {' and as '.join(sorted(by_ending))}", globs)
+    many = "1 file" if len(found) == 1 else f"{len(found)} files"
+    return Choice(tuple(found), f"{words}: {many}")
+
+
+def _configs(card: Mapping[str, Any] | None) -> dict[str, dict[str, list[str]]]:
+    """Configuration -> split -> patterns, as far as the card says it simply; the default one, if told, alone."""
+    listed = (card or {}).get("configs")
+    configs: dict[str, dict[str, list[str]]] = {}
+    for entry in listed if isinstance(listed, list) else ():
+        if not isinstance(entry, dict) or not (splits := _card_splits(entry)):
+            return {}
+        name = str(entry.get("config_name", "default"))
+        if entry.get("default") is True:
+            return {name: splits}
+        configs[name] = splits
+    return {"default": configs["default"]} if "default" in configs else configs
+
+
+def _card_splits(entry: Mapping[str, Any]) -> dict[str, list[str]]:
+    given, folder = entry.get("data_files"), entry.get("data_dir")
+    prefix = f"{folder.strip('/')}/" if isinstance(folder, str) and folder.strip("./") else ""
+    if given is None:
+        return {"": [f"{prefix}**"]} if prefix else {}
+    splits: dict[str, list[str]] = {}
+    for part in given if isinstance(given, list) else [given]:
+        split, paths = (part.get("split"), part.get("path")) if isinstance(part, dict) else ("train", part)
+        paths = [paths] if isinstance(paths, str) else paths
+        if not isinstance(split, str) or not isinstance(paths, list) or not all(isinstance(p, str) for p in paths):
+            return {}
+        splits.setdefault(split, []).extend(prefix + path.removeprefix("./") for path in paths)
+    return splits
+
+
+def _of_card(configs: dict[str, dict[str, list[str]]], data: list[str], every: list[str], root: str) -> Choice:
+    if len(configs) > 1:
+        first = {name: (splits.get("train") or next(iter(splits.values())))[0] for name, splits in configs.items()}
+        raise _several(
+            root,
+            f"its configurations are {_some(configs)}; none is the default",
+            [f"{root}/{p}" for p in first.values()],
+        )
+    ((config, splits),) = configs.items()
+    if "train" not in splits and len(splits) > 1:
+        globs = [f"{root}/{patterns[0]}" for patterns in splits.values()]
+        raise _several(root, f"its splits are {_some(splits)}, none is train", globs)
+    split = "train" if "train" in splits else next(iter(splits))
+    patterns = [_pattern(pattern) for pattern in splits[split]]
+    found = [name for name in _data_files(every) if any(pattern(name) for pattern in patterns)]
+    words = f"configuration {config}"
+    if not split:
+        return _split(found, every, words, root, root)
+    return _of_one_kind(found, every, f"{words}, split {split}", root, root)
+
+
+def _glob_of(names: list[str]) -> str:
+    """One pattern for these names: what they begin and end with."""
+    if len(names) == 1:
+        return names[0]
+    first, last = min(names), max(names)
+    same = next((n for n, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
+    start = re.sub(r"\d+$", "", first[:same])
+    packed = "*" if any(name.lower().endswith(_PACKED) for name in names) else ""
+    deep = any("/" in name[len(start) :] for name in names)
+    folder = start.rpartition("/")[0]
+    return f"{folder}/**/*{_ending(first)}{packed}".lstrip("/") if deep else f"{start}*{_ending(first)}{packed}"
+
+
+def _several(address: str, why: str, choices: list[str]) -> UserError:
+    more = f" (and {len(choices) - _MOST_SHOWN} more)" if len(choices) > _MOST_SHOWN else ""
+    return UserError(
+        f"data.path: {address} is more than one set of data",
+        why=why,
+        fix=f"name one: {', '.join(choices[:_MOST_SHOWN])}{more}",
+    )
+
+
+def _no_data(address: str, every: list[str]) -> UserError:
+    scripts = [name for name in every if name.endswith(".py")]
+    named = re.match(r"hf://datasets/[^/@]+/[^/@]+", address)
+    root = named[0] if named else address
+    kinds = ", ".join(ENDINGS + _TEXT_ENDINGS)
+    if scripts:
+        return UserError(
+            f"data.path: {address} has no data files, only the script {scripts[0]}",
+            why="a dataset's script is a program of its authors: it is never run here",
+            fix=f"take the Parquet that the hub made of it, if it has: {root}@refs/convert/parquet",
+        )
+    return UserError(
+        f"data.path: no data in {address}",
+        why=f"its files: {_some(sorted(every)) or 'none'}; what is read ends in {kinds}, .gz and .zst after it",
+        fix="name a file, a folder or a glob of the dataset that holds such files",
+    )
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - _MOST_SHOWN} more" if len(listed) > _MOST_SHOWN else ""
+    return ", ".join(listed[:_MOST_SHOWN]) + more

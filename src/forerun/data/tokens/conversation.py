@@ -1,0 +1,131 @@
+"""Conversations to tokens: written by the chat template, learned where the assistant speaks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.data.tokens.coder import SPOILER, Coder, Ids, Spans, special_pattern
+from forerun.data.tokens.recipe import Recipe
+from forerun.data.tokens.trouble import HALF, Trouble, is_half, said
+from forerun.errors import UserError
+from forerun.hub.chat import Spoken, Unspoken, spoken_all
+
+Mask = NDArray[np.bool_]
+
+
+class Conversations:
+    """Encodes many conversations with one run of the template's process."""
+
+    def __init__(self, coder: Coder, recipe: Recipe) -> None:
+        if recipe.template is None:
+            raise UserError(
+                "the data is chat, and there is no chat template",
+                why="neither the model's folder nor the job has one",
+                fix="data.chat_template=chatml, or the path of a Jinja file",
+            )
+        self._template: str = recipe.template
+        self._coder, self._recipe = coder, recipe
+        self._specials = special_pattern(coder.specials)
+        self._answers = recipe.loss_on == "answers"
+
+    def encode(self, conversations: Sequence[Any]) -> list[tuple[Ids, Mask | None] | Trouble]:
+        """Tokens and what of them is learned (None: all), or what is wrong, for each."""
+        found: list[tuple[Ids, Mask | None] | Trouble | None] = [self._trouble(one) for one in conversations]
+        good = [number for number, trouble in enumerate(found) if trouble is None]
+        if not good:
+            return [one for one in found if one is not None]
+        spoken = spoken_all(
+            self._template,
+            [self._spoiled(conversations[number]) for number in good],
+            special=self._recipe.special,
+            ends=self._coder.specials,
+            answers=self._answers,
+        )
+        texts = [one.text for one in spoken if isinstance(one, Spoken)]
+        coded = iter(self._coder.written(texts))
+        for number, one in zip(good, spoken, strict=True):
+            found[number] = (
+                Trouble(one.what, one.why, one.fix) if isinstance(one, Unspoken) else self._document(one, *next(coded))
+            )
+        return [one for one in found if one is not None]
+
+    def _document(self, spoken: Spoken, ids: Ids, spans: Spans) -> tuple[Ids, Mask | None] | Trouble:
+        end = np.array([self._recipe.eos], np.int32)
+        text = spoken.text.rstrip()
+        closed = bool(self._coder.specials) and text.endswith(tuple(self._coder.specials))
+        tokens = ids if closed and len(ids) else np.concatenate([ids, end])
+        if not self._answers:
+            return tokens, None
+        learned = _learned(spoken, spans)
+        if not learned.any():
+            return Trouble(
+                "nothing in it is said by the assistant",
+                why="so nothing of it would be learned",
+                fix="take the row out, or learn all of it: data.loss_on=all",
+            )
+        if len(tokens) > len(ids):
+            learned = np.append(learned, bool(spoken.spans and spoken.spans[-1][1] >= len(text)))
+        return tokens, None if learned.all() else learned
+
+    def _trouble(self, messages: Any) -> Trouble | None:
+        if not isinstance(messages, list) or not messages:
+            return Trouble("messages is not a list of messages", why=f"it is {said(messages)}", fix=FORM)
+        for number, message in enumerate(messages, 1):
+            if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+                return Trouble(f"message {number} has no role", why=f"it is {said(message)}", fix=FORM)
+        forged = not self._recipe.special_tokens and _any(messages, self._specials.search)
+        if (forged or _any(messages, lambda text: SPOILER in text)) and _any(messages, self._coder.private.search):
+            return Trouble(
+                "a special token stands in the text beside characters for private use",
+                why=f"U+{ord(SPOILER):X} and its like are needed to tell the two apart",
+                fix="take one of them out of the text",
+            )
+        return HALF if _any(messages, is_half) else None
+
+    def _spoiled(self, messages: Any) -> Any:
+        """The same with a SPOILER inside each special token, so that no template and no tokenizer takes it for one."""
+        if self._recipe.special_tokens or not _any(messages, self._specials.search):
+            return messages
+        return _replaced(messages, lambda text: self._specials.sub(_spoil, text))
+
+
+FORM = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+
+
+def _learned(spoken: Spoken, spans: Spans) -> Mask:
+    """A token is learned if one of its characters is said by the assistant. One without any goes with the next."""
+    spoke = np.zeros(len(spoken.text) + 1, np.bool_)
+    for start, stop in spoken.spans:
+        spoke[start:stop] = True
+    if SPOILER in spoken.text:
+        characters = np.frombuffer(spoken.text.encode("utf-32-le", errors="surrogatepass"), np.uint32)
+        spoke = spoke[np.append(characters != ord(SPOILER), True)]
+    before = np.concatenate([[0], np.cumsum(spoke)])
+    starts, stops = spans[:, 0], spans[:, 1]
+    return np.where(starts < stops, before[stops] > before[starts], spoke[starts])
+
+
+def _spoil(found: Any) -> str:
+    text: str = found.group()
+    return text[:1] + SPOILER + text[1:]
+
+
+def _any(value: Any, check: Any) -> bool:
+    """Whether `check` holds for a string of `value`, keys included."""
+    if isinstance(value, str):
+        return bool(check(value))
+    if isinstance(value, dict):
+        return any(_any(key, check) or _any(inner, check) for key, inner in value.items())
+    return isinstance(value, list) and any(_any(inner, check) for inner in value)
+
+
+def _replaced(value: Any, change: Any) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {_replaced(key, change): _replaced(inner, change) for key, inner in value.items()}
+    return [_replaced(inner, change) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,298 @@
+"""Units: the parts of a store that are built on their own, each one folder that is there whole or not at all.
+
+Which pieces make a unit depends on the sizes of the files only, so any number of workers and shards builds the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.data.source.rows import Bad, Piece
+from forerun.data.tokens.document import Encoded
+from forerun.data.tokens.recipe import FORMAT
+from forerun.errors import UserError
+from forerun.units import GIB, MIB
+
+SIDES = ("train", "validation")
+SUMMARY, SKIPPED = "unit.json", "skipped.jsonl"
+LEFTOVER_SECONDS = 2 * 24 * 3600.0
+
+Token = type[np.uint16] | type[np.uint32]
+
+
+@dataclass(frozen=True)
+class Unit:
+    number: int
+    count: int
+    pieces: tuple[Piece, ...]
+    size_bytes: int
+
+    @property
+    def name(self) -> str:
+        return unit_name(self.number, self.count)
+
+    def to_json(self) -> dict[str, Any]:
+        pieces = [[piece.file, piece.start, piece.stop] for piece in self.pieces]
+        return {"number": self.number, "count": self.count, "pieces": pieces, "size_bytes": self.size_bytes}
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> Unit:
+        return Unit(**values | {"pieces": tuple(Piece(*piece) for piece in values["pieces"])})
+
+
+def unit_name(number: int, count: int) -> str:
+    return f"unit-{number:05d}-of-{count:05d}"
+
+
+def unit_bytes(total_bytes: int) -> int:
+    """A thousandth of the files, but 2 MiB at least and 1 GiB at most."""
+    return min(GIB, max(2 * MIB, total_bytes // 1024))
+
+
+def units_of(source: Any) -> list[Unit]:
+    """All pieces of the source, in order, in groups of about `unit_bytes`."""
+    sizes = [file.size_bytes() for file in source.files]
+    wanted = unit_bytes(sum(max(size, 0) for size in sizes))
+    pieces: list[Piece] = source.pieces(wanted)
+    many = Counter(piece.file for piece in pieces)
+    seen: Counter[int] = Counter()
+    groups: list[list[Piece]] = []
+    filled: list[int] = []
+    for piece in pieces:
+        whole, parts, at = sizes[piece.file], many[piece.file], seen[piece.file]
+        seen[piece.file] += 1
+        size = whole * (at + 1) // parts - whole * at // parts if whole >= 0 else wanted
+        if not groups or filled[-1] + size > wanted * 3 // 2:
+            groups.append([])
+            filled.append(0)
+        groups[-1].append(piece)
+        filled[-1] += size
+    return [Unit(number, len(groups), tuple(group), filled[number]) for number, group in enumerate(groups)]
+
+
+def token_type(vocab: int) -> Token:
+    return np.uint16 if vocab <= 1 << 16 else np.uint32
+
+
+class UnitWriter:
+    """Writes a unit next to its place; `finish` puts it there."""
+
+    def __init__(self, store: Path, unit: Unit, vocab: int) -> None:
+        self.unit, self._store = unit, store
+        self._folder = store / part_name(unit.name)
+        self._folder.mkdir(parents=True)
+        self._sides = {side: _SideWriter(self._folder, side, token_type(vocab)) for side in SIDES}
+        self._skipped = _File(self._folder, SKIPPED)
+        self.rows = self.bad = 0
+        self._bad_files: list[str] = []
+
+    @property
+    def documents(self) -> int:
+        return sum(side.documents for side in self._sides.values())
+
+    @property
+    def tokens(self) -> int:
+        return sum(side.tokens for side in self._sides.values())
+
+    def add(self, side: str, documents: Sequence[Encoded]) -> None:
+        self.rows += len(documents)
+        self._sides[side].add(documents)
+
+    def skip(self, bad: Bad) -> None:
+        """`bad` has its absolute place."""
+        if bad.whole_file:
+            self._bad_files.append(bad.place.file)
+        else:
+            self.rows += 1
+            self.bad += 1
+        self._skipped.write(json.dumps(bad_json(bad), ensure_ascii=True).encode() + b"\n")
+
+    def finish(self) -> dict[str, Any]:
+        """The unit's summary, which is also in the folder. If another process was faster, its unit stays."""
+        sides = {side: writer.finish() for side, writer in self._sides.items()}
+        files = {file.name: file.about() for writer in self._sides.values() for file in writer.kept}
+        summary = {
+            "format": FORMAT,
+            "unit": self.unit.number,
+            "of": self.unit.count,
+            "rows": self.rows,
+            "bad": self.bad,
+            "bad_files": self._bad_files,
+            "sides": sides,
+            "files": files | {SKIPPED: self._skipped.close()},
+        }
+        with (self._folder / SUMMARY).open("w") as out:
+            json.dump(summary, out, indent=1)
+            out.flush()
+            os.fsync(out.fileno())
+        try:
+            self._folder.rename(self._store / self.unit.name)
+        except OSError:
+            if not (self._store / self.unit.name / SUMMARY).exists():
+                raise
+            shutil.rmtree(self._folder)
+        return summary
+
+    def abandon(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _SideWriter:
+    """Tokens, offsets (documents + 1 of them, counted inside the unit) and, unless all are learned, a bit per token."""
+
+    def __init__(self, folder: Path, side: str, dtype: Token) -> None:
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._tokens, self._offsets, self._learned = (
+            _File(folder, f"{side}.{name}") for name in ("tokens", "offsets", "learned")
+        )
+        self._offsets.write(np.zeros(1, "<i8").tobytes())
+        self._bits: NDArray[np.bool_] = np.zeros(0, np.bool_)  # fewer than eight, not yet written
+        self.documents = self.tokens = self.learned = self.largest = 0
+        self.kept: list[_File] = []
+
+    def add(self, documents: Sequence[Encoded]) -> None:
+        if not documents:
+            return
+        ids = np.concatenate([document.tokens for document in documents])
+        ends = self.tokens + np.cumsum([len(document.tokens) for document in documents])
+        self.largest = max(self.largest, int(ids.max()))
+        self._tokens.write(ids.astype(self._dtype).tobytes())
+        self._offsets.write(ends.astype("<i8").tobytes())
+        self._learn(documents, len(ids))
+        self.documents += len(documents)
+        self.tokens += len(ids)
+
+    def _learn(self, documents: Sequence[Encoded], tokens: int) -> None:
+        masks = [np.ones(len(one.tokens), np.bool_) if one.learned is None else one.learned for one in documents]
+        if all(one.learned is None for one in documents):
+            masks = [np.ones(tokens, np.bool_)]
+        bits = np.concatenate([self._bits, *masks])
+        whole = len(bits) // 8 * 8
+        self._learned.write(np.packbits(bits[:whole], bitorder="little").tobytes())
+        self.learned += int(np.count_nonzero(bits[len(self._bits) :]))
+        self._bits = bits[whole:]
+
+    def finish(self) -> dict[str, Any]:
+        self._learned.write(np.packbits(self._bits, bitorder="little").tobytes())
+        for file in (self._tokens, self._offsets, self._learned):
+            file.close()
+        self.kept = [self._tokens, self._offsets]
+        if self.learned < self.tokens:
+            self.kept.append(self._learned)
+        else:
+            self._learned.path.unlink()
+        if not self.documents:
+            for file in self.kept:
+                file.path.unlink()
+            self.kept = []
+        digest = hashlib.sha256("".join(file.sha256 for file in self.kept).encode()).hexdigest()[:16]
+        return {
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "learned": self.learned,
+            "largest": self.largest,
+            "digest": digest,
+        }
+
+
+class _File:
+    """A file with its checksum."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.name, self.path = name, folder / name
+        self._out: IO[bytes] = self.path.open("wb")
+        self._hash = hashlib.sha256()
+        self.size_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        self._hash.update(data)
+        self.size_bytes += len(data)
+        self._out.write(data)
+
+    @property
+    def sha256(self) -> str:
+        return self._hash.hexdigest()
+
+    def about(self) -> dict[str, Any]:
+        return {"bytes": self.size_bytes, "sha256": self.sha256}
+
+    def close(self) -> dict[str, Any]:
+        if not self._out.closed:
+            self._out.flush()
+            os.fsync(self._out.fileno())
+            self._out.close()
+        return self.about()
+
+
+def summary_of(store: Path, name: str) -> dict[str, Any] | None:
+    """The summary of a finished unit, None if there is none or a file of it is missing or has another size."""
+    try:
+        summary: dict[str, Any] = json.loads((store / name / SUMMARY).read_bytes())
+        sizes = {file: (store / name / file).stat().st_size for file in summary["files"]}
+    except (OSError, ValueError, KeyError):
+        return None
+    return summary if all(sizes[file] == about["bytes"] for file, about in summary["files"].items()) else None
+
+
+def bad_json(bad: Bad) -> dict[str, Any]:
+    place = {"file": bad.place.file, "number": bad.place.number, "word": bad.place.word}
+    return place | {"what": bad.what, "why": bad.why, "fix": bad.fix, "whole_file": bad.whole_file}
+
+
+def skipped_of(store: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
+    """What was passed over, in order of the data."""
+    for name in names:
+        with (store / name / SKIPPED).open("rb") as lines:
+            for line in lines:
+                yield json.loads(line)
+
+
+def no_room(store: Path, error: OSError) -> UserError:
+    return UserError(
+        f"the tokens cannot be stored in {store}",
+        why=f"{type(error).__name__}: {error}",
+        fix="name a folder with space that can be written: data.store=FOLDER; what is done is kept",
+    )
+
+
+def part_name(name: str) -> str:
+    """Says who writes: `unit-00012-of-00096.1f2e3d4c-4711-9a8b7c6d.part`."""
+    return f"{name}.{_host()}-{os.getpid()}-{os.urandom(4).hex()}.part"
+
+
+def remove_leftovers(store: Path) -> None:
+    """Of processes of this machine that are gone, and whatever nobody has touched for two days."""
+    for part in store.glob("*.part"):
+        host, process = part.name.split(".")[-2].split("-")[:2]
+        try:
+            old = time.time() - part.stat().st_mtime > LEFTOVER_SECONDS
+        except OSError:
+            continue
+        if old or (host == _host() and not _lives(process)):
+            shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
+
+
+def _lives(process: str) -> bool:
+    """A process that has ended but that nobody has asked about is in /proc still, as Z."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def _host() -> str:
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]

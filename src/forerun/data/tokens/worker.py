@@ -1,0 +1,175 @@
+"""The process that tokenizes: `python -m forerun.data.tokens.worker`, one JSON line in, one or more out.
+
+The first line says what to do all day (source, recipe, store, whether a bad row stops); then each line is a unit. It
+answers with `progress` while it works, then with `done`, `bad` (a row that stops), or `error`. When its stdin is
+closed, whatever it is doing, it ends: the process that started it is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from forerun.data.source.rows import Bad, Piece, Place, Row
+from forerun.data.source.sources import Source
+from forerun.data.tokens.document import Encoded, Encoder
+from forerun.data.tokens.recipe import Recipe, is_validation
+from forerun.data.tokens.unit import Unit, UnitWriter, bad_json, no_room, summary_of
+from forerun.errors import UserError
+
+BATCH_ROWS = 500
+BATCH_CHARACTERS = 1 << 20
+PROGRESS_SECONDS = 0.5
+
+
+class StoppedError(Exception):
+    """By a bad row, which has its absolute place."""
+
+    def __init__(self, bad: Bad) -> None:
+        super().__init__(bad.what)
+        self.bad = bad
+
+
+class Work:
+    """Units of one source, one after the other."""
+
+    def __init__(self, source: Source, recipe: Recipe, store: Path, *, rows_stop: bool, files_stop: bool) -> None:
+        self._source, self._recipe, self.store = source, recipe, store
+        self._rows_stop, self._files_stop = rows_stop, files_stop
+        self._encoder = Encoder(recipe, source.form)
+
+    def build(self, unit: Unit) -> Iterator[dict[str, int]]:
+        """Builds the unit, and says now and then how far it is. A unit that is there already is left as it is."""
+        if summary_of(self.store, unit.name) is not None:
+            return
+        writer = UnitWriter(self.store, unit, self._recipe.vocab)
+        told = time.monotonic()
+        try:
+            for piece in unit.pieces:
+                places = _Places(self._source, piece)
+                for batch in _batches(self._source.rows(piece)):
+                    self._write(writer, batch, places)
+                    if time.monotonic() - told > PROGRESS_SECONDS:
+                        told = time.monotonic()
+                        yield {"documents": writer.documents, "tokens": writer.tokens}
+            writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
+
+    def _write(self, writer: UnitWriter, batch: list[Row | Bad], places: _Places) -> None:
+        rows = [row for row in batch if isinstance(row, Row)]
+        encoded = iter(self._encoder.encode(rows))
+        sides: dict[str, list[Encoded]] = {"train": [], "validation": []}
+        for row in batch:
+            found = next(encoded) if isinstance(row, Row) else row
+            if isinstance(found, Bad):
+                bad = places.absolute(found)
+                if self._files_stop if bad.whole_file else self._rows_stop:
+                    raise StoppedError(bad)
+                writer.skip(bad)
+                continue
+            assert isinstance(row, Row)
+            apart = self._recipe.validation > 0 and is_validation(row.values, self._recipe.validation)
+            sides["validation" if apart else "train"].append(found)
+        for side, documents in sides.items():
+            writer.add(side, documents)
+
+
+class _Places:
+    """Absolute places of a piece; what stands before the piece is counted once."""
+
+    def __init__(self, source: Source, piece: Piece) -> None:
+        self._source, self._piece = source, piece
+        self._before: int | None = None
+
+    def absolute(self, bad: Bad) -> Bad:
+        if bad.place.number is None:
+            return bad
+        if self._before is None:
+            first = self._source.resolve(self._piece, Place(bad.place.file, 1, bad.place.word)).number
+            self._before = 0 if first is None else first - 1
+        place = bad.place._replace(number=bad.place.number + self._before)
+        return Bad(place, bad.what, bad.why, bad.fix, bad.whole_file)
+
+
+def _batches(rows: Iterator[Row | Bad]) -> Iterator[list[Row | Bad]]:
+    batch: list[Row | Bad] = []
+    characters = 0
+    for row in rows:
+        batch.append(row)
+        if isinstance(row, Row):
+            characters += _length(row.values)
+        if len(batch) >= BATCH_ROWS or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _length(values: dict[str, Any]) -> int:
+    """About the characters of a row."""
+    held = list(values.values())
+    held += [message.get("content") for message in values.get("messages") or () if isinstance(message, dict)]
+    return sum(len(value) for value in held if isinstance(value, str | list))
+
+
+def answers(work: Work, unit: Unit) -> Iterator[dict[str, Any]]:
+    """What is said about one unit, in the end one of done, bad, error, bug."""
+    try:
+        for progress in work.build(unit):
+            yield {"progress": progress}
+        yield {"done": unit.number}
+    except StoppedError as stopped:
+        yield {"bad": bad_json(stopped.bad)}
+    except UserError as error:
+        yield _told(error)
+    except OSError as error:  # those of the data are bad rows long before
+        yield _told(no_room(work.store, error))
+    except Exception:
+        yield {"bug": traceback.format_exc()[-4000:]}
+
+
+def _told(error: UserError) -> dict[str, Any]:
+    return {"error": {"what": error.what, "why": error.why, "fix": error.fix}}
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started us decides
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever a library prints does not come between the answers
+    told = json.loads(sys.stdin.readline())
+    source, recipe = Source.from_json(told["source"]), Recipe.from_json(told["recipe"])
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(lines,), daemon=True).start()
+    work: Work | None = None
+    while True:
+        unit = Unit.from_json(json.loads(lines.get()))
+        try:
+            work = work or Work(
+                source, recipe, Path(told["store"]), rows_stop=told["rows_stop"], files_stop=told["files_stop"]
+            )
+        except UserError as error:
+            print(json.dumps(_told(error)), file=out)
+            continue
+        for answer in answers(work, unit):
+            print(json.dumps(answer), file=out)
+
+
+def _listen(lines: queue.SimpleQueue[str]) -> None:
+    for line in sys.stdin:
+        lines.put(line)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""A `Look` at an opened corpus."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from forerun.config import schema
+from forerun.data.corpus import Corpus, Part, packing_of
+from forerun.data.order.batches import Batches
+from forerun.data.view.look import ExaminedDocuments, Lengths, Look, Skipped, SourceLook
+from forerun.data.view.measure import examined_documents, examined_rows, lengths_of, samples_of
+
+SKIPPED_SHOWN = 10
+
+
+def look_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> Look:
+    """What there is to see; the samples are the first rows of the first batch."""
+    rows = corpus.rows
+    batch = min(job.batch, len(rows))
+    first = Batches(rows, seed=job.seed, batch=batch).ids_at(0)[:samples]
+    reports = [part.rows.report for part in corpus.parts]
+    forms = sorted({part.source.form for part in corpus.parts})
+    packings = sorted({packing_of(job.data, form) for form in forms})
+    bad = itertools.chain.from_iterable(part.store.skipped for part in corpus.parts)
+    return Look(
+        title=job.name,
+        sources=_sources(corpus),
+        form=", ".join(forms),
+        tokenizer=corpus.tokenizer.name,
+        vocabulary=corpus.tokenizer.vocab,
+        lengths=_lengths(corpus.parts),
+        sequence=job.sequence,
+        packing=" and ".join(packings),
+        rows=rows.epoch,
+        padding_share=1 - sum(r.positions for r in reports) / sum(r.rows * r.sequence for r in reports),
+        batch=job.batch,
+        steps_per_epoch=-(-rows.epoch // job.batch),
+        seed=job.seed,
+        samples=samples_of(rows.take, first.tolist(), corpus.tokenizer),
+        rows_examined=examined_rows(rows.take, len(rows)),
+        documents_examined=_merged([examined_documents(part.store.train, corpus.tokenizer) for part in corpus.parts]),
+        too_long=sum(report.too_long for report in reports),
+        too_long_policy=job.data.too_long,
+        steps=job.steps,
+        validation_documents=sum(len(part.store.validation or ()) for part in corpus.parts),
+        skipped=sum(part.store.bad for part in corpus.parts),
+        skipped_first=[
+            Skipped(str(one.place), f"{one.what}: {one.why}" if one.why else one.what)
+            for one in itertools.islice(bad, SKIPPED_SHOWN)
+        ],
+    )
+
+
+def _sources(corpus: Corpus) -> list[SourceLook]:
+    whole = sum(len(part.rows) * passes for part, passes in zip(corpus.parts, corpus.rows.passes, strict=True))
+    alone = len(corpus.parts) == 1
+    return [
+        SourceLook(
+            name=part.name,
+            recognised=part.source.recognised,
+            files=len(part.source.files),
+            size_bytes=part.source.size_bytes,
+            documents=len(part.store.train),
+            tokens=part.store.train.tokens,
+            share=None if alone else len(part.rows) * passes / whole,
+            passes=None if alone else passes,
+        )
+        for part, passes in zip(corpus.parts, corpus.rows.passes, strict=True)
+    ]
+
+
+def _lengths(parts: Sequence[Part]) -> Lengths:
+    found = [lengths_of(part.store.train) for part in parts]
+    return Lengths(np.concatenate([one.values for one in found]), sum(one.documents for one in found))
+
+
+def _merged(found: Sequence[ExaminedDocuments]) -> ExaminedDocuments:
+    """Counts added up; of the quotations the first, and of the commonest texts the commonest."""
+    values: dict[str, Any] = {
+        field.name: sum(getattr(one, field.name) for one in found)
+        if field.type == "int"
+        else next((getattr(one, field.name) for one in found if getattr(one, field.name)), "")
+        for field in fields(ExaminedDocuments)
+    }
+    return ExaminedDocuments(**values | {"most_often": max(one.most_often for one in found)})

@@ -1,0 +1,104 @@
+"""A repository of the hub, a model's or a dataset's: its list of files, and fetching some of them through its client.
+
+The client brings its own cache, token, endpoint and offline switch (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE).
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UserError
+from forerun.hub.refusal import RepositoryKind, refusal
+from forerun.units import MIB, Bytes
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SPARE_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a repository holds at `commit`: the bytes of each file by its path in the repository."""
+
+    commit: str
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Repository:
+    """`owner/name` on the hub."""
+
+    name: str
+    kind: RepositoryKind = "model"
+
+    def listing(self, revision: str | None) -> Listing:
+        """The files that the hub has."""
+        import huggingface_hub
+
+        client = huggingface_hub.HfApi()
+        ask: Callable[..., Any] = client.dataset_info if self.kind == "dataset" else client.model_info
+        wait_seconds = huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT
+        try:
+            about = ask(self.name, revision=revision, files_metadata=True, timeout=wait_seconds)
+        except Exception as error:
+            raise refusal(error, self.name, revision, downloading=False, kind=self.kind) from error
+        if about.sha is None:
+            raise RuntimeError(f"the hub names no commit for {self.name}")
+        return Listing(about.sha, {file.rfilename: file.size or 0 for file in about.siblings or ()})
+
+    def download(self, revision: str | None, files: list[str], *, local: bool = False) -> Path:
+        """The folder of the snapshot, with these files in it; `local` asks only the cache."""
+        import huggingface_hub
+
+        try:
+            folder = huggingface_hub.snapshot_download(
+                self.name,
+                repo_type=self.kind,
+                revision=revision,
+                allow_patterns=[_literal(file) for file in files],
+                local_files_only=local,
+            )
+        except Exception as error:
+            raise refusal(error, self.name, revision, downloading=True, kind=self.kind) from error
+        return Path(folder)
+
+    def check_room(self, commit: str, sizes: dict[str, int]) -> None:
+        """Refuse to fetch files of these sizes to a disk that cannot hold them."""
+        from huggingface_hub import constants, try_to_load_from_cache
+
+        needed = 0
+        for file, size in sizes.items():
+            here = try_to_load_from_cache(self.name, file, revision=commit, repo_type=self.kind)
+            needed += 0 if isinstance(here, str) else size
+        cache = Path(constants.HF_HUB_CACHE).expanduser()
+        place = next(folder for folder in (cache, *cache.absolute().parents) if folder.is_dir())
+        free = shutil.disk_usage(place).free
+        if needed and needed + _SPARE_BYTES > free:
+            less = ", or name fewer of its files in data.path" if self.kind == "dataset" else ""
+            raise UserError(
+                f"the disk has no room for {self.name}",
+                why=f"{Bytes(needed)} are to be fetched, {Bytes(free)} are free in {cache}",
+                fix="make room there (`hf cache ls` shows what the cache holds), or set HF_HOME to a larger disk"
+                + less,
+            )
+
+
+def is_offline() -> bool:
+    """HF_HUB_OFFLINE."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def is_commit(revision: str | None) -> bool:
+    """A whole commit hash: what it names never changes."""
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
+
+
+def _literal(name: str) -> str:
+    """A pattern that matches this name only."""
+    return re.sub(r"([*?[])", r"[\1]", name)

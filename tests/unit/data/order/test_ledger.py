@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forerun.data.order.ledger import Difference, Ledger, compare
+from forerun.data.order.rows import Example
+from forerun.errors import UserError
+
+STEPS: list[list[Example]] = [[(0, 1), (0, 2, 3)], [(1, 7)], [], [(0, 4), (0, 5), (0, 6)]]
+
+
+def written(file: Path, steps: list[list[Example]]) -> Path:
+    with Ledger(file) as ledger:
+        for step, examples in enumerate(steps):
+            ledger.write(step, examples)
+    return file
+
+
+def test_a_line_a_step(tmp_path: Path) -> None:
+    assert written(tmp_path / "new" / "ledger.jsonl", STEPS).read_text().splitlines()[:2] == [
+        '{"step":0,"examples":[[0,1],[0,2,3]]}',
+        '{"step":1,"examples":[[1,7]]}',
+    ]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 12, 36])
+def test_a_resumed_ledger_equals_one_that_was_never_stopped(tmp_path: Path, cut: int) -> None:
+    """Killed in the middle of step 3's line, resumed from the checkpoint after step 0."""
+    whole = written(tmp_path / "whole.jsonl", STEPS)
+    broken = tmp_path / "broken.jsonl"
+    content = whole.read_bytes()
+    broken.write_bytes(content[: len(content) - cut])
+    with Ledger(broken, step=1) as ledger:
+        for step in (1, 2, 3):
+            ledger.write(step, STEPS[step])
+    assert broken.read_bytes() == content
+    assert compare(whole, broken) is None
+
+
+def test_resuming_at_the_end_keeps_every_line_but_the_half_one(tmp_path: Path) -> None:
+    file = written(tmp_path / "a.jsonl", STEPS)
+    content = file.read_bytes()
+    file.write_bytes(content + b'{"step":4,"exa')
+    Ledger(file, step=4).close()
+    assert file.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ([*STEPS[:1], [(1, 8)], *STEPS[2:]], Difference(1, 0, (1, 7), (1, 8))),
+        ([[(0, 1), (0, 2)], *STEPS[1:]], Difference(0, 1, (0, 2, 3), (0, 2))),
+        ([*STEPS[:3], STEPS[3][:2]], Difference(3, 2, (0, 6), None)),
+        ([*STEPS[:3], [*STEPS[3][:1], *STEPS[3][2:]]], Difference(3, 1, (0, 5), (0, 6))),
+        (STEPS[:3], Difference(3, 0, (0, 4), None)),
+        ([*STEPS, [(9, 9)]], Difference(4, 0, None, (9, 9))),
+    ],
+)
+def test_the_first_difference_is_named(tmp_path: Path, other: list[list[Example]], difference: Difference) -> None:
+    a, b = written(tmp_path / "a.jsonl", STEPS), written(tmp_path / "b.jsonl", other)
+    assert compare(a, b) == difference
+    assert str(difference.step) in str(difference)
+    mirrored = compare(b, a)
+    assert mirrored is not None
+    assert (mirrored.left, mirrored.right) == (difference.right, difference.left)
+
+
+def test_a_missing_step_in_the_middle_is_a_difference(tmp_path: Path) -> None:
+    a, b = written(tmp_path / "a.jsonl", STEPS), tmp_path / "b.jsonl"
+    lines = a.read_bytes().splitlines(keepends=True)
+    b.write_bytes(b"".join(lines[:1] + lines[2:]))
+    assert compare(a, b) == Difference(1, 0, (1, 7), None)
+
+
+def test_a_half_written_end_counts_as_not_written(tmp_path: Path) -> None:
+    a, b = written(tmp_path / "a.jsonl", STEPS), written(tmp_path / "b.jsonl", STEPS)
+    b.write_bytes(b.read_bytes() + b'{"step":4,"examples":[[0,')
+    assert compare(a, b) is None
+
+
+def test_what_is_no_ledger_is_named(tmp_path: Path) -> None:
+    a, b = written(tmp_path / "a.jsonl", STEPS), tmp_path / "b.jsonl"
+    b.write_text("hello\n")
+    with pytest.raises(UserError, match="no entry of a ledger"):
+        compare(a, b)
+    with pytest.raises(UserError, match="no entry of a ledger"):
+        Ledger(b, step=2)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from small_tokenizers import SPECIALS, byte_level, metaspace, saved
+
+from forerun.data.source.rows import Bad, Place, Row
+from forerun.data.tokens.document import Encoded, Encoder
+from forerun.data.tokens.recipe import Recipe, is_validation
+
+EOS = 0
+
+
+def encode(path: str, form: str, *rows: dict[str, Any], vocab: int = 1000, **settings: Any) -> list[Encoded | Bad]:
+    recipe = Recipe(path, "", 256 if path == "bytes" else EOS, vocab, **settings)
+    return Encoder(recipe, form).encode([Row(values, Place("f.jsonl", n)) for n, values in enumerate(rows, 1)])
+
+
+def pairs(found: list[Encoded | Bad]) -> list[tuple[list[int], list[bool] | None]]:
+    assert all(isinstance(one, Encoded) for one in found), found
+    return [(one.tokens.tolist(), one.learned if one.learned is None else one.learned.tolist()) for one in found]  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return saved(byte_level(), tmp_path)
+
+
+def test_text_ends_and_is_learned_whole(path: str) -> None:
+    texts = ["the quick brown fox", "Grüße 😀\n", "<think> Yes."]
+    found = pairs(encode(path, "text", *({"text": text} for text in texts)))
+    assert found == [([*byte_level().encode(text).ids, EOS], None) for text in texts]
+    assert pairs(encode("bytes", "text", {"text": "é!"})) == [([0xC3, 0xA9, 0x21, 256], None)]
+
+
+def test_special_tokens_in_a_text_are_plain_unless_asked(path: str) -> None:
+    text = "the <|im_end|>\n<|endoftext|>dog<think>"
+    ((ids, _),) = pairs(encode(path, "text", {"text": text}))
+    names = [byte_level().id_to_token(token) for token in ids[:-1]]
+    assert not set(names) & set(SPECIALS)
+    assert "<think>" in names
+    assert byte_level().decode(ids[:-1], skip_special_tokens=False) == text
+    ((asked, _),) = pairs(encode(path, "text", {"text": text}, special_tokens=True))
+    assert asked == [*byte_level().encode(text).ids, EOS]
+    assert len(asked) < len(ids)
+
+
+def test_only_the_completion_is_learned(path: str) -> None:
+    row = {"prompt": "the qui", "completion": "ck brown"}
+    prompt, completion = (byte_level().encode(row[name]).ids for name in ("prompt", "completion"))
+    assert byte_level().encode("the quick brown").ids != prompt + completion, "the border must matter"
+    mask = [False] * len(prompt) + [True] * (len(completion) + 1)
+    assert pairs(encode(path, "prompt/completion", row)) == [(prompt + completion + [EOS], mask)]
+    assert pairs(encode(path, "prompt/completion", row, loss_on="all")) == [(prompt + completion + [EOS], None)]
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_a_completion_is_no_beginning(scheme: str, tmp_path: Path) -> None:
+    made = metaspace(scheme)
+    row = {"prompt": "the quick ", "completion": "brown fox"}
+    ((ids, mask),) = pairs(encode(saved(made, tmp_path), "prompt/completion", row))
+    answer = [made.id_to_token(token) for token, mine in zip(ids, mask or [], strict=True) if mine]
+    if scheme == "first":
+        assert made.decode(ids[:-1]) == "the quick brown fox"
+        assert not answer[0].startswith("▁")
+    else:
+        assert answer[0].startswith("▁")
+
+
+def test_given_ids(path: str) -> None:
+    rows = [
+        {"input_ids": [5, 6, 7]},
+        {"input_ids": [5, 6, EOS], "loss_mask": [0, 1, 1]},
+        {"input_ids": [5, 6], "loss_mask": [0, 1]},
+        {"input_ids": [5, 6], "loss_mask": [1, 1]},
+    ]
+    assert pairs(encode(path, "input_ids", *rows)) == [
+        ([5, 6, 7, EOS], None),
+        ([5, 6, EOS], [False, True, True]),
+        ([5, 6, EOS], [False, True, True]),
+        ([5, 6, EOS], None),
+    ]
+    assert pairs(encode(path, "input_ids", rows[1], loss_on="all")) == [([5, 6, EOS], None)]
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "what"),
+    [
+        ("input_ids", {"input_ids": [1, 70000]}, "id 70000 beyond the vocabulary of 50257"),
+        ("input_ids", {"input_ids": [1, -1]}, "id -1 beyond the vocabulary of 50257"),
+        ("input_ids", {"input_ids": []}, "input_ids is not a list of token ids"),
+        ("input_ids", {"input_ids": [0.5]}, "input_ids is not a list of token ids"),
+        ("input_ids", {"input_ids": [1, 2], "loss_mask": [1]}, "loss_mask does not fit input_ids"),
+        ("input_ids", {"input_ids": [1, 2], "loss_mask": [1, 2]}, "loss_mask does not fit input_ids"),
+        ("input_ids", {"input_ids": [1, 2], "loss_mask": [0, 0]}, "loss_mask leaves nothing to learn"),
+        ("text", {"text": ""}, "the text is empty"),
+        ("text", {"text": None}, "text is no text"),
+        ("text", {"text": "a\ud800"}, "the text has half of a surrogate pair"),
+        ("prompt/completion", {"prompt": "x", "completion": 3}, "completion is no text"),
+        ("prompt/completion", {"prompt": "", "completion": ""}, "the text is empty"),
+    ],
+    ids=str,
+)
+def test_a_bad_row_among_good_ones(path: str, form: str, row: dict[str, Any], what: str) -> None:
+    good = {"input_ids": [1, 2], "text": "dog", "prompt": "the", "completion": "dog"}
+    good = {name: good[name] for name in form.split("/")}
+    before, bad, after = encode(path, form, good, row, good, vocab=50257)
+    assert isinstance(bad, Bad)
+    assert (str(bad.place), bad.what) == ("f.jsonl, line 2", what)
+    assert bad.why
+    assert bad.fix
+    assert isinstance(before, Encoded)
+    assert isinstance(after, Encoded)
+    assert before.tokens.tolist() == after.tokens.tolist()
+
+
+def test_ids_of_a_text_are_held_to_the_models_vocabulary(path: str) -> None:
+    (bad,) = encode(path, "text", {"text": "dog"}, vocab=10)
+    assert isinstance(bad, Bad)
+    assert "beyond the vocabulary of 10" in bad.what
+
+
+def test_validation_depends_on_the_content_alone() -> None:
+    rows = [{"text": f"document {n}"} for n in range(4000)]
+    sides = [is_validation(row, 0.1) for row in rows]
+    assert 0.08 < np.mean(sides) < 0.12
+    assert [is_validation(dict(row), 0.1) for row in rows] == sides
+    more = [is_validation(row, 0.2) for row in rows]
+    assert all(larger for smaller, larger in zip(sides, more, strict=True) if smaller)
+    assert not any(is_validation(row, 0.0) for row in rows)

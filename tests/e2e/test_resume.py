@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import Store
 from forerun.config.load import load
 from forerun.hardware.devices import choose
@@ -91,7 +92,7 @@ def kill_after(step: int, child: subprocess.Popen[bytes], folder: Path) -> None:
 
 
 def saved(folder: Path) -> list[int]:
-    return sorted(int(path.name) for path in (folder / "checkpoints").glob("*") if path.name.isdigit())
+    return Reader(folder / "checkpoints").steps()
 
 
 def losses(folder: Path) -> dict[int, str]:

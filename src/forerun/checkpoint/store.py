@@ -1,102 +1,117 @@
-"""A run's checkpoints in one folder, written by Orbax in the background.
+"""A run's checkpoints in one folder: written by Orbax in the background, proven, committed and kept by us.
 
-It stands on `orbax.checkpoint.v1`: Orbax announces it as the top level of its 1.0, and it reads what v0 wrote.
+Orbax (`orbax.checkpoint.v1`, which it announces as the top level of its 1.0) writes the arrays of a save into a folder
+of their own, `<step>-<fence>-<attempt>`. When they are whole, a thread of ours computes the digest of every file and
+appends one record to the log (`forerun.checkpoint.log`). A folder without a record does not exist.
 """
 
 from __future__ import annotations
 
-import logging
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import jax
 from orbax.checkpoint import v1 as orbax
 
-from forerun.checkpoint.tree import first_difference
+from forerun.checkpoint import hosts
+from forerun.checkpoint.log import Broken, Commit
+from forerun.checkpoint.manifest import manifest_of
+from forerun.checkpoint.quiet import forget
+from forerun.checkpoint.reader import STEP_FOLDER, Reader, Restored, first_line
+from forerun.checkpoint.retention import Retention
 from forerun.errors import UserError
 
 T = TypeVar("T")
 
 _DISK_TROUBLE = ("os_error_code", "Failed writing", "No space left", "Read-only file system", "Permission denied")
+_REMOVALS = 5
+_BETWEEN_REMOVALS_SECONDS = 0.05
+
+
+class SaveFailed(UserError):
+    """The run may go on without this checkpoint; what was committed before is whole."""
+
+
+class TakenOver(UserError):
+    """Another process owns the run now: this one must stop."""
 
 
 class Store:
-    """Checkpoints by step, the newest `keep` of them.
+    """Checkpoints by step, of which those stay that `keep` says (a number: the newest so many).
 
-    `save` returns as soon as the state is copied; what goes wrong afterwards is raised by the next `save`, `wait`
-    or `close`. A checkpoint appears under its step only when it is whole. What an interrupted save left behind is
-    removed when the folder is opened again. On several hosts every process makes the same calls.
+    Opening it takes the run over (to look only, there is `Reader`): a process that owned it before is refused its next
+    commit, and what interrupted saves of former owners left behind is removed. `save` returns as soon as the state
+    is copied. What goes wrong afterwards is raised by `check`, which costs nothing and is meant to be called at every
+    step, and by `save`, `wait` and `close`. On several hosts every process makes the same calls.
     """
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        _quiet_orbax()
-        self.folder = folder.resolve()
-        self._saving: tuple[int, orbax.AsyncResponse[bool]] | None = None
-        context = orbax.Context()
-        # Cutting replicated arrays into slices, one per replica, would compile programs in the middle of a run.
-        context.array.saving.use_replica_parallel = False
-        self._inner = orbax.training.Checkpointer(
-            self.folder,
-            context=context,
-            preservation_policy=orbax.training.preservation_policies.LatestN(keep),
-            cleanup_tmp_directories=True,
-        )
+    def __init__(self, folder: Path | str, *, keep: int | Retention, owner: str | None = None) -> None:
+        self.retention = keep if isinstance(keep, Retention) else Retention(last=keep)
+        self.reader = Reader(folder)
+        self.reader.require_records()
+        self._log, self._place = self.reader.log, self.reader.place
+        self._context = _context()
+        self._saving: Future[None] | None = None
+        self._attempts = 0
+        self.fence = hosts.told_by_first(self._claimed(owner) if hosts.is_first() else 0)
+        self._next = self.fence + 1
 
-    def save(self, step: int, state: Any, record: dict[str, Any]) -> None:
+    def save(self, step: int, state: Any, record: Mapping[str, Any]) -> None:
         """Save a pytree of arrays and a record that JSON can hold; waits only for an earlier save."""
         self._settle()
+        record = json.loads(json.dumps(record))
+        self._attempts += 1
+        folder = f"{step}-{self.fence}-{self._attempts}"
+        # The thread is there before Orbax's are busy: to start one then would cost the step milliseconds.
+        started: Future[orbax.AsyncResponse[None]] = Future()
+        saving: Future[None] = Future()
+        work = (saving, started, step, folder, record)
+        threading.Thread(target=self._finish, args=work, name="checkpoint", daemon=True).start()
         try:
-            response = self._inner.save_async(step, state, force=True, custom_metadata=record)
-        except OSError as error:
-            raise self._not_saved(step, error) from error
-        if response is None:
-            raise RuntimeError(f"Orbax did not start the save of step {step}")
-        self._saving = step, response
+            self._place.require_folders(folder)
+            with self._context:
+                started.set_result(orbax.save_async(f"{self._place.address}/{folder}", state))
+        except Exception as error:
+            started.set_exception(error)
+            saving.result()
+            raise
+        self._saving = saving
+
+    def check(self) -> None:
+        """Raise what went wrong in the background since the last call, if anything did."""
+        if self._saving is not None and self._saving.done():
+            self._settle()
 
     def steps(self) -> list[int]:
-        """The steps of whole checkpoints, ascending; a save under way is not among them."""
-        return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isdigit())
+        """The steps of committed checkpoints, ascending; a save under way is not among them."""
+        return self.reader.steps()
 
     def newest(self) -> int | None:
-        return max(self.steps(), default=None)
+        return self.reader.newest()
 
     def record(self, step: int) -> dict[str, Any]:
-        """What `save` was given as the record of this step."""
-        record = self._about(step).custom_metadata
-        return dict(record) if isinstance(record, dict) else {}
+        return self.reader.record(step)
 
     def restore(self, step: int, like: T) -> T:
-        """The state of `step` as the tree of `like`, whose leaves are `jax.ShapeDtypeStruct`s with shardings."""
-        if any(leaf.sharding is None for leaf in jax.tree.leaves(like)):
-            raise ValueError("restore needs a sharding on every leaf")
-        saved = self._about(step).metadata
-        if not jax.tree.leaves(saved):
-            raise self._unreadable(step, ValueError("its list of arrays is empty"))
-        difference = first_difference(saved, like)
-        if difference is not None:
-            raise UserError(
-                f"the checkpoint of step {step} is of another model or optimizer",
-                why=f"{difference.name}: {difference.saved or 'nothing'} in the checkpoint, "
-                f"{difference.wanted or 'nothing'} in the job\n{self.folder / str(step)}",
-                fix="set the job back to what it was, or give it another name to start afresh",
-            )
-        try:
-            return self._inner.load(step, like)
-        except jax.errors.JaxRuntimeError:  # the devices' trouble, not the file's
-            raise
-        except Exception as error:
-            raise self._unreadable(step, error) from error
+        return self.reader.restore(step, like)
+
+    def restore_newest(self, like: T) -> Restored[T] | None:
+        return self.reader.restore_newest(like)
 
     def wait(self) -> None:
-        """Return when the save under way is on disk."""
+        """Return when the save under way is committed."""
         self._settle()
 
     def close(self) -> None:
-        try:
-            self._settle()
-        finally:
-            self._inner.close()
+        self._settle()
 
     def __enter__(self) -> Self:
         return self
@@ -106,65 +121,138 @@ class Store:
     ) -> None:
         self.close()
 
-    def _settle(self) -> None:
-        if self._saving is None:
-            return
-        (step, response), self._saving = self._saving, None
+    def _claimed(self, owner: str | None) -> int:
         try:
-            response.result()
+            fence = self._log.claim(owner or f"{socket.gethostname()}:{os.getpid()}").fence
+        except OSError as error:
+            raise UserError(
+                f"the run in {self._place.address} cannot be taken over: nothing can be written there",
+                why=first_line(error),
+                fix="make room and mend permissions there, then run the same command again",
+            ) from error
+        with suppress(OSError):
+            self._remove_leftovers(fence, fence)
+        return fence
+
+    def _settle(self) -> None:
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.result()
+
+    def _finish(
+        self,
+        saving: Future[None],
+        started: Future[orbax.AsyncResponse[None]],
+        step: int,
+        folder: str,
+        record: dict[str, Any],
+    ) -> None:
+        """In the background: from the arrays' last byte to the record."""
+        try:
+            self._commit(started, step, folder, record)
+        except BaseException as error:
+            saving.set_exception(error)
+        else:
+            saving.set_result(None)
+
+    def _commit(
+        self, started: Future[orbax.AsyncResponse[None]], step: int, folder: str, record: dict[str, Any]
+    ) -> None:
+        try:
+            response = started.result()
+            try:
+                response.result()
+            finally:
+                forget(response)
+            if not hosts.is_first():
+                return
+            self._place.flush(folder)
+            files = manifest_of(self._place, folder)
+            committed = self._appended(step, folder, files, record)
         except Exception as error:
-            self._forget_failure()
+            self._discard(folder)
             if isinstance(error, OSError) or any(words in str(error) for words in _DISK_TROUBLE):
                 raise self._not_saved(step, error) from error
             raise
+        if not committed:
+            self._discard(folder)
+            raise self._taken_over(step)
+        self._clean()
 
-    def _forget_failure(self) -> None:
-        """Orbax reports one failure twice and still lists the step: hear it out and look at the folder again."""
-        try:
-            self._inner.wait()
-        except Exception as again:
-            logging.getLogger(__name__).debug("the same failure again: %s", again)
-        self._inner.reload()
+    def _appended(self, step: int, folder: str, files: dict[str, tuple[int, str]], record: dict[str, Any]) -> bool:
+        while True:
+            commit = Commit(self._next, self.fence, step, folder, files, record)
+            if self._log.commit(commit):
+                self._next += 1
+                return True
+            there = next((other for other in self._log.records() if other.number == commit.number), None)
+            if not isinstance(there, Commit) or there.fence != self.fence:
+                return False
+            self._next += 1  # ours, from a write that succeeded though it was told to have failed
+            if there.folder == folder:
+                return True
 
-    def _about(self, step: int) -> Any:
-        if step not in self.steps():
-            raise UserError(
-                f"there is no checkpoint of step {step}",
-                why=f"{self.folder} has {', '.join(map(str, self.steps())) or 'none'}",
-                fix="take one of these",
-            )
-        try:
-            return self._inner.metadata(step)
-        except Exception as error:
-            raise self._unreadable(step, error) from error
+    def _clean(self) -> None:
+        """Remove what need not stay: records first, so that a kill in between leaves files that do not count."""
+        commits = self._log.commits()
+        kept = self.retention.kept(commits)
+        with suppress(OSError):  # what cannot be removed now, the next save or the next owner removes
+            for commit in commits:
+                if commit not in kept:
+                    self._log.remove(commit)
+            self._log.bury_broken()
+            self._remove_leftovers(self.fence, self._next - 1)
 
-    def _not_saved(self, step: int, error: Exception) -> UserError:
+    def _remove_leftovers(self, fence: int, last: int) -> None:
+        """Folders of this owner and of former ones, which can commit nothing more, that no record names."""
+        records = self._log.records()
+        if any(isinstance(record, Broken) for record in records):
+            return  # it may name any of them
+        named = {record.folder for record in records if isinstance(record, Commit)}
+        self._log.remove_parts(last)
+        for name in self._place.names():
+            match = STEP_FOLDER.fullmatch(name)
+            if match and int(match["fence"]) <= fence and name not in named:
+                self._place.remove(name)
+
+    def _discard(self, folder: str) -> None:
+        """A failed save must not keep a full disk full. Its writers may still be ending: hence more than one try."""
+        if not hosts.is_first() or any(commit.folder == folder for commit in self._log.commits()):
+            return
+        for _ in range(_REMOVALS):
+            try:
+                left = [name for name in self._place.names() if name == folder or name.startswith(f"{folder}.")]
+                for name in left:
+                    self._place.remove(name)
+            except OSError:
+                left = [folder]
+            if not left:
+                return
+            time.sleep(_BETWEEN_REMOVALS_SECONDS)
+
+    def _not_saved(self, step: int, error: Exception) -> SaveFailed:
         newest = self.newest()
         rest = "no earlier one exists" if newest is None else f"step {newest} is whole: the same command resumes there"
-        return UserError(
+        return SaveFailed(
             f"the checkpoint of step {step} was not saved",
-            why=_first_line(error),
-            fix=f"make room and mend permissions in {self.folder}; {rest}",
+            why=first_line(error),
+            fix=f"make room and mend permissions in {self._place.address}; {rest}",
         )
 
-    def _unreadable(self, step: int, error: Exception) -> UserError:
-        older = max((other for other in self.steps() if other < step), default=None)
-        then = "start afresh" if older is None else f"resume from step {older}"
-        return UserError(
-            f"the checkpoint of step {step} cannot be read",
-            why=_first_line(error),
-            fix=f"mv {self.folder / str(step)} elsewhere, then the same command will {then}",
+    def _taken_over(self, step: int) -> TakenOver:
+        owner = self._log.owner()
+        who = f"claim {owner.number} by {owner.owner}" if owner else "its claim cannot be read"
+        return TakenOver(
+            f"the checkpoint of step {step} was not saved: another process has taken this run over",
+            why=f"{who}; this process holds claim {self.fence}\n{self._place.address}",
+            fix="nothing, if that one was meant to go on; else stop it and start the same command again",
         )
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _not_from_orbax(record: logging.LogRecord) -> bool:
-    return "orbax" not in Path(record.pathname).parts or record.levelno >= logging.CRITICAL
-
-
-def _quiet_orbax() -> None:
-    """Orbax tells its errors as exceptions; its log (hundreds of lines for one full disk) is not for the user."""
-    logging.getLogger("absl").addFilter(_not_from_orbax)
+def _context() -> orbax.Context:
+    context = orbax.Context()
+    # Cutting replicated arrays into slices, one per replica, would compile programs in the middle of a run.
+    context.array.saving.use_replica_parallel = False
+    # Trained weights shrink by a twelfth, for most of a save's time; and without it the disk needed is known.
+    context.array.saving.use_compression = False
+    return context

@@ -267,6 +267,8 @@ class Precision(Section):
 class Checkpoint(Section):
     every: PositiveInt = about("steps between saves", "at most this much is lost", 100)
     keep: PositiveInt = about("newest checkpoints kept", "one may be damaged", 2)
+    keep_every: PositiveInt | None = about("also keep those whose step is a multiple of this", "none", None)
+    keep_best: int = about("also keep so many with the lowest loss", "none", 0, ge=0, le=1000)
 
 
 class Sample(Section):

@@ -10,6 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from forerun.checkpoint.reader import Skipped
+from forerun.checkpoint.retention import Retention
+from forerun.checkpoint.room import needed_bytes, require_room
 from forerun.checkpoint.store import Store
 from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
@@ -68,13 +71,16 @@ def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
     batches = batches_of(job, program, corpus)
     display.say(described(program))
     folder = open_folder(job, fresh=fresh)
+    require_room(folder.checkpoints, needed_bytes(program.state, job.checkpoint.keep + job.checkpoint.keep_best))
     step = compile_step(program, display)
 
-    # State: fresh, or where the last checkpoint left it.
-    with closing(Store(folder.checkpoints, keep=job.checkpoint.keep)) as store:
+    # State: fresh, or where the last good checkpoint left it.
+    with closing(Store(folder.checkpoints, keep=retention_of(job))) as store:
         with display.phase("state") as phase:
-            state, first = state_of(job, program, store, corpus)
+            state, first, passed_over = state_of(job, program, store, corpus)
             phase.detail = f"step {first} from {folder.checkpoints}" if first else begun_from(job)
+        for damaged in passed_over:
+            display.warn(f"a checkpoint was passed over, its files are not what was saved: {damaged}")
 
         # Steps.
         pace = Pace(program, first, peak_flops(chosen))
@@ -113,14 +119,20 @@ def batches_of(job: Job, program: Program, corpus: Corpus) -> Batches:
     return Batches(corpus.rows, seed=job.seed, batch=job.batch, accumulation=accumulation, part=part)
 
 
-def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[State, int]:
-    """Fresh, a pretrained model's, or the newest checkpoint's. With other data than before, a resumed run would not be
-    the same run."""
+def retention_of(job: Job) -> Retention:
+    return Retention(job.checkpoint.keep, job.checkpoint.keep_every, job.checkpoint.keep_best)
+
+
+def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[State, int, tuple[Skipped, ...]]:
+    """Fresh, a pretrained model's, or the newest good checkpoint's; with its step, and what was damaged.
+
+    With other data than before, a resumed run would not be the same run.
+    """
     newest = store.newest()
     if newest is None and is_checkpoint(job.model):
-        return program.state_with(pretrained_params(job.model, program.state.params)), 0
+        return program.state_with(pretrained_params(job.model, program.state.params)), 0, ()
     if newest is None:
-        return program.initial_state(job.seed), 0
+        return program.initial_state(job.seed), 0, ()
     before = store.record(newest).get("data")
     if before != corpus.digest:
         raise UserError(
@@ -128,7 +140,9 @@ def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[
             why=f"{job.data.where}: digest {corpus.digest} now, {before} then",
             fix="put the text back as it was, or start over with --fresh (the old folder is kept, renamed)",
         )
-    return store.restore(newest, program.state), newest
+    restored = store.restore_newest(program.state)
+    assert restored is not None
+    return restored.state, restored.step, restored.skipped
 
 
 def begun_from(job: Job) -> str:
@@ -172,11 +186,12 @@ def run_steps(
             state, metrics = step(state, batch)
             write_down(number, batches)
             waiting.append((number, metrics))
+            store.check()
             save = number % job.checkpoint.every == 0 or number == pace.last
             while len(waiting) > (0 if save else 1):
                 report(*waiting.pop(0))
             if save:
-                store.save(number, state, record)
+                store.save(number, state, {**record, "loss": pace.loss})
         store.wait()
     return state
 

@@ -1,8 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import logging
+import math
+import os
 import resource
+import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +20,11 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from forerun.checkpoint.store import Store
+from forerun.checkpoint import place
+from forerun.checkpoint.manifest import manifest_of
+from forerun.checkpoint.reader import Reader
+from forerun.checkpoint.retention import Retention
+from forerun.checkpoint.store import SaveFailed, Store, TakenOver
 from forerun.errors import UserError
 
 
@@ -56,6 +65,27 @@ def assert_same_bits(one: Any, other: Any) -> None:
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def folders(folder: Path) -> list[str]:
+    """All but the log."""
+    return sorted(path.name for path in folder.iterdir() if path.name != "commits")
+
+
+def ended(store: Store) -> None:
+    """Return when nothing goes on in the background, without asking the store."""
+    for thread in threading.enumerate():
+        if thread.name == "checkpoint":
+            thread.join(60)
+
+
+def failing_for(folder: Path, real: Any) -> Any:
+    def failing(path: Path, *arguments: Any) -> None:
+        if path == folder or path.parent == folder:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        real(path, *arguments)
+
+    return failing
 
 
 @contextmanager
@@ -176,7 +206,7 @@ def test_a_failed_save_is_raised_by_the_next_call_and_leaves_the_rest_intact(
         store.wait()
         assert store.steps() == [1, 2]
         assert_same_bits(store.restore(2, like(state)), state)
-    assert [path.name for path in tmp_path.iterdir() if not path.name.isdigit()] == []
+    assert len(folders(tmp_path)) == 2, "nothing is left of the failed saves"
     assert capfd.readouterr() == ("", "")
     assert caplog.records == []
 
@@ -193,7 +223,7 @@ def test_saving_goes_on_after_a_failure(tmp_path: Path) -> None:
         assert store.record(2) == {"second": True}
 
 
-def test_a_missing_and_a_damaged_checkpoint_are_told(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
     state = {"x": jnp.ones(4)}
     with Store(tmp_path, keep=2) as store:
         store.save(1, state, {})
@@ -202,12 +232,160 @@ def test_a_missing_and_a_damaged_checkpoint_are_told(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="no checkpoint of step 9") as error:
             store.restore(9, like(state))
         assert "1, 2" in error.value.why
-        for file in (tmp_path / "2" / "state").rglob("*"):
-            if file.is_file() and file.parent.name == "d":
-                file.write_bytes(b"")
-        with pytest.raises(UserError, match="step 2 cannot be read") as error:
-            store.restore(2, like(state))
-        assert "resume from step 1" in error.value.fix
+
+
+def test_check_raises_a_failure_as_soon_as_it_is_there_and_removes_its_files(tmp_path: Path) -> None:
+    state = {"x": jax.random.normal(jax.random.key(0), (512, 512))}
+    with Store(tmp_path, keep=2) as store:
+        store.check()
+        store.save(1, state, {})
+        store.wait()
+        store.check()
+        with files_of_at_most(1 << 16):
+            store.save(2, state, {})
+            ended(store)
+        assert len(folders(tmp_path)) == 1, "removed before the failure is told"
+        with pytest.raises(SaveFailed, match="step 2 was not saved"):
+            store.check()
+        store.check()
+        store.save(2, state, {})
+        store.wait()
+        assert_same_bits(store.restore(2, like(state)), state)
+
+
+def test_a_failure_of_the_record_itself_leaves_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of its writing, and of making its name last, when whether it would is not known."""
+    state = {"x": jnp.ones(4)}
+    with Store(tmp_path, keep=2) as store:
+        store.save(1, state, {})
+        store.wait()
+        for name in ("_write", "_sync_folder"):
+            with monkeypatch.context() as patch:
+                patch.setattr(place, name, failing_for(tmp_path / "commits", getattr(place, name)))
+                store.save(2, state, {})
+                with pytest.raises(SaveFailed, match="step 2 was not saved") as error:
+                    store.wait()
+            assert "Input/output error" in error.value.why
+            assert (store.steps(), len(folders(tmp_path))) == ([1], 1)
+        store.save(2, state, {})
+        store.wait()
+        assert store.steps() == [1, 2]
+        assert [path.name for path in (tmp_path / "commits").iterdir() if path.suffix != ".json"] == []
+
+
+def test_an_owner_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
+    """Whether it wakes up between two saves or in the middle of one; and the new one's files are not touched."""
+    state = {"x": jnp.ones(4)}
+    first = Store(tmp_path, keep=1, owner="first")
+    first.save(1, state, {})
+    first.wait()
+    second = Store(tmp_path, keep=1, owner="second")
+    assert second.fence > first.fence
+    first.save(2, state, {})
+    with pytest.raises(TakenOver, match="step 2 was not saved") as error:
+        first.wait()
+    assert "by second" in error.value.why
+    assert (first.steps(), second.steps(), len(folders(tmp_path))) == ([1], [1], 1)
+    second.save(2, state, {"by": "second"})
+    second.wait()
+    for _ in range(3):
+        first.save(2, state, {"by": "first"})
+        with pytest.raises(TakenOver):
+            first.wait()
+    second.save(3, state, {"by": "second"})
+    second.close()
+    assert (second.steps(), second.record(3), len(folders(tmp_path))) == ([3], {"by": "second"}, 1)
+
+
+def test_an_owner_replaced_while_its_save_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It sleeps when its arrays are whole and the record is all that is missing: the worst moment."""
+    state, asleep, awake = {"x": jnp.ones(4)}, threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> Any:
+        files = manifest_of(*arguments)
+        asleep.set()
+        assert awake.wait(60)
+        return files
+
+    first = Store(tmp_path, keep=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("forerun.checkpoint.store.manifest_of", slowly)
+        first.save(7, state, {})
+        assert asleep.wait(60)
+    second = Store(tmp_path, keep=1)
+    second.save(5, state, {})
+    second.wait()
+    awake.set()
+    with pytest.raises(TakenOver):
+        first.wait()
+    assert (second.steps(), len(folders(tmp_path))) == ([5], 1)
+
+
+def test_looking_takes_nothing_over(tmp_path: Path) -> None:
+    state = {"x": jnp.ones(4)}
+    with Store(tmp_path, keep=2) as store:
+        store.save(1, state, {})
+        store.wait()
+        before = sorted((tmp_path / "commits").iterdir())
+        reader = Reader(tmp_path)
+        assert_same_bits(reader.restore(1, like(state)), state)
+        assert reader.restore_newest(like(state)) is not None
+        assert sorted((tmp_path / "commits").iterdir()) == before
+        store.save(2, state, {})
+        store.wait()
+        assert reader.steps() == [1, 2]
+
+
+def test_leftovers_of_former_owners_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    state = {"x": jnp.ones(4)}
+    with Store(tmp_path, keep=2) as store:
+        store.save(1, state, {})
+    ours = ("9-1-7", "9-1-7.orbax-checkpoint-tmp", "commits/000000000002.json.0a1b2c3d.part")
+    foreign = ("notes", "9-77-1", "9", "old-1-1-1")
+    for name in (*ours, *foreign):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("x")
+    part = tmp_path / ours[2]
+    shutil.rmtree(part)
+    part.write_text("half a rec")
+    Store(tmp_path, keep=2).close()
+    assert {path.name for path in tmp_path.iterdir()} == {"1-1-1", "commits", *foreign}
+    assert not part.exists()
+
+
+def test_what_lay_ahead_of_a_rewind_goes_with_the_next_save(tmp_path: Path) -> None:
+    """Newest is the highest commit number, whatever the steps and the files' times are."""
+    with Store(tmp_path, keep=3) as store:
+        for step in (10, 20, 30):
+            store.save(step, {"x": jnp.full(3, step)}, {"life": 1})
+        store.wait()
+        for path in tmp_path.rglob("*"):
+            os.utime(path, (2e9, 2e9))
+        store.save(20, {"x": jnp.full(3, 21)}, {"life": 2})
+        store.wait()
+        assert (store.newest(), store.steps(), store.record(20)) == (20, [10, 20], {"life": 2})
+        assert store.restore(20, like({"x": jnp.full(3, 0)}))["x"].tolist() == [21] * 3
+    assert len(folders(tmp_path)) == 2
+
+
+def test_the_best_and_every_so_many_stay(tmp_path: Path) -> None:
+    losses = {10: 3.0, 20: 1.0, 30: 2.0, 40: math.nan, 50: 4.0, 60: 2.5}
+    with Store(tmp_path, keep=Retention(last=1, every=30, best=1)) as store:
+        for step, loss in losses.items():
+            store.save(step, {"x": jnp.ones(2)}, {"loss": loss})
+        store.wait()
+        assert store.steps() == [20, 30, 60]
+    assert len(folders(tmp_path)) == 3
+
+
+def test_folders_of_steps_without_records_are_named_and_left_alone(tmp_path: Path) -> None:
+    for name in ("100", "200-3-1"):
+        folder = tmp_path / name
+        (folder / name).mkdir(parents=True)
+        with pytest.raises(UserError, match="without commit records") as error:
+            Store(folder, keep=1)
+        assert name in error.value.why
+        assert [path.name for path in folder.iterdir()] == [name]
 
 
 def test_other_users_of_the_same_log_are_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -32,7 +32,7 @@ optimizer.eps optimizer.clip optimizer.ema
 mesh.data mesh.fsdp mesh.tp
 remat.policy remat.keep remat.offload
 precision.params precision.compute
-checkpoint.every checkpoint.keep
+checkpoint.every checkpoint.keep checkpoint.keep_every checkpoint.keep_best
 sample.prompt sample.tokens sample.temperature
 """
 

@@ -1,0 +1,148 @@
+"""A disk that fills or turns read-only: a tmpfs of 8 MiB, which root may mount."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from forerun.checkpoint.reader import Reader
+from forerun.checkpoint.room import needed_bytes, require_room, saved_bytes
+from forerun.checkpoint.store import SaveFailed, Store
+from forerun.errors import UserError
+
+DISK_BYTES = 8 << 20
+
+
+def state_of(step: int) -> Any:
+    random = np.random.default_rng(step)
+    return {f"w{i}": jnp.asarray(random.standard_normal((128, 512), np.float32)) for i in range(4)}  # 1 MiB
+
+
+LIKE = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of(0))
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode != 0:
+        if os.environ.get("CI"):
+            pytest.fail(f"a tmpfs cannot be mounted, and CI must not skip this: {mounted.stderr!r}", pytrace=False)
+        pytest.skip("needs root, to mount a tmpfs")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def free_bytes(disk: Path) -> int:
+    about = os.statvfs(disk)
+    return about.f_bavail * about.f_frsize
+
+
+def filled(disk: Path, leave: int) -> Path:
+    ballast = disk / "ballast"
+    with ballast.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, free_bytes(disk) - leave)
+    return ballast
+
+
+def saved(store: Store, step: int) -> SaveFailed | None:
+    try:
+        store.save(step, state_of(step), {})
+        store.wait()
+    except SaveFailed as error:
+        return error
+    return None
+
+
+def assert_whole(folder: Path, step: int) -> None:
+    found = Reader(folder).restore_newest(LIKE)
+    assert found is not None
+    assert (found.step, found.skipped) == (step, ())
+    pairs = zip(jax.tree.leaves(found.state), jax.tree.leaves(state_of(step)), strict=True)
+    assert all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+def test_full_at_every_phase_of_a_save(disk: Path) -> None:
+    folder = disk / "checkpoints"
+    one = int(saved_bytes(LIKE))
+    failures = 0
+    with Store(folder, keep=1) as store:
+        store.save(1, state_of(1), {})
+        store.wait()
+        step = 1
+        for leave in (0, 4096, 8192, 65536, one // 4, one // 2, one - 40960, one - 8192, one - 4096, one, 2 * one):
+            ballast = filled(disk, leave)
+            before = free_bytes(disk)
+            if (failure := saved(store, step + 1)) is None:
+                step += 1
+            else:
+                failures += 1
+                assert f"step {step} is whole" in failure.fix
+                assert free_bytes(disk) == before, f"leftovers, with {leave} bytes free"
+            assert_whole(folder, step)
+            ballast.unlink()
+            step += 1
+            store.save(step, state_of(step), {})
+            store.wait()
+            assert_whole(folder, step)
+    assert failures >= 6
+    assert step > 12, "with room enough it is saved"
+
+
+def test_a_process_that_starts_on_a_full_disk_finds_its_checkpoint(disk: Path) -> None:
+    """Even if not a byte can be written; it can go on when there is room."""
+    folder = disk / "checkpoints"
+    with Store(folder, keep=1) as store:
+        store.save(1, state_of(1), {})
+    ballast = filled(disk, 0)
+    assert_whole(folder, 1)
+    with pytest.raises(UserError, match="cannot be taken over") as error:
+        Store(folder, keep=1)
+    assert "No space left" in error.value.why
+    ballast.unlink()
+    with Store(folder, keep=1) as store:
+        store.save(2, state_of(2), {})
+    assert_whole(folder, 2)
+
+
+def test_a_disk_that_turns_read_only(disk: Path) -> None:
+    folder = disk / "checkpoints"
+    with Store(folder, keep=2) as store:
+        store.save(1, state_of(1), {})
+        store.wait()
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        failure = saved(store, 2)
+        assert failure is not None
+        assert "Read-only" in failure.why
+        assert_whole(folder, 1)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)
+        store.save(2, state_of(2), {})
+        store.wait()
+        assert_whole(folder, 2)
+
+
+def test_the_room_is_asked_for_as_it_is_needed(disk: Path) -> None:
+    """With as much as is said to be needed, a run goes on for ever; with a tenth less it is refused at the start."""
+    folder = disk / "checkpoints"
+    needed = int(needed_bytes(LIKE, keep=2))
+    ballast = filled(disk, needed - needed // 10)
+    with pytest.raises(UserError, match=r"need 3.* MiB, and there is room for"):
+        require_room(folder, needed)
+    ballast.unlink()
+    filled(disk, needed + needed // 50)
+    require_room(folder, needed)
+    with Store(folder, keep=2) as store:
+        for step in range(1, 8):
+            store.save(step, state_of(step), {"data": "digest"})
+        store.wait()
+        require_room(folder, needed)
+    assert_whole(folder, 7)

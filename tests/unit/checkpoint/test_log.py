@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forerun.checkpoint import place
+from forerun.checkpoint.log import Broken, Claim, Commit, Log, _decoded, _encoded
+from forerun.checkpoint.place import Local
+
+
+def commit_of(number: int, fence: int, step: int = 1) -> Commit:
+    return Commit(number, fence, step, f"{step}-{fence}-1", {"a/b": (3, "00ff")}, {"loss": 0.1, "text": "ä"})
+
+
+def test_records_come_back_as_they_were_appended(tmp_path: Path) -> None:
+    log = Log(Local(tmp_path))
+    assert log.records() == []
+    claim = log.claim("me")
+    assert claim == Claim(1, "me")
+    assert log.commit(commit_of(2, 1))
+    assert Log(Local(tmp_path)).records() == [claim, commit_of(2, 1)]
+    assert log.owner() == claim
+
+
+def test_a_number_is_taken_once(tmp_path: Path) -> None:
+    first, second = Log(Local(tmp_path)), Log(Local(tmp_path))
+    fence = first.claim("first").fence
+    assert second.claim("second").fence == fence + 1
+    assert not first.commit(commit_of(fence + 1, fence))
+    assert second.commit(commit_of(fence + 2, fence + 1))
+    assert [commit.fence for commit in first.commits()] == [fence + 1]
+
+
+def test_of_many_that_claim_at_once_each_has_its_own_number(tmp_path: Path) -> None:
+    found: list[int] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(Log(Local(tmp_path)).claim("one").fence)) for _ in range(16)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == list(range(1, 17))
+    assert [path.suffix for path in (tmp_path / "commits").iterdir()] == [".json"] * 16
+
+
+def test_without_hard_links_a_number_is_still_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(place.os, "link", refused)
+    log = Log(Local(tmp_path))
+    assert log.claim("me").fence == 1
+    assert log.commit(commit_of(2, 1))
+    assert not log.commit(commit_of(2, 1, step=5))
+    assert log.records() == [Claim(1, "me"), commit_of(2, 1)]
+    assert len(list((tmp_path / "commits").iterdir())) == 2
+
+
+BODY = {"format": 1, "number": 2, "kind": "commit", "fence": 1, "step": 7, "folder": "7-1-1", "token": "0f"}
+CONTENT = _encoded({**BODY, "files": {"a": [1, "ff"], "b/c": [20, "e0"]}, "record": {"loss": 1.5, "nan": float("nan")}})
+
+
+@given(st.integers(0, len(CONTENT) * 8 - 1))
+def test_any_flipped_bit_of_a_record_shows(bit: int) -> None:
+    changed = bytearray(CONTENT)
+    changed[bit // 8] ^= 1 << bit % 8
+    assert isinstance(_decoded(2, bytes(changed)), Broken)
+
+
+@given(st.integers(0, len(CONTENT) - 1))
+def test_any_part_of_a_record_is_no_record(length: int) -> None:
+    assert isinstance(_decoded(2, CONTENT[:length]), Broken)
+    assert isinstance(_decoded(2, CONTENT[:length] + bytes(len(CONTENT) - length)), Broken)
+
+
+def test_the_whole_record_is_one_and_only_under_its_number() -> None:
+    assert isinstance(_decoded(2, CONTENT), Commit)
+    assert isinstance(_decoded(3, CONTENT), Broken)
+    newer = _decoded(2, _encoded({**BODY, "format": 2}))
+    assert isinstance(newer, Broken)
+    assert "format 2" in newer.why
+    assert not newer.damaged, "it must not be buried"

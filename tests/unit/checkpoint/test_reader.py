@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from forerun.checkpoint.reader import Damaged, Reader
+from forerun.checkpoint.store import Store
+from forerun.checkpoint.weights import newest_step, restore_weights
+from forerun.errors import UserError
+
+
+def state_of(step: int) -> Any:
+    return {"params": {"w": jnp.full((64, 64), step, jnp.float32)}, "step": jnp.int32(step)}
+
+
+LIKE = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of(0))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    with Store(folder, keep=3) as store:
+        for step in (10, 20, 30):
+            store.save(step, state_of(step), {"step": step})
+    return folder
+
+
+@pytest.fixture
+def folder(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "checkpoints"))
+
+
+def flip(path: Path, at: int = -1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def files_of(folder: Path, step: int) -> list[Path]:
+    return sorted(path for path in folder.glob(f"{step}-*/**/*") if path.is_file() and path.stat().st_size)
+
+
+def record_of(folder: Path, number: int) -> Path:
+    return folder / "commits" / f"{number:012d}.json"
+
+
+def restored_step(folder: Path) -> tuple[int, list[int | None]]:
+    found = Reader(folder).restore_newest(LIKE)
+    assert found is not None
+    assert found.step == int(found.state["step"]) == found.record["step"]
+    assert (found.state["params"]["w"] == found.step).all()
+    return found.step, [skipped.step for skipped in found.skipped]
+
+
+def test_the_newest_is_restored_when_all_is_well(folder: Path) -> None:
+    assert restored_step(folder) == (30, [])
+    assert Reader(folder).damage(30) is None
+
+
+def test_a_flip_in_any_file_is_found_and_passed_over(folder: Path) -> None:
+    files = files_of(folder, 30)
+    assert len(files) >= 6
+    for path in files:
+        flip(path)
+        assert restored_step(folder) == (20, [30]), path
+        found = Reader(folder).damage(30)
+        assert found is not None
+        assert path.as_posix().endswith(found.file)
+        flip(path)
+    assert restored_step(folder) == (30, [])
+
+
+def test_several_in_a_row_are_passed_over_and_told(folder: Path) -> None:
+    flip(files_of(folder, 30)[0])
+    files_of(folder, 20)[-1].unlink()
+    found = Reader(folder).restore_newest(LIKE)
+    assert found is not None
+    assert found.step == 10
+    first, second = map(str, found.skipped)
+    assert first.startswith("step 30: ")
+    assert "digest differs" in first
+    assert second.startswith("step 20: ")
+    assert "is missing" in second
+
+
+def test_none_good_stops_with_the_reasons_and_never_starts_afresh(folder: Path) -> None:
+    for step in (10, 20, 30):
+        flip(files_of(folder, step)[0])
+    with pytest.raises(Damaged, match="no checkpoint can be used") as error:
+        Reader(folder).restore_newest(LIKE)
+    assert [line[:8] for line in error.value.why.splitlines()[::2]] == ["step 30:", "step 20:", "step 10:"]
+    assert "--fresh" in error.value.fix
+
+
+def test_nothing_there_is_nothing_restored(tmp_path: Path) -> None:
+    assert Reader(tmp_path).restore_newest(LIKE) is None
+    assert Reader(tmp_path / "missing").restore_newest(LIKE) is None
+    Store(tmp_path, keep=1).close()
+    assert Reader(tmp_path).restore_newest(LIKE) is None
+
+
+@pytest.mark.parametrize("at", [0, 10, 100, -40, -1])
+def test_a_damaged_record_is_passed_over_and_its_files_are_kept_until_the_next_commit(folder: Path, at: int) -> None:
+    flip(record_of(folder, 4), at)
+    found = Reader(folder).restore_newest(LIKE)
+    assert found is not None
+    assert (found.step, [skipped.commit for skipped in found.skipped]) == (20, [4])
+    with Store(folder, keep=3) as store:
+        assert list(folder.glob("30-*")) != [], "perhaps a person can still save it"
+        store.save(30, state_of(30), {"step": 30})
+        store.wait()
+    assert len(list(folder.glob("30-*"))) == 1
+    assert restored_step(folder) == (30, [])
+
+
+def test_records_that_changed_places_are_found(folder: Path) -> None:
+    one, other = record_of(folder, 3), record_of(folder, 4)
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+    found = Reader(folder).restore_newest(LIKE)
+    assert found is not None
+    assert (found.step, [skipped.commit for skipped in found.skipped]) == (10, [4, 3])
+
+
+def test_restoring_a_damaged_step_by_name_raises(folder: Path) -> None:
+    flip(files_of(folder, 30)[0])
+    with pytest.raises(Damaged, match="step 30 is damaged") as error:
+        Reader(folder).restore(30, LIKE)
+    assert "step 20" in error.value.fix
+
+
+def test_another_model_is_no_reason_to_fall_back(folder: Path) -> None:
+    other = {**LIKE, "params": {"w": jax.ShapeDtypeStruct((64, 65), jnp.float32, sharding=LIKE["step"].sharding)}}
+    with pytest.raises(UserError, match="step 30 is of another model"):
+        Reader(folder).restore_newest(other)
+
+
+def test_weights_alone_are_verified_and_the_newest_good_step_is_named(folder: Path) -> None:
+    assert newest_step(folder) == 30
+    assert (restore_weights(folder, 30, LIKE["params"])["w"] == 30).all()
+    flip(files_of(folder, 30)[-1])
+    assert newest_step(folder) == 20
+    with pytest.raises(Damaged):
+        restore_weights(folder, 30, LIKE["params"])
+    with pytest.raises(UserError, match="another model") as error:
+        restore_weights(folder, 20, LIKE["params"], part="average")
+    assert "average.w: nothing in the checkpoint" in error.value.why
+    with pytest.raises(UserError, match="no checkpoint yet"):
+        newest_step(folder / "none")

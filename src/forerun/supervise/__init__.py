@@ -1,0 +1,1 @@
+"""One supervisor per host: starts the process that trains, watches its progress, and restarts the job as a whole."""

@@ -1,0 +1,103 @@
+"""One launcher per run: a lock that a killed process cannot leave behind, and the number of the run's lives."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UserError
+
+FOLDER = "supervise"
+
+
+class Owner:
+    """Holds the run until `release` or its end, however it ends: the kernel lets go of the lock."""
+
+    def __init__(self, run: Path) -> None:
+        self._folder = run / FOLDER
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(self._folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _spoken(os.pread(self._lock, 4096, 0))
+            os.close(self._lock)
+            raise UserError(
+                f"{run} is being trained already",
+                why=f"its owner is {holder}",
+                fix="wait for it or end it first; for a second run give another name (name=...)",
+            ) from error
+        except OSError as error:
+            os.close(self._lock)
+            raise UserError(
+                f"{self._folder} cannot be locked",
+                why=f"{error.strerror}: without a lock two launchers could train one run",
+                fix="put runs on a file system with locks (runs=...)",
+            ) from error
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        self.attempt = self._read_attempt()
+
+    def next_attempt(self) -> int:
+        """One more than ever before, and on disk before it is used."""
+        number = self.attempt + 1
+        part = self._folder / "attempt.part"
+        try:
+            with part.open("w") as file:
+                file.write(f"{number}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self._folder / "attempt")
+            descriptor = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise UserError(
+                f"{self._folder} cannot be written",
+                why=f"{error.strerror}: the number of this attempt must be on disk before it begins",
+                fix="make room or mend the disk, then start again: the run goes on from its newest checkpoint",
+            ) from error
+        self.attempt = number
+        return number
+
+    def write_down(self, record: dict[str, Any]) -> None:
+        """One line of `supervise/log.jsonl`: what happened to this run. A full disk is no reason to end it."""
+        with suppress(OSError), (self._folder / "log.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def keep_stacks(self, attempt: int, host: int, text: str) -> str:
+        """Where they are kept, for all hosts of the attempt."""
+        with suppress(OSError):
+            (self._folder / f"stacks-{attempt}-host-{host}.txt").write_text(text)
+        return f"{self._folder}/stacks-{attempt}-*"
+
+    def release(self) -> None:
+        os.ftruncate(self._lock, 0)
+        os.close(self._lock)
+
+    def _read_attempt(self) -> int:
+        try:
+            return int((self._folder / "attempt").read_text())
+        except FileNotFoundError:
+            return 0
+        except ValueError as error:
+            raise UserError(
+                f"{self._folder / 'attempt'} is damaged",
+                why="it must hold the number of this run's last attempt",
+                fix="write a number into it that is larger than any `attempt` in log.jsonl beside it",
+            ) from error
+
+
+def _spoken(content: bytes) -> str:
+    try:
+        known = json.loads(content)
+        return f"process {known['pid']} on {known['host']}"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

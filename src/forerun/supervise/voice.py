@@ -1,0 +1,38 @@
+"""What a supervisor says to the person. A terminal that does not take it must not hold the watch up."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from contextlib import suppress
+
+MOST_WAITING = 1000
+
+
+class Voice:
+    """Writes to stderr from a thread of its own; what a stuck reader does not take is dropped."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
+        self._thread = threading.Thread(target=self._write, name="voice", daemon=True)
+        self._thread.start()
+
+    def say(self, text: str) -> None:
+        self.write(f"{self._prefix}: {text}\n".encode())
+
+    def write(self, data: bytes) -> None:
+        with suppress(queue.Full):
+            self._waiting.put_nowait(data)
+
+    def close(self) -> None:
+        with suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        self._thread.join(1.0)
+
+    def _write(self) -> None:
+        while (data := self._waiting.get()) is not None:
+            with suppress(OSError, ValueError):
+                sys.stderr.buffer.write(data)
+                sys.stderr.buffer.flush()

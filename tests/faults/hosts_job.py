@@ -1,0 +1,160 @@
+"""A job on several hosts of this one machine: real processes on loopback, and what they wrote down."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parents[1] / "src"
+
+
+class HostsJob:
+    def __init__(
+        self,
+        folder: Path,
+        hosts: int,
+        *,
+        kind: str = "barrier",
+        steps: int = 60,
+        every: int = 5,
+        step_seconds: float = 0.02,
+        fault: str = "",
+        limits: dict[str, Any] | None = None,
+        leader: str = "127.0.0.1",
+        within: Callable[[int], list[str]] = lambda index: [],
+    ) -> None:
+        self.leader, self.within = leader, within
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.hosts, self.steps = folder, hosts, steps
+        self.limits = {"grace": 20, "gather": 60, **(limits or {})}
+        self.secret = folder / "secret"
+        self.secret.write_text(secrets.token_hex(16))
+        self.secret.chmod(0o600)
+        self.port = free_port()
+        self.command = [sys.executable, str(HERE / "hosts_worker.py"), kind, str(folder), str(steps), str(every)]
+        self.command.append(str(step_seconds))
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"},
+            "PYTHONPATH": str(SOURCE),
+            "FAULT": fault,
+            "FORERUN_METADATA_URL": "http://127.0.0.1:9",
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+            "JAX_PLATFORMS": "cpu",
+        }
+        self.supervisors: dict[int, subprocess.Popen[bytes]] = {}
+
+    def start(self, index: int, *, secret: Path | None = None, **others: Any) -> subprocess.Popen[bytes]:
+        port = others.pop("port", self.port)
+        hosts = {"index": index, "count": self.hosts, "leader": self.leader, "port": port}
+        given = {
+            "command": self.command,
+            "hosts": {**hosts, **others.pop("hosts", {})},
+            "folder": str(self.folder),
+            "secret": str(secret or self.secret),
+            "identity": {"job": "1", **others.pop("identity", {})},
+            "limits": self.limits,
+        }
+        name = others.pop("name", f"supervisor-{index}")
+        words = [*self.within(index), sys.executable, str(HERE / "hosts_supervisor.py"), json.dumps(given)]
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(words, stdout=log, stderr=log, env={**self.environment, **others})
+        self.supervisors[len(self.supervisors) if name != f"supervisor-{index}" else index] = process
+        return process
+
+    def start_all(self) -> Self:
+        for index in range(self.hosts):
+            self.start(index)
+        return self
+
+    def wait(self, seconds: float = 100) -> list[int]:
+        """Exit codes of the supervisors, in the order of their hosts."""
+        deadline = time.monotonic() + seconds
+        try:
+            return [
+                self.supervisors[index].wait(max(0.1, deadline - time.monotonic()))
+                for index in sorted(self.supervisors)
+            ]
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"not over after {seconds} s\n{self.said()}") from None
+
+    def said(self, index: int | None = None) -> str:
+        files = sorted(self.folder.glob("*.log")) if index is None else [self.folder / f"supervisor-{index}.log"]
+        return "\n".join(file.read_text() for file in files)
+
+    def notes(self, kind: str, host: int | None = None, **wanted: Any) -> list[dict[str, Any]]:
+        """What the workers wrote down."""
+        found = []
+        for file in sorted(self.folder.glob("host-*.jsonl")):
+            for line in file.read_text().splitlines():
+                note = json.loads(line)
+                if note["kind"] == kind and host in (None, note["host"]):
+                    found.append(note)
+        return [note for note in found if all(note.get(key) == value for key, value in wanted.items())]
+
+    def log(self, kind: str) -> list[dict[str, Any]]:
+        """What the leader wrote down."""
+        file = self.folder / "supervise" / "log.jsonl"
+        lines = file.read_text().splitlines() if file.exists() else []
+        return [line for line in map(json.loads, lines) if line["kind"] == kind]
+
+    def until(self, kind: str, host: int | None = None, seconds: float = 60, **wanted: Any) -> dict[str, Any]:
+        """The first such note of the workers."""
+        deadline = time.monotonic() + seconds
+        while not (found := self.notes(kind, host, **wanted)):
+            assert time.monotonic() < deadline, f"no '{kind}' {wanted} of host {host}\n{self.said()}"
+            dead = [index for index, child in self.supervisors.items() if child.poll() is not None]
+            assert not dead, f"supervisors {dead} have left\n{self.said()}"
+            time.sleep(0.02)
+        return found[0]
+
+    def pid(self, host: int, attempt: int = 1) -> int:
+        return int(self.until("pid", host, attempt=attempt)["pid"])
+
+    def values(self) -> dict[int, str]:
+        """After each step; all hosts and attempts must tell the same."""
+        found: dict[int, str] = {}
+        for note in self.notes("step"):
+            assert found.setdefault(note["step"], note["value"]) == note["value"], f"two values of step {note['step']}"
+        return found
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for child in self.supervisors.values():
+            if child.poll() is None:
+                child.send_signal(signal.SIGCONT)
+                child.kill()
+            child.wait()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def gone(pid: int, seconds: float = 5) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+                if file.read().rpartition(")")[2].split()[0] in "ZX":
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False

@@ -1,0 +1,220 @@
+"""Secrets, addresses, ownership, notices, locks and verdicts of a supervisor."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from forerun.errors import UserError
+from forerun.supervise import notice, verdicts
+from forerun.supervise.child import Exit
+from forerun.supervise.chip import free_chip
+from forerun.supervise.ending import Ending
+from forerun.supervise.hosts import Hosts, bound_address, parse
+from forerun.supervise.limits import Limits
+from forerun.supervise.member import Member
+from forerun.supervise.owner import Owner
+from forerun.supervise.secret import VARIABLE, read_secret
+
+
+def test_a_secret_from_the_environment_does_not_stay_there() -> None:
+    environment = {VARIABLE: "0123456789abcdef", "HOME": "/"}
+    assert read_secret(None, environment).mac(b"x") == read_secret(None, {VARIABLE: "0123456789abcdef\n"}).mac(b"x")
+    assert environment == {"HOME": "/"}
+
+
+def test_a_secret_file_is_private_long_enough_and_there(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("0123456789abcdef")
+    file.chmod(0o640)
+    with pytest.raises(UserError, match="can be read by others") as caught:
+        read_secret(file, {})
+    assert caught.value.fix == f"chmod 600 {file}"
+    file.chmod(0o600)
+    read_secret(file, {})
+    file.write_text("short")
+    with pytest.raises(UserError, match="too short"):
+        read_secret(file, {})
+    with pytest.raises(UserError, match="cannot be read"):
+        read_secret(tmp_path / "none", {})
+    with pytest.raises(UserError, match="several hosts need a secret"):
+        read_secret(None, {})
+
+
+def test_addresses() -> None:
+    assert parse("10.0.0.2", 1, 4) == Hosts(1, 4, "10.0.0.2", 8476)
+    assert parse("tpu-0:9000", 0, 4) == Hosts(0, 4, "tpu-0", 9000)
+    assert parse("[fd00::1]:9000", 0, 4).address == "[fd00::1]:9000"
+    for wrong in ("0.0.0.0:8476", "[::]:8476", "host:port", ""):
+        with pytest.raises(UserError):
+            parse(wrong, 0, 4)
+    for index, count in ((4, 4), (-1, 4), (0, 0)):
+        with pytest.raises(UserError, match="cannot be"):
+            Hosts(index, count, "10.0.0.2", 8476)
+
+
+def test_only_an_address_of_this_machine_is_listened_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bound_address("127.0.0.1") == "127.0.0.1"
+    with pytest.raises(UserError, match="host 0 cannot listen"):
+        bound_address("198.51.100.7")
+
+    def debian(*_: object, **__: object) -> list[tuple[object, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", debian)
+    with pytest.raises(UserError, match="no other host can reach it"):
+        bound_address("tpu-0")
+
+
+def test_a_run_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from forerun.supervise.owner import Owner\n"
+        "owner = Owner(Path(sys.argv[1])); print(owner.next_attempt(), flush=True); time.sleep(60)"
+    )
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "1\n"
+        with pytest.raises(UserError, match="is being trained already") as caught:
+            Owner(tmp_path)
+        assert f"process {other.pid} on {socket.gethostname()}" in caught.value.why
+        other.kill()
+    owner = Owner(tmp_path)
+    assert [owner.next_attempt(), owner.next_attempt()] == [2, 3]
+    owner.release()
+    assert stat.S_IMODE((tmp_path / "supervise" / "owner").stat().st_mode) == 0o600
+    (tmp_path / "supervise" / "attempt").write_text("")
+    with pytest.raises(UserError, match="is damaged"):
+        Owner(tmp_path)
+
+
+@pytest.fixture
+def metadata() -> Iterator[tuple[str, dict[str, str]]]:
+    values = {"preempted": "FALSE", "maintenance-event": "NONE"}
+
+    class Server(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.headers["Metadata-Flavor"] == "Google"
+            self.send_response(200)
+            self.send_header("Metadata-Flavor", values.get("flavor", "Google"))
+            self.end_headers()
+            self.wfile.write(values[self.path.rpartition("/")[2]].encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", values
+        server.shutdown()
+
+
+def test_notices_of_the_cloud(metadata: tuple[str, dict[str, str]]) -> None:
+    url, values = metadata
+    assert notice.announced(url) is None
+    values["maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
+    assert notice.announced(url) is None
+    values["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
+    assert notice.announced(url) == ("the cloud will end this machine for maintenance", 60)
+    values["preempted"] = "TRUE"
+    assert notice.announced(url) == ("the cloud preempts this machine", 30)
+    values["flavor"] = "somebody else"
+    assert notice.announced(url) is None
+
+
+def test_a_notice_is_told_once_and_nothing_is_watched_elsewhere(metadata: tuple[str, dict[str, str]]) -> None:
+    url, values = metadata
+    told: list[tuple[str, float]] = []
+    watching = notice.watch(url, lambda *about: told.append(about), every_seconds=0.01)
+    assert not told
+    values["preempted"] = "TRUE"
+    watching.join(10)
+    assert told == [("the cloud preempts this machine", 30)]
+    notice.watch("http://127.0.0.1:9", lambda *about: told.append(about)).join(10)
+    assert len(told) == 1
+
+
+def test_the_lock_of_a_dead_process_is_removed_and_a_live_one_named(tmp_path: Path) -> None:
+    lock, proc, said = tmp_path / "lock", tmp_path / "proc", list[str]()
+    (proc / "77" / "fd").mkdir(parents=True)
+    (proc / "77" / "cmdline").write_bytes(b"python\0train.py")
+    lock.touch()
+    free_chip(said.append, lock, proc, attached=lambda: None)
+    assert lock.exists()
+    (proc / "77" / "fd" / "3").symlink_to(lock)
+    with pytest.raises(UserError, match="in use by process 77") as caught:
+        free_chip(said.append, lock, proc, attached=lambda: "/dev/accel0")
+    assert "python train.py" in caught.value.why
+    assert lock.exists()
+    (proc / "77" / "fd" / "3").unlink()
+    free_chip(said.append, lock, proc, attached=lambda: "/dev/accel0")
+    assert not lock.exists()
+    assert len(said) == 1
+
+
+def member(index: int, code: int | None, *, ended: bool = False, tail: str = "") -> Member:
+    found = Member(index, "a", f"vm-{index}", 100 + index, None)
+    found.exit = None if code is None else Exit(code, ended, tail)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("codes", "cause"),
+    [
+        ((-signal.SIGABRT, -signal.SIGKILL, 1), 1),
+        ((1, 2, -signal.SIGABRT), 1),
+        ((-signal.SIGABRT, 0, 1), 2),
+        ((None, -signal.SIGABRT, None), 1),
+        ((0, 75, None), None),
+    ],
+)
+def test_a_death_is_told_by_its_cause(codes: tuple[int | None, ...], cause: int | None) -> None:
+    found = verdicts.first_cause([member(index, code) for index, code in enumerate(codes)])
+    assert (found.index if found else None) == cause
+
+
+def test_those_we_ended_have_not_died() -> None:
+    found = verdicts.first_cause([member(0, -9, ended=True), member(1, 1)])
+    assert found is not None
+    assert found.index == 1
+
+
+def test_deaths_in_words() -> None:
+    assert "killed by SIGKILL (kill -9, or the kernel for want of memory" in verdicts.death(member(2, -9))
+    text = verdicts.death(member(1, 3, tail="Traceback ...\nValueError: no\n  for more run it again\n\n"))
+    assert text == "the worker of host 1 (vm-1) left with code 3: ValueError: no"
+    assert "signal 60" in verdicts.death(member(0, -60))
+
+
+def test_restarts_without_progress_come_later_and_later() -> None:
+    delays = [Limits().restart_delay_seconds(fruitless) for fruitless in range(1, 10)]
+    assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_an_ending_is_told_whole() -> None:
+    ending = Ending.mistake(UserError("what", why="why", fix="fix"))
+    again = Ending.told(ending.message())
+    assert again == ending
+    with pytest.raises(UserError, match="what"):
+        again.exit_code()
+    assert Ending.told(Ending(75, "bye").message()).exit_code() == 75
+
+
+def test_a_supervisor_never_imports_jax() -> None:
+    program = (
+        "import sys, forerun.supervise.supervisor, forerun.supervise.worker\n"
+        "print([name for name in ('jax', 'numpy', 'orbax', 'pydantic') if name in sys.modules])"
+    )
+    source = str(Path(__file__).resolve().parents[3] / "src")
+    environment = {**os.environ, "PYTHONPATH": source}
+    assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "[]\n"

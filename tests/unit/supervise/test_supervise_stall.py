@@ -1,0 +1,135 @@
+"""When a worker counts as stuck, and who is to blame."""
+
+from __future__ import annotations
+
+import faulthandler
+import math
+import tempfile
+import threading
+
+import pytest
+
+from forerun.supervise.child import frames_of
+from forerun.supervise.culprit import Evidence, blame, stalled
+from forerun.supervise.limits import Limits
+from forerun.supervise.progress import Progress, View
+
+JAX = "_value (/env/site-packages/jax/_src/array.py:600)"
+USER = "read (/home/me/data.py:7)"
+
+
+def stepped(seconds: list[float], limits: Limits | None = None) -> Progress:
+    progress, now = Progress(limits or Limits(), 0.0), 0.0
+    for number, taken in enumerate([0.0, *seconds], 1):
+        now += taken
+        progress.hear({"kind": "step", "step": number, "units": number}, now)
+    return progress
+
+
+def overdue(progress: Progress, now: float) -> bool:
+    return progress.view(now, state="S", cpu_seconds=0, alive=True).overdue
+
+
+def test_short_steps_are_waited_for_within_ten_seconds() -> None:
+    progress = stepped([0.1] * 50)
+    assert not overdue(progress, 5.0 + 8.4)
+    assert overdue(progress, 5.0 + 8.6)
+
+
+def test_long_steps_are_waited_for_five_times_as_long() -> None:
+    progress = stepped([20.0] * 50)
+    assert progress.limit_seconds() == pytest.approx(0.85 * 5 * 20)
+
+
+def test_the_slowest_of_a_hundred_counts() -> None:
+    assert stepped([1.0] * 99 + [9.0, 9.0]).step_seconds() == 9.0
+    assert stepped([1.0] * 200 + [9.0]).step_seconds() == 1.0
+
+
+def test_the_first_step_after_a_phase_is_no_measure() -> None:
+    assert stepped([30.0] + [0.1] * 50).step_seconds() == pytest.approx(0.1)
+
+
+def test_first_steps_may_take_longer() -> None:
+    assert stepped([0.1, 0.1]).limit_seconds() == Limits().phase_seconds("first steps") == 900
+
+
+def test_a_phase_has_a_limit_of_its_own_and_its_time_is_no_step_time() -> None:
+    progress = stepped([0.1] * 50)
+    progress.hear({"kind": "phase", "name": "evaluate", "units": 51}, 5.0)
+    assert progress.limit_seconds() == 3600
+    progress.hear({"kind": "step", "step": 52, "units": 52}, 500.0)
+    assert progress.limit_seconds() == pytest.approx(8.5)
+    assert not overdue(progress, 508.0)
+
+
+def test_a_wait_for_data_is_a_phase_until_the_next_unit() -> None:
+    progress = stepped([0.1] * 50)
+    progress.hear({"kind": "waiting", "what": "data", "units": 51}, 5.0)
+    progress.hear({"kind": "waiting", "what": "data", "units": 51}, 5.0)
+    assert (progress.phase, progress.limit_seconds()) == ("waiting for data", 2400)
+    progress.hear({"kind": "unit", "units": 52}, 6.0)
+    assert (progress.phase, progress.units) == ("step", 52)
+
+
+def test_other_words_are_no_progress() -> None:
+    progress = stepped([0.1] * 50)
+    progress.hear({"kind": "begun", "units": 99}, 13.0)
+    assert overdue(progress, 14.0)
+    assert progress.units == 51
+
+
+def view(units: int = 9, phase: str = "step", silent: float = 12.0, limit: float = 8.5, state: str = "S") -> View:
+    return View(phase=phase, step=8, units=units, silent_seconds=silent, limit_seconds=limit, state=state)
+
+
+def test_a_host_in_a_phase_of_its_own_excuses_the_others() -> None:
+    assert stalled({0: view(), 1: view()})
+    assert not stalled({0: view(), 1: view(phase="waiting for data", limit=2400)})
+    assert stalled({0: view(), 1: view(phase="waiting for data", silent=2401, limit=2400)})
+    assert not stalled({0: view(silent=3), 1: view(silent=3)})
+    assert not stalled({0: View(limit_seconds=math.inf)})
+
+
+@pytest.mark.parametrize(
+    ("hosts", "culprit", "words"),
+    [
+        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(state="T"))}, 1, "is stopped"),
+        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(8), (JAX,))}, 1, "begun 8 pieces of work, others 9"),
+        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(), (USER,))}, 1, "in read (/home/me/data.py:7)"),
+        ({0: Evidence(view(9), (USER,)), 1: Evidence(view(8), (JAX,))}, 1, "begun 8"),
+        ({0: Evidence(view(), (JAX, USER), 0.9), 1: Evidence(view(), (JAX,), 0.02)}, 0, "called by read"),
+        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(phase="save", silent=4000, limit=3600))}, 1, "'save'"),
+        ({0: Evidence(view(), (JAX,)), 1: Evidence(view())}, 1, "does not show its stack"),
+        ({0: Evidence(view(), (JAX,)), 1: Evidence(view(), (JAX,))}, None, "network"),
+        ({0: Evidence(view(), (USER,))}, 0, "silent for 12.0 s"),
+    ],
+)
+def test_the_culprit_is_the_one_the_others_wait_for(
+    hosts: dict[int, Evidence], culprit: int | None, words: str
+) -> None:
+    verdict = blame(hosts)
+    assert verdict.host == culprit
+    assert words in verdict.why
+
+
+def test_frames_of_the_main_thread_are_found_in_a_real_dump() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def waits_elsewhere() -> None:
+        inside.set()
+        leave.wait()
+
+    other = threading.Thread(target=waits_elsewhere)
+    other.start()
+    inside.wait()
+    with tempfile.TemporaryFile("w+") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+        leave.set()
+        other.join()
+        file.seek(0)
+        text = file.read()
+    mine, others = (frames_of(text, thread.ident or 0) for thread in (threading.main_thread(), other))
+    assert mine[0].startswith("test_frames_of_the_main_thread_are_found_in_a_real_dump (")
+    assert any(frame.startswith("waits_elsewhere (") for frame in others)
+    assert not any("waits_elsewhere" in frame for frame in mine)

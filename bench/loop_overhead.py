@@ -27,6 +27,7 @@ from forerun.loop.concrete import concrete, open_corpus
 from forerun.loop.folder import RunFolder
 from forerun.loop.pace import Pace
 from forerun.loop.train import batches_of, on_devices, program_on, run_steps
+from forerun.supervise.worker import unattended
 from forerun.track.display import make_display
 
 ROOT = Path(__file__).parent
@@ -70,8 +71,9 @@ def main() -> None:
             with Store(folder.checkpoints, keep=1) as store:
                 store.save = lambda *_: None  # type: ignore[method-assign]
                 began = time.perf_counter()
+                pace, worker = Pace(program, 0, None), unattended()
                 jax.block_until_ready(
-                    run_steps(job, program, step, state, batches, Pace(program, 0, None), store, {}, folder, display)
+                    run_steps(job, program, step, state, batches, pace, store, {}, folder, display, worker)
                 )
                 return (time.perf_counter() - began) / STEPS
 

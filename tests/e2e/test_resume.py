@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -21,6 +23,7 @@ from forerun.hardware.devices import choose
 from forerun.loop.concrete import concrete
 from forerun.loop.train import program_on
 from forerun.program.state import State
+from forerun.supervise.limits import STOPPED
 from forerun.track.metrics import read_metrics
 
 STEPS = 60
@@ -70,25 +73,30 @@ def finish(child: subprocess.Popen[bytes], folder: Path) -> Path:
     return folder
 
 
+def wait_for(come: Callable[[], bool], child: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not come():
+        told = folder.parent.with_name(f"{folder.name}.log").read_text()
+        assert child.poll() is None, told
+        assert time.monotonic() < deadline, told
+        time.sleep(0.005)
+
+
+def last_step(folder: Path) -> int:
+    metrics = folder / "metrics.jsonl"
+    return max((row["step"] for row in read_metrics(metrics)), default=0) if metrics.exists() else 0
+
+
 def kill_after(step: int, child: subprocess.Popen[bytes], folder: Path) -> None:
     """SIGKILL once the metrics tell of this step and a checkpoint is whole; the run must not have come to its end."""
-    metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + PATIENCE_SECONDS
-
-    def come() -> bool:
-        return metrics.exists() and any(row["step"] >= step for row in read_metrics(metrics)) and bool(saved(folder))
-
     try:
-        while not come():
-            assert child.poll() is None, folder.parent.with_name(f"{folder.name}.log").read_text()
-            assert time.monotonic() < deadline, f"step {step} did not come"
-            time.sleep(0.005)
+        wait_for(lambda: last_step(folder) >= step and bool(saved(folder)), child, folder)
     finally:
         child.kill()
         child.wait()
     assert child.returncode == -9
     assert not (folder / "summary.json").exists()
-    assert max(row["step"] for row in read_metrics(metrics)) < STEPS
+    assert last_step(folder) < STEPS
 
 
 def saved(folder: Path) -> list[int]:
@@ -142,3 +150,41 @@ def test_resumed_on_half_the_devices(start: Start, job_file: Path, uninterrupted
     assert "mesh 1x4x1" in folder.parent.with_name("moved.log").read_text()
     mine, theirs = (np.array([float.fromhex(loss) for loss in losses(run).values()]) for run in (folder, uninterrupted))
     np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=0)
+
+
+def test_asked_to_stop_it_saves_and_goes_on_to_the_last_bit(start: Start, job_file: Path, uninterrupted: Path) -> None:
+    folder = job_file.parent / "runs" / "asked"
+    child = start(folder.name, "checkpoint.every=1000")
+    wait_for(lambda: last_step(folder) >= 12, child, folder)
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(PATIENCE_SECONDS) == STOPPED
+    stopped = last_step(folder)
+    assert 12 <= stopped < STEPS
+    assert saved(folder) == [stopped]
+    assert f"stopped as asked after step {stopped}" in folder.parent.with_name("asked.log").read_text()
+    finish(start(folder.name, "checkpoint.every=1000"), folder)
+    assert json.loads((folder / "summary.json").read_text())["resumed_at"] == stopped
+    assert losses(folder) == losses(uninterrupted)
+
+
+def test_asked_to_stop_before_the_first_step_it_leaves_at_once(start: Start, job_file: Path) -> None:
+    folder = job_file.parent / "runs" / "early"
+    log = folder.parent.with_name("early.log")
+    child = start(folder.name)
+    wait_for(lambda: "program:" in log.read_text(), child, folder)
+    began = time.monotonic()
+    child.send_signal(signal.SIGTERM)
+    assert child.wait(PATIENCE_SECONDS) == STOPPED
+    assert time.monotonic() - began < 10
+    assert saved(folder) == []
+
+
+def test_supervised_a_killed_run_starts_again_by_itself(start: Start, job_file: Path, uninterrupted: Path) -> None:
+    folder = job_file.parent / "runs" / "supervised"
+    supervisor = start(folder.name, "--supervise")
+    wait_for(lambda: last_step(folder) >= 12 and bool(saved(folder)), supervisor, folder)
+    [worker] = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
+    os.kill(int(worker), signal.SIGKILL)
+    finish(supervisor, folder)
+    assert json.loads((folder / "summary.json").read_text())["resumed_at"] >= 5
+    assert losses(folder) == losses(uninterrupted)

@@ -61,6 +61,7 @@ class Store:
         self._context = _context()
         self._saving: Future[None] | None = None
         self._attempts = 0
+        self.save_seconds: float | None = None  # of the last save, from its call to its commit
         self.fence = hosts.told_by_first(self._claimed(owner) if hosts.is_first() else 0)
         self._next = self.fence + 1
 
@@ -148,8 +149,10 @@ class Store:
         record: dict[str, Any],
     ) -> None:
         """In the background: from the arrays' last byte to the record."""
+        began = time.monotonic()
         try:
             self._commit(started, step, folder, record)
+            self.save_seconds = time.monotonic() - began
         except BaseException as error:
             saving.set_exception(error)
         else:

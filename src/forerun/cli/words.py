@@ -84,6 +84,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
 def _train(parser: argparse.ArgumentParser) -> None:
     _job(parser)
     parser.add_argument("--fresh", action="store_true", help="start over in a run folder that exists")
+    parser.add_argument("--supervise", action="store_true", help="start again when the run dies or stands still")
 
 
 def _data(parser: argparse.ArgumentParser) -> None:

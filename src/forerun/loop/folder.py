@@ -56,11 +56,21 @@ class RunFolder:
         return self.path / "checkpoints"
 
 
+def folder_of(job: Job) -> RunFolder:
+    return RunFolder(Path(job.runs) / job.name)
+
+
+def set_aside(folder: RunFolder) -> None:
+    """A run of the same name that is there already keeps everything, under another name."""
+    if folder.path.exists():
+        folder.path.rename(_free_name(folder.path))
+
+
 def open_folder(job: Job, *, fresh: bool) -> RunFolder:
     """The run's folder, new or to be resumed. The same name with another job is refused."""
-    folder = RunFolder(Path(job.runs) / job.name)
-    if fresh and folder.path.exists():
-        folder.path.rename(_free_name(folder.path))
+    folder = folder_of(job)
+    if fresh:
+        set_aside(folder)
     if folder.job.exists():
         _require_same(job, load(folder.job).job, folder)
     folder.path.mkdir(parents=True, exist_ok=True)

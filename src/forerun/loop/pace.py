@@ -37,6 +37,11 @@ class Pace:
             self.first_loss = float(metrics.loss)
 
     @property
+    def number(self) -> int:
+        """The last step that is done."""
+        return self._number
+
+    @property
     def loss(self) -> float:
         return float(self._metrics.loss)
 

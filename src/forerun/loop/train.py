@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -38,9 +38,12 @@ from forerun.objectives.batch import Batch
 from forerun.program.build import Program, build, make_mesh
 from forerun.program.derive import derive
 from forerun.program.state import Metrics, State
+from forerun.supervise.worker import Stopped, Worker, unattended
 from forerun.track.display import Display
 from forerun.track.metrics import MetricsLog, write_summary
 from forerun.units import Count
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,9 @@ class Finished:
     state: State
 
 
-def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
-    """Run a job to its end, from its newest checkpoint if it has one."""
+def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | None = None) -> Finished | None:
+    """Run a job to its end, from its newest checkpoint if it has one; None if the `worker` was asked to stop before."""
+    worker = worker or unattended()
     use_cache()
     preload()
 
@@ -63,9 +67,11 @@ def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
     mesh_on(job, chosen)  # an impossible mesh is said before anything is read
 
     # Data: read, tokenized, packed into rows of one length.
+    worker.pulse.phase("data")
     corpus = shown_corpus(job, display)
 
     # Program: the one that `plan` would compile.
+    worker.pulse.phase("compile")
     job = concrete(job, corpus)
     program = program_on(job, chosen, corpus.rows.epoch)
     batches = batches_of(job, program, corpus)
@@ -75,6 +81,7 @@ def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
     step = compile_step(program, display)
 
     # State: fresh, or where the last good checkpoint left it.
+    worker.pulse.phase("restore")
     with closing(Store(folder.checkpoints, keep=retention_of(job))) as store:
         with display.phase("state") as phase:
             state, first, passed_over = state_of(job, program, store, corpus)
@@ -86,9 +93,13 @@ def train(job: Job, display: Display, *, fresh: bool = False) -> Finished:
         pace = Pace(program, first, peak_flops(chosen))
         try:
             record = {"program": step.hash, "data": corpus.digest}
-            state = run_steps(job, program, step, state, batches, pace, store, record, folder, display)
+            state = run_steps(job, program, step, state, batches, pace, store, record, folder, display, worker)
         finally:
             display.close()
+    worker.pulse.phase("finish")
+    if pace.number < pace.last:
+        display.say(f"stopped as asked after step {pace.number}: the same command goes on from the newest checkpoint")
+        return None
 
     # The end: what came out, in figures and in words.
     summary = summary_of(job, program, step, pace, chosen, folder)
@@ -160,14 +171,17 @@ def run_steps(
     record: dict[str, str],
     folder: RunFolder,
     display: Display,
+    worker: Worker,
 ) -> State:
-    """From the first step to the last. Figures are read one step late, so the device never waits for us."""
+    """From the first step to the last, or to an announced stop. Figures are read one step late, so the device never
+    waits for us."""
 
     def placed(batch: Batch[np.ndarray[Any, Any]]) -> Batch[jax.Array]:
         return jax.tree.map(on_devices, program.batch, batch)
 
     def report(number: int, metrics: Metrics) -> None:
         pace.done(number, jax.device_get(metrics), feed.waited_seconds)
+        worker.pulse.step(number)
         require_no_compilation(number)
         if number % job.log_every == 0 or number == pace.last:
             log.write(number, **pace.figures())
@@ -181,8 +195,9 @@ def run_steps(
         no_compilation() as require_no_compilation,
     ):
         waiting: list[tuple[int, Metrics]] = []
+        number = pace.first
         pace.start()
-        for number, batch in enumerate(feed, pace.first + 1):
+        for number, batch in enumerate(until_stopped(feed, worker), pace.first + 1):
             state, metrics = step(state, batch)
             write_down(number, batches)
             waiting.append((number, metrics))
@@ -192,8 +207,27 @@ def run_steps(
                 report(*waiting.pop(0))
             if save:
                 store.save(number, state, {**record, "loss": pace.loss})
+                worker.stop.save_seconds = store.save_seconds  # of the one before
+        while waiting:  # there is something left only after an announced stop
+            report(*waiting.pop(0))
+        if number < pace.last and number % job.checkpoint.every and number > pace.first and worker.stop.save:
+            store.save(number, state, {**record, "loss": pace.loss})
         store.wait()
     return state
+
+
+def until_stopped(feed: Iterable[T], worker: Worker) -> Iterator[T]:
+    """The batches, until all hosts have agreed to stop."""
+    batches = iter(feed)
+    while True:
+        try:
+            with worker.pulse.waiting("data"):
+                batch = next(batches)
+        except (StopIteration, Stopped):
+            return
+        if not worker.stop.go():
+            return
+        yield batch
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from forerun.supervise.limits import STOPPED, Limits
 from forerun.supervise.pulse import Pulse
 from forerun.supervise.stop import Stop, Stopped
 
-__all__ = ["Stopped", "Worker", "alone", "connect"]
+__all__ = ["Stopped", "Worker", "alone", "connect", "unattended"]
 
 JAX_START_SECONDS = 120
 # jax's own watch ends healthy processes before the culprit is known; the supervisors see more, and sooner.
@@ -87,6 +87,12 @@ def connect() -> Worker | None:
         pulse=Pulse(channel, stop),
         stop=stop,
     )
+
+
+def unattended() -> Worker:
+    """Neither a supervisor nor a signal: a pulse that nobody hears, and a stop that nobody announces."""
+    stop = Stop(Nobody(), leave=_leave)
+    return Worker(attempt=0, index=0, hosts=1, coordinator="", pulse=Pulse(Nobody(), stop), stop=stop)
 
 
 def alone(grace_seconds: float = Limits.grace) -> Worker:

@@ -12,7 +12,7 @@ SURFACE = {
     "data": "JOB KEY=VALUE --samples --full --html --shard --verify --ledger",
     "plan": "JOB KEY=VALUE --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
     " --max-hours --out",
-    "train": "JOB KEY=VALUE --fresh",
+    "train": "JOB KEY=VALUE --fresh --supervise",
     "export": "RUN --to --dtype",
     "generate": f"SOURCE PROMPT --batch --out --rows {ANSWER}",
     "chat": f"SOURCE --system {ANSWER}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import jax
 from jax import monitoring
 
 from forerun.hardware.chips import Chip
+from forerun.loop.sealed import use_sealed
 from forerun.objectives.batch import Batch
 from forerun.plan.hlo import parse
 from forerun.plan.step_time import step_time
@@ -36,8 +37,11 @@ def cache_folder() -> Path:
 
 
 def use_cache() -> None:
+    """Compiled programs are kept, private and sealed (`forerun.loop.sealed`)."""
     folder = cache_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with suppress(OSError):  # told when the first program is to be kept
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    use_sealed(folder)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 

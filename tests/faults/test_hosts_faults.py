@@ -97,8 +97,11 @@ def test_a_save_that_does_not_fit_into_the_grace_is_not_begun(tmp_path: Path) ->
 
 
 def test_sigterm_is_heard_in_a_compilation(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 2, steps=STEPS, fault="compile:1:0") as job:
-        job.start_all().until("compiling", 1)
+    """Of all hosts. One that has begun a step waits for the others, whose compilation then has to end first."""
+    with HostsJob(tmp_path, 2, steps=STEPS, fault="compile:all:0") as job:
+        job.start_all()
+        for host in (0, 1):
+            job.until("compiling", host)
         job.supervisors[0].send_signal(signal.SIGTERM)
         assert job.wait(10) == [75, 75], job.said()
         assert job.notes("step") == []

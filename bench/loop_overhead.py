@@ -24,9 +24,14 @@ from forerun.config.schema import Job
 from forerun.hardware.devices import choose
 from forerun.loop.compilation import compile_step
 from forerun.loop.concrete import concrete, open_corpus
+from forerun.loop.copies import Copies
 from forerun.loop.folder import RunFolder
+from forerun.loop.guard import guard_of
 from forerun.loop.pace import Pace
-from forerun.loop.train import batches_of, on_devices, program_on, run_steps
+from forerun.loop.placement import Placement
+from forerun.loop.steps import Steps, run_steps
+from forerun.loop.train import batches_of, program_on
+from forerun.loop.validation import Validation
 from forerun.supervise.worker import unattended
 from forerun.track.display import make_display
 
@@ -52,7 +57,7 @@ def main() -> None:
     batches = batches_of(job, program, corpus)
     display = make_display(io.StringIO())
     step = compile_step(program, display)
-    memory = [jax.tree.map(on_devices, program.batch, batches.batch_at(number)) for number in range(STEPS)]
+    memory = [Placement(program.batch)(batches.batch_at(number)) for number in range(STEPS)]
 
     def bare() -> float:
         state = program.initial_state(0)
@@ -68,13 +73,27 @@ def main() -> None:
         jax.block_until_ready(state)
         with tempfile.TemporaryDirectory() as name:
             folder = RunFolder(Path(name))
-            with Store(folder.checkpoints, keep=1) as store:
+            with Store(folder.path / "checkpoints", keep=1) as store:
                 store.save = lambda *_: None  # type: ignore[method-assign]
                 began = time.perf_counter()
                 pace, worker = Pace(program, 0, None), unattended()
-                jax.block_until_ready(
-                    run_steps(job, program, step, state, batches, pace, store, {}, folder, display, worker)
+                guard, copies = guard_of(job, folder), Copies(program, None)
+                steps = Steps(
+                    job=job,
+                    program=program,
+                    step=step,
+                    batches=batches,
+                    pace=pace,
+                    guard=guard,
+                    copies=copies,
+                    validation=Validation(job, program, corpus, display),
+                    store=store,
+                    record={},
+                    folder=folder,
+                    display=display,
+                    worker=worker,
                 )
+                jax.block_until_ready(run_steps(steps, state))
                 return (time.perf_counter() - began) / STEPS
 
     bare(), loop()  # warm

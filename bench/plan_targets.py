@@ -1,6 +1,7 @@
 """Plans every target of the first cut, one compile after the other, and records what the compiler said.
 
 python bench/plan_targets.py        # a few minutes; needs libtpu (the `plan` extra), no TPU
+python bench/plan_targets.py lora   # only jobs with this in their name; the other rows stay as they were
 """
 
 from __future__ import annotations
@@ -53,13 +54,20 @@ TARGETS = (
     Target("llama3.1-8b-1024-chips", "v5p-2048", "1,024 chips as 4 x 64 x 4"),
     Target("llama3.1-70b", "v6e-256", "2 x 8192 per chip, layer inputs in host memory"),
     Target("llama3.1-70b", "v6e-256", "2 x 8192 per chip, full remat: too large", ("remat=full",), fits=False),
+    Target("lora-qwen3-0.6b", "v6e-1", "LoRA r=8, 4 x 1024, accumulation 8", at_most_gib=4.0),
+    Target("lora-llama3.1-8b", "v5e-8", "LoRA r=16, 1 x 4096 per chip"),
+    Target("qlora-llama3.1-8b", "v6e-1", "QLoRA (nf4) r=16, 1 x 4096"),
     Target("smollm2-135m", "v3-8", "2 x 1024 per device, XLA's own attention"),
 )
 
 
-def main() -> int:
+def main(part: str = "") -> int:
     rows = []
+    before = json.loads(RESULTS.read_text())["targets"] if part and RESULTS.exists() else []
     for target in TARGETS:
+        if part not in target.job:
+            rows += [row for row in before if (row["job"], row["what"]) == (target.job, target.what)]
+            continue
         print(f"{target.job} on {target.slice}: {target.what}", file=sys.stderr, flush=True)
         row = as_json([verdict(target.question())])["slices"][0]
         rows.append({"job": target.job, "what": target.what, "overrides": target.overrides, **row})
@@ -91,4 +99,4 @@ def _print(record: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:2]))

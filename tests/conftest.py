@@ -9,28 +9,62 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 TESTS = Path(__file__).resolve().parent
 CACHE = TESTS.parent / ".cache"
 PYTHON = f"py{sys.version_info.major}{sys.version_info.minor}"
-DEVICES = "--xla_force_host_platform_device_count"
+# Eight devices share the cores of a busy machine: XLA would end the process when one is a minute behind the others.
+FLAGS: dict[str, int | str] = {
+    "--xla_force_host_platform_device_count": 8,
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds": 300,
+    "--xla_cpu_collective_call_terminate_timeout_seconds": 900,
+}
+if version("jaxlib").startswith("0.10."):
+    # The older jax has a second code generator, which needs a third of the time. The newest has only the slow one; so
+    # have whole runs (e2e, faults), on both ends.
+    FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["XDG_CACHE_HOME"] = str(CACHE)
+# Tests start hundreds of processes: compiled modules make their imports three times as fast.
+os.environ["PYTHONPYCACHEPREFIX"] = str(CACHE / "pyc")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What is printed depends on the test alone, not on the terminal that the tests are started from.
+os.environ["TERM"] = "xterm"
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
 # One folder per worker: jax does not write its cache atomically.
 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(CACHE / "jax" / PYTHON / os.environ.get("PYTEST_XDIST_WORKER", "main"))
-if DEVICES not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}=8".strip()
+for flag, value in FLAGS.items():
+    if flag not in os.environ.get("XLA_FLAGS", ""):
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}={value}".strip()
+
+# The same examples every time, and no deadline for one of them: what a busy machine does is no finding.
+hypothesis.settings.load_profile("ci")
 
 # Programs there run for milliseconds and compile for seconds: LLVM's optimizations would be most of the time.
-QUICKLY = ("contract", "unit/evaluate", "unit/exchange", "unit/generate", "unit/nn", "unit/objectives", "unit/program")
-NEEDS = {"aot": ("libtpu",), "torch": ("torch", "transformers", "lm_eval")}
+QUICKLY = (
+    "contract",
+    "unit/evaluate",
+    "unit/exchange",
+    "unit/generate",
+    "unit/loop",
+    "unit/methods",
+    "unit/nn",
+    "unit/objectives",
+    "unit/program",
+)
+# Whole runs first, a thousand short ones last: two workers end together only if what is long does not begin last.
+ORDER = ("e2e", "faults", "aot", "real_weights", "contract")
+NEEDS = {"aot": ("libtpu",), "torch": ("torch", "transformers", "lm_eval", "peft", "compressed_tensors")}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -44,6 +78,12 @@ def _compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(ORDER)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(TESTS).parts[0], len(places)))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -81,7 +81,7 @@ class Reservoir:
             norm=ParamSpec((E,), "E", Fill(1.0), decay=False),
             up=Dense(ParamSpec((N, F), "NF", Normal(1 / math.sqrt(N)))),
             down=Dense(ParamSpec((F, E), "FE", Normal(1 / math.sqrt(F)))),
-            head=Dense(ParamSpec((V, E), "VE", Normal(0.02))),
+            head=Dense(ParamSpec((V, E), "VE", Normal(0.02), inputs=0)),
         )
 
     def apply(
@@ -128,7 +128,8 @@ class Reservoir:
         return constrain(jnp.moveaxis(states_TBN, 0, 1), "BTN")
 
     def flops_per_token(self, sequence: int) -> float:
-        """6 per weight that learns (forward, and twice backward), 2 per weight that does not."""
+        """2 per weight that does not learn, 4 where a gradient need go no further back, 6 per other weight."""
         fixed = self.embed * self.units + self.units**2
-        learned = self.units * self.mlp + self.mlp * self.embed + self.embed * self.vocab
-        return 2.0 * fixed + 6.0 * learned
+        first = self.units * self.mlp
+        learned = self.mlp * self.embed + self.embed * self.vocab
+        return 2.0 * fixed + 4.0 * first + 6.0 * learned

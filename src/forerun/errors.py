@@ -1,6 +1,7 @@
 """A user's mistake, told as what happened, why, and what to do about it.
 
-`UserError` is for what the user can mend: the command prints three lines and leaves with code 2.
+`UserError` is for what the user can mend: the command prints three lines and leaves with code 2, or with 74 where a
+disk or a bucket fails.
 Everything else that escapes is our bug: the command says so and leaves with code 1.
 """
 
@@ -10,6 +11,7 @@ import difflib
 from collections.abc import Iterable
 
 USER_MISTAKE = 2
+STORAGE_FAILED = 74  # EX_IOERR
 OUR_BUG = 1
 
 
@@ -31,6 +33,12 @@ class UserError(Exception):
     def __str__(self) -> str:
         lines = (("error", self.what), ("  why", self.why), ("  fix", self.fix))
         return "\n".join(f"{label}: {_indented(text)}" for label, text in lines)
+
+
+class StorageError(UserError):
+    """A disk or a bucket fails, or is full. It may be well again without anybody's doing: a supervisor waits for it."""
+
+    exit_code = STORAGE_FAILED
 
 
 def _indented(text: str) -> str:

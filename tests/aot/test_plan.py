@@ -52,7 +52,7 @@ class Broken(Bigram):
 def plan(*words: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-m", "forerun.cli.main", "plan", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=280, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=1200, check=False)
 
 
 def slices_of(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
@@ -88,7 +88,8 @@ def test_small_job_with_its_ledger() -> None:
     ledger = {key: size for key, size in row["hbm_ledger"].items() if key != "host_offloaded"}
     assert sum(ledger.values()) == row["hbm_peak_bytes"]
     assert ledger["batch"] == arrays * tokens * size, "without its padding"
-    assert 2 * ledger["weights"] <= ledger["optimizer"] <= 2 * ledger["weights"] + 64, "two moments and two counters"
+    counters_and_norms = 64 + 4 * 64  # the guard keeps the gradient norms of 64 steps
+    assert 2 * ledger["weights"] <= ledger["optimizer"] <= 2 * ledger["weights"] + counters_and_norms, "two moments"
     assert 0 < ledger["padding"] < 0.01 * row["hbm_peak_bytes"]
 
 
@@ -137,7 +138,7 @@ def test_the_compilers_own_figure_is_our_peak(tmp_path: Path) -> None:
         assert child.stdin is not None
         child.stdin.write(text)
         child.stdin.flush()
-        child.wait(timeout=200)
+        child.wait(timeout=1200)
     said = json.loads((tmp_path / "error.json").read_text())["compiler"]
     facts = json.loads((tmp_path / "facts.json").read_text())
     peak = memory_report(tmp_path, facts["arguments"]).peak_bytes

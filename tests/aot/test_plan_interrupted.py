@@ -7,8 +7,9 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,14 @@ pytestmark = pytest.mark.aot
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "bench" / "jobs" / "qwen3-0.6b.yaml"
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 300
+
+# A shell that starts this in the background has SIGINT ignored, also by us and by our children. A function run between
+# fork and exec would fork this process, which has JAX's threads: newer versions of JAX warn of it.
+HEED_CTRL_C = (
+    "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
 
 
 @contextmanager
@@ -25,14 +33,23 @@ def planning(temp: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A plan of two slices that is lowering both, and the processes of its compilers."""
     temp.mkdir()
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temp)}
-    command = [sys.executable, "-m", "forerun.cli.main", "plan", str(JOB), "--on", "v5e-8,v5p-8", "--no-cache"]
+    arguments = ["-m", "forerun.cli.main", "plan", str(JOB), "--on", "v5e-8,v5p-8", "--no-cache"]
+    command = [sys.executable, "-c", HEED_CTRL_C, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes) as parent:  # type: ignore[call-overload]
         assert parent.stderr is not None
-        assert {parent.stderr.readline(), parent.stderr.readline()} == {"v5e-8: lowering\n", "v5p-8: lowering\n"}
+        begun: set[str] = set()
+        while begun != {"v5e-8", "v5p-8"}:  # on a busy machine one may be done before the other has begun
+            line = parent.stderr.readline()
+            assert line
+            begun |= {line.partition(":")[0]} if line.endswith(": lowering\n") else set()
         children = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if str(temp) in command_of(pid)]
-        assert len(children) == 2
-        yield parent, [os.pidfd_open(pid) for pid in children]
+        assert 1 <= len(children) <= 2
+        pidfds = []
+        for pid in children:
+            with suppress(ProcessLookupError):  # done since
+                pidfds.append(os.pidfd_open(pid))
+        yield parent, pidfds
 
 
 def command_of(pid: int) -> str:
@@ -69,4 +86,7 @@ def test_parent_killed(tmp_path: Path) -> None:
         parent.kill()
         parent.wait(timeout=PATIENCE_SECONDS)
         assert_ended(compilers)
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while list(temp.iterdir()) and time.monotonic() < deadline:
+        time.sleep(0.05)  # a compiler that had only just begun still finds out
     assert list(temp.iterdir()) == []

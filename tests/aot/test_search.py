@@ -36,7 +36,7 @@ sys.exit(code)
 def python(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XDG_CACHE_HOME": str(folder / "cache")}
     command = [sys.executable, *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=200, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=1200, check=False)
 
 
 def test_search_then_the_same_again(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def test_devices_and_hosts_of_every_slice() -> None:
 
     asked = [*slices(), *map(slice_named, EXPLICIT)]
     question = json.dumps([(entry.name, entry.topology, entry.topology_options) for entry in asked])
-    done = subprocess.run([sys.executable, "-c", ASK], input=question, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", ASK], input=question, capture_output=True, text=True, timeout=1200)
     answers = [json.loads(line.removeprefix("answer ")) for line in done.stdout.splitlines() if line[:7] == "answer "]
     told = {name: (devices, hosts, kind) for name, devices, hosts, kind in answers}
     assert set(told) == {entry.name for entry in asked}, done.stderr[-2000:]

@@ -94,7 +94,8 @@ def run(program: Program, batches: list[Batch[np.ndarray]]) -> tuple[list[Any], 
 def assert_near(got: Any, expected: Any, relative: float) -> None:
     """By the norm of each leaf: an entry that is zero but for rounding has no relative error of its own."""
     for (path, have), want in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(expected), strict=True):
-        error = np.linalg.norm(np.asarray(have) - np.asarray(want)) / (np.linalg.norm(want) + 1e-12)
+        have, want = np.asarray(have, np.float64), np.asarray(want, np.float64)  # the guard's flag is a bool
+        error = np.linalg.norm(have - want) / (np.linalg.norm(want) + 1e-12)
         assert error < relative, f"{jax.tree_util.keystr(path)}: {error:.3g}"
 
 
@@ -235,7 +236,7 @@ def test_remat_changes_nothing(remat: Remat, without_remat: tuple[jax.Array, Any
 
 def objective(remat: Remat) -> Any:
     model, batch = Decoder(TINY), jax.tree.map(jnp.asarray, packed(2, 20))
-    return lambda params: NextToken(chunk=8)(model, params, batch, Compute(remat=remat))[0]
+    return lambda params: NextToken(chunk=8)(model, params, batch, Compute(remat=remat)).loss
 
 
 def loss_and_gradient(remat: Remat) -> tuple[jax.Array, Any]:

@@ -1,6 +1,6 @@
 """What every model owes to the rest of forerun, ours and a user's own alike.
 
-A model of your own is one more line in MODELS: the job's model section, with `folder` on the module path.
+A model of your own is found by its job: every examples/*/job.yaml whose model is a class, at the size it has there.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy as np
 import optax
 import pytest
 
+from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.models.base import Model
 from forerun.models.registry import model_of
+from forerun.models.sizes import is_plugin
 from forerun.nn.compute import Compute
 from forerun.nn.spec import ParamSpec, abstract, initial, is_spec, map_specs, split
 from forerun.objectives.batch import Batch
@@ -35,15 +37,31 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {**DECODER, "tied": False, "rope_scaling": {"factor": 8.0, "original": 8}},
     "qwen": {**DECODER, "qkv_bias": True, "qk_norm": True, "head_dim": 16},
     "mistral": {**DECODER, "window": 5, "tied": False},
-    "reservoir": {"name": "reservoir:Reservoir", "vocab": VOCAB, "options": {"units": 48, "embed": 16, "mlp": 32}},
 }
+FOUND = [(path.parent.name, load(path).job.model) for path in sorted(EXAMPLES.glob("*/job.yaml"))]
+OWN = {
+    name: {"name": model.name, "vocab": VOCAB, "options": model.options} for name, model in FOUND if is_plugin(model)
+}
+MODELS |= OWN
 SINGLE = MeshShape(1, 1, 1)
 each_model = pytest.mark.parametrize("name", MODELS)
 
 
 @pytest.fixture(autouse=True)
 def _plugins_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(EXAMPLES / "reservoir"))
+    for name in OWN:
+        monkeypatch.syspath_prepend(str(EXAMPLES / name))
+
+
+def test_the_examples_are_found() -> None:
+    assert {"reservoir", "recurrent_depth", "multi_stream"} <= set(OWN)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_an_example_is_one_short_file(name: str) -> None:
+    [module] = (EXAMPLES / name).glob("*.py")
+    assert len(module.read_text().splitlines()) < 200
+    assert (EXAMPLES / name / "README.md").is_file()
 
 
 def job_of(name: str, **changes: Any) -> Job:
@@ -101,15 +119,15 @@ def program_on(job: Job, shape: MeshShape) -> Program:
 def trained(job: Job, shape: MeshShape = SINGLE, steps: int = 3) -> tuple[State, State, list[Metrics]]:
     """(state before, state after, metrics of each step), all on the host."""
     program = program_on(job, shape)
-    before = state = program.initial_state(seed=0)
+    state = program.initial_state(seed=0)
+    before = jax.tree.map(np.array, jax.device_get(state))  # the step takes its argument's memory
     there = jax.tree.map(lambda like, array: jax.device_put(array, like.sharding), program.batch, batch())
+    step = program.trace().lower().compile()
     metrics = []
-    with jax.set_mesh(program.mesh):
-        step = jax.jit(program.step)
-        for _ in range(steps):
-            state, figures = step(state, there)
-            metrics.append(jax.device_get(figures))
-    return jax.device_get(before), jax.device_get(state), metrics
+    for _ in range(steps):
+        state, figures = step(state, there)
+        metrics.append(jax.device_get(figures))
+    return before, jax.device_get(state), metrics
 
 
 @cache
@@ -239,6 +257,8 @@ def test_flops_are_those_of_the_matrix_products(name: str) -> None:
     stated = model.flops_per_token(SEQUENCE)
     assert stated > 0
     assert 1 / 1.5 < counted / stated < 1.5
+    if name in OWN:  # twice the sequence at half of its attention is all of it
+        np.testing.assert_allclose(counted, model.flops_per_token(2 * SEQUENCE), rtol=1e-6)
 
 
 def product_flops(jaxpr: Any) -> float:

@@ -163,7 +163,7 @@ def test_logits(family: str, tied: bool) -> None:
     expected = reference_logits(one.reference, ids, positions)
     got = logits(one, ids, np.ones_like(ids), positions, Compute())
     assert np.std(expected) > 0.5
-    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(got, expected, rtol=0, atol=5e-5)
 
 
 @EVERY
@@ -190,7 +190,8 @@ def test_gradients_of_the_mean_loss(family: str, tied: bool) -> None:
 
     def loss(params: Params[jax.Array]) -> jax.Array:
         compute = Compute(attention=Kernel("xla"), remat=Remat(policy="full"))
-        total, counted = NextToken(chunk=7)(one.model, params, batch, compute)
+        sums = NextToken(chunk=7)(one.model, params, batch, compute)
+        total, counted = sums.loss, sums.weight
         return total / counted
 
     value, got = jax.jit(jax.value_and_grad(loss))(one.params)
@@ -215,7 +216,7 @@ def test_packed_documents_are_separate_runs(family: str) -> None:
         expected.append(reference_logits(one.reference, row[:, here], positions[:, here]))
         start += length
     got = logits(one, row, segments, positions, Compute())[:, :start]
-    np.testing.assert_allclose(got, np.concatenate(expected, axis=1), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(got, np.concatenate(expected, axis=1), rtol=0, atol=5e-5)
 
 
 def test_mistral_defaults_are_the_named_size() -> None:

@@ -129,9 +129,13 @@ def test_transformers_computes_the_same(work: Path, monkeypatch: pytest.MonkeyPa
         ours.params
     )[0]
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
+    here = slice(len(ids) - 1, -1)
     got = got.at[:, 0].set(-jnp.inf)  # the end is not among the first tokens, by min_new_tokens
-    chosen = np.asarray(jnp.argmax(got, axis=-1))[len(ids) - 1 : -1]
-    assert chosen.tolist() == answer[0, len(ids) :].tolist(), "the same greedy tokens"
+    chosen = np.asarray(jnp.argmax(got, axis=-1))[here]
+    second, first = np.sort(expected[here, 1:], axis=-1)[:, -2:].T
+    clear = first - second > 2e-4  # nearer ones may change places within the difference that is allowed above
+    assert clear.mean() > 0.9
+    assert chosen[clear].tolist() == answer[0, len(ids) :].numpy()[clear].tolist(), "the same greedy tokens"
 
 
 def test_the_folder_is_a_run_of_the_hub_s_commit(work: Path) -> None:

@@ -8,8 +8,8 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import jax
@@ -28,7 +28,8 @@ from forerun.track.metrics import read_metrics
 
 STEPS = 60
 DEVICES = 8
-PATIENCE_SECONDS = 120
+PATIENCE_SECONDS = 600
+ROOT = Path(__file__).resolve().parents[2]
 JOB = f"""\
 model: {{layers: 2, embed: 32, heads: 4}}
 data: text
@@ -48,7 +49,7 @@ Start = Callable[..., "subprocess.Popen[bytes]"]
 @pytest.fixture(scope="module")
 def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("resume")
-    text = Path(__file__).resolve().parents[2] / "examples" / "quickstart" / "text" / "carroll-alice.txt"
+    text = ROOT / "examples" / "quickstart" / "text" / "carroll-alice.txt"
     (folder / "text").mkdir()
     shutil.copy(text, folder / "text")
     (folder / "job.yaml").write_text(JOB)
@@ -57,8 +58,13 @@ def job_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def start(shell: dict[str, str], job_file: Path) -> Start:
-    """`forerun train` as a process of its own, on eight virtual devices."""
-    environment = {**shell, "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}"}
+    """`forerun train` as a process of its own, on eight virtual devices, with the brake of tests/faults/brake."""
+    environment = {
+        **shell,
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "tests/faults/brake"), shell.get("PYTHONPATH")])),
+        "FORERUN_TEST_BRAKE": str(job_file.with_name("brake")),
+    }
 
     def begin(name: str, *overrides: str) -> subprocess.Popen[bytes]:
         words = ["forerun", "train", str(job_file), f"name={name}", *overrides]
@@ -66,6 +72,17 @@ def start(shell: dict[str, str], job_file: Path) -> Start:
             return subprocess.Popen(words, cwd=job_file.parent, env=environment, stdout=log, stderr=log)
 
     return begin
+
+
+@contextmanager
+def held_back(job_file: Path, after: int, **seconds: float) -> Iterator[None]:
+    """Runs past this step, so that they are found where they shall be killed or stopped."""
+    file = job_file.with_name("brake")
+    file.write_text(json.dumps({"first": after + 1, "last": STEPS, "step_seconds": 0.5, **seconds}))
+    try:
+        yield
+    finally:
+        file.unlink()
 
 
 def finish(child: subprocess.Popen[bytes], folder: Path) -> Path:
@@ -87,13 +104,15 @@ def last_step(folder: Path) -> int:
     return max((row["step"] for row in read_metrics(metrics)), default=0) if metrics.exists() else 0
 
 
-def kill_after(step: int, child: subprocess.Popen[bytes], folder: Path) -> None:
+def kill_after(step: int, start: Start, job_file: Path, folder: Path) -> None:
     """SIGKILL once the metrics tell of this step and a checkpoint is whole; the run must not have come to its end."""
-    try:
-        wait_for(lambda: last_step(folder) >= step and bool(saved(folder)), child, folder)
-    finally:
-        child.kill()
-        child.wait()
+    with held_back(job_file, step):
+        child = start(folder.name)
+        try:
+            wait_for(lambda: last_step(folder) >= step and bool(saved(folder)), child, folder)
+        finally:
+            child.kill()
+            child.wait()
     assert child.returncode == -9
     assert not (folder / "summary.json").exists()
     assert last_step(folder) < STEPS
@@ -128,7 +147,7 @@ def test_killed_and_resumed_is_equal_to_the_last_bit(
     start: Start, job_file: Path, uninterrupted: Path, step: int
 ) -> None:
     folder = job_file.parent / "runs" / f"killed-{step}"
-    kill_after(step, start(folder.name), folder)
+    kill_after(step, start, job_file, folder)
     if step == 7:
         shutil.copytree(folder, folder.with_name("moved"))
     finish(start(folder.name), folder)
@@ -145,7 +164,7 @@ def test_resumed_on_half_the_devices(start: Start, job_file: Path, uninterrupted
     """Another order of additions, so equal to rounding, and not to the bit."""
     folder = job_file.parent / "runs" / "moved"
     if not folder.exists():
-        kill_after(7, start(folder.name), folder)
+        kill_after(7, start, job_file, folder)
     finish(start(folder.name, "devices=4"), folder)
     assert "mesh 1x4x1" in folder.parent.with_name("moved.log").read_text()
     mine, theirs = (np.array([float.fromhex(loss) for loss in losses(run).values()]) for run in (folder, uninterrupted))
@@ -154,10 +173,11 @@ def test_resumed_on_half_the_devices(start: Start, job_file: Path, uninterrupted
 
 def test_asked_to_stop_it_saves_and_goes_on_to_the_last_bit(start: Start, job_file: Path, uninterrupted: Path) -> None:
     folder = job_file.parent / "runs" / "asked"
-    child = start(folder.name, "checkpoint.every=1000")
-    wait_for(lambda: last_step(folder) >= 12, child, folder)
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(PATIENCE_SECONDS) == STOPPED
+    with held_back(job_file, 12):
+        child = start(folder.name, "checkpoint.every=1000")
+        wait_for(lambda: last_step(folder) >= 12, child, folder)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(PATIENCE_SECONDS) == STOPPED
     stopped = last_step(folder)
     assert 12 <= stopped < STEPS
     assert saved(folder) == [stopped]
@@ -170,21 +190,27 @@ def test_asked_to_stop_it_saves_and_goes_on_to_the_last_bit(start: Start, job_fi
 def test_asked_to_stop_before_the_first_step_it_leaves_at_once(start: Start, job_file: Path) -> None:
     folder = job_file.parent / "runs" / "early"
     log = folder.parent.with_name("early.log")
-    child = start(folder.name)
-    wait_for(lambda: "program:" in log.read_text(), child, folder)
-    began = time.monotonic()
-    child.send_signal(signal.SIGTERM)
-    assert child.wait(PATIENCE_SECONDS) == STOPPED
-    assert time.monotonic() - began < 10
+    with held_back(job_file, 0, begin_seconds=PATIENCE_SECONDS):
+        child = start(folder.name)
+        wait_for(lambda: "program:" in log.read_text(), child, folder)
+        began = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(PATIENCE_SECONDS) == STOPPED
+        assert time.monotonic() - began < PATIENCE_SECONDS / 4, "it has not waited until it could begin"
     assert saved(folder) == []
 
 
 def test_supervised_a_killed_run_starts_again_by_itself(start: Start, job_file: Path, uninterrupted: Path) -> None:
     folder = job_file.parent / "runs" / "supervised"
-    supervisor = start(folder.name, "--supervise")
-    wait_for(lambda: last_step(folder) >= 12 and bool(saved(folder)), supervisor, folder)
-    [worker] = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children").read_text().split()
-    os.kill(int(worker), signal.SIGKILL)
+    with held_back(job_file, 12):
+        supervisor = start(folder.name, "--supervise")
+        wait_for(lambda: last_step(folder) >= 12 and bool(saved(folder)), supervisor, folder)
+        children = Path(f"/proc/{supervisor.pid}/task/{supervisor.pid}/children")
+        wait_for(lambda: len(children.read_text().split()) == 2, supervisor, folder)
+        worker, spare = children.read_text().split()
+        os.kill(int(worker), signal.SIGKILL)
+        wait_for(lambda: worker not in children.read_text().split(), supervisor, folder)
     finish(supervisor, folder)
+    assert not Path(f"/proc/{spare}").exists(), "it ends with its supervisor"
     assert json.loads((folder / "summary.json").read_text())["resumed_at"] >= 5
     assert losses(folder) == losses(uninterrupted)

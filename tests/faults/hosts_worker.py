@@ -2,7 +2,9 @@
 
 With `jax` the step is a real one, over jax.distributed; without, hosts meet at a barrier over TCP, which starts in a
 tenth of the time. Either way the value after step t is a function of the value before and t alone, and host 0 saves it.
-Faults that must happen inside a step are given by FAULT=kind:host:step, and happen in the first attempt only.
+Faults that must happen inside a step are given by FAULT=kind:host:step, and happen in the first attempt only; a disk
+fails in the first four. With `slow` the steps after that one take so long that nobody who acts in the midst of the run
+comes too late; with `estimate` a save is said to take an hour.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -18,12 +21,18 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from forerun.errors import STORAGE_FAILED
 from forerun.supervise.limits import STOPPED
 from forerun.supervise.stop import Stopped
 from forerun.supervise.worker import Worker, connect
 
 Step = Callable[[int, str], str]
 Leave = Callable[[], None]
+FULL_ATTEMPTS = 4
+SLOW_SECONDS = 0.5
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}
+CONNECT_SECONDS = 120.0
+DISK_FULL = "error: the checkpoint was not saved\n  why: no space left\n  fix: make room"
 
 
 def main(kind: str, folder: Path, steps: int, every: int, step_seconds: float) -> int:
@@ -31,11 +40,15 @@ def main(kind: str, folder: Path, steps: int, every: int, step_seconds: float) -
     assert worker is not None
     note(folder, worker, "pid", pid=os.getpid())
     fault, host, at = (os.environ.get("FAULT", "") + "::").split(":")[:3]
-    mine = worker.attempt == 1 and host in ("all", str(worker.index))
+    here = host in ("all", str(worker.index))
+    mine, full = worker.attempt == 1 and here, fault == "disk" and here and worker.attempt <= FULL_ATTEMPTS
     worker.pulse.phase("compile")
     if mine and fault == "mistake":
         print("error: the learning rate is no number\n  why: lr: ten\n  fix: lr: 10", file=sys.stderr)
         return 2
+    if full and int(at) == 0:
+        print(DISK_FULL, file=sys.stderr)
+        return STORAGE_FAILED
     if mine and fault == "digest":
         worker.pulse.fact("data digest", "0000")
     elif fault == "digest":
@@ -46,6 +59,8 @@ def main(kind: str, folder: Path, steps: int, every: int, step_seconds: float) -
         note(folder, worker, "compiling")
         time.sleep(3600)
     step, leave = jax_step(worker) if kind == "jax" else barrier_step(worker, step_seconds)
+    if mine and fault == "estimate":
+        worker.pulse.saved(3600.0)
     number, value = restore(folder)
     note(folder, worker, "resumed", step=number)
     stopped = False
@@ -55,9 +70,16 @@ def main(kind: str, folder: Path, steps: int, every: int, step_seconds: float) -
                 if mine and fault == "data" and number + 1 == int(at):
                     note(folder, worker, "waiting", step=number + 1)
                     time.sleep(3600)
+            if mine and fault == "slow" and number >= int(at):
+                time.sleep(SLOW_SECONDS)
             if not worker.stop.go():
                 stopped = True
                 break
+            if fault:
+                note(folder, worker, "begun", step=number + 1)
+            if mine and fault in SIGNALS and number + 1 == int(at):
+                note(folder, worker, "struck", step=number + 1)
+                os.kill(os.getpid(), SIGNALS[fault])
             if mine and fault == "sleep" and number + 1 == int(at):
                 note(folder, worker, "asleep", step=number + 1)
                 time.sleep(3600)
@@ -68,6 +90,9 @@ def main(kind: str, folder: Path, steps: int, every: int, step_seconds: float) -
             number += 1
             worker.pulse.step(number)
             note(folder, worker, "step", step=number, value=value)
+            if full and number == int(at):
+                print(DISK_FULL, file=sys.stderr)
+                os._exit(STORAGE_FAILED)
             if number % every == 0:
                 save(folder, worker, number, value)
     except Stopped:
@@ -116,11 +141,14 @@ def barrier_step(worker: Worker, step_seconds: float) -> tuple[Step, Leave]:
     serving = threading.Thread(target=serve, args=(address, int(port), worker.hosts), daemon=True)
     if worker.index == 0:
         serving.start()
-    for _ in range(200):
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
         try:
             line = socket.create_connection((address, int(port)))
             break
         except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
             time.sleep(0.05)
     line.settimeout(None)
 

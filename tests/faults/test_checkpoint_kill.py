@@ -20,7 +20,7 @@ def lines(*arguments: str) -> list[dict[str, Any]]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=1200,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
@@ -30,8 +30,8 @@ def lines(*arguments: str) -> list[dict[str, Any]]:
 def test_killed_at_random_moments_of_saving() -> None:
     *kills, summary = lines("random", "10")
     assert (len(kills), summary["survived"]) == (10, 10)
-    assert summary["inside_a_save"] >= 3
-    assert max(kill["restored"] for kill in kills) >= 5, "it gets somewhere"
+    assert summary["inside_a_save"] >= 2
+    assert kills[-1]["restored"] >= 8, "every third process commits two steps"
 
 
 @pytest.fixture

@@ -6,24 +6,25 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hosts_job import HostsJob
+from hosts_job import PatientJob
 
 STEPS = 60
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
-    with HostsJob(tmp_path_factory.mktemp("whole"), 2, kind="jax", steps=STEPS) as job:
+    with PatientJob(tmp_path_factory.mktemp("whole"), 2, kind="jax", steps=STEPS) as job:
         assert job.start_all().wait() == [0, 0], job.said()
         return job.values()
 
 
 def test_a_host_that_sleeps_inside_a_step_is_named_by_its_stack(tmp_path: Path, expected: dict[int, str]) -> None:
-    limits = {"stall_floor": 3.0}
-    with HostsJob(tmp_path, 2, kind="jax", steps=STEPS, fault="sleep:1:17", limits=limits) as job:
+    limits = {"stall_floor": 8.0, "stacks": 20.0}
+    with PatientJob(tmp_path, 2, kind="jax", steps=STEPS, fault="sleep:1:17", limits=limits) as job:
         assert job.start_all().wait() == [0, 0], job.said()
         assert job.log("culprit")[0]["host"] == 1
         assert "in main (" in job.said(0)
@@ -32,7 +33,7 @@ def test_a_host_that_sleeps_inside_a_step_is_named_by_its_stack(tmp_path: Path, 
 
 
 def test_listens_on_one_address_and_stops_at_one_step(tmp_path: Path, expected: dict[int, str]) -> None:
-    with HostsJob(tmp_path, 2, kind="jax", steps=100_000) as job:
+    with PatientJob(tmp_path, 2, kind="jax", steps=100_000) as job:
         job.start_all().until("step", 1, step=12)
         pids = [job.pid(0), job.pid(1), *(child.pid for child in job.supervisors.values())]
         found = sorted(address for pid in pids for address in listened_on(pid))
@@ -49,7 +50,10 @@ def test_listens_on_one_address_and_stops_at_one_step(tmp_path: Path, expected: 
 
 def listened_on(pid: int) -> Iterator[str]:
     """Addresses of the TCP sockets on which a process listens."""
-    mine = {os.readlink(entry.path) for entry in os.scandir(f"/proc/{pid}/fd") if entry.is_symlink()}
+    mine = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed since
+            mine.add(os.readlink(entry.path))
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()

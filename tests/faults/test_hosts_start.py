@@ -9,24 +9,28 @@ import socket
 import threading
 from pathlib import Path
 
-from hosts_job import HostsJob, gone
+from hosts_job import PatientJob, gone
+
+from forerun.errors import STORAGE_FAILED
 
 STEPS = 30
+ENDLESS = 1_000_000
+GATHER_SECONDS = 15  # for those that do come
 
 
 def test_a_missing_host_is_named(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 3, steps=STEPS, limits={"gather": 2}) as job:
+    with PatientJob(tmp_path, 3, steps=STEPS, limits={"gather": GATHER_SECONDS}) as job:
         job.start(0)
         job.start(2)
         assert job.wait() == [2, 2]
         for index in (0, 2):
-            assert "error: host 1 did not come within 2.0 s" in job.said(index)
+            assert f"error: host 1 did not come within {GATHER_SECONDS:.1f} s" in job.said(index)
             assert f"127.0.0.1:{job.port} there are: host 0 (" in job.said(index)
         assert job.notes("pid") == []
 
 
 def test_a_wrong_address_is_named(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 2, limits={"gather": 2}) as job:
+    with PatientJob(tmp_path, 2, limits={"gather": 2}) as job:
         job.start(1)
         assert job.wait() == [2]
         assert f"error: host 1 cannot reach the leader at 127.0.0.1:{job.port}" in job.said(1)
@@ -36,7 +40,7 @@ def test_something_else_at_the_address_is_named(tmp_path: Path) -> None:
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as web:
         threading.Thread(target=web.serve_forever, args=(0.01,), daemon=True).start()
         # it waits for the client to speak first, as the client does for a leader
-        with HostsJob(tmp_path, 2, limits={"gather": 1, "handshake": 0.5}) as job:
+        with PatientJob(tmp_path, 2, limits={"gather": 1, "handshake": 0.5}) as job:
             job.start(1, port=web.server_port)
             assert job.wait() == [2]
             assert "no answer within" in job.said(1)
@@ -44,13 +48,13 @@ def test_something_else_at_the_address_is_named(tmp_path: Path) -> None:
 
 
 def test_a_wrong_secret_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 2, steps=STEPS) as job:
+    with PatientJob(tmp_path, 2, steps=STEPS) as job:
         other = tmp_path / "other"
         other.write_text("another secret, just as long")
         other.chmod(0o600)
         job.start(0)
         stranger = job.start(1, secret=other, name="stranger")
-        assert stranger.wait(30) == 2
+        assert stranger.wait(300) == 2
         assert "has another secret than host 1" in (tmp_path / "stranger.log").read_text()
         job.start(1)
         assert job.wait()[:2] == [0, 0], job.said()
@@ -58,7 +62,7 @@ def test_a_wrong_secret_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_hosts_that_differ_are_named(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 2, steps=STEPS) as job:
+    with PatientJob(tmp_path, 2, steps=STEPS) as job:
         job.start(0)
         job.start(1, identity={"job": "2", "jax": "0.0.1"})
         assert job.wait() == [2, 2]
@@ -68,7 +72,7 @@ def test_hosts_that_differ_are_named(tmp_path: Path) -> None:
 
 
 def test_another_number_of_hosts_is_refused(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 2, steps=STEPS, limits={"gather": 2}) as job:
+    with PatientJob(tmp_path, 2, steps=STEPS, limits={"gather": GATHER_SECONDS}) as job:
         job.start(0)
         job.start(1, hosts={"count": 3})
         assert job.wait() == [2, 2]
@@ -77,21 +81,23 @@ def test_another_number_of_hosts_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_hosts_with_one_index(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 2, steps=400) as job:
+    with PatientJob(
+        tmp_path, 2, steps=ENDLESS, limits={"beat": 3.0}
+    ) as job:  # after three of which a host is not there
         job.start_all().until("step", 1, step=5)
         second = job.start(1, name="second")
-        assert second.wait(30) == 2
+        assert second.wait(300) == 2
         assert "two supervisors say that they are host 1" in (tmp_path / "second.log").read_text()
         assert job.log("fault") == []
         assert all(child.poll() is None for child in (job.supervisors[0], job.supervisors[1]))
 
 
 def test_a_second_launcher_is_refused(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 1, steps=400) as job:
+    with PatientJob(tmp_path, 1, steps=ENDLESS) as job:
         first = job.start(0, port=0)
         job.until("step", 0, step=5)
         second = job.start(0, port=0, name="second")
-        assert second.wait(30) == 2
+        assert second.wait(300) == 2
         text = (tmp_path / "second.log").read_text()
         assert "is being trained already" in text
         assert f"process {first.pid} on {socket.gethostname()}" in text
@@ -99,14 +105,14 @@ def test_a_second_launcher_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other, HostsJob(tmp_path, 2) as job:
+    with socket.create_server(("127.0.0.1", 0)) as other, PatientJob(tmp_path, 2) as job:
         port = other.getsockname()[1]
-        assert job.start(0, port=port).wait(30) == 2
+        assert job.start(0, port=port).wait(300) == 2
         assert f"host 0 cannot listen on 127.0.0.1 port {port}" in job.said(0)
 
 
 def test_a_users_mistake_ends_the_job_everywhere_without_a_restart(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 2, steps=STEPS, fault="mistake:1:0") as job:
+    with PatientJob(tmp_path, 2, steps=STEPS, fault="mistake:1:0") as job:
         assert job.start_all().wait() == [2, 2]
         assert len(job.log("start")) == 1
         for index in (0, 1):
@@ -114,14 +120,14 @@ def test_a_users_mistake_ends_the_job_everywhere_without_a_restart(tmp_path: Pat
 
 
 def test_data_that_differs_between_hosts_ends_the_job(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 2, steps=10_000, fault="digest:1:0") as job:
+    with PatientJob(tmp_path, 2, steps=ENDLESS, fault="digest:1:0") as job:
         assert job.start_all().wait() == [2, 2]
         assert "the hosts do not agree: data digest" in job.said(1)
         assert "host 0: 1234; host 1: 0000" in job.said(0)
 
 
 def test_a_job_that_always_dies_is_given_up_and_each_death_is_told(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 2, steps=STEPS, fault="crash", limits={"restarts": 2, "backoff": 0.1}) as job:
+    with PatientJob(tmp_path, 2, steps=STEPS, fault="crash", limits={"restarts": 2, "backoff": 0.1}) as job:
         assert job.start_all().wait() == [70, 70]
         assert len(job.log("start")) == 3
         for attempt in (1, 2, 3):
@@ -129,8 +135,15 @@ def test_a_job_that_always_dies_is_given_up_and_each_death_is_told(tmp_path: Pat
             assert f"ValueError: attempt {attempt} came to nothing" in job.said(1)
 
 
+def test_a_disk_that_fails_before_the_first_step_ends_the_job_at_once(tmp_path: Path) -> None:
+    with PatientJob(tmp_path, 2, steps=STEPS, fault="disk:1:0") as job:
+        assert job.start_all().wait() == [STORAGE_FAILED, STORAGE_FAILED]
+        assert "fix: make room" in job.said(0)
+        assert len(job.log("start")) == 1
+
+
 def test_the_worker_does_not_know_the_secret(tmp_path: Path) -> None:
-    with HostsJob(tmp_path, 1, steps=400) as job:
+    with PatientJob(tmp_path, 1, steps=ENDLESS) as job:
         job.start(0, port=0, FORERUN_SECRET="a secret that was given by the environment")
         job.until("step", 0, step=5)
         with open(f"/proc/{job.pid(0)}/environ", "rb") as file:

@@ -96,7 +96,8 @@ def ask(command: list[str], folder: Path) -> None:
         raise RegistryUnavailable(f"no answer for {command[-1]} in {TIMEOUT_SECONDS} s") from None
     if ran.returncode == 0:
         return
-    answered = re.search(r"code (E404|ETARGET)|No matching distribution", ran.stderr) and "Retrying" not in ran.stderr
+    answered = re.search(r"code (E404|ETARGET)|No matching distribution", ran.stderr)
+    answered = answered and not re.search(r"Retrying|Could not fetch URL", ran.stderr)
     if answered:
         raise WrongPackage(f"{command[-1]} is not in the registry:\n{ran.stderr}")
     code = re.search(r"npm err\w*!? code (\w+)", ran.stderr, re.IGNORECASE)

@@ -7,6 +7,7 @@ import shutil
 import socket
 import threading
 import zipfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -50,18 +51,19 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both registries are said to be at a port where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"http://127.0.0.1:{probe.getsockname()[1]}/"
-    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("PIP_INDEX_URL", address)
-    for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("npm_config_registry", address)
-    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.delenv(name, raising=False)
+def silence(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Both registries are said to be at a port where nobody listens, nor can."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{held.getsockname()[1]}/"
+        monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+        monkeypatch.setenv("PIP_INDEX_URL", address)
+        for name in ("PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS", "PIP_NO_INDEX"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("npm_config_registry", address)
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        yield
 
 
 @pytest.mark.usefixtures("shelf")
@@ -116,7 +118,7 @@ def test_workers_that_come_together_make_a_thing_once() -> None:
         (folder / "thing").write_text("whole")
 
     def work(_: int) -> str:
-        together.wait(timeout=60)
+        together.wait(timeout=300)
         return (made_once("thing", make) / "thing").read_text()
 
     with ThreadPoolExecutor(4) as workers:

@@ -16,6 +16,16 @@ def part() -> tuple[int, int]:
     return jax.process_index(), jax.process_count()
 
 
+def several() -> bool:
+    return jax.process_count() > 1
+
+
+def everybody() -> set[int] | None:
+    """All hosts by number, for Orbax: told who they are, it waits for them at jax's coordinator, and not in collectives
+    that could come between those of a step."""
+    return set(range(jax.process_count())) if several() else None
+
+
 def told_by_first(number: int) -> int:
     if jax.process_count() == 1:
         return number

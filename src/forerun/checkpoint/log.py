@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.checkpoint.manifest import Manifest
+from forerun.checkpoint.patience import Away
 from forerun.checkpoint.place import PART, Place
 
 FOLDER = "commits"
@@ -122,6 +123,8 @@ class Log:
             return _decoded(number, self.place.read(_name(number)))
         except FileNotFoundError:  # removed by its owner since it was listed
             return None
+        except Away:  # an older checkpoint must not be taken because the network is down
+            raise
         except OSError as error:
             return Broken(number, f"its commit record cannot be read ({error.strerror or error})", damaged=False)
 

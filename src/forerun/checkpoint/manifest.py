@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import xxhash
 
+from forerun.checkpoint.patience import Away
 from forerun.checkpoint.place import Place
 from forerun.units import MIB, Bytes
 
@@ -47,10 +48,13 @@ def manifest_of(place: Place, folder: str) -> dict[str, tuple[int, str]]:
 def damage(place: Place, folder: str, manifest: Manifest, part: tuple[int, int] = (0, 1)) -> Damage | None:
     """Is every file there, and what it was? Of several hosts, `part` (which, of how many) looks at a share of them.
 
-    A file that the manifest does not name is not looked at: nothing reads it.
+    A file that the manifest does not name is not looked at: nothing reads it. Raises `Away` if the place does not
+    answer: that says nothing of the files.
     """
     try:
         sizes = place.sizes(folder)
+    except Away:
+        raise
     except OSError as error:
         return Damage(folder, _reason(error))
     for name, (size, _) in manifest.items():
@@ -61,6 +65,8 @@ def damage(place: Place, folder: str, manifest: Manifest, part: tuple[int, int] 
     mine = {name: size for name, (size, _) in list(manifest.items())[part[0] :: part[1]]}
     try:
         digests = _digests(place, folder, mine)
+    except Away:
+        raise
     except OSError as error:
         return Damage(str(error.filename or folder).rpartition(f"/{folder}/")[2], _reason(error))
     wrong = next((name for name in mine if digests[name] != manifest[name][1]), None)

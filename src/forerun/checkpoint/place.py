@@ -11,17 +11,20 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from forerun.checkpoint.patience import NONE, Patience
 from forerun.errors import UserError
 from forerun.units import MIB
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 PART = ".part"
 _BLOCK_BYTES = MIB
+
+T = TypeVar("T")
 
 
 class Place(Protocol):
@@ -30,6 +33,13 @@ class Place(Protocol):
     @property
     def address(self) -> str:
         """As Orbax and people take it."""
+
+    @property
+    def patience(self) -> Patience | None:
+        """How long faults of a network are waited out; None where there is no network."""
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """What `call` returns, tried again while the place does not answer (`Away`)."""
 
     def names(self, folder: str = "") -> list[str]:
         """What is directly in the folder; nothing if there is no such folder."""
@@ -59,11 +69,12 @@ class Place(Protocol):
         """Free space, or None where there is no such thing."""
 
 
-def place_of(folder: Path | str) -> Place:
+def place_of(folder: Path | str, patience: Patience = NONE, tell: Callable[[str], None] = lambda text: None) -> Place:
+    """`tell` gets a line for each try that failed, from the thread that made it."""
     if str(folder).startswith("gs://"):
         from forerun.checkpoint.bucket import Bucket
 
-        return Bucket(str(folder))
+        return Bucket(str(folder), patience, tell)
     if "://" in str(folder):
         raise UserError(
             f"checkpoints cannot be written to {folder}",
@@ -74,8 +85,15 @@ def place_of(folder: Path | str) -> Place:
 
 
 class Local:
+    """A full disk or a broken one is told at once: to wait would not mend it."""
+
+    patience: Patience | None = None
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        return call()
 
     @property
     def address(self) -> str:

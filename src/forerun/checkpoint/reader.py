@@ -7,6 +7,7 @@ processor), but Orbax, given damaged files, writes hundreds of lines of its own 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,6 +18,7 @@ from orbax.checkpoint import v1 as orbax
 from forerun.checkpoint import hosts
 from forerun.checkpoint.log import Broken, Commit, Log
 from forerun.checkpoint.manifest import Damage, damage
+from forerun.checkpoint.patience import NONE, Away, Patience
 from forerun.checkpoint.place import place_of
 from forerun.checkpoint.quiet import quiet_orbax
 from forerun.checkpoint.tree import first_difference
@@ -53,9 +55,13 @@ class Damaged(UserError):
 
 
 class Reader:
-    def __init__(self, folder: Path | str) -> None:
+    """What looks by a command that a person waits for fails at once if the bucket is away; a run has `patience`."""
+
+    def __init__(
+        self, folder: Path | str, patience: Patience = NONE, tell: Callable[[str], None] = lambda text: None
+    ) -> None:
         quiet_orbax()
-        self.place = place_of(folder)
+        self.place = place_of(folder, patience, tell)
         self.log = Log(self.place)
 
     def steps(self) -> list[int]:
@@ -104,7 +110,7 @@ class Reader:
         """The newest checkpoint whose files are what was committed, and which newer ones were not; None if there is
         no checkpoint at all. Raises if there are checkpoints and none is good."""
         skipped: list[Skipped] = []
-        for record in reversed(self.log.records()):
+        for record in reversed(self.place.patiently(self.log.records)):
             if isinstance(record, Broken):
                 skipped.append(Skipped(None, record.number, record.why))
             elif isinstance(record, Commit):
@@ -125,6 +131,9 @@ class Reader:
 
     def require_records(self) -> None:
         """Folders of steps without any record are not ours to use or to remove."""
+        self.place.patiently(self._require_records)
+
+    def _require_records(self) -> None:
         if self.log.records():
             return
         found = [name for name in self.place.names() if name.isdigit() or STEP_FOLDER.fullmatch(name)]
@@ -137,7 +146,7 @@ class Reader:
             )
 
     def _commits(self) -> list[Commit]:
-        found = self.log.commits()
+        found = self.place.patiently(self.log.commits)
         if not found:
             self.require_records()
         return found
@@ -145,14 +154,21 @@ class Reader:
     def _restored(self, commit: Commit, like: T, part: str | None) -> T:
         if any(leaf.sharding is None for leaf in jax.tree.leaves(like)):
             raise ValueError("restore needs a sharding on every leaf")
-        self._require_good(commit, damage(self.place, commit.folder, commit.files, hosts.part()))
+        patiently = self.place.patiently
+        share = hosts.part()
+        self._require_good(commit, patiently(lambda: damage(self.place, commit.folder, commit.files, share)))
         self._require_same_model(commit, like, part)
         context = orbax.Context()
+        context.multiprocessing.active_processes = hosts.everybody()
         context.pytree.loading.partial_load = part is not None
-        try:
+
+        def load() -> Any:
             with context:
-                state = orbax.load(f"{self.place.address}/{commit.folder}", like if part is None else {part: like})
-        except jax.errors.JaxRuntimeError:  # the devices' trouble, not the file's
+                return orbax.load(f"{self.place.address}/{commit.folder}", like if part is None else {part: like})
+
+        try:
+            state = patiently(load) if share[1] == 1 else load()  # hosts that load together cannot try again alone
+        except (jax.errors.JaxRuntimeError, Away):  # the devices' trouble or the network's, not the file's
             raise
         except Exception as error:
             raise UserError(
@@ -176,7 +192,7 @@ class Reader:
         )
 
     def _require_same_model(self, commit: Commit, like: Any, part: str | None) -> None:
-        saved = orbax.metadata(f"{self.place.address}/{commit.folder}").metadata
+        saved = self.place.patiently(lambda: orbax.metadata(f"{self.place.address}/{commit.folder}").metadata)
         if part is not None:
             saved, like = {part: saved.get(part)}, {part: like}
         difference = first_difference(saved, like)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from forerun.checkpoint.place import place_of
-from forerun.errors import UserError
+from forerun.errors import StorageError
 from forerun.units import KIB, Bytes
 
 _BLOCK_BYTES = 4 * KIB
@@ -37,7 +37,7 @@ def require_room(folder: Path | str, needed: int) -> None:
         return
     held = sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in place.sizes("").values()) if place.names() else 0
     if free + held < needed:
-        raise UserError(
+        raise StorageError(
             f"the checkpoints of this run need {Bytes(needed)}, and there is room for {Bytes(free + held)}",
             why=f"{place.address}: {Bytes(free)} free, {Bytes(held)} held by its checkpoints",
             fix=f"free {Bytes(needed - free - held)} there, keep fewer (checkpoint.keep=1), or take another disk "

@@ -12,36 +12,59 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import jax
+import numpy as np
 from orbax.checkpoint import v1 as orbax
 
 from forerun.checkpoint import hosts
 from forerun.checkpoint.log import Broken, Commit
 from forerun.checkpoint.manifest import manifest_of
-from forerun.checkpoint.quiet import forget
+from forerun.checkpoint.patience import Away, Patience
+from forerun.checkpoint.quiet import forget, release
 from forerun.checkpoint.reader import STEP_FOLDER, Reader, Restored, first_line
 from forerun.checkpoint.retention import Retention
-from forerun.errors import UserError
+from forerun.errors import StorageError, UserError
+from forerun.units import Seconds
 
 T = TypeVar("T")
 
 _DISK_TROUBLE = ("os_error_code", "Failed writing", "No space left", "Read-only file system", "Permission denied")
 _REMOVALS = 5
 _BETWEEN_REMOVALS_SECONDS = 0.05
+_QUIET_SECONDS = 2.0  # of waiting for a save before it is told, and then between two words about it
+_BETWEEN_WORDS_SECONDS = 30.0
 
 
-class SaveFailed(UserError):
+class SaveFailed(StorageError):
     """The run may go on without this checkpoint; what was committed before is whole."""
 
 
 class TakenOver(UserError):
     """Another process owns the run now: this one must stop."""
+
+
+@dataclass
+class _Saving:
+    """A save under way. Where there may be several tries, they write the `copy`; else `save` has `started` the one."""
+
+    step: int
+    record: dict[str, Any]
+    folder: str
+    copy: Any = None
+    tries: int = 0
+    began: float = field(default_factory=time.monotonic)
+    started: Future[orbax.AsyncResponse[None] | None] = field(default_factory=Future)
+    done: Future[None] = field(default_factory=Future)
 
 
 class Store:
@@ -51,44 +74,60 @@ class Store:
     commit, and what interrupted saves of former owners left behind is removed. `save` returns as soon as the state
     is copied. What goes wrong afterwards is raised by `check`, which costs nothing and is meant to be called at every
     step, and by `save`, `wait` and `close`. On several hosts every process makes the same calls.
+
+    A bucket that does not answer is not an error for as long as `patience` says: the save is tried again in the
+    background, from a copy of the state in the host's memory, while steps go on. Only the next save waits for it.
+    `tell` gets a line about each such trouble and wait, always in the thread that calls the store. (Hosts that save
+    together cannot try again one by one: there a failed save is raised, and their supervisors start again.)
     """
 
-    def __init__(self, folder: Path | str, *, keep: int | Retention, owner: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        keep: int | Retention,
+        owner: str | None = None,
+        patience: Patience | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self.retention = keep if isinstance(keep, Retention) else Retention(last=keep)
-        self.reader = Reader(folder)
+        self._tell, self._words, self._thread = tell, deque[str](), threading.get_ident()
+        self.reader = Reader(folder, patience or Patience(), self._say)
         self.reader.require_records()
         self._log, self._place = self.reader.log, self.reader.place
         self._context = _context()
-        self._saving: Future[None] | None = None
+        self._saving: _Saving | None = None
         self._attempts = 0
         self.save_seconds: float | None = None  # of the last save, from its call to its commit
         self.fence = hosts.told_by_first(self._claimed(owner) if hosts.is_first() else 0)
         self._next = self.fence + 1
+        if hosts.several():
+            self._rehearse()
 
     def save(self, step: int, state: Any, record: Mapping[str, Any]) -> None:
         """Save a pytree of arrays and a record that JSON can hold; waits only for an earlier save."""
         self._settle()
-        record = json.loads(json.dumps(record))
-        self._attempts += 1
-        folder = f"{step}-{self.fence}-{self._attempts}"
+        saving = _Saving(step, json.loads(json.dumps(record)), self._new_folder(step))
         # The thread is there before Orbax's are busy: to start one then would cost the step milliseconds.
-        started: Future[orbax.AsyncResponse[None]] = Future()
-        saving: Future[None] = Future()
-        work = (saving, started, step, folder, record)
-        threading.Thread(target=self._finish, args=work, name="checkpoint", daemon=True).start()
+        threading.Thread(target=self._finish, args=(saving,), name="checkpoint", daemon=True).start()
         try:
-            self._place.require_folders(folder)
-            with self._context:
-                started.set_result(orbax.save_async(f"{self._place.address}/{folder}", state))
+            if self._place.patience is not None and hosts.part()[1] == 1:
+                saving.copy = _copied(state)
+                saving.started.set_result(None)
+            else:
+                if hosts.is_first():
+                    self._place.require_folders(saving.folder)
+                saving.started.set_result(self._begun(saving.folder, state))
         except Exception as error:
-            started.set_exception(error)
-            saving.result()
+            saving.started.set_exception(error)
+            saving.done.result()
             raise
         self._saving = saving
 
     def check(self) -> None:
-        """Raise what went wrong in the background since the last call, if anything did."""
-        if self._saving is not None and self._saving.done():
+        """Tell and raise what went wrong in the background since the last call, if anything did."""
+        self._tell_words()
+        if self._saving is not None and self._saving.done.done():
             self._settle()
 
     def steps(self) -> list[int]:
@@ -107,9 +146,9 @@ class Store:
     def restore_newest(self, like: T) -> Restored[T] | None:
         return self.reader.restore_newest(like)
 
-    def wait(self) -> None:
-        """Return when the save under way is committed."""
-        self._settle()
+    def wait(self, seconds: float | None = None) -> bool:
+        """Return when the save under way is committed; after `seconds`, without it and False."""
+        return self._settle(seconds)
 
     def close(self) -> None:
         self._settle()
@@ -120,13 +159,18 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None and self._saving is not None and self._saving.tries > 1:
+            self._settle(0.0)  # who ends a run does not wait for a bucket that is away
         self.close()
 
     def _claimed(self, owner: str | None) -> int:
+        name = owner or f"{socket.gethostname()}:{os.getpid()}"
         try:
-            fence = self._log.claim(owner or f"{socket.gethostname()}:{os.getpid()}").fence
+            fence = self._place.patiently(lambda: self._log.claim(name)).fence
+        except Away:
+            raise
         except OSError as error:
-            raise UserError(
+            raise StorageError(
                 f"the run in {self._place.address} cannot be taken over: nothing can be written there",
                 why=first_line(error),
                 fix="make room and mend permissions there, then run the same command again",
@@ -135,52 +179,120 @@ class Store:
             self._remove_leftovers(fence, fence)
         return fence
 
-    def _settle(self) -> None:
+    def _rehearse(self) -> None:
+        """On several hosts: does each see the same folder? And a small save, for what Orbax compiles at its first."""
+        owner = self._log.owner()
+        if owner is None or owner.number != self.fence:
+            raise UserError(
+                f"this host does not see what host 0 writes to {self._place.address}",
+                why=f"claim {self.fence} of host 0 is not there: is it a disk of this host alone?",
+                fix="put the run's folder on a file system that all hosts share, or in a bucket",
+            )
+        folder = f"0-{self.fence}-0"
+        with self._context:
+            orbax.save_async(f"{self._place.address}/{folder}", {"rehearsal": np.zeros(1, np.int32)}).result()
+        if hosts.is_first():
+            self._place.remove(folder)
+
+    def _new_folder(self, step: int) -> str:
+        self._attempts += 1
+        return f"{step}-{self.fence}-{self._attempts}"
+
+    def _settle(self, seconds: float | None = None) -> bool:
         saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.result()
+        if saving is None:
+            return True
+        deadline = None if seconds is None else time.monotonic() + seconds
+        pause = _QUIET_SECONDS
+        while not saving.done.done():
+            left = None if deadline is None else deadline - time.monotonic()
+            wait_for([saving.done], pause if left is None else max(0.0, min(pause, left)))
+            self._tell_words()
+            age = Seconds(time.monotonic() - saving.began)
+            if saving.done.done():
+                break
+            if left is not None and left <= pause:
+                self._tell(f"the checkpoint of step {saving.step} is not saved after {age}, and is given up")
+                return False
+            self._tell(f"waiting for the checkpoint of step {saving.step}, begun {age} ago")
+            pause = _BETWEEN_WORDS_SECONDS
+        self._tell_words()
+        saving.done.result()
+        return True
 
-    def _finish(
-        self,
-        saving: Future[None],
-        started: Future[orbax.AsyncResponse[None]],
-        step: int,
-        folder: str,
-        record: dict[str, Any],
-    ) -> None:
-        """In the background: from the arrays' last byte to the record."""
-        began = time.monotonic()
-        try:
-            self._commit(started, step, folder, record)
-            self.save_seconds = time.monotonic() - began
-        except BaseException as error:
-            saving.set_exception(error)
+    def _say(self, text: str) -> None:
+        """A line for the user, from any thread; from the background it waits for the next call."""
+        if threading.get_ident() == self._thread:
+            self._tell(text)
         else:
-            saving.set_result(None)
+            self._words.append(text)
 
-    def _commit(
-        self, started: Future[orbax.AsyncResponse[None]], step: int, folder: str, record: dict[str, Any]
-    ) -> None:
+    def _tell_words(self) -> None:
+        while self._words:
+            self._tell(self._words.popleft())
+
+    def _finish(self, saving: _Saving) -> None:
+        """In the background: from the arrays' last byte to the record."""
         try:
-            response = started.result()
-            try:
-                response.result()
-            finally:
-                forget(response)
-            if not hosts.is_first():
-                return
-            self._place.flush(folder)
-            files = manifest_of(self._place, folder)
-            committed = self._appended(step, folder, files, record)
+            self._commit(saving)
+            self.save_seconds = time.monotonic() - saving.began
+        except BaseException as error:
+            saving.copy = None
+            saving.done.set_exception(error)
+        else:
+            saving.copy = None
+            saving.done.set_result(None)
+
+    def _commit(self, saving: _Saving) -> None:
+        step = saving.step
+        try:
+            response = saving.started.result()
+            if response is not None:
+                committed = self._written(saving, response)
+            else:
+                committed = self._place.patiently(lambda: self._attempt(saving))
+        except Away as error:
+            raise self._not_saved(step, error) from error  # what it left, the next owner removes
         except Exception as error:
-            self._discard(folder)
+            self._discard(saving.folder)
+            if self._is_taken_over():  # a new owner removes what we were writing: then this is no trouble of the disk
+                raise self._taken_over(step) from error
             if isinstance(error, OSError) or any(words in str(error) for words in _DISK_TROUBLE):
                 raise self._not_saved(step, error) from error
             raise
         if not committed:
-            self._discard(folder)
+            self._discard(saving.folder)
             raise self._taken_over(step)
-        self._clean()
+        if hosts.is_first():
+            self._clean()
+
+    def _begun(self, folder: str, state: Any) -> orbax.AsyncResponse[None]:
+        with self._context:
+            return orbax.save_async(f"{self._place.address}/{folder}", state)
+
+    def _attempt(self, saving: _Saving) -> bool:
+        """From the copy, each time into a folder of its own: writers of the time before may still be ending."""
+        saving.tries += 1
+        if saving.tries > 1:
+            saving.folder = self._new_folder(saving.step)
+        self._place.require_folders(saving.folder)
+        return self._written(saving, self._begun(saving.folder, saving.copy))
+
+    def _written(self, saving: _Saving, response: orbax.AsyncResponse[None]) -> bool:
+        """Arrays, digests, record; False if another owner has taken the record's number."""
+        try:
+            response.result()
+        except BaseException:
+            if hosts.part()[1] == 1:
+                release()
+            raise
+        finally:
+            forget(response)
+        if not hosts.is_first():
+            return True
+        self._place.flush(saving.folder)
+        files = self._place.patiently(lambda: manifest_of(self._place, saving.folder))
+        return self._place.patiently(lambda: self._appended(saving.step, saving.folder, files, saving.record))
 
     def _appended(self, step: int, folder: str, files: dict[str, tuple[int, str]], record: dict[str, Any]) -> bool:
         while True:
@@ -197,9 +309,9 @@ class Store:
 
     def _clean(self) -> None:
         """Remove what need not stay: records first, so that a kill in between leaves files that do not count."""
-        commits = self._log.commits()
-        kept = self.retention.kept(commits)
         with suppress(OSError):  # what cannot be removed now, the next save or the next owner removes
+            commits = self._log.commits()
+            kept = self.retention.kept(commits)
             for commit in commits:
                 if commit not in kept:
                     self._log.remove(commit)
@@ -220,7 +332,10 @@ class Store:
 
     def _discard(self, folder: str) -> None:
         """A failed save must not keep a full disk full. Its writers may still be ending: hence more than one try."""
-        if not hosts.is_first() or any(commit.folder == folder for commit in self._log.commits()):
+        try:
+            if not hosts.is_first() or any(commit.folder == folder for commit in self._log.commits()):
+                return
+        except Away:
             return
         for _ in range(_REMOVALS):
             try:
@@ -234,6 +349,10 @@ class Store:
             time.sleep(_BETWEEN_REMOVALS_SECONDS)
 
     def _not_saved(self, step: int, error: Exception) -> SaveFailed:
+        if isinstance(error, Away):
+            why = f"{error.what}, in {Seconds((self._place.patience or Patience()).total_seconds)}: {error.why}"
+            fix = "mend the network or the bucket; the same command resumes from the newest checkpoint there"
+            return SaveFailed(f"the checkpoint of step {step} was not saved", why=why, fix=fix)
         newest = self.newest()
         rest = "no earlier one exists" if newest is None else f"step {newest} is whole: the same command resumes there"
         return SaveFailed(
@@ -241,6 +360,13 @@ class Store:
             why=first_line(error),
             fix=f"make room and mend permissions in {self._place.address}; {rest}",
         )
+
+    def _is_taken_over(self) -> bool:
+        try:
+            owner = self._log.owner()
+        except OSError:
+            return False
+        return owner is not None and owner.number > self.fence
 
     def _taken_over(self, step: int) -> TakenOver:
         owner = self._log.owner()
@@ -252,8 +378,20 @@ class Store:
         )
 
 
+def _copied(state: Any) -> Any:
+    """In the host's memory, begun before the next step may reuse the devices' buffers, without waiting for it."""
+
+    def copy(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array):
+            return leaf
+        return jax.device_put(leaf, leaf.sharding.with_memory_kind("pinned_host"), may_alias=False)
+
+    return jax.tree.map(copy, state)
+
+
 def _context() -> orbax.Context:
     context = orbax.Context()
+    context.multiprocessing.active_processes = hosts.everybody()
     # Cutting replicated arrays into slices, one per replica, would compile programs in the middle of a run.
     context.array.saving.use_replica_parallel = False
     # Trained weights shrink by a twelfth, for most of a save's time; and without it the disk needed is known.

@@ -74,7 +74,7 @@ def _build_shard(job: Job, shard: tuple[int, int]) -> int:
         with _progress() as progress:
             folder = tokenize(
                 source,
-                recipe_of(source, job.data, dialect, vocab),
+                recipe_of(source, job.data, dialect, vocab, pairs=job.preferences is not None),
                 job.data,
                 shard=shard,
                 on_progress=partial(progress, name),
@@ -97,11 +97,11 @@ def _verify(corpus: Corpus) -> int:
 def _compare(job: Job, corpus: Corpus, ledger: Path) -> int:
     """Whether a run's ledger is the order that the job says; exit code 2 if not."""
     from forerun.data.order.batches import Batches
-    from forerun.data.order.ledger import entries
+    from forerun.data.order.ledger import drawn
 
     batches = Batches(corpus.rows, seed=job.seed, batch=job.batch)
-    steps = examples = 0
-    for step, found in entries(ledger):
+    steps = examples = left_out = 0
+    for step, found, why in drawn(ledger):
         wanted = batches.examples_at(step - 1)
         if found != wanted:
             at = next(
@@ -114,8 +114,9 @@ def _compare(job: Job, corpus: Corpus, ledger: Path) -> int:
                 f"{list(wanted[at]) if at < len(wanted) else 'none'} by the job",
                 fix="compare the run's job.yaml (data, seed, batch, sequence) with this job",
             )
-        steps, examples = steps + 1, examples + len(found)
-    print(f"{ledger}: {steps} steps and {examples} examples, all as the job says")
+        steps, examples, left_out = steps + 1, examples + len(found), left_out + (why is not None)
+    but = f"; {left_out} of these steps were left out by the guard" if left_out else ""
+    print(f"{ledger}: {steps} steps and {examples} examples, all as the job says{but}")
     return 0
 
 

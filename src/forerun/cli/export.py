@@ -12,8 +12,11 @@ def run(args: argparse.Namespace) -> int:
     def say(words: str) -> None:
         print(words, file=sys.stderr, flush=True)
 
-    exported = export(args.run, args.to, dtype=args.dtype, say=say)
+    exported = export(args.run, args.to, dtype=args.dtype, merge=args.merge, dense=args.dense, which=args.step, say=say)
     print(f"done: {exported.folder}")
     print(f"      {exported.proof}")
-    print(f"      transformers: AutoModelForCausalLM.from_pretrained({str(exported.folder)!r})")
+    if exported.is_adapter:
+        print(f"      peft: PeftModel.from_pretrained(base, {str(exported.folder)!r}); the whole model: --merge")
+    else:
+        print(f"      transformers: AutoModelForCausalLM.from_pretrained({str(exported.folder)!r})")
     return 0

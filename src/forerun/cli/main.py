@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -9,14 +10,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.cli import words
-from forerun.errors import OUR_BUG, UserError, did_you_mean
+from forerun.errors import OUR_BUG, StorageError, UserError, did_you_mean
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit codes: 0 done, 1 a bug of ours, 2 the user's mistake, 130 Ctrl-C."""
+    """Runs one command. Exit codes: 0 done, 1 a bug of ours, 2 the user's mistake, 74 a disk or bucket, 130 Ctrl-C."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     # pydantic would search all installed packages for plugins, which takes longer than the rest of a config error
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -24,20 +26,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except UserError as error:
-        if not _traceback_printed(arguments):
+    except (Exception, KeyboardInterrupt) as error:
+        return told(error, arguments)
+
+
+def told(error: BaseException, arguments: Sequence[str]) -> int:
+    """Says what went wrong, to the one being handled; its exit code."""
+    asked = _traceback_printed(arguments)
+    if isinstance(error, UserError):
+        if not asked:
             print(error, file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        _traceback_printed(arguments)
+    if isinstance(error, KeyboardInterrupt):
         print("\nstopped by Ctrl-C", file=sys.stderr)
         return INTERRUPTED
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and _reader_left():
-            return PIPE_CLOSED
-        asked = _traceback_printed(arguments)
-        print(_bug_text(error, () if asked else arguments), file=sys.stderr)
-        return OUR_BUG
+    if isinstance(error, BrokenPipeError) and _reader_left():
+        return PIPE_CLOSED
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        trouble = _disk_trouble(error)
+        print(trouble, file=sys.stderr)
+        return trouble.exit_code
+    print(_bug_text(error, () if asked else arguments), file=sys.stderr)
+    return OUR_BUG
 
 
 def _run(arguments: list[str]) -> int:
@@ -84,7 +94,17 @@ def _traceback_printed(arguments: Sequence[str]) -> bool:
     return True
 
 
-def _bug_text(error: Exception, arguments: Sequence[str]) -> str:
+def _disk_trouble(error: OSError) -> StorageError:
+    """Of a file that no other text is about."""
+    file = str(error.filename or "a file")
+    return StorageError(
+        f"{file} cannot be written or read",
+        why=str(error.strerror),
+        fix="make room, or mend the disk or its permissions; the same command goes on from what is whole",
+    )
+
+
+def _bug_text(error: BaseException, arguments: Sequence[str]) -> str:
     """What to say of our own mistake, and with which arguments to run again for the traceback."""
     import shlex
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun.cli.main import told
 from forerun.config.load import Loaded, load, values
 from forerun.units import Count, Seconds
 
@@ -17,32 +20,43 @@ if TYPE_CHECKING:
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.supervise.channel import VARIABLE
-
-    loaded = load(args.job, args.overrides)
-    if args.supervise and VARIABLE not in os.environ:
-        return _supervised(args, loaded)
-    sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
-    from forerun.supervise.limits import STOPPED
     from forerun.supervise.worker import alone, connect
 
-    worker = connect() or alone()
-    from forerun.loop.train import train
-    from forerun.track.display import make_display
+    worker = connect(_imports)
+    loaded = load(args.job, args.overrides)
+    if worker is None and (args.supervise or args.host or args.leader):
+        return _supervised(args, loaded)
+    sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
+    from forerun.supervise.chip import free_chip_for
+    from forerun.supervise.limits import STOPPED
 
-    with make_display(sys.stdout) as display:
-        finished = train(loaded.job, display, fresh=args.fresh, worker=worker)
+    if worker is None:
+        free_chip_for(loaded.job.device, print)
+        worker = alone()
+    with worker.leaving(lambda error: told(error, sys.argv[1:])):
+        from forerun.loop.train import train
+        from forerun.track.display import make_display
+
+        with make_display(sys.stdout if worker.first else open(os.devnull, "w")) as display:
+            finished = train(loaded.job, display, fresh=args.fresh, worker=worker)
     if finished is None:
         return STOPPED
-    _tell(loaded, finished)
+    if worker.first:
+        _tell(loaded, finished)
     return 0
+
+
+def _imports() -> None:
+    """What takes most of the time between a start and the first step."""
+    importlib.import_module("forerun.loop.train")
+    importlib.import_module("forerun.track.display")
 
 
 def _tell(loaded: Loaded, finished: Finished) -> None:
     summary: dict[str, Any] = finished.summary
     print(
         f"\ndone: {summary['steps']} steps, loss {summary['first_loss']:.4f} -> {summary['final_loss']:.4f} "
-        f"nats per token, {Count(summary['tokens'])} tokens in {Seconds(summary['train_seconds'])}"
+        f"{summary['loss_unit']}, {Count(summary['tokens'])} tokens in {Seconds(summary['train_seconds'])}"
         + (f" (resumed at step {summary['resumed_at']})" if summary["resumed_at"] else "")
     )
     print(f"      {loaded.job.runs}/{loaded.job.name}/ holds job.yaml, metrics.jsonl, summary.json, checkpoints/")
@@ -53,13 +67,14 @@ def _tell(loaded: Loaded, finished: Finished) -> None:
 def _supervised(args: argparse.Namespace, loaded: Loaded) -> int:
     """This process watches; the one that trains is its child, started again when it dies or stands still."""
     from forerun.loop.folder import folder_of, set_aside
-    from forerun.supervise.hosts import Hosts
+    from forerun.supervise.hosts import given
     from forerun.supervise.supervisor import supervise
 
-    folder = folder_of(loaded.job)
-    if args.fresh:
-        set_aside(folder)
+    hosts = given(args.host, args.leader)
+    if args.fresh and hosts.leads:
+        set_aside(loaded.job)
     command = [sys.executable, "-m", "forerun.cli.main", "train", args.job, *args.overrides]
     told = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
     identity = {"job": hashlib.sha256(told.encode()).hexdigest()[:16]}
-    return supervise(command, Hosts(), folder.path, identity=identity)
+    secret = Path(args.secret) if args.secret else None
+    return supervise(command, hosts, folder_of(loaded.job).path, secret_file=secret, identity=identity, spare=True)

@@ -9,6 +9,8 @@ from typing import NoReturn
 
 from forerun.errors import UserError, did_you_mean
 
+OF_SEVERAL_HOSTS = ("--host", "--leader", "--secret")
+
 
 @dataclass(frozen=True)
 class Command:
@@ -34,6 +36,12 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def _refuse(self, word: str) -> NoReturn:
+        if word.partition("=")[0] in OF_SEVERAL_HOSTS:
+            raise UserError(
+                f"{self.prog} runs on one host",
+                why=f"'{word}' is for forerun train, which several hosts do together",
+                fix=f"leave it out, and start {self.prog} on one of them",
+            )
         known = [option for action in self._actions for option in action.option_strings]
         near = did_you_mean(word.partition("=")[0], known)
         fix = f"did you mean '{near}'?" if near else f"see: {self.prog} --help"
@@ -57,6 +65,12 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
     return int(text)
+
+
+def _step(text: str) -> str:
+    if text not in ("newest", "best") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not newest, best or a number")
+    return text
 
 
 def _positive(text: str, mistake: str) -> float:
@@ -85,6 +99,9 @@ def _train(parser: argparse.ArgumentParser) -> None:
     _job(parser)
     parser.add_argument("--fresh", action="store_true", help="start over in a run folder that exists")
     parser.add_argument("--supervise", action="store_true", help="start again when the run dies or stands still")
+    parser.add_argument("--host", metavar="I/N", help="this is host I of N, counted from 0; supervised (with --leader)")
+    parser.add_argument("--leader", metavar="ADDRESS", help="of host 0 inside the cluster: HOST or HOST:PORT")
+    parser.add_argument("--secret", metavar="FILE", help="the run's own, the same on all hosts (or FORERUN_SECRET)")
 
 
 def _data(parser: argparse.ArgumentParser) -> None:
@@ -119,11 +136,29 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="FILE", help="of the search: the winning job file")
 
 
+def _cache(parser: argparse.ArgumentParser) -> None:
+    _job(parser)
+    parser.add_argument(
+        "--on", metavar="SLICES", type=_comma_list, help="only say size, time and price on these slices, as v6e-1"
+    )
+    parser.add_argument("--zone", metavar="ZONE", help="of --on: prices of this zone; without it the cheapest zone")
+    parser.add_argument("--prices", metavar="FILE", help="of --on: your own prices in place of list prices")
+
+
 def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the folder of a run, as runs/quickstart")
     parser.add_argument("--to", metavar="FOLDER", required=True, help="the folder to write; it must not exist yet")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="of the weights (the base model's, or the run's)"
+    )
+    parser.add_argument(
+        "--step", metavar="STEP", type=_step, default="newest", help="newest, best (lowest loss) or a number (newest)"
+    )
+    parser.add_argument(
+        "--merge", action="store_true", help="of a run with adapters: the whole model, not a PEFT folder"
+    )
+    parser.add_argument(
+        "--dense", action="store_true", help="of a run with qat: rounded weights as floats, not integers"
     )
 
 
@@ -186,6 +221,13 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
+def _init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", nargs="?", default="job.yaml", help="the job file to write (job.yaml)")
+    parser.add_argument("--recipe", metavar="NAME", help="pretrain, sft, lora, qlora, distil, qat, dpo or custom")
+    parser.add_argument("--model", metavar="MODEL", help="a name on the hub, a folder or a named size")
+    parser.add_argument("--data", metavar="PATH", help="a file or a folder")
+
+
 def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smoke", action="store_true", help="also train for a minute on what is here")
 
@@ -201,11 +243,13 @@ def _schema(parser: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = {
+    "init": Command("write a job to begin with", "forerun init --recipe lora job.yaml", _init),
     "check": Command("show every value of a job and where it came from", "forerun check job.yaml --on v5e-8", _check),
     "data": Command("look at the data as the model will see it", "forerun data job.yaml --html data.html", _data),
     "plan": Command(
         "without a TPU: does a job fit, how long, how much?", "forerun plan job.yaml --on v6e-1,v5e-8", _plan
     ),
+    "cache": Command("write down once what a job's teacher says", "forerun cache job.yaml distil.top_k=32", _cache),
     "train": Command(
         "train, or go on where the run stopped", "forerun train job.yaml optimizer.lr=8e-5 mesh.fsdp=8", _train
     ),

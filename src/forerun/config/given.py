@@ -103,7 +103,8 @@ def _make_paths_absolute(given: Given) -> None:
             continue
         folder = Path() if given.on_command_line(path) else given.file.parent
         absolute = os.path.abspath(folder / os.path.expanduser(value))
-        if path[0] == "data" or _is_model_folder(value, absolute):
+        named = path in (("model", "name"), ("distil", "teacher"))
+        if not named or _is_model_folder(value, absolute):
             tree[path[-1]] = absolute
 
 
@@ -111,6 +112,8 @@ def _path_keys(tree: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """The keys that hold a path; a part of a mixture may be just its path."""
     yield from (("data", name) for name in ("path", "tokenizer", "chat_template", "store"))
     yield "model", "name"
+    yield "lora", "start"
+    yield from (("distil", name) for name in ("teacher", "cache"))
     mixture = _section(tree, ("data", "mixture"))
     for name, part in mixture.items() if isinstance(mixture, dict) else ():
         yield ("data", "mixture", name, "path") if isinstance(part, dict) else ("data", "mixture", name)

@@ -9,7 +9,8 @@ from typing import Any, get_args
 from pydantic import BeforeValidator
 from pydantic.fields import FieldInfo
 
-from forerun.config.schema import Job, Section
+from forerun.config.schema import Job
+from forerun.config.section import Section
 
 
 def section_of(field: FieldInfo) -> type[Section] | None:

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 from forerun.config import given, keys
 from forerun.config.mistakes import user_error
-from forerun.config.schema import Job, Section
+from forerun.config.schema import Job
+from forerun.config.section import Section
 from forerun.config.source import Dumper, KeyPath
 
 

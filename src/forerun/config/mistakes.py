@@ -126,11 +126,11 @@ def _unknown(path: KeyPath, given: Given) -> Mistake:
 
 def _meant(section: str, name: str, known: Sequence[str]) -> str | None:
     prefix = f"{section}." if section else ""
-    near = did_you_mean(name, known)
-    if near:
-        return prefix + near
     elsewhere = [key for key in keys.fields() if key != prefix + name]
     ends = {key.rpartition(".")[2]: key for key in reversed(elsewhere)}
+    near = did_you_mean(name, known)
+    if near and name not in ends:
+        return prefix + near
     close = difflib.get_close_matches(name, ends, n=1, cutoff=0.8)
     return ends[close[0]] if close else None
 

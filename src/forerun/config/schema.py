@@ -9,7 +9,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from forerun.config.distil import Distil
+from forerun.config.methods import Lora
+from forerun.config.objective import OwnObjective, require_one_objective
+from forerun.config.preferences import Preferences
+from forerun.config.qat import Qat
+from forerun.config.section import Section, about, shorthand
+from forerun.config.track import Track
 
 Device = Literal["tpu", "gpu", "cpu"]
 DType = Literal["bfloat16", "float32"]
@@ -20,23 +28,6 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 FOLDER_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 COLUMNS = ("text", "messages", "prompt", "completion", "chosen", "rejected", "input_ids")
 RESIDUALS = ("layer_in", "query", "key", "value", "attention_out", "mlp_gate", "mlp_up")
-
-
-def about(
-    description: str, reason: str, default: Any = ..., *, editors: dict[str, Any] | None = None, **limits: Any
-) -> Any:
-    """A field with its meaning and the reason for its default. `editors`: a limit that a validator checks in its
-    own words, as JSON Schema says it."""
-    return Field(default, description=description, json_schema_extra={"reason": reason, **(editors or {})}, **limits)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-def _shorthand(field: str) -> Any:
-    """`model: qwen3-0.6b` means `model: {name: qwen3-0.6b}`."""
-    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)
 
 
 class RopeScaling(Section):
@@ -117,7 +108,7 @@ class Data(Section):
     path: str | None = about(
         "a file, a folder or a glob: text, JSONL, CSV, Parquet, Arrow; hf://datasets/owner/name", "or a mixture", None
     )
-    mixture: dict[str, Annotated[Part, _shorthand("path")]] = Field(
+    mixture: dict[str, Annotated[Part, shorthand("path")]] = Field(
         default_factory=dict,
         description="several sources by name, each with path, weight and columns",
         json_schema_extra={"reason": "one source: path"},
@@ -131,8 +122,10 @@ class Data(Section):
         "auto: text is concatenated, chat stays whole",
         "auto",
     )
-    too_long: Literal["split", "keep_start", "keep_end", "drop", "stop"] = about(
-        "what a document longer than the sequence becomes, when documents stay whole", "split: nothing is lost", "split"
+    too_long: Literal["auto", "split", "keep_start", "keep_end", "drop", "stop"] = about(
+        "what a document longer than the sequence becomes, when documents stay whole",
+        "auto: split, so nothing is lost; of a preference pair the shared prompt loses its start",
+        "auto",
     )
     loss_on: Literal["answers", "all"] = about(
         "tokens that are learned: the assistant's or the completion, or all",
@@ -264,11 +257,39 @@ class Precision(Section):
     compute: DType = about("matrix multiplications", "what the TPU's matrix unit multiplies", "bfloat16")
 
 
+class Guard(Section):
+    """Steps whose figures are wrong are never taken: run again once, then left out with their batch."""
+
+    spike: float | None = about(
+        "a gradient norm this many times the recent median is wrong; null: only what is not finite is",
+        "30: far beyond what clipping is for, so it is a fault or broken data",
+        30.0,
+        gt=1,
+    )
+    window: int = about("steps that the median is of", "old norms say little", 64, ge=1, le=4096)
+    skips: int = about("batches that may be left out, in all", "more is not an accident", 10, ge=0, le=10**6)
+    in_a_row: int = about("batches that may be left out one after the other", "more is not the data", 3, ge=0, le=1000)
+    compare_every: PositiveInt | None = about(
+        "steps between comparisons of the copies of the state that devices hold",
+        "none: a search for bad hardware",
+        None,
+    )
+
+
 class Checkpoint(Section):
     every: PositiveInt = about("steps between saves", "at most this much is lost", 100)
+    folder: str | None = about("where else: a folder, or gs://bucket/folder", "none: in the run's folder", None)
     keep: PositiveInt = about("newest checkpoints kept", "one may be damaged", 2)
     keep_every: PositiveInt | None = about("also keep those whose step is a multiple of this", "none", None)
     keep_best: int = about("also keep so many with the lowest loss", "none", 0, ge=0, le=1000)
+
+
+class Validation(Section):
+    every: PositiveInt | None = about(
+        "steps between looks at the documents that data.validation keeps back", "as often as checkpoints", None
+    )
+    batches: PositiveInt = about("rows looked at, at most so many batches, always the same", "a small price", 32)
+    patience: PositiveInt | None = about("stop after so many looks without a lower loss", "never", None)
 
 
 class Sample(Section):
@@ -291,8 +312,8 @@ class Job(Section):
         "auto, one of tpu/gpu/cpu, or a list to fall back along", "auto: TPU, then GPU, then CPU", "auto"
     )
     devices: PositiveInt | None = about("use only this many", "all that are there", None)
-    model: Annotated[Model, _shorthand("name")]
-    data: Annotated[Data, _shorthand("path")]
+    model: Annotated[Model, shorthand("name")]
+    data: Annotated[Data, shorthand("path")]
     sequence: PositiveInt = about("tokens in a sequence", "common for small models", 1024)
     batch: Sequences = about("sequences per optimizer step, over all devices", "the same on every device", 32)
     micro_batch: Sequences | None = about(
@@ -302,16 +323,28 @@ class Job(Section):
     epochs: float | None = about("passes over the data, instead of steps", "steps decide", None, gt=0, le=1e6)
     optimizer: Optimizer = Optimizer()
     mesh: Mesh = Mesh()
-    remat: Annotated[Remat, _shorthand("policy")] = Remat()
+    remat: Annotated[Remat, shorthand("policy")] = Remat()
     precision: Precision = Precision()
+    lora: Lora | None = about("adapters: see below", "none: all weights learn", None)
+    preferences: Annotated[Preferences | None, shorthand("loss")] = about(
+        "learn from pairs of answers: see below", "none: learn the next token", None
+    )
+    objective: Annotated[OwnObjective | None, shorthand("name")] = about(
+        "an objective of your own, module.path:Class: see below", "none: learn the next token", None
+    )
+    qat: Qat | None = about("weights that learn as integers: see below", "none: weights stay floats", None)
+    distil: Annotated[Distil | None, shorthand("teacher")] = about("a teacher: see below", "none: the text alone", None)
     attention: Literal["auto", "splash", "cudnn", "xla"] = about(
         "attention kernel", "auto: splash on TPU, cuDNN on GPU, XLA elsewhere", "auto"
     )
     loss_chunk: PositiveInt | None = about(
         "positions of the sequence whose logits exist at one time", "keeps a device's logits under 512 MiB", None
     )
+    guard: Guard = Guard()
     checkpoint: Checkpoint = Checkpoint()
+    validation: Validation = Validation()
     log_every: PositiveInt = about("steps between lines of metrics", "every step is cheap", 1)
+    track: Annotated[Track, shorthand("to")] = Track()
     sample: Sample = Sample()
     runs: str = about("where run folders go", "in the folder you stand in", "runs")
 
@@ -326,6 +359,33 @@ class Job(Section):
     def _one_length(self) -> Job:
         if self.steps is not None and self.epochs is not None:
             raise ValueError("steps and epochs are both given: keep one")
+        return self
+
+    @model_validator(mode="after")
+    def _one_objective(self) -> Job:
+        require_one_objective(self)
+        return self
+
+    @model_validator(mode="after")
+    def _validation(self) -> Job:
+        if self.validation.patience is not None and not self.data.validation:
+            raise ValueError("validation.patience: no document is kept back; set data.validation, e.g. 0.05")
+        every = self.validation.every
+        if every is not None and self.data.validation and self.checkpoint.keep_best and self.checkpoint.every % every:
+            raise ValueError(
+                f"checkpoint.keep_best needs a look at every save: checkpoint.every={self.checkpoint.every} must be a "
+                f"multiple of validation.every ({every})"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _scales(self) -> Job:
+        if self.qat and self.lora and self.qat.scales == "learned":
+            raise ValueError("qat.scales: learned beside lora: only adapters learn then; remove it")
+        if self.qat and self.lora and self.lora.is_quantized:
+            raise ValueError(
+                f"lora.base: {self.lora.base} beside qat, which rounds the base already; remove one of them"
+            )
         return self
 
     @model_validator(mode="after")

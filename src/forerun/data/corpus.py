@@ -11,6 +11,7 @@ from forerun.config import schema
 from forerun.data.documents import Documents
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
+from forerun.data.order.pairs import Pairs, short_of
 from forerun.data.order.permutation import ORDER
 from forerun.data.order.rows import PackedRows
 from forerun.data.order.whole import Whole
@@ -25,6 +26,7 @@ from forerun.hub.chat import CHATML
 from forerun.units import Count
 
 OnProgress = Callable[[str, Progress], None]
+CHAT_FORMS = ("messages", "chosen/rejected")
 PLANS = "rows"  # folder of packing plans, inside a store's
 
 
@@ -45,25 +47,30 @@ class Part:
     source: Source
     store: Store
     rows: PackedRows
+    kept: PackedRows | None = None  # rows of the documents that are kept for validation
 
     @property
     def line(self) -> str:
         """`3 files, jsonl, column text  12 documents  1.02M tokens  996 rows of 1024  0.0% padding`, and what else
         became of documents."""
         report, store = self.rows.report, self.store
+        word = "pair" if isinstance(self.rows, Pairs) else "document"
         said = [
             self.source.recognised,
-            f"{report.documents} {'document' if report.documents == 1 else 'documents'}",
+            f"{report.documents} {word}{'' if report.documents == 1 else 's'}",
             f"{Count(report.tokens)} tokens",
             f"{report.rows} rows of {report.sequence}",
             f"{report.padding_share:.1%} padding",
         ]
-        if report.too_long and isinstance(self.rows, Whole):
+        if report.too_long and isinstance(self.rows, Pairs):
+            said.append(short_of(report))
+        elif report.too_long and isinstance(self.rows, Whole):
             said.append(f"{report.too_long} longer than a row: {report.became.replace('_', ' ')}")
         if store.bad:
             said.append(f"{store.bad} bad rows passed over")
         if store.validation is not None:
-            said.append(f"{len(store.validation)} documents for validation")
+            kept = len(store.validation) if self.kept is None else self.kept.report.documents
+            said.append(f"{kept} {word}s for validation")
         return "  ".join(said)
 
 
@@ -74,6 +81,7 @@ class Corpus:
     tokenizer: Tokenizer
     parts: tuple[Part, ...]
     rows: Mixture
+    kept: Mixture | None = None  # for validation
 
     @cached_property
     def digest(self) -> str:
@@ -99,15 +107,20 @@ def open_corpus(
     *,
     sequence: int,
     vocab: int | None = None,
+    pairs: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Corpus:
     """Every source of `data`, tokenized unless that was done before, in rows of `sequence`.
 
-    `vocab` is the model's, if it is known: ids that come from the user's own tokenizing are held to it.
+    `vocab` is the model's, if it is known: ids that come from the user's own tokenizing are held to it. `pairs`: the
+    job learns preferences, and from nothing else.
     """
-    parts = tuple(_opened(name, part, data, dialect, sequence, vocab, on_progress) for name, part in data.parts.items())
+    parts = tuple(
+        _opened(name, part, data, dialect, sequence, vocab, pairs, on_progress) for name, part in data.parts.items()
+    )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
-    return Corpus(dialect.tokenizer, parts, Mixture([part.rows for part in parts], weights or None, list(data.parts)))
+    rows = Mixture([part.rows for part in parts], weights or None, list(data.parts))
+    return Corpus(dialect.tokenizer, parts, rows, _kept(parts))
 
 
 def tokenize(
@@ -130,14 +143,11 @@ def tokenize(
     )
 
 
-def recipe_of(source: Source, data: schema.Data, dialect: Dialect, vocab: int | None = None) -> Recipe:
-    """How the rows of `source` become tokens; a form that cannot be learned from is refused."""
-    if source.form == "chosen/rejected":
-        raise UserError(
-            f"{source.files[0].name}: preference pairs (chosen, rejected) cannot be trained on yet",
-            why="training is next-token; an objective for pairs is not there yet",
-            fix="fine-tune on the chosen answers: data.columns.completion=chosen with a prompt column",
-        )
+def recipe_of(
+    source: Source, data: schema.Data, dialect: Dialect, vocab: int | None = None, *, pairs: bool = False
+) -> Recipe:
+    """How the rows of `source` become tokens; a form that the job does not learn from is refused."""
+    _require_form(source, data, pairs)
     given = source.form == "input_ids"
     if given and vocab is None and data.tokenizer is None and dialect.tokenizer.path == "bytes":
         raise UserError(
@@ -148,8 +158,8 @@ def recipe_of(source: Source, data: schema.Data, dialect: Dialect, vocab: int | 
     return recipe_for(
         dialect.tokenizer,
         vocab=vocab if given else None,
-        template=_template(source, data, dialect) if source.form == "messages" else None,
-        special=dict(dialect.special) if source.form == "messages" else None,
+        template=_template(source, data, dialect) if source.form in CHAT_FORMS else None,
+        special=dict(dialect.special) if source.form in CHAT_FORMS else None,
         loss_on=data.loss_on,
         special_tokens=data.special_tokens,
         validation=data.validation,
@@ -162,8 +172,42 @@ def store_root(data: schema.Data) -> Path:
     return cache_folder() / "tokens"
 
 
+def _require_form(source: Source, data: schema.Data, pairs: bool) -> None:
+    file, are_pairs = source.files[0].name, source.form == "chosen/rejected"
+    if are_pairs and not pairs:
+        raise UserError(
+            f"{file}: preference pairs (chosen, rejected), and the job does not learn preferences",
+            why="next-token training has no use for a rejected answer",
+            fix="add preferences: dpo; or learn the chosen answers alone: data.columns.completion=chosen",
+        )
+    if pairs and not are_pairs:
+        raise UserError(
+            f"{file}: the job learns preferences, and the rows are {source.form}",
+            why="a preference is a row with the columns chosen and rejected, and perhaps prompt",
+            fix="name the columns: data.columns.chosen=NAME data.columns.rejected=NAME",
+        )
+    if not are_pairs:
+        return
+    if data.loss_on == "all" or data.packing != "auto":
+        key, value = ("loss_on", "all") if data.loss_on == "all" else ("packing", data.packing)
+        raise UserError(
+            f"data.{key}={value} does not go with preference pairs",
+            why="the two answers of a pair are compared, and stand in one row",
+            fix=f"remove data.{key}",
+        )
+    if data.too_long in ("split", "keep_start"):
+        how = "split" if data.too_long == "split" else "cut at its end"
+        raise UserError(
+            f"data.too_long={data.too_long}: a pair cannot be {how}",
+            why="both answers stand whole in one row, or they could not be compared",
+            fix="data.too_long=keep_end (the default: the shared prompt loses its start), drop or stop",
+        )
+
+
 def packing_of(data: schema.Data, form: str) -> str:
-    """`concatenate` or `whole`: the job's, or by what the rows are."""
+    """`pairs`, `concatenate` or `whole`: by what the rows are, or the job's."""
+    if form == "chosen/rejected":
+        return "pairs"
     if data.packing != "auto":
         return data.packing
     return "concatenate" if form == "text" else "whole"
@@ -172,7 +216,11 @@ def packing_of(data: schema.Data, form: str) -> str:
 def packed(documents: Documents, packing: str, sequence: int, data: schema.Data, plans: Path | None) -> PackedRows:
     if packing == "concatenate":
         return Concatenated(documents, sequence)
-    return Whole(documents, sequence, too_long=data.too_long, plan_folder=plans)
+    if packing == "pairs":
+        policy = data.too_long
+        return Pairs(documents, sequence, too_long=policy if policy in ("drop", "stop") else "keep_end")
+    policy = data.too_long
+    return Whole(documents, sequence, too_long="split" if policy == "auto" else policy, plan_folder=plans)
 
 
 def _opened(
@@ -182,18 +230,27 @@ def _opened(
     dialect: Dialect,
     sequence: int,
     vocab: int | None,
+    pairs: bool,
     on_progress: OnProgress | None,
 ) -> Part:
     source = open_source(part)
-    recipe = recipe_of(source, data, dialect, vocab)
+    recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
     folder = tokenize(source, recipe, data, on_progress=report)
     store = open_store(folder)
-    rows = packed(store.train, packing_of(data, source.form), sequence, data, folder / PLANS)
-    return Part(name, source, store, rows)
+    packing = packing_of(data, source.form)
+    rows = packed(store.train, packing, sequence, data, folder / PLANS)
+    kept = packed(store.validation, packing, sequence, data, folder / PLANS) if store.validation else None
+    return Part(name, source, store, rows, kept)
 
 
-def _template(source: Source, data: schema.Data, dialect: Dialect) -> str:
+def _kept(parts: tuple[Part, ...]) -> Mixture | None:
+    """Every document kept back counts once, whatever the parts' weights."""
+    kept = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
+    return Mixture(list(kept.values()), None, list(kept)) if kept else None
+
+
+def _template(source: Source, data: schema.Data, dialect: Dialect) -> str | None:
     if data.chat_template == "chatml":
         return CHATML
     if data.chat_template is not None:
@@ -205,7 +262,7 @@ def _template(source: Source, data: schema.Data, dialect: Dialect) -> str:
                 why=error.strerror or str(error),
                 fix="name a Jinja file, or data.chat_template=chatml",
             ) from error
-    if dialect.template is None:
+    if dialect.template is None and source.form == "messages":
         raise UserError(
             f"{source.files[0].name}: conversations, and no chat template",
             why="the model brings none, so nothing says how a conversation becomes text",

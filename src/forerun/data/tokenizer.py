@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -76,6 +77,11 @@ class FileTokenizer:
         ids, special = np.asarray(found.ids, np.int32), found.special_tokens_mask
         behind = next((n for n, mark in enumerate(reversed(special)) if not mark), 0)
         return ids[: len(ids) - behind]
+
+    def content(self) -> dict[str, Any]:
+        """What a tokenizer.json of it says."""
+        said: dict[str, Any] = json.loads(self._inner.to_str())
+        return said
 
     def decode(self, ids: ArrayLike) -> str:
         return self._inner.decode(np.asarray(ids).ravel().tolist(), skip_special_tokens=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,14 +49,23 @@ def _locking(status: os.stat_result, proc: Path) -> set[int]:
 
 def _having_open(path: Path, proc: Path) -> set[int]:
     """Processes with the file open, as far as we may look: overlay file systems hide the inode from the lock table."""
-    found = set()
-    for entry in proc.glob("[0-9]*/fd/*"):
-        try:
-            if os.readlink(entry) == str(path):
-                found.add(int(entry.parent.parent.name))
-        except OSError:
-            continue
-    return found
+    return {int(pid) for pid in _listed(proc) if pid.isdigit() and _opens(proc / pid / "fd", path)}
+
+
+def _opens(descriptors: Path, path: Path) -> bool:
+    for number in _listed(descriptors):
+        with suppress(OSError):
+            if os.readlink(descriptors / number) == str(path):
+                return True
+    return False
+
+
+def _listed(folder: Path) -> list[str]:
+    """Nothing if it is not ours to look into, or its process has ended meanwhile."""
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _command(pid: int, proc: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import sys
@@ -54,6 +55,7 @@ class Machine:
     sight: Callable[[], Sight] = Sight
     runs_free_bytes: int = 0
     cache_folder: str = ""
+    jax_bytecode: str = ""  # where the compiled form of jax's first module is, or would be
     unwritable: Callable[[str], str | None] = lambda folder: None
     file_exists: Callable[[str], bool] = lambda path: True
     memory_available_bytes: int | None = None
@@ -72,6 +74,7 @@ class Machine:
             sight=cache(look),
             runs_free_bytes=shutil.disk_usage(_existing(Path("runs"))).free,
             cache_folder=cache_folder(os.environ),
+            jax_bytecode=_bytecode("jax"),
             unwritable=_unwritable,
             file_exists=os.path.exists,
             memory_available_bytes=_memory_available(),
@@ -91,6 +94,11 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _bytecode(package: str) -> str:
+    found = importlib.util.find_spec(package)
+    return importlib.util.cache_from_source(found.origin) if found and found.origin else ""
 
 
 def _existing(path: Path) -> Path:

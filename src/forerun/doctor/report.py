@@ -25,6 +25,7 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     surroundings.check_preload,
     surroundings.check_disk,
     surroundings.check_cache,
+    surroundings.check_bytecode,
     surroundings.check_memory,
     surroundings.check_shm,
 )

@@ -78,9 +78,9 @@ def _data(bench: Bench) -> str:
 
 
 def _compiled_step(bench: Bench) -> str:
-    import jax
 
-    from forerun.loop.train import batches_of, on_devices, program_on
+    from forerun.loop.placement import Placement
+    from forerun.loop.train import batches_of, program_on
 
     job, corpus = bench.made["job"], bench.made["corpus"]
     program = program_on(job, bench.made["chosen"], corpus.rows.epoch)
@@ -88,7 +88,7 @@ def _compiled_step(bench: Bench) -> str:
     step = program.trace().lower().compile(compiler_options=program.compiler_options or None)
 
     def batch(number: int) -> Any:
-        return jax.tree.map(on_devices, program.batch, batches.batch_at(number))
+        return Placement(program.batch)(batches.batch_at(number))
 
     state, metrics = step(program.initial_state(job.seed), batch(0))
     bench.made.update(program=program, step=step, batch=batch, state=state, first_loss=float(metrics.loss))
@@ -97,10 +97,10 @@ def _compiled_step(bench: Bench) -> str:
 
 def _gradients(bench: Bench) -> str:
     """The same batch on one device and on all: the gradient norms must agree."""
-    import jax
 
     from forerun.hardware.devices import Chosen
-    from forerun.loop.train import batches_of, on_devices, program_on
+    from forerun.loop.placement import Placement
+    from forerun.loop.train import batches_of, program_on
 
     job, chosen, corpus = bench.made["job"], bench.made["chosen"], bench.made["corpus"]
     if len(chosen.devices) == 1:
@@ -109,7 +109,7 @@ def _gradients(bench: Bench) -> str:
     norms = []
     for these in (alone, chosen):
         program = program_on(job, these, corpus.rows.epoch)
-        batch = jax.tree.map(on_devices, program.batch, batches_of(job, program, corpus).batch_at(0))
+        batch = Placement(program.batch)(batches_of(job, program, corpus).batch_at(0))
         step = program.trace().lower().compile(compiler_options=program.compiler_options or None)
         norms.append(float(step(program.initial_state(job.seed), batch)[1].grad_norm))
     apart = abs(norms[0] - norms[1]) / norms[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from forerun.doctor.machine import Finding, Machine
 from forerun.units import GIB, Bytes
 
@@ -85,6 +87,21 @@ def check_cache(machine: Machine) -> Finding:
         fix = "export JAX_COMPILATION_CACHE_DIR=/a/folder/you/may/write"
         return Finding("compile cache", "warn", f"{machine.cache_folder} is not writable ({why})", fix)
     return Finding("compile cache", "ok", f"{machine.cache_folder} is writable")
+
+
+def check_bytecode(machine: Machine) -> Finding:
+    """Without compiled modules a start takes three times as long, most often in a container."""
+    name, slow = "bytecode", "every start compiles jax's source again: about three seconds"
+    if machine.file_exists(machine.jax_bytecode):
+        return Finding(name, "ok", "compiled modules are kept")
+    if machine.environment.get("PYTHONDONTWRITEBYTECODE"):
+        return Finding(name, "warn", f"PYTHONDONTWRITEBYTECODE is set: {slow}", "unset PYTHONDONTWRITEBYTECODE")
+    folder = os.path.dirname(machine.jax_bytecode)
+    why = machine.unwritable(folder)
+    if why:
+        fix = "export PYTHONPYCACHEPREFIX=/a/folder/you/may/write"
+        return Finding(name, "warn", f"{folder} is not writable ({why}): {slow}", fix)
+    return Finding(name, "ok", "compiled modules will be kept from the next start on")
 
 
 def check_memory(machine: Machine) -> Finding:

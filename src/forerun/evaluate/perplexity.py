@@ -59,7 +59,8 @@ def held_out(
 
     def sums(params: Any, batch: Batch[jax.Array]) -> tuple[jax.Array, jax.Array]:
         B, S = batch.tokens.shape
-        return NextToken(chunk_length(S, max(1, B // parts), model.vocab))(model, params, batch, compute)
+        total = NextToken(chunk_length(S, max(1, B // parts), model.vocab))(model, params, batch, compute)
+        return total.loss, total.weight
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     program = jax.jit(sums, out_shardings=(everywhere, everywhere))

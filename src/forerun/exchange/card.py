@@ -25,12 +25,18 @@ class Story:
     losses: Sequence[tuple[int, float]]  # step, nats per token
     cost: str
     proof: str
+    library: str = "transformers"
 
 
 def card(story: Story) -> str:
     """README.md of the folder."""
     s = story.summary
-    head = ["---", "library_name: transformers", *([f"base_model: {story.base}"] if _on_hub(story.base) else []), "---"]
+    head = [
+        "---",
+        f"library_name: {story.library}",
+        *([f"base_model: {story.base}"] if _on_hub(story.base) else []),
+        "---",
+    ]
     begun = f"Started from `{story.base}`" if story.base else "Trained from scratch"
     if story.revision:
         begun += f" at `{story.revision}`"
@@ -71,7 +77,12 @@ def _on_hub(base: str | None) -> bool:
 def _figures(story: Story) -> list[tuple[str, str]]:
     s = story.summary
     device = s.get("device") or {}
-    rows = [("loss", f"{_number(s.get('first_loss'))} -> {_number(s.get('final_loss'))} nats per token")]
+    rows = [
+        (
+            "loss",
+            f"{_number(s.get('first_loss'))} -> {_number(s.get('final_loss'))} {s.get('loss_unit', 'nats per token')}",
+        )
+    ]
     rows.append(("device", f"{device.get('count')} x {device.get('kind')}, mesh {s.get('mesh')}"))
     if s.get("step_seconds"):
         rows.append(("step", f"{s['step_seconds']:.4g} s measured{_predicted(s)}"))
@@ -89,7 +100,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
-def curve(losses: Sequence[tuple[int, float]]) -> str:
+def curve(losses: Sequence[tuple[int, float]], unit: str = "nats per token") -> str:
     """The loss over the steps as an SVG of its own."""
     points = losses[:: max(1, len(losses) // SHOWN_POINTS)] or [(0, 0.0)]
     steps, values = [step for step, _ in points], [loss for _, loss in points]
@@ -117,6 +128,6 @@ def curve(losses: Sequence[tuple[int, float]]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" '
         f'font-size="12" fill="#333"><rect width="100%" height="100%" fill="#fff"/>{grid}{ends}'
         f'<text x="{WIDTH / 2}" y="{HEIGHT - 14}" text-anchor="middle">step</text>'
-        f'<text x="{LEFT}" y="{EDGE - 3}">nats per token</text>'
+        f'<text x="{LEFT}" y="{EDGE - 3}">{escape(unit)}</text>'
         f'<polyline points="{line}" fill="none" stroke="#3366cc" stroke-width="2"/></svg>\n'
     )

@@ -6,7 +6,8 @@ put as it lies in the file, each device getting its own part, and a compiled pro
 
 from __future__ import annotations
 
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 import jax
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from forerun.exchange.blocks import Copier, aligned
 from forerun.models.keys import Piece
+from forerun.nn.quantized import Quantized, quantized
+from forerun.nn.sharding import stored
 
 IN_FLIGHT_BYTES = 1 << 28  # put on devices and not yet stored
 
@@ -27,7 +30,7 @@ class Leaf(Protocol):
     def store(self, piece: Piece, source: NDArray[Any]) -> None:
         """`source` is the piece as it lies in the file, one dimension per letter. Its memory is free afterwards."""
 
-    def array(self) -> jax.Array:
+    def array(self) -> Any:
         """The parameter; call it once, when all is stored."""
 
 
@@ -81,6 +84,38 @@ class DeviceLeaf:
         return self._array
 
 
+class QuantizedLeaf:
+    """Codes and scales, made on the devices layer by layer: of the dense matrix one layer is there at a time."""
+
+    def __init__(self, wanted: Quantized[jax.ShapeDtypeStruct]) -> None:
+        codes, scales = wanted.codes, wanted.scales
+        like: Quantized[Any] = wanted
+        self._made: Quantized[jax.Array] = replace(
+            like,
+            codes=_zeros(codes.shape, codes.dtype, codes.sharding)(),
+            scales=_zeros(scales.shape, scales.dtype, scales.sharding)(),
+        )
+        self._dense = stored(codes.sharding.mesh, wanted.shape, wanted.axes)
+        self._places = (codes.sharding, scales.sharding)
+
+    def store(self, piece: Piece, source: NDArray[Any]) -> None:
+        source = source.astype(np.float32) if source.dtype.itemsize == 8 else source
+        placing = placing_of(self._dense, piece.order, False)
+        put = jax.make_array_from_callback(source.shape, placing, lambda index: source[index])
+        update = _quantize(self._places, piece.order, piece.layer is not None)
+        self._made = update(self._made, put, np.int32(piece.layer or 0))
+        jax.block_until_ready(self._made)
+
+    def array(self) -> Quantized[jax.Array]:
+        return self._made
+
+
+def leaf_of(wanted: Any, copier: Copier) -> Leaf:
+    if isinstance(wanted, Quantized):
+        return QuantizedLeaf(wanted)
+    return HostLeaf(wanted, copier) if on_cpu(wanted.sharding) else DeviceLeaf(wanted)
+
+
 def on_cpu(sharding: jax.sharding.Sharding) -> bool:
     devices: set[Any] = sharding.device_set
     return all(device.platform == "cpu" for device in devices)
@@ -105,6 +140,24 @@ def _update(sharding: NamedSharding, order: tuple[int, ...], stacked: bool) -> A
         return jax.lax.dynamic_update_index_in_dim(leaf, turned, layer, 0) if stacked else turned
 
     return jax.jit(update, donate_argnums=0, out_shardings=sharding)
+
+
+@lru_cache(maxsize=256)
+def _quantize(places: tuple[NamedSharding, NamedSharding], order: tuple[int, ...], stacked: bool) -> Any:
+    def update(leaf: Quantized[jax.Array], tensor: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
+        made = quantized(tensor.transpose(order), leaf)
+        if not stacked:
+            return made.codes, made.scales
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=layer, axis=0)
+        return put(leaf.codes, made.codes), put(leaf.scales, made.scales)
+
+    compiled = jax.jit(update, donate_argnums=0, out_shardings=places)
+
+    def updated(leaf: Quantized[jax.Array], tensor: jax.Array, layer: Any) -> Quantized[jax.Array]:
+        codes, scales = compiled(leaf, tensor, layer)
+        return replace(leaf, codes=codes, scales=scales)
+
+    return updated
 
 
 def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:

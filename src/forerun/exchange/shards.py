@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from forerun.units import Bytes
 
 METADATA = {"format": "pt"}
 PART = ".part"
+DTYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _HEADER_ALIGNMENT_BYTES = 64
 
 
@@ -126,6 +127,16 @@ class Shards:
         owners = {tensor.name: name for name, tensors in self._files.items() for tensor in tensors}
         index = {"metadata": {"total_size": self._total_bytes()}, "weight_map": dict(sorted(owners.items()))}
         return (json.dumps(index, indent=2) + "\n").encode()
+
+
+def write_file(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """One file of tensors that are all here already."""
+    planned = [Planned(name, DTYPES[array.dtype.name], array.shape) for name, array in arrays.items()]
+    with open(path, "wb") as file:
+        file.write(header_bytes(planned))
+        for tensor in planned:
+            _write_array(file, tensor, np.ascontiguousarray(arrays[tensor.name]))
+        _settle(file)
 
 
 def header_bytes(tensors: Sequence[Planned]) -> bytes:

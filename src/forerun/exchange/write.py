@@ -16,13 +16,12 @@ from forerun.exchange.blocks import Copier, Pair
 from forerun.exchange.leaves import on_cpu, placing_of
 from forerun.exchange.match import Stacked
 from forerun.exchange.read import OnProgress, no_progress, piece_of
-from forerun.exchange.shards import Planned, Shards, shards_of
+from forerun.exchange.shards import DTYPES, Planned, Shards, shards_of
 from forerun.hub.weights import numpy_dtype
 from forerun.models.keys import Entry, Piece, Tensor, entries, path_text
 from forerun.nn.spec import Tree
 
 SHARD_BYTES = 5 * 10**9
-_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def write_params(
@@ -43,24 +42,25 @@ def write_params(
     if not all(leaf.is_fully_addressable for leaf in leaves.values()):
         raise ValueError("write_params needs every shard in this process")
     found = {entry.name: entry for entry in entries(table, model.specs(), model.stacks)}
-    planned = [Planned(name, _dtype(dtype, name), entry.shape) for name, entry in found.items()]
+    planned = [Planned(name, tensor_dtype(dtype, name), entry.shape) for name, entry in found.items()]
     total, done = sum(tensor.data_bytes for tensor in planned), 0
 
     files = shards_of(planned, shard_bytes)
     with Copier(leaf.sharding for leaf in leaves.values()) as copier, Shards(folder, files) as shards:
 
-        def value_of(tensor: Planned) -> NDArray[Any]:
+        def written(tensor: Planned) -> NDArray[Any]:
             nonlocal done
             on_progress(done, total)
             done += tensor.data_bytes
-            return _value(found[tensor.name], tensor, leaves, copier)
+            return value_of(found[tensor.name], tensor, leaves, copier)
 
-        shards.write(value_of)
+        shards.write(written)
         on_progress(done, total)
         return shards.finish()
 
 
-def _value(entry: Entry, tensor: Planned, leaves: Mapping[str, jax.Array], copier: Copier) -> NDArray[Any]:
+def value_of(entry: Entry, tensor: Planned, leaves: Mapping[str, jax.Array], copier: Copier) -> NDArray[Any]:
+    """The tensor as its file holds it, put together from the leaves."""
     value = np.empty(entry.shape, numpy_dtype(tensor.dtype))
     for piece in entry.pieces:
         copier.copy(_pairs(piece_of(value, entry, piece), leaves[piece.path], piece))
@@ -107,18 +107,18 @@ def _gather(sharding: Any, order: tuple[int, ...], stacked: bool, dtype: Any) ->
     return jax.jit(gather, out_shardings=placing_of(sharding, order, stacked))
 
 
-def _dtype(dtype: str | Mapping[str, str], name: str) -> str:
+def tensor_dtype(dtype: str | Mapping[str, str], name: str) -> str:
     if isinstance(dtype, str):
         wanted = dtype
     elif name in dtype:
         wanted = dtype[name]
     else:
         raise ValueError(f"no dtype is given for {name}")
-    wanted = _NAMES.get(wanted, wanted)
-    if wanted not in _NAMES.values():
+    wanted = DTYPES.get(wanted, wanted)
+    if wanted not in DTYPES.values():
         raise UserError(
             f"weights cannot be written as {wanted}",
             why=f"{name} is a tensor of floats",
-            fix=f"choose one of {', '.join(_NAMES)}",
+            fix=f"choose one of {', '.join(DTYPES)}",
         )
     return wanted

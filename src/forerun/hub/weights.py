@@ -37,8 +37,8 @@ class _Mapped:
 class Weights(Mapping[str, TensorInfo]):
     """Tensor name -> where its bytes lie; `view` gives them. Use it in a `with`."""
 
-    def __init__(self, folder: Path, roots: tuple[Path, ...]) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, roots: tuple[Path, ...], only: str | None = None) -> None:
+        self.folder, self._only = folder, only
         self._files: dict[Path, _Mapped] = {}
         self._tensors: dict[str, TensorInfo] = {}
         try:
@@ -113,8 +113,8 @@ class Weights(Mapping[str, TensorInfo]):
         self.close()
 
     def _open(self, roots: tuple[Path, ...]) -> None:
-        index = read_index(self.folder, roots)
-        for file in _chosen(self.folder, index):
+        index = None if self._only else read_index(self.folder, roots)
+        for file in [self._only] if self._only else _chosen(self.folder, index):
             header = self._map(self.folder / file, roots)
             for name, info in header.tensors.items():
                 if name in self._tensors:
@@ -159,9 +159,10 @@ class Weights(Mapping[str, TensorInfo]):
         )
 
 
-def open_weights(folder: Path, roots: tuple[Path, ...] | None = None) -> Weights:
-    """The weights in `folder`: model.safetensors, or the shards that model.safetensors.index.json names."""
-    return Weights(folder, roots_of(folder) if roots is None else roots)
+def open_weights(folder: Path, roots: tuple[Path, ...] | None = None, *, only: str | None = None) -> Weights:
+    """The weights in `folder`: model.safetensors, or the shards that model.safetensors.index.json names; or the one
+    file `only`."""
+    return Weights(folder, roots_of(folder) if roots is None else roots, only)
 
 
 def weight_files(folder: Path, roots: tuple[Path, ...] | None = None) -> list[str]:

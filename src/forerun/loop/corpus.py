@@ -48,7 +48,14 @@ def open_corpus(job: Job, on_progress: OnProgress | None = None) -> Corpus:
     dialect = dialect_of(job)
     if vocab is not None:
         require_vocab(dialect.tokenizer, vocab)
-    found = corpus.open_corpus(job.data, dialect, sequence=job.sequence, vocab=vocab, on_progress=on_progress)
+    found = corpus.open_corpus(
+        job.data,
+        dialect,
+        sequence=job.sequence,
+        vocab=vocab,
+        pairs=job.preferences is not None,
+        on_progress=on_progress,
+    )
     if vocab is not None and found.largest >= vocab:
         raise UserError(
             f"the data holds the token id {found.largest}, the model's vocabulary ends at {vocab - 1}",

@@ -199,7 +199,7 @@ def _batches(rows: Concatenated, size: int) -> Iterator[Batch[NDArray[Any]]]:
     for start in range(0, len(rows), size):
         arrays = rows.take(np.arange(start, min(start + size, len(rows))))
         missing = size - len(arrays["tokens"])
-        yield Batch(**{name: np.pad(array, ((0, missing), (0, 0))) for name, array in arrays.items()})
+        yield Batch.of({name: np.pad(array, ((0, missing), (0, 0))) for name, array in arrays.items()})
 
 
 def _row_count(loaded: Loaded, wanted: int) -> int:

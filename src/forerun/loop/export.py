@@ -14,31 +14,37 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forerun.checkpoint.weights import newest_step
+from forerun.checkpoint.weights import chosen_step
 from forerun.config.load import dump, load
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
 from forerun.errors import UserError
 from forerun.exchange import documents
+from forerun.exchange.adapter import adapters_of
 from forerun.exchange.card import CURVE, Story, card, curve
 from forerun.exchange.match import Stacked, dtypes_of, matches
+from forerun.exchange.packed import QUANTIZATION, opened, rounded_weights, write_packed
 from forerun.exchange.read import read_params
 from forerun.exchange.write import write_params
 from forerun.hardware.prices import cheapest
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.weights import Weights
+from forerun.loop.adapter import write_adapter
 from forerun.loop.corpus import tokenizer_of
 from forerun.loop.folder import RunFolder
-from forerun.loop.loaded import run_params, wanted_params, whole_mesh
+from forerun.loop.loaded import method_params, run_params, saved_params, wanted_params, whole_mesh
+from forerun.methods.method import method_of
 from forerun.models.base import Model
 from forerun.models.families.base import Family
 from forerun.models.families.registry import family_for, read_config
 from forerun.models.pretrained import config_of, is_checkpoint, pretrained
 from forerun.models.registry import model_for
 from forerun.models.sizes import is_plugin
+from forerun.nn import lowrank
 from forerun.nn.compute import Compute
 from forerun.track.metrics import read_metrics
 
+INSIDE = "adapter"  # the folder of the adapters in that of a base of integers
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 # Nobody's training data: written for this purpose, with digits, accents and a line of code.
 HELD_OUT = """The ferry left at 6:45, eleven minutes late, with forty-three bicycles and a brass band asleep on deck.
@@ -52,37 +58,103 @@ Say = Callable[[str], None]
 class Exported:
     folder: Path
     proof: str
+    is_adapter: bool = False
 
 
-def export(source: str, to: str, *, dtype: str | None = None, say: Say = lambda words: None) -> Exported:
-    """The newest checkpoint of a run. `dtype` is of all weights; None: the base model's own, or the run's."""
+def export(
+    source: str,
+    to: str,
+    *,
+    dtype: str | None = None,
+    merge: bool = False,
+    dense: bool = False,
+    which: str = "newest",
+    say: Say = lambda words: None,
+) -> Exported:
+    """A checkpoint of a run (newest, best or a step): the whole model, or its adapters if it has some, unless `merge`.
+
+    `dtype` is of all weights; None: the base model's own, or the run's. What learned as integers is written so, unless
+    `dense`."""
     run, target = RunFolder(Path(source)), Path(to)
     job = _job_of(run)
     _require_free(target)
+    if job.lora is not None and job.qat is None and not merge:
+        return _export_adapter(run, job, target, dtype, which, say)
     family, base = _family_of(job)
     config = config_of(job.model)
     model, tokenizer = model_for(config), tokenizer_of(job)
     dtypes = _dtypes(job, base, family, model, dtype)
 
-    step = newest_step(run.checkpoints)
-    say(f"weights of step {step} from {run.checkpoints}")
+    step = chosen_step(run.checkpoints(job), which)
+    say(f"weights of step {step} from {run.checkpoints(job)}")
     mesh = whole_mesh(job)
-    params = run_params(run, step, job, model, mesh, job.precision.params)
+    codes, section, trained = None if dense or merge else job.qat, {}, None
+    if codes:
+        whole = method_params(run, step, job, model, mesh)
+        params = _floats(lowrank.bare(whole), mesh)
+    else:
+        params = run_params(run, step, job, model, mesh, job.precision.params)
+    if job.lora is not None:
+        trained = {f"{path}.value" for path in rounded_weights(lowrank.bare(whole))} if codes else _adapted(job, model)
     with _in_the_making(target) as part:
-        say(f"writing {family.model_type} weights as {_described(dtypes)}")
-        write_params(part, params, family.table, model, dtypes)
+        if codes:
+            say(f"writing {family.model_type} weights as {codes.weights}, others as {_described(dtypes)}")
+            with jax.set_mesh(mesh):
+                section = {QUANTIZATION: write_packed(part, lowrank.bare(whole), family.table, model, dtypes)}
+            if job.lora is not None:
+                say(f"writing adapters to {target / INSIDE}")
+                (part / INSIDE).mkdir()
+                write_adapter(part / INSIDE, whole, job, family, model, target.name)
+        else:
+            say(f"writing {family.model_type} weights as {_described(dtypes)}")
+            write_params(part, params, family.table, model, dtypes)
         most = dtypes if isinstance(dtypes, str) else max(dtypes.values(), key=list(dtypes.values()).count)
         ends = int(tokenizer.eos)
         base_config = base.config() if base else None
-        documents.write_json(part / "config.json", documents.config_json(family, config, base_config, most, ends))
+        content = documents.config_json(family, config, base_config, most, ends)
+        documents.write_json(part / "config.json", content | section)
         generation = documents.generation_json(base.json("generation_config.json") if base else None, ends)
         documents.write_json(part / "generation_config.json", generation)
         _write_tokenizer(job, base, part)
         say("reading it back and comparing")
-        proof = _proof(part, family, model, params, tokenizer, mesh, base)
+        proof = _proof(part, family, model, params, tokenizer, mesh, base, trained)
         _write_card(part, run, job, base, proof)
         part.rename(target)
     return Exported(target, proof)
+
+
+def _floats(params: Any, mesh: Any) -> Any:
+    """Every weight as one matrix in float32, which holds a rounded one to the last bit."""
+    with jax.set_mesh(mesh):
+        return jax.jit(lambda p: jax.tree.map(lambda x: x.astype("float32"), lowrank.plain(p, "float32")))(params)
+
+
+def _export_adapter(run: RunFolder, job: Job, target: Path, dtype: str | None, which: str, say: Say) -> Exported:
+    if dtype is not None:
+        raise UserError(
+            f"--dtype {dtype} is for a whole model",
+            why=f"the adapters of {run.path} are written as they were trained, in {job.precision.params}",
+            fix="leave --dtype out, or add --merge to write the whole model",
+        )
+    family, base = _family_of(job)
+    model, step = model_for(config_of(job.model)), chosen_step(run.checkpoints(job), which)
+    say(f"adapters of step {step} from {run.checkpoints(job)}")
+    params = saved_params(run, step, job, model, whole_mesh(job))
+    with _in_the_making(target) as part:
+        name = job.model.name if base else None
+        tensors = write_adapter(part, params, job, family, model, name and _public(name))
+        proof = (
+            f"Read back from disk: all {tensors} tensors of the adapters are those of the trained state, bit for bit."
+        )
+        _write_card(part, run, job, base, proof, library="peft")
+        part.rename(target)
+    return Exported(target, proof, is_adapter=True)
+
+
+def _adapted(job: Job, model: Model) -> set[str]:
+    """Paths of the weights that have an adapter, as `Piece.path` says them. All else is the base's."""
+    specs = method_of(job, chunk=1).specs(model.specs())
+    return {f"{path}.value" for path in adapters_of(specs)}
 
 
 def _job_of(run: RunFolder) -> Job:
@@ -156,20 +228,29 @@ def _write_tokenizer(job: Job, base: Snapshot | None, folder: Path) -> None:
 
 
 def _proof(
-    folder: Path, family: Family, model: Model, params: Any, tokenizer: Tokenizer, mesh: Any, base: Snapshot | None
+    folder: Path,
+    family: Family,
+    model: Model,
+    params: Any,
+    tokenizer: Tokenizer,
+    mesh: Any,
+    base: Snapshot | None,
+    trained: set[str] | None,
 ) -> str:
     """One sentence on what was compared, or an error."""
     back = snapshot(str(folder.absolute()))
-    _, config = read_config(back.config(), str(folder / "config.json"))
+    content = dict(back.config())
+    packed = content.pop(QUANTIZATION, None)
+    _, config = read_config(content, str(folder / "config.json"))
     ids = checkpoint_tokenizer(back).encode(HELD_OUT)
     if ids.tolist() != tokenizer.encode(HELD_OUT).tolist():
         raise _failed("the tokenizer that was written gives other tokens")
     again = model_for(config)
     wanted = wanted_params(again, mesh, "float32")
-    with back.open_weights() as weights:
+    with opened(back.open_weights(), packed) as weights:
         written = {info.dtype for info in weights.values()}
         read = read_params(weights, family.table, again, wanted)
-        changed = _changed(weights, base, family, again) if base else ""
+        changed = _changed(weights, base, family, again, trained) if base else ""
     rounded = params if written == {"F32"} else _rounded(params, read)
     got, expected, exact = (_logits(m, p, ids, mesh) for m, p in ((again, read), (model, rounded), (model, params)))
     if not np.array_equal(got, expected) or not np.isfinite(got).all():
@@ -208,8 +289,9 @@ def _logits(model: Model, params: Any, ids: Any, mesh: Any) -> Any:
         return np.asarray(jax.jit(run)(params, tokens, where))
 
 
-def _changed(weights: Weights, base: Snapshot, family: Family, model: Stacked) -> str:
-    """That training has moved the weights: a matrix that is still the base's was never trained, or never saved."""
+def _changed(weights: Weights, base: Snapshot, family: Family, model: Stacked, trained: set[str] | None) -> str:
+    """That training has moved the weights: a matrix that is still the base's was never trained, or never saved.
+    `trained` are the paths that could move; None: all."""
     same = []
     with base.open_weights() as before:
         found = matches(before, family.table, model)
@@ -220,7 +302,8 @@ def _changed(weights: Weights, base: Snapshot, family: Family, model: Stacked) -
             del one, other
             weights.release(match.entry.name)
             before.release(match.name)
-    if matrices := [entry.name for entry in same if len(entry.shape) > 1]:
+    moves = [entry for entry in same if trained is None or trained & {piece.path for piece in entry.pieces}]
+    if matrices := [entry.name for entry in moves if len(entry.shape) > 1]:
         raise _failed(
             f"{len(matrices)} of {len(found)} tensors are bit for bit those of {base.name}: {', '.join(matrices[:5])}"
         )
@@ -235,9 +318,12 @@ def _failed(what: str) -> UserError:
     )
 
 
-def _write_card(folder: Path, run: RunFolder, job: Job, base: Snapshot | None, proof: str) -> None:
+def _write_card(
+    folder: Path, run: RunFolder, job: Job, base: Snapshot | None, proof: str, library: str = "transformers"
+) -> None:
     summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
-    losses = [(int(line["step"]), float(line["loss"])) for line in read_metrics(run.metrics)]
+    taken = [line for line in read_metrics(run.metrics) if "loss" in line]
+    losses = [(int(line["step"]), float(line["loss"])) for line in taken]
     counted = {"steps": losses[-1][0] if losses else 0, "tokens": 0, "parameters": 0, **summary}
     story = Story(
         name=job.name,
@@ -249,8 +335,9 @@ def _write_card(folder: Path, run: RunFolder, job: Job, base: Snapshot | None, p
         losses=losses,
         cost=_cost(counted),
         proof=proof,
+        library=library,
     )
-    (folder / CURVE).write_text(curve(losses))
+    (folder / CURVE).write_text(curve(losses, counted.get("loss_unit", "nats per token")))
     (folder / "README.md").write_text(card(story), "utf-8")
 
 
@@ -260,6 +347,7 @@ def _as_written(job: Job) -> str:
     data = {name: value and _public(value) for name, value in given.items()}
     mixture = {name: part.model_copy(update={"path": _public(part.path)}) for name, part in job.data.mixture.items()}
     public = {
+        "lora": job.lora and job.lora.model_copy(update={"start": job.lora.start and _public(job.lora.start)}),
         "model": job.model.model_copy(update={"name": job.model.name and _public(job.model.name)}),
         "data": job.data.model_copy(update={**data, "mixture": mixture, "store": None}),
         "runs": type(job).model_fields["runs"].default,

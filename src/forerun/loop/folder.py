@@ -16,7 +16,9 @@ MAY_CHANGE = (
     "mesh",
     "log_every",
     "checkpoint",
+    "validation",
     "sample",
+    "track",
     "runs",
     "name",
     "data.path",
@@ -24,6 +26,10 @@ MAY_CHANGE = (
     "data.workers",
     "data.feeders",
     "data.ledger",
+    "guard.spike",
+    "guard.skips",
+    "guard.in_a_row",
+    "guard.compare_every",
     "attention",
     "micro_batch",
     "remat",
@@ -52,25 +58,41 @@ class RunFolder:
         return self.path / "ledger.jsonl"
 
     @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+    def skips(self) -> Path:
+        return self.path / "skips.jsonl"
+
+    def checkpoints(self, job: Job) -> Path | str:
+        """In the folder, or where its job says, in a folder of the run's name."""
+        if job.checkpoint.folder is None:
+            return self.path / "checkpoints"
+        return f"{job.checkpoint.folder.rstrip('/')}/{job.name}"
 
 
 def folder_of(job: Job) -> RunFolder:
     return RunFolder(Path(job.runs) / job.name)
 
 
-def set_aside(folder: RunFolder) -> None:
+def set_aside(job: Job) -> None:
     """A run of the same name that is there already keeps everything, under another name."""
+    folder = folder_of(job)
+    checkpoints = folder.checkpoints(job)
+    if isinstance(checkpoints, str) and _has_records(checkpoints):
+        raise UserError(
+            f"--fresh cannot set the checkpoints in {checkpoints} aside",
+            why="they lie outside of the run's folder (checkpoint.folder), and a new run would go on from them",
+            fix="give this run another name (name=...), or move them away first",
+        )
     if folder.path.exists():
         folder.path.rename(_free_name(folder.path))
 
 
-def open_folder(job: Job, *, fresh: bool) -> RunFolder:
-    """The run's folder, new or to be resumed. The same name with another job is refused."""
+def open_folder(job: Job, *, fresh: bool, writes: bool = True) -> RunFolder:
+    """The run's folder, new or to be resumed. The same name with another job is refused; one host `writes` for all."""
     folder = folder_of(job)
+    if not writes:
+        return folder
     if fresh:
-        set_aside(folder)
+        set_aside(job)
     if folder.job.exists():
         _require_same(job, load(folder.job).job, folder)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -90,6 +112,13 @@ def _require_same(job: Job, before: Job, folder: RunFolder) -> None:
             why=f"it would be resumed with other values:\n{listed}",
             fix="give this job another name (name=...), or start over with --fresh (the old folder is kept, renamed)",
         )
+
+
+def _has_records(checkpoints: str) -> bool:
+    from forerun.checkpoint.log import Log
+    from forerun.checkpoint.place import place_of
+
+    return bool(Log(place_of(checkpoints)).records())
 
 
 def _free_name(path: Path) -> Path:

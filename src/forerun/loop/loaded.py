@@ -23,14 +23,16 @@ from forerun.hub.chat import chat_template
 from forerun.hub.snapshot import Snapshot
 from forerun.loop.corpus import special_texts, tokenizer_of
 from forerun.loop.folder import RunFolder
+from forerun.methods.method import MODEL, method_of
 from forerun.models.base import Model
 from forerun.models.pretrained import is_checkpoint, pretrained
 from forerun.models.registry import model_for, model_of
-from forerun.nn import spec
+from forerun.nn import lowrank, spec
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored
 from forerun.program import kernels
 from forerun.program.build import make_mesh
+from forerun.program.state import abstract_params
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def load_model(
     wanted = wanted_params(model, grid, dtype)
     step = None
     if run is not None:
-        step = newest_step(folder.checkpoints)
+        step = newest_step(folder.checkpoints(run))
         params = run_params(folder, step, run, model, grid, dtype)
         tokenizer = tokenizer_of(run)
     else:
@@ -122,12 +124,54 @@ def pretrained_params(section: schema.Model, wanted: Any, on_progress: OnProgres
 
 
 def run_params(folder: RunFolder, step: int, job: schema.Job, model: Model, mesh: Mesh, dtype: str) -> Any:
-    """A run's weights at a step (the moving average if it has one), in `dtype`."""
-    like = wanted_params(model, mesh, job.precision.params)
-    params = restore_weights(folder.checkpoints, step, like, part="params" if job.optimizer.ema is None else "average")
-    if dtype == job.precision.params:
+    """A run's weights at a step (the moving average if it has one) as the model has them without any method: adapters
+    are multiplied in. In `dtype`."""
+    params = method_params(folder, step, job, model, mesh)
+    plain = spec.map_specs(lambda s: stored(mesh, s.shape, s.axes), model.specs())
+
+    def finished(params: Any) -> Any:
+        return jax.tree.map(lambda x: x.astype(dtype), lowrank.plain(params, dtype))
+
+    if job.precision.params == dtype and same_structure(params, plain):
         return params
-    return jax.jit(lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree), donate_argnums=0)(params)
+    with jax.set_mesh(mesh):
+        return jax.jit(finished, out_shardings=plain)(params)
+
+
+def same_structure(one: Any, other: Any) -> bool:
+    return bool(jax.tree.structure(one) == jax.tree.structure(other))  # type: ignore[operator]
+
+
+def method_params(folder: RunFolder, step: int, job: schema.Job, model: Model, mesh: Mesh) -> Any:
+    """A run's own weights at a step with the leaf types of its method; what is not saved comes from the files."""
+    job = job.model_copy(update={"objective": None})  # one of the user's own adds nothing to the weights
+    method, params = method_of(job, chunk=1), saved_params(folder, step, job, model, mesh)
+    before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
+    specs = method.objective.own(method.specs(before))
+    if same_structure(params, abstract_params(specs, mesh)):
+        return params
+    saved, reads = spec.map_specs(lambda s: s.saved, specs), method.reads(before)
+    given = {MODEL: pretrained_params(job.model, abstract_params(reads, mesh))} if is_checkpoint(job.model) else {}
+
+    def rest(given: dict[str, Any], key: jax.Array) -> Any:
+        own = given[MODEL] if given else method.fresh(before, key)
+        return spec.split(method.dressed(before, own, given, key), saved)[1]
+
+    with jax.set_mesh(mesh):
+        return spec.merge(params, jax.jit(rest)(given, jax.random.key(job.seed)))
+
+
+def saved_params(folder: RunFolder, step: int, job: schema.Job, model: Model, mesh: Mesh) -> Any:
+    """What the checkpoint of a step holds of a run's own weights (their moving average if it has one); None in the
+    places of what is not saved."""
+    method, checkpoints = method_of(job, chunk=1), folder.checkpoints(job)
+    specs = method.specs(spec.cast(model.specs(), jnp.dtype(job.precision.params)))
+    like = abstract_params(specs, mesh)
+    params = restore_weights(checkpoints, step, spec.split(like, spec.map_specs(lambda s: s.saved, specs))[0])
+    if job.optimizer.ema is not None:
+        learning = spec.split(like, spec.map_specs(lambda s: s.trainable, specs))[0]
+        params = spec.merge(restore_weights(checkpoints, step, learning, part="average"), params)
+    return method.objective.own(params)
 
 
 def _named(source: str) -> str:

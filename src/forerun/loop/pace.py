@@ -7,7 +7,6 @@ import statistics
 import time
 from typing import Any
 
-from forerun.errors import UserError
 from forerun.program.build import Program
 from forerun.program.state import Metrics
 from forerun.track.display import StepView
@@ -29,12 +28,21 @@ class Pace:
     def start(self) -> None:
         self._began = self._before = time.perf_counter()
 
+    def resume(self) -> None:
+        """The time since the last step was spent on something else than steps."""
+        now = time.perf_counter()
+        self._began, self._before = self._began + now - self._before, now
+
     def done(self, number: int, metrics: Metrics, waited_seconds: float) -> None:
         now = time.perf_counter()
         self.step_seconds.append(now - self._before)
         self._before, self._number, self._metrics, self._waited_seconds = now, number, metrics, waited_seconds
         if len(self.step_seconds) == 1:
             self.first_loss = float(metrics.loss)
+
+    def left_out(self, number: int) -> None:
+        """A step that was not taken has no figures of its own."""
+        self._before, self._number = time.perf_counter(), number
 
     @property
     def number(self) -> int:
@@ -72,9 +80,10 @@ class Pace:
             "loss": self.loss,
             "grad_norm": float(self._metrics.grad_norm),
             "lr": float(self._metrics.lr),
-            "tokens": int(tokens) if math.isfinite(tokens) else None,
+            self._program.method.objective.unit: int(tokens) if math.isfinite(tokens) else None,
             "step_seconds": self.step_seconds[-1],
             "wait_share": self.wait_share,
+            **{name: float(value) for name, value in self._metrics.told.items()},
         }
 
     def view(self) -> StepView:
@@ -90,13 +99,3 @@ class Pace:
             lr=float(self._metrics.lr),
             grad_norm=float(self._metrics.grad_norm),
         )
-
-    def require_finite(self) -> None:
-        """A loss that is no number stops the run before it can be saved."""
-        if not (math.isfinite(self.loss) and math.isfinite(float(self._metrics.grad_norm))):
-            raise UserError(
-                f"step {self._number}: loss {self.loss}, gradient norm {float(self._metrics.grad_norm)}",
-                why="the weights after this step are not numbers; nothing of it was saved",
-                fix="lower optimizer.lr or raise optimizer.warmup and start over with --fresh (what is there is kept, "
-                "renamed);\nthe same command alone resumes from the last checkpoint and would come to this step again",
-            )

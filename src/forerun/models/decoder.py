@@ -92,7 +92,7 @@ class Decoder:
             embed=ParamSpec((c.vocab, c.embed), "VE", Normal(0.02)),
             blocks=stack(_block_specs(c), c.layers - c.tail_layers),
             norm=_scale(c, (c.embed,), "E"),
-            head=None if c.tied else Dense(ParamSpec((c.vocab, c.embed), "VE", Normal(0.02))),
+            head=None if c.tied else Dense(ParamSpec((c.vocab, c.embed), "VE", Normal(0.02), inputs=0)),
             tail=stack(_block_specs(c), c.tail_layers) if c.tail_layers else None,
         )
 
@@ -248,8 +248,8 @@ def _block_specs(c: DecoderConfig) -> Block[ParamSpec]:
     into = Normal(0.02)
     back = Normal(0.02 / (2 * c.layers) ** 0.5)  # both branches of all layers add up in the residual stream
 
-    def matrix(shape: tuple[int, ...], axes: str, init: Normal) -> Dense[ParamSpec]:
-        return Dense(ParamSpec(shape, axes, init))
+    def matrix(shape: tuple[int, ...], axes: str, init: Normal, inputs: int = 1) -> Dense[ParamSpec]:
+        return Dense(ParamSpec(shape, axes, init, inputs=inputs))
 
     def norm(wanted: bool, shape: tuple[int, ...], axes: str) -> ParamSpec | None:
         return _scale(c, shape, axes) if wanted else None
@@ -263,7 +263,7 @@ def _block_specs(c: DecoderConfig) -> Block[ParamSpec]:
         query=matrix((E, H, D), "EHD", into),
         key=matrix((E, K, D), "EKD", into),
         value=matrix((E, K, D), "EKD", into),
-        out=matrix((H, D, E), "HDE", back),
+        out=matrix((H, D, E), "HDE", back, inputs=2),
         query_bias=bias(c.qkv_bias, (H, D), "HD"),
         key_bias=bias(c.qkv_bias, (K, D), "KD"),
         value_bias=bias(c.qkv_bias, (K, D), "KD"),

@@ -185,7 +185,7 @@ def _block_specs(c: Gpt2Config) -> Block[ParamSpec]:
         query=projection(),
         key=projection(),
         value=projection(),
-        out=Dense(ParamSpec((H, D, E), "HDE", back)),
+        out=Dense(ParamSpec((H, D, E), "HDE", back, inputs=2)),
         query_bias=_fill((H, D), "HD", 0.0),
         key_bias=_fill((H, D), "HD", 0.0),
         value_bias=_fill((H, D), "HD", 0.0),

@@ -140,11 +140,11 @@ def _entry(one: Tensor, name: str, leaves: Mapping[str, ParamSpec], layer: int |
         stacked = spec.axes.startswith("L")
         letters = spec.axes[1:] if stacked else spec.axes
         sizes = dict(zip(letters, spec.shape[1:] if stacked else spec.shape, strict=True))
-        groups = _groups(part.form)
-        flat = "".join(groups)
+        named = groups(part.form)
+        flat = "".join(named)
         if sorted(flat) != sorted(letters):
             raise ValueError(f"{name}: {part.form} does not name the dimensions {letters} of {path}")
-        shape = tuple(math.prod(sizes[letter] for letter in group) for group in groups)
+        shape = tuple(math.prod(sizes[letter] for letter in group) for group in named)
         pieces.append(
             Piece(
                 path,
@@ -161,6 +161,6 @@ def _entry(one: Tensor, name: str, leaves: Mapping[str, ParamSpec], layer: int |
     return Entry(name, whole, one.along, tuple(pieces))
 
 
-def _groups(form: str) -> list[str]:
+def groups(form: str) -> list[str]:
     """`"(HD) E"` -> ["HD", "E"]."""
     return [inside or single for inside, single in re.findall(r"\((\w+)\)|(\w)", form)]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
 from forerun.config import schema
 from forerun.errors import UserError
 from forerun.models.base import Model
 from forerun.models.families.base import Config
+from forerun.models.plugin import Plugin, made_by
 from forerun.models.pretrained import config_of
 from forerun.models.sizes import Gpt2Config, is_plugin
+
+MEMBERS = ("vocab", "heads", "specs", "apply", "flops_per_token")
 
 if TYPE_CHECKING:
     from forerun.models.decoder import Decoder
@@ -46,30 +48,10 @@ def _plugin(section: schema.Model) -> Model:
             why="a model of your own takes its dimensions from model.options",
             fix=f"write model.options.{given[0]} if the class takes it, or remove model.{given[0]}",
         )
-    module_name, _, class_name = name.partition(":")
-    try:
-        made: Model = getattr(importlib.import_module(module_name), class_name)(vocab=section.vocab, **section.options)
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"model {name!r}: module {error.name!r} was not found",
-            why="modules are looked for beside the job file and among installed packages",
-            fix=f"put {module_name}.py beside the job file, or install its package",
-        ) from error
-    except AttributeError as error:
-        raise UserError(
-            f"model {name!r}: {error}", why="the part behind the colon is a class of that module", fix="mend the name"
-        ) from error
-    except TypeError as error:
-        raise UserError(
-            f"model {name!r} does not take these options",
-            why=str(error),
-            fix="model.options are the arguments of the class; vocab is added by forerun",
-        ) from error
-    lacks = [part for part in ("vocab", "heads", "specs", "apply", "flops_per_token") if not hasattr(made, part)]
-    if lacks:
-        raise UserError(
-            f"model {name!r} lacks {', '.join(lacks)}",
-            why="a model of your own gives what forerun.models.base.Model lists",
-            fix="see docs/models.md, with an example",
-        )
-    return made
+    return made_by(
+        name,
+        {"vocab": section.vocab, **section.options},
+        Plugin(
+            "model", "model.options", "vocab is added by forerun", needs=MEMBERS, protocol="forerun.models.base.Model"
+        ),
+    )

@@ -46,7 +46,9 @@ class Fill:
 class ParamSpec:
     """One parameter: its shape, a letter per dimension, how it starts, and whether it learns.
 
-    `axes` are the shape letters of the model's equations (`"EHD"`); the sharding rules read them.
+    `axes` are the shape letters of the model's equations (`"EHD"`); the sharding rules read them. Of a matrix, `inputs`
+    dimensions come first that a contraction sums over (0: it is used whole, as a read-out is), then its outputs.
+    What is not `saved` comes from elsewhere again when a run goes on: the base model under an adapter, a teacher.
     """
 
     shape: tuple[int, ...]
@@ -55,6 +57,8 @@ class ParamSpec:
     dtype: Any = jnp.float32
     trainable: bool = True
     decay: bool = True
+    inputs: int = 1
+    saved: bool = True
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):

@@ -1,23 +1,26 @@
 """Weights as leaf types: what a matrix is made of is the leaf's affair, not the model's.
 
-A model says `contract("BSE,EHD->BSHD", x, block.query)`. Today the leaf is `Dense`; a low-rank
-adapter or a quantized base is another class with the same two methods, put in by a transform over
-specs, and no model changes.
+A model says `contract("BSE,EHD->BSHD", x, block.query)`. The leaf is `Dense` unless a method puts another one in its
+place by a transform over specs: a low-rank adapter (`lowrank.py`) or a quantized base is another class with the same
+two methods, and no model changes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 
 from forerun.nn import sharding
+from forerun.nn.spec import Tree
 
 T = TypeVar("T")
 
 
+@runtime_checkable
 class Weight(Protocol):
     def matrix(self, axes: str, dtype: Any) -> jax.Array:
         """The dense matrix in the computing dtype, ready for use on this mesh."""
@@ -39,6 +42,15 @@ class Dense(Generic[T]):
     def contract(self: Dense[jax.Array], equation: str, x: jax.Array) -> jax.Array:
         axes = equation.split("->")[0].split(",")[1]
         return jnp.einsum(equation, x, self.matrix(axes, x.dtype))
+
+
+def is_weight(value: object) -> bool:
+    return isinstance(value, Weight)
+
+
+def map_weights(function: Callable[[Any], Any], tree: Tree) -> Tree:
+    """The tree with every weight leaf (outermost, where one wraps another) replaced; all else stays."""
+    return jax.tree.map(lambda leaf: function(leaf) if is_weight(leaf) else leaf, tree, is_leaf=is_weight)
 
 
 def contract(equation: str, x: jax.Array, weight: Weight) -> jax.Array:

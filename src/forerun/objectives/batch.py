@@ -1,4 +1,5 @@
-"""What a step eats: five arrays of one shape, [A, B, S] (accumulation, batch, sequence).
+"""What a step eats: five arrays of one shape, [A, B, S] (accumulation, batch, sequence), and what its objective wants
+besides, [A, B, ...].
 
 Segments number the documents of a row from 1; 0 is padding. Positions count from 0 inside each
 document. `weights` is 1 where the target counts towards the loss.
@@ -6,7 +7,8 @@ document. `weights` is 1 where the target counts towards the loss.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import jax
@@ -24,3 +26,12 @@ class Batch(Generic[T]):
     weights: T  # float32
     segments: T  # int32
     positions: T  # int32
+    extras: dict[str, T] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, T]) -> Batch[T]:
+        """From arrays by name: the five, and extras."""
+        return cls(**{name: arrays[name] for name in NAMES}, extras={k: v for k, v in arrays.items() if k not in NAMES})
+
+
+NAMES = ("tokens", "targets", "weights", "segments", "positions")

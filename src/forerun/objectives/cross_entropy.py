@@ -72,6 +72,36 @@ def _backward(
 cross_entropy.defvjp(_forward, _backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def token_nats(
+    hidden_BSE: jax.Array, matrix_VE: jax.Array, targets_BS: jax.Array, chunk: int, softcap: float | None = None
+) -> jax.Array:
+    """-log p(target) of every position [B, S] in float32. Differentiable in hidden and matrix: what each position
+    weighs is known only when a gradient comes back, so the logits are made a second time then."""
+    split = Split.of(hidden_BSE, matrix_VE, softcap)
+    local = partial(_nats_local, chunk=chunk, split=split)
+    nats: jax.Array = by_hand(local, arguments=split.arguments[:3], results=P(BATCH_AXES, None))(
+        hidden_BSE, matrix_VE, targets_BS
+    )
+    return nats
+
+
+def _nats_forward(
+    hidden_BSE: jax.Array, matrix_VE: jax.Array, targets_BS: jax.Array, chunk: int, softcap: float | None
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array, jax.Array]]:
+    return token_nats(hidden_BSE, matrix_VE, targets_BS, chunk, softcap), (hidden_BSE, matrix_VE, targets_BS)
+
+
+def _nats_backward(
+    chunk: int, softcap: float | None, saved: tuple[jax.Array, jax.Array, jax.Array], cotangent_BS: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+    _, (hidden_gradient, matrix_gradient) = _forward(*saved, cotangent_BS, chunk, softcap)
+    return hidden_gradient, matrix_gradient, None
+
+
+token_nats.defvjp(_nats_forward, _nats_backward)
+
+
 @dataclass(frozen=True)
 class Split:
     """Which mesh axes split what; None where nothing does. Rows lie on data x fsdp. And the logits' cap."""
@@ -105,6 +135,18 @@ class Split:
 
 
 @jax.named_scope("loss")
+def _nats_local(
+    hidden_BSE: jax.Array, matrix_VE: jax.Array, targets_BS: jax.Array, *, chunk: int, split: Split
+) -> jax.Array:
+    def one(_: None, piece: Chunk) -> tuple[None, jax.Array]:
+        hidden_BCE, targets_BC, _weights = piece
+        return None, nats_and_slope(logits_of(hidden_BCE, matrix_VE), targets_BC, split)[0]
+
+    _, pieces = lax.scan(one, None, _chunks(hidden_BSE, targets_BS, targets_BS, chunk))
+    return unchunked(pieces[..., None], (*targets_BS.shape, 1))[..., 0]
+
+
+@jax.named_scope("loss")
 def _loss_local(
     hidden_BSE: jax.Array,
     matrix_VE: jax.Array,
@@ -116,7 +158,7 @@ def _loss_local(
 ) -> jax.Array:
     def one(total: jax.Array, piece: Chunk) -> tuple[jax.Array, None]:
         hidden_BCE, targets_BC, weights_BC = piece
-        nats_BC, _ = _nats_and_slope(_logits(hidden_BCE, matrix_VE), targets_BC, split)
+        nats_BC, _ = nats_and_slope(logits_of(hidden_BCE, matrix_VE), targets_BC, split)
         return total + jnp.sum(nats_BC * weights_BC), None
 
     total, _ = lax.scan(one, jnp.zeros((), jnp.float32), _chunks(hidden_BSE, targets_BS, weights_BS, chunk))
@@ -136,7 +178,7 @@ def _loss_and_gradients_local(
     def one(carry: tuple[jax.Array, jax.Array], piece: Chunk) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         total, matrix_gradient = carry
         hidden_BCE, targets_BC, weights_BC = piece
-        nats_BC, slope_BCV = _nats_and_slope(_logits(hidden_BCE, matrix_VE), targets_BC, split)
+        nats_BC, slope_BCV = nats_and_slope(logits_of(hidden_BCE, matrix_VE), targets_BC, split)
         slope_BCV = (slope_BCV * weights_BC[..., None]).astype(hidden_BCE.dtype)
         more = jnp.einsum("BCV,BCE->VE", slope_BCV, hidden_BCE, preferred_element_type=jnp.float32)
         total = total + jnp.sum(nats_BC * weights_BC)
@@ -145,25 +187,25 @@ def _loss_and_gradients_local(
     start = (jnp.zeros((), jnp.float32), jnp.zeros(matrix_VE.shape, jnp.float32))
     pieces = _chunks(hidden_BSE, targets_BS, weights_BS, chunk)
     (total, matrix_gradient), hidden_pieces = lax.scan(one, start, pieces)
-    hidden_gradient = _unchunk(hidden_pieces, hidden_BSE.shape)
+    hidden_gradient = unchunked(hidden_pieces, hidden_BSE.shape)
     if split.vocab:
-        hidden_gradient = _summed(hidden_gradient, (split.vocab,), scatter=split.sequence, dim=1)
-    matrix_gradient = _summed(matrix_gradient.astype(matrix_VE.dtype), split.rows, scatter=split.embed, dim=1)
+        hidden_gradient = summed(hidden_gradient, (split.vocab,), scatter=split.sequence, dim=1)
+    matrix_gradient = summed(matrix_gradient.astype(matrix_VE.dtype), split.rows, scatter=split.embed, dim=1)
     return lax.psum(total, split.rows), hidden_gradient, matrix_gradient
 
 
-def _summed(part: jax.Array, axes: tuple[str, ...], *, scatter: str | None, dim: int) -> jax.Array:
+def summed(part: jax.Array, axes: tuple[str, ...], *, scatter: str | None, dim: int) -> jax.Array:
     """The sum over mesh axes; along `scatter` every device keeps only its own piece of it."""
     if scatter:
         part = lax.psum_scatter(part, scatter, scatter_dimension=dim, tiled=True)
     return lax.psum(part, tuple(axis for axis in axes if axis != scatter))
 
 
-def _logits(hidden_BCE: jax.Array, matrix_VE: jax.Array) -> jax.Array:
+def logits_of(hidden_BCE: jax.Array, matrix_VE: jax.Array) -> jax.Array:
     return jnp.einsum("BCE,VE->BCV", hidden_BCE, matrix_VE, preferred_element_type=jnp.float32)
 
 
-def _nats_and_slope(logits_BCV: jax.Array, targets_BC: jax.Array, split: Split) -> tuple[jax.Array, jax.Array]:
+def nats_and_slope(logits_BCV: jax.Array, targets_BC: jax.Array, split: Split) -> tuple[jax.Array, jax.Array]:
     """Per position -log p(target), and its derivative by the bare logits. V may be this device's part of it."""
     own = logits_BCV.shape[-1]
     logits_BCV = soft_cap(logits_BCV, split.softcap)
@@ -184,17 +226,18 @@ def _nats_and_slope(logits_BCV: jax.Array, targets_BC: jax.Array, split: Split) 
 
 
 def _chunks(hidden_BSE: jax.Array, targets_BS: jax.Array, weights_BS: jax.Array, chunk: int) -> Chunk:
-    """[S/C, B, C, ...]; positions that fill up the last chunk weigh nothing."""
-
-    def cut(x: jax.Array) -> jax.Array:
-        fill = -x.shape[1] % chunk
-        x = jnp.pad(x, ((0, 0), (0, fill)) + ((0, 0),) * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
-
-    return cut(hidden_BSE), cut(targets_BS), cut(weights_BS)
+    return in_chunks(hidden_BSE, chunk), in_chunks(targets_BS, chunk), in_chunks(weights_BS, chunk)
 
 
-def _unchunk(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def in_chunks(x: jax.Array, chunk: int) -> jax.Array:
+    """[B, S, ...] as [S/C, B, C, ...]; positions that fill up the last chunk are zeros, so they weigh nothing."""
+    fill = -x.shape[1] % chunk
+    x = jnp.pad(x, ((0, 0), (0, fill)) + ((0, 0),) * (x.ndim - 2))
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
+
+
+def unchunked(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Undo `in_chunks` for an array of this shape, [B, S, E]."""
     return jnp.moveaxis(x, 0, 1).reshape(shape[0], -1, shape[2])[:, : shape[1]]
 
 

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from forerun.models.base import Model
 from forerun.nn.compute import Compute
+from forerun.objectives.base import LOSS, Plain, Sums
 from forerun.objectives.batch import Batch
 from forerun.objectives.cross_entropy import cross_entropy
 
 
-class Objective(Protocol):
-    def __call__(
-        self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute
-    ) -> tuple[jax.Array, jax.Array]:
-        """(sum of losses, sum of weights) over one micro-batch: sums, so that micro-batches add up."""
-
-
 @dataclass(frozen=True)
-class NextToken:
+class NextToken(Plain):
     chunk: int
 
-    def __call__(
-        self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute
-    ) -> tuple[jax.Array, jax.Array]:
+    nats: ClassVar[str | None] = LOSS
+
+    def __call__(self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute) -> Sums:
         out = model.apply(params, batch.tokens, batch.segments, batch.positions, compute)
         loss = cross_entropy(out.hidden_BSE, out.matrix_VE, batch.targets, batch.weights, self.chunk, out.softcap)
-        return loss, jnp.sum(batch.weights)
+        return Sums(loss, jnp.sum(batch.weights))

@@ -21,14 +21,13 @@ def answers(
     """In the order of the questions. The first failure is raised; the compilers still running are ended."""
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=max(1, min(len(questions), os.cpu_count() or 1))) as pool:
-        futures = [pool.submit(_ask, question, stop, on_phase, judge) for question in questions]
         try:
+            futures = [pool.submit(_ask, question, stop, on_phase, judge) for question in questions]
             for future in as_completed(futures):
                 future.result()
-        except BaseException:
+        except BaseException:  # Ctrl-C too, which may come as early as between two of them
             stop.set()
-            for future in futures:
-                future.cancel()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
     return [future.result() for future in futures]
 

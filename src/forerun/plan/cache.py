@@ -25,6 +25,7 @@ from typing import Any
 
 from forerun.models.pretrained import config_of
 from forerun.models.sizes import is_plugin
+from forerun.models.teacher import teacher_section
 from forerun.plan.compiler import Phase
 from forerun.plan.question import Question
 from forerun.plan.verdict import Verdict, verdict
@@ -32,7 +33,7 @@ from forerun.plan.verdict import Verdict, verdict
 FORMAT = 1
 PACKAGES = ("jax", "jaxlib", "libtpu", "optax")
 SOURCE = Path(__file__).resolve().parents[1]
-ROOMS = ("nn", "models", "objectives", "program", "hardware", "plan")
+ROOMS = ("nn", "models", "objectives", "methods", "program", "hardware", "plan")
 # What only chooses, prices or shows; everything else counts, also what is added later.
 BYSTANDERS = {
     "hardware": {"prices", "show"},
@@ -59,6 +60,12 @@ def key(question: Question) -> str:
         job["model_source"] = _plugin_source(str(question.job.model.name))
     else:
         job["model"] = repr(config_of(question.job.model))
+    if question.job.objective is not None:
+        job["objective_source"] = _plugin_source(question.job.objective.name)
+    if question.job.distil is not None:
+        job["distil"] |= {"teacher": repr(config_of(teacher_section(question.job))), "revision": None}
+        job["distil"]["cache"] = question.job.distil.cache is not None
+        job["recording"] = question.recording
     asked = {"format": FORMAT, "job": job, "slice": [question.slice.topology, question.slice.topology_options]}
     asked |= {"source": _own_source(), "versions": _versions(), "flags": _flags()}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
@@ -179,11 +186,11 @@ def _source_files() -> Iterator[Path]:
         for path in sorted((SOURCE / room).rglob("*")):
             if path.suffix in (".py", ".csv") and path.stem not in BYSTANDERS.get(room, ()):
                 yield path
-    yield SOURCE / "config" / "schema.py"
+    yield from sorted((SOURCE / "config").glob("*.py"))
 
 
 def _plugin_source(name: str) -> str:
-    """Of a model of the user's own: its package, or the Python files that stand beside it."""
+    """Of a class of the user's own: its package, or the Python files that stand beside it."""
     top = name.partition(":")[0].partition(".")[0]
     found = find_spec(top)
     if found is None or not found.origin:

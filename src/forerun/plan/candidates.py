@@ -159,7 +159,7 @@ def slices_like(pattern: str) -> list[Slice]:
 
 def sensible_slices(job: Job, sizes: Footprint) -> list[Slice]:
     """For each generation, the smallest slice that holds weights and optimizer, and the next larger ones."""
-    state = sizes.parameters * sizes.parameter_copies_bytes
+    state = sizes.resting_bytes
     chosen = []
     for generation in GENERATIONS:
         own = [one for one in slices() if one.chip.name == generation]

@@ -1,9 +1,9 @@
 """The TPU compiler in a child process: started, watched, and ended as soon as it has decided on memory.
 
 The compiler writes the scheduled program, its buffers and its memory report, one after the other or all at once, and
-only then generates code, which takes nearly all of the time. So they are copied as soon as they are whole and none has
-changed for a moment (tpu7x writes them twice, with the same buffers). A program that is too large for HBM ends the
-compile with an error, and the report is complete then, too. One that comes very near the limit waits for the
+only then generates code, which takes nearly all of the time. So they are copied as soon as it has closed them all and
+none has changed for a moment (tpu7x writes them twice, with the same buffers). A program that is too large for HBM ends
+the compile with an error, and the report is complete then, too. One that comes very near the limit waits for the
 compiler's own word.
 """
 
@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,7 @@ class Answer:
     tokens_per_step: int
     ledger: Mapping[str, Bytes] = field(default_factory=dict)  # adds up to the peak
     step: StepTime | None = None  # of an accepted program
+    saved_bytes: int | None = None  # of a checkpoint
 
 
 def require_compiler() -> None:
@@ -177,7 +179,7 @@ def _watch(
         facts = _read(folder / FACTS)
         if phase != (phase := "compile" if facts else "lower"):
             on_phase(phase)
-        if facts and (answer := _accepted(folder, facts, quiet_seconds=0 if ended else QUIET_SECONDS)):
+        if facts and (answer := _accepted(folder, facts, child.pid, quiet_seconds=0 if ended else QUIET_SECONDS)):
             limit = question.slice.chip.usable_bytes or 0
             clear = answer.memory.peak_bytes <= limit - LIMIT_ROUNDING_BYTES
             if clear or ended or any(folder.glob(TAKEN)):
@@ -205,18 +207,18 @@ def _read(path: Path) -> dict[str, Any]:
 def _answer(folder: Path, facts: dict[str, Any], accepted: bool) -> Answer:
     memory = memory_report(folder, facts["arguments"])
     work = facts["flops_per_step"], facts["tokens_per_step"]
-    return Answer(memory, accepted, facts["program"], facts["mesh"], *work)
+    return Answer(memory, accepted, facts["program"], facts["mesh"], *work, saved_bytes=facts["saved_bytes"])
 
 
-def _accepted(folder: Path, facts: dict[str, Any], quiet_seconds: float = QUIET_SECONDS) -> Answer | None:
-    """None if the compiler has not come so far, or is writing at this moment."""
+def _accepted(folder: Path, facts: dict[str, Any], pid: int, quiet_seconds: float = QUIET_SECONDS) -> Answer | None:
+    """None if the compiler, process `pid`, has not come so far, or is writing at this moment."""
     try:
-        return _answer(_settled(folder, quiet_seconds), facts, accepted=True)
+        return _answer(_settled(folder, pid, quiet_seconds), facts, accepted=True)
     except (Unreadable, FileNotFoundError):
         return None
 
 
-def _settled(folder: Path, quiet_seconds: float) -> Path:
+def _settled(folder: Path, pid: int, quiet_seconds: float) -> Path:
     """Copies of the program and its reports, which belong together."""
     copies = folder / SETTLED
     copies.mkdir(exist_ok=True)
@@ -225,6 +227,8 @@ def _settled(folder: Path, quiet_seconds: float) -> Path:
     written = [path.stat().st_mtime_ns for path in before]
     if time.time_ns() - max(written) < quiet_seconds * 1e9:
         raise Unreadable("the compiler may still be writing")
+    if not _open_files(pid).isdisjoint(map(os.path.realpath, before)):
+        raise Unreadable("the compiler has not closed them: a full disk or a busy machine holds it up")
     for path in before:
         shutil.copy(path, copies / path.name)
     if [path.stat().st_mtime_ns for path in before] != written:
@@ -233,6 +237,16 @@ def _settled(folder: Path, quiet_seconds: float) -> Path:
     if "\nENTRY " not in text or not text.rstrip().endswith("\n}"):
         raise Unreadable("the scheduled program has no end")
     return copies
+
+
+def _open_files(pid: int) -> set[str]:
+    """Of a process; none of one that has ended."""
+    found: set[str] = set()
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
 
 
 def _refused(folder: Path, question: Question) -> Answer:
@@ -253,6 +267,12 @@ def _refused(folder: Path, question: Question) -> Answer:
             f"{name}: model {model.name!r} does not {'compile' if text else 'run'}",
             why=said,
             fix="mend the model; its contract stands in forerun.models.base.Model",
+        )
+    if question.job.objective is not None:
+        raise UserError(
+            f"{name}: objective {question.job.objective.name!r} does not {'compile' if text else 'run'}",
+            why=said,
+            fix="mend the objective, see docs/own.md; without it (objective=null) the job tells whether it is to blame",
         )
     raise CompilerFailure(
         f"{'the TPU compiler failed' if text else 'the program could not be built'} on {name}: {said}"

@@ -6,7 +6,6 @@ inputs that even full remat keeps. A slice with less than that is not asked abou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -130,29 +129,19 @@ class Needs:
 
     @classmethod
     def of(cls, job: Job) -> Needs:
-        size = FLOAT_BYTES[job.precision.params]
-        parameters = _parameters(job)
-        copies = 3 + (job.optimizer.ema is not None)  # weights and two moments
-        inputs = 0
+        from forerun.methods.sizes import resting
+
+        sizes, inputs = resting(job), 0
         if not is_plugin(job.model) and "layer_in" not in job.remat.offload:
             config = config_of(job.model)
             inputs = config.layers * job.sequence * config.embed * FLOAT_BYTES[job.precision.compute]
-        return cls(parameters * size * copies, parameters * size, inputs)
+        return cls(sizes.state_bytes, sizes.gradient_bytes, inputs)
 
     def per_device_bytes(self, question: Question) -> float:
         mesh, job = question.mesh_shape(), question.job
         micro = job.micro_batch or job.batch // mesh.data_parallel
         shards = mesh.fsdp * mesh.tp
         return (self.state_bytes + self.gradient_bytes) / shards + micro * self.layer_input_bytes_per_sequence
-
-
-def _parameters(job: Job) -> int:
-    import jax
-
-    from forerun.models.registry import model_of
-
-    specs = jax.tree.leaves(model_of(job.model).specs(), is_leaf=lambda leaf: hasattr(leaf, "shape"))
-    return sum(math.prod(spec.shape) for spec in specs)
 
 
 def _of_generation(job: Job, generation: str, needs: Needs) -> tuple[list[Candidate], str]:

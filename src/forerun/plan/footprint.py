@@ -25,7 +25,8 @@ class Footprint:
     """Of one job. FLOPs are of a whole step over all devices; activation widths are elements per token and layer."""
 
     parameters: int
-    parameter_copies_bytes: int  # bytes at rest per parameter: weight, two moments, an average
+    learned: int  # of them, or of what stands beside them
+    resting_bytes: int  # weights, moments, an average
     flops: float  # forward and backward, nothing twice
     forward_layers_flops: float  # what full remat computes again, the last matmul of a layer left out
     attention_flops: float  # of it, what a kept attention output saves
@@ -37,7 +38,7 @@ class Footprint:
 
     def state_bytes(self, mesh: MeshShape) -> float:
         """Per device, at least: weights and optimizer, split as evenly as can be."""
-        return self.parameters * self.parameter_copies_bytes / (mesh.fsdp * mesh.tp)
+        return self.resting_bytes / (mesh.fsdp * mesh.tp)
 
     def saved_bytes(self, mesh: MeshShape, micro_batch: int, remat: Remat) -> float:
         """Per device: what waits for the backward pass in HBM."""
@@ -52,7 +53,7 @@ class Footprint:
     def gradient_bytes(self, mesh: MeshShape, accumulation: int) -> float:
         """Per device, about: gradients, and their sum in float32 when they are accumulated."""
         copies = self.compute_bytes if accumulation == 1 else self.compute_bytes + 4
-        return self.parameters * copies / (mesh.fsdp * mesh.tp)
+        return self.learned * copies / (mesh.fsdp * mesh.tp)
 
     def _kept_width(self, remat: Remat) -> int:
         w = self.widths
@@ -131,10 +132,13 @@ def _decoder(job: Job, c: DecoderConfig) -> Footprint:
         "dots": c.embed + dots,
         "none": c.embed + dots + queries + c.mlp,
     }
+    learned, resting_bytes = _resting(job, parameters)
+    per_weight = 6.0 if job.lora is None else 4.0  # a weight at rest has no gradient of its own
     return Footprint(
         parameters=parameters,
-        parameter_copies_bytes=_copies_bytes(job),
-        flops=tokens * (6.0 * (c.layers * matrices + table) + 3 * attention),
+        learned=learned,
+        resting_bytes=resting_bytes,
+        flops=tokens * (per_weight * (c.layers * matrices + table) + 3 * attention),
         forward_layers_flops=tokens * (2.0 * c.layers * (matrices - c.embed * c.mlp) + attention),
         attention_flops=tokens * attention,
         layers=c.layers,
@@ -157,8 +161,16 @@ def _foreign(job: Job) -> Footprint:
     flops = model.flops_per_token(job.sequence) * tokens
     parameters = count(jax.tree.leaves(model.specs()))
     compute = BYTES[job.precision.compute]
-    return Footprint(parameters, _copies_bytes(job), flops, 0.0, 0.0, 0, {}, tokens, job.sequence, compute)
+    return Footprint(parameters, *_resting(job, parameters), flops, 0.0, 0.0, 0, {}, tokens, job.sequence, compute)
 
 
-def _copies_bytes(job: Job) -> int:
-    return BYTES[job.precision.params] * (3 if job.optimizer.ema is None else 4)
+def _resting(job: Job, parameters: int) -> tuple[int, int]:
+    """(what learns, bytes at rest). Adapters and companions need the specs, and so jax."""
+    size = BYTES[job.precision.params]
+    companion = job.preferences is not None and job.preferences.reference == "beside"
+    if job.lora is None and job.distil is None and not companion:
+        return parameters, parameters * size * (3 if job.optimizer.ema is None else 4)
+    from forerun.methods.sizes import resting
+
+    found = resting(job)
+    return found.gradient_bytes // size, found.state_bytes

@@ -149,8 +149,8 @@ def bill_of(verdict: Verdict, tariff: Tariff, assumptions: Assumptions = ASSUMPT
     assert job.steps is not None, "a question's job is concrete"
     saves = saves_of(verdict, assumptions)
     run = Run(job.steps, saves, assumptions)
-    hours = _over_step(verdict, lambda step: run.seconds(step) / 3600)
-    billed = _over_step(verdict, lambda step: run.spot_seconds(step) / 3600)
+    hours = over_step(verdict, lambda step: run.seconds(step) / 3600)
+    billed = over_step(verdict, lambda step: run.spot_seconds(step) / 3600)
     mid = verdict.step.mid_seconds
     preemptions = billed.mid * assumptions.preemptions_per_hour if math.isfinite(billed.mid) else math.inf
     waiting = assumptions.preemptions_per_hour * assumptions.wait_seconds / 3600
@@ -159,8 +159,8 @@ def bill_of(verdict: Verdict, tariff: Tariff, assumptions: Assumptions = ASSUMPT
     possible = math.isfinite(billed.high)
     return Bill(
         hours=hours,
-        on_demand=_offer(verdict, tariff, hours, spot=False),
-        spot=_offer(verdict, tariff, billed, spot=True) if possible else None,
+        on_demand=offer(verdict, tariff, hours, spot=False),
+        spot=offer(verdict, tariff, billed, spot=True) if possible else None,
         spot_hours=billed.times(1 + waiting) if possible else None,
         preemptions=preemptions,
         steps_lost_per_preemption=min(saves.every, job.steps) / 2,
@@ -176,9 +176,11 @@ def saves_of(verdict: Verdict, assumptions: Assumptions = ASSUMPTIONS) -> Saves:
     job, slice_, memory = verdict.question.job, verdict.question.slice, verdict.memory
     assert job.steps is not None, "a question's job is concrete"
     every = job.checkpoint.every
-    per_device = memory.weights_bytes + memory.optimizer_bytes
+    per_device: float = memory.weights_bytes + memory.optimizer_bytes
     copies = verdict.question.mesh_shape().data
-    state = Bytes(per_device * slice_.devices // copies)
+    state = Bytes(int(per_device) * slice_.devices // copies)
+    if verdict.saved_bytes is not None:
+        state, per_device = Bytes(verdict.saved_bytes), verdict.saved_bytes * copies / slice_.devices
     copy_seconds = per_device / machine_of(slice_.chip).host_bytes_per_second
     return Saves(
         every=every,
@@ -229,13 +231,13 @@ class Run:
         return self.assumptions.start_seconds + self.assumptions.compile_seconds
 
 
-def _over_step(verdict: Verdict, of: Callable[[float], float]) -> Range:
+def over_step(verdict: Verdict, of: Callable[[float], float]) -> Range:
     step = verdict.step
     assert step is not None
     return Range(of(step.low_seconds), of(step.mid_seconds), of(step.high_seconds))
 
 
-def _offer(verdict: Verdict, tariff: Tariff, billed_hours: Range, *, spot: bool) -> Offer | None:
+def offer(verdict: Verdict, tariff: Tariff, billed_hours: Range, *, spot: bool) -> Offer | None:
     slice_ = verdict.question.slice
     price = cheapest(slice_.chip.name, tariff.zone, spot, slice_.hosts, tariff.prices_file)
     if price is None:

@@ -21,6 +21,7 @@ class Question:
 
     job: Job
     slice: Slice
+    recording: bool = False  # not of the job's step, but of its teacher's forward for `forerun cache`
 
     def mesh_shape(self) -> MeshShape:
         mesh = self.job.mesh
@@ -32,12 +33,14 @@ class Question:
         return derive(self.job, shape, None)
 
     def to_json(self) -> str:
-        return json.dumps({"job": self.job.model_dump(mode="json"), "slice": self.slice.name})
+        return json.dumps(
+            {"job": self.job.model_dump(mode="json"), "slice": self.slice.name, "recording": self.recording}
+        )
 
 
 def from_json(text: str) -> Question:
     raw = json.loads(text)
-    return Question(Job.model_validate_json(json.dumps(raw["job"])), slice_named(raw["slice"]))
+    return Question(Job.model_validate_json(json.dumps(raw["job"])), slice_named(raw["slice"]), raw["recording"])
 
 
 def slices_named(names: Sequence[str]) -> list[Slice]:

@@ -28,6 +28,7 @@ class Verdict:
     tokens_per_step: int
     ledger: Mapping[str, Bytes]  # what fills the memory at its fullest; adds up to the peak
     step: StepTime | None  # None if it does not fit
+    saved_bytes: int | None = None  # of a checkpoint, over all devices; None: all weights and the optimizer
 
     @property
     def limit_bytes(self) -> Bytes:
@@ -72,4 +73,5 @@ def verdict(
         answer.tokens_per_step,
         answer.ledger,
         answer.step,
+        answer.saved_bytes,
     )

@@ -21,32 +21,42 @@ from forerun.errors import UserError
 from forerun.plan.question import Question, from_json
 
 FACTS, ERROR = "facts.json", "error.json"
+REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 
 def program_for(question: Question) -> Any:
-    """The Program that `train` would run on that slice, built on its topology."""
+    """The Program that `train` would run on that slice, or the Recording of `cache`, built on its topology."""
     from jax.experimental import topologies
 
     from forerun.models.registry import model_of
+    from forerun.models.teacher import teacher_section
     from forerun.program.build import build, make_mesh
+    from forerun.program.recording import build_recording
 
     model = model_of(question.job.model)
     derived = question.derived(model.heads)
     topology = topologies.get_topology_desc(
         platform="tpu", topology_name=question.slice.topology, **question.slice.topology_options
     )
-    return build(question.job, model, make_mesh(derived.mesh, topology.devices), derived)
+    mesh = make_mesh(derived.mesh, topology.devices)
+    if question.recording:
+        return build_recording(question.job, model_of(teacher_section(question.job)), model.vocab, mesh, derived.mesh)
+    return build(question.job, model, mesh, derived)
 
 
 def argument_groups(program: Any) -> list[str]:
     """What each flat argument of the step is, in order: weights, optimizer or batch."""
     import jax
 
+    from forerun.program.recording import Recording
+
+    if isinstance(program, Recording):
+        return ["weights"] * len(jax.tree.leaves(program.params)) + ["batch"] * len(program.rows)
     state = program.state
     counts = (
         ("optimizer", 1),  # the step counter
         ("weights", len(jax.tree.leaves(state.params))),
-        ("optimizer", len(jax.tree.leaves((state.optimizer, state.average)))),
+        ("optimizer", len(jax.tree.leaves((state.optimizer, state.average, state.watch)))),
         ("batch", len(jax.tree.leaves(program.batch))),
     )
     return [group for group, n in counts for _ in range(n)]
@@ -56,11 +66,25 @@ def local_weights(program: Any) -> list[tuple[int, ...]]:
     """The shape of each weight as one device holds it."""
     import jax
 
-    return [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(program.state.params)]
+    params = program.state.params if hasattr(program, "state") else program.params
+    return [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(params)]
+
+
+def saved_bytes(program: Any) -> int:
+    """Of one checkpoint: each array once. A recording has none."""
+    import jax
+
+    if not hasattr(program, "state"):
+        return 0
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.saved(program.state)))
 
 
 def main(folder: Path) -> int:
-    question = from_json(sys.stdin.readline())
+    asked = sys.stdin.readline()
+    if not asked:  # the parent was gone before it could ask
+        shutil.rmtree(folder, ignore_errors=True)
+        return 1
+    question = from_json(asked)
     threading.Thread(target=_leave_with_parent, args=(folder,), daemon=True).start()
     try:
         _compile(question, folder)
@@ -81,11 +105,12 @@ def _compile(question: Question, folder: Path) -> None:
     facts = {
         "arguments": argument_groups(program),
         "program": program_hash(lowered),
-        "mesh": str(program.derived.mesh),
+        "mesh": str(question.mesh_shape()),
         "weights": local_weights(program),
+        "saved_bytes": saved_bytes(program),
         "layers": getattr(getattr(program.model, "config", None), "layers", None),
         "flops_per_step": program.flops_per_step,
-        "tokens_per_step": program.derived.tokens_per_step,
+        "tokens_per_step": program.tokens_per_step,
     }
     _leave(folder / FACTS, facts)
     lowered.compile(compiler_options=program.compiler_options)
@@ -110,9 +135,17 @@ def _leave(path: Path, content: dict[str, Any]) -> None:
 
 
 def _leave_with_parent(folder: Path) -> None:
-    sys.stdin.read()
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
+    """The compiler's threads write into the folder to the last: they end as this process becomes one that removes it.
+
+    Not by sys.stdin, whose lock this thread would hold when the interpreter ends.
+    """
+    while os.read(0, 1 << 12):
+        pass
+    try:
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", REMOVE, str(folder)])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,15 +18,17 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from forerun.config.schema import Job
 from forerun.hardware.mesh import MeshShape
+from forerun.methods.method import MODEL, Method, method_of
 from forerun.models.base import Model
 from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute
+from forerun.objectives.base import Objective, Sums
 from forerun.objectives.batch import Batch
 from forerun.objectives.cross_entropy import chunk_length
-from forerun.objectives.next_token import NextToken, Objective
 from forerun.program import kernels, optimizer
 from forerun.program.derive import Derived
-from forerun.program.state import Metrics, State, abstract_state, initial_state, started
+from forerun.program.guard import Rule
+from forerun.program.state import Metrics, State, abstract_params, abstract_state, started
 from forerun.program.step import make_step
 
 
@@ -38,13 +40,21 @@ class Program:
     compute: Compute
     mesh: Mesh
     step: Callable[[State, Batch[jax.Array]], tuple[State, Metrics]]
-    initial: Callable[[jax.Array], State]
-    started: Callable[[Any], State]
+    evaluate: Callable[[Any, Batch[jax.Array]], Sums]
+    method: Method
+    started: Callable[[dict[str, Any], jax.Array], State]  # from what was read from files, by name, and a key
+    given: dict[str, Any]  # what can be read, of ShapeDtypeStruct with shardings
     state: State  # of ShapeDtypeStruct with shardings
+    learning: Any  # the part of the state's params that is trained
+    unsaved: Any  # a mask over the params: what comes from files again when a run goes on
     batch: Batch[jax.ShapeDtypeStruct]
     derived: Derived
     flops_per_step: float
     compiler_options: dict[str, str]
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.derived.tokens_per_step
 
     def trace(self) -> Any:
         with jax.set_mesh(self.mesh):
@@ -53,20 +63,30 @@ class Program:
     def _jitted(self) -> Any:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
         replicated = NamedSharding(self.mesh, PartitionSpec())
-        metrics = Metrics(loss=replicated, grad_norm=replicated, lr=replicated, tokens=replicated)
-        return jax.jit(self.step, donate_argnums=0, out_shardings=(shardings, metrics), keep_unused=True)
+        return jax.jit(self.step, donate_argnums=0, out_shardings=(shardings, replicated), keep_unused=True)
 
-    def initial_state(self, seed: int) -> State:
-        """Fresh arrays, each made where it will live. The same numbers on every mesh."""
+    def initial_state(self, seed: int, given: dict[str, Any] | None = None) -> State:
+        """Step 0: each array made where it will live, the same numbers on every mesh. What was read from files is given
+        away."""
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
         with jax.set_mesh(self.mesh):
-            return jax.jit(self.initial, out_shardings=shardings)(jax.random.key(seed))
+            made = jax.jit(self.started, out_shardings=shardings, donate_argnums=0)
+            return made(given or {}, jax.random.key(seed))
 
-    def state_with(self, params: Any) -> State:
-        """Step 0 with weights that are there already; they are given away."""
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
+    def saved(self, state: State) -> State:
+        """What a checkpoint holds of a state (or of its shapes)."""
+        return replace(state, params=spec.split(state.params, self.unsaved)[1])
+
+    def resumed(self, saved: State, seed: int, given: dict[str, Any]) -> State:
+        """The whole state again, from a checkpoint's part and from files."""
+        wanted = jax.tree.map(lambda leaf: leaf.sharding, spec.split(self.state.params, self.unsaved)[0])
+
+        def rest(given: dict[str, Any], key: jax.Array) -> Any:
+            return spec.split(self.started(given, key).params, self.unsaved)[0]
+
         with jax.set_mesh(self.mesh):
-            return jax.jit(self.started, out_shardings=shardings, donate_argnums=0)(params)
+            made = jax.jit(rest, out_shardings=wanted, donate_argnums=0)(given, jax.random.key(seed))
+        return replace(saved, params=spec.merge(made, saved.params))
 
 
 def make_mesh(shape: MeshShape, devices: Any) -> Mesh:
@@ -85,26 +105,50 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         attention=kernels.attention(job.attention, platform, kind, job.precision.compute, model),
         remat=job.remat,
     )
-    specs = spec.cast(model.specs(), jnp.dtype(job.precision.params))
+    method = method_of(job, loss_chunk(job, model, derived))
+    before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
+    specs = method.specs(before)
     rate = optimizer.schedule(job.optimizer, derived.steps, derived.warmup_steps)
     trainable = spec.map_specs(lambda s: s.trainable, specs)
     decays, _ = spec.split(spec.map_specs(lambda s: s.decay, specs), trainable)
     tx = optimizer.chain(job.optimizer, rate, decays)
-    objective: Objective = NextToken(loss_chunk(job, model, derived))
     ema = job.optimizer.ema
+    rule = Rule(job.guard.spike, job.guard.window)
     return Program(
         model=model,
         compute=compute,
         mesh=mesh,
-        step=make_step(model, objective, compute, tx, rate, trainable, ema),
-        initial=partial(initial_state, specs, tx, trainable, ema is not None),
-        started=partial(started, tx, trainable, ema is not None),
-        state=abstract_state(specs, tx, trainable, ema is not None, mesh),
-        batch=abstract_batch(job, derived, mesh),
+        step=make_step(
+            model, method.objective, compute, tx, rate, trainable, ema, rule, job.seed if method.drops else None
+        ),
+        evaluate=partial(evaluated, model, method.objective, compute),
+        method=method,
+        started=lambda given, key: started(
+            tx, trainable, ema is not None, started_params(method, before, given, key), rule=rule
+        ),
+        given={
+            name: abstract_params(read, mesh)
+            for name, read in {MODEL: method.reads(before), **method.objective.reads()}.items()
+        },
+        state=abstract_state(specs, tx, trainable, ema is not None, mesh, rule=rule),
+        learning=spec.split(abstract_params(specs, mesh), trainable)[0],
+        unsaved=spec.map_specs(lambda s: not s.saved, specs),
+        batch=abstract_batch(job, derived, mesh, method.objective),
         derived=derived,
-        flops_per_step=model.flops_per_token(job.sequence) * derived.tokens_per_step,
+        flops_per_step=method.flops_per_token(model, job.sequence) * derived.tokens_per_step,
         compiler_options=kernels.compiler_options(platform, kind),
     )
+
+
+def started_params(method: Method, specs: Any, given: dict[str, Any], key: jax.Array) -> Any:
+    """The method's parameters, from the model's as they were read, or fresh ones."""
+    own = given[MODEL] if MODEL in given else method.fresh(specs, key)
+    return method.start(specs, own, given, key)
+
+
+def evaluated(model: Model, objective: Objective, compute: Compute, params: Any, batch: Batch[jax.Array]) -> Sums:
+    """The objective's sums over one batch [1, B, S], without a gradient."""
+    return objective(model, params, jax.tree.map(lambda x: x[0], batch), compute)
 
 
 def loss_chunk(job: Job, model: Model, derived: Derived) -> int:
@@ -112,11 +156,18 @@ def loss_chunk(job: Job, model: Model, derived: Derived) -> int:
     return job.loss_chunk or chunk_length(job.sequence, derived.micro_batch, model.vocab)
 
 
-def abstract_batch(job: Job, derived: Derived, mesh: Mesh) -> Batch[jax.ShapeDtypeStruct]:
-    shape = (derived.accumulation, derived.micro_batch * derived.mesh.data_parallel, job.sequence)
-    where = sharding.batched(mesh, shape, "ABS")
-    ids = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=where)
-    return Batch(ids, ids, jax.ShapeDtypeStruct(shape, jnp.float32, sharding=where), ids, ids)
+def abstract_batch(job: Job, derived: Derived, mesh: Mesh, objective: Objective) -> Batch[jax.ShapeDtypeStruct]:
+    rows = derived.micro_batch * derived.mesh.data_parallel
+
+    def placed(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+        whole = (derived.accumulation, *shape)
+        where = sharding.batched(mesh, whole, "AB" + "S" * (len(shape) - 1))
+        return jax.ShapeDtypeStruct(whole, dtype, sharding=where)
+
+    extras = objective.extras(rows, job.sequence)
+    ids = placed((rows, job.sequence), jnp.int32)
+    weights = placed((rows, job.sequence), jnp.float32)
+    return Batch(ids, ids, weights, ids, ids, {name: placed(like.shape, like.dtype) for name, like in extras.items()})
 
 
 def program_hash(lowered: Any) -> str:

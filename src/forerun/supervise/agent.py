@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import secrets
 import signal
@@ -40,13 +41,17 @@ class Agent:
         limits: Limits,
         voice: Voice,
         before_start: Callable[[], None],
+        spare: bool,
     ) -> None:
         self._command, self._hosts, self._secret = list(command), hosts, secret
         self._identity, self._limits, self._voice = dict(identity), limits, voice
         self._before_start = before_start
+        self._environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
         self._instance = secrets.token_hex(8)
         self._line: Line | None = None
         self._child: Child | None = None
+        self._spare: Child | None = None
+        self._spared: float = 0 if spare else math.inf  # the newest attempt that got a spare
         self._turn = asyncio.Lock()  # one start or end at a time
         self._attempt = 0
         self._cpu: deque[tuple[float, float]] = deque(maxlen=64)
@@ -72,6 +77,8 @@ class Agent:
                 self._voice.say(f"lost the leader at {self._hosts.address}; the worker is ended, trying again")
         finally:
             await self._end_child()
+            if self._spare is not None:
+                await self._spare.end()
 
     def announce(self, why: str, grace_seconds: float) -> None:
         """A stop was announced to this host: by a signal, or by the cloud."""
@@ -171,6 +178,8 @@ class Agent:
             else:
                 view = child.view()
                 self._cpu.append((time.monotonic(), view.cpu_seconds))
+                if view.step_seconds and not self._stopping:
+                    self._do(self._keep_spare())
                 line.send({"kind": "beat", "attempt": self._attempt, "view": asdict(view), "facts": child.facts})
             await asyncio.sleep(self._limits.beat)
 
@@ -210,17 +219,29 @@ class Agent:
             self._say({"kind": "mistake", "what": error.what, "why": error.why, "fix": error.fix})
             return
         self._cpu.clear()
-        child = Child(self._limits, self._heard, self._voice)
-        environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
         about = {
             "attempt": self._attempt,
             "index": self._hosts.index,
             "hosts": self._hosts.count,
             "coordinator": message["coordinator"],
         }
-        await child.start(self._command, about, environment)
+        child, self._spare = self._spare, None
+        if child is not None and not child.dead:
+            child.begin(about)
+        else:
+            child = Child(self._limits, self._heard, self._voice)
+            await child.start(self._command, self._environment, about)
         self._child = child
         self._reporting = asyncio.create_task(self._report(child, self._attempt))
+
+    async def _keep_spare(self) -> None:
+        """The next worker, once the present one makes steps: most of a start is imports, which need not wait for it."""
+        async with self._turn:
+            if self._spared < self._attempt:
+                self._spared = self._attempt
+                spare = Child(self._limits, self._heard, self._voice)
+                await spare.start(self._command, self._environment)
+                self._spare = spare
 
     async def _report(self, child: Child, attempt: int) -> None:
         await child.left.wait()

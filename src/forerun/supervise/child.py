@@ -15,12 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from forerun.supervise import memory
 from forerun.supervise.channel import MOST_BYTES, VARIABLE, encoded
 from forerun.supervise.limits import Limits
 from forerun.supervise.progress import Progress, View
 from forerun.supervise.voice import Voice
 
 TAIL_BYTES = 1 << 14
+STACKS_QUIET_SECONDS = 0.3
 # Runs before the worker's own program: it dies with its supervisor from its first moment on (Linux: PR_SET_PDEATHSIG).
 _BOUND = """\
 import os, sys
@@ -56,7 +58,10 @@ class Exit:
 
 
 class Child:
-    """One worker of one attempt. `heard` gets the messages that are not about progress."""
+    """One worker: of one attempt, or a spare that has imported all it needs and waits for its attempt (`begin`).
+
+    `heard` gets the messages that are not about progress.
+    """
 
     def __init__(self, limits: Limits, heard: Callable[[dict[str, Any]], None], voice: Voice) -> None:
         self._heard, self._voice = heard, voice
@@ -69,15 +74,19 @@ class Child:
         self._ended = False
         self._main_thread = 0
         self._tail = b""
+        self._oom_kills = memory.oom_kills()
         self._stacks = tempfile.TemporaryFile()  # noqa: SIM115 - closed when the worker is gone
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, command: Sequence[str], about: dict[str, Any], environment: dict[str, str]) -> None:
+    async def start(
+        self, command: Sequence[str], environment: dict[str, str], about: dict[str, Any] | None = None
+    ) -> None:
+        """As a spare, if nothing is said `about` its attempt."""
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         mine.setblocking(False)
         self._socket = mine
         descriptors = (theirs.fileno(), self._stacks.fileno())
-        known = {**about, "channel": descriptors[0], "stacks": descriptors[1]}
+        known = {**(about or {}), "channel": descriptors[0], "stacks": descriptors[1]}
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-c", _BOUND, str(os.getpid()), *command),
             env={**environment, VARIABLE: json.dumps(known)},
@@ -88,6 +97,12 @@ class Child:
         )
         theirs.close()
         self._tasks = [asyncio.create_task(work) for work in (self._listen(), self._copy_stderr(), self._wait())]
+
+    def begin(self, about: dict[str, Any]) -> None:
+        """The attempt of a spare."""
+        self.progress = Progress(self._limits, time.monotonic())
+        self._oom_kills = memory.oom_kills()
+        self.send({"kind": "begin", **about})
 
     @property
     def pid(self) -> int:
@@ -109,13 +124,15 @@ class Child:
         size = before = os.fstat(self._stacks.fileno()).st_size
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
-        deadline = time.monotonic() + self._limits.stacks / 2
-        while time.monotonic() < deadline:
-            await asyncio.sleep(0.1)
+        grown = time.monotonic()
+        deadline = grown + self._limits.stacks / 2
+        while time.monotonic() < deadline:  # it is written line by line, and nothing says that it is whole
+            await asyncio.sleep(0.05)
             now = os.fstat(self._stacks.fileno()).st_size
-            if now == size and now > before:
+            if now != size:
+                size, grown = now, time.monotonic()
+            elif now > before and time.monotonic() - grown > STACKS_QUIET_SECONDS:
                 break
-            size = now
         return os.pread(self._stacks.fileno(), MOST_BYTES, before).decode(errors="replace")
 
     def main_stack(self, stacks: str) -> list[str]:
@@ -125,9 +142,17 @@ class Child:
     async def end(self) -> None:
         """With its children, at once: a main thread inside a collective would not look at SIGTERM, and a commit is
         whole or not there at any moment."""
-        self._ended = self._ended or self.exit is None
+        self._ended = self._ended or not self.dead
         self._kill_group()
         await self.left.wait()
+
+    @property
+    def dead(self) -> bool:
+        """Asked of the kernel: on a busy machine we may not have heard of it yet, and it may be the cause of all."""
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:  # reaped
+            return True
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -155,6 +180,8 @@ class Child:
 
     async def _wait(self) -> None:
         code = await self._process.wait()
+        if code == -signal.SIGKILL and not self._ended and memory.oom_kills() > self._oom_kills:
+            self._tail += f"\n{memory.MARK}\n".encode()
         self._kill_group()  # what it started ends with it
         await asyncio.wait(self._tasks[:2], timeout=0.5)
         self.exit = Exit(code, self._ended, self._tail.decode(errors="replace"))

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from forerun.doctor.lock import LOCK_FILE, read_lock
 from forerun.errors import UserError
-from forerun.hardware.devices import ThisMachine
+from forerun.hardware.devices import Absence, ThisMachine
+
+
+class Machine(Protocol):
+    """What is asked of this machine."""
+
+    def absence(self, platform: str) -> Absence | None: ...
+    def attached_tpu(self) -> str | None: ...
 
 
 def free_chip(
@@ -32,5 +41,34 @@ def free_chip(
     if not lock.mine:
         say(f"{lock.path} belongs to another user and no holder can be seen; if the TPU does not open, remove it")
         return
-    path.unlink(missing_ok=True)
-    say(f"removed {lock.path}: the process that made it is dead")
+    if _removed(path):
+        say(f"removed {lock.path}: the process that made it is dead")
+
+
+def free_chip_for(
+    device: str | tuple[str, ...], say: Callable[[str], None], path: Path = LOCK_FILE, machine: Machine | None = None
+) -> None:
+    """For a process without a supervisor, before it asks for its devices: as `free_chip`, if the job wants the TPU
+    first. Where it lists another device too, a live holder is no mistake: `choose` falls back and says so."""
+    here = machine or ThisMachine()
+    order = ("tpu",) if device == "auto" else (device,) if isinstance(device, str) else device
+    if order[0] != "tpu" or here.absence("tpu") is not None:
+        return
+    try:
+        free_chip(say, path, attached=here.attached_tpu)
+    except UserError as error:
+        if len(order) == 1:
+            raise
+        say(error.what)
+
+
+def _removed(path: Path) -> bool:
+    """Only if no process has locked it since it was looked at: whoever removes a lock must hold it."""
+    try:
+        with path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+    except OSError:
+        return False
+    return True

@@ -36,8 +36,10 @@ class Verdict:
 
 def stalled(views: Mapping[int, View]) -> bool:
     """Whether the job stands still. Hosts wait for one another, so one that is inside a phase of its own, and within
-    that phase's limit, excuses them all."""
+    that phase's limit, excuses them all; but nothing excuses one that a signal has stopped."""
     alive = {host: view for host, view in views.items() if view.alive}
+    if any(view.halted for view in alive.values()):
+        return True
     if not any(view.overdue for view in alive.values()):
         return False
     return all(view.stepping or view.overdue for view in alive.values())

@@ -121,7 +121,8 @@ class Door:
             self._strangers[f"a second host {index}"] = f"process {pid} on {name}"
             self._voice.say(mistake.what + f": {mistake.why}")
         else:
-            self.mistake = mistake = self._mismatch(index, hello["identity"])
+            mistake = self._mismatch(index, hello["identity"])
+            self.mistake = self.mistake or mistake  # who comes next, before it was looked at, does not undo it
         if mistake is not None:
             line.send(Ending.mistake(mistake).message())
             self._changed.set()

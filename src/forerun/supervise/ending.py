@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from forerun.errors import UserError
+from forerun.errors import STORAGE_FAILED, StorageError, UserError
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,6 @@ class Ending:
     def exit_code(self) -> int:
         """Raises what the user can mend."""
         if self.what:
-            raise UserError(self.what, why=self.why, fix=self.fix)
+            kind = StorageError if self.code == STORAGE_FAILED else UserError
+            raise kind(self.what, why=self.why, fix=self.fix)
         return self.code

@@ -47,6 +47,26 @@ class Hosts:
         return spoken(self.leader, self.port)
 
 
+def given(host: str | None, leader: str | None) -> Hosts:
+    """From what the command line says: `I/N` and an address; neither means one host."""
+    if host is None and leader is None:
+        return Hosts()
+    index, slash, count = (host or "").partition("/")
+    if not (slash and index.isdigit() and count.isdigit()):
+        raise UserError(
+            f"--host {host}: which host of how many?" if host else "--leader needs --host I/N",
+            why="I/N is needed, and hosts are counted from 0",
+            fix="--host 0/4 on the first of four hosts, --host 3/4 on the last",
+        )
+    if leader is None:
+        raise UserError(
+            "--host needs --leader",
+            why="the hosts of a run meet where host 0 listens",
+            fix="--leader with the address that host 0 has inside the cluster (hostname -I shows it)",
+        )
+    return parse(leader, int(index), int(count))
+
+
 def parse(leader: str, index: int, count: int) -> Hosts:
     """From `host:port`, or `host` with the usual port; an IPv6 address stands in brackets."""
     host, port = leader, str(PORT)
@@ -105,12 +125,13 @@ def _reachable(leader: str, found: str) -> str:
     return found
 
 
-def free_port(address: str) -> int:
-    """A port nobody listens on at this moment, chosen by the kernel at random."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+def reserved_port(address: str) -> socket.socket:
+    """Bound to a port that nobody has, chosen by the kernel at random: until it is closed the kernel gives the port to
+    nobody else, and who is told of it can listen there (with SO_REUSEADDR, as servers have it)."""
+    held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((address, 0))
+    return held
 
 
 def spoken(host: str, port: int) -> str:

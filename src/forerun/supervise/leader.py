@@ -8,17 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.errors import USER_MISTAKE, UserError
+from forerun.errors import USER_MISTAKE, StorageError, UserError
 from forerun.supervise import verdicts
 from forerun.supervise.culprit import blame, stalled
 from forerun.supervise.door import Door
 from forerun.supervise.ending import Ending
-from forerun.supervise.hosts import Hosts, free_port, spoken
-from forerun.supervise.limits import ENDED, STOPPED, Limits
+from forerun.supervise.hosts import Hosts, reserved_port, spoken
+from forerun.supervise.limits import STOPPED, Limits
 from forerun.supervise.member import Member
 from forerun.supervise.owner import Owner
 from forerun.supervise.secret import Secret
 from forerun.supervise.stop import save_fits
+from forerun.supervise.tries import Tries
 from forerun.supervise.voice import Voice
 from forerun.units import Seconds
 
@@ -54,7 +55,7 @@ class Leader:
         self._hosts, self._bound, self._owner = hosts, bound, owner
         self._limits, self._voice = limits, voice
         self._stop: Announced | None = None
-        self._incidents: list[str] = []
+        self._tries = Tries(limits)
         self._began = time.monotonic()
         self.door = Door(hosts, secret, identity, limits, voice, self._hear)
 
@@ -72,35 +73,31 @@ class Leader:
         return ending
 
     async def _lives(self) -> Ending:
-        best, fruitless, limit = 0, 0, self._limits.gather
+        limit = self._limits.gather
         while True:
             await self._gather(limit)
             if self._stop is not None:
                 return Ending(STOPPED, f"stopped as asked ({self._stop.why}), between two attempts")
-            found = await self._live()
+            try:
+                found = await self._live()
+                storage = verdicts.is_storage(verdicts.first_cause(self._members()))
+            except StorageError as error:  # of the supervisor's own folder
+                if not self._tries.best:
+                    raise
+                found, storage = f"{error.what}: {error.why}", True
             if isinstance(found, Ending):
                 return found
             if self._stop is not None:
                 return Ending(STOPPED, f"stopped as asked ({self._stop.why}); on the way {found}")
-            reached = max((member.step for member in self._members()), default=0)
-            fruitless = 1 if reached > best else fruitless + 1
-            best = max(best, reached)
-            self._incidents = [*([] if fruitless == 1 else self._incidents), found]
-            if fruitless > self._limits.restarts:
-                return self._given_up(best)
-            delay = self._limits.restart_delay_seconds(fruitless)
-            again = (
-                f"restart {fruitless} of {self._limits.restarts} without a new step" if fruitless > 1 else "restarting"
-            )
-            self._voice.say(f"{found}\n  {again}" + (f", in {Seconds(delay)}" if delay else ""))
-            await self._pause(delay)
+            self._tries.cut_short(found, self._reached(), time.monotonic(), storage=storage)
+            if ending := self._tries.ending():
+                return ending
+            self._voice.say(f"{found}\n  {self._tries.spoken()}")
+            await self._pause(self._tries.delay_seconds())
             limit = self._limits.reconnect
 
-    def _given_up(self, best: int) -> Ending:
-        listed = "\n".join(f"  {number}. {text}" for number, text in enumerate(self._incidents, 1))
-        return Ending(
-            ENDED, f"given up: {len(self._incidents)} attempts have not come further than step {best}\n{listed}"
-        )
+    def _reached(self) -> int:
+        return max((member.step for member in self._members()), default=0)
 
     # Before an attempt
 
@@ -138,14 +135,15 @@ class Leader:
         """One life of the job: how it ended, or what cut it short."""
         attempt = self._owner.next_attempt()
         self._note("start", attempt=attempt)
-        coordinator = spoken(self._bound, free_port(self._bound))
-        for member in self._members():
-            member.begin()
-            member.send({"kind": "start", "attempt": attempt, "coordinator": coordinator})
-        found = await self._watched()
-        if isinstance(found, str) and found:
-            self._note("fault", attempt=attempt, text=found)
-        await self._end_all(attempt)
+        with reserved_port(self._bound) as held:
+            coordinator = spoken(self._bound, int(held.getsockname()[1]))
+            for member in self._members():
+                member.begin()
+                member.send({"kind": "start", "attempt": attempt, "coordinator": coordinator})
+            found = await self._watched()
+            if isinstance(found, str) and found:
+                self._note("fault", attempt=attempt, text=found)
+            await self._end_all(attempt)
         if found == "":  # a death: only now is it known who else died, and who was ended by us
             found = self._cause()
             self._note("cause", attempt=attempt, text=found if isinstance(found, str) else found.text)
@@ -183,9 +181,11 @@ class Leader:
         cause = verdicts.first_cause(self._members())
         if cause is None or cause.exit is None:
             return "a worker died"
-        if cause.exit.code == USER_MISTAKE:
+        # A disk that fails before the first step is not waited for: somebody is there, who has just started the job.
+        begun = max(self._tries.best, self._reached()) > 0
+        if cause.exit.code == USER_MISTAKE or (verdicts.is_storage(cause) and not begun):
             text = f"{cause.spoken()} ended the job:\n{cause.exit.tail.strip()}"
-            return Ending(USER_MISTAKE, text, host=cause.index)
+            return Ending(cause.exit.code, text, host=cause.index)
         return verdicts.death(cause)
 
     async def _stuck(self, members: list[Member]) -> str:

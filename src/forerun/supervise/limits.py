@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 STOPPED = 75  # exit code: stopped as asked, can be resumed (EX_TEMPFAIL)
+DAMAGED = 76  # exit code: what is in memory cannot be trusted; to be started again from the newest checkpoint
 ENDED = 70  # exit code: given up after restarts without progress, or a host or the leader stayed away
 
 # Seconds that a phase may last without a word. A bucket may be away for half an hour, and is waited for.
@@ -41,6 +42,7 @@ class Limits:
     restarts: int = 5  # without a new step
     backoff: float = 1.0  # before the second restart without progress, then twice as long each time
     backoff_most: float = 60.0
+    storage: float = 3600.0  # for a disk or a bucket to be well again, from the last new step on
     phases: Mapping[str, float] = field(default_factory=lambda: PHASE_SECONDS)
 
     def phase_seconds(self, phase: str) -> float:

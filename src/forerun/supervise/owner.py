@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import UserError
+from forerun.errors import StorageError, UserError
 
 FOLDER = "supervise"
 
@@ -59,7 +59,7 @@ class Owner:
             finally:
                 os.close(descriptor)
         except OSError as error:
-            raise UserError(
+            raise StorageError(
                 f"{self._folder} cannot be written",
                 why=f"{error.strerror}: the number of this attempt must be on disk before it begins",
                 fix="make room or mend the disk, then start again: the run goes on from its newest checkpoint",

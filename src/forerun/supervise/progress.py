@@ -12,6 +12,7 @@ from forerun.supervise.limits import Limits
 RECENT = 200
 FEW = 5  # steps whose times say nothing yet
 STEP = "step"
+STOPPED_BY_SIGNAL = "T"  # as /proc has it
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,11 @@ class View:
     save_seconds: float | None = None
     step_seconds: float = 0.0
     alive: bool = True
+    halted: bool = False  # by a signal, for longer than a stall may last
 
     @property
     def overdue(self) -> bool:
-        return self.alive and self.silent_seconds > self.limit_seconds
+        return self.alive and (self.halted or self.silent_seconds > self.limit_seconds)
 
     @property
     def stepping(self) -> bool:
@@ -49,6 +51,7 @@ class Progress:
         self._seconds: deque[float] = deque(maxlen=RECENT)
         self.phase, self.step, self.units = "start", 0, 0
         self._before_wait: str | None = None
+        self._halted: float | None = None  # since when it is seen stopped by a signal
         self.save_seconds: float | None = None
 
     def hear(self, message: dict[str, Any], now: float) -> None:
@@ -85,10 +88,15 @@ class Progress:
             return self._limits.phase_seconds(self.phase)
         if len(self._seconds) < FEW:
             return self._limits.phase_seconds("first steps")
+        return self._stall_seconds()
+
+    def _stall_seconds(self) -> float:
         limits = self._limits
         return limits.stall * max(limits.stall_floor, limits.stall_steps * self.step_seconds())
 
     def view(self, now: float, *, state: str, cpu_seconds: float, alive: bool) -> View:
+        """A process that a signal has stopped makes no progress in any phase, however long the phase may last."""
+        self._halted = (self._halted if self._halted is not None else now) if state == STOPPED_BY_SIGNAL else None
         return View(
             phase=self.phase,
             step=self.step,
@@ -100,4 +108,5 @@ class Progress:
             save_seconds=self.save_seconds,
             step_seconds=self.step_seconds(),
             alive=alive,
+            halted=self._halted is not None and now - self._halted > self._stall_seconds(),
         )

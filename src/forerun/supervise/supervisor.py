@@ -36,8 +36,12 @@ def supervise(
     secret_file: Path | None = None,
     identity: Mapping[str, str] | None = None,
     limits: Limits | None = None,
+    spare: bool = False,
 ) -> int:
     """Runs `command` as this host's worker until the job is over on all hosts; its exit code.
+
+    With `spare`, a second process of it waits beside the worker, its imports done, to be the next one: `command` must
+    come to `worker.connect` before it touches or says anything.
 
     `identity` must be equal on all hosts (the job's digest, for one); versions are added to it. Host 0 owns the run
     folder. Raises UserError for what the user can mend, on every host alike.
@@ -50,7 +54,7 @@ def supervise(
     voice = Voice("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
     owner = Owner(run_folder) if hosts.leads else None
     try:
-        ending = asyncio.run(_supervised(command, hosts, owner, secret, known, limits, voice))
+        ending = asyncio.run(_supervised(command, hosts, owner, secret, known, limits, voice, spare))
         if ending.text and ending.host != hosts.index:
             voice.say(ending.text)
         return ending.exit_code()
@@ -79,6 +83,7 @@ async def _supervised(
     identity: Mapping[str, str],
     limits: Limits,
     voice: Voice,
+    spare: bool,
 ) -> Ending:
     leading: asyncio.Task[Ending] | None = None
     if owner is not None:
@@ -86,7 +91,7 @@ async def _supervised(
         leader = Leader(hosts, bound, secret, identity, owner, limits, voice)
         hosts = replace(hosts, port=await leader.door.open(bound, hosts.port))
         leading = asyncio.create_task(leader.run())
-    agent = Agent(command, hosts, secret, identity, limits, voice, partial(free_chip, voice.say))
+    agent = Agent(command, hosts, secret, identity, limits, voice, partial(free_chip, voice.say), spare)
     _listen_to_signals(agent, hosts, limits)
     loop = asyncio.get_running_loop()
     url = os.environ.get(METADATA_VARIABLE, notice.URL)

@@ -6,9 +6,10 @@ import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 
-from forerun.errors import USER_MISTAKE, UserError
+from forerun.errors import STORAGE_FAILED, USER_MISTAKE, UserError
 from forerun.supervise.limits import STOPPED
 from forerun.supervise.member import Member
+from forerun.supervise.memory import MARK
 from forerun.units import Seconds
 
 _TELLING = re.compile(r"Error|error:|bug in forerun")
@@ -36,9 +37,14 @@ def first_cause(members: Iterable[Member]) -> Member | None:
         code = member.exit.code if member.exit else 0
         if -code in _CAUSES:
             return 0
-        return 1 if code == USER_MISTAKE else 2 if code != -signal.SIGABRT else 3
+        return 1 if code in (USER_MISTAKE, STORAGE_FAILED) else 2 if code != -signal.SIGABRT else 3
 
     return min(filter(died, members), key=rank, default=None)
+
+
+def is_storage(member: Member | None) -> bool:
+    """It died of a disk or a bucket that fails, which may be well again later."""
+    return member is not None and member.exit is not None and member.exit.code == STORAGE_FAILED
 
 
 def death(member: Member) -> str:
@@ -49,6 +55,8 @@ def death(member: Member) -> str:
             "close the cluster's network to strangers (a firewall)"
         )
     hint = _HINTS.get(signal.Signals(-member.exit.code)) if -member.exit.code in _CAUSES else None
+    if member.exit.code == -signal.SIGKILL and MARK in member.exit.tail:
+        hint = f"{MARK}; give it more, or less to do: a smaller batch or micro_batch, fewer data.workers"
     lines = [line for line in member.exit.tail.splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if _TELLING.search(line)), lines[-1] if lines else "")
     last = f": {told.strip()[:200]}" if told and member.exit.code > 0 else ""
@@ -80,6 +88,8 @@ def difference(name: str, values: Mapping[int, str]) -> UserError:
     fixes = {
         "job": "start every host with the same job file and the same overrides",
         "data digest": "give every host the same data, byte for byte",
+        "data and cache digest": "give every host the same folder distil.cache, byte for byte",
+        "checkpoint": "let every host see the same checkpoints: one file system, or checkpoint.folder=gs://BUCKET/FOLDER",
     }
     return UserError(
         f"the hosts do not agree: {name}",

@@ -8,6 +8,7 @@ import threading
 from contextlib import suppress
 
 MOST_WAITING = 1000
+LAST_WORDS_SECONDS = 5.0
 
 
 class Voice:
@@ -29,7 +30,7 @@ class Voice:
     def close(self) -> None:
         with suppress(queue.Full):
             self._waiting.put_nowait(None)
-        self._thread.join(1.0)
+        self._thread.join(LAST_WORDS_SECONDS)
 
     def _write(self) -> None:
         while (data := self._waiting.get()) is not None:

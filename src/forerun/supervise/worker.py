@@ -9,6 +9,8 @@ import select
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
 
@@ -35,6 +37,11 @@ class Worker:
     pulse: Pulse = field(repr=False)
     stop: Stop = field(repr=False)
 
+    @property
+    def first(self) -> bool:
+        """The one host that writes for all, and speaks for all."""
+        return self.index == 0
+
     def initialize_jax(self) -> None:
         """Joins the other hosts, on the one address that the leader has chosen."""
         if self.hosts == 1:
@@ -54,6 +61,16 @@ class Worker:
             shutdown_timeout_seconds=60,
         )
 
+    @contextmanager
+    def leaving(self, told: Callable[[BaseException], int]) -> Iterator[None]:
+        """What fails inside ends this process, once it was `told`, if there are other hosts (see `leave`)."""
+        try:
+            yield
+        except BaseException as error:
+            if self.hosts == 1:
+                raise
+            self.leave(told(error))
+
     def leave(self, code: int) -> NoReturn:
         """Ends this process at once. For a host that failed: at a normal exit jax would have it wait for the others,
         who wait for it."""
@@ -62,13 +79,19 @@ class Worker:
         os._exit(code)
 
 
-def connect() -> Worker | None:
-    """To the supervisor that started this process; None if there is none. Once, from the main thread, early."""
+def connect(imports: Callable[[], object] = lambda: None) -> Worker | None:
+    """To the supervisor that started this process; None if there is none. Once, from the main thread, early.
+
+    A spare does the `imports`, then waits until it is needed.
+    """
     given = os.environ.pop(VARIABLE, None)
     if given is None:
         return None
     about = json.loads(given)
     channel = SupervisorChannel(int(about["channel"]))
+    if "attempt" not in about:
+        imports()
+        about |= channel.hear() or sys.exit(1)
     stacks = int(about["stacks"])
     os.set_inheritable(stacks, False)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)

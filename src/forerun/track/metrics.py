@@ -1,6 +1,7 @@
 """The run's figures on disk: `metrics.jsonl`, one line per logged step, and `summary.json`.
 
-A number that is not finite is written as null, because JSON has neither NaN nor infinity.
+A number that is not finite is written as null, because JSON has neither NaN nor infinity. A line's `unix_seconds` is
+for charts; nothing is decided by it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,14 +25,16 @@ class MetricsLog:
     they are removed, and so is a line torn by a kill. A fresh run resumes at step 0 and removes them all.
     """
 
-    def __init__(self, path: Path, *, resume_at: int = 0) -> None:
+    def __init__(self, path: Path, *, resume_at: int = 0, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             _truncate_after(path, resume_at)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, step: int, **figures: float | int | str | None) -> None:
-        self._file.write(json.dumps(_finite({"step": step, **figures}), allow_nan=False) + "\n")
+        row = {"step": step, **figures, "unix_seconds": round(self._clock(), 3)}
+        self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -55,10 +60,9 @@ def write_summary(path: Path, summary: dict[str, Any]) -> None:
 
 
 def _truncate_after(path: Path, step: int) -> None:
+    """Always into a new file: a process that owned the run before, and does not know yet, writes into the old one."""
     lines = [line for line, row in _rows(path) if row["step"] <= step]
-    kept = "".join(f"{line}\n" for line in lines)
-    if kept.encode() != path.read_bytes():
-        _replace(path, kept)
+    _replace(path, "".join(f"{line}\n" for line in lines))
 
 
 def _rows(path: Path) -> list[tuple[str, dict[str, Any]]]:

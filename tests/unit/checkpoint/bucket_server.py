@@ -13,27 +13,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from pathlib import Path
-from socket import socket
 from typing import Any
 
 BUCKET = "checkpoints"
-READY = "All services started"
+READY = "ready on port "
 
 
 @contextmanager
 def bucket(folder: Path) -> Iterator[dict[str, str]]:
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     log = folder.with_name(f"{folder.name}.log")
     with log.open("w") as written:
         server = subprocess.Popen(
-            [sys.executable, "-u", __file__, str(folder), str(port)], stdout=subprocess.PIPE, stderr=written, text=True
+            [sys.executable, "-u", __file__, str(folder)], stdout=subprocess.PIPE, stderr=written, text=True
         )
     assert server.stdout is not None
     try:
-        assert server.stdout.readline().strip() == READY, log.read_text()
-        host = f"http://127.0.0.1:{port}"
+        ready = server.stdout.readline()
+        assert ready.startswith(READY), log.read_text()
+        host = f"http://127.0.0.1:{int(ready.removeprefix(READY))}"
         yield {
             "STORAGE_EMULATOR_HOST": host,
             "TENSORSTORE_GCS_HTTP_URL": host,
@@ -46,7 +43,7 @@ def bucket(folder: Path) -> Iterator[dict[str, str]]:
         server.stdout.close()
 
 
-def serve(folder: str, port: int) -> None:
+def serve(folder: str) -> None:
     from gcp_storage_emulator.exceptions import NotFound
     from gcp_storage_emulator.handlers import objects
     from gcp_storage_emulator.server import create_server
@@ -72,11 +69,11 @@ def serve(folder: str, port: int) -> None:
 
     for name in ("_multipart_upload", "_media_upload"):
         setattr(objects, name, with_precondition(getattr(objects, name)))
-    server = create_server("127.0.0.1", port, False, BUCKET, data_dir=folder)
+    server = create_server("127.0.0.1", 0, False, BUCKET, data_dir=folder)  # a port that nobody can take meanwhile
     server.start()
-    print(READY, flush=True)
+    print(f"{READY}{server._api._httpd.server_port}", flush=True)
     threading.Event().wait()
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], int(sys.argv[2]))
+    serve(sys.argv[1])

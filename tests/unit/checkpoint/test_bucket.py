@@ -77,7 +77,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
             capture_output=True,
             text=True,
-            timeout=200,
+            timeout=600,
             check=False,
         )
     assert ran.returncode == 0, ran.stderr

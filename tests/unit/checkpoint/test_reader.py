@@ -10,7 +10,7 @@ import pytest
 
 from forerun.checkpoint.reader import Damaged, Reader
 from forerun.checkpoint.store import Store
-from forerun.checkpoint.weights import newest_step, restore_weights
+from forerun.checkpoint.weights import chosen_step, newest_step, restore_weights
 from forerun.errors import UserError
 
 
@@ -153,3 +153,16 @@ def test_weights_alone_are_verified_and_the_newest_good_step_is_named(folder: Pa
     assert "average.w: nothing in the checkpoint" in error.value.why
     with pytest.raises(UserError, match="no checkpoint yet"):
         newest_step(folder / "none")
+
+
+def test_a_checkpoint_is_chosen_by_its_loss_or_its_step(tmp_path: Path) -> None:
+    with Store(tmp_path, keep=4) as store:
+        for step, loss in ((10, 2.0), (20, 1.5), (30, float("nan")), (40, 1.7)):
+            store.save(step, state_of(step), {"loss": loss})
+    assert [chosen_step(tmp_path, which) for which in ("newest", "best", "10")] == [40, 20, 10]
+    with pytest.raises(UserError, match="no checkpoint of step 11"):
+        chosen_step(tmp_path, "11")
+    with Store(tmp_path / "other", keep=1) as store:
+        store.save(10, state_of(10), {})
+    with pytest.raises(UserError, match="a loss to choose the best by"):
+        chosen_step(tmp_path / "other", "best")

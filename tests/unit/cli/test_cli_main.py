@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import subprocess
 import sys
@@ -62,6 +63,11 @@ def test_version(capsys: Capture) -> None:
         (["--verson"], "unknown option '--verson'", "did you mean '--version'?"),
         (["plan", "job.yaml", "--jsn", "--on", "v5e-8"], "unknown option '--jsn'", "did you mean '--json'?"),
         (["train"], "forerun train: the following arguments are required: JOB", "see: forerun train --help"),
+        (
+            ["cache", "job.yaml", "--host", "0/2"],
+            "forerun cache runs on one host",
+            "leave it out, and start forerun cache on one of them",
+        ),
         (["train", "job.yaml", "--fres"], "unknown option '--fres'", "did you mean '--fresh'?"),
         (["hardware", "chip"], "there is no table 'chip'", "did you mean 'chips'?"),
         (["doctor", "now"], "unknown word 'now'", "see: forerun doctor --help"),
@@ -179,3 +185,14 @@ def test_doctor_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report, "run", lambda smoke: 40 + smoke)
     assert main(["doctor"]) == 40
     assert main(["doctor", "--smoke"]) == 41
+
+
+def test_trouble_with_a_disk_is_not_a_bug(fake_train: Fake, capsys: Capture) -> None:
+    def full(_: argparse.Namespace) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "runs/tale/metrics.jsonl")
+
+    fake_train(full)
+    assert main(["train", "job.yaml"]) == 74
+    said = capsys.readouterr().err
+    assert said.startswith("error: runs/tale/metrics.jsonl cannot be written or read\n  why: No space left on device\n")
+    assert "bug" not in said

@@ -8,12 +8,14 @@ from forerun.cli import words
 
 ANSWER = "--revision --max-tokens --temperature --top-k --top-p --stop --seed --device --devices --mesh --dtype"
 SURFACE = {
+    "init": "FILE --recipe --model --data",
     "check": "JOB KEY=VALUE --on",
     "data": "JOB KEY=VALUE --samples --full --html --shard --verify --ledger",
     "plan": "JOB KEY=VALUE --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
     " --max-hours --out",
-    "train": "JOB KEY=VALUE --fresh --supervise",
-    "export": "RUN --to --dtype",
+    "cache": "JOB KEY=VALUE --on --zone --prices",
+    "train": "JOB KEY=VALUE --fresh --supervise --host --leader --secret",
+    "export": "RUN --to --dtype --step --merge --dense",
     "generate": f"SOURCE PROMPT --batch --out --rows {ANSWER}",
     "chat": f"SOURCE --system {ANSWER}",
     "eval": "SOURCE --revision --data --tasks --limit --chat --context --batch --device --devices --dtype --json",

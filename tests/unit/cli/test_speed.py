@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-SECONDS = 0.3
+# What the answer cannot be faster than: Python itself, and the two libraries that read and check a job.
+BARE = {
+    "help": ["-c", "import argparse, pathlib, dataclasses"],
+    "config error": ["-c", "import yaml, pydantic\nclass Bare(pydantic.BaseModel):\n    batch: int = 8"],
+}
+MOST_OF_BARE = 2.5
 HEAVY = {"jax", "jaxlib", "numpy", "rich", "optax", "orbax", "tokenizers"}
 CASES = {
     "help": (["--help"], 0, HEAVY | {"pydantic", "yaml"}),
@@ -35,9 +40,9 @@ def command_environment(folder: Path) -> dict[str, str]:
 
 
 def cpu_seconds(words: list[str], folder: Path) -> float:
-    """CPU time of one run: the time a user waits on an idle machine, whatever else runs on this one."""
+    """CPU time of one Python: the time a user waits on an idle machine, whatever else runs on this one."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "forerun.cli.main", *words],
+        [sys.executable, *words],
         cwd=folder,
         env=command_environment(folder),
         stdout=subprocess.DEVNULL,
@@ -48,11 +53,13 @@ def cpu_seconds(words: list[str], folder: Path) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-@pytest.mark.parametrize("case", ["help", "config error"])
+@pytest.mark.parametrize("case", BARE)
 def test_the_answer_comes_in_time(case: str, folder: Path) -> None:
-    words, _, _ = CASES[case]
-    cpu_seconds(words, folder)  # writes the bytecode
-    assert min(cpu_seconds(words, folder) for _ in range(10)) < SECONDS
+    """0.08 and 0.26 s on a slow core; as a ratio of two things run in turns, since cores differ and are shared."""
+    words = ["-m", "forerun.cli.main", *CASES[case][0]]
+    pairs = [(cpu_seconds(words, folder), cpu_seconds(BARE[case], folder)) for _ in range(8)]
+    ours, bare = (min(times) for times in zip(*pairs, strict=True))
+    assert ours < MOST_OF_BARE * bare, pairs
 
 
 @pytest.mark.parametrize("case", CASES)

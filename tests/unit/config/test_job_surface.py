@@ -32,8 +32,17 @@ optimizer.eps optimizer.clip optimizer.ema
 mesh.data mesh.fsdp mesh.tp
 remat.policy remat.keep remat.offload
 precision.params precision.compute
-checkpoint.every checkpoint.keep checkpoint.keep_every checkpoint.keep_best
+preferences.loss preferences.beta preferences.smoothing preferences.reference
+objective.name objective.options
+lora.rank lora.alpha lora.targets lora.dropout lora.rslora lora.dora lora.base lora.block lora.start
+qat.weights qat.group qat.activations qat.scales qat.targets
+distil.teacher distil.revision distil.cache distil.top_k distil.temperature distil.soft distil.anchor
+distil.anchor_share
+guard.spike guard.window guard.skips guard.in_a_row guard.compare_every
+validation.every validation.batches validation.patience
+checkpoint.every checkpoint.folder checkpoint.keep checkpoint.keep_every checkpoint.keep_best
 sample.prompt sample.tokens sample.temperature
+track.to track.url track.experiment
 """
 
 
@@ -42,7 +51,15 @@ def test_the_keys_of_a_job_are_frozen() -> None:
 
 
 def test_the_shorthands_are_frozen() -> None:
-    assert keys.shorthands() == {"model": "name", "data": "path", "remat": "policy"}
+    assert keys.shorthands() == {
+        "model": "name",
+        "data": "path",
+        "remat": "policy",
+        "track": "to",
+        "preferences": "loss",
+        "objective": "name",
+        "distil": "teacher",
+    }
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_unknown_keys_say_what_was_meant(text: str, line: int, key: str, meant: 
 
 def test_an_unknown_key_like_nothing_lists_what_is_known() -> None:
     error = error_of(SMALL + "checkpoint:\n  zzz: 1\n")
-    assert error.fix == "remove it; known here: every, keep, keep_every, keep_best"
+    assert error.fix == "remove it; known here: every, folder, keep, keep_every, keep_best"
 
 
 def test_an_unknown_key_deep_in_the_model() -> None:

@@ -6,7 +6,11 @@ import fcntl
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from forerun.doctor.lock import read_lock
 
@@ -59,6 +63,30 @@ def test_the_kernels_table_is_enough(tmp_path: Path) -> None:
     found = read_lock(path, proc)
     assert found is not None
     assert [entry.pid for entry in found.holders] == [12, 13]
+
+
+def test_a_process_that_ends_while_it_is_looked_at_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, proc = tmp_path / "lock", tmp_path / "proc"
+    path.touch()
+    for pid in (11, 12, 13):
+        (proc / str(pid) / "fd").mkdir(parents=True)
+        (proc / str(pid) / "fd" / "3").symlink_to(path)
+
+    def ended(real: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def look(folder: Any) -> Any:
+            if str(folder).endswith("12/fd"):
+                raise FileNotFoundError(folder)
+            return real(folder)
+
+        return look
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, ended(getattr(os, name)))
+    found = read_lock(path, proc)
+    assert found is not None
+    assert [entry.pid for entry in found.holders] == [11, 13]
 
 
 def test_looking_does_not_take_the_lock(tmp_path: Path) -> None:

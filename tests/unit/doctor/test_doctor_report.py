@@ -74,7 +74,7 @@ def test_the_documentation_shows_a_real_line() -> None:
 
 
 def test_sight_of_this_machine() -> None:
-    seen = look()
+    seen = look(600)
     assert seen.error is None
     assert (seen.platform, seen.devices, seen.processes) == ("cpu", 8, 1)
 
@@ -85,7 +85,7 @@ def test_sight_that_never_comes() -> None:
 
 
 def test_sight_that_dies() -> None:
-    seen = look(60, (sys.executable, "-c", "raise SystemExit('libtpu is gone')"))
+    seen = look(600, (sys.executable, "-c", "raise SystemExit('libtpu is gone')"))
     assert seen.error == "jax ended with code 1: libtpu is gone"
 
 

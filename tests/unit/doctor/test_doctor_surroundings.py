@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from forerun.doctor.machine import Machine, cache_folder
 from forerun.doctor.surroundings import (
+    check_bytecode,
     check_cache,
     check_disk,
     check_memory,
@@ -71,6 +74,18 @@ def test_cache() -> None:
     assert check_cache(Machine(cache_folder="/c")).status == "ok"
     finding = check_cache(Machine(cache_folder="/c", unwritable=lambda folder: "Read-only file system"))
     assert (finding.status, finding.found) == ("warn", "/c is not writable (Read-only file system)")
+
+
+def test_bytecode() -> None:
+    file = "/site/jax/__pycache__/__init__.cpython-311.pyc"
+    assert check_bytecode(Machine(jax_bytecode=file)).status == "ok"
+    fresh = Machine(jax_bytecode=file, file_exists=lambda path: path != file)
+    assert check_bytecode(fresh).status == "ok"
+    forbidden = check_bytecode(replace(fresh, environment={"PYTHONDONTWRITEBYTECODE": "1"}))
+    assert (forbidden.status, forbidden.fix) == ("warn", "unset PYTHONDONTWRITEBYTECODE")
+    closed = check_bytecode(replace(fresh, unwritable=lambda folder: "Read-only file system"))
+    assert closed.found.startswith("/site/jax/__pycache__ is not writable (Read-only file system)")
+    assert (closed.status, closed.fix) == ("warn", "export PYTHONPYCACHEPREFIX=/a/folder/you/may/write")
 
 
 def test_cache_folder() -> None:

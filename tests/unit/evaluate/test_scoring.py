@@ -34,8 +34,8 @@ def expected(name: str, request: Request, context: int = 100) -> Score:
 def require_equal(found: list[Score], wanted: list[Score]) -> None:
     assert len(found) == len(wanted)
     for mine, right in zip(found, wanted, strict=True):
-        np.testing.assert_allclose(mine.logprobs, right.logprobs, atol=2e-5)
-        assert mine.logprob_sum == pytest.approx(sum(right.logprobs), abs=1e-4)
+        np.testing.assert_allclose(mine.logprobs, right.logprobs, atol=1e-4)
+        assert mine.logprob_sum == pytest.approx(sum(right.logprobs), abs=5e-4)
         assert mine.is_greedy == right.is_greedy
 
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh
 from safetensors.numpy import load_file
 
-from forerun.exchange import blocks, leaves, read, write
+from forerun.exchange import blocks, leaves, write
 from forerun.exchange.match import dtypes_of
 from forerun.exchange.read import read_params
 from forerun.exchange.write import write_params
@@ -33,7 +33,7 @@ def _tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _as_on_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled updates that other devices use, here on CPU devices."""
-    monkeypatch.setattr(read, "on_cpu", lambda sharding: False)
+    monkeypatch.setattr(leaves, "on_cpu", lambda sharding: False)
     monkeypatch.setattr(write, "on_cpu", lambda sharding: False)
 
 

@@ -120,6 +120,16 @@ def test_a_template_that_only_waits_is_ended(monkeypatch: pytest.MonkeyPatch, tm
         render("", SHORT, special={})
 
 
+def test_a_slow_start_is_not_the_templates_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As where no compiled modules may be kept, on a slow core."""
+    slow = tmp_path / "slow.py"
+    burn = "import runpy, time\nwhile time.process_time() < 1.1: pass\n"
+    slow.write_text(f"{burn}runpy.run_path({chat.child.__file__!r}, run_name='__main__')\n")
+    monkeypatch.setattr(chat, "CPU_SECONDS", 1)
+    monkeypatch.setattr(chat.child, "__file__", str(slow))
+    assert render("{{ messages | length }}", SHORT, special={}) == "1"
+
+
 def test_the_child_sees_no_secrets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     spy = tmp_path / "spy.py"

@@ -181,17 +181,26 @@ def test_a_file_that_shrinks_after_it_was_opened(tmp_path: Path) -> None:
             weights.view("a")
 
 
+def open_below(folder: Path) -> list[str]:
+    """Of this process; what else it opens and closes meanwhile, in other threads for one, does not count."""
+    found = []
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))
+    return [name for name in found if name.startswith(str(folder))]
+
+
 def test_files_are_closed(tmp_path: Path) -> None:
     sharded(tmp_path)
-    before = len(os.listdir("/proc/self/fd"))
     with open_weights(tmp_path) as weights:
         kept = weights.view("a")
+        assert open_below(tmp_path)
     assert kept.tolist() == [1, 2, 1], "a view outlives the close"
     del kept
     (tmp_path / "model-2.safetensors").write_bytes(b"")
     with contextlib.suppress(UserError):
         open_weights(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(tmp_path) == []
 
 
 RELEASED = """
@@ -199,8 +208,9 @@ import sys
 from pathlib import Path
 from forerun.hub.weights import open_weights
 
-def mapped_kib():
-    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("RssFile"))
+def mapped_kib():  # a file in memory (tmpfs) counts as shared
+    lines = open("/proc/self/status").read().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssFile", "RssShmem")))
 
 with open_weights(Path(sys.argv[1])) as weights:
     weights.view("b").sum()
@@ -227,4 +237,4 @@ def test_released_pages_leave_memory(tmp_path: Path) -> None:
     assert ran.returncode == 0, ran.stderr
     during, after = map(int, ran.stdout.split())
     assert during > 30 * 1024
-    assert after < 1024
+    assert after < 8 * 1024, "but for pages of the program itself"

@@ -25,7 +25,8 @@ from forerun.loop.compilation import (
     use_cache,
 )
 from forerun.loop.concrete import concrete
-from forerun.loop.train import on_devices, program_on
+from forerun.loop.placement import Placement
+from forerun.loop.train import program_on
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.program.state import State
@@ -59,7 +60,7 @@ def state(program: Program) -> State:
 
 @pytest.fixture
 def batch(program: Program) -> Batch[Any]:
-    return jax.tree.map(on_devices, program.batch, numpy_batch(program))
+    return Placement(program.batch)(numpy_batch(program))
 
 
 def test_another_shape_is_named_and_nothing_is_lost(state: State, step: CompiledStep, batch: Batch[Any]) -> None:

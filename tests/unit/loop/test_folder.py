@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from forerun.checkpoint.store import Store
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
@@ -57,3 +59,21 @@ def test_fresh_keeps_what_was_there_under_another_name(make_job: MakeJob) -> Non
     runs = folder.path.parent
     kept = {path.name: (path / "mark").read_text() for path in runs.iterdir()}
     assert kept == {"tiny.old-1": "1", "tiny.old-2": "2", "tiny": "3"}
+
+
+def test_checkpoints_elsewhere_have_a_folder_of_the_runs_name_and_are_not_set_aside(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job(f"checkpoint.folder={tmp_path}/shared/")
+    folder = open_folder(job, fresh=True)
+    assert folder.checkpoints(job) == f"{tmp_path}/shared/tiny"
+    assert folder.checkpoints(make_job()) == folder.path / "checkpoints"
+    with Store(folder.checkpoints(job), keep=1):
+        pass
+    with pytest.raises(UserError, match="--fresh cannot set the checkpoints in"):
+        open_folder(job, fresh=True)
+    assert folder.job.exists(), "what was refused has moved nothing"
+
+
+def test_only_one_host_writes_the_folder(make_job: MakeJob) -> None:
+    assert not open_folder(make_job(), fresh=True, writes=False).path.exists()

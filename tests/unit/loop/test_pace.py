@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from forerun.errors import UserError
 from forerun.loop import pace as pace_module
 from forerun.loop.pace import Pace
 from forerun.program.state import Metrics
@@ -29,7 +27,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def program(steps: int) -> Any:
     """What Pace looks at: a step of 4000 tokens and 6e12 FLOPs."""
-    return SimpleNamespace(derived=SimpleNamespace(steps=steps, tokens_per_step=4000), flops_per_step=6e12)
+    method = SimpleNamespace(objective=SimpleNamespace(unit="tokens"))
+    derived = SimpleNamespace(steps=steps, tokens_per_step=4000)
+    return SimpleNamespace(derived=derived, flops_per_step=6e12, method=method)
 
 
 def run(pace: Pace, clock: Clock, step_seconds: list[float], waited_seconds: float = 0.0) -> None:
@@ -86,11 +86,13 @@ def test_the_line_of_metrics(clock: Clock) -> None:
     }
 
 
-@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (2.0, math.nan), (2.0, math.inf)])
-def test_what_is_no_number_stops(loss: float, norm: float) -> None:
+def test_a_step_that_was_left_out_has_no_figures_but_its_time_passed(clock: Clock) -> None:
     pace = Pace(program(4), 0, None)
-    pace.done(1, Metrics(2.0, 1.0, 1e-3, 4000), 0.0)
-    pace.require_finite()
-    pace.done(2, Metrics(loss, norm, 1e-3, 4000), 0.0)
-    with pytest.raises(UserError, match="step 2"):
-        pace.require_finite()
+    run(pace, clock, [2.0, 3.0])
+    clock.now += 7.0
+    pace.left_out(3)
+    assert (pace.number, pace.loss) == (3, 8.0)
+    clock.now += 2.0
+    pace.done(4, Metrics(loss=5.0, grad_norm=2.0, lr=1e-3, tokens=3990.0), 0.0)
+    assert pace.step_seconds == [2.0, 3.0, 2.0]
+    assert pace.total_seconds == 14.0

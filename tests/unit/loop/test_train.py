@@ -23,6 +23,7 @@ from forerun.hardware.devices import choose
 from forerun.loop import train as loop
 from forerun.loop.compilation import RecompileError
 from forerun.loop.concrete import Corpus, concrete
+from forerun.loop.guard import Lost
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.track.display import StepView
@@ -90,11 +91,11 @@ def test_a_finished_run_is_not_run_again(make_job: MakeJob) -> None:
 def test_a_loss_that_is_no_number_is_never_saved(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, bad_step: int
 ) -> None:
-    """Between two saves, and on the very step of one."""
-    job = make_job("steps=8")
+    """Between two saves; in the second case the steps that are left out go beyond the next save, which is put off."""
+    job = make_job("steps=12")
     with monkeypatch.context() as patch:
         patch.setattr(loop, "batches_of", poisoned_from(bad_step))
-        with pytest.raises(UserError, match=f"step {bad_step}: loss nan"):
+        with pytest.raises(Lost, match=f"step {bad_step}: loss nan.*every step up to {bad_step + 3}"):
             loop.train(job, display())
     program = loop.program_on(concrete(job), choose("cpu", 1), None)
     with closing(Store(Path(job.runs) / "tiny" / "checkpoints", keep=2)) as store:
@@ -103,10 +104,51 @@ def test_a_loss_that_is_no_number_is_never_saved(
     assert all(bool(jnp.isfinite(leaf).all()) for leaf in jax.tree.leaves(saved))
 
     loop.train(job, display())  # the data is whole again: the same command goes on from step 4
-    undisturbed = make_job("steps=8", "name=undisturbed")
+    undisturbed = make_job("steps=12", "name=undisturbed")
     loop.train(undisturbed, display())
     assert losses(job) == losses(undisturbed)
     assert all(math.isfinite(loss) for loss in losses(job).values())
+
+
+def test_the_only_step_that_was_left_to_do_is_bad(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resumed before its last step, which is left out: the run ends with the figures of the step before."""
+    job = make_job("checkpoint.every=5", "data.ledger=true")
+    healthy = loop.batches_of
+
+    def raised(batch: Batch[Any]) -> Batch[Any]:
+        raise RuntimeError("no more")
+
+    def spoiled(batch: Batch[Any]) -> Batch[Any]:
+        return replace(batch, weights=np.full_like(batch.weights, np.nan))
+
+    class Last:
+        def __init__(self, batches: Batches, what: Callable[[Batch[Any]], Batch[Any]]) -> None:
+            self.examples_at, self._batches, self._what = batches.examples_at, batches, what
+
+        def batch_at(self, index: int) -> Batch[Any]:
+            batch = self._batches.batch_at(index)
+            return self._what(batch) if index == 5 else batch
+
+    def with_last(what: Callable[[Batch[Any]], Batch[Any]]) -> None:
+        monkeypatch.setattr(loop, "batches_of", lambda *given: Last(healthy(*given), what))
+
+    with_last(raised)
+    with pytest.raises(RuntimeError, match="no more"):
+        loop.train(job, display())
+    with_last(spoiled)
+    lines = io.StringIO()
+    finished = loop.train(job, display(lines))
+    assert "step 6: loss nan, gradient norm nan, twice; its batch is left out" in lines.getvalue()
+    folder = Path(job.runs) / "tiny"
+    *rows, last = read_metrics(folder / "metrics.jsonl")
+    assert last == {"step": 6, "skipped": "loss nan, gradient norm nan", "unix_seconds": last["unix_seconds"]}
+    assert finished.summary["resumed_at"] == 5
+    assert finished.summary["final_loss"] == rows[-1]["loss"]
+    assert int(finished.state.step) == 5, "the schedule counts what was taken"
+    with closing(Store(folder / "checkpoints", keep=2)) as store:
+        assert store.steps() == [5, 6]
+    assert json.loads((folder / "ledger.jsonl").read_text().splitlines()[-1])["examples"] == []
+    assert loop.train(job, display()).summary["resumed_at"] == 6
 
 
 def test_a_learning_rate_beyond_all_reason_stops_with_advice(make_job: MakeJob) -> None:

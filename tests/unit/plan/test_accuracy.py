@@ -29,6 +29,7 @@ SMALL = "adamh_llama_scaling/1_2b v5e-64"
 def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     """bench/accuracy/runs.py, which is no package."""
     monkeypatch.syspath_prepend(str(BENCH))
+    monkeypatch.delitem(sys.modules, "runs", raising=False)  # tests of faults have one too
     import runs
 
     yield runs

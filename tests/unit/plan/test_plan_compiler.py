@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +30,7 @@ FACTS: dict[str, Any] = {
     "program": "0123456789ab",
     "mesh": "1x8x1",
     "weights": [[8, 128]],
+    "saved_bytes": 4096,
     "layers": 0,
     "flops_per_step": 1e12,
     "tokens_per_step": 4096,
@@ -106,7 +108,7 @@ def test_reports_are_read_only_when_whole(tmp_path: Path) -> None:
     def put(path: Path, text: str, at: int) -> Answer | None:
         path.write_text(text)
         os.utime(path, ns=(at, at))
-        return compiler._accepted(tmp_path, FACTS)
+        return compiler._accepted(tmp_path, FACTS, os.getpid())
 
     whole = "Memory Space: default (color=0)\nTotal bytes: {} (x)\n\n"
     buffers = "allocation 0: size 100, parameter 0, shape:\n"
@@ -117,10 +119,47 @@ def test_reports_are_read_only_when_whole(tmp_path: Path) -> None:
     assert first is not None
     assert first.memory.peak_bytes == 5000
     assert put(program, PROGRAM[:-4], at=5) is None, "a second round has begun: the program has no end"
-    assert put(program, PROGRAM, at=time.time_ns()) is None, "written this moment"
+    assert put(program, PROGRAM, at=time.time_ns() + 10**12) is None, "written this moment, however long it takes here"
     assert put(program, PROGRAM, at=5) is not None
     assert put(report, whole.format(7000)[:-20], at=6) is None, "cut off"
     assert put(assignment, "", at=5) is None
+    assert put(assignment, buffers, at=5) is None
+    assert put(report, whole.format(7000), at=6) is not None
+    with live_ranges.open("a"):
+        assert compiler._accepted(tmp_path, FACTS, os.getpid()) is None, "not closed yet"
+    assert compiler._accepted(tmp_path, FACTS, os.getpid()) is not None
+
+
+LEFT_ALONE = """
+import sys, threading
+from pathlib import Path
+from forerun.plan import worker
+
+folder = Path(sys.argv[1])
+threading.Thread(target=worker._leave_with_parent, args=(folder,), daemon=True).start()
+print("ready", flush=True)
+number = 0
+while True:
+    number += 1
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        (folder / f"dump-{number % 50}").write_text("of the compiler")
+    except FileNotFoundError:
+        pass
+"""
+
+
+def test_a_compiler_that_writes_to_the_last_leaves_no_folder(tmp_path: Path) -> None:
+    """It makes its folder anew where there is none, as XLA does."""
+    command = [sys.executable, "-c", LEFT_ALONE, str(tmp_path / "dump")]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        child.stdin.close()
+        child.wait(timeout=300)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_near_the_limit_the_compiler_itself_decides(stand_in: Any) -> None:

@@ -16,6 +16,7 @@ from forerun.plan.machine import machine_of
 from forerun.plan.memory import MemoryReport
 from forerun.plan.money import ASSUMPTIONS, Assumptions, Run, Saves, Tariff, assumption_rows, bill_of
 from forerun.plan.question import Question
+from forerun.plan.recording import recording_bill, require_one_host
 from forerun.plan.step_time import StepTime
 from forerun.plan.verdict import Verdict
 from forerun.units import GIB, Bytes, Seconds
@@ -196,3 +197,22 @@ def test_a_slower_step_never_makes_a_shorter_run(steps: int) -> None:
     seconds = [run.seconds(step) for step in (0.1, 0.5, 1.0, 5.0, 10.0)]
     assert seconds == sorted(seconds)
     assert run.work_seconds(1.0) == pytest.approx(steps + math.ceil(steps / 100) * 1.0 + (steps - 1) // 100 * 400 + 500)
+
+
+def test_a_teachers_cache_by_hand(own: Tariff) -> None:
+    """1000 rows by 128 are 8 batches; of the weights each of 8 chips has 1 GiB."""
+    bill = recording_bill(verdict_on("v6e-8", batch=128), 1000, own)
+    assert bill is not None
+    before = 240 + 120 + 8 * GIB / 0.5e9
+    assert bill.begin_seconds == pytest.approx(before)
+    assert bill.hours.mid == pytest.approx((before + 8 * 2.0) / 3600)
+    assert bill.on_demand is not None
+    assert bill.on_demand.usd.mid == pytest.approx((before + 8 * 2.0) / 3600 * 8 * 2.00)
+
+
+def test_a_teacher_is_written_down_by_one_host() -> None:
+    require_one_host([slice_named("v6e-8")])
+    with pytest.raises(UserError) as refused:
+        require_one_host([slice_named("v6e-8"), slice_named("v5e-16")])
+    assert refused.value.what == "forerun cache runs on one host, and v5e-16 has 4"
+    assert refused.value.fix.startswith("--on v6e-8;")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import io
+import time
+from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 
 from forerun.config.schema import Job
+from forerun.plan import progress as module
 from forerun.plan.progress import Progress
 from forerun.plan.question import Question, slices_named
 
@@ -14,18 +18,28 @@ JOB = Job.model_validate({"model": "qwen3-0.6b", "data": "nothing", "steps": 5})
 FIRST, SECOND, THIRD = (Question(JOB, one) for one in slices_named(["v6e-1", "v5e-8", "v5p-8"]))
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What time it is for the progress, in seconds; it stands still unless it is moved on."""
+    now = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(**vars(time) | {"monotonic": lambda: now[0]}))
+    return now
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def test_plain_lines() -> None:
+def test_plain_lines(clock: list[float]) -> None:
     out = io.StringIO()
     with Progress([FIRST, SECOND], out) as progress:
         progress.phase(FIRST, "lower")
+        clock[0] += 2.5
         progress.phase(FIRST, "compile")
+        clock[0] += 10
         progress.phase(FIRST, "too large")
-    assert out.getvalue() == "v6e-1: lowering\nv6e-1: compiling\nv6e-1: too large after 0.0 s\n"
+    assert out.getvalue() == "v6e-1: lowering\nv6e-1: compiling\nv6e-1: too large after 12.5 s\n"
 
 
 def test_no_lines_when_a_program_reads() -> None:
@@ -35,15 +49,16 @@ def test_no_lines_when_a_program_reads() -> None:
     assert out.getvalue() == ""
 
 
-def test_every_slice_has_a_line() -> None:
+def test_every_slice_has_a_line(clock: list[float]) -> None:
     progress = Progress([FIRST, SECOND, THIRD], io.StringIO(), plain_lines=False)
     progress.phase(FIRST, "fits")
     progress.phase(SECOND, "compile")
+    clock[0] += 7
     shown = io.StringIO()
     Console(file=shown, width=80).print(progress.screen())
     words = [line.split() for line in shown.getvalue().splitlines()]
     assert words[0] == ["✓", "v6e-1", "fits", "0", "s"]
-    assert words[1][1:] == ["v5e-8", "compiling", "0", "s"]
+    assert words[1][1:] == ["v5e-8", "compiling", "7", "s"]
     assert words[2] == ["·", "v5p-8", "waiting"]
 
 

@@ -185,7 +185,7 @@ class Trial:
             assert one.mesh.data * one.mesh.fsdp * one.mesh.tp == one.slice.devices
         if not space.candidates:
             return
-        assert space.sizes.parameters * space.sizes.parameter_copies_bytes == Needs.of(job).state_bytes
+        assert space.sizes.resting_bytes == Needs.of(job).state_bytes
         assert space.sizes.parameters == parameters(job)
         goal = GOALS[self.file.seed % 3]
         rates = {name: bounds.usd_per_hour(group[0].slice) for name, group in space.by_slice.items()}

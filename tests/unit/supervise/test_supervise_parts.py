@@ -15,16 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from forerun.errors import UserError
+from forerun.errors import StorageError, UserError
 from forerun.supervise import notice, verdicts
 from forerun.supervise.child import Exit
 from forerun.supervise.chip import free_chip
 from forerun.supervise.ending import Ending
-from forerun.supervise.hosts import Hosts, bound_address, parse
+from forerun.supervise.hosts import PORT, Hosts, bound_address, given, parse
 from forerun.supervise.limits import Limits
 from forerun.supervise.member import Member
 from forerun.supervise.owner import Owner
 from forerun.supervise.secret import VARIABLE, read_secret
+from forerun.supervise.tries import Tries
 
 
 def test_a_secret_from_the_environment_does_not_stay_there() -> None:
@@ -79,7 +80,7 @@ def test_only_an_address_of_this_machine_is_listened_on(monkeypatch: pytest.Monk
 def test_a_run_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from forerun.supervise.owner import Owner\n"
-        "owner = Owner(Path(sys.argv[1])); print(owner.next_attempt(), flush=True); time.sleep(60)"
+        "owner = Owner(Path(sys.argv[1])); print(owner.next_attempt(), flush=True); time.sleep(600)"
     )
     words = [sys.executable, "-c", program, str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
@@ -99,7 +100,8 @@ def test_a_run_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def metadata() -> Iterator[tuple[str, dict[str, str]]]:
+def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str]]]:
+    monkeypatch.setattr(notice, "ANSWER_SECONDS", 60.0)  # an answer is never late here
     values = {"preempted": "FALSE", "maintenance-event": "NONE"}
 
     class Server(http.server.BaseHTTPRequestHandler):
@@ -138,9 +140,9 @@ def test_a_notice_is_told_once_and_nothing_is_watched_elsewhere(metadata: tuple[
     watching = notice.watch(url, lambda *about: told.append(about), every_seconds=0.01)
     assert not told
     values["preempted"] = "TRUE"
-    watching.join(10)
+    watching.join(120)
     assert told == [("the cloud preempts this machine", 30)]
-    notice.watch("http://127.0.0.1:9", lambda *about: told.append(about)).join(10)
+    notice.watch("http://127.0.0.1:9", lambda *about: told.append(about)).join(120)
     assert len(told) == 1
 
 
@@ -201,12 +203,40 @@ def test_restarts_without_progress_come_later_and_later() -> None:
     assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]
 
 
+def test_attempts_without_a_new_step_are_counted_and_those_of_a_failing_disk_by_the_clock() -> None:
+    limits = Limits(restarts=2, storage=100.0)
+    tries = Tries(limits)
+    tries.cut_short("first", reached=7, now=10.0)
+    assert (tries.ending(), tries.delay_seconds(), tries.spoken()) == (None, 0, "restarting")
+    tries.cut_short("second", reached=5, now=11.0)
+    assert tries.spoken() == "restart 2 of 2 without a new step, in 1.0 s"
+    tries.cut_short("third", reached=7, now=12.0, storage=True)
+    assert tries.ending() is None
+    assert tries.spoken() == "restart 3 without a new step, in 4.0 s, for 98.0 s at most"
+    tries.cut_short("fourth", reached=7, now=109.0, storage=True)
+    assert tries.ending() is None
+    tries.cut_short("fifth", reached=7, now=110.0, storage=True)
+    told = "given up: 5 attempts have not come further than step 7, the last of them:"
+    assert tries.ending() == Ending(70, f"{told}\n  1. third\n  2. fourth\n  3. fifth")
+    tries.cut_short("sixth", reached=8, now=111.0, storage=True)
+    assert (tries.ending(), tries.best, tries.delay_seconds()) == (None, 8, 1)
+    tries.cut_short("seventh", reached=8, now=112.0)
+    tries.cut_short("eighth", reached=8, now=113.0)
+    ending = tries.ending()
+    assert ending is not None
+    assert "3 attempts have not come further than step 8\n  1. sixth" in ending.text
+
+
 def test_an_ending_is_told_whole() -> None:
     ending = Ending.mistake(UserError("what", why="why", fix="fix"))
     again = Ending.told(ending.message())
     assert again == ending
     with pytest.raises(UserError, match="what"):
         again.exit_code()
+    full = Ending.mistake(StorageError("full", why="why", fix="fix"))
+    with pytest.raises(StorageError, match="full") as caught:
+        Ending.told(full.message()).exit_code()
+    assert caught.value.exit_code == 74
     assert Ending.told(Ending(75, "bye").message()).exit_code() == 75
 
 
@@ -218,3 +248,23 @@ def test_a_supervisor_never_imports_jax() -> None:
     source = str(Path(__file__).resolve().parents[3] / "src")
     environment = {**os.environ, "PYTHONPATH": source}
     assert subprocess.check_output([sys.executable, "-c", program], env=environment, text=True) == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("host", "leader", "what"),
+    [
+        ("1", "a:1", "which host of how many"),
+        ("a/b", "a:1", "which host of how many"),
+        (None, "a:1", "--leader needs --host"),
+        ("0/2", None, "--host needs --leader"),
+        ("2/2", "a:1", "host 2 of 2 cannot be"),
+    ],
+)
+def test_half_an_address_on_the_command_line_is_refused(host: str | None, leader: str | None, what: str) -> None:
+    with pytest.raises(UserError, match=what):
+        given(host, leader)
+
+
+def test_the_command_line_names_this_host() -> None:
+    assert given(None, None) == Hosts()
+    assert given("1/4", "10.0.0.2") == Hosts(1, 4, "10.0.0.2", PORT)

@@ -91,6 +91,23 @@ def test_a_host_in_a_phase_of_its_own_excuses_the_others() -> None:
     assert not stalled({0: View(limit_seconds=math.inf)})
 
 
+def test_a_process_that_a_signal_has_stopped_is_not_excused_by_a_long_phase() -> None:
+    progress = Progress(Limits(), 0.0)
+    progress.hear({"kind": "phase", "name": "compile", "units": 0}, 1.0)
+
+    def seen(now: float, state: str) -> View:
+        return progress.view(now, state=state, cpu_seconds=0, alive=True)
+
+    assert not stalled({0: seen(100.0, "T"), 1: view(phase="compile", limit=7200)}), "it was seen only now"
+    assert not seen(108.0, "T").overdue
+    halted = seen(109.0, "T")
+    assert halted.overdue
+    assert stalled({0: halted, 1: view(phase="compile", limit=7200)})
+    assert blame({0: Evidence(halted), 1: Evidence(view(phase="compile"))}).host == 0
+    assert not seen(110.0, "R").overdue, "somebody has let it go on"
+    assert not seen(120.0, "T").overdue
+
+
 @pytest.mark.parametrize(
     ("hosts", "culprit", "words"),
     [

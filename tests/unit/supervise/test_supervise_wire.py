@@ -29,7 +29,7 @@ async def pair(leader: Side, member: Side) -> tuple[object, object]:
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         try:
             mine: object = await member(reader, writer)
         except Exception as error:

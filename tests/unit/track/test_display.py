@@ -133,7 +133,7 @@ def test_steps_are_drawn_by_the_clock_and_not_by_the_loop(terminal: Terminal) ->
         for step in range(1, 1001):
             display.step(view(step))
         drawn_in_the_loop = terminal.getvalue().count("tok/s")
-    assert drawn_in_the_loop < 20
+    assert drawn_in_the_loop < 500  # by the loop a thousand; by the clock four a second, if it takes so long
     assert screen(terminal)[-2].startswith("step 1000/1000 100% ")
     assert screen(terminal)[-2].endswith(" done")
 

@@ -14,11 +14,11 @@ from forerun.track.metrics import MetricsLog, read_metrics, write_summary
 def test_lines_are_on_disk_at_once_and_read_back_exactly(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "metrics.jsonl"
     loss = float(np.float32(2.3456789))
-    with MetricsLog(path) as log:
+    with MetricsLog(path, clock=lambda: 7.0001) as log:
         log.write(1, loss=loss, note="first")
-        assert read_metrics(path) == [{"step": 1, "loss": loss, "note": "first"}]
+        assert read_metrics(path) == [{"step": 1, "loss": loss, "note": "first", "unix_seconds": 7.0}]
         log.write(2, loss=np.float32(0.5), tokens=np.int64(7))
-    assert path.read_text().splitlines()[1] == '{"step": 2, "loss": 0.5, "tokens": 7}'
+    assert path.read_text().splitlines()[1] == '{"step": 2, "loss": 0.5, "tokens": 7, "unix_seconds": 7.0}'
 
 
 def test_resuming_removes_later_lines_and_a_torn_one(tmp_path: Path) -> None:
@@ -33,6 +33,17 @@ def test_resuming_removes_later_lines_and_a_torn_one(tmp_path: Path) -> None:
         log.write(3, loss=30.0)
     assert [(row["step"], row["loss"]) for row in read_metrics(path)] == [(1, 1.0), (2, 2.0), (3, 30.0)]
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_former_owner_of_the_run_writes_nothing_into_it_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    with MetricsLog(path) as former:
+        former.write(1, loss=1.0)
+        with MetricsLog(path, resume_at=1) as log:
+            former.write(2, loss=2.0)
+            log.write(2, loss=2.0)
+            former.write(3, loss=3.0)
+    assert [row["step"] for row in read_metrics(path)] == [1, 2]
 
 
 def test_a_whole_looking_last_line_without_its_end_is_torn(tmp_path: Path) -> None:
@@ -61,9 +72,9 @@ def test_a_broken_line_elsewhere_is_named(tmp_path: Path, broken: str) -> None:
 
 def test_what_json_cannot_hold_is_null(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    with MetricsLog(path) as log:
+    with MetricsLog(path, clock=lambda: 7.0) as log:
         log.write(1, loss=math.nan, grad_norm=np.float32(math.inf))
-    assert path.read_text() == '{"step": 1, "loss": null, "grad_norm": null}\n'
+    assert path.read_text() == '{"step": 1, "loss": null, "grad_norm": null, "unix_seconds": 7.0}\n'
 
 
 def test_a_summary_is_replaced_whole(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ from forerun.objectives.batch import Batch
 class Batches:
     """Global batches of `batch` rows, shaped [accumulation, batch / accumulation, S].
 
-    Micro-batch a holds rows a*B .. (a+1)*B of the global batch. `part=(index, count)` builds only one host's
-    contiguous slice of B out of every micro-batch, for hosts whose devices hold B in that order; the order of the
-    global batch does not depend on it.
+    Micro-batch a holds rows a*B .. (a+1)*B of the global batch. `held` are the numbers in B that this host's devices
+    hold, of which alone it builds the rows; the order of the global batch does not depend on it.
     """
 
     def __init__(
@@ -31,7 +30,7 @@ class Batches:
         seed: int,
         batch: int,
         accumulation: int = 1,
-        part: tuple[int, int] = (0, 1),
+        held: NDArray[np.int64] | None = None,
     ) -> None:
         self.rows = rows if isinstance(rows, Mixture) else Mixture([rows])
         if len(rows) < batch:
@@ -46,13 +45,10 @@ class Batches:
                 why=f"{batch} / {accumulation} = {batch / accumulation:g}",
                 fix=f"batch={batch // accumulation * accumulation or accumulation}, or another micro_batch",
             )
-        index, count = part
         micro = batch // accumulation
-        if not 0 <= index < count or micro % count:
-            raise ValueError(f"micro-batch of {micro} rows cannot give part {index} of {count}")
         self._seed, self._batch = seed, batch
         self._shape = (accumulation, micro)
-        self._slice = slice(index * micro // count, (index + 1) * micro // count)
+        self._held = np.arange(micro) if held is None else held
 
     @property
     def examples_per_epoch(self) -> int:
@@ -69,6 +65,6 @@ class Batches:
 
     def batch_at(self, step: int) -> Batch[NDArray[np.generic]]:
         """Batch `step` as NumPy arrays [A, B, S]: this host's part of it."""
-        ids = self.ids_at(step).reshape(self._shape)[:, self._slice]
+        ids = self.ids_at(step).reshape(self._shape)[:, self._held]
         arrays = self.rows.take(ids.ravel())
-        return Batch(**{name: array.reshape(*ids.shape, -1) for name, array in arrays.items()})
+        return Batch.of({name: array.reshape(*ids.shape, *array.shape[1:]) for name, array in arrays.items()})

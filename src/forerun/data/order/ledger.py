@@ -2,6 +2,10 @@
 
     {"step": 7, "examples": [[0, 512], [0, 90, 2]]}
 
+A step whose batch was left out has learned from none, and says which and why:
+
+    {"step": 8, "examples": [], "skipped": [[0, 17]], "why": "loss nan, gradient norm nan"}
+
 An example is [part, document] or [part, document, piece]. Two runs with the same ledger saw the same data in the same
 order, whatever happened to them on the way.
 """
@@ -37,8 +41,11 @@ class Ledger:
         self._out.truncate(keep)
         self._out.seek(keep)
 
-    def write(self, step: int, examples: Iterable[Example]) -> None:
-        said = {"step": step, "examples": list(examples)}
+    def write(self, step: int, examples: Iterable[Example], *, skipped: str | None = None) -> None:
+        """`skipped` is why the step was not taken, if it was not."""
+        said: dict[str, object] = {"step": step, "examples": list(examples)}
+        if skipped is not None:
+            said = {"step": step, "examples": [], "skipped": said["examples"], "why": skipped}
         self._out.write(json.dumps(said, separators=(",", ":")).encode() + b"\n")
         self._out.flush()
 
@@ -71,6 +78,14 @@ def entries(file: Path) -> Iterator[tuple[int, list[Example]]]:
         step, examples = _parsed(line, file)
         assert step is not None
         yield step, examples
+
+
+def drawn(file: Path) -> Iterator[tuple[int, list[Example], str | None]]:
+    """(step, examples of its batch, why it was left out if it was) of every whole line."""
+    for line, (step, examples) in zip(_lines(file), entries(file), strict=True):
+        said = json.loads(line)
+        skipped = [tuple(example) for example in said.get("skipped", ())]
+        yield step, examples or skipped, said.get("why")
 
 
 def compare(left: Path, right: Path) -> Difference | None:

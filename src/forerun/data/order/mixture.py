@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
 from functools import cached_property, lru_cache
+from typing import Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,6 +23,16 @@ from forerun.data.order.rows import Arrays, Counts, Example, PackedRows
 from forerun.errors import UserError
 
 BLOCK = 4096  # places
+
+
+class Beside(Protocol):
+    """Further arrays of the same rows."""
+
+    @property
+    def digest(self) -> str: ...
+
+    def take(self, rows: NDArray[np.int64]) -> Arrays:
+        """By name, each [n, ...]."""
 
 
 class Mixture:
@@ -41,6 +53,22 @@ class Mixture:
         self.names = tuple(names or map(str, range(len(parts))))
         self._firsts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         self._places = None if weights is None else places_of(weights, self.names)
+        self._beside: Beside | None = None
+
+    def accompanied(self, beside: Beside) -> Self:
+        """The same rows in the same order, with further arrays in each."""
+        made = copy(self)
+        made.__dict__.pop("digest", None)
+        made._beside = beside
+        return made
+
+    def with_parts(self, parts: Sequence[PackedRows]) -> Mixture:
+        """The same order of other rows, as many of them."""
+        other = Mixture(parts, None, self.names)
+        if [len(part) for part in parts] != [len(part) for part in self.parts]:
+            raise ValueError("other numbers of rows")
+        other._places = self._places
+        return other
 
     def __len__(self) -> int:
         """Rows of all parts together."""
@@ -57,11 +85,12 @@ class Mixture:
 
     @cached_property
     def digest(self) -> str:
-        """Of the parts, and of their weights: the same digest, the same order."""
+        """Of the parts, of their weights, and of what stands beside the rows: the same digest, the same batches."""
+        beside = f" {self._beside.digest}" if self._beside else ""
         if len(self.parts) == 1:
-            return self.parts[0].digest
+            return self.parts[0].digest + beside
         said = f"mixture 1 {[part.digest for part in self.parts]} {self._places}"
-        return hashlib.sha256(said.encode()).hexdigest()[:12]
+        return hashlib.sha256(said.encode()).hexdigest()[:12] + beside
 
     @property
     def epoch(self) -> int:
@@ -110,8 +139,11 @@ class Mixture:
         return part, use
 
     def take(self, indices: ArrayLike) -> Arrays:
-        """Rows by their numbers, as five arrays [n, S]."""
+        """Rows by their numbers, as five arrays [n, S], and what stands beside them."""
         index = np.asarray(indices, np.int64)
+        return self._taken(index) | (self._beside.take(index) if self._beside else {})
+
+    def _taken(self, index: NDArray[np.int64]) -> Arrays:
         if len(self.parts) == 1:
             return self.parts[0].take(index)
         part = self._part_of(index)

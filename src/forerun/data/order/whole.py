@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.documents import Documents
+from forerun.data.order.laid import laid
 from forerun.data.order.permutation import permuted
 from forerun.data.order.plan import KEY, VERSION, TooLong, kept_part, planned
 from forerun.data.order.rows import Arrays, Counts, Example
@@ -83,37 +84,8 @@ class Whole:
         return [(document, piece) if several else (document,) for document, piece, several in both]
 
     def take(self, indices: ArrayLike) -> Arrays:
-        index = np.asarray(indices, np.int64)
-        found = self._items(index)
-        positions, S = found.positions, self.sequence
-        read = self._documents.read
-        stops = found.starts + positions + 1
-        parts = [read(start, stop) for start, stop in zip(found.starts.tolist(), stops.tolist(), strict=True)]
-        flat = np.concatenate([tokens for tokens, _ in parts] or [np.zeros(0, np.int32)])
-        # Each item's tokens but its last are inputs; each but its first are targets.
-        ends = np.cumsum(positions + 1)
-        inputs, targets = np.ones(len(flat), np.bool_), np.ones(len(flat), np.bool_)
-        inputs[ends - 1] = False
-        targets[ends - positions - 1] = False
-        number = np.arange(len(positions)) - np.repeat(np.cumsum(found.each) - found.each, found.each) + 1
-        owner = np.repeat(np.arange(len(index)), found.each)
-        used = np.bincount(owner, positions, len(index)).astype(np.int64)
-        filled = np.arange(S) < used[:, None]
-        begins = np.cumsum(positions) - positions
-        out: Arrays = {name: np.zeros((len(index), S), np.int32) for name in ("tokens", "targets")}
-        out["tokens"][filled] = flat[inputs]
-        out["targets"][filled] = flat[targets]
-        if any(mask is not None for _, mask in parts):
-            learned = np.concatenate([np.ones(len(t), np.bool_) if mask is None else mask for t, mask in parts])
-            out["weights"] = np.zeros((len(index), S), np.float32)
-            out["weights"][filled] = learned[targets]
-        else:
-            out["weights"] = filled.astype(np.float32)
-        out["segments"] = np.zeros((len(index), S), np.int32)
-        out["segments"][filled] = np.repeat(number, positions)
-        out["positions"] = np.zeros((len(index), S), np.int32)
-        out["positions"][filled] = np.arange(int(positions.sum())) - np.repeat(begins, positions)
-        return out
+        found = self._items(np.asarray(indices, np.int64))
+        return laid(self._documents.read, found.each, found.starts, found.positions, self.sequence)
 
     def _items(self, index: NDArray[np.int64]) -> _Items:
         if index.size and not (index.min() >= 0 and index.max() < len(self)):

@@ -23,7 +23,7 @@ def checker(columns: Columns) -> Check:
     """
     if columns.form == "text":
         return _text_only(columns)
-    checks = _CHECKS | ({"prompt": _either} if columns.form == "chosen/rejected" else {})
+    checks = _CHECKS | ({"prompt": _asked} if columns.form == "chosen/rejected" else {})
     roles = [(role, name, checks[role]) for role, name in columns.needed.items()]
     extra = [(role, columns.name(role), checks[role]) for role in OPTIONAL.get(columns.form, ())]
 
@@ -83,15 +83,19 @@ def _text(value: Any, name: str, escaped: bool) -> str:
 def _messages(value: Any, name: str, escaped: bool) -> list[dict[str, Any]]:
     if type(value) is not list:
         raise _wrong(value, name, "a list of messages")
-    messages = [
-        message if not escaped and _is_simple(message) else _message(message, f"{name}[{at}]", escaped)
-        for at, message in enumerate(value)
-    ]
+    messages = _each(value, name, escaped)
     answers = [message for message in messages if message["role"] == "assistant"]
     if not any((message["content"] or "").strip() or message.get("tool_calls") for message in answers):
         why = "every turn of the assistant is empty" if answers else f"{len(messages)} messages, none of the assistant"
         raise Unfit(f"column {name!r} holds no text of the assistant", why=why, fix=_MEND)
     return messages
+
+
+def _each(value: list[Any], name: str, escaped: bool) -> list[dict[str, Any]]:
+    return [
+        message if not escaped and _is_simple(message) else _message(message, f"{name}[{at}]", escaped)
+        for at, message in enumerate(value)
+    ]
 
 
 def _is_simple(value: Any) -> bool:
@@ -163,6 +167,11 @@ def _mask(value: Any, name: str, escaped: bool) -> list[int]:
 def _either(value: Any, name: str, escaped: bool) -> Any:
     """A side of a preference pair: text, or messages."""
     return _messages(value, name, escaped) if type(value) is list else _text(value, name, escaped)
+
+
+def _asked(value: Any, name: str, escaped: bool) -> Any:
+    """What both sides of a pair answer: text, or messages."""
+    return _each(value, name, escaped) if type(value) is list else _text(value, name, escaped)
 
 
 _CHECKS: dict[str, Callable[[Any, str, bool], Any]] = {

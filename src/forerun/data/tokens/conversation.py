@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,23 @@ class Conversations:
 
     def encode(self, conversations: Sequence[Any]) -> list[tuple[Ids, Mask | None] | Trouble]:
         """Tokens and what of them is learned (None: all), or what is wrong, for each."""
-        found: list[tuple[Ids, Mask | None] | Trouble | None] = [self._trouble(one) for one in conversations]
+        return self._encoded(self._spoken(conversations))
+
+    def encode_pairs(
+        self, ones: Sequence[Any], others: Sequence[Any]
+    ) -> list[tuple[tuple[Ids, Mask | None] | Trouble, tuple[Ids, Mask | None] | Trouble]]:
+        """As `encode`, for conversations with a common beginning, of which nothing is learned."""
+        spoken = self._spoken([*ones, *others])
+        for number in range(len(ones)):
+            one, other = spoken[number], spoken[number + len(ones)]
+            if isinstance(one, Spoken) and isinstance(other, Spoken):
+                parted = common_length(one.text, other.text)
+                spoken[number], spoken[number + len(ones)] = _after(one, parted), _after(other, parted)
+        found = self._encoded(spoken)
+        return list(zip(found[: len(ones)], found[len(ones) :], strict=True))
+
+    def _spoken(self, conversations: Sequence[Any]) -> list[Spoken | Trouble]:
+        found: list[Spoken | Trouble | None] = [self._trouble(one) for one in conversations]
         good = [number for number, trouble in enumerate(found) if trouble is None]
         if not good:
             return [one for one in found if one is not None]
@@ -45,13 +62,13 @@ class Conversations:
             ends=self._coder.specials,
             answers=self._answers,
         )
-        texts = [one.text for one in spoken if isinstance(one, Spoken)]
-        coded = iter(self._coder.written(texts))
         for number, one in zip(good, spoken, strict=True):
-            found[number] = (
-                Trouble(one.what, one.why, one.fix) if isinstance(one, Unspoken) else self._document(one, *next(coded))
-            )
+            found[number] = Trouble(one.what, one.why, one.fix) if isinstance(one, Unspoken) else one
         return [one for one in found if one is not None]
+
+    def _encoded(self, spoken: Sequence[Spoken | Trouble]) -> list[tuple[Ids, Mask | None] | Trouble]:
+        coded = iter(self._coder.written([one.text for one in spoken if isinstance(one, Spoken)]))
+        return [one if isinstance(one, Trouble) else self._document(one, *next(coded)) for one in spoken]
 
     def _document(self, spoken: Spoken, ids: Ids, spans: Spans) -> tuple[Ids, Mask | None] | Trouble:
         end = np.array([self._recipe.eos], np.int32)
@@ -107,6 +124,19 @@ def _learned(spoken: Spoken, spans: Spans) -> Mask:
     before = np.concatenate([[0], np.cumsum(spoke)])
     starts, stops = spans[:, 0], spans[:, 1]
     return np.where(starts < stops, before[stops] > before[starts], spoke[starts])
+
+
+def common_length(one: str, other: str) -> int:
+    """Characters that both begin with."""
+    different = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    return next(different, min(len(one), len(other)))
+
+
+def _after(spoken: Spoken, parted: int) -> Spoken:
+    """Without what the assistant says before the conversations part; its last words are always its own."""
+    *before, last = spoken.spans or (None,)
+    spans = (*(span for span in before if span and span[1] > parted), last)
+    return replace(spoken, spans=tuple(span for span in spans if span))
 
 
 def _spoil(found: Any) -> str:

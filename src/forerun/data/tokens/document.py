@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from forerun.data.source.rows import Bad, Row
 from forerun.data.tokens.coder import Coder, Ids, open_coder
 from forerun.data.tokens.conversation import Conversations
+from forerun.data.tokens.pair import PairCoder
 from forerun.data.tokens.recipe import Recipe
 from forerun.data.tokens.trouble import DEEP, EMPTY, FORGED, HALF, Trouble, is_half, said
 from forerun.errors import UserError
@@ -18,14 +19,21 @@ from forerun.errors import UserError
 Mask = NDArray[np.bool_]
 
 
-FORMS = ("text", "messages", "prompt/completion", "input_ids")
+FORMS = ("text", "messages", "prompt/completion", "chosen/rejected", "input_ids")
 
 
 class Encoded(NamedTuple):
-    """A document; `learned` None is all of it."""
+    """A document; `learned` None is all of it. Of a pair, the chosen side, with the rejected one beside it."""
 
     tokens: Ids
     learned: Mask | None
+    rejected: tuple[Ids, Mask | None] | None = None
+
+    @property
+    def documents(self) -> tuple[tuple[Ids, Mask | None], ...]:
+        """As they are stored: one, or the two of a pair."""
+        own = (self.tokens, self.learned)
+        return (own,) if self.rejected is None else (own, self.rejected)
 
 
 class Encoder:
@@ -43,6 +51,7 @@ class Encoder:
         self._end = np.array([recipe.eos], np.int32)
         self._answers = recipe.loss_on == "answers"
         self._conversations = Conversations(self.coder, recipe) if form == "messages" else None
+        self._pairs = PairCoder(self.coder, recipe) if form == "chosen/rejected" else None
 
     def encode(self, rows: Sequence[Row]) -> list[Encoded | Bad]:
         """A document or a bad row for each."""
@@ -70,6 +79,11 @@ class Encoder:
             ]
         if self.form == "prompt/completion":
             return self._answered(rows)
+        if self._pairs is not None:
+            return [
+                one if isinstance(one, Trouble) else Encoded(*one[0], one[1])
+                for one in self._pairs.encode([row.values for row in rows])
+            ]
         return [self._given(row.values) for row in rows]
 
     def _texts(self, texts: Sequence[str]) -> list[Encoded | Trouble]:
@@ -129,9 +143,11 @@ class Encoder:
 
     def _checked(self, row: Row, found: Encoded | Trouble) -> Encoded | Bad:
         if isinstance(found, Encoded) and self.form != "input_ids":
-            trouble: Trouble | None = self._beyond(found.tokens)
-            if trouble is None and self.form != "messages" and not self.recipe.special_tokens:
-                trouble = FORGED if self.coder.forged(found.tokens[:-1]) else None
+            every = [tokens for tokens, _ in found.documents]
+            trouble: Trouble | None = next((one for one in map(self._beyond, every) if one is not None), None)
+            chat = self.form == "messages" or any(isinstance(value, list) for value in row.values.values())
+            if trouble is None and not chat and not self.recipe.special_tokens:
+                trouble = FORGED if any(self.coder.forged(tokens[:-1]) for tokens in every) else None
         else:
             trouble = found if isinstance(found, Trouble) else None
         if trouble is not None:
@@ -151,7 +167,7 @@ class Encoder:
 
 
 def _wrong_type(values: dict[str, Any]) -> Trouble | None:
-    for name in ("text", "prompt", "completion"):
+    for name in ("text", "prompt", "completion") if "chosen" not in values else ():
         if name in values and not isinstance(values[name], str):
             return Trouble(f"{name} is no text", why=f"it is {said(values[name])}", fix="give a string")
     return None

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.data.source.rows import Bad, Piece
-from forerun.data.tokens.document import Encoded
+from forerun.data.tokens.coder import Ids
+from forerun.data.tokens.document import Encoded, Mask
 from forerun.data.tokens.recipe import FORMAT
 from forerun.errors import UserError
 from forerun.units import GIB, MIB
@@ -107,9 +108,9 @@ class UnitWriter:
     def tokens(self) -> int:
         return sum(side.tokens for side in self._sides.values())
 
-    def add(self, side: str, documents: Sequence[Encoded]) -> None:
-        self.rows += len(documents)
-        self._sides[side].add(documents)
+    def add(self, side: str, rows: Sequence[Encoded]) -> None:
+        self.rows += len(rows)
+        self._sides[side].add(rows)
 
     def skip(self, bad: Bad) -> None:
         """`bad` has its absolute place."""
@@ -163,11 +164,12 @@ class _SideWriter:
         self.documents = self.tokens = self.learned = self.largest = 0
         self.kept: list[_File] = []
 
-    def add(self, documents: Sequence[Encoded]) -> None:
-        if not documents:
+    def add(self, rows: Sequence[Encoded]) -> None:
+        if not rows:
             return
-        ids = np.concatenate([document.tokens for document in documents])
-        ends = self.tokens + np.cumsum([len(document.tokens) for document in documents])
+        documents = [document for row in rows for document in row.documents]
+        ids = np.concatenate([tokens for tokens, _ in documents])
+        ends = self.tokens + np.cumsum([len(tokens) for tokens, _ in documents])
         self.largest = max(self.largest, int(ids.max()))
         self._tokens.write(ids.astype(self._dtype).tobytes())
         self._offsets.write(ends.astype("<i8").tobytes())
@@ -175,9 +177,9 @@ class _SideWriter:
         self.documents += len(documents)
         self.tokens += len(ids)
 
-    def _learn(self, documents: Sequence[Encoded], tokens: int) -> None:
-        masks = [np.ones(len(one.tokens), np.bool_) if one.learned is None else one.learned for one in documents]
-        if all(one.learned is None for one in documents):
+    def _learn(self, documents: Sequence[tuple[Ids, Mask | None]], tokens: int) -> None:
+        masks = [np.ones(len(ids), np.bool_) if learned is None else learned for ids, learned in documents]
+        if all(learned is None for _, learned in documents):
             masks = [np.ones(tokens, np.bool_)]
         bits = np.concatenate([self._bits, *masks])
         whole = len(bits) // 8 * 8
@@ -274,14 +276,15 @@ def part_name(name: str) -> str:
 
 
 def remove_leftovers(store: Path) -> None:
-    """Of processes of this machine that are gone, and whatever nobody has touched for two days."""
+    """Of processes of this machine that are gone, and of others what nobody has touched for two days. A clock that
+    jumps must not cost a live process its work, so on this machine only the process counts."""
     for part in store.glob("*.part"):
         host, process = part.name.split(".")[-2].split("-")[:2]
         try:
             old = time.time() - part.stat().st_mtime > LEFTOVER_SECONDS
         except OSError:
             continue
-        if old or (host == _host() and not _lives(process)):
+        if not _lives(process) if host == _host() else old:
             shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 

@@ -119,7 +119,8 @@ def _batches(rows: Iterator[Row | Bad]) -> Iterator[list[Row | Bad]]:
 def _length(values: dict[str, Any]) -> int:
     """About the characters of a row."""
     held = list(values.values())
-    held += [message.get("content") for message in values.get("messages") or () if isinstance(message, dict)]
+    spoken = [message for one in held if isinstance(one, list) for message in one if isinstance(message, dict)]
+    held += [message.get("content") for message in spoken]
     return sum(len(value) for value in held if isinstance(value, str | list))
 
 

@@ -21,6 +21,7 @@ POLICY = {
     "split": "split into parts, each a segment of its own",
     "keep_start": "cut off behind the sequence: their ends are never seen",
     "keep_end": "cut off in front: their beginnings are never seen",
+    "shorten": "given less of their prompt, or left out where the answers alone are too long",
     "drop": "left out of the training",
     "stop": "a reason to stop: the run will not start",
 }
@@ -141,7 +142,7 @@ def _lengths(look: Look) -> Iterator[Finding]:
         yield Finding("note", what, f"they are {policy_text(look)}", f"nothing, if that is meant; {fix}")
         return
     bad = look.too_long_policy == "stop" or (lost and share > 0.1)
-    more = "; data.too_long=split loses nothing" if lost else ""
+    more = "; data.too_long=split loses nothing" if lost and "pairs" not in look.packing else ""
     yield Finding("wrong" if bad else "check", what, f"they are {policy_text(look)}", fix + more)
 
 

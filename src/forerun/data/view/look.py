@@ -152,7 +152,7 @@ class Look:
     vocabulary: int
     lengths: Lengths
     sequence: int
-    packing: str  # "concatenate", "whole", or both in a mixture
+    packing: str  # "concatenate", "whole", or both in a mixture; "pairs"
     rows: int
     padding_share: float
     batch: int
@@ -171,7 +171,7 @@ class Look:
     @property
     def whole(self) -> bool:
         """Whether documents stay whole, in some part at least."""
-        return "whole" in self.packing
+        return "whole" in self.packing or "pairs" in self.packing
 
     @property
     def documents(self) -> int:

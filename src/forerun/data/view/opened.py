@@ -11,7 +11,10 @@ import numpy as np
 
 from forerun.config import schema
 from forerun.data.corpus import Corpus, Part, packing_of
+from forerun.data.documents import Documents
 from forerun.data.order.batches import Batches
+from forerun.data.order.concatenated import Concatenated
+from forerun.data.order.pairs import Pairs, Together
 from forerun.data.view.look import ExaminedDocuments, Lengths, Look, Skipped, SourceLook
 from forerun.data.view.measure import examined_documents, examined_rows, lengths_of, samples_of
 
@@ -43,17 +46,29 @@ def look_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> Look:
         seed=job.seed,
         samples=samples_of(rows.take, first.tolist(), corpus.tokenizer),
         rows_examined=examined_rows(rows.take, len(rows)),
-        documents_examined=_merged([examined_documents(part.store.train, corpus.tokenizer) for part in corpus.parts]),
+        documents_examined=_merged([examined_documents(_documents(part), corpus.tokenizer) for part in corpus.parts]),
         too_long=sum(report.too_long for report in reports),
-        too_long_policy=job.data.too_long,
+        too_long_policy=_policy(corpus.parts),
         steps=job.steps,
-        validation_documents=sum(len(part.store.validation or ()) for part in corpus.parts),
+        validation_documents=sum(part.kept.report.documents for part in corpus.parts if part.kept is not None),
         skipped=sum(part.store.bad for part in corpus.parts),
         skipped_first=[
             Skipped(str(one.place), f"{one.what}: {one.why}" if one.why else one.what)
             for one in itertools.islice(bad, SKIPPED_SHOWN)
         ],
     )
+
+
+def _documents(part: Part) -> Documents:
+    """Pairs count as one each."""
+    return Together(part.store.train) if isinstance(part.rows, Pairs) else part.store.train
+
+
+def _policy(parts: Sequence[Part]) -> str:
+    """What becomes of what is too long, in the first part where it matters."""
+    rows = next((part.rows for part in parts if not isinstance(part.rows, Concatenated)), parts[0].rows)
+    became = rows.report.became
+    return "shorten" if isinstance(rows, Pairs) and became == "keep_end" else became
 
 
 def _sources(corpus: Corpus) -> list[SourceLook]:
@@ -65,7 +80,7 @@ def _sources(corpus: Corpus) -> list[SourceLook]:
             recognised=part.source.recognised,
             files=len(part.source.files),
             size_bytes=part.source.size_bytes,
-            documents=len(part.store.train),
+            documents=part.rows.report.documents,
             tokens=part.store.train.tokens,
             share=None if alone else len(part.rows) * passes / whole,
             passes=None if alone else passes,
@@ -75,7 +90,7 @@ def _sources(corpus: Corpus) -> list[SourceLook]:
 
 
 def _lengths(parts: Sequence[Part]) -> Lengths:
-    found = [lengths_of(part.store.train) for part in parts]
+    found = [lengths_of(_documents(part)) for part in parts]
     return Lengths(np.concatenate([one.values for one in found]), sum(one.documents for one in found))
 
 

@@ -32,7 +32,11 @@ def summary(look: Look) -> list[tuple[str, str]]:
 
 def form(look: Look) -> str:
     """`messages (chat)`."""
-    return look.form.replace("messages", "messages (chat)").replace("input_ids", "input_ids (tokenized before)")
+    return (
+        look.form.replace("messages", "messages (chat)")
+        .replace("input_ids", "input_ids (tokenized before)")
+        .replace("chosen/rejected", "chosen/rejected (preference pairs)")
+    )
 
 
 def too_long(look: Look) -> str:

@@ -51,10 +51,17 @@ def test_a_batch_holds_the_rows_it_names() -> None:
 
 def test_hosts_together_build_the_global_batch() -> None:
     whole = Batches(rows(40), seed=5, batch=16, accumulation=2).batch_at(3)
-    parts = [Batches(rows(40), seed=5, batch=16, accumulation=2, part=(i, 4)).batch_at(3) for i in range(4)]
+    shares = np.split(np.arange(8), 4)
+    parts = [Batches(rows(40), seed=5, batch=16, accumulation=2, held=held).batch_at(3) for held in shares]
     for name in ("tokens", "targets", "weights", "segments", "positions"):
         joined = np.concatenate([getattr(part, name) for part in parts], axis=1)
         np.testing.assert_array_equal(joined, getattr(whole, name))
+
+
+def test_a_host_may_hold_rows_that_are_not_neighbours() -> None:
+    whole = Batches(rows(40), seed=5, batch=16, accumulation=2).batch_at(3)
+    part = Batches(rows(40), seed=5, batch=16, accumulation=2, held=np.array([1, 6])).batch_at(3)
+    np.testing.assert_array_equal(part.tokens, whole.tokens[:, [1, 6]])
 
 
 def test_examples_are_those_of_the_batchs_rows() -> None:
@@ -73,5 +80,3 @@ def test_too_few_rows_is_the_users_error_with_figures() -> None:
 def test_an_uneven_accumulation_is_an_error() -> None:
     with pytest.raises(UserError, match="does not divide"):
         Batches(rows(10), seed=0, batch=5, accumulation=2)
-    with pytest.raises(ValueError, match="part 0 of 3"):
-        Batches(rows(10), seed=0, batch=8, accumulation=2, part=(0, 3))

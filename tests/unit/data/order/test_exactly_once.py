@@ -53,7 +53,8 @@ def rows_of(kind: str) -> Mixture:
 def global_batch(kind: str, step: int, hosts: int) -> dict[str, np.ndarray]:
     """What `hosts` fresh processes build together [rows, S]."""
     given = {"seed": SEED, "batch": BATCH, "accumulation": MICRO}
-    parts = [Batches(rows_of(kind), **given, part=(i, hosts)).batch_at(step) for i in range(hosts)]  # type: ignore[arg-type]
+    shares = np.split(np.arange(BATCH // MICRO), hosts)
+    parts = [Batches(rows_of(kind), **given, held=held).batch_at(step) for held in shares]  # type: ignore[arg-type]
     return {name: np.concatenate([getattr(part, name) for part in parts], 1).reshape(BATCH, S) for name in FIELDS}
 
 

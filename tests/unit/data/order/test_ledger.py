@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from forerun.data.order.ledger import Difference, Ledger, compare
+from forerun.data.order.ledger import Difference, Ledger, compare, drawn, entries
 from forerun.data.order.rows import Example
 from forerun.errors import UserError
 
@@ -87,3 +88,24 @@ def test_what_is_no_ledger_is_named(tmp_path: Path) -> None:
         compare(a, b)
     with pytest.raises(UserError, match="no entry of a ledger"):
         Ledger(b, step=2)
+
+
+def test_a_step_that_was_left_out_learned_from_nothing_and_says_why(tmp_path: Path) -> None:
+    left, right = tmp_path / "left.jsonl", tmp_path / "right.jsonl"
+    for file, skipped in ((left, "loss nan"), (right, None)):
+        with Ledger(file, 1) as ledger:
+            ledger.write(1, [(0, 5)])
+            ledger.write(2, [(0, 7), (0, 8, 1)], skipped=skipped)
+    said = json.loads(left.read_text().splitlines()[1])
+    assert said == {"step": 2, "examples": [], "skipped": [[0, 7], [0, 8, 1]], "why": "loss nan"}
+    assert list(entries(left)) == [(1, [(0, 5)]), (2, [])]
+    assert compare(left, left) is None
+    assert str(compare(left, right)) == "step 2, example 0: nothing and [0, 7]"
+
+
+def test_what_was_drawn_is_known_of_steps_left_out_too(tmp_path: Path) -> None:
+    file = tmp_path / "ledger.jsonl"
+    with Ledger(file) as ledger:
+        ledger.write(1, [(0, 4), (0, 9, 2)])
+        ledger.write(2, [(0, 17)], skipped="loss nan")
+    assert list(drawn(file)) == [(1, [(0, 4), (0, 9, 2)], None), (2, [(0, 17)], "loss nan")]

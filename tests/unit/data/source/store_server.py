@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from socket import socket
+from socket import SO_REUSEADDR, SOL_SOCKET, socket
 from urllib.parse import quote
 
 BUCKET = "books"
-_START_SECONDS = 60
+_PATIENCE_SECONDS = 240  # only a hang takes so long
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,21 @@ class Store:
 
 @contextmanager
 def gcs_emulator(folder: Path) -> Iterator[Store]:
-    with socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = ["gcp_storage_emulator", "-d", str(folder), "start", "--host", "127.0.0.1", "--port", str(port)]
-    with _running([*command, "--default-bucket", BUCKET], "All services started"):
-        host = f"http://127.0.0.1:{port}"
+    # Held to the end, without listening: the emulator may take it, too, and the kernel gives it to nobody else.
+    with socket() as held:
+        held.setsockopt(SOL_SOCKET, SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        command = ["gcp_storage_emulator", "-d", str(folder), "start", "--host", "127.0.0.1", "--port", str(port)]
+        with _running([*command, "--default-bucket", BUCKET], "All services started"):
+            host = f"http://127.0.0.1:{port}"
 
-        def put(name: str, body: bytes) -> None:
-            to = f"{host}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={quote(name, safe='')}"
-            _send(to, "POST", body)
+            def put(name: str, body: bytes) -> None:
+                to = f"{host}/upload/storage/v1/b/{BUCKET}/o?uploadType=media&name={quote(name, safe='')}"
+                _send(to, "POST", body)
 
-        settings = {"STORAGE_EMULATOR_HOST": host, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
-        yield Store(settings | {"GOOGLE_AUTH_TOKEN_FOR_TESTING": "x"}, put)
+            settings = {"STORAGE_EMULATOR_HOST": host, "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false"}
+            yield Store(settings | {"GOOGLE_AUTH_TOKEN_FOR_TESTING": "x"}, put)
 
 
 @contextmanager
@@ -63,7 +65,7 @@ def s3_emulator() -> Iterator[Store]:
 def _send(to: str, method: str, body: bytes) -> None:
     headers = {"Content-Type": "application/octet-stream"}
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with direct.open(urllib.request.Request(to, body, headers, method=method), timeout=_START_SECONDS) as answer:
+    with direct.open(urllib.request.Request(to, body, headers, method=method), timeout=_PATIENCE_SECONDS) as answer:
         assert answer.status == 200
 
 
@@ -89,12 +91,12 @@ def _running(module: list[str], ready: str) -> Iterator[re.Match[str]]:
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        assert seen.wait(_START_SECONDS), f"{module[0]} did not start"
+        assert seen.wait(_PATIENCE_SECONDS), f"{module[0]} did not start"
         assert found, "".join(log)
         yield found[0]
     finally:
         process.terminate()
-        process.wait(_START_SECONDS)
+        process.wait(_PATIENCE_SECONDS)
         reader.join()
         assert process.stdout is not None
         process.stdout.close()

@@ -170,7 +170,7 @@ def test_a_row_that_is_too_large_is_measured_and_never_held(
     assert texts == ["a", "a"]
     assert bad.what == f"too large: {huge:,} bytes"
     assert bad.place.number == (3 if head else 2)
-    assert peak < 8 << 20
+    assert peak < huge / 2, "5 MiB, unless another thread is at work"
 
 
 def test_a_text_file_that_is_empty_or_too_large_is_a_bad_document(

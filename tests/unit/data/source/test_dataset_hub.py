@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from socket import socket
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def answers(places: list[str], home: Path, endpoint: str, **more: str) -> list[d
     """What `dataset` gives or says, in a process of its own: the client reads its settings when it is imported."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
+    quiet |= {"HF_HUB_ETAG_TIMEOUT": "300", "HF_HUB_DOWNLOAD_TIMEOUT": "300"}  # a slow machine is asked once, too
     source = str(Path(__file__).resolve().parents[4] / "src")
     env = clean | quiet | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PYTHONPATH": source} | more
     ran = subprocess.run([sys.executable, "-c", PROGRAM, *places], env=env, capture_output=True, text=True, check=False)
@@ -181,8 +183,10 @@ def test_no_such_dataset_and_no_hub(repositories: Path, tmp_path: Path) -> None:
         error = ask("hf://datasets/acme/tails", tmp_path / "home", server.endpoint)["error"]
         assert "the hub has no dataset acme/tails for you" in error
         assert "folder" not in error
-        endpoint = server.endpoint
-    assert "the hub cannot be reached" in ask(PLACE, tmp_path / "home", endpoint)["error"]
+    with socket() as deaf:  # bound, so that nobody else answers there
+        deaf.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        assert "the hub cannot be reached" in ask(PLACE, tmp_path / "home", endpoint)["error"]
 
 
 def test_a_disk_without_room_is_told_before_the_download(repositories: Path, tmp_path: Path) -> None:

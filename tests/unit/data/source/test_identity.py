@@ -82,7 +82,7 @@ def test_a_file_that_changed_is_read_again_even_with_its_old_size_and_time(tmp_p
     identities(local(path))
     assert memo.exists()
     path.write_bytes(b"y" * MEMO_BYTES)
-    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))  # the change time stays new
+    set_back(path, about)
     assert identities(local(path)) == [sha256(b"y" * MEMO_BYTES)]
     path.rename(tmp_path / "old")
     (tmp_path / "new").write_bytes(b"z" * MEMO_BYTES)
@@ -90,10 +90,25 @@ def test_a_file_that_changed_is_read_again_even_with_its_old_size_and_time(tmp_p
     assert identities(local(path)) == [sha256(b"z" * MEMO_BYTES)]
 
 
-def test_a_file_that_was_written_just_now_is_not_remembered(tmp_path: Path, memo: Path) -> None:
-    (tmp_path / "a").write_bytes(b"x" * MEMO_BYTES)
-    identities(local(tmp_path / "a"))
+def set_back(path: Path, about: os.stat_result) -> None:
+    """The time of writing; the time of change is new, at the latest with the next tick of the kernel's clock."""
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    while path.stat().st_ctime_ns == about.st_ctime_ns:
+        os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+
+
+def test_a_file_that_was_written_just_now_is_not_remembered(
+    tmp_path: Path, memo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"x" * MEMO_BYTES)
+    written = path.stat().st_ctime
+    monkeypatch.setattr(time, "time", lambda: written + 1)  # however long the writing and the reading take here
+    identities(local(path))
     assert not memo.exists()
+    monkeypatch.setattr(time, "time", lambda: written + 10)
+    identities(local(path))
+    assert memo.exists()
 
 
 @pytest.mark.usefixtures("later")

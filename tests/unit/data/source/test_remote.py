@@ -97,7 +97,7 @@ def ask(places: list[str], environment: dict[str, str]) -> dict[str, Any]:
     source = {"PYTHONPATH": str(Path(__file__).resolve().parents[4] / "src"), "NO_PROXY": "127.0.0.1"}
     ran = subprocess.run(
         [sys.executable, "-c", PROGRAM, *places],
-        env=clean | source | environment, capture_output=True, text=True, check=False, timeout=120,
+        env=clean | source | environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)

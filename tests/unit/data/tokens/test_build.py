@@ -7,6 +7,8 @@ import select
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from forerun.hub.chat import CHATML
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
 UNIT_BYTES = 2000
+PATIENCE_SECONDS = 60  # only a hang takes so long
 
 
 @pytest.fixture(autouse=True)
@@ -116,15 +119,26 @@ def test_workers_and_shards_give_the_same_bytes(source: Source, recipe: Recipe, 
     assert contents(store) == one
 
 
-def test_a_killed_worker_changes_nothing(source: Source, recipe: Recipe, tmp_path: Path) -> None:
-    killed = []
+def test_a_killed_worker_changes_nothing(
+    source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When two units are done. The last ones are handed out only then, so there are workers to kill."""
+    killed: list[int] = []
+    done, hand_out = threading.Event(), pool.Pool._next
+
+    def next_unit(self: pool.Pool) -> unit.Unit | None:
+        one = hand_out(self)
+        assert one is None or one.number < 4 or done.wait(PATIENCE_SECONDS)
+        return one
 
     def kill(progress: Progress) -> None:
-        if progress.units_done == 2 and not killed:
+        if progress.units_done == 2 and not done.is_set():
             killed.extend(children(os.getpid()))
             for process in killed:
                 os.kill(process, signal.SIGKILL)
+            done.set()
 
+    monkeypatch.setattr(pool.Pool, "_next", next_unit)
     store = build(source, recipe, tmp_path / "killed", workers=2, progress=kill)
     assert killed
     assert contents(store) == contents(build(source, recipe, tmp_path / "whole", workers=2))
@@ -140,14 +154,22 @@ def test_a_worker_that_always_dies(
 
 
 PARENT = """
-import json, sys
+import json, sys, threading
 from pathlib import Path
 from forerun.data.source.sources import Source
 from forerun.data.tokens import unit
 from forerun.data.tokens.build import build
+from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.recipe import Recipe
 source, recipe, root, size = json.loads(sys.argv[1])
 unit.unit_bytes = lambda total: size
+hand_out = Pool._next
+def next_unit(self):
+    one = hand_out(self)
+    if one is not None and one.number > 4:
+        threading.Event().wait()  # the workers are idle and alive until all are killed
+    return one
+Pool._next = next_unit
 def tell(progress):
     print(progress.units_done, flush=True)
     if progress.units_done == 3:
@@ -169,26 +191,40 @@ def test_a_killed_build_takes_its_workers_along_and_goes_on_where_it_was(
                 break
         workers = [os.pidfd_open(process) for process in children(parent.pid)]
         parent.kill()
+    assert workers
     for worker in workers:
         gone = select.poll()
         gone.register(worker, select.POLLIN)
-        assert gone.poll(20_000), "a worker lives on"
+        assert gone.poll(1000 * PATIENCE_SECONDS), "a worker lives on"
         os.close(worker)
     (store,) = root.iterdir()
     done = {folder: (folder / "unit.json").stat().st_ino for folder in store.glob("unit-*") if folder.suffix != ".part"}
     assert len(done) >= 3
-    (store / unit.part_name("unit-00009-of-00010").replace(str(os.getpid()), "4194305")).mkdir()
+    (store / left_behind("unit-00009-of-00010")).mkdir()
     assert build(source, recipe, root, workers=2) == store
     assert {folder: (folder / "unit.json").stat().st_ino for folder in done} == done
     assert contents(store) == contents(build(source, recipe, tmp_path / "whole", workers=2))
     assert not list(store.glob("*.part"))
 
 
+def left_behind(name: str) -> str:
+    """The name of a part whose process is none: no process has an id beyond 4194304."""
+    start, writer, end = unit.part_name(name).rsplit(".", 2)
+    host, process, token = writer.split("-")
+    assert process == str(os.getpid())
+    return f"{start}.{host}-4194305-{token}.{end}"
+
+
 def children(process: int) -> list[int]:
-    found = []
+    """Of threads and processes that end meanwhile nothing is told."""
+    found, workers = [], []
     for task in Path(f"/proc/{process}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return [child for child in found if b"tokens.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        with suppress(OSError):
+            found += [int(child) for child in (task / "children").read_text().split()]
+    for child in found:
+        with suppress(OSError):
+            workers += [child] if b"tokens.worker" in Path(f"/proc/{child}/cmdline").read_bytes() else []
+    return workers
 
 
 def test_damage_is_found_and_mended(source: Source, recipe: Recipe, tmp_path: Path) -> None:

@@ -1,0 +1,144 @@
+"""What quantization-aware training saves: validation loss after rounding, with and without it.
+
+    python bench/qat.py            # a few minutes on two idle cores
+
+A small model of bytes learns the quickstart's novels, paragraph by paragraph, a twentieth kept back. From its
+checkpoint three ways go on for the same number of steps on the same batches: in floats (whose end is also rounded: what
+one gets without this method), rounded in every step, and rounded at rest with an adapter on top. Two seeds. Writes
+bench/results/qat.json and prints the table of docs/methods/qat.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from forerun.config.load import load
+from forerun.config.schema import Job
+from forerun.hardware.devices import choose
+from forerun.loop.concrete import concrete
+from forerun.loop.corpus import open_corpus
+from forerun.loop.export import export
+from forerun.loop.given import given_of
+from forerun.loop.train import program_on, train
+from forerun.loop.validation import Validation
+from forerun.supervise.worker import unattended
+from forerun.track.display import make_display
+from forerun.track.metrics import read_metrics
+
+ROOT = Path(__file__).resolve().parent
+NOVELS = ROOT.parent / "examples/quickstart/text"
+SEEDS = (0, 1)
+FIRST, MORE = 1000, 100
+MODEL = "{layers: 2, embed: 96, heads: 4, mlp: 256}"
+SCHEMES = {
+    "int4, per channel": {"weights": "int4", "group": None},
+    "int4, groups of 32": {"weights": "int4", "group": 32},
+    "int8, per channel": {"weights": "int8", "group": None},
+}
+WAYS = ("checkpoint", "checkpoint, rounded", "float", "float, rounded", "qat", "adapter")
+ADAPTER = "lora={rank: 16, alpha: 32, base: float32}"
+
+
+def main() -> None:
+    began, rows = time.perf_counter(), []
+    with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as quiet, make_display(quiet) as display:
+        bench = Bench(Path(name), display)
+        for row in (row for seed in SEEDS for row in bench.rows(seed)):
+            rows.append(row)
+            result = {
+                "model": MODEL,
+                "steps": {"checkpoint": FIRST, "then each way": MORE},
+                "rows": rows,
+                "seconds": round(time.perf_counter() - began),
+                "load_average": os.getloadavg()[1],
+                "jax": jax.__version__,
+            }
+            (ROOT / "results/qat.json").write_text(json.dumps(result, indent=2) + "\n")
+            print(row, flush=True)
+    print("\n".join(table(rows)))
+
+
+class Bench:
+    def __init__(self, folder: Path, display: Any) -> None:
+        self.folder, self.display = folder, display
+        texts = [file.read_text() for file in sorted(NOVELS.glob("*.txt"))]
+        paragraphs = [" ".join(part.split()) for text in texts for part in text.split("\n\n") if part.strip()]
+        lines = (json.dumps({"text": paragraph}) for paragraph in paragraphs)
+        (folder / "novels.jsonl").write_text("\n".join(lines))
+        (folder / "job.yaml").write_text(
+            f"model: {MODEL}\ndata: {{path: novels.jsonl, store: tokens, tokenizer: bytes, validation: 0.05}}\n"
+            "sequence: 96\nbatch: 32\ndevice: cpu\ndevices: 1\nprecision: {compute: float32}\nremat: none\n"
+            f"sample: {{tokens: 0}}\ncheckpoint: {{every: 1000}}\nruns: {folder / 'runs'}\n"
+        )
+
+    def rows(self, seed: int) -> Iterator[dict[str, Any]]:
+        before = self.trained(f"first-{seed}", seed, f"steps={FIRST}", "optimizer.lr=6e-3")
+        base = self.exported(f"first-{seed}")
+        further = (f"model={base}", f"steps={MORE}")
+        in_floats = self.trained(f"float-{seed}", seed, *further, "optimizer.lr=2e-3")
+        longer = self.exported(f"float-{seed}")
+        for number, (name, scheme) in enumerate(SCHEMES.items()):
+            qat = "qat=" + json.dumps(scheme)
+            found = (
+                before,
+                self.looked_at(seed, f"model={base}", qat),
+                in_floats,
+                self.looked_at(seed, f"model={longer}", qat),
+                self.trained(f"qat-{seed}-{number}", seed, *further, qat, "optimizer.lr=2e-3"),
+                self.trained(f"adapter-{seed}-{number}", seed, *further, qat, ADAPTER, "optimizer.lr=6e-3"),
+            )
+            losses = {way: round(loss, 4) for way, loss in zip(WAYS, found, strict=True)}
+            yield {"weights": name, "seed": seed, **losses}
+
+    def trained(self, name: str, seed: int, *changes: str) -> float:
+        """The last validation loss of a run."""
+        assert train(self.job(f"name={name}", f"seed={seed}", *changes), self.display) is not None
+        looks = [row for row in read_metrics(self.folder / "runs" / name / "metrics.jsonl") if "validation_loss" in row]
+        return float(looks[-1]["validation_loss"])
+
+    def looked_at(self, seed: int, *changes: str) -> float:
+        """The validation loss before any step."""
+        job = self.job("name=look", f"seed={seed}", "steps=1", *changes)
+        corpus = open_corpus(job)
+        job = concrete(job, corpus)
+        program = program_on(job, choose("cpu", 1), corpus.rows.epoch)
+        state = program.initial_state(job.seed, given_of(job, program))
+        look = Validation(job, program, corpus, self.display).look(0, state, unattended())
+        assert look is not None
+        return look.loss
+
+    def exported(self, name: str) -> Path:
+        target = self.folder / f"{name}-model"
+        return export(str(self.folder / "runs" / name), str(target), dtype="float32").folder
+
+    def job(self, *changes: str) -> Job:
+        return load(self.folder / "job.yaml", list(changes)).job
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Mean over the seeds; in parentheses what rounding has cost, against the same in floats."""
+    lines = ["| weights | " + " | ".join(WAYS) + " |", "| --- " * (1 + len(WAYS)) + "|"]
+    for name in dict.fromkeys(row["weights"] for row in rows):
+        mine = [row for row in rows if row["weights"] == name]
+        mean = {way: sum(row[way] for row in mine) / len(mine) for way in WAYS}
+        cells = [f"{mean[way]:.4f}" + _cost(way, mean) for way in WAYS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cost(way: str, mean: dict[str, float]) -> str:
+    if way in ("checkpoint", "float"):
+        return ""
+    return f" ({mean[way] - mean['checkpoint' if way.startswith('checkpoint') else 'float']:+.4f})"
+
+
+if __name__ == "__main__":
+    main()

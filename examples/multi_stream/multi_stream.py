@@ -1,0 +1,199 @@
+"""A decoder with several residual streams, mixed at every layer by a doubly stochastic matrix.
+
+Each attention and each MLP reads a weighted sum of the streams and writes its result to all of them. The streams are
+mixed by a matrix whose rows and columns sum to 1: at any depth their mean stays and their size cannot grow. What is
+read, written and mixed depends on the token. This file is all that forerun needs to train, plan and check the model.
+
+N streams, M the same on the other side of a matrix, J what a connection decides for a token (N to read, N to write,
+N x N to mix), B batch, S sequence, E embed, H heads, D head, F mlp, V vocab, L layers. Streams come first in a shape: a
+TPU pads the last two dimensions to 8 x 128 and more, so four streams there would take two to four times the memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import logsumexp
+
+from forerun.models.base import Readout
+from forerun.models.layout import per_layer
+from forerun.nn import layers
+from forerun.nn.attention import attention
+from forerun.nn.compute import Compute, residual
+from forerun.nn.rope import Rope, angles, rotate
+from forerun.nn.sharding import constrain
+from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
+from forerun.nn.weights import Dense, contract
+
+T = TypeVar("T")
+
+
+def doubly_stochastic(logits_NM: jax.Array, iterations: int) -> jax.Array:
+    """The matrices over the first two dimensions with rows and columns that sum to 1, whatever the logits.
+
+    Sinkhorn's iterations in log space, where nothing overflows and each gradient is a softmax's; however far they got,
+    Altschuler's rounding then makes the sums right: shrink what is too large, spread what is missing.
+    """
+    log_NM = logits_NM.astype(jnp.float32)
+
+    def normalized(log_NM: jax.Array, _: None) -> tuple[jax.Array, None]:
+        log_NM = log_NM - logsumexp(log_NM, axis=1, keepdims=True)
+        return log_NM - logsumexp(log_NM, axis=0, keepdims=True), None
+
+    log_NM, _ = jax.lax.scan(normalized, log_NM, None, length=iterations)
+    mix_NM = jnp.exp(log_NM)
+    mix_NM = mix_NM / jnp.maximum(jnp.sum(mix_NM, axis=1, keepdims=True), 1.0)
+    mix_NM = mix_NM / jnp.maximum(jnp.sum(mix_NM, axis=0, keepdims=True), 1.0)
+    rows_N = jnp.maximum(1.0 - jnp.sum(mix_NM, axis=1, keepdims=True), 0.0)
+    columns_M = jnp.maximum(1.0 - jnp.sum(mix_NM, axis=0, keepdims=True), 0.0)
+    return mix_NM + rows_N * columns_M / jnp.maximum(jnp.sum(rows_N, axis=0, keepdims=True), 1e-6)
+
+
+@dataclass(frozen=True)
+class NearIdentity:
+    """Logits of a matrix that is almost the identity: 0 on its diagonal, `-off` elsewhere."""
+
+    off: float
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        return jnp.broadcast_to(self.off * (jnp.eye(shape[-1]) - 1.0), shape).astype(dtype)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Connection(Generic[T]):
+    """How one attention or MLP hangs on the streams: logits, and what a token adds to them."""
+
+    read: T
+    write: T
+    mix: T
+    token: Dense[T]
+    scale: T
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Block(Generic[T]):
+    attention: Connection[T]
+    attention_norm: T
+    query: Dense[T]
+    key: Dense[T]
+    value: Dense[T]
+    out: Dense[T]
+    feed: Connection[T]
+    mlp_norm: T
+    gate: Dense[T]
+    up: Dense[T]
+    down: Dense[T]
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Params(Generic[T]):
+    embed: T
+    blocks: Block[T]  # every leaf with a leading L
+    norm: T
+    head: Dense[T]
+
+
+@dataclass(frozen=True)
+class MultiStream:
+    """`vocab` comes from forerun; the rest are the job's `model.options`."""
+
+    vocab: int
+    embed: int = 128
+    heads: int = 4
+    layers: int = 4
+    mlp: int = 384
+    streams: int = 4
+    iterations: int = 20  # of Sinkhorn
+    off: float = 8.0  # how near the identity the mixing starts: e ** -off is what a stream gets of another
+    theta: float = 10_000.0
+
+    def specs(self) -> Params[ParamSpec]:
+        V, E, H, F, N = self.vocab, self.embed, self.heads, self.mlp, self.streams
+        D, into, back = E // H, Normal(0.02), Normal(0.02 / math.sqrt(2 * self.layers))
+        norm = ParamSpec((E,), "E", Fill(1.0), decay=False)
+        connection = Connection(
+            read=ParamSpec((N,), "N", Normal(0.5), decay=False),  # unequal: equal streams would stay equal
+            write=ParamSpec((N,), "N", Normal(0.5), decay=False),
+            mix=ParamSpec((N, N), "NM", NearIdentity(self.off), decay=False),
+            token=Dense(ParamSpec((N, E, N * (N + 2)), "NEJ", Normal(1 / math.sqrt(N * E)), inputs=2)),
+            scale=ParamSpec((N * (N + 2),), "J", Fill(0.01), decay=False),
+        )
+        block = Block(
+            attention=connection,
+            attention_norm=norm,
+            query=Dense(ParamSpec((E, H, D), "EHD", into)),
+            key=Dense(ParamSpec((E, H, D), "EHD", into)),
+            value=Dense(ParamSpec((E, H, D), "EHD", into)),
+            out=Dense(ParamSpec((H, D, E), "HDE", back, inputs=2)),
+            feed=connection,
+            mlp_norm=norm,
+            gate=Dense(ParamSpec((E, F), "EF", into)),
+            up=Dense(ParamSpec((E, F), "EF", into)),
+            down=Dense(ParamSpec((F, E), "FE", back)),
+        )
+        head = Dense(ParamSpec((V, E), "VE", into, inputs=0))
+        return Params(ParamSpec((V, E), "VE", into), stack(block, self.layers), norm, head)
+
+    def apply(
+        self, params: Any, tokens_BS: jax.Array, segments_BS: jax.Array, positions_BS: jax.Array, compute: Compute
+    ) -> Readout:
+        turns = angles(Rope(self.theta, self.embed // self.heads), positions_BS, segments_BS)
+
+        def attend(block: Block[jax.Array], x_BSE: jax.Array) -> jax.Array:
+            x_BSE = layers.rms_norm(x_BSE, block.attention_norm, 1e-6)
+            q_BSHD = residual(rotate(contract("BSE,EHD->BSHD", x_BSE, block.query), turns), "query")
+            k_BSHD = residual(rotate(contract("BSE,EHD->BSHD", x_BSE, block.key), turns), "key")
+            v_BSHD = residual(contract("BSE,EHD->BSHD", x_BSE, block.value), "value")
+            y_BSHD = attention(q_BSHD, k_BSHD, v_BSHD, segments_BS, window=None, kernel=compute.attention)
+            return contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out)
+
+        def feed(block: Block[jax.Array], x_BSE: jax.Array) -> jax.Array:
+            x_BSE = layers.rms_norm(x_BSE, block.mlp_norm, 1e-6)
+            gate_BSF = residual(contract("BSE,EF->BSF", x_BSE, block.gate), "mlp_gate")
+            up_BSF = residual(contract("BSE,EF->BSF", x_BSE, block.up), "mlp_up")
+            return contract("BSF,FE->BSE", jax.nn.silu(gate_BSF) * up_BSF, block.down)
+
+        def layer(x_NBSE: jax.Array, block: Block[jax.Array]) -> jax.Array:
+            x_NBSE = residual(constrain(x_NBSE, "NBSE"), "layer_in")
+            x_NBSE = self.connected(block.attention, x_NBSE, lambda x_BSE: attend(block, x_BSE))
+            return self.connected(block.feed, x_NBSE, lambda x_BSE: feed(block, x_BSE))
+
+        x_BSE = layers.embed(params.embed, tokens_BS, compute.dtype)
+        x_NBSE = per_layer([compute.checkpointed(layer)], jnp.stack([x_BSE] * self.streams), params.blocks)
+        hidden_BSE = layers.rms_norm(jnp.mean(x_NBSE, axis=0, dtype=jnp.float32), params.norm, 1e-6)
+        return Readout(hidden_BSE.astype(compute.dtype), params.head.matrix("VE", compute.dtype))
+
+    def connected(
+        self, connection: Connection[jax.Array], x_NBSE: jax.Array, branch: Callable[[jax.Array], jax.Array]
+    ) -> jax.Array:
+        """mix x + write branch(read x), for each token its own; the sums over streams are in float32."""
+        N, dtype = self.streams, x_NBSE.dtype
+        wide_NBSE = x_NBSE.astype(jnp.float32)
+        size_BS = jax.lax.rsqrt(jnp.mean(jnp.square(wide_NBSE), axis=(0, 3)) + 1e-6)
+        token_JBS = contract("NBSE,NEJ->JBS", x_NBSE, connection.token).astype(jnp.float32)
+        token_JBS = token_JBS * size_BS * connection.scale.astype(jnp.float32)[:, None, None]
+
+        def logits(static: jax.Array, first: int) -> jax.Array:
+            own = token_JBS[first : first + static.size].reshape(*static.shape, *size_BS.shape)
+            return static.astype(jnp.float32)[..., None, None] + own
+
+        read_NBS = jax.nn.sigmoid(logits(connection.read, 0))
+        write_NBS = 2.0 * jax.nn.sigmoid(logits(connection.write, N))
+        mix_NMBS = doubly_stochastic(logits(connection.mix, 2 * N), self.iterations)
+        y_BSE = branch(jnp.sum(read_NBS[..., None] * wide_NBSE, axis=0).astype(dtype)).astype(jnp.float32)
+        mixed_NBSE = jnp.sum(mix_NMBS[..., None] * wide_NBSE, axis=1)
+        return (mixed_NBSE + write_NBS[..., None] * y_BSE).astype(dtype)
+
+    def flops_per_token(self, sequence: int) -> float:
+        """6 per weight that multiplies, and causal attention; mixing streams is no matrix product."""
+        weights = count([leaf for leaf in jax.tree.leaves(self.specs().blocks) if leaf.decay])
+        attending = 12.0 * self.layers * self.embed * sequence / 2
+        return 6.0 * (weights + self.vocab * self.embed) + attending

@@ -1,0 +1,47 @@
+"""`forerun init`: a job to begin with, after three questions at most."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from forerun.config.recipes import RECIPES, Recipe, recipe_named, written
+from forerun.errors import UserError
+
+
+def run(args: argparse.Namespace) -> int:
+    target = Path(args.file)
+    if args.recipe:
+        recipe, model, data = recipe_named(args.recipe), args.model, args.data
+    else:
+        recipe, model, data = _asked(args)
+    files = written(recipe, target, model, data)
+    print(f"wrote {' and '.join(map(str, files))}")
+    print(f"next: forerun check {target}, then forerun plan {target}; the file's first lines say the rest")
+    return 0
+
+
+def _asked(args: argparse.Namespace) -> tuple[Recipe, str, str]:
+    if not sys.stdin.isatty():
+        raise UserError(
+            "nobody is there to be asked",
+            why="the input is not a terminal, and no --recipe is given",
+            fix=f"forerun init --recipe sft job.yaml; recipes: {', '.join(RECIPES)}",
+        )
+    print("What shall be trained?")
+    for number, one in enumerate(RECIPES.values(), 1):
+        print(f"  {number}  {one.name:<9} {one.summary}")
+    recipe = _chosen(_answer("recipe", "sft"))
+    model = args.model or _answer("model: a name on the hub, a folder or a named size", recipe.model)
+    return recipe, model, args.data or _answer("data: a file or a folder", recipe.data)
+
+
+def _answer(question: str, default: str) -> str:
+    return input(f"{question} [{default}]: ").strip() or default
+
+
+def _chosen(answer: str) -> Recipe:
+    if answer.isdecimal() and 1 <= int(answer) <= len(RECIPES):
+        return list(RECIPES.values())[int(answer) - 1]
+    return recipe_named(answer)

@@ -1,0 +1,24 @@
+"""What sections of the job are made of: strict, frozen, and every field with its meaning and its reason."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+def about(
+    description: str, reason: str, default: Any = ..., *, editors: dict[str, Any] | None = None, **limits: Any
+) -> Any:
+    """A field with its meaning and the reason for its default. `editors`: a limit that a validator checks in its
+    own words, as JSON Schema says it."""
+    return Field(default, description=description, json_schema_extra={"reason": reason, **(editors or {})}, **limits)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+def shorthand(field: str) -> Any:
+    """`model: qwen3-0.6b` means `model: {name: qwen3-0.6b}`."""
+    return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)

@@ -1,0 +1,257 @@
+"""Rounded weights as compressed-tensors lays them out, which transformers and vLLM load: codes, scales, and a section
+in config.json. `pack-quantized` has as many codes in an int32 as go in; `int-quantized`, which kernels with 8-bit
+activations want, has one in a byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.errors import UserError
+from forerun.exchange.blocks import Copier
+from forerun.exchange.match import Stacked
+from forerun.exchange.shards import Planned, Shards, shards_of
+from forerun.exchange.write import SHARD_BYTES, tensor_dtype, value_of
+from forerun.hub.headers import TensorInfo
+from forerun.hub.weights import Weights
+from forerun.models.keys import Entry, Part, Tensor, entries, groups, leaves_of, path_text
+from forerun.nn.fakequant import FakeQuantized, scale_spec
+from forerun.nn.spec import ParamSpec, Tree
+from forerun.nn.weights import Dense, is_weight
+
+QUANTIZATION = "quantization_config"
+PACKED, BYTES = "pack-quantized", "int-quantized"
+_WORD_BITS = 32
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the matrices of a model are rounded; one way for all of them."""
+
+    bits: int
+    group: int | None
+    activations: bool
+
+    @property
+    def format(self) -> str:
+        return BYTES if self.activations else PACKED
+
+
+def rounded_weights(params: Tree) -> dict[str, FakeQuantized[Any]]:
+    """Path -> weight, of those that are rounded."""
+    flat = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_weight)
+    return {path_text(path): leaf for path, leaf in flat if isinstance(leaf, FakeQuantized)}
+
+
+def layout_of(params: Tree) -> Layout:
+    (layout,) = {Layout(one.bits, one.group, one.activations) for one in rounded_weights(params).values()}
+    return layout
+
+
+def write_packed(
+    folder: Path, params: Tree, table: Iterable[Tensor], model: Stacked, dtype: str | Mapping[str, str]
+) -> dict[str, Any]:
+    """The files, and what config.json must say of them. `dtype` is of the weights that are not rounded."""
+    table, layout = tuple(table), layout_of(params)
+    codes, scales = _arrays(params)
+    rounded = set(rounded_weights(params))
+    whole = {entry.name: entry for entry in entries(table, model.specs(), model.stacks)}
+    steps = {
+        entry.name: entry
+        for entry in entries(_scale_table(table, rounded, model), _scale_specs(params, model), model.stacks)
+    }
+    planned = [tensor for entry in whole.values() for tensor in _planned(entry, steps, layout, dtype)]
+    places = {**codes, **scales}
+    with Copier(leaf.sharding for leaf in places.values()) as copier:
+
+        def written(tensor: Planned) -> NDArray[Any]:
+            name, _, kind = tensor.name.rpartition(".")
+            if tensor.name in steps:
+                return value_of(steps[tensor.name], tensor, scales, copier)
+            entry = whole[f"{name}.weight"] if kind.startswith("weight_") else whole[tensor.name]
+            if kind == "weight_shape":
+                return np.array(entry.shape, np.int64)
+            if kind == "weight_packed":
+                plain = value_of(entry, Planned(entry.name, "I8", entry.shape), codes, copier)
+                return pack(plain, layout.bits)
+            return value_of(entry, tensor, codes, copier)
+
+        with Shards(folder, shards_of(planned, SHARD_BYTES)) as shards:
+            shards.write(written)
+            shards.finish()
+    return config_section(layout, _left_out(whole.values(), steps))
+
+
+def config_section(layout: Layout, ignore: list[str]) -> dict[str, Any]:
+    """`quantization_config`. The lists name what is left as it was."""
+    weights = {
+        "num_bits": layout.bits,
+        "type": "int",
+        "symmetric": True,
+        "dynamic": False,
+        "strategy": "channel" if layout.group is None else "group",
+        "group_size": layout.group,
+    }
+    tokens = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+    scheme = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": tokens if layout.activations else None,
+        "output_activations": None,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": layout.format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": scheme},
+        "ignore": ignore,
+    }
+
+
+def pack(codes: NDArray[Any], bits: int) -> NDArray[Any]:
+    """Rows of int32, each code plus 2^(bits-1), the first in the lowest bits."""
+    per_word = _WORD_BITS // bits
+    rows, columns = codes.shape
+    words = -(-columns // per_word)
+    padded = np.zeros((rows, words * per_word), np.uint32)
+    padded[:, :columns] = codes.astype(np.int32) + 2 ** (bits - 1)
+    shifted = padded.reshape(rows, words, per_word) << (bits * np.arange(per_word, dtype=np.uint32))
+    return np.bitwise_or.reduce(shifted, axis=-1).astype(np.uint32).view(np.int32)
+
+
+def unpack(words: NDArray[Any], bits: int, columns: int) -> NDArray[Any]:
+    """Undo `pack`."""
+    shifts = bits * np.arange(_WORD_BITS // bits, dtype=np.uint32)
+    fields = (words.view(np.uint32)[:, :, None] >> shifts) & np.uint32(2**bits - 1)
+    return (fields.reshape(len(words), -1)[:, :columns].astype(np.int32) - 2 ** (bits - 1)).astype(np.int8)
+
+
+class Unpacked(Weights):
+    """What `write_packed` wrote, as if its matrices had been written in float32."""
+
+    def __init__(self, packed: Weights, bits: int) -> None:
+        self.folder, self._packed, self._bits = packed.folder, packed, bits
+        self._tensors = dict(self._plain())
+
+    def view(self, name: str) -> NDArray[Any]:
+        stem = name.removesuffix(".weight")
+        if f"{stem}.weight_scale" not in self._packed:
+            return self._packed.view(name)
+        rows, columns = self._tensors[name].shape
+        if f"{stem}.weight_packed" in self._packed:
+            codes = unpack(self._packed.view(f"{stem}.weight_packed"), self._bits, columns)
+        else:
+            codes = self._packed.view(name)
+        scale = self._packed.view(f"{stem}.weight_scale").astype(np.float32)
+        numbers = codes.astype(np.float32).reshape(rows, scale.shape[1], -1) * scale[:, :, None]
+        return np.asarray(numbers.reshape(rows, columns))
+
+    def release(self, name: str) -> None:
+        pass
+
+    def close(self) -> None:
+        self._packed.close()
+
+    def _plain(self) -> Iterator[tuple[str, TensorInfo]]:
+        for name, info in self._packed.items():
+            stem, _, kind = name.rpartition(".")
+            if kind == "weight_scale":
+                packed = f"{stem}.weight_shape" in self._packed
+                shape = self._packed.view(f"{stem}.weight_shape") if packed else self._packed[f"{stem}.weight"].shape
+                yield f"{stem}.weight", replace(info, dtype="F32", shape=tuple(int(size) for size in shape))
+            elif kind not in ("weight_packed", "weight_shape") and f"{stem}.weight_scale" not in self._packed:
+                yield name, info
+
+
+def opened(weights: Weights, section: Mapping[str, Any] | None) -> Weights:
+    """Weights as floats, whatever config.json's section says they are."""
+    return weights if section is None else Unpacked(weights, section["config_groups"]["group_0"]["weights"]["num_bits"])
+
+
+def _arrays(params: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
+    """(every leaf by its path, codes in the place of rounded ones; scales by the path of their weight)."""
+
+    def split(params: Tree) -> tuple[Tree, dict[str, jax.Array]]:
+        made = {path: one.codes() for path, one in rounded_weights(params).items()}
+        coded = jax.tree_util.tree_map_with_path(
+            lambda path, leaf: Dense(made[path_text(path)][0]) if isinstance(leaf, FakeQuantized) else leaf,
+            params,
+            is_leaf=is_weight,
+        )
+        return coded, {path: scale for path, (_, scale) in made.items()}
+
+    coded, scales = jax.jit(split)(params)
+    return {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(coded)}, scales
+
+
+def _scale_table(table: Iterable[Tensor], rounded: set[str], model: Stacked) -> list[Tensor]:
+    """The tensors of the scales: as those of the weights, with G for their inputs."""
+    leaves, found = leaves_of(model.specs()), []
+    for one in table:
+        paths = [part.leaf.replace("blocks", stack.name, 1) for part in one.parts for stack in model.stacks]
+        if not rounded & set(paths):
+            continue
+        parts = [Part(part.leaf, _scale_form(one, part, leaves[f"{part.leaf}.value"])) for part in one.parts]
+        if others := sorted(set(paths) - rounded):
+            raise UserError(
+                f"{one.name} cannot be written as integers",
+                why=f"{', '.join(others)} belongs to it and is not rounded",
+                fix="export with --dense; for the next run name all of them in qat.targets",
+            )
+        found.append(Tensor(one.name.removesuffix(".weight") + ".weight_scale", tuple(parts), one.along))
+    return found
+
+
+def _scale_form(one: Tensor, part: Part, spec: ParamSpec) -> str:
+    letters = spec.axes.removeprefix("L")
+    ins, outs = letters[: spec.inputs], letters[spec.inputs :]
+    if groups(part.form) != [outs, ins] or one.along != 0:
+        raise UserError(
+            f"{one.name} cannot be written as integers",
+            why="in this family the tensor is no matrix of a linear layer, and no runtime reads its integers",
+            fix="export with --dense: the rounded weights as floats",
+        )
+    return f"({outs}) G"
+
+
+def _scale_specs(params: Tree, model: Stacked) -> dict[str, Any]:
+    """Path by path, a tree as `entries` reads it: blocks -> query -> spec."""
+    leaves = leaves_of(model.specs())
+    tree: dict[str, Any] = {}
+    for path, one in rounded_weights(params).items():
+        inner = tree
+        *parents, last = path.split(".")
+        for name in parents:
+            inner = inner.setdefault(name, {})
+        inner[last] = scale_spec(leaves[f"{path}.value"], one.group)
+    return tree
+
+
+def _planned(entry: Entry, steps: Mapping[str, Entry], layout: Layout, dtype: str | Mapping[str, str]) -> list[Planned]:
+    stem = entry.name.removesuffix(".weight")
+    step = steps.get(f"{stem}.weight_scale")
+    if step is None:
+        return [Planned(entry.name, tensor_dtype(dtype, entry.name), entry.shape)]
+    scale = Planned(step.name, "BF16", step.shape)
+    if layout.format == BYTES:
+        return [Planned(entry.name, "I8", entry.shape), scale]
+    words = -(-entry.shape[1] * layout.bits // _WORD_BITS)
+    return [
+        Planned(f"{stem}.weight_packed", "I32", (entry.shape[0], words)),
+        Planned(f"{stem}.weight_shape", "I64", (2,)),
+        scale,
+    ]
+
+
+def _left_out(whole: Iterable[Entry], steps: Mapping[str, Entry]) -> list[str]:
+    """Linear layers that are not rounded: the read-out, and what qat.targets leaves out."""
+    matrices = [entry for entry in whole if len(entry.shape) == 2 and entry.pieces[0].path != "embed"]
+    names = {entry.name.removesuffix(".weight") for entry in matrices}
+    return sorted({name for name in names if f"{name}.weight_scale" not in steps} | {"lm_head"})

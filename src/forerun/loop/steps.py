@@ -1,0 +1,162 @@
+"""The steps of a run: from the first to the last, or to a stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import jax
+
+from forerun.checkpoint.store import Store
+from forerun.config.schema import Job
+from forerun.data.feed import Feed
+from forerun.data.order.batches import Batches
+from forerun.data.order.ledger import Ledger
+from forerun.loop.compilation import CompiledStep, no_compilation
+from forerun.loop.copies import Copies
+from forerun.loop.folder import RunFolder
+from forerun.loop.guard import Flights, Guard, Landed
+from forerun.loop.pace import Pace
+from forerun.loop.placement import Placement
+from forerun.loop.validation import Validation
+from forerun.program.build import Program
+from forerun.program.state import State
+from forerun.supervise.worker import Stopped, Worker
+from forerun.track.display import Display
+from forerun.track.forwarder import tracking
+from forerun.track.metrics import MetricsLog
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """All that the steps of a run need, made ready."""
+
+    job: Job
+    program: Program
+    step: CompiledStep
+    batches: Batches
+    pace: Pace
+    guard: Guard
+    copies: Copies
+    validation: Validation
+    store: Store
+    record: dict[str, Any]  # of every checkpoint
+    folder: RunFolder
+    display: Display
+    worker: Worker
+
+
+def run_steps(run: Steps, state: State) -> State:
+    """From the first step to the last, or to an announced stop, or until no look at the validation finds better
+    weights. Figures are read one step late, so the device never waits for us."""
+    job, pace, guard, store, worker = run.job, run.pace, run.guard, run.store, run.worker
+    placed = Placement(run.program.batch)
+
+    def report(landed: Landed) -> None:
+        number = landed.number
+        run.copies.require_equal(number)
+        worker.pulse.step(number)
+        require_no_compilation(number)
+        write_down(number, run.batches, landed.left_out)
+        if landed.warning:
+            run.display.warn(landed.warning)
+        if landed.figures is None:
+            pace.left_out(number)
+            log(number, landed.row())
+            return
+        pace.done(number, landed.figures, feed.waited_seconds)
+        if number % job.log_every == 0 or number == pace.last or landed.refused:
+            log(number, pace.figures() | landed.row())
+        run.display.step(pace.view())
+
+    def validate(number: int, state: State) -> None:
+        look = run.validation.look(number, state, worker)
+        if look is not None:
+            log(number, look.figures)
+            run.display.say(look.said(run.validation.best))
+        pace.resume()
+
+    def keep(number: int, state: State) -> None:
+        run.copies.prove(number, state)
+        store.save(number, run.program.saved(state), {**run.record, **run.validation.record(number, pace.loss)})
+
+    with (
+        metrics_of(run) as log,
+        ledger_of(job, run.folder, pace.first, worker) as write_down,
+        Feed(run.batches, placed, pace.first, pace.last, feeders=job.data.feeders) as feed,
+        no_compilation() as require_no_compilation,
+    ):
+        flights = Flights(guard, run.step, lambda number: placed(run.batches.batch_at(number - 1)), jax.device_get)
+        number = saved = pace.first
+        if run.validation.owed(number, pace.last):
+            validate(number, state)
+            if number % job.checkpoint.every == 0 or number == pace.last:  # it could not be judged
+                keep(number, state)
+        pace.start()
+        for number, batch in enumerate(until_stopped(feed, run), pace.first + 1):
+            state = flights.start(state, number, batch)
+            store.check()
+            run.copies.look(number, state)
+            save = number // job.checkpoint.every > saved // job.checkpoint.every or number == pace.last
+            look = run.validation.due(number, pace.last)
+            while len(flights) > (0 if save or look else 1):
+                state, landed = flights.land(state)
+                report(landed)
+            if look:
+                validate(number, state)
+            if (save or run.validation.exhausted) and (guard.trusts_state or number == pace.last):
+                keep(number, state)
+                worker.stop.save_seconds = store.save_seconds  # of the one before
+                saved = number
+        while len(flights):  # there is something left only after an announced stop
+            state, landed = flights.land(state)
+            report(landed)
+        if saved < number < pace.last and guard.trusts_state and worker.stop.save:
+            keep(number, state)
+        store.wait(worker.stop.remaining_seconds())
+    return state
+
+
+def until_stopped(feed: Iterable[T], run: Steps) -> Iterator[T]:
+    """The batches, until all hosts have agreed to stop, or nothing better is to be expected."""
+    batches = iter(feed)
+    while not run.validation.exhausted:
+        try:
+            with run.worker.pulse.waiting("data"):
+                batch = next(batches)
+        except (StopIteration, Stopped):
+            return
+        if not run.worker.stop.go():
+            return
+        yield batch
+
+
+@contextmanager
+def metrics_of(run: Steps) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """Writes the figures of a step down, from where trackers get them; one host writes for all."""
+    if not run.worker.first:
+        yield lambda number, figures: None
+        return
+    metrics, pace = run.folder.metrics, run.pace
+    with (
+        MetricsLog(metrics, resume_at=pace.first) as log,
+        tracking(run.job, metrics, pace.last, run.display.warn),
+    ):
+        yield lambda number, figures: log.write(number, **figures)
+
+
+@contextmanager
+def ledger_of(
+    job: Job, folder: RunFolder, first: int, worker: Worker
+) -> Iterator[Callable[[int, Batches, str | None], None]]:
+    """Writes the example ids of a step down, and why if it was left out, if the job wants a ledger; one host writes
+    for all."""
+    if not job.data.ledger or not worker.first:
+        yield lambda number, batches, left_out: None
+        return
+    with Ledger(folder.ledger, first + 1) as ledger:
+        yield lambda number, batches, left_out: ledger.write(number, batches.examples_at(number - 1), skipped=left_out)

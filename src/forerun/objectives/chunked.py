@@ -1,0 +1,163 @@
+"""Losses of whole distributions, whose full logits never exist either: the way of `cross_entropy.py` for any rule.
+
+A rule turns a chunk's logits, and what stands beside them at the same positions, into sums by name and the slope of
+one of them, "loss", by the logits. B batch, S sequence, E embed, V vocab, C chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from forerun.nn.layers import soft_cap
+from forerun.nn.sharding import BATCH_AXES, by_hand
+from forerun.objectives.cross_entropy import Split, in_chunks, logits_of, summed, unchunked
+
+Arrays = dict[str, jax.Array]
+LOSS = "loss"
+
+
+class Rule(Protocol):
+    """Immutable and hashable."""
+
+    def __call__(self, logits_BCV: jax.Array, sides: Arrays, tables: Arrays, split: Split) -> tuple[Arrays, jax.Array]:
+        """Per position its figures [B, C], among them "loss", and the slope of that by the logits [B, C, V].
+
+        The logits are capped already (`split.softcap` is None). V may be this device's part of the vocabulary, of the
+        `tables` as well; `sides` are [B, C, ...].
+        """
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 6, 7))
+def chunked(
+    rule: Rule,
+    hidden_BSE: jax.Array,
+    matrix_VE: jax.Array,
+    weights_BS: jax.Array,
+    sides: Arrays,
+    tables: Arrays,
+    chunk: int,
+    softcap: float | None = None,
+) -> Arrays:
+    """Sums over positions of weight x the rule's figures, in float32. Differentiable in hidden and matrix, and only by
+    way of "loss"."""
+    split = Split.of(hidden_BSE, matrix_VE, softcap)
+    local = partial(_sums_local, rule=rule, chunk=chunk, split=split)
+    made: Arrays = by_hand(local, arguments=_arguments(split, sides, tables), results=P())(
+        hidden_BSE, matrix_VE, weights_BS, sides, tables
+    )
+    return made
+
+
+def _forward(
+    rule: Rule,
+    hidden_BSE: jax.Array,
+    matrix_VE: jax.Array,
+    weights_BS: jax.Array,
+    sides: Arrays,
+    tables: Arrays,
+    chunk: int,
+    softcap: float | None,
+) -> tuple[Arrays, tuple[jax.Array, jax.Array]]:
+    split = Split.of(hidden_BSE, matrix_VE, softcap)
+    local = partial(_sums_and_gradients_local, rule=rule, chunk=chunk, split=split)
+    results = (P(), P(BATCH_AXES, split.sequence, None), P(split.vocab, split.embed))
+    sums, hidden_gradient, matrix_gradient = by_hand(
+        local, arguments=_arguments(split, sides, tables), results=results
+    )(hidden_BSE, matrix_VE, weights_BS, sides, tables)
+    return sums, (hidden_gradient, matrix_gradient)
+
+
+def _backward(
+    rule: Rule, chunk: int, softcap: float | None, gradients: tuple[jax.Array, jax.Array], cotangents: Arrays
+) -> tuple[Any, ...]:
+    hidden, matrix = gradients
+    cotangent = cotangents[LOSS]
+    return hidden * cotangent.astype(hidden.dtype), matrix * cotangent.astype(matrix.dtype), None, None, None
+
+
+chunked.defvjp(_forward, _backward)
+
+
+def _arguments(split: Split, sides: Arrays, tables: Arrays) -> tuple[Any, ...]:
+    hidden, matrix, weights, _ = split.arguments
+    beside = {name: P(BATCH_AXES, *(None,) * (array.ndim - 1)) for name, array in sides.items()}
+    return hidden, matrix, weights, beside, dict.fromkeys(tables, P(split.vocab, None))
+
+
+@jax.named_scope("loss")
+def _sums_local(
+    hidden_BSE: jax.Array,
+    matrix_VE: jax.Array,
+    weights_BS: jax.Array,
+    sides: Arrays,
+    tables: Arrays,
+    *,
+    rule: Rule,
+    chunk: int,
+    split: Split,
+) -> Arrays:
+    def figures(piece: Any) -> Arrays:
+        hidden_BCE, weights_BC, beside = piece
+        found, _, _ = _figures_and_slope(rule, hidden_BCE, matrix_VE, beside, tables, split)
+        return {name: jnp.sum(each_BC * weights_BC) for name, each_BC in found.items()}
+
+    pieces = jax.tree.map(lambda x: in_chunks(x, chunk), (hidden_BSE, weights_BS, sides))
+    start = _zeros(figures, pieces)
+    total, _ = lax.scan(lambda sums, piece: (jax.tree.map(jnp.add, sums, figures(piece)), None), start, pieces)
+    return lax.psum(total, split.rows)
+
+
+@jax.named_scope("loss")
+def _sums_and_gradients_local(
+    hidden_BSE: jax.Array,
+    matrix_VE: jax.Array,
+    weights_BS: jax.Array,
+    sides: Arrays,
+    tables: Arrays,
+    *,
+    rule: Rule,
+    chunk: int,
+    split: Split,
+) -> tuple[Arrays, jax.Array, jax.Array]:
+    def parts(piece: Any) -> tuple[Arrays, jax.Array, jax.Array]:
+        hidden_BCE, weights_BC, beside = piece
+        found, slope_BCV, bend_BCV = _figures_and_slope(rule, hidden_BCE, matrix_VE, beside, tables, split)
+        slope_BCV = (slope_BCV * bend_BCV * weights_BC[..., None]).astype(hidden_BCE.dtype)
+        more = jnp.einsum("BCV,BCE->VE", slope_BCV, hidden_BCE, preferred_element_type=jnp.float32)
+        sums = {name: jnp.sum(each_BC * weights_BC) for name, each_BC in found.items()}
+        return sums, more, jnp.einsum("BCV,VE->BCE", slope_BCV, matrix_VE)
+
+    def one(carry: tuple[Arrays, jax.Array], piece: Any) -> tuple[tuple[Arrays, jax.Array], jax.Array]:
+        sums, more, hidden_gradient = parts(piece)
+        return jax.tree.map(jnp.add, carry, (sums, more)), hidden_gradient
+
+    pieces = jax.tree.map(lambda x: in_chunks(x, chunk), (hidden_BSE, weights_BS, sides))
+    start = _zeros(lambda piece: parts(piece)[:2], pieces)
+    (sums, matrix_gradient), hidden_pieces = lax.scan(one, start, pieces)
+    hidden_gradient = unchunked(hidden_pieces, hidden_BSE.shape)
+    if split.vocab:
+        hidden_gradient = summed(hidden_gradient, (split.vocab,), scatter=split.sequence, dim=1)
+    matrix_gradient = summed(matrix_gradient.astype(matrix_VE.dtype), split.rows, scatter=split.embed, dim=1)
+    return lax.psum(sums, split.rows), hidden_gradient, matrix_gradient
+
+
+def _figures_and_slope(
+    rule: Rule, hidden_BCE: jax.Array, matrix_VE: jax.Array, beside: Arrays, tables: Arrays, split: Split
+) -> tuple[Arrays, jax.Array, jax.Array]:
+    """The rule's answer, and the derivative of the capped logits by the bare ones."""
+    logits_BCV = soft_cap(logits_of(hidden_BCE, matrix_VE), split.softcap)
+    found, slope_BCV = rule(logits_BCV, beside, tables, replace(split, softcap=None))
+    bend = jnp.ones((), jnp.float32) if split.softcap is None else 1 - jnp.square(logits_BCV / split.softcap)
+    return found, slope_BCV, bend
+
+
+def _zeros(function: Any, pieces: Any) -> Any:
+    shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], pieces))
+    return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes)

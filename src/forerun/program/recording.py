@@ -1,0 +1,93 @@
+"""The program of `forerun cache`: a teacher's forward over a batch of rows, and what is kept of it.
+
+Built on real devices and on topology descriptions alike, as the step of a run is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from forerun.config.schema import Job
+from forerun.hardware.mesh import MeshShape, resolve
+from forerun.models.base import Model
+from forerun.nn import sharding
+from forerun.nn.compute import Compute
+from forerun.objectives.companion import at_rest
+from forerun.objectives.cross_entropy import chunk_length
+from forerun.objectives.distil import REST
+from forerun.objectives.record import Record, record
+from forerun.program import kernels
+from forerun.program.state import abstract_params
+
+Rows = dict[str, Any]  # tokens, segments and positions, each [B, S]
+READ = ("tokens", "segments", "positions")
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A pure step, its abstract arguments with their shardings, and what it costs."""
+
+    model: Model
+    mesh: Mesh
+    shape: MeshShape
+    step: Callable[[Any, Rows], Record]
+    params: Any
+    rows: Rows
+    flops_per_step: float
+    tokens_per_step: int
+    compiler_options: dict[str, str]
+
+    def trace(self) -> Any:
+        result = NamedSharding(self.mesh, PartitionSpec(sharding.BATCH_AXES))
+        with jax.set_mesh(self.mesh):
+            return jax.jit(self.step, out_shardings=result, keep_unused=True).trace(self.params, self.rows)
+
+
+def kept_of(job: Job, teacher: Model, vocab: int) -> tuple[int, int, tuple[float, ...]]:
+    """Vocabulary, K and temperatures of what is written down for a student with `vocab` tokens."""
+    assert job.distil is not None
+    common = min(vocab, teacher.vocab)
+    temperature = job.distil.temperature
+    return common, min(job.distil.top_k, common), (1.0,) if temperature == 1 else (1.0, temperature)
+
+
+def recording_shape(devices: int, place: str = "this machine") -> MeshShape:
+    """All devices share the rows and the weights: top-K over a split vocabulary would have to be put together."""
+    return resolve(1, -1, 1, devices, place)
+
+
+def build_recording(job: Job, teacher: Model, vocab: int, mesh: Mesh, shape: MeshShape) -> Recording:
+    """`vocab` is the student's; rows at a time are those of the job's micro-batch on every device."""
+    platform, kind = mesh.devices.flat[0].platform, mesh.devices.flat[0].device_kind
+    compute = Compute(
+        dtype=jnp.dtype(job.precision.compute),
+        attention=kernels.attention(job.attention, platform, kind, job.precision.compute, teacher),
+    )
+    per_device = job.micro_batch or max(1, job.batch // shape.data_parallel)
+    common, top_k, temperatures = kept_of(job, teacher, vocab)
+    chunk = job.loss_chunk or -(-chunk_length(job.sequence, per_device, common) // 2)
+    count = per_device * shape.data_parallel
+
+    def step(params: Any, rows: Rows) -> Record:
+        out = teacher.apply(params, rows["tokens"], rows["segments"], rows["positions"], compute)
+        return record(out, vocab=common, top_k=top_k, temperatures=temperatures, chunk=chunk)
+
+    where = sharding.batched(mesh, (count, job.sequence), "BS")
+    ids = jax.ShapeDtypeStruct((count, job.sequence), jnp.int32, sharding=where)
+    return Recording(
+        model=teacher,
+        mesh=mesh,
+        shape=shape,
+        step=step,
+        params=abstract_params(at_rest(teacher.specs(), REST), mesh),
+        rows=dict.fromkeys(READ, ids),
+        flops_per_step=teacher.flops_per_token(job.sequence) / 3 * count * job.sequence,
+        tokens_per_step=count * job.sequence,
+        compiler_options=kernels.compiler_options(platform, kind),
+    )

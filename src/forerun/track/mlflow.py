@@ -1,0 +1,124 @@
+"""An MLflow server, by its REST interface: five routes and no package. (Its client needs 115 ms for a call, and brings
+a web server along.)
+
+Rows are sent in batches, which MLflow takes once however often they come: a metric with equal key, value, time and step
+is the same metric. The run is found by a tag with our token, so an answer that was lost does not make a second run.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forerun.errors import UserError
+from forerun.track.tensorboard import figures_of
+from forerun.track.tracker import Row, Run
+
+ANSWER_SECONDS = 10.0
+MOST_METRICS = 900  # of one batch; MLflow takes 1,000
+MOST_PARAMS = 100
+TAG = "forerun.token"
+
+
+class Refused(OSError):
+    """The server answered, and not with what was asked for."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"HTTP {code}: {text}")
+        self.code = code
+
+
+def server_of(url: str | None) -> str:
+    found = url or os.environ.get("MLFLOW_TRACKING_URI", "")
+    if urllib.parse.urlsplit(found).scheme not in ("http", "https"):
+        raise UserError(
+            "track.to: mlflow needs the address of a server",
+            why=f"track.url is {url!r}, MLFLOW_TRACKING_URI {os.environ.get('MLFLOW_TRACKING_URI')!r}",
+            fix="set track.url=http://host:5000, or the variable",
+        )
+    return found.rstrip("/")
+
+
+class Mlflow:
+    """Secrets come from MLflow's own variables (MLFLOW_TRACKING_TOKEN, or _USERNAME and _PASSWORD) and are not told."""
+
+    def __init__(self, server: str, experiment: str) -> None:
+        self._server, self._experiment = server, experiment
+        self._id = self._run = ""
+
+    def begin(self, run: Run) -> int | None:
+        self._id = self._id or self._experiment_id()
+        search = {"experiment_ids": [self._id], "filter": f"tags.`{TAG}` = '{run.token}'", "max_results": 1}
+        found = self._ask("runs/search", search).get("runs", [])
+        tags = [{"key": TAG, "value": run.token}, {"key": "mlflow.source.name", "value": "forerun"}]
+        body = {"experiment_id": self._id, "run_name": run.name, "tags": tags}
+        about = found[0] if found else self._ask("runs/create", body)["run"]
+        self._run, data = about["info"]["run_id"], about.get("data", {})
+        if not data.get("params"):
+            params = [{"key": key, "value": str(value)[:500]} for key, value in run.job.items()]
+            for start in range(0, len(params), MOST_PARAMS):
+                self._ask("runs/log-batch", {"run_id": self._run, "params": params[start : start + MOST_PARAMS]})
+        return max((int(metric.get("step", 0)) for metric in data.get("metrics", ())), default=0)
+
+    def send(self, rows: Sequence[Row]) -> None:
+        metrics: list[dict[str, Any]] = []
+        for row in rows:
+            about = {"timestamp": round(row["unix_seconds"] * 1000), "step": row["step"]}
+            more = [{"key": key, "value": value, **about} for key, value in figures_of(row).items()]
+            if len(metrics) + len(more) > MOST_METRICS:
+                self._ask("runs/log-batch", {"run_id": self._run, "metrics": metrics})
+                metrics = []
+            metrics += more
+        if metrics:  # a row of a step that was left out has no figures
+            self._ask("runs/log-batch", {"run_id": self._run, "metrics": metrics})
+
+    def end(self, finished: bool) -> None:
+        if self._run:
+            self._ask("runs/update", {"run_id": self._run, "status": "FINISHED" if finished else "KILLED"})
+
+    def _experiment_id(self) -> str:
+        name = {"experiment_name": self._experiment}
+        for _ in range(2):  # made by another run in between: then it is there
+            try:
+                return str(self._ask("experiments/get-by-name", name, get=True)["experiment"]["experiment_id"])
+            except Refused as error:
+                if error.code != 404:
+                    raise
+            try:
+                return str(self._ask("experiments/create", {"name": self._experiment})["experiment_id"])
+            except Refused as error:
+                if error.code != 400:
+                    raise
+        raise Refused(404, f"experiment {self._experiment!r} can be neither found nor made")
+
+    def _ask(self, route: str, body: Mapping[str, Any], *, get: bool = False) -> dict[str, Any]:
+        address = f"{self._server}/api/2.0/mlflow/{route}"
+        headers = {"Content-Type": "application/json", **_authorization()}
+        if get:
+            request = urllib.request.Request(f"{address}?{urllib.parse.urlencode(body)}", headers=headers)
+        else:
+            request = urllib.request.Request(address, json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+                return dict(json.loads(answer.read() or b"{}"))
+        except urllib.error.HTTPError as error:
+            with error:
+                raise Refused(error.code, error.read(200).decode(errors="replace").replace("\n", " ")) from error
+        except ValueError as error:
+            raise Refused(200, "no JSON: is this an MLflow server?") from error
+
+
+def _authorization() -> dict[str, str]:
+    token, user = os.environ.get("MLFLOW_TRACKING_TOKEN"), os.environ.get("MLFLOW_TRACKING_USERNAME")
+    if token:
+        return {"Authorization": f"Bearer {token}"}
+    if user:
+        pair = f"{user}:{os.environ.get('MLFLOW_TRACKING_PASSWORD', '')}"
+        return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+    return {}

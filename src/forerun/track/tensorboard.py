@@ -1,0 +1,68 @@
+"""Figures as TensorBoard's event files, by its own writer, in `tensorboard/` of the run's folder."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UserError
+from forerun.track.tracker import Row, Run
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    def __init__(self) -> None:
+        try:
+            importlib.import_module("tensorboard")
+        except ImportError as error:
+            raise UserError(
+                "track.to: tensorboard is not installed",
+                why=str(error),
+                fix='pip install "forerun[tensorboard]", or take it out of track.to',
+            ) from error
+        self._writer: Any = None
+
+    def begin(self, run: Run) -> int | None:
+        """The last step in the files that are there: what a kill has cut off is not in them."""
+        folder = run.folder / FOLDER
+        last = max((last_step(path) for path in sorted(folder.glob("events.out.tfevents.*"))), default=0)
+        if self._writer is None:
+            writer: Any = importlib.import_module("tensorboard.summary.writer.event_file_writer")
+            self._writer = writer.EventFileWriter(str(folder))
+        return last
+
+    def send(self, rows: Sequence[Row]) -> None:
+        event: Any = importlib.import_module("tensorboard.compat.proto.event_pb2")
+        summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+        for row in rows:
+            values = [summary.Summary.Value(tag=key, simple_value=value) for key, value in figures_of(row).items()]
+            made = event.Event(wall_time=row["unix_seconds"], step=row["step"], summary=summary.Summary(value=values))
+            self._writer.add_event(made)
+        self._writer.flush()
+
+    def end(self, finished: bool) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+
+def figures_of(row: Row) -> dict[str, float]:
+    """The numbers of a row; null, texts and what names the row are left out."""
+    named = ("step", "unix_seconds")
+    return {
+        key: float(value)
+        for key, value in row.items()
+        if key not in named and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+def last_step(path: Path) -> int:
+    loader: Any = importlib.import_module("tensorboard.backend.event_processing.event_file_loader")
+    last = 0
+    with suppress(Exception):  # TensorBoard's own word for a record that was cut off differs between its releases
+        for event in loader.LegacyEventFileLoader(str(path)).Load():
+            last = max(last, int(event.step))
+    return last

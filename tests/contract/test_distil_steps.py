@@ -1,0 +1,247 @@
+"""Distillation as people run it: twenty steps beside a plain torch loop, with the teacher in the step and with its
+words from a cache; an interrupted run is the run that was not.
+
+Torch computes every logit of teacher, student and starting model, one document at a time; forerun none of that. The
+checkpoints hold bfloat16 numbers, so that a teacher at rest in bfloat16 is the same teacher.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from forerun.config.load import load
+from forerun.config.schema import Job
+from forerun.hardware.devices import choose
+from forerun.loop.cache import cache
+from forerun.loop.concrete import concrete
+from forerun.loop.corpus import open_corpus
+from forerun.loop.export import export
+from forerun.loop.train import Finished, batches_of, program_on, train
+from forerun.track.display import StepView, make_display
+from forerun.track.metrics import read_metrics
+from forerun.track.plain import PlainDisplay
+
+pytestmark = pytest.mark.torch
+
+STEPS, VOCAB = 20, 264
+TEXTS = [f"In year {n} the harbour of Vik counted {n * 7 % 31} ships and {n % 5} whales.\n" * 2 for n in range(40)]
+JOB = f"""\
+model: ./base
+data: {{path: texts.jsonl, store: tokens, packing: whole, validation: 0.1}}
+sequence: 160
+batch: 4
+micro_batch: 2
+steps: {STEPS}
+device: cpu
+devices: 1
+optimizer: {{lr: 3e-3, warmup: 3}}
+checkpoint: {{every: 5}}
+precision: {{compute: float32, params: float32}}
+remat: none
+sample: {{tokens: 0}}
+distil: {{teacher: ./teacher, temperature: 2.0, soft: 0.6}}
+"""
+ANCHORED = ("distil.anchor=0.5", "distil.anchor_share=1.0")
+CACHED = ("distil.cache=words", f"distil.top_k={VOCAB}")
+
+
+def checkpoint(folder: Path, width: int, seed: int, extra: str = "") -> None:
+    import tokenizers
+    import torch
+    import transformers
+    from tokenizers import decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = tokenizers.Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    inner.add_special_tokens(["<|end|>", *([extra] if extra else [])])
+    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>").save_pretrained(folder)
+    config = transformers.Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=12,
+        max_position_embeddings=256,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=256,
+        initializer_range=0.1,
+    )
+    torch.manual_seed(seed)
+    transformers.Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import json
+
+    made = tmp_path_factory.mktemp("distil")
+    checkpoint(made / "base", 48, 0)
+    checkpoint(made / "teacher", 64, 1)
+    (made / "texts.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS))
+    (made / "job.yaml").write_text(JOB)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def job_of(*overrides: str) -> Job:
+    return load("job.yaml", overrides).job
+
+
+def trained(*overrides: str, display: Any = None) -> tuple[Finished, list[dict[str, Any]]]:
+    job = job_of(*overrides)
+    with display or make_display(io.StringIO()) as shown:
+        finished = train(job, shown)
+    assert finished is not None
+    return finished, read_metrics(Path("runs") / job.name / "metrics.jsonl")
+
+
+def losses(rows: list[dict[str, Any]], name: str = "loss") -> np.ndarray:
+    return np.array([row[name] for row in rows if name in row])
+
+
+def torch_losses(job: Job, rates: list[float]) -> np.ndarray:
+    """Every document by itself. AdamW with decay on matrices only, clipped."""
+    import torch
+    import transformers
+    from torch.nn import functional
+
+    torch.set_num_threads(1)
+
+    def model(name: str) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, attn_implementation="eager")
+
+    said, o = job.distil, job.optimizer
+    assert said is not None
+    student, teacher, beginning = model("base"), model("teacher").eval(), model("base").eval()
+    groups = [
+        {"params": [p for p in student.parameters() if p.ndim > 1], "weight_decay": o.weight_decay},
+        {"params": [p for p in student.parameters() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
+    corpus = open_corpus(job)
+    batches = batches_of(job, program_on(concrete(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
+    found = []
+
+    def kl(theirs: Any, ours: Any, temperature: float) -> Any:
+        log_p, log_q = (functional.log_softmax(x / temperature, -1) for x in (theirs, ours))
+        return functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+
+    for number in range(STEPS):
+        batch = batches.batch_at(number)
+        adamw.zero_grad()
+        total = torch.zeros(())
+        names = ("tokens", "targets", "weights", "segments")
+        flat = {name: np.asarray(getattr(batch, name)).reshape(-1, job.sequence) for name in names}
+        for row in range(job.batch):
+            for segment in range(1, flat["segments"][row].max() + 1):
+                here = flat["segments"][row] == segment
+                ids, targets = (torch.from_numpy(flat[x][row][here].astype(np.int64)) for x in ("tokens", "targets"))
+                weights, logits = torch.from_numpy(flat["weights"][row][here]), student(ids[None]).logits[0]
+                with torch.no_grad():
+                    words, began = teacher(ids[None]).logits[0], beginning(ids[None]).logits[0]
+                nats = (1 - said.soft) * functional.cross_entropy(logits, targets, reduction="none")
+                nats = nats + said.soft * said.temperature**2 * kl(words, logits, said.temperature)
+                total = total + (weights * (nats + said.anchor * kl(began, logits, 1.0))).sum()
+        loss = total / float(flat["weights"].sum())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(student.parameters(), o.clip)
+        for group in adamw.param_groups:
+            group["lr"] = rates[number]
+        adamw.step()
+        found.append(float(loss.detach()))
+    return np.array(found)
+
+
+def torch_perplexity(job: Job) -> float:
+    """Of the exported model, on the documents that were kept back, one by one."""
+    import torch
+    import transformers
+
+    exported = export(f"runs/{job.name}", f"{job.name}-exported", dtype="float32").folder
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+    kept = open_corpus(job).parts[0].store.validation
+    assert kept is not None
+    nats = count = 0.0
+    for start, stop in pairwise(kept.begins(np.arange(len(kept) + 1)).tolist()):
+        ids = torch.from_numpy(np.asarray(kept.read(start, stop)[0], np.int64))
+        with torch.no_grad():
+            nats += float(torch.nn.functional.cross_entropy(model(ids[None, :-1]).logits[0], ids[1:], reduction="sum"))
+        count += len(ids) - 1
+    return float(np.exp(nats / count))
+
+
+def test_twenty_steps_follow_torch_and_go_on_after_a_stop() -> None:
+    """With the teacher in the step, and a pull towards the beginning."""
+    _, rows = trained("name=online", *ANCHORED)
+    expected = torch_losses(job_of(*ANCHORED), [row["lr"] for row in rows if "lr" in row])
+    assert expected[0] - expected[-1] > 0.5, "it has learned nothing: that would prove little"
+    np.testing.assert_allclose(losses(rows), expected, rtol=1e-4)
+    mixed = 0.4 * losses(rows, "hard") + 0.6 * losses(rows, "soft") + 0.5 * losses(rows, "anchor")
+    np.testing.assert_allclose(losses(rows), mixed, rtol=1e-5)
+    assert abs(losses(rows, "anchor")[0]) < 1e-5
+    assert losses(rows, "anchor")[-1] > 0.05
+    wanted = torch_perplexity(job_of("name=online", *ANCHORED))
+    assert losses(rows, "validation_perplexity")[-1] == pytest.approx(wanted, rel=1e-4)
+    assert wanted > 2 * np.exp(losses(rows, "validation_loss")[-1]), "that of the mixed loss is another"
+    require_resumed("online", ANCHORED)
+
+
+def test_a_cache_of_the_whole_vocabulary_is_the_teacher_itself() -> None:
+    """Within what 16 bits keep of a logit: 1e-5 of the loss."""
+    _, online = trained("name=online", *ANCHORED)  # finished before: its figures are read
+    with make_display(io.StringIO()) as display:
+        written = cache(job_of(*CACHED), display)
+    assert written.shards == written.layout.shards > 3
+    _, rows = trained("name=cached", *ANCHORED, *CACHED)
+    np.testing.assert_allclose(losses(rows), losses(online), rtol=1e-5)
+    looks = [losses(run, "validation_loss") for run in (rows, online)]
+    assert len(looks[0]) == 4
+    np.testing.assert_allclose(*looks, rtol=1e-5)
+
+
+def test_adapters_learn_from_a_cache_of_a_few_tokens_and_go_on_after_a_stop() -> None:
+    """The beginning is the base under the adapters."""
+    method = ("lora={rank: 4, base: float32}", "distil.anchor=0.5", "distil.cache=few", "distil.top_k=8")
+    with make_display(io.StringIO()) as display:
+        cache(job_of(*method), display)
+    _, rows = trained("name=lora", *method)
+    assert losses(rows)[0] - losses(rows)[-1] > 0.1
+    assert losses(rows, "anchor")[0] == 0, "an adapter changes nothing before its first step"
+    assert losses(rows, "anchor")[-1] > 1e-3
+    require_resumed("lora", method)
+
+
+class Breaks(PlainDisplay):
+    def step(self, view: StepView) -> None:
+        if view.step == 12:
+            raise KeyboardInterrupt
+
+
+def require_resumed(name: str, method: tuple[str, ...]) -> None:
+    """Cut off after step 12 and started again, it is the run of that name to the last bit."""
+    with pytest.raises(KeyboardInterrupt):
+        trained(f"name={name}-cut", *method, display=Breaks(io.StringIO(), clock=time.monotonic))
+    resumed, rows = trained(f"name={name}-cut", *method)
+    whole, expected = trained(f"name={name}", *method)
+    assert resumed.summary["resumed_at"] == 10
+    for figure in ("loss", "hard", "soft", "anchor", "validation_loss"):
+        np.testing.assert_array_equal(losses(rows, figure), losses(expected, figure))
+    for one, other in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(np.asarray(one), np.asarray(other))

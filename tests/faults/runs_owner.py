@@ -1,0 +1,102 @@
+"""Two processes that both think they own a run: `python tests/faults/runs_owner.py FAULT TRIALS`, a line per trial.
+
+    python tests/faults/runs_owner.py second 30     # a second `forerun train` of a run that is under way
+    python tests/faults/runs_owner.py late 30       # the first wakes up when the second has made steps, or has ended
+
+Without a supervisor, which would refuse the second at once. The first stands still while the second starts, so that it
+is not over before; then both go on. It must be refused its next commit and leave; every
+commit after the second's claim must be the second's; and the run must be EXACT (`runs.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from runs import Bench, Outcome, Run
+
+from forerun.checkpoint.log import Claim, Commit, Log
+from forerun.checkpoint.place import Local
+
+USER_ERROR = 2
+
+
+def trial(bench: Bench, expected: Outcome, fault: str, number: int) -> dict[str, Any]:
+    chance = random.Random(f"{fault} {number}")
+    name = f"{fault}-{number}"
+    with bench.run(name) as first, bench.run(name) as second:
+        first.start()
+        first.wait_for_new_step(chance.randrange(bench.every + 1, bench.steps // 3))
+        if chance.random() < 0.5:
+            first.wait_for(first.uncommitted, every=0.001)
+        time.sleep(chance.uniform(0, 0.2))
+        inside = bool(first.uncommitted())
+        first.kill(first.process.pid, signal.SIGSTOP)
+        second.log_file = second.log_file.with_suffix(".second.log")
+        second.start()
+        second.wait_for(lambda: len(claims(second)) >= 2)
+        if fault == "late":
+            if chance.random() < 0.5:
+                second.finish()
+            else:
+                second.wait_for_new_step(second.last_step() + chance.randrange(1, 10))
+        first.kill(first.process.pid, signal.SIGCONT)
+        code = first.process.wait(600)
+        second.finish()
+        commits = second.commits()
+        double = [
+            commit.step for commit in commits if commit.fence != claims(second)[-1].number and after(second, commit)
+        ]
+        different = second.outcome().differs_in(expected)
+        refused = "another process has taken this run over" in first.said_now()
+        return {
+            "fault": fault,
+            "trial": number,
+            "inside_a_save": inside,
+            "code_of_the_first": code,
+            "refused": refused,
+            **({} if refused else {"told": first.said_now()[-600:]}),
+            "double_commits": len(double),
+            "exact": not different,
+            **({"differs": different} if different else {}),
+            "ok": not double and not different and code == USER_ERROR and refused,
+        }
+
+
+def claims(run: Run) -> list[Claim]:
+    if not run.checkpoints.exists():
+        return []
+    return [record for record in Log(Local(run.checkpoints)).records() if isinstance(record, Claim)]
+
+
+def after(run: Run, commit: Commit) -> bool:
+    return commit.number > claims(run)[-1].number
+
+
+def trials(fault: str, count: int) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(Path(folder, "bench"), steps=60)
+        expected = bench.reference()
+        for number in range(count):
+            yield trial(bench, expected, fault, number)
+
+
+def main() -> int:
+    good = True
+    for line in trials(sys.argv[1], int(sys.argv[2])):
+        good = good and line["ok"]
+        print(json.dumps(line), flush=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

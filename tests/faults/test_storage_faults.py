@@ -1,0 +1,44 @@
+"""A sample of `storage_rig.py`: one trial of a kind, which says itself whether what must hold did.
+
+Trials of the clock are not among them: under libfaketime a start takes more than a minute.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from typing import Any
+
+import bucket_trials
+import lock_trials
+import pytest
+import tracker_trials
+
+
+def need(there: object, what: str) -> None:
+    if not there and os.environ.get("CI"):
+        pytest.fail(f"{what} is missing, and CI must not skip this", pytrace=False)
+    if not there:
+        pytest.skip(f"needs {what}")
+
+
+def assert_ok(trial: Callable[[str, int], dict[str, Any]], kind: str, seed: int = 0) -> None:
+    about = trial(kind, seed)
+    assert about["ok"], about
+
+
+def test_a_bucket_that_loses_answers_resets_uploads_refuses_and_hangs() -> None:
+    for package in ("gcp_storage_emulator", "gcsfs"):
+        need(importlib.util.find_spec(package), package)
+    assert_ok(bucket_trials.trial, "tour")
+
+
+def test_a_tracker_that_hangs_in_the_middle_of_a_run() -> None:
+    assert_ok(tracker_trials.trial, "hang-later")
+
+
+@pytest.mark.parametrize("kind", lock_trials.KINDS)
+def test_the_lock_of_a_tpu(kind: str) -> None:
+    for seed in range(2):
+        assert_ok(lock_trials.trial, kind, seed)

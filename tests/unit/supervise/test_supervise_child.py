@@ -1,0 +1,64 @@
+"""One worker as its supervisor sees it, and the port that its coordinator will have."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+import pytest
+
+from forerun.supervise.child import Child, Exit
+from forerun.supervise.hosts import reserved_port
+from forerun.supervise.limits import Limits
+from forerun.supervise.voice import Voice
+
+LIVES = "import os, signal, sys; print('up', file=sys.stderr, flush=True); {}"
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def ended(what: str, *, by_itself: bool) -> Exit:
+    """A worker that is told to end, before the loop could hear that it has already done so by itself."""
+    child = Child(Limits(), lambda message: None, Voice("test"))
+    await child.start([sys.executable, "-c", LIVES.format(what)], dict(os.environ), {"attempt": 1})
+    while by_itself and alive(child.pid):  # without giving the loop a turn
+        pass
+    await child.end()
+    assert child.exit is not None
+    return child.exit
+
+
+@pytest.mark.parametrize(
+    ("what", "code"), [("sys.exit(74)", 74), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)]
+)
+def test_a_worker_that_died_by_itself_was_not_ended_by_us(
+    what: str, code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else the death that all others follow from would be lost among them."""
+    found = asyncio.run(ended(what, by_itself=True))
+    assert (found.code, found.ended) == (code, False)
+
+
+def test_a_worker_that_we_ended_did_not_die_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
+    found = asyncio.run(ended("signal.pause()", by_itself=False))
+    assert (found.code, found.ended) == (-signal.SIGKILL, True)
+
+
+def test_a_reserved_port_is_for_a_server_and_nobody_else() -> None:
+    with reserved_port("127.0.0.1") as held:
+        place = held.getsockname()
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(place)
+        with socket.socket() as caller, pytest.raises(ConnectionRefusedError):
+            caller.connect(place)
+        with socket.create_server(place) as server, socket.create_connection(place):
+            server.accept()[0].close()

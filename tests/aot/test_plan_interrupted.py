@@ -19,6 +19,7 @@ pytestmark = pytest.mark.aot
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "bench" / "jobs" / "qwen3-0.6b.yaml"
 PATIENCE_SECONDS = 300
+TRIES = 5
 
 # A shell that starts this in the background has SIGINT ignored, also by us and by our children. A function run between
 # fork and exec would fork this process, which has JAX's threads: newer versions of JAX warn of it.
@@ -29,27 +30,55 @@ HEED_CTRL_C = (
 
 
 @contextmanager
-def planning(temp: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A plan of two slices that is lowering both, and the processes of its compilers."""
-    temp.mkdir()
+def planning(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int], Path]]:
+    """A plan of two slices in the midst of its work, stopped; the processes of its compilers, and their folder.
+
+    It stands still while we look: with a compiler alive then, it cannot be done before it hears what we do to it. On a
+    busy machine we may come late, when all is done; then another is begun.
+    """
+    for number in range(TRIES):
+        temp = folder / f"{number}"
+        temp.mkdir()
+        with begun(temp) as parent:
+            if parent.poll() is None:
+                os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+            pidfds = compilers_in(temp)
+            if pidfds:
+                yield parent, pidfds, temp
+                return
+    pytest.fail(f"{TRIES} plans were done before they could be looked at")
+
+
+@contextmanager
+def begun(temp: Path) -> Iterator[subprocess.Popen[str]]:
+    """A plan that has begun to lower both slices, and has been told to stand still; it is gone when the block ends."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(temp)}
     arguments = ["-m", "forerun.cli.main", "plan", str(JOB), "--on", "v5e-8,v5p-8", "--no-cache"]
     command = [sys.executable, "-c", HEED_CTRL_C, *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=env, text=True, start_new_session=True, **pipes) as parent:  # type: ignore[call-overload]
-        assert parent.stderr is not None
-        begun: set[str] = set()
-        while begun != {"v5e-8", "v5p-8"}:  # on a busy machine one may be done before the other has begun
-            line = parent.stderr.readline()
-            assert line
-            begun |= {line.partition(":")[0]} if line.endswith(": lowering\n") else set()
-        children = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if str(temp) in command_of(pid)]
-        assert 1 <= len(children) <= 2
-        pidfds = []
-        for pid in children:
-            with suppress(ProcessLookupError):  # done since
-                pidfds.append(os.pidfd_open(pid))
-        yield parent, pidfds
+        try:
+            assert parent.stderr is not None
+            lowering: set[str] = set()
+            while lowering != {"v5e-8", "v5p-8"}:  # on a busy machine one may be done before the other has begun
+                line = parent.stderr.readline()
+                assert line
+                lowering |= {line.partition(":")[0]} if line.endswith(": lowering\n") else set()
+            parent.send_signal(signal.SIGSTOP)
+            yield parent
+        finally:
+            parent.kill()
+
+
+def compilers_in(temp: Path) -> list[int]:
+    """Handles of the compilers that are alive; one that has ended has no command line."""
+    found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if str(temp) in command_of(pid)]
+    assert len(found) <= 2
+    pidfds = []
+    for pid in found:
+        with suppress(ProcessLookupError):  # done since
+            pidfds.append(os.pidfd_open(pid))
+    return pidfds
 
 
 def command_of(pid: int) -> str:
@@ -67,9 +96,9 @@ def assert_ended(pidfds: list[int]) -> None:
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one compiler at a time on one core")
 def test_ctrl_c(tmp_path: Path) -> None:
-    temp = tmp_path / "temp"
-    with planning(temp) as (parent, compilers):
+    with planning(tmp_path) as (parent, compilers, temp):
         parent.send_signal(signal.SIGINT)
+        parent.send_signal(signal.SIGCONT)
         out, err = parent.communicate(timeout=PATIENCE_SECONDS)
         assert_ended(compilers)
     assert parent.returncode == 130
@@ -81,8 +110,7 @@ def test_ctrl_c(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.cpu_count() == 1, reason="one compiler at a time on one core")
 def test_parent_killed(tmp_path: Path) -> None:
-    temp = tmp_path / "temp"
-    with planning(temp) as (parent, compilers):
+    with planning(tmp_path) as (parent, compilers, temp):
         parent.kill()
         parent.wait(timeout=PATIENCE_SECONDS)
         assert_ended(compilers)

@@ -114,8 +114,9 @@ def test_waiting_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     now, asked = [100.0], threading.Event()
 
     def clock() -> float:
+        seen = now[0]  # before it is told that somebody looks: from then on the clock may go on
         asked.set()
-        return now[0]
+        return seen
 
     def place(batch: dict[str, Any]) -> int:
         step = told(batch)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
 import warnings
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,12 +16,15 @@ from forerun.checkpoint.quiet import quiet_orbax
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Without the collector: what it finds of an earlier test would be told here, too."""
     found: list[Any] = []
+    gc.disable()
     monkeypatch.setattr(sys, "unraisablehook", found.append)
     quiet_orbax()
     quiet_orbax()
-    return found
+    yield found
+    gc.enable()
 
 
 def unraisable(error: BaseException, of: object = None) -> Any:

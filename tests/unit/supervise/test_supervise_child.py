@@ -28,11 +28,13 @@ def alive(pid: int) -> bool:
 
 async def ended(what: str, *, by_itself: bool) -> Exit:
     """A worker that is told to end, before the loop could hear that it has already done so by itself."""
-    child = Child(Limits(), lambda message: None, Voice("test"))
+    voice = Voice("test")
+    child = Child(Limits(), lambda message: None, voice)
     await child.start([sys.executable, "-c", LIVES.format(what)], dict(os.environ), {"attempt": 1})
     while by_itself and alive(child.pid):  # without giving the loop a turn
         pass
     await child.end()
+    voice.close()  # what it says late would be found in the next test's output
     assert child.exit is not None
     return child.exit
 

@@ -75,10 +75,10 @@ def start(shell: dict[str, str], job_file: Path) -> Start:
 
 
 @contextmanager
-def held_back(job_file: Path, after: int, **seconds: float) -> Iterator[None]:
-    """Runs past this step, so that they are found where they shall be killed or stopped."""
+def held_back(job_file: Path, after: int, step_seconds: float = 2.0, **seconds: float) -> Iterator[None]:
+    """Runs past this step, so that they are found where they shall be killed or stopped, though we may look late."""
     file = job_file.with_name("brake")
-    file.write_text(json.dumps({"first": after + 1, "last": STEPS, "step_seconds": 0.5, **seconds}))
+    file.write_text(json.dumps({"first": after + 1, "last": STEPS, "step_seconds": step_seconds, **seconds}))
     try:
         yield
     finally:
@@ -105,8 +105,9 @@ def last_step(folder: Path) -> int:
 
 
 def kill_after(step: int, start: Start, job_file: Path, folder: Path) -> None:
-    """SIGKILL once the metrics tell of this step and a checkpoint is whole; the run must not have come to its end."""
-    with held_back(job_file, step):
+    """SIGKILL once the metrics tell of this step and a checkpoint is whole. Steps are told when a later one has begun;
+    two steps on the run stands until it is killed, so that it cannot come to its end before."""
+    with held_back(job_file, step + 2, step_seconds=PATIENCE_SECONDS):
         child = start(folder.name)
         try:
             wait_for(lambda: last_step(folder) >= step and bool(saved(folder)), child, folder)

@@ -43,7 +43,7 @@ from forerun.supervise.hosts import given
 from forerun.supervise.limits import Limits
 from forerun.supervise.supervisor import supervise
 notes, fault = sys.argv[1:]
-limits = Limits(stall_floor=600, lost=300)  # a spare may take its time to come, and a disk to sync
+limits = Limits(stall_floor=600)  # a spare may take its time to come
 command = [sys.executable, str(Path(notes, "worker.py")), notes, fault]
 sys.exit(supervise(command, given(None, None), Path(notes, "run"), limits=limits, spare=True))
 """

@@ -43,23 +43,29 @@ def _split_small_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("qat", "near"),
+    ("qat", "first"),
     [
-        (Qat(weights="int4", group=8, scales="learned"), 1e-4),
-        (Qat(weights="int8", group=None, activations="int8"), 1e-3),  # a last bit moves an input by a 127th
+        (Qat(weights="int4", group=8, scales="learned"), 1e-5),
+        (Qat(weights="int8", group=None, activations="int8"), 1e-4),  # a last bit moves an input by a 127th
     ],
     ids=["int4, learned", "int8, activations"],
 )
-def test_sharded_is_single_device(qat: Qat, near: float) -> None:
-    """Groups of 8 inputs over 8 devices that hold 4 inputs each, and scales over all of them."""
+def test_sharded_is_single_device(qat: Qat, first: float) -> None:
+    """Groups of 8 inputs over 8 devices that hold 4 inputs each, and scales over all of them.
+
+    To rounding in the first step. Later a last bit that differs, as it does between kinds of CPU, may carry a weight
+    over the middle between two of sixteen levels, and one such weight makes 5e-5 of the loss.
+    """
     batches = [packed(16, 32, seed) for seed in range(STEPS)]
     states, expected = run(built(ONE, qat=qat), batches)
     program = built(MeshShape(1, 8, 1), qat=qat)
     gate = program.state.params.blocks.gate.value
     assert gate.sharding.shard_shape(gate.shape) == (2, 4, 64)
     sharded, metrics = run(program, batches)
-    np.testing.assert_allclose([m.loss for m in metrics], [m.loss for m in expected], rtol=near / 10)
-    assert_near(sharded[-1].params, states[-1].params, near)
+    ours, theirs = ([float(m.loss) for m in told] for told in (metrics, expected))
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=first)
+    np.testing.assert_allclose(ours, theirs, rtol=5e-4)
+    assert_near(sharded[-1].params, states[-1].params, 1e-3)
 
 
 def test_scales_learn_and_never_decay() -> None:

@@ -137,7 +137,7 @@ class Reader:
         if self.log.records():
             return
         found = [name for name in self.place.names() if name.isdigit() or STEP_FOLDER.fullmatch(name)]
-        if found:
+        if found and not self.log.records():  # asked again: a run that has just begun claims the folder, then saves
             raise UserError(
                 f"{self.place.address} has checkpoints without commit records",
                 why=f"{', '.join(found[:5])}: written by a forerun before commit records, or commits/ was removed; "

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from forerun.checkpoint.log import Claim, Log
+from forerun.checkpoint.place import Local
 from forerun.checkpoint.reader import Damaged, Reader
 from forerun.checkpoint.store import Store
 from forerun.checkpoint.weights import chosen_step, newest_step, restore_weights
@@ -102,6 +104,22 @@ def test_nothing_there_is_nothing_restored(tmp_path: Path) -> None:
     assert Reader(tmp_path / "missing").restore_newest(LIKE) is None
     Store(tmp_path, keep=1).close()
     assert Reader(tmp_path).restore_newest(LIKE) is None
+
+
+def test_a_run_that_begins_while_it_is_looked_at_is_no_folder_without_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It claims the folder and begins its first save between two looks of ours: at the records, and at the folders."""
+    reader, begun = Reader(tmp_path), list[Claim]()
+
+    def names(folder: str = "") -> list[str]:
+        if not folder and not begun:
+            begun.append(Log(Local(tmp_path)).claim("the run"))
+            (tmp_path / "5-1-1").mkdir()
+        return Local(tmp_path).names(folder)
+
+    monkeypatch.setattr(reader.place, "names", names)
+    assert (reader.steps(), len(begun)) == ([], 1)
 
 
 @pytest.mark.parametrize("at", [0, 10, 100, -40, -1])

@@ -182,7 +182,8 @@ def test_too_large(stand_in: Any) -> None:
 
 
 def test_memory_that_is_not_hbm_is_a_failure(stand_in: Any) -> None:
-    stand_in("facts(); report(99); error(compiler='RESOURCE_EXHAUSTED: Ran out of memory in vmem ...'); sys.exit(1)")
+    """The error comes first here: a report that fits is an answer, should the compiler stand still behind it."""
+    stand_in("facts(); error(compiler='RESOURCE_EXHAUSTED: Ran out of memory in vmem ...'); report(99); sys.exit(1)")
     with pytest.raises(CompilerFailure, match=r"the TPU compiler failed on v5e-8: RESOURCE_EXHAUSTED: .* vmem"):
         ask()
 

@@ -123,9 +123,11 @@ class _Build:
     def _take(self, unit: Unit) -> bool:
         """Whether the unit is there, whole; what is damaged is taken away."""
         summary = summary_of(self._store, unit.name)
-        if summary is None:
-            if (self._store / unit.name).exists():
+        if summary is None and (self._store / unit.name).exists():
+            summary = summary_of(self._store, unit.name)  # again: another build may have put it there since, whole
+            if summary is None:
                 shutil.rmtree(self._store / unit.name)
+        if summary is None:
             return False
         self._summaries[unit.number] = summary
         sides = summary["sides"].values()

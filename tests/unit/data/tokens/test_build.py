@@ -23,7 +23,7 @@ from forerun.data.tokenizer import load_tokenizer
 from forerun.data.tokens import pool, unit
 from forerun.data.tokens.build import Limits, Progress, build, is_whole
 from forerun.data.tokens.recipe import Recipe, is_validation, recipe_for
-from forerun.data.tokens.store import Store, check, open_store
+from forerun.data.tokens.store import INDEX, Store, check, open_store
 from forerun.errors import UserError
 from forerun.hub.chat import CHATML
 
@@ -205,6 +205,27 @@ def test_a_killed_build_takes_its_workers_along_and_goes_on_where_it_was(
     assert {folder: (folder / "unit.json").stat().st_ino for folder in done} == done
     assert contents(store) == contents(build(source, recipe, tmp_path / "whole", workers=2))
     assert not list(store.glob("*.part"))
+
+
+def test_a_unit_that_another_build_finishes_at_this_moment_is_kept(
+    source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each comes between two looks of ours: at its summary, and whether it is there."""
+    store = build(source, recipe, tmp_path / "s", workers=2)
+    (store / INDEX).unlink()
+    before = {folder: folder.stat().st_ino for folder in store.glob("unit-*")}
+    seen: set[str] = set()
+
+    def late(store: Path, name: str) -> dict[str, Any] | None:
+        if name in seen:
+            return unit.summary_of(store, name)
+        seen.add(name)
+        return None
+
+    monkeypatch.setattr("forerun.data.tokens.build.summary_of", late)
+    assert build(source, recipe, tmp_path / "s", workers=2) == store
+    assert {folder: folder.stat().st_ino for folder in store.glob("unit-*")} == before
+    assert len(seen) == len(before) > 5
 
 
 def left_behind(name: str) -> str:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import faulthandler
 import math
-import tempfile
-import threading
+import subprocess
+import sys
 
 import pytest
 
@@ -130,23 +129,29 @@ def test_the_culprit_is_the_one_the_others_wait_for(
     assert words in verdict.why
 
 
-def test_frames_of_the_main_thread_are_found_in_a_real_dump() -> None:
-    inside, leave = threading.Event(), threading.Event()
-
-    def waits_elsewhere() -> None:
-        inside.set()
-        leave.wait()
-
+DUMP = """
+import faulthandler, sys, threading
+inside, leave = threading.Event(), threading.Event()
+def waits_elsewhere():
+    inside.set()
+    leave.wait()
+def dumps():
     other = threading.Thread(target=waits_elsewhere)
     other.start()
     inside.wait()
-    with tempfile.TemporaryFile("w+") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        leave.set()
-        other.join()
-        file.seek(0)
-        text = file.read()
-    mine, others = (frames_of(text, thread.ident or 0) for thread in (threading.main_thread(), other))
-    assert mine[0].startswith("test_frames_of_the_main_thread_are_found_in_a_real_dump (")
+    faulthandler.dump_traceback(sys.stdout, all_threads=True)
+    leave.set()
+    other.join()
+    print(threading.main_thread().ident, other.ident)
+dumps()
+"""
+
+
+def test_frames_of_the_main_thread_are_found_in_a_real_dump() -> None:
+    """Of a process of its own: a dump has a hundred threads at most, the oldest last, and other tests have left some
+    here."""
+    text = subprocess.run([sys.executable, "-c", DUMP], capture_output=True, text=True, check=True).stdout
+    mine, others = (frames_of(text, int(thread)) for thread in text.splitlines()[-1].split())
+    assert mine[0].startswith("dumps (")
     assert any(frame.startswith("waits_elsewhere (") for frame in others)
     assert not any("waits_elsewhere" in frame for frame in mine)

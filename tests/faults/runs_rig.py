@@ -24,7 +24,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from hosts_job import gone
 from runs import Bench, Outcome, Run, children
 
 from forerun.supervise.limits import STOPPED
@@ -93,27 +92,24 @@ def killed(run: Run, moment: str, chance: random.Random, before: Line | None) ->
             return None
     else:
         time.sleep(chance.uniform(0, STEPS_SECONDS))
-    if not run.wait_for(lambda: run.worker() is not None):
+    victim = run.process.pid if moment == "supervisor" else run.worker()
+    if victim is None and not run.wait_for(lambda: run.worker() is not None):
         return None
-    worker = run.worker()
-    assert worker is not None
-    if moment == "supervisor":
-        unix_seconds = run.kill(run.process.pid)
-        assert gone(worker, 300), f"{worker} outlived its supervisor"
-        line = where(run)
-    else:  # a look at it first, as it stands still: as soon as it is gone, a supervisor's spare removes what it left
-        run.stop(worker)
-        line = where(run)
-        unix_seconds = run.kill(worker)
+    pid = victim or run.worker()
+    assert pid is not None
+    unix_seconds = run.kill(pid)
     if run.over and run.process.returncode == 0:
         return None
-    return {"moment": moment, "supervised": run.supervised, **line, "unix_seconds": unix_seconds}
-
-
-def where(run: Run) -> Line:
     at, newest = run.last_step(), run.newest()
-    inside = bool(run.uncommitted())
-    return {"inside_a_save": inside, "step": at, "committed": newest, "lost_steps": at - newest}
+    return {
+        "moment": moment,
+        "supervised": run.supervised,
+        "inside_a_save": bool(run.uncommitted()),
+        "step": at,
+        "committed": newest,
+        "lost_steps": at - newest,
+        "unix_seconds": unix_seconds,
+    }
 
 
 def caught_saving(run: Run, chance: random.Random) -> bool:

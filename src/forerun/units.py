@@ -19,7 +19,7 @@ class Bytes(int):
 class Seconds(float):
     def __str__(self) -> str:
         value = float(self)
-        if abs(value) < 1:
+        if abs(value) < 0.9995:  # beyond, three digits would read 1e+03 ms
             return f"{value * 1e3:.3g} ms"
         if abs(value) < 120:
             return f"{value:.1f} s"

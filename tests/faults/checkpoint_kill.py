@@ -34,6 +34,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 import jax
 import jax.numpy as jnp
 import numpy as np
+from runs import states
 
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import SaveFailed, Store
@@ -152,7 +153,8 @@ def save_for_ever(folder: Path) -> Callable[[Callable[[Any], None], Callable[[],
 
 
 def random_kills(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Some time after a save has begun, at most a little longer than the first ones took: most fall inside of one.
+    """Some time after a save has begun, at most a little longer than the first ones took: most fall inside of one, and
+    of every second it is made sure.
 
     Every third process is let commit a step before, so that it gets somewhere on a slow machine too.
     """
@@ -181,12 +183,29 @@ def random_kills(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
                 lines += [saver.heard() for _ in range(5 if number % 3 == 0 else 1)]
                 save_seconds = save_seconds or (time.monotonic() - began) / 2
                 time.sleep(chance.uniform(0, 1.2 * save_seconds))
+                while number % 2 and not stopped_inside(saver.pid, folder):
+                    os.kill(saver.pid, signal.SIGCONT)
+                    time.sleep(chance.uniform(0, 0.1 * save_seconds))
             os.kill(saver.pid, signal.SIGKILL)
             lines += saver.end()
             begun = max([begun, *(line["begun"] for line in lines if "begun" in line)])
             committed = max([committed, *(line["committed"] for line in lines if "committed" in line)])
-            named = {commit.folder for commit in Reader(folder).log.commits()}
-            inside = any(path.name not in {*named, "commits"} for path in folder.iterdir())
+            inside = in_a_save(folder)
+
+
+def in_a_save(folder: Path) -> bool:
+    """Of a saver that stands still, or is gone."""
+    there = [path.name for path in folder.iterdir()]
+    named = {commit.folder for commit in Reader(folder).log.commits()}
+    return any(name not in {*named, "commits"} for name in there)
+
+
+def stopped_inside(pid: int, folder: Path) -> bool:
+    """Whether a save is under way, which is known only of a process that stands still, with all its threads."""
+    os.kill(pid, signal.SIGSTOP)
+    while not (found := states(pid)) <= set("TZX"):
+        time.sleep(0.001)
+    return in_a_save(folder) or "Z" in found  # dead: it has told why
 
 
 def saves(folder: Path) -> Callable[[Callable[[Any], None], Callable[[], None]], None]:

@@ -83,7 +83,7 @@ class HostsJob:
             self.start(index)
         return self
 
-    def wait(self, seconds: float = 300) -> list[int]:
+    def wait(self, seconds: float = 900) -> list[int]:
         """Exit codes of the supervisors, in the order of their hosts."""
         deadline = time.monotonic() + seconds
         try:
@@ -111,7 +111,7 @@ class HostsJob:
         """What the leader wrote down."""
         return [line for line in whole_lines(self.folder / "supervise" / "log.jsonl") if line["kind"] == kind]
 
-    def until(self, kind: str, host: int | None = None, seconds: float = 300, **wanted: Any) -> dict[str, Any]:
+    def until(self, kind: str, host: int | None = None, seconds: float = 900, **wanted: Any) -> dict[str, Any]:
         """The first such note of the workers."""
         deadline = time.monotonic() + seconds
         while not (found := self.notes(kind, host, **wanted)):
@@ -163,7 +163,7 @@ def end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
         process.wait()
 
 
-def gone(pid: int, seconds: float = 60) -> bool:
+def gone(pid: int, seconds: float = 300) -> bool:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:

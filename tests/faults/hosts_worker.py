@@ -29,7 +29,7 @@ from forerun.supervise.worker import Worker, connect
 Step = Callable[[int, str], str]
 Leave = Callable[[], None]
 FULL_ATTEMPTS = 4
-SLOW_SECONDS = 0.5
+SLOW_SECONDS = 1.0
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "segv": signal.SIGSEGV}
 CONNECT_SECONDS = 120.0
 DISK_FULL = "error: the checkpoint was not saved\n  why: no space left\n  fix: make room"

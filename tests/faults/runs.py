@@ -45,6 +45,7 @@ checkpoint: {{every: {every}}}
 sample: {{tokens: 0}}
 """
 RESUMED = re.compile(r"^state .*  step (\d+) from ", re.MULTILINE)
+BEGUN = re.compile(r"^state .*  (?:step (\d+) from |fresh, )", re.MULTILINE)
 NOT_OURS = ("JAX_NUMPY_DTYPE_PROMOTION", "FORERUN_WORKER", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE")
 
 
@@ -86,12 +87,20 @@ class Bench:
     @contextmanager
     def held_back(self, first: int, last: int, **seconds: float) -> Iterator[None]:
         """Runs, while they make these steps: see `brake/sitecustomize.py`."""
-        file = self.folder / "brake"
-        file.write_text(json.dumps({"first": first, "last": last, **seconds}))
+        self.brake(first, last, **seconds)
         try:
             yield
         finally:
-            file.unlink()
+            self.release()
+
+    def brake(self, first: int, last: int, **seconds: float) -> None:
+        """From here on, instead of what held runs back before: they see the one or the other, and never half of it."""
+        part = self.folder / "brake.part"
+        part.write_text(json.dumps({"first": first, "last": last, **seconds}))
+        part.replace(self.folder / "brake")
+
+    def release(self) -> None:
+        (self.folder / "brake").unlink(missing_ok=True)
 
     def reference(self, *words: str, devices: int = DEVICES) -> Outcome:
         """The run that nothing happens to."""
@@ -185,6 +194,11 @@ class Run:
         """Of every process that came as far as its state, since the last start by us."""
         return [int(step) for step in RESUMED.findall(self.said_now())]
 
+    def resumed_after(self, said: int) -> int | None:
+        """Where the first process began that came as far as its state after so many characters; 0 is afresh."""
+        found = BEGUN.search(self.said()[said:])
+        return int(found[1] or 0) if found else None
+
     def wait_for(self, come: Callable[[], Any], seconds: float = PATIENCE_SECONDS, every: float = 0.004) -> bool:
         """False if the run was over before."""
         deadline = time.monotonic() + seconds
@@ -221,6 +235,23 @@ class Run:
         while not states(pid) <= set("TZX"):
             assert time.monotonic() < deadline, f"{pid} does not stop"
             time.sleep(0.001)
+
+    def freeze(self) -> int | None:
+        """All of it stands still; the process that trains, None if there is none at the moment. The supervisor is the
+        first: it would end a worker that does not move, and start another, while somebody looks at what the first did.
+        """
+        if self.supervised and not self.over:
+            self.stop(self.process.pid)
+        worker = self.worker()
+        if worker is not None:
+            self.stop(worker)
+        return worker
+
+    def go_on(self) -> None:
+        """After `freeze`."""
+        self.kill(self.worker(), signal.SIGCONT)
+        if not self.over:
+            self.kill(self.process.pid, signal.SIGCONT)
 
     def finish(self, code: int = 0, seconds: float = PATIENCE_SECONDS) -> None:
         assert self.process.wait(seconds) == code, f"{self.name}: code {self.process.returncode}\n{self.said_now()}"

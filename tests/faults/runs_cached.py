@@ -96,7 +96,7 @@ def one_host(bench: Bench) -> Run:
 
 def stop(job: HostsRun) -> None:
     """By a signal to host 1, not before step STOP_AT."""
-    with job.run.bench.held_back(STOP_AT, STEPS, step_seconds=0.5):
+    with job.run.bench.held_back(STOP_AT + 2, STEPS, step_seconds=2.0):
         job.start_all().until_step(STOP_AT)
         job.supervisors[1].terminate()
         assert job.wait() == [STOPPED] * HOSTS, job.said()

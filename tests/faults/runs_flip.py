@@ -54,7 +54,10 @@ class Flipping(NextToken):
 
 
 def flipping(self, state, number, batch):
-    wanted = json.loads(FLIP.read_text()) if FLIP.exists() else {}
+    try:
+        wanted = json.loads(FLIP.read_text())
+    except FileNotFoundError:  # also if the host that it is for removes it right now
+        wanted = {}
     if wanted.get("host") == jax.process_index() and wanted["step"] == number:
         FLIP.unlink()
         array = state.params.embed

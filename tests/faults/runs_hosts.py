@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -85,9 +86,10 @@ class HostsRun:
         return "\n".join(self.said_file(index).read_text(errors="replace") for index in sorted(self.supervisors))
 
     def worker(self, index: int) -> int:
-        found = children(self.supervisors[index].pid)
-        assert found, f"host {index} has no worker\n{self.said()}"
-        return found[0]
+        """Between two attempts there is none, for a moment."""
+        pid = self.supervisors[index].pid
+        self.until(lambda: bool(children(pid)), f"worker of host {index}")
+        return children(pid)[0]
 
     def log(self, *kinds: str) -> list[dict[str, Any]]:
         """What the leader wrote down."""
@@ -95,11 +97,15 @@ class HostsRun:
 
     def until_step(self, step: int, seconds: float = 600) -> float:
         """When the figures of that step, or of a later one, were there."""
+        return self.until(lambda: self.run.last_step() >= step, f"step {step}", seconds)
+
+    def until(self, come: Callable[[], bool], what: str, seconds: float = 600) -> float:
+        """When it had come; all supervisors must be there until then."""
         deadline = time.monotonic() + seconds
-        while self.run.last_step() < step:
+        while not come():
             left = {index: child.poll() for index, child in self.supervisors.items() if child.poll() is not None}
-            assert not left, f"supervisors have left: {left}\n{self.said()}"
-            assert time.monotonic() < deadline, f"no step {step} in {seconds} s\n{self.said()}"
+            assert not left or come(), f"no {what}, supervisors have left: {left}\n{self.said()}"
+            assert time.monotonic() < deadline, f"no {what} in {seconds} s\n{self.said()}"
             time.sleep(0.01)
         return time.time()
 
@@ -166,8 +172,10 @@ def chain(bench: Bench, fault: str, hosts: int, seeds: range, expected: Outcome)
 
 def struck(job: HostsRun, fault: str, host: int) -> dict[str, Any]:
     """A fault that nobody announced."""
-    before, lines = job.run.last_step(), len(job.log("cause", "fault"))
+    before, lines, starts = job.run.last_step(), len(job.log("cause", "fault")), len(job.log("start"))
     since = strike(fault, job, host)
+    job.until(lambda: len(job.log("start")) > starts, "new attempt")
+    before = max(before, job.run.last_step())  # steps that were made until the fault came are not new
     new = job.until_step(before + 1)
     known = [line["unix_seconds"] for line in job.log("death", "stall", "fault", "start")]
     told = [line.get("text", "") for line in job.log("cause", "fault")[lines:]]

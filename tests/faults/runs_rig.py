@@ -19,12 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from runs import Bench, Outcome, Run, children
+from hosts_job import gone
+from runs import PATIENCE_SECONDS, Bench, Outcome, Run, children
 
 from forerun.supervise.limits import STOPPED
 
@@ -48,11 +50,16 @@ def sigkill(bench: Bench, expected: Outcome, trials: int, first: int = 0) -> Ite
         yield from lines
 
 
-def killed_run(bench: Bench, expected: Outcome, number: int, first: int, hits: int) -> list[Line]:
-    """Killed so many times, or fewer if it comes to its end before."""
+def killed_run(
+    bench: Bench, expected: Outcome, number: int, first: int, hits: int, *, held: bool = False
+) -> list[Line]:
+    """Killed so many times, or fewer if it comes to its end before. With `held` it cannot: the first save after a kill
+    that gets further than the run had come ends only when the next kill has come."""
     supervise = number % 2 == 0
     lines: list[Line] = []
-    with bench.run(f"killed-{number}") as run:
+    last, seconds = bench.steps, PATIENCE_SECONDS
+    brake = bench.held_back(bench.every, last, commit_seconds=seconds) if held else nullcontext()
+    with bench.run(f"killed-{number}") as run, brake:
         run.start(supervise=supervise)
         in_a_row = 0
         while len(lines) < hits:
@@ -63,13 +70,19 @@ def killed_run(bench: Bench, expected: Outcome, number: int, first: int, hits: i
                 break
             in_a_row = in_a_row + 1 if moment == "start" else 0
             lines.append({"fault": "sigkill", "trial": first + len(lines), "run": number, **line})
+            if len(lines) == hits:
+                bench.release()
+            elif held:
+                bench.brake((line["step"] // bench.every + 1) * bench.every, last, commit_seconds=seconds)
+            run.go_on()
             if run.over:
                 run.start(supervise=supervise)
-        if lines and not run.over:
+        if lines:
             recovered(run, lines[-1])
         run.finish()
         different = run.outcome().differs_in(expected)
     for line in lines:
+        line.pop("said", None)
         line |= {"exact": not different and line.pop("resumed_right", True)} | (
             {"differs": different} if different else {}
         )
@@ -82,51 +95,49 @@ def moment_of(chance: random.Random, supervise: bool, in_a_row: int) -> str:
 
 
 def killed(run: Run, moment: str, chance: random.Random, before: Line | None) -> Line | None:
-    """One kill; None if the run was over before. The line of the kill before gets its figures of recovery."""
+    """One kill, after which a supervisor still stands still; None if the run was over before. The line of the kill
+    before gets its figures of recovery."""
     if moment == "start":
         time.sleep(chance.uniform(0, START_SECONDS))
     elif (before and not recovered(run, before)) or not run.wait_for(run.last_step):
         return None
-    elif moment == "save":
-        if not caught_saving(run, chance):
-            return None
-    else:
+    elif moment != "save":
         time.sleep(chance.uniform(0, STEPS_SECONDS))
-    victim = run.process.pid if moment == "supervisor" else run.worker()
-    if victim is None and not run.wait_for(lambda: run.worker() is not None):
-        return None
-    pid = victim or run.worker()
-    assert pid is not None
-    unix_seconds = run.kill(pid)
-    if run.over and run.process.returncode == 0:
+    worker = caught(run, chance, saving=moment == "save")
+    if worker is None:
         return None
     at, newest = run.last_step(), run.newest()
-    return {
+    line = {
         "moment": moment,
         "supervised": run.supervised,
         "inside_a_save": bool(run.uncommitted()),
         "step": at,
         "committed": newest,
         "lost_steps": at - newest,
-        "unix_seconds": unix_seconds,
+        "said": len(run.said()),
     }
+    line["unix_seconds"] = run.kill(run.process.pid if moment == "supervisor" else worker)
+    assert gone(worker, 300), "it outlived its supervisor"
+    return line
 
 
-def caught_saving(run: Run, chance: random.Random) -> bool:
-    """Stopped inside a save, somewhere in it; False if the run was over before.
+def caught(run: Run, chance: random.Random, *, saving: bool) -> int | None:
+    """The worker, stopped, with its supervisor; inside a save if wanted, somewhere in it. None if the run was over
+    before.
 
-    Only of a process that stands still is it known where it is: a save may end between a look at it and a signal.
+    Only of processes that stand still is it known where they are: a save may end between a look at it and a signal, and
+    after a kill the next worker tidies up.
     """
-    while run.wait_for(run.uncommitted, every=0.001):
-        time.sleep(chance.uniform(0, SAVE_SECONDS))
-        worker = run.worker()
-        if worker is None:  # a supervisor is about to start the next one
-            continue
-        run.stop(worker)
-        if run.uncommitted():
-            return True
-        run.kill(worker, signal.SIGCONT)
-    return False
+    while run.wait_for(run.uncommitted if saving else run.worker, every=0.001):
+        if saving:
+            time.sleep(chance.uniform(0, SAVE_SECONDS))
+        worker = run.freeze()
+        if run.over:
+            return None
+        if worker is not None and (run.uncommitted() or not saving):
+            return worker
+        run.go_on()  # it has ended its save, or a supervisor is about to start the next one
+    return None
 
 
 def recovered(run: Run, line: Line) -> bool:
@@ -136,8 +147,8 @@ def recovered(run: Run, line: Line) -> bool:
         return False
     if "recovery_seconds" not in line:
         line["recovery_seconds"] = round(come - line["unix_seconds"], 2)
-        resumed = run.resumed_at()[-1:] or [0]
-        line |= {"resumed_at": resumed[0], "resumed_right": resumed[0] == line["committed"]}
+        resumed = run.resumed_after(line["said"])
+        line |= {"resumed_at": resumed, "resumed_right": resumed == line["committed"]}
     return True
 
 

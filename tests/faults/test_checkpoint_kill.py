@@ -30,7 +30,7 @@ def lines(*arguments: str) -> list[dict[str, Any]]:
 def test_killed_at_random_moments_of_saving() -> None:
     *kills, summary = lines("random", "10")
     assert (len(kills), summary["survived"]) == (10, 10)
-    assert summary["inside_a_save"] >= 2
+    assert summary["inside_a_save"] >= 5, "of every second it is made sure"
     assert kills[-1]["restored"] >= 8, "every third process commits two steps"
 
 

@@ -23,7 +23,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
 
 
 def test_a_host_that_sleeps_inside_a_step_is_named_by_its_stack(tmp_path: Path, expected: dict[int, str]) -> None:
-    limits = {"stall_floor": 8.0, "stacks": 20.0}
+    limits = {"stall_floor": 8.0, "stacks": 120.0}
     with PatientJob(tmp_path, 2, kind="jax", steps=STEPS, fault="sleep:1:17", limits=limits) as job:
         assert job.start_all().wait() == [0, 0], job.said()
         assert job.log("culprit")[0]["host"] == 1

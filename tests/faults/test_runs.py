@@ -29,8 +29,7 @@ def expected(bench: Bench) -> Outcome:
 
 
 def test_killed_twice_on_its_way_it_is_exact(bench: Bench, expected: Outcome) -> None:
-    with bench.held_back(1, 30, step_seconds=0.15, commit_seconds=1.0):  # saves last longer than the rig waits
-        lines = killed_run(bench, expected, number=0, first=4, hits=2)  # in saves, under a supervisor
+    lines = killed_run(bench, expected, number=0, first=4, hits=2, held=True)  # in saves, under a supervisor
     assert [line["exact"] for line in lines] == [True, True]
     assert {line["moment"] for line in lines} == {"save"}
     assert all(line["inside_a_save"] for line in lines)
@@ -41,7 +40,7 @@ def test_killed_twice_on_its_way_it_is_exact(bench: Bench, expected: Outcome) ->
 def test_stopped_in_steps_and_in_a_compilation_it_is_exact(bench: Bench, expected: Outcome) -> None:
     with bench.run("stopped") as run:
         for window in ("steps", "compile"):
-            with bench.held_back(1, bench.steps, step_seconds=0.2):
+            with bench.held_back(4, bench.steps, step_seconds=2.0):  # for a minute, should the signal be late
                 line = stopped(bench, run, list(WINDOWS).index(window), grace=120)
             assert (line["code"], line["good"]) == (75, True), line
         run.start()

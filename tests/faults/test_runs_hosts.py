@@ -15,10 +15,12 @@ def test_a_killed_host_and_an_announced_stop_change_nothing(tmp_path: Path) -> N
     bench = Bench(tmp_path / "bench", steps=STEPS, every=EVERY)
     expected = reference(bench, HOSTS)
     with HostsRun(bench, "struck", HOSTS) as job:
-        with bench.held_back(EVERY + 1, STEPS, step_seconds=0.2):
+        # Its last steps take a minute, should the kill, and then the signal, be late.
+        with bench.held_back(EVERY + 5, STEPS, step_seconds=2.0):
             job.start_all().until_step(EVERY + 3)
             killed = struck(job, "kill", 1)
             assert killed["ok"], killed
+            bench.brake(2 * EVERY + 6, STEPS, step_seconds=2.0)
             job.until_step(2 * EVERY + 4)
             stopped = announced(job, "sigterm", 0)
             assert stopped["ok"], stopped

@@ -126,14 +126,16 @@ class Child:
             os.kill(self.pid, signal.SIGUSR1)
         grown = time.monotonic()
         deadline = grown + self._limits.stacks / 2
+        text = ""
         while time.monotonic() < deadline:  # it is written line by line, and nothing says that it is whole
             await asyncio.sleep(0.05)
             now = os.fstat(self._stacks.fileno()).st_size
             if now != size:
                 size, grown = now, time.monotonic()
-            elif now > before and time.monotonic() - grown > STACKS_QUIET_SECONDS:
-                break
-        return os.pread(self._stacks.fileno(), MOST_BYTES, before).decode(errors="replace")
+                text = os.pread(self._stacks.fileno(), MOST_BYTES, before).decode(errors="replace")
+            elif time.monotonic() - grown > STACKS_QUIET_SECONDS and self.main_stack(text):
+                break  # the main thread's stack comes last, and a busy machine may pause anywhere before
+        return text
 
     def main_stack(self, stacks: str) -> list[str]:
         """The main thread's frames, innermost first, as `function (file:line)`."""

@@ -155,21 +155,28 @@ class Leader:
             members = self._members()
             if all(map(verdicts.fine, members)):
                 return self._finished(members)
-            if lost := [member for member in members if self._lost(member)]:
-                names = ", ".join(member.spoken() for member in lost)
-                return f"lost {names}: no word for {Seconds(max(member.silent_seconds() for member in lost))}"
+            if lost := self._lost_hosts():
+                return lost
             if back := [member for member in members if member.idle]:  # it has ended its worker meanwhile
                 return f"lost the line to {', '.join(member.spoken() for member in back)} for a moment"
             if any(map(verdicts.died, members)):
                 self._note("death", attempt=self._owner.attempt)
                 await asyncio.sleep(self._limits.settle)
-                return ""
+                return self._lost_hosts()  # of a host that died, the end of its worker may be felt before its own
             if differs := verdicts.differing(self.door.members):
                 raise differs
             if self._stop is not None and self._agree(self._stop, members):
                 return Ending(STOPPED, f"{self._stop.why}: the grace time ended before all hosts had stopped")
             if stalled({member.index: member.seen() for member in members}):
                 return await self._stuck(members)
+
+    def _lost_hosts(self) -> str:
+        """Who is gone, in words; nothing if all are here."""
+        lost = [member for member in self._members() if self._lost(member)]
+        if not lost:
+            return ""
+        names = ", ".join(member.spoken() for member in lost)
+        return f"lost {names}: no word for {Seconds(max(member.silent_seconds() for member in lost))}"
 
     def _finished(self, members: list[Member]) -> Ending:
         if any(member.exit is not None and member.exit.code == STOPPED for member in members):

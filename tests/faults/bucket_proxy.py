@@ -22,7 +22,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
@@ -90,12 +90,11 @@ class Handler(BaseHTTPRequestHandler):
         if mode == "refuse" or (mode == "flaky" and proxy.chance.random() < 0.3):
             return self.answer(proxy.chance.choice([429, 503]), [], b"{}", slow=False)
         record = b"commits" in body or "commits" in self.path
-        connection = http.client.HTTPConnection(*proxy.target, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP}
-        connection.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
-        response = connection.getresponse()
-        content = response.read()
-        connection.close()
+        with closing(http.client.HTTPConnection(*proxy.target, timeout=300)) as connection:
+            connection.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
+            response = connection.getresponse()
+            content = response.read()
         if mode == "lost" and upload and record and response.status == 200 and proxy.turn("records") % 2:
             return self.reset()
         return self.answer(response.status, response.getheaders(), content, slow=mode == "slow")

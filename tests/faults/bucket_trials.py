@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "checkpoint"))
@@ -41,17 +41,18 @@ def proxied(seed: int) -> Iterator[tuple[Proxy, dict[str, str]]]:
                 yield proxy, {**os.environ, **environment, **places, "PYTHONPATH": source, "JAX_PLATFORMS": "cpu"}
 
 
-def saver(environment: dict[str, str], last: int, every: int) -> subprocess.Popen[str]:
+def saver(environment: dict[str, str], last: int, every: int, errors: IO[str]) -> subprocess.Popen[str]:
+    """`errors` is a file: a pipe that nobody reads meanwhile would hold it up as soon as it is full."""
     command = [sys.executable, str(HERE / "bucket_saver.py"), ADDRESS, str(last), str(every)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
 
 
 def trial(kind: str, seed: int) -> dict[str, Any]:
     """One run with the fault, and one by the next owner: nothing committed is lost, and nothing is left over."""
     chance = random.Random(f"{kind} {seed}")
     plan, last, every = modes(kind, chance)
-    with proxied(seed) as (proxy, environment):
-        process = saver(environment, last, every)
+    with proxied(seed) as (proxy, environment), tempfile.TemporaryFile("w+") as errors:
+        process = saver(environment, last, every, errors)
         committed, done = 0, None
         assert process.stdout is not None
         for line in process.stdout:
@@ -67,11 +68,14 @@ def trial(kind: str, seed: int) -> dict[str, Any]:
                     threading.Timer(OUTAGE_SECONDS, setattr, (proxy, "mode", "")).start()
             elif about["kind"] in ("done", "failed"):
                 done = about
-        _, errors = process.communicate()
+        process.communicate()
         proxy.mode = ""
-        after = saver(environment, 0, every)
-        opened = json.loads(after.communicate(timeout=900)[0].splitlines()[0])
-    return told(kind, seed, process.returncode, committed, done, opened, errors)
+        after = saver(environment, 0, every, errors)
+        lines = after.communicate(timeout=900)[0].splitlines()
+        errors.seek(0)
+        noise = errors.read()
+        assert lines, noise
+    return told(kind, seed, process.returncode, committed, done, json.loads(lines[0]), noise)
 
 
 def modes(kind: str, chance: random.Random) -> tuple[dict[int, str], int, int]:

@@ -181,7 +181,11 @@ class Agent:
                 if view.step_seconds and not self._stopping:
                     self._do(self._keep_spare())
                 line.send({"kind": "beat", "attempt": self._attempt, "view": asdict(view), "facts": child.facts})
+            began = time.monotonic()
             await asyncio.sleep(self._limits.beat)
+            now = time.monotonic()
+            if self._child is not None and (away := now - began - self._limits.beat) > self._limits.beat:
+                self._child.progress.excuse(away, now)
 
     # The leader's wishes
 

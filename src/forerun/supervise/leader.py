@@ -259,8 +259,13 @@ class Leader:
 
     async def _tick(self) -> None:
         """Until something was heard, or a little later. Raises a mistake that came in at the door."""
+        began = time.monotonic()
         await self.door.changed(self._limits.beat)
         await asyncio.sleep(TURN_SECONDS)
+        away = time.monotonic() - began - self._limits.beat - TURN_SECONDS
+        if away > self._limits.beat:
+            for member in self._members():
+                member.excuse(away)
         if self.door.mistake is not None:
             raise self.door.mistake
 

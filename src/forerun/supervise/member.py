@@ -60,6 +60,10 @@ class Member:
                 self.frames = tuple(message["frames"])
                 self.stacks, self.busy = str(message["text"]), float(message["busy"])
 
+    def excuse(self, away_seconds: float) -> None:
+        """We stood still ourselves for so long (Ctrl-Z, a machine that was paused): what it said is still unheard."""
+        self.heard = min(time.monotonic(), self.heard + away_seconds)
+
     def silent_seconds(self) -> float:
         return time.monotonic() - self.heard
 

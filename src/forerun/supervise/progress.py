@@ -77,6 +77,12 @@ class Progress:
         self.units = int(message.get("units", self.units))
         self._heard = now
 
+    def excuse(self, away_seconds: float, now: float) -> None:
+        """Who listens stood still itself for so long, and the worker perhaps with it."""
+        self._heard = min(now, self._heard + away_seconds)
+        if self._halted is not None:
+            self._halted = min(now, self._halted + away_seconds)
+
     def step_seconds(self) -> float:
         """The 99th percentile of the recent ones; 0 if there are none."""
         if not self._seconds:

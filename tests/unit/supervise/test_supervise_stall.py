@@ -35,6 +35,17 @@ def test_short_steps_are_waited_for_within_ten_seconds() -> None:
     assert overdue(progress, 5.0 + 8.6)
 
 
+def test_the_time_that_the_watcher_stood_still_is_no_silence() -> None:
+    progress = stepped([0.1] * 50)
+    progress.excuse(20.0, 26.0)
+    assert not overdue(progress, 26.0 + 7.3)
+    assert overdue(progress, 26.0 + 7.6)
+    progress.hear({"kind": "saved", "seconds": 1.0, "units": 51}, 40.0)
+    progress.excuse(20.0, 41.0)
+    assert not overdue(progress, 41.0 + 8.4), "what was heard since is not in the future"
+    assert overdue(progress, 41.0 + 8.6)
+
+
 def test_long_steps_are_waited_for_five_times_as_long() -> None:
     progress = stepped([20.0] * 50)
     assert progress.limit_seconds() == pytest.approx(0.85 * 5 * 20)

@@ -32,6 +32,10 @@ BRAKE = Path(__file__).resolve().parent / "brake"
 TEXT = ROOT / "examples" / "quickstart" / "text" / "carroll-alice.txt"
 STEPS, EVERY, DEVICES = 100, 5, 2
 PATIENCE_SECONDS = 600.0
+# XLA would end the process when one device is 40 seconds behind another: on a busy machine, or in one that was stopped.
+WAITS = (
+    "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300 --xla_cpu_collective_call_terminate_timeout_seconds=900"
+)
 JOB = """\
 model: {{layers: 2, embed: 192, heads: 4}}
 data: {{path: text, ledger: true}}
@@ -128,7 +132,7 @@ class Run:
     ) -> None:
         assert self._process is None or self._process.poll() is not None, "it runs already"
         self.supervised, self._from = supervise, len(self.said())
-        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices} {WAITS}"}
         command = [sys.executable, "-m", "forerun.cli.main", "train", "job.yaml", f"name={self.name}", *words]
         with self.log_file.open("ab") as log:
             self.started = time.time()

@@ -7,15 +7,21 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
+import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.checkpoint.weights import newest_step
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
 from forerun.loop.concrete import concrete
 from forerun.loop.corpus import open_corpus
+from forerun.loop.folder import RunFolder
+from forerun.loop.loaded import method_params, whole_mesh
 from forerun.loop.train import batches_of, program_on, train
+from forerun.models.registry import model_of
+from forerun.nn.compute import Compute
 from forerun.track.display import make_display
 from forerun.track.metrics import read_metrics
 
@@ -131,6 +137,15 @@ def torch_logits(model: Any, ids: NDArray[Any]) -> NDArray[Any]:
         return logits
 
 
+def our_logits(run: Path, ids: NDArray[Any]) -> NDArray[Any]:
+    """Of the leaves that the run trained, rounding and all, in float32."""
+    job = load(run / "job.yaml").job
+    model, mesh, folder = model_of(job.model), whole_mesh(job), RunFolder(run)
+    params = method_params(folder, newest_step(folder.checkpoints(job)), job, model, mesh)
+    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
+    return np.asarray(jax.jit(lambda p: model.apply(p, ids, np.ones_like(ids), positions, Compute()).logits())(params))
+
+
 def rounded(matrix: NDArray[Any], kind: str, block: int) -> NDArray[Any]:
     """[out, in] as a quantized base holds it: every `block` inputs of an output by themselves, value by value."""
     top = {"int8": 127, "int4": 7, "nf4": 1}[kind]
@@ -143,7 +158,7 @@ def rounded(matrix: NDArray[Any], kind: str, block: int) -> NDArray[Any]:
 
 
 def rest_as(model: Any, kind: str, block: int) -> Any:
-    """The torch model with what rests as a quantized base rests: its matrices rounded, all else in bfloat16."""
+    """The torch model as a base rests: if it is quantized, its matrices rounded to that, and all else in bfloat16."""
     import torch
 
     inside = {
@@ -151,7 +166,7 @@ def rest_as(model: Any, kind: str, block: int) -> Any:
     }
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.removesuffix(".weight") in inside:
+            if kind != "bfloat16" and name.removesuffix(".weight") in inside:
                 parameter.copy_(torch.from_numpy(rounded(parameter.numpy(), kind, block)))
             else:
                 parameter.copy_(parameter.to(torch.bfloat16).to(torch.float32))

@@ -7,26 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from lora_reference import peft_start
+from lora_reference import our_logits, peft_start
 from qat_reference import losses, recovering_model, rounded_model
 from safetensors.numpy import load_file
 from test_sft_steps import checkpoint
 
-from forerun.checkpoint.weights import newest_step
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
 from forerun.loop.concrete import concrete
 from forerun.loop.corpus import open_corpus
 from forerun.loop.export import export
-from forerun.loop.folder import RunFolder
-from forerun.loop.loaded import method_params, whole_mesh
 from forerun.loop.train import batches_of, program_on, train
-from forerun.models.registry import model_of
-from forerun.nn.compute import Compute
 from forerun.track.display import make_display
 from forerun.track.metrics import read_metrics
 
@@ -70,15 +64,6 @@ def batches_in(job: Job) -> list[Any]:
     program = program_on(concrete(job, corpus), choose("cpu", 1), corpus.rows.epoch)
     found = batches_of(job, program, corpus)
     return [found.batch_at(number) for number in range(STEPS)]
-
-
-def our_logits(run: Path, ids: np.ndarray) -> np.ndarray:
-    """Of the leaves that the run trained, rounding and all, in float32."""
-    job = load(run / "job.yaml").job
-    model, mesh, folder = model_of(job.model), whole_mesh(job), RunFolder(run)
-    params = method_params(folder, newest_step(folder.checkpoints(job)), job, model, mesh)
-    positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
-    return np.asarray(jax.jit(lambda p: model.apply(p, ids, np.ones_like(ids), positions, Compute()).logits())(params))
 
 
 def follows(ours: np.ndarray, theirs: np.ndarray) -> None:

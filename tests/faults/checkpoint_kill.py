@@ -30,9 +30,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ.pop(
-    "JAX_COMPILATION_CACHE_DIR", None
-)  # jax writes there as it goes: what is killed would leave half an entry
+# jax writes there as it goes: what is killed would leave half an entry.
+os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)
 
 import jax
 import jax.numpy as jnp

@@ -17,6 +17,13 @@ def run(args: argparse.Namespace) -> int:
     print(f"      {exported.proof}")
     if exported.is_adapter:
         print(f"      peft: PeftModel.from_pretrained(base, {str(exported.folder)!r}); the whole model: --merge")
+        return 0
+    load = f"AutoModelForCausalLM.from_pretrained({str(exported.folder)!r}"
+    if exported.inside is None:
+        print(f"      transformers: {load})")
     else:
-        print(f"      transformers: AutoModelForCausalLM.from_pretrained({str(exported.folder)!r})")
+        print(f"      transformers: base = {load}, quantization_config=CompressedTensorsConfig(dequantize=True))")
+        print(
+            f"      peft: PeftModel.from_pretrained(base, {str(exported.inside)!r}); base alone is without the adapters"
+        )
     return 0

@@ -59,6 +59,7 @@ class Exported:
     folder: Path
     proof: str
     is_adapter: bool = False
+    inside: Path | None = None  # the adapters' folder in that of a base of integers
 
 
 def export(
@@ -120,7 +121,7 @@ def export(
         proof = _proof(part, family, model, params, tokenizer, mesh, base, trained)
         _write_card(part, run, job, base, proof)
         part.rename(target)
-    return Exported(target, proof)
+    return Exported(target, proof, inside=target / INSIDE if codes and job.lora is not None else None)
 
 
 def _floats(params: Any, mesh: Any) -> Any:

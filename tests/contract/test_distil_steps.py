@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tiny_qwen3 import VOCAB, tiny_model, write_tokenizer
 
 from forerun.config.load import load
 from forerun.config.schema import Job
@@ -31,7 +32,7 @@ from forerun.track.plain import PlainDisplay
 
 pytestmark = pytest.mark.torch
 
-STEPS, VOCAB = 20, 264
+STEPS = 20
 TEXTS = [f"In year {n} the harbour of Vik counted {n * 7 % 31} ships and {n % 5} whales.\n" * 2 for n in range(40)]
 JOB = f"""\
 model: ./base
@@ -54,33 +55,8 @@ CACHED = ("distil.cache=words", f"distil.top_k={VOCAB}")
 
 
 def checkpoint(folder: Path, width: int, seed: int, extra: str = "") -> None:
-    import tokenizers
-    import torch
-    import transformers
-    from tokenizers import decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = tokenizers.Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(["<|end|>", *([extra] if extra else [])])
-    transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>").save_pretrained(folder)
-    config = transformers.Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=width,
-        intermediate_size=2 * width,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=12,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=256,
-        initializer_range=0.1,
-    )
-    torch.manual_seed(seed)
-    transformers.Qwen3ForCausalLM(config).bfloat16().save_pretrained(folder)
+    write_tokenizer(folder, *([extra] if extra else []))
+    tiny_model(width, head_dim=12, seed=seed, initializer_range=0.1).bfloat16().save_pretrained(folder)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_qwen3 import tiny_model
 
 from forerun.config.load import load
 from forerun.config.schema import Job
@@ -30,29 +31,8 @@ LOSSES = {"dpo": "dpo", "ipo": "{loss: ipo, beta: 0.2}", "cdpo": "{loss: cdpo, b
 BETA = {"dpo": 0.1, "ipo": 0.2, "cdpo": 0.3}
 
 
-def checkpoint(folder: Path) -> None:
-    import torch
-    import transformers
-
-    config = transformers.Qwen3Config(
-        vocab_size=264,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=256,
-    )
-    torch.manual_seed(0)
-    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
-
-
 def job_in(folder: Path, loss: str) -> Job:
-    checkpoint(folder / "base")
+    tiny_model(32, head_dim=8).save_pretrained(folder / "base")
 
     def row(n: int) -> dict[str, str]:
         yes, no = f" {n + n % 7}" + " yes" * (n % 3), f" {n}" + " no" * (n % 4)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tiny_qwen3 import tiny_model, write_tokenizer
 
 from forerun.config.load import load
 from forerun.config.schema import Job
@@ -38,34 +39,9 @@ FORMS = {
 
 
 def checkpoint(folder: Path) -> None:
-    import tokenizers
-    import torch
-    import transformers
-    from tokenizers import decoders, models, pre_tokenizers
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inner = tokenizers.Tokenizer(models.BPE(vocab={c: n for n, c in enumerate(alphabet)}, merges=[]))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens(["<|end|>"])
-    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="<|end|>")
-    fast.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}"
-    fast.save_pretrained(folder)
-    config = transformers.Qwen3Config(
-        vocab_size=264,
-        hidden_size=48,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=12,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=256,
-    )
-    torch.manual_seed(0)
-    transformers.Qwen3ForCausalLM(config).save_pretrained(folder)
+    template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}<|end|>{% endfor %}"
+    write_tokenizer(folder, template=template)
+    tiny_model(48, head_dim=12).save_pretrained(folder)
 
 
 def job_in(folder: Path, form: str) -> Job:

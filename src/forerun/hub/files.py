@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from forerun.errors import UserError
+from forerun.files import file_kind
 
 _SHOWN_CHARACTERS = 80
 
@@ -59,7 +60,7 @@ def open_regular(path: Path, roots: tuple[Path, ...] | None = None) -> int:
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"{path} cannot be opened", why=str(error), fix="check the file and its permissions") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        kind = _kind(os.fstat(descriptor).st_mode)
+        kind = file_kind(os.fstat(descriptor).st_mode)
         os.close(descriptor)
         raise UserError(
             f"{path} is {kind}, not a file", why="only regular files are read", fix="fetch the checkpoint again"
@@ -79,8 +80,3 @@ def read_exactly(descriptor: int, size: int, offset: int, path: Path) -> bytes:
         parts.append(part)
         size, offset = size - len(part), offset + len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _kind(mode: int) -> str:
-    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
-    return next((name for test, name in kinds if test(mode)), "a device")

@@ -1,0 +1,100 @@
+"""Atomic writes, and bounded reads of regular files."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from forerun.errors import UserError
+from forerun.units import Bytes
+
+PART = ".part"
+
+
+def atomic_write(path: Path, content: bytes | str) -> None:
+    """Replace the file at `path` with `content`, durably.
+
+    After a crash or a power loss the file has either its old content or the new one.
+
+    Raises:
+        OSError: The file could not be written. `error.filename` names `path`, and no temporary file is left.
+    """
+    with atomic_writer(path) as out:
+        out.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
+    """Open a temporary file next to `path`, and move it to `path` when the block ends without an error.
+
+    Raises:
+        OSError: As in `atomic_write`.
+    """
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
+    try:
+        with open(part, "xb") as out:
+            yield out
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        # A failed write has no file name, and the name of the temporary file would mean nothing to the user.
+        if isinstance(error, OSError) and error.filename in (None, str(part)):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def sync_folder(path: Path) -> None:
+    """Flush the entries of a folder to the disk, where the file system supports it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot sync a folder
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: Path, limit_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `limit_bytes`.
+
+    A pipe, a device or a socket is rejected without waiting for it.
+
+    Raises:
+        UserError: The file is not a regular file, or it is too large.
+        OSError: The file cannot be opened or read.
+    """
+    # O_NONBLOCK: opening a pipe that nobody writes to would wait forever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            kind = file_kind(status.st_mode)
+            raise UserError(f"{path} is {kind}, not a file", why="only regular files are read", fix="give a file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(limit_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > limit_bytes:
+        raise UserError(
+            f"{path} is too large",
+            why=f"it has {Bytes(status.st_size)}, and the limit is {Bytes(limit_bytes)}",
+            fix="check that this is the file you mean",
+        )
+    return content
+
+
+def file_kind(mode: int) -> str:
+    """Return what a file that is not a regular one is, with its article: 'a folder', 'a pipe'."""
+    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    return next((name for test, name in kinds if test(mode)), "a device")

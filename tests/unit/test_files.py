@@ -1,0 +1,77 @@
+"""Atomic writes and bounded reads, with real file systems, pipes and devices."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from forerun.errors import UserError
+from forerun.files import atomic_write, atomic_writer, read_regular
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let every write beyond `size` bytes of a file fail, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_write_replaces_the_content(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    atomic_write(file, "old")
+    atomic_write(file, b"new")
+    assert file.read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_failed_write_keeps_the_old_content_and_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    atomic_write(file, "old")
+    with largest_file(1000), pytest.raises(OSError) as failed:  # noqa: PT011 - the errno is asserted below
+        atomic_write(file, b"x" * 100_000)
+    assert failed.value.errno == errno.EFBIG
+    assert failed.value.filename == str(file)
+    assert file.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_an_error_inside_the_block_leaves_nothing(tmp_path: Path) -> None:
+    def write_half() -> None:
+        with atomic_writer(tmp_path / "file") as out:
+            out.write(b"half")
+            raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        write_half()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as failed:
+        atomic_write(tmp_path / "missing" / "file", "x")
+    assert failed.value.filename == str(tmp_path / "missing" / "file")
+
+
+def test_a_read_within_the_limit(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"12345")
+    assert read_regular(file, 5) == b"12345"
+    with pytest.raises(UserError):
+        read_regular(file, 4)
+
+
+def test_a_pipe_and_a_device_are_rejected_without_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(UserError):
+            read_regular(path, 100)

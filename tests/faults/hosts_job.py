@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,10 +14,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
-
-from forerun.supervise.hosts import reserved_port
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1] / "src"
@@ -46,7 +43,7 @@ class HostsJob:
         self.secret = folder / "secret"
         self.secret.write_text(secrets.token_hex(16))
         self.secret.chmod(0o600)
-        self._reserved = reserved_port("127.0.0.1")
+        self._reserved = reserved_port(leader if leader.startswith("127.") else "127.0.0.1")
         self.port = int(self._reserved.getsockname()[1])
         self.command = [sys.executable, str(HERE / "hosts_worker.py"), kind, str(folder), str(steps), str(every)]
         self.command.append(str(step_seconds))
@@ -146,6 +143,14 @@ class PatientJob(HostsJob):
 
     def __init__(self, folder: Path, hosts: int, *, limits: dict[str, Any] | None = None, **others: Any) -> None:
         super().__init__(folder, hosts, limits={**PATIENT, **(limits or {})}, **others)
+
+
+def reserved_port(address: str) -> socket.socket:
+    """Return a bound socket: until it is closed, the kernel gives its port to nobody but a server with SO_REUSEADDR."""
+    held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind((address, 0))
+    return held
 
 
 def whole_lines(file: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,8 @@
 """A worker for the trials with several hosts: a small deterministic training that all hosts do in step.
 
-With `jax` the step is a real one, over jax.distributed; without, hosts meet at a barrier over TCP, which starts in a
-tenth of the time. Either way the value after step t is a function of the value before and t alone, and host 0 saves it.
+With `jax` the step is a real one, over jax.distributed. Without, hosts meet at a barrier at the coordinator's address,
+which starts in a tenth of the time. Either way the value after step t is a function of the value before and t alone,
+and host 0 saves it.
 Faults that must happen inside a step are given by FAULT=kind:host:step, and happen in the first attempt only; a disk
 fails in the first four. With `slow` the steps after that one take so long that nobody who acts in the midst of the run
 comes too late; with `estimate` a save is said to take an hour.
@@ -137,20 +138,20 @@ def chained(number: int, value: str) -> str:
 
 def barrier_step(worker: Worker, step_seconds: float) -> tuple[Step, Leave]:
     """Every host sends its number to host 0 and waits until all have. Host 0 leaves last."""
-    address, _, port = worker.coordinator.rpartition(":")
-    serving = threading.Thread(target=serve, args=(address, int(port), worker.hosts), daemon=True)
+    path = worker.coordinator.removeprefix("unix:")
+    serving = threading.Thread(target=serve, args=(path, worker.hosts), daemon=True)
     if worker.index == 0:
         serving.start()
     deadline = time.monotonic() + CONNECT_SECONDS
+    line = socket.socket(socket.AF_UNIX)
     while True:
         try:
-            line = socket.create_connection((address, int(port)))
+            line.connect(path)
             break
-        except ConnectionRefusedError:
+        except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.05)
-    line.settimeout(None)
 
     def step(number: int, value: str) -> str:
         time.sleep(step_seconds)
@@ -167,8 +168,10 @@ def barrier_step(worker: Worker, step_seconds: float) -> tuple[Step, Leave]:
     return step, leave
 
 
-def serve(address: str, port: int, hosts: int) -> None:
-    server = socket.create_server((address, port))
+def serve(path: str, hosts: int) -> None:
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen(hosts)
     lines = [server.accept()[0] for _ in range(hosts)]
     while any(words := [line.recv(4, socket.MSG_WAITALL) for line in lines]):
         if not all(words):

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
@@ -22,6 +23,7 @@ from forerun.supervise.hosts import Hosts
 from forerun.supervise.limits import STOPPED, Limits
 from forerun.supervise.secret import VARIABLE as SECRET_VARIABLE
 from forerun.supervise.secret import Secret
+from forerun.supervise.tunnel import TunnelEntrance, coordinator_socket
 from forerun.supervise.voice import Voice
 from forerun.supervise.wire import Line, NotForerun, Refused, join
 from forerun.units import Seconds
@@ -38,6 +40,7 @@ class Agent:
         hosts: Hosts,
         secret: Secret,
         identity: Mapping[str, str],
+        folder: Path,
         limits: Limits,
         voice: Voice,
         before_start: Callable[[], None],
@@ -45,12 +48,13 @@ class Agent:
     ) -> None:
         self._command, self._hosts, self._secret = list(command), hosts, secret
         self._identity, self._limits, self._voice = dict(identity), limits, voice
-        self._before_start = before_start
+        self._folder, self._before_start = folder, before_start
         self._environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
         self._instance = secrets.token_hex(8)
         self._line: Line | None = None
         self._child: Child | None = None
         self._spare: Child | None = None
+        self._tunnel: TunnelEntrance | None = None
         self._spared: float = 0 if spare else math.inf  # the newest attempt that got a spare
         self._turn = asyncio.Lock()  # one start or end at a time
         self._attempt = 0
@@ -102,13 +106,7 @@ class Agent:
             if self._announced and time.monotonic() - began > self._limits.lost:
                 return None
             try:
-                async with asyncio.timeout(self._limits.handshake):
-                    reader, writer = await asyncio.open_connection(self._hosts.leader, self._hosts.port)
-                    try:
-                        return await join(reader, writer, self._secret)
-                    except BaseException:
-                        writer.close()
-                        raise
+                return await self._join()
             except Refused as error:
                 refusals, why = refusals + 1, str(error)
                 if refusals >= TRIES:
@@ -124,6 +122,16 @@ class Agent:
             why=f"tried for {Seconds(limit_seconds)}: {why}",
             fix="is host 0 running, is this its address inside the cluster, and does a firewall let the port through?",
         )
+
+    async def _join(self) -> Line:
+        """Open an authenticated line to the leader."""
+        async with asyncio.timeout(self._limits.handshake):
+            reader, writer = await asyncio.open_connection(self._hosts.leader, self._hosts.port)
+            try:
+                return await join(reader, writer, self._secret)
+            except BaseException:
+                writer.close()
+                raise
 
     def _refused(self, error: Refused) -> UserError:
         where = self._hosts.address
@@ -219,6 +227,7 @@ class Agent:
         self._attempt = int(message["attempt"])
         try:
             self._before_start()
+            await self._open_tunnel()
         except UserError as error:
             self._say({"kind": "mistake", "what": error.what, "why": error.why, "fix": error.fix})
             return
@@ -227,7 +236,7 @@ class Agent:
             "attempt": self._attempt,
             "index": self._hosts.index,
             "hosts": self._hosts.count,
-            "coordinator": message["coordinator"],
+            "coordinator": f"unix:{coordinator_socket(self._folder, self._attempt)}",
         }
         child, self._spare = self._spare, None
         if child is not None and not child.dead:
@@ -237,6 +246,21 @@ class Agent:
             await child.start(self._command, self._environment, about)
         self._child = child
         self._reporting = asyncio.create_task(self._report(child, self._attempt))
+
+    async def _open_tunnel(self) -> None:
+        """Listen where this host's worker will look for the coordinator. On host 0 the worker itself listens there."""
+        if self._hosts.leads:
+            return
+        tunnel = TunnelEntrance(self._folder, self._attempt, self._join)
+        try:
+            await tunnel.open()
+        except OSError as error:
+            raise UserError(
+                f"the supervisor cannot listen in {self._folder}",
+                why=str(error.strerror),
+                fix="start the hosts again; if it happens again, set TMPDIR to another folder on a local disk",
+            ) from error
+        self._tunnel = tunnel
 
     async def _keep_spare(self) -> None:
         """The next worker, once the present one makes steps: most of a start is imports, which need not wait for it."""
@@ -299,3 +323,6 @@ class Agent:
             await self._child.end()
             await self._reporting
             self._child = None
+        if self._tunnel is not None:
+            await self._tunnel.close()
+            self._tunnel = None

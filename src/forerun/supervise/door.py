@@ -6,7 +6,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from forerun.errors import UserError
 from forerun.supervise import verdicts
@@ -15,6 +16,7 @@ from forerun.supervise.hosts import Hosts
 from forerun.supervise.limits import Limits
 from forerun.supervise.member import Member
 from forerun.supervise.secret import Secret
+from forerun.supervise.tunnel import TunnelExit
 from forerun.supervise.voice import Voice
 from forerun.supervise.wire import Line, Refused, admit
 
@@ -22,6 +24,29 @@ MOST_KNOCKING = 16  # from one address at a time; hosts try again
 MOST_ADDRESSES = 4096
 MOST_STRANGERS = 100
 LEAVING_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message of a host's supervisor."""
+
+    index: int
+    count: int
+    instance: str
+    name: str
+    pid: int
+    identity: Mapping[str, str]
+
+    @classmethod
+    def parse(cls, message: Mapping[str, Any]) -> Self:
+        """Return the message as a Hello, or raise Refused if a field is missing or has no valid value."""
+        kinds = {"index": int, "count": int, "instance": str, "name": str, "pid": int, "identity": dict}
+        for name, kind in kinds.items():
+            if not isinstance(message.get(name), kind):
+                raise Refused(f"its first message has no valid '{name}'")
+        if not 0 <= message["index"] < message["count"]:
+            raise Refused("its first message has an index that is out of range")
+        return cls(**{name: message[name] for name in kinds})
 
 
 class Door:
@@ -35,9 +60,10 @@ class Door:
         limits: Limits,
         voice: Voice,
         hear: Callable[[Member, dict[str, Any]], None],
+        tunnels: TunnelExit,
     ) -> None:
         self._hosts, self._secret, self._identity = hosts, secret, dict(identity)
-        self._limits, self._voice, self._hear = limits, voice, hear
+        self._limits, self._voice, self._hear, self._tunnels = limits, voice, hear, tunnels
         self._changed = asyncio.Event()
         self._knocking: Counter[str] = Counter()
         self._strangers: dict[str, str] = {}
@@ -86,9 +112,10 @@ class Door:
         try:
             async with asyncio.timeout(self._limits.handshake):
                 line = await admit(reader, writer, self._secret)
-                hello = await line.receive()
-                member = self._admitted(line, hello)
-        except (Refused, EOFError, TimeoutError, KeyError, TypeError, ValueError) as error:
+                first = await line.receive()
+                tunnel = first.get("kind") == "tunnel"
+                member = None if tunnel else self._admitted(line, Hello.parse(first))
+        except (Refused, EOFError, TimeoutError) as error:
             self._refuse(address, str(error) or "it said nothing")
             writer.close()
             return
@@ -96,6 +123,8 @@ class Door:
             self._knocking -= Counter([address])
         if member is not None:
             await self._listen(member, line)
+        elif tunnel:
+            await self._tunnels.serve(line, first.get("attempt"))
         await line.drain()
         line.close()
 
@@ -104,10 +133,9 @@ class Door:
             self._strangers[address] = why
             self._voice.say(f"refused a connection from {address}: {why}")
 
-    def _admitted(self, line: Line, hello: dict[str, Any]) -> Member | None:
+    def _admitted(self, line: Line, hello: Hello) -> Member | None:
         """The newcomer as a member, or None after telling it why not."""
-        index, count = int(hello["index"]), int(hello["count"])
-        name, pid = str(hello["name"]), int(hello["pid"])
+        index, count, name, pid = hello.index, hello.count, hello.name, hello.pid
         before = self.members.get(index)
         mistake: UserError | None = None
         if count != self._hosts.count:
@@ -116,18 +144,18 @@ class Door:
                 why=f"host {index} is process {pid} on {name}",
                 fix="give every host the same number of hosts",
             )
-        elif before is not None and before.instance != hello["instance"] and self._present(before):
+        elif before is not None and before.instance != hello.instance and self._present(before):
             mistake = verdicts.twice(before, name, pid)
             self._strangers[f"a second host {index}"] = f"process {pid} on {name}"
             self._voice.say(mistake.what + f": {mistake.why}")
         else:
-            mistake = self._mismatch(index, hello["identity"])
+            mistake = self._mismatch(index, hello.identity)
             self.mistake = self.mistake or mistake  # who comes next, before it was looked at, does not undo it
         if mistake is not None:
             line.send(Ending.mistake(mistake).message())
             self._changed.set()
             return None
-        member = Member(index, str(hello["instance"]), name, pid, line)
+        member = Member(index, hello.instance, name, pid, line)
         if before is not None:
             if before.line is not None:
                 before.line.close()
@@ -154,7 +182,7 @@ class Door:
                     message = await line.receive()
                 self._hear(member, message)
                 self._changed.set()
-        except (EOFError, TimeoutError, Refused, KeyError, TypeError, ValueError):
+        except (EOFError, TimeoutError, Refused, KeyError, TypeError, ValueError, OverflowError):
             if member.line is line:
                 member.line = None
             self._changed.set()

@@ -125,14 +125,5 @@ def _reachable(leader: str, found: str) -> str:
     return found
 
 
-def reserved_port(address: str) -> socket.socket:
-    """Bound to a port that nobody has, chosen by the kernel at random: until it is closed the kernel gives the port to
-    nobody else, and who is told of it can listen there (with SO_REUSEADDR, as servers have it)."""
-    held = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind((address, 0))
-    return held
-
-
 def spoken(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

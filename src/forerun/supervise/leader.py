@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forerun.errors import USER_MISTAKE, StorageError, UserError
@@ -13,13 +14,14 @@ from forerun.supervise import verdicts
 from forerun.supervise.culprit import blame, stalled
 from forerun.supervise.door import Door
 from forerun.supervise.ending import Ending
-from forerun.supervise.hosts import Hosts, reserved_port, spoken
+from forerun.supervise.hosts import Hosts
 from forerun.supervise.limits import STOPPED, Limits
 from forerun.supervise.member import Member
 from forerun.supervise.owner import Owner
 from forerun.supervise.secret import Secret
 from forerun.supervise.stop import save_fits
 from forerun.supervise.tries import Tries
+from forerun.supervise.tunnel import TunnelExit
 from forerun.supervise.voice import Voice
 from forerun.units import Seconds
 
@@ -45,19 +47,20 @@ class Leader:
     def __init__(
         self,
         hosts: Hosts,
-        bound: str,
         secret: Secret,
         identity: Mapping[str, str],
         owner: Owner,
+        folder: Path,
         limits: Limits,
         voice: Voice,
     ) -> None:
-        self._hosts, self._bound, self._owner = hosts, bound, owner
+        self._hosts, self._owner = hosts, owner
         self._limits, self._voice = limits, voice
         self._stop: Announced | None = None
         self._tries = Tries(limits)
         self._began = time.monotonic()
-        self.door = Door(hosts, secret, identity, limits, voice, self._hear)
+        self._tunnels = TunnelExit(folder)
+        self.door = Door(hosts, secret, identity, limits, voice, self._hear, self._tunnels)
 
     async def run(self) -> Ending:
         """The whole job. Every host is told how it ended."""
@@ -135,15 +138,17 @@ class Leader:
         """One life of the job: how it ended, or what cut it short."""
         attempt = self._owner.next_attempt()
         self._note("start", attempt=attempt)
-        with reserved_port(self._bound) as held:
-            coordinator = spoken(self._bound, int(held.getsockname()[1]))
+        self._tunnels.begin(attempt)
+        try:
             for member in self._members():
                 member.begin()
-                member.send({"kind": "start", "attempt": attempt, "coordinator": coordinator})
+                member.send({"kind": "start", "attempt": attempt})
             found = await self._watched()
             if isinstance(found, str) and found:
                 self._note("fault", attempt=attempt, text=found)
             await self._end_all(attempt)
+        finally:
+            self._tunnels.end()
         if found == "":  # a death: only now is it known who else died, and who was ended by us
             found = self._cause()
             self._note("cause", attempt=attempt, text=found if isinstance(found, str) else found.text)

@@ -23,6 +23,7 @@ from forerun.supervise.leader import Leader
 from forerun.supervise.limits import Limits
 from forerun.supervise.owner import Owner
 from forerun.supervise.secret import Secret, new_secret, read_secret
+from forerun.supervise.tunnel import private_folder
 from forerun.supervise.voice import Voice
 
 METADATA_VARIABLE = "FORERUN_METADATA_URL"
@@ -54,7 +55,8 @@ def supervise(
     voice = Voice("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
     owner = Owner(run_folder) if hosts.leads else None
     try:
-        ending = asyncio.run(_supervised(command, hosts, owner, secret, known, limits, voice, spare))
+        with private_folder() as folder:
+            ending = asyncio.run(_supervised(command, hosts, owner, secret, known, Path(folder), limits, voice, spare))
         if ending.text and ending.host != hosts.index:
             voice.say(ending.text)
         return ending.exit_code()
@@ -81,6 +83,7 @@ async def _supervised(
     owner: Owner | None,
     secret: Secret,
     identity: Mapping[str, str],
+    folder: Path,
     limits: Limits,
     voice: Voice,
     spare: bool,
@@ -88,10 +91,10 @@ async def _supervised(
     leading: asyncio.Task[Ending] | None = None
     if owner is not None:
         bound = bound_address(hosts.leader)
-        leader = Leader(hosts, bound, secret, identity, owner, limits, voice)
+        leader = Leader(hosts, secret, identity, owner, folder, limits, voice)
         hosts = replace(hosts, port=await leader.door.open(bound, hosts.port))
         leading = asyncio.create_task(leader.run())
-    agent = Agent(command, hosts, secret, identity, limits, voice, partial(free_chip, voice.say), spare)
+    agent = Agent(command, hosts, secret, identity, folder, limits, voice, partial(free_chip, voice.say), spare)
     _listen_to_signals(agent, hosts, limits)
     loop = asyncio.get_running_loop()
     url = os.environ.get(METADATA_VARIABLE, notice.URL)

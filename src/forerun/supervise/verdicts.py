@@ -51,8 +51,8 @@ def death(member: Member) -> str:
     assert member.exit is not None
     if "different incarnation" in member.exit.tail:
         return (
-            f"somebody else joined jax's coordinator as one of our hosts, which ended the worker of {member.spoken()}; "
-            "close the cluster's network to strangers (a firewall)"
+            f"another process of the same user joined jax's coordinator, which ended the worker of {member.spoken()}; "
+            "look for a second run that uses the same coordinator socket"
         )
     hint = _HINTS.get(signal.Signals(-member.exit.code)) if -member.exit.code in _CAUSES else None
     if member.exit.code == -signal.SIGKILL and MARK in member.exit.tail:

@@ -40,8 +40,10 @@ class Line:
         _keep_alive(writer)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Never waits; what cannot be sent is noticed by the reader, as the end of the line."""
-        content = json.dumps(message, separators=(",", ":")).encode()
+        self.send_bytes(json.dumps(message, separators=(",", ":")).encode())
+
+    def send_bytes(self, content: bytes) -> None:
+        """Queue one frame without waiting. If the connection is lost, `receive` reports it."""
         if len(content) > MOST_BYTES:
             raise ValueError(f"a message of {len(content)} bytes")
         if self._writer.is_closing():
@@ -51,6 +53,16 @@ class Line:
         self._sent += 1
 
     async def receive(self) -> dict[str, Any]:
+        try:
+            message = json.loads(await self.receive_bytes())
+        except (ValueError, RecursionError) as error:
+            raise Refused("a message that is not JSON, or is nested too deeply") from error
+        if not isinstance(message, dict):
+            raise Refused("a message that is no object")
+        return message
+
+    async def receive_bytes(self) -> bytes:
+        """Return the content of the next frame."""
         try:
             length = int.from_bytes(await self._reader.readexactly(LENGTH_BYTES), "big")
             if length > MOST_BYTES:
@@ -62,10 +74,7 @@ class Line:
         if not same(proof, mac(self._key, self._theirs, self._received.to_bytes(8, "big"), content)):
             raise Refused("a message that is not genuine")
         self._received += 1
-        message = json.loads(content)
-        if not isinstance(message, dict):
-            raise Refused("a message that is no object")
-        return message
+        return content
 
     async def drain(self) -> None:
         try:
@@ -75,6 +84,10 @@ class Line:
 
     def close(self) -> None:
         self._writer.close()
+
+    def abort(self) -> None:
+        """Close without sending what is still queued."""
+        self._writer.transport.abort()
 
 
 async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: Secret) -> Line:

@@ -43,7 +43,7 @@ class Worker:
         return self.index == 0
 
     def initialize_jax(self) -> None:
-        """Joins the other hosts, on the one address that the leader has chosen."""
+        """Join the other hosts at `coordinator`, a Unix socket: see `tunnel` for how other hosts reach it."""
         if self.hosts == 1:
             return
         import jax

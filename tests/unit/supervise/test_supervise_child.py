@@ -1,17 +1,15 @@
-"""One worker as its supervisor sees it, and the port that its coordinator will have."""
+"""Tests of one worker as its supervisor sees it."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import socket
 import sys
 
 import pytest
 
 from forerun.supervise.child import Child, Exit
-from forerun.supervise.hosts import reserved_port
 from forerun.supervise.limits import Limits
 from forerun.supervise.voice import Voice
 
@@ -53,14 +51,3 @@ def test_a_worker_that_died_by_itself_was_not_ended_by_us(
 def test_a_worker_that_we_ended_did_not_die_by_itself(capfd: pytest.CaptureFixture[str]) -> None:
     found = asyncio.run(ended("signal.pause()", by_itself=False))
     assert (found.code, found.ended) == (-signal.SIGKILL, True)
-
-
-def test_a_reserved_port_is_for_a_server_and_nobody_else() -> None:
-    with reserved_port("127.0.0.1") as held:
-        place = held.getsockname()
-        with socket.socket() as other, pytest.raises(OSError, match="in use"):
-            other.bind(place)
-        with socket.socket() as caller, pytest.raises(ConnectionRefusedError):
-            caller.connect(place)
-        with socket.create_server(place) as server, socket.create_connection(place):
-            server.accept()[0].close()

@@ -1,32 +1,53 @@
-"""The leader's door, over real lines."""
+"""Tests of the leader's port, over real connections."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
-from forerun.supervise.door import Door
+import pytest
+
+from forerun.supervise.door import MOST_KNOCKING, Door
 from forerun.supervise.ending import Ending
 from forerun.supervise.hosts import Hosts
 from forerun.supervise.limits import Limits
 from forerun.supervise.secret import Secret
+from forerun.supervise.tunnel import TunnelExit
 from forerun.supervise.voice import Voice
-from forerun.supervise.wire import join
+from forerun.supervise.wire import MAGIC, NONCE_BYTES, join
 
 OURS = Secret(b"the secret of this run")
 IDENTITY = {"jax": "0.10.2", "job": "1"}
+HELLO = {"kind": "hello", "index": 1, "count": 2, "instance": "1", "name": "vm", "pid": 1, "identity": IDENTITY}
+
+
+@asynccontextmanager
+async def opened() -> AsyncIterator[tuple[Door, int]]:
+    """A door and its port. Fails if a connection ends with an exception that nobody handles."""
+    unhandled: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: unhandled.append(context))
+    voice = Voice("test")
+    limits = Limits(handshake=120, lost=120)
+    door = Door(Hosts(0, 2, port=8476), OURS, IDENTITY, limits, voice, lambda member, message: None, TunnelExit(Path()))
+    port = await door.open("127.0.0.1", 0)
+    async with asyncio.timeout(120):
+        yield door, port
+    await door.close(Ending(0))
+    voice.close()
+    assert unhandled == []
 
 
 async def knock(door: Door, port: int, index: int, identity: Mapping[str, str]) -> dict[str, Any] | None:
     """What the door says to this host; None if it is let in, and told nothing for a moment."""
     line = await join(*await asyncio.open_connection("127.0.0.1", port), OURS)
-    about = {"kind": "hello", "index": index, "count": 2, "instance": f"{index}", "name": "vm", "pid": 1}
-    line.send({**about, "identity": dict(identity)})
+    line.send({**HELLO, "index": index, "instance": f"{index}", "identity": dict(identity)})
     answer = asyncio.create_task(line.receive())
-    async with asyncio.timeout(120):
-        while not answer.done() and index not in door.members:
-            await asyncio.sleep(0.01)
+    while not answer.done() and index not in door.members:
+        await asyncio.sleep(0.01)
     await asyncio.wait([answer], timeout=0.2)
     try:
         return answer.result() if answer.done() else None
@@ -38,24 +59,114 @@ async def knock(door: Door, port: int, index: int, identity: Mapping[str, str]) 
 def test_a_mistake_stays_when_a_right_host_comes_after_a_wrong_one() -> None:
     """The leader's own host may be that one, before anybody has looked."""
 
-    async def come() -> tuple[Door, list[dict[str, Any] | None]]:
-        door = Door(
-            Hosts(0, 2, port=8476),
-            OURS,
-            IDENTITY,
-            Limits(handshake=120, lost=120),
-            Voice("test"),
-            lambda member, message: None,
-        )
-        port = await door.open("127.0.0.1", 0)
-        answers = [await knock(door, port, 1, {**IDENTITY, "jax": "0.0.1"}), await knock(door, port, 0, IDENTITY)]
-        await door.close(Ending(0))
-        return door, answers
+    async def come() -> None:
+        async with opened() as (door, port):
+            wrong = await knock(door, port, 1, {**IDENTITY, "jax": "0.0.1"})
+            right = await knock(door, port, 0, IDENTITY)
+            assert wrong is not None
+            assert wrong["what"] == "the hosts do not agree: jax"
+            assert right is None, "it is let in, and told nothing yet"
+            assert list(door.members) == [0]
+            assert door.mistake is not None
+            assert door.mistake.what == wrong["what"]
 
-    door, (wrong, right) = asyncio.run(come())
-    assert wrong is not None
-    assert wrong["what"] == "the hosts do not agree: jax"
-    assert right is None, "it is let in, and told nothing yet"
-    assert list(door.members) == [0]
-    assert door.mistake is not None
-    assert door.mistake.what == wrong["what"]
+    asyncio.run(come())
+
+
+@pytest.mark.parametrize(
+    ("identity", "differs"),
+    [
+        ({**IDENTITY, "libtpu": "0.0.41"}, "libtpu"),  # the leader has none
+        ({"job": "1"}, "jax"),  # the host has none
+        ({}, "jax"),
+        ({**IDENTITY, "job": "2"}, "job"),
+    ],
+)
+def test_a_part_of_the_identity_that_only_one_side_has_is_a_difference(identity: dict[str, str], differs: str) -> None:
+    async def come() -> None:
+        async with opened() as (door, port):
+            answer = await knock(door, port, 1, identity)
+            assert answer is not None
+            assert (answer["kind"], answer["code"]) == ("over", 2)
+            assert answer["what"].endswith(f": {differs}")
+            assert door.members == {}
+            assert door.mistake is not None
+
+    asyncio.run(come())
+
+
+def test_one_address_has_a_limited_number_of_unauthenticated_connections() -> None:
+    async def greeted(port: int, address: str) -> tuple[bool, asyncio.StreamWriter]:
+        """Whether the door speaks to a new connection from this address, or closes it."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0))
+        try:
+            first = await reader.read(1)
+        except ConnectionResetError:
+            first = b""
+        if first:
+            assert (first + await reader.readexactly(len(MAGIC) + NONCE_BYTES - 1)).startswith(MAGIC)
+        return first != b"", writer
+
+    async def come() -> None:
+        async with opened() as (door, port):
+            idle = [await greeted(port, "127.0.0.1") for _ in range(16)]
+            assert MOST_KNOCKING == 16
+            assert [found for found, _ in idle] == [True] * 16
+            further = [await greeted(port, "127.0.0.1") for _ in range(3)]
+            assert [found for found, _ in further] == [False] * 3
+            other, writer = await greeted(port, "127.0.0.2")
+            assert other, "another address has its own limit"
+            for closing in (writer, *(writer for _, writer in (*idle, *further))):
+                closing.close()
+            while door._knocking:
+                await asyncio.sleep(0.01)
+            assert await knock(door, port, 0, IDENTITY) is None
+            assert list(door.members) == [0]
+
+    asyncio.run(come())
+
+
+HOSTILE = {
+    "nested": b"[" * 200_000,
+    "nested in an object": b'{"kind":' + b"[" * 120_000 + b"]" * 120_000 + b"}",
+    "no kind": b"{}",
+    "tunnel without an attempt": b'{"kind":"tunnel"}',
+    "tunnel of an infinite attempt": b'{"kind":"tunnel","attempt":1e999}',
+    **{
+        f"{name} {value}": json.dumps(HELLO)
+        .replace(json.dumps({name: HELLO[name]})[1:-1], f'"{name}": {value}')
+        .encode()
+        for name, value in [
+            ("index", "1e999"),
+            ("index", "-1e999"),
+            ("index", "NaN"),
+            ("index", "1.5"),
+            ("index", "-1"),
+            ("index", "2"),
+            ("count", "1e999"),
+            ("pid", "1e999"),
+            ("name", "[]"),
+            ("instance", "{}"),
+            ("identity", "[]"),
+            ("identity", '"jax"'),
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_first_message_with_wrong_values_closes_only_its_own_connection(content: bytes) -> None:
+    assert content != json.dumps(HELLO).encode()
+
+    async def come() -> None:
+        async with opened() as (door, port):
+            line = await join(*await asyncio.open_connection("127.0.0.1", port), OURS)
+            line.send_bytes(content)
+            with pytest.raises(EOFError):
+                await line.receive()
+            line.close()
+            assert (door.members, door.mistake) == ({}, None)
+            assert await knock(door, port, 1, IDENTITY) is None
+            assert list(door.members) == [1]
+
+    asyncio.run(come())

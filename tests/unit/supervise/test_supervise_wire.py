@@ -128,6 +128,66 @@ def test_a_frame_that_is_not_genuine_ends_the_line(how: str) -> None:
     assert isinstance(theirs, Refused)
 
 
+def test_a_frame_of_an_earlier_connection_is_refused() -> None:
+    """The session key depends on both nonces, so a recorded frame is worth nothing in another connection."""
+    recorded: list[bytes] = []
+
+    async def leader(*stream: object) -> object:
+        return await (await admit(*stream, OURS)).receive()  # type: ignore[arg-type]
+
+    async def member(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await join(reader, writer, OURS)
+        recorded.append(frame(line, {"kind": "over"}))
+        writer.write(recorded[0])
+        await reader.read()
+
+    genuine, _ = met(leader, member)
+    assert genuine == {"kind": "over"}
+    replayed, _ = met(leader, member)
+    assert isinstance(replayed, Refused)
+    assert recorded[0] != recorded[1]
+
+
+@pytest.mark.parametrize("side", ["leader", "member"])
+def test_either_nonce_alone_makes_another_session_key(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An attacker who replays one side's handshake cannot choose the other side's nonce."""
+    fresh = iter(range(1, 100))
+    keys = []
+
+    async def leader(*stream: object) -> object:
+        return (await admit(*stream, OURS))._key  # type: ignore[arg-type]
+
+    async def member(*stream: object) -> object:
+        return (await join(*stream, OURS))._key  # type: ignore[arg-type]
+
+    for _ in range(2):
+        # The leader draws its nonce before it sends anything, and the member after it has received that.
+        fixed = bytes(32)
+        new = bytes([next(fresh)]) * 32
+        drawn = iter([new, fixed] if side == "leader" else [fixed, new])
+        monkeypatch.setattr("forerun.supervise.wire.secrets.token_bytes", lambda size, drawn=drawn: next(drawn))
+        theirs, mine = met(leader, member)
+        assert theirs == mine
+        keys.append(mine)
+    assert keys[0] != keys[1]
+
+
+DEEP = b'{"a":' + b"[" * 120_000 + b"]" * 120_000 + b"}"
+
+
+@pytest.mark.parametrize("content", [DEEP, b"{", b"\xff", b"[1]", b'{"n":' + b"9" * 10_000 + b"}"])
+def test_content_that_is_no_message_is_refused(content: bytes) -> None:
+    async def leader(*stream: object) -> object:
+        return await (await admit(*stream, OURS)).receive()  # type: ignore[arg-type]
+
+    async def member(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        (await join(reader, writer, OURS)).send_bytes(content)
+        await reader.read()
+
+    theirs, _ = met(leader, member)
+    assert isinstance(theirs, Refused)
+
+
 def test_the_end_of_a_line_is_told_apart_from_a_forgery() -> None:
     async def leader(*stream: object) -> object:
         return await (await admit(*stream, OURS)).receive()  # type: ignore[arg-type]

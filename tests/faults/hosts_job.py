@@ -10,7 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -166,6 +167,23 @@ def end(processes: Iterable[subprocess.Popen[bytes]]) -> None:
             process.send_signal(signal.SIGCONT)
             process.kill()
         process.wait()
+
+
+def listened_on(pid: int) -> Iterator[tuple[str, int]]:
+    """Addresses and ports of the TCP sockets on which a process listens."""
+    mine = set()
+    for entry in os.scandir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # closed since
+            mine.add(os.readlink(entry.path))
+    for table in ("tcp", "tcp6"):
+        for row in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = row.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
+                address, port = fields[1].split(":")
+                raw = bytes.fromhex(address)
+                words = b"".join(raw[start : start + 4][::-1] for start in range(0, len(raw), 4))
+                text = socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words)
+                yield text.removeprefix("::ffff:"), int(port, 16)
 
 
 def gone(pid: int, seconds: float = 300) -> bool:

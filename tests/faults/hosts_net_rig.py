@@ -1,8 +1,9 @@
 """Faults of the network between hosts: `python tests/faults/hosts_net_rig.py FAULT TRIALS [SECONDS]`, as root.
 
 Every host has a network namespace of its own with a link to a common router. FAULT is `cut` (a host's link goes down
-for SECONDS), `scan` (a stranger on another network of host 0 looks for open ports) or `intruder` (somebody inside the
-cluster's network joins jax's coordinator under a host's number). One JSON line per trial.
+for SECONDS), `scan` (a stranger on another network of host 0 looks for open ports) or `intruder` (a process inside the
+cluster's network tries to join jax's coordinator, under a host's number, at every port of host 0). One JSON line per
+trial.
 """
 
 from __future__ import annotations
@@ -161,11 +162,13 @@ def intruder(net: Net, seed: int, seconds: float) -> dict[str, Any]:
     steps = 4000
     with job_on(net, "jax", steps) as job:
         job.until("step", 1, step=20)
-        rows = [row for row in net.run("h0", "ss", "-Hltnp").splitlines() if f"pid={job.pid(0)}," in row]
-        coordinator = next(row.split()[3] for row in rows if "ffff" in row)
-        target = f"{LEADER}:{coordinator.rpartition(':')[2]}"
+        local = [row.split()[3] for row in net.run("h0", "ss", "-Hltn").splitlines()]
         began = time.time()
-        said = net.run("inside", "env", "JAX_PLATFORMS=cpu", sys.executable, "-c", INTRUDER, target)
+        said = {
+            address: net.run("inside", "env", "JAX_PLATFORMS=cpu", sys.executable, "-c", INTRUDER, target)
+            for address in local
+            if (target := f"{LEADER}:{address.rpartition(':')[2]}")
+        }
         codes = job.wait(200)
         starts = [start["unix_seconds"] for start in job.log("start")]
         return {
@@ -173,7 +176,7 @@ def intruder(net: Net, seed: int, seconds: float) -> dict[str, Any]:
             "attempts": len(starts),
             "restarted_after_seconds": round(starts[1] - began, 2) if len(starts) > 1 else None,
             "told": [cause["text"].splitlines()[0] for cause in job.log("cause")],
-            "intruder": said.strip().splitlines()[-1:],
+            "intruder": {address: text.strip().splitlines()[-1:] for address, text in said.items()},
             "finished": sorted(job.values()) == list(range(1, steps + 1)),
         }
 

@@ -1,16 +1,13 @@
-"""The supervisors with real jax workers: who is stuck is told from the stacks, and strangers find no open port."""
+"""Tests of the supervisors with real jax workers: the stacks name a stuck host, and only one port is open."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from hosts_job import PatientJob
+from hosts_job import PatientJob, listened_on
 
 STEPS = 60
 
@@ -32,13 +29,18 @@ def test_a_host_that_sleeps_inside_a_step_is_named_by_its_stack(tmp_path: Path, 
         assert job.values() == expected
 
 
-def test_listens_on_one_address_and_stops_at_one_step(tmp_path: Path, expected: dict[int, str]) -> None:
-    with PatientJob(tmp_path, 2, kind="jax", steps=100_000) as job:
+def test_only_the_leader_listens_on_the_cluster_address_and_all_stop_at_one_step(
+    tmp_path: Path, expected: dict[int, str]
+) -> None:
+    cluster = "127.0.0.2"  # an address of its own, so that gloo's ports, at the host name's address, are not on it
+    with PatientJob(tmp_path, 2, kind="jax", steps=100_000, leader=cluster) as job:
         job.start_all().until("step", 1, step=12)
-        pids = [job.pid(0), job.pid(1), *(child.pid for child in job.supervisors.values())]
-        found = sorted(address for pid in pids for address in listened_on(pid))
-        assert len(found) >= 2, "the supervisor's and jax's coordinator's"
-        assert set(found) == {"127.0.0.1"}
+        assert list(listened_on(job.supervisors[0].pid)) == [(cluster, job.port)]
+        assert list(listened_on(job.supervisors[1].pid)) == []
+        for index in (0, 1):
+            ports = list(listened_on(job.pid(index)))
+            assert len(ports) == 1, "gloo's, and not the coordinator's"
+            assert ports[0][0] != cluster
         os.kill(job.pid(1), signal.SIGTERM)
         assert job.wait() == [75, 75], job.said()
         stopped = job.notes("stopped")
@@ -46,19 +48,3 @@ def test_listens_on_one_address_and_stops_at_one_step(tmp_path: Path, expected: 
         assert len({note["step"] for note in stopped}) == 1
         values = job.values()
         assert all(values[step] == value for step, value in expected.items() if step in values)
-
-
-def listened_on(pid: int) -> Iterator[str]:
-    """Addresses of the TCP sockets on which a process listens."""
-    mine = set()
-    for entry in os.scandir(f"/proc/{pid}/fd"):
-        with suppress(FileNotFoundError):  # closed since
-            mine.add(os.readlink(entry.path))
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in mine:
-                raw = bytes.fromhex(fields[1].partition(":")[0])
-                words = b"".join(raw[start : start + 4][::-1] for start in range(0, len(raw), 4))
-                text = socket.inet_ntop(socket.AF_INET if len(words) == 4 else socket.AF_INET6, words)
-                yield text.removeprefix("::ffff:")

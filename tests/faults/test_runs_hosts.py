@@ -1,19 +1,67 @@
-"""Two hosts train one real job: one is killed, then all are stopped, and the result is that of the undisturbed run."""
+"""Tests of two hosts that train one real job: whatever happens, the result equals that of the undisturbed run."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import runs_flip
-from runs import Bench
+from hosts_job import listened_on
+from runs import Bench, Outcome, children
 from runs_hosts import EVERY, HostsRun, announced, reference, struck
 
 HOSTS, STEPS = 2, 40
+INTRUDER = """
+import sys
+from jax._src.lib import _jax
+client = _jax.get_distributed_runtime_client(
+    sys.argv[1], 1, init_timeout=5, shutdown_timeout=1, heartbeat_timeout=10, use_compression=True
+)
+client.connect()
+print("joined")
+"""
 
 
-def test_a_killed_host_and_an_announced_stop_change_nothing(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "bench", steps=STEPS, every=EVERY)
-    expected = reference(bench, HOSTS)
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    return Bench(tmp_path_factory.mktemp("hosts") / "bench", steps=STEPS, every=EVERY)
+
+
+@pytest.fixture(scope="module")
+def expected(bench: Bench) -> Outcome:
+    return reference(bench, HOSTS)
+
+
+def test_a_process_without_the_secret_cannot_join_the_coordinator(bench: Bench, expected: Outcome) -> None:
+    """It tries every TCP port of the run with jax's own client, under the number of a host."""
+    with HostsRun(bench, "intruder", HOSTS) as job:
+        with bench.held_back(EVERY + 5, STEPS, step_seconds=3.0):  # so that the run lasts longer than the attack
+            job.start_all().until_step(EVERY + 3)
+            supervisors = [child.pid for child in job.supervisors.values()]
+            pids = {*supervisors, *(child for pid in supervisors for child in children(pid))}
+            places = {place for pid in pids for place in listened_on(pid)}
+            assert ("127.0.0.1", job.port) in places
+            intruders = [
+                subprocess.Popen(
+                    [sys.executable, "-c", INTRUDER, f"{address}:{port}"],
+                    env={name: value for name, value in bench.environment.items() if "proxy" not in name.lower()},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
+                for address, port in places
+            ]
+            said = [intruder.communicate(timeout=300)[0] for intruder in intruders]
+            assert job.run.last_step() < STEPS, "the run was over before the attack"
+            assert said == [""] * len(places)
+        assert job.wait() == [0, 0], job.said()
+        assert len(job.log("start")) == 1, job.log("cause", "fault")
+        assert expected.differs_in(job.run.outcome()) == []
+
+
+def test_a_killed_host_and_an_announced_stop_change_nothing(bench: Bench, expected: Outcome) -> None:
     with HostsRun(bench, "struck", HOSTS) as job:
         # Its last steps take a minute, should the kill, and then the signal, be late.
         with bench.held_back(EVERY + 5, STEPS, step_seconds=2.0):

@@ -30,6 +30,7 @@ FORMAT = 1
 class Claim:
     number: int
     owner: str
+    token: str = field(default="", repr=False, compare=False)  # random, different in every record
 
     @property
     def fence(self) -> int:
@@ -93,6 +94,10 @@ class Log:
         """The last to have claimed the run."""
         return next((record for record in reversed(self.records()) if isinstance(record, Claim)), None)
 
+    def identity(self) -> str:
+        """Return a random text that is the same for all owners of this run: claims are never removed."""
+        return next((record.token for record in self.records() if isinstance(record, Claim)), "")
+
     def remove(self, commit: Commit) -> None:
         self.place.remove(_name(commit.number))
 
@@ -153,7 +158,7 @@ def _decoded(number: int, content: bytes) -> Claim | Commit | Broken:
         if body["number"] != number:
             return Broken(number, f"its commit record is that of commit {body['number']}")
         if body["kind"] == "claim":
-            return Claim(number, body["owner"])
+            return Claim(number, body["owner"], body["token"])
         files = {name: (size, digest) for name, (size, digest) in body["files"].items()}
         return Commit(number, body["fence"], body["step"], body["folder"], files, body["record"])
     except (ValueError, KeyError, TypeError, RecursionError):

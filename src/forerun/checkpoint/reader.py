@@ -64,13 +64,17 @@ class Reader:
         self.place = place_of(folder, patience, tell)
         self.log = Log(self.place)
 
+    def identity(self) -> str:
+        """Return the random text that identifies the run, also after a change of owner."""
+        return self.place.patiently(self.log.identity)
+
     def steps(self) -> list[int]:
         """The steps of committed checkpoints, ascending."""
-        return sorted({commit.step for commit in self._commits()})
+        return sorted({commit.step for commit in self.commits()})
 
     def newest(self) -> int | None:
         """The step of the highest commit number."""
-        commits = self._commits()
+        commits = self.commits()
         return commits[-1].step if commits else None
 
     def record(self, step: int) -> dict[str, Any]:
@@ -79,7 +83,7 @@ class Reader:
 
     def commit(self, step: int) -> Commit:
         """The newest commit of this step."""
-        found = [commit for commit in self._commits() if commit.step == step]
+        found = [commit for commit in self.commits() if commit.step == step]
         if not found:
             raise UserError(
                 f"there is no checkpoint of step {step}",
@@ -95,7 +99,7 @@ class Reader:
 
     def newest_good(self) -> int | None:
         """The step of the newest checkpoint whose files are what was committed."""
-        commits = self._commits()
+        commits = self.commits()
         for commit in reversed(commits):
             if damage(self.place, commit.folder, commit.files) is None:
                 return commit.step
@@ -145,7 +149,8 @@ class Reader:
                 fix="put commits/ back, or start over with --fresh (the old folder is kept, renamed)",
             )
 
-    def _commits(self) -> list[Commit]:
+    def commits(self) -> list[Commit]:
+        """Return the commits that can be read, ascending by number."""
         found = self.place.patiently(self.log.commits)
         if not found:
             self.require_records()

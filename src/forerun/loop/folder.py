@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from forerun.config.load import dump, load, values
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.files import atomic_write
 
 # What may change between a run and its resumption: where and how it is computed, never what.
 MAY_CHANGE = (
@@ -61,6 +66,10 @@ class RunFolder:
     def skips(self) -> Path:
         return self.path / "skips.jsonl"
 
+    @property
+    def reference(self) -> Path:
+        return self.path / "reference.json"
+
     def checkpoints(self, job: Job) -> Path | str:
         """In the folder, or where its job says, in a folder of the run's name."""
         if job.checkpoint.folder is None:
@@ -86,26 +95,87 @@ def set_aside(job: Job) -> None:
         folder.path.rename(_free_name(folder.path))
 
 
-def open_folder(job: Job, *, fresh: bool, writes: bool = True) -> RunFolder:
-    """The run's folder, new or to be resumed. The same name with another job is refused; one host `writes` for all."""
+def open_folder(
+    job: Job, *, fresh: bool, writes: bool = True, tell: Callable[[str], None] = lambda text: None
+) -> RunFolder:
+    """Return the run's folder, new or to be resumed. The same name with another job is refused.
+
+    The newest checkpoint's record has the job that the run began with, and is verified. `job.yaml` is compared only
+    where no checkpoint has the job, and is written again in every case.
+
+    Args:
+      writes: whether this host writes the folder; one host does it for all.
+      tell: gets a line if `job.yaml` was missing, damaged or changed.
+    """
     folder = folder_of(job)
     if not writes:
         return folder
     if fresh:
         set_aside(job)
-    if folder.job.exists():
+    record = newest_record(job, tell)
+    if record is not None and "job" in record:
+        before = _recorded_job(record["job"], folder)
+        _require_same(job, before, folder)
+        if trouble := _trouble(folder.job, before):
+            tell(f"{folder.job} {trouble}; it is restored, and the job is the one that the checkpoint recorded")
+    elif not _is_blank(folder.job):
         _require_same(job, load(folder.job).job, folder)
+    elif record is not None:
+        tell(f"{folder.job} is missing or empty, and the checkpoints do not have the job: it is not compared")
+    elif folder.job.exists():
+        tell(f"{folder.job} was empty; it is written again")
     folder.path.mkdir(parents=True, exist_ok=True)
-    part = folder.job.with_name("job.yaml.part")  # a kill in the middle of writing must not leave half a job
-    part.write_text(dump(job))
-    part.replace(folder.job)
+    atomic_write(folder.job, dump(job))
     return folder
 
 
-def _require_same(job: Job, before: Job, folder: RunFolder) -> None:
+def newest_record(job: Job, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any] | None:
+    """Return the record of the run's newest checkpoint, or None if it has no checkpoint."""
+    from forerun.checkpoint.log import Log
+    from forerun.checkpoint.patience import Patience
+    from forerun.checkpoint.place import place_of
+
+    place = place_of(folder_of(job).checkpoints(job), Patience(), tell)
+    commits = place.patiently(Log(place).commits)
+    return dict(commits[-1].record) if commits else None
+
+
+def _recorded_job(content: Any, folder: RunFolder) -> Job:
+    try:
+        return Job.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(
+            f"{folder.path} has a checkpoint whose job this version of forerun cannot read",
+            why=f"{'.'.join(map(str, first['loc']))}: {first['msg']}",
+            fix="resume with the version that saved it, or start over with --fresh (the old folder is kept, renamed)",
+        ) from None
+
+
+def _trouble(file: Path, before: Job) -> str | None:
+    """Return what is wrong with a `job.yaml`, given the job that the checkpoint recorded."""
+    if not file.exists():
+        return "is missing"
+    try:
+        return "was changed" if _differing(load(file).job, before) else None
+    except UserError:
+        return "is damaged"
+
+
+def _is_blank(file: Path) -> bool:
+    """Return whether a file is missing or has no text: a power loss can leave it empty, or full of zero bytes."""
+    return not file.exists() or not file.read_bytes().strip(b"\0 \r\n\t")
+
+
+def _differing(job: Job, before: Job) -> list[str]:
+    """Return the keys of values that may not change between a run and its resumption, and did."""
     old, new = values(before), values(job)
-    changed = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE)]
-    if changed:
+    return [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE)]
+
+
+def _require_same(job: Job, before: Job, folder: RunFolder) -> None:
+    if changed := _differing(job, before):
+        old, new = values(before), values(job)
         listed = "\n".join(f"{key}: {old.get(key)} there, {new.get(key)} here" for key in changed)
         raise UserError(
             f"{folder.path} belongs to another job",

@@ -20,6 +20,7 @@ from forerun.checkpoint.hosts import is_first, told_by_first
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.loop.folder import RunFolder
+from forerun.loop.saved_files import SavedFiles
 from forerun.program.guard import Verdict, released
 from forerun.program.state import Metrics, State
 from forerun.supervise.limits import DAMAGED
@@ -138,9 +139,11 @@ class Guard:
         )
 
 
-def guard_of(job: Job, folder: RunFolder) -> Guard:
-    """With what was left out before. The first host has the file, and tells the others."""
-    skips: Skips = SkipFile(folder.skips) if is_first() else Remembered({})
+def guard_of(job: Job, folder: RunFolder, before: SavedFiles, tell: Callable[[str], None]) -> Guard:
+    """Return the guard with the steps that were skipped before. The first host has them and tells the others."""
+    skips: Skips = Remembered({})
+    if is_first():
+        skips = SkipFile(folder.skips, identity=before.identity, step=before.step, saved=before.skips, tell=tell)
     if jax.process_count() > 1:
         steps = [
             -step if why.endswith(A_SPIKE) else step for step, why in sorted(skips.known.items())

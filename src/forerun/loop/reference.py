@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +25,8 @@ from forerun.config.schema import Job
 from forerun.data.corpus import Corpus, Part
 from forerun.data.order.pairs import Pairs, Referenced
 from forerun.errors import UserError
-from forerun.loop.folder import RunFolder
+from forerun.files import atomic_write
+from forerun.loop.folder import RunFolder, newest_record
 from forerun.loop.given import given_of
 from forerun.loop.placement import Placement
 from forerun.models.pretrained import config_of
@@ -41,6 +42,7 @@ from forerun.units import Seconds
 
 FORMAT = 1
 FOLDER = "reference"  # in the folder of the tokens
+REFERENCE = "reference"  # key of a checkpoint's record
 SAVE_SECONDS = 30.0
 BASE_DIGITS = 8
 TOLD = {
@@ -64,7 +66,7 @@ def referenced(
         return corpus
     worker.pulse.phase(FOLDER)
     with display.phase(FOLDER) as phase:
-        asked = Asked(job, program, folder, worker, partial(_shown, phase, worker))
+        asked = Asked(job, program, folder, worker, partial(_shown, phase, worker), display.warn)
         rows = [asked.rows(part, "train", part.rows, display) for part in corpus.parts]
         held = [part for part in corpus.parts if part.kept is not None and len(part.kept)]
         kept = [asked.rows(part, "validation", part.kept, display) for part in held]
@@ -80,10 +82,16 @@ class Asked:
     """The starting model, which is read from its files only if something is missing."""
 
     def __init__(
-        self, job: Job, program: Program, folder: RunFolder, worker: Worker, tell: Callable[[int, int, float], None]
+        self,
+        job: Job,
+        program: Program,
+        folder: RunFolder,
+        worker: Worker,
+        tell: Callable[[int, int, float], None],
+        warn: Callable[[str], None],
     ) -> None:
-        self._job, self._program, self._worker, self._tell = job, program, worker, tell
-        self._note = folder.path / "reference.json"
+        self._job, self._program, self._worker, self._tell, self._warn = job, program, worker, tell, warn
+        self._folder = folder
         self._model = str(folder.path.resolve()) if is_plugin(job.model) else repr(config_of(job.model))
         self._params: Any = None
         self._run: Any = None
@@ -169,17 +177,38 @@ class Asked:
             self._params = made(given_of(job, program), jax.random.key(job.seed))
 
             base = f"{int(jax.jit(whole_fingerprint)(self._params)):0{BASE_DIGITS}x}"
-        if self._worker.first and not self._note.exists():
-            _put(self._note, json.dumps({"base": base}).encode() + b"\n")
+        if self._worker.first and noted_base(self._folder) is None:
+            _note_base(self._folder, base)
         return base
 
     def _noted(self) -> str | None:
-        """What host 0 wrote when the run began; None if it begins now. The others may not see its folder."""
-        noted = ""
-        if self._worker.first and self._note.exists():
-            noted = json.loads(self._note.read_text())["base"]
+        """Return what host 0 wrote when the run began, or None for a new run. Other hosts may not see its folder."""
+        noted = self._restored_note() if self._worker.first else ""
         told = _of_first_host(np.frombuffer(noted.rjust(BASE_DIGITS).encode(), np.uint8))
         return told.tobytes().decode().strip() or None
+
+    def _restored_note(self) -> str:
+        """Return the number in the folder, or the checkpoint's if they differ; empty if neither has one."""
+        noted, saved = noted_base(self._folder), (newest_record(self._job) or {}).get(REFERENCE)
+        if saved and noted != saved:
+            self._warn(f"{self._folder.reference} is missing, damaged or changed; it is restored from the checkpoint")
+            _note_base(self._folder, saved)
+        elif noted is None and self._folder.reference.exists():
+            self._warn(f"{self._folder.reference} is damaged; it is written again from the model's files")
+        return saved or noted or ""
+
+
+def noted_base(folder: RunFolder) -> str | None:
+    """Return the number of the starting model that the run's folder has, or None if the file is missing or damaged."""
+    try:
+        base = json.loads(folder.reference.read_text())["base"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    return base if isinstance(base, str) and re.fullmatch(rf"[0-9a-f]{{{BASE_DIGITS}}}", base) else None
+
+
+def _note_base(folder: RunFolder, base: str) -> None:
+    atomic_write(folder.reference, json.dumps({"base": base}) + "\n")
 
 
 def read_said(path: Path, pairs: int) -> Said | None:
@@ -199,16 +228,7 @@ def write_said(path: Path, said: Said) -> None:
     content = said.astype("<f4").tobytes()
     about = {"format": FORMAT, "pairs": len(said), "sha256": hashlib.sha256(content).hexdigest()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    _put(path, json.dumps(about).encode() + b"\n" + content)
-
-
-def _put(path: Path, content: bytes) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with part.open("wb") as out:
-        out.write(content)
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(path)
+    atomic_write(path, json.dumps(about).encode() + b"\n" + content)
 
 
 def _of_first_host(array: NDArray[Any]) -> NDArray[Any]:

@@ -17,6 +17,8 @@ from pathlib import Path
 from jax._src import compilation_cache
 from jax._src.compilation_cache_interface import CacheInterface
 
+from forerun.files import atomic_write
+
 MAGIC = b"forerun sealed 1\n"
 SUFFIX = ".sealed"
 SECRET = "secret"
@@ -48,13 +50,9 @@ class Sealed(CacheInterface):
 
     def put(self, key: str, value: bytes) -> None:
         """A cache that cannot be written is told once, and does not end the run."""
-        file = self._file(key)
-        part = file.with_name(f"{file.name}.{secrets.token_hex(4)}.part")
         try:
-            part.write_bytes(MAGIC + self._digest(key, value) + value)
-            part.replace(file)
+            atomic_write(self._file(key), MAGIC + self._digest(key, value) + value)
         except OSError as error:
-            part.unlink(missing_ok=True)
             warnings.warn(f"the compile cache {self._path} cannot be written: {error}", stacklevel=2)
 
     def _file(self, key: str) -> Path:

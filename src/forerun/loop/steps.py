@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from forerun.loop.folder import RunFolder
 from forerun.loop.guard import Flights, Guard, Landed
 from forerun.loop.pace import Pace
 from forerun.loop.placement import Placement
+from forerun.loop.saved_files import LEDGER, METRICS, SavedFiles, record_of
 from forerun.loop.validation import Validation
 from forerun.program.build import Program
 from forerun.program.state import State
@@ -46,6 +47,7 @@ class Steps:
     store: Store
     record: dict[str, Any]  # of every checkpoint
     folder: RunFolder
+    before: SavedFiles  # what the checkpoint that the run resumes from says about the folder
     display: Display
     worker: Worker
 
@@ -61,7 +63,8 @@ def run_steps(run: Steps, state: State) -> State:
         run.copies.require_equal(number)
         worker.pulse.step(number)
         require_no_compilation(number)
-        write_down(number, run.batches, landed.left_out)
+        if ledger is not None:
+            ledger.write(number, run.batches.examples_at(number - 1), skipped=landed.left_out)
         if landed.warning:
             run.display.warn(landed.warning)
         if landed.figures is None:
@@ -82,11 +85,17 @@ def run_steps(run: Steps, state: State) -> State:
 
     def keep(number: int, state: State) -> None:
         run.copies.prove(number, state)
-        store.save(number, run.program.saved(state), {**run.record, **run.validation.record(number, pace.loss)})
+        files = record_of(job, number, guard.skips.known, metrics, ledger)
+        record = {**run.record, **run.validation.record(number, pace.loss), **files}
+        store.save(number, run.program.saved(state), record)
+
+    def log(number: int, figures: dict[str, Any]) -> None:
+        if metrics is not None:
+            metrics.write(number, **figures)
 
     with (
-        metrics_of(run) as log,
-        ledger_of(job, run.folder, pace.first, worker) as write_down,
+        metrics_of(run) as metrics,
+        ledger_of(run) as ledger,
         Feed(run.batches, placed, pace.first, pace.last, feeders=job.data.feeders) as feed,
         no_compilation() as require_no_compilation,
     ):
@@ -136,27 +145,25 @@ def until_stopped(feed: Iterable[T], run: Steps) -> Iterator[T]:
 
 
 @contextmanager
-def metrics_of(run: Steps) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-    """Writes the figures of a step down, from where trackers get them; one host writes for all."""
+def metrics_of(run: Steps) -> Iterator[MetricsLog | None]:
+    """Open the metrics and the trackers that read them, on the host that writes for all."""
     if not run.worker.first:
-        yield lambda number, figures: None
+        yield None
         return
-    metrics, pace = run.folder.metrics, run.pace
+    path, pace, tell = run.folder.metrics, run.pace, run.display.warn
     with (
-        MetricsLog(metrics, resume_at=pace.first) as log,
-        tracking(run.job, metrics, pace.last, run.display.warn),
+        MetricsLog(path, resume_at=pace.first, seals=run.before.seals(METRICS), tell=tell) as log,
+        tracking(run.job, path, pace.last, tell),
     ):
-        yield lambda number, figures: log.write(number, **figures)
+        yield log
 
 
 @contextmanager
-def ledger_of(
-    job: Job, folder: RunFolder, first: int, worker: Worker
-) -> Iterator[Callable[[int, Batches, str | None], None]]:
-    """Writes the example ids of a step down, and why if it was left out, if the job wants a ledger; one host writes
-    for all."""
-    if not job.data.ledger or not worker.first:
-        yield lambda number, batches, left_out: None
+def ledger_of(run: Steps) -> Iterator[Ledger | None]:
+    """Open the ledger if the job asks for one, on the host that writes for all."""
+    if not run.job.data.ledger or not run.worker.first:
+        yield None
         return
-    with Ledger(folder.ledger, first + 1) as ledger:
-        yield lambda number, batches, left_out: ledger.write(number, batches.examples_at(number - 1), skipped=left_out)
+    seals = run.before.seals(LEDGER)
+    with Ledger(run.folder.ledger, run.pace.first + 1, seals=seals, tell=run.display.warn) as ledger:
+        yield ledger

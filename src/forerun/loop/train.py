@@ -29,8 +29,9 @@ from forerun.loop.given import base_of, given_of, require_same_base, rests_on_fi
 from forerun.loop.guard import guard_of
 from forerun.loop.pace import Pace
 from forerun.loop.placement import Placement
-from forerun.loop.reference import referenced
+from forerun.loop.reference import REFERENCE, noted_base, referenced
 from forerun.loop.sample import sample_text
+from forerun.loop.saved_files import saved_files
 from forerun.loop.steps import Steps, run_steps
 from forerun.loop.summary import summary_of
 from forerun.loop.taught import taught
@@ -82,7 +83,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     worker.pulse.fact("data and cache digest", corpus.digest)
     program = program_on(job, chosen, corpus.rows.epoch)
     display.say(described(program))
-    folder = open_folder(job, fresh=fresh, writes=worker.first)
+    folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)
     checkpoints = folder.checkpoints(job)
     require_room(
         checkpoints, needed_bytes(program.saved(program.state), job.checkpoint.keep + job.checkpoint.keep_best)
@@ -103,6 +104,10 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         for damaged in passed_over:
             display.warn(f"a checkpoint was passed over, its files are not what was saved: {damaged}")
 
+        before = saved_files(store, first)
+        if not before.complete:
+            display.say("an older version saved this checkpoint: the files of the run are not compared with it")
+
         # Steps.
         pace = Pace(program, first, peak_flops(chosen))
         steps = Steps(
@@ -111,12 +116,18 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
             step=step,
             batches=batches,
             pace=pace,
-            guard=guard_of(job, folder),
+            guard=guard_of(job, folder, before, display.warn),
             copies=copies,
             validation=validation,
             store=store,
-            record={"program": step.hash, "data": corpus.digest, "base": base_of(program, state)},
+            record={
+                "program": step.hash,
+                "data": corpus.digest,
+                "base": base_of(program, state),
+                REFERENCE: noted_base(folder),
+            },
             folder=folder,
+            before=before,
             display=display,
             worker=worker,
         )

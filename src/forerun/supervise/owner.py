@@ -6,11 +6,13 @@ import fcntl
 import json
 import os
 import socket
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import StorageError, UserError
+from forerun.files import atomic_write
 
 FOLDER = "supervise"
 
@@ -18,7 +20,7 @@ FOLDER = "supervise"
 class Owner:
     """Holds the run until `release` or its end, however it ends: the kernel lets go of the lock."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, tell: Callable[[str], None] = lambda text: None) -> None:
         self._folder = run / FOLDER
         self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self._folder / "owner", os.O_RDWR | os.O_CREAT, 0o600)
@@ -41,23 +43,13 @@ class Owner:
             ) from error
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
-        self.attempt = self._read_attempt()
+        self.attempt = self._read_attempt(tell)
 
     def next_attempt(self) -> int:
         """One more than ever before, and on disk before it is used."""
         number = self.attempt + 1
-        part = self._folder / "attempt.part"
         try:
-            with part.open("w") as file:
-                file.write(f"{number}\n")
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self._folder / "attempt")
-            descriptor = os.open(self._folder, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            atomic_write(self._folder / "attempt", f"{number}\n")
         except OSError as error:
             raise StorageError(
                 f"{self._folder} cannot be written",
@@ -82,17 +74,25 @@ class Owner:
         os.ftruncate(self._lock, 0)
         os.close(self._lock)
 
-    def _read_attempt(self) -> int:
+    def _read_attempt(self, tell: Callable[[str], None]) -> int:
         try:
             return int((self._folder / "attempt").read_text())
         except FileNotFoundError:
             return 0
-        except ValueError as error:
-            raise UserError(
-                f"{self._folder / 'attempt'} is damaged",
-                why="it must hold the number of this run's last attempt",
-                fix="write a number into it that is larger than any `attempt` in log.jsonl beside it",
-            ) from error
+        except ValueError:
+            # The log may lack the last attempt: a power loss takes away lines that were not synced.
+            number = self._logged_attempt() + 1
+            tell(f"{self._folder / 'attempt'} is damaged; attempts continue after {number}, by log.jsonl beside it")
+            return number
+
+    def _logged_attempt(self) -> int:
+        """Return the largest attempt in log.jsonl; 0 if it has none. Broken lines are ignored."""
+        numbers = [0]
+        with suppress(OSError):
+            for line in (self._folder / "log.jsonl").read_bytes().splitlines():
+                with suppress(ValueError, RecursionError, KeyError, TypeError):
+                    numbers.append(int(json.loads(line)["attempt"]))
+        return max(numbers)
 
 
 def _spoken(content: bytes) -> str:

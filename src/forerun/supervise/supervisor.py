@@ -53,7 +53,7 @@ def supervise(
     secret = new_secret() if hosts.count == 1 else read_secret(secret_file)
     known = {**versions(), **(identity or {})}
     voice = Voice("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
-    owner = Owner(run_folder) if hosts.leads else None
+    owner = Owner(run_folder, voice.say) if hosts.leads else None
     try:
         with private_folder() as folder:
             ending = asyncio.run(_supervised(command, hosts, owner, secret, known, Path(folder), limits, voice, spare))

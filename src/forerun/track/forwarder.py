@@ -19,6 +19,8 @@ from typing import Any
 
 from forerun.config.load import values
 from forerun.config.schema import Job
+from forerun.files import atomic_write
+from forerun.journal import entry_of
 from forerun.track.tracker import Row, Run, Tracker, trackers_of
 
 ROWS = 100  # at a time
@@ -30,11 +32,15 @@ END_SECONDS = 5.0  # without an answer, at the end of a run
 class Cursor:
     """`tracked.json`: the run's token, and per tracker the last step that was delivered."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Callable[[str], None] = lambda text: None) -> None:
         self._path, self._lock = path, threading.Lock()
         try:
-            self._content: dict[str, Any] = json.loads(path.read_text())
-        except (FileNotFoundError, ValueError):
+            held = json.loads(path.read_text())
+            steps = {str(name): int(step) for name, step in dict(held["steps"]).items()}
+            self._content: dict[str, Any] = {"token": str(held["token"]), "steps": steps}
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            if path.exists():
+                tell(f"{path} is damaged; trackers that cannot tell what they have get all rows again")
             self._content = {"token": secrets.token_hex(16), "steps": {}}
             self._write()
 
@@ -51,9 +57,7 @@ class Cursor:
             self._write()
 
     def _write(self) -> None:
-        part = self._path.with_name(f"{self._path.name}.part")
-        part.write_text(json.dumps(self._content) + "\n")
-        os.replace(part, self._path)
+        atomic_write(self._path, json.dumps(self._content) + "\n")
 
 
 class Tail:
@@ -73,7 +77,8 @@ class Tail:
                     if not line.endswith(b"\n"):
                         return
                     self._at += len(line)
-                    yield json.loads(line)
+                    if (row := entry_of(line)) is not None:  # a resumed run reports and removes broken lines
+                        yield row
         except FileNotFoundError:
             return
 
@@ -168,7 +173,7 @@ def tracking(job: Job, metrics: Path, last: int, tell: Callable[[str], None]) ->
     if not trackers:
         yield
         return
-    cursor = Cursor(metrics.with_name("tracked.json"))
+    cursor = Cursor(metrics.with_name("tracked.json"), tell)
     run = Run(job.name, metrics.parent, cursor.token, _flat(job))
     with ExitStack() as stack:
         for name, tracker in trackers.items():

@@ -8,79 +8,53 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from forerun.errors import UserError
+from forerun.files import atomic_write
+from forerun.journal import Journal, Seal, entry_of
 
 
-class MetricsLog:
-    """Appends lines, each flushed at once.
+class MetricsLog(Journal):
+    """Appends a line per logged step.
 
-    `resume_at` is the last step that the run still stands on: later lines are of steps that will be run again, so
-    they are removed, and so is a line torn by a kill. A fresh run resumes at step 0 and removes them all.
+    `resume_at` is the step of the checkpoint that the run resumes from: later lines belong to steps that are run
+    again, so they are removed. A new run resumes at step 0.
     """
 
-    def __init__(self, path: Path, *, resume_at: int = 0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        resume_at: int = 0,
+        seals: Sequence[Seal] = (),
+        tell: Callable[[str], None] = lambda text: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._clock = clock
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            _truncate_after(path, resume_at)
-        self._file = path.open("a", encoding="utf-8")
+        super().__init__(path, last=resume_at, seals=seals, tell=tell)
 
     def write(self, step: int, **figures: float | int | str | None) -> None:
         row = {"step": step, **figures, "unix_seconds": round(self._clock(), 3)}
-        self._file.write(json.dumps(_finite(row), allow_nan=False) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        self.append(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The logged steps, in order. A torn last line is left out; any other broken line is an error."""
-    return [row for _, row in _rows(path)]
+    """Return the logged steps, in order. Lines that are not metrics, and a torn last line, are omitted.
+
+    A resumed run reports such lines (`forerun.journal`).
+    """
+    if not path.exists():
+        return []
+    *lines, _torn = path.read_bytes().split(b"\n")  # without its newline a line is not finished
+    return [row for line in lines if (row := entry_of(line)) is not None]
 
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:
     """Write `summary` as JSON, whole or not at all."""
-    _replace(path, json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")
-
-
-def _truncate_after(path: Path, step: int) -> None:
-    """Always into a new file: a process that owned the run before, and does not know yet, writes into the old one."""
-    lines = [line for line, row in _rows(path) if row["step"] <= step]
-    _replace(path, "".join(f"{line}\n" for line in lines))
-
-
-def _rows(path: Path) -> list[tuple[str, dict[str, Any]]]:
-    *whole, _torn = path.read_bytes().split(b"\n")  # without its newline a line is not finished
-    rows = []
-    for number, raw in enumerate(whole, 1):
-        try:
-            line = raw.decode("utf-8")
-            row = json.loads(line)
-            row["step"] + 0  # every line has a number there
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path}, line {number} is not a line of metrics",
-                why=f"{raw[:60]!r}: {error}",
-                fix=f"remove it: sed -i {number}d {path}",
-            ) from error
-        rows.append((line, row))
-    return rows
+    atomic_write(path, json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:
@@ -90,12 +64,3 @@ def _finite(value: Any) -> Any:
         return [_finite(item) for item in value]
     value = value.item() if hasattr(value, "item") else value  # a NumPy or jax scalar
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(f"{path.name}.part")
-    with part.open("w", encoding="utf-8") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(path)

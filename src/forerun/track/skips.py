@@ -1,68 +1,107 @@
-"""`skips.jsonl`: the steps that were left out and why, a line each, on the disk before the run goes on."""
+"""`skips.jsonl`: the steps that were left out and why, a line each, on the disk before the next step.
+
+Unlike the metrics, this file is an input of a resumed run: a skipped step must stay skipped. Each line therefore has a
+proof, a digest of its content keyed with the identity of the run. Lines that were damaged, added by hand or copied from
+another run have no valid proof. The proof detects faults, not forgers who can read the checkpoints.
+"""
 
 from __future__ import annotations
 
+import hmac
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from forerun.errors import UserError
+from forerun.files import atomic_write, sync_folder
+from forerun.journal import entry_of
+
+_PROOF_DIGITS = 32
 
 
 class SkipFile:
-    """A kill loses none: a line counts when it is whole, and it is forced to the disk before `add` returns."""
+    """Reads the skipped steps of a run and adds to them. A kill loses none: `add` returns after the line is synced.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.known: dict[int, str] = {}
-        if path.exists():
-            *whole, torn = path.read_bytes().split(b"\n")
-            self.known = dict(_parsed(line, number, path) for number, line in enumerate(whole, 1))
-            if torn:
-                self._rewrite()
+    Steps up to the checkpoint's step come from the checkpoint; the file is restored from it if they differ. Later steps
+    come from the file, if their proof is valid. Opening reports every other line in one message and removes it.
+
+    Args:
+      identity: the run's identity, from the log of its checkpoints.
+      step: the step of the checkpoint that the run resumes from; 0 for a new run.
+      saved: the skipped steps up to `step`, from the checkpoint; None if an older version wrote the checkpoint. The
+        file is then trusted, also lines without a proof.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        identity: str,
+        step: int = 0,
+        saved: Mapping[int, str] | None = None,
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self._path, self._key = path, identity.encode()
+        content = path.read_bytes() if path.exists() else b""
+        *lines, _torn = content.split(b"\n")
+        found, unproven, broken = self._read(lines, trusted=saved is None)
+        if saved is None:
+            self.known = found
+        else:
+            self.known = {**saved, **{at: why for at, why in found.items() if at > step}}
+        report = []
+        if missing := sorted(at for at, why in self.known.items() if found.get(at) != why):
+            report.append(f"steps {_listed(missing)} are restored from the checkpoint of step {step}")
+        if removed := sorted({*unproven, *found} - self.known.keys()):
+            report.append(f"steps {_listed(removed)} are removed, because this run did not skip them")
+        if broken:
+            report.append(f"{broken} broken lines are removed")
+        if report:
+            tell(f"{path}: {'; '.join(report)}")
+        if content != self._content():
+            self._rewrite()
 
     def add(self, step: int, why: str) -> None:
         self.known[step] = why
         with self._path.open("ab") as out:
-            out.write(_line(step, why))
+            out.write(self._line(step, why))
             out.flush()
             os.fsync(out.fileno())
-        _flush_folder(self._path.parent)
+        sync_folder(self._path.parent)
 
     def forget(self, steps: list[int]) -> None:
         if self.known.keys() & set(steps):
             self.known = {step: why for step, why in self.known.items() if step not in steps}
             self._rewrite()
 
+    def _read(self, lines: list[bytes], *, trusted: bool) -> tuple[dict[int, str], list[int], int]:
+        """Return the valid entries, the steps of entries without a valid proof, and the number of other lines."""
+        found: dict[int, str] = {}
+        unproven, broken = [], 0
+        for line in lines:
+            entry = entry_of(line)
+            if entry is None or not isinstance(entry.get("why"), str):
+                broken += 1
+                continue
+            step, why, proof = entry["step"], entry["why"], entry.get("proof")
+            if (proof is None and trusted) or proof == self._proof(step, why):
+                found[step] = why
+            else:
+                unproven.append(step)
+        return found, unproven, broken
+
     def _rewrite(self) -> None:
-        part = self._path.with_name(f"{self._path.name}.part")
-        with part.open("wb") as out:
-            out.writelines(_line(step, why) for step, why in self.known.items())
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(self._path)
-        _flush_folder(self._path.parent)
+        atomic_write(self._path, self._content())
+
+    def _content(self) -> bytes:
+        return b"".join(self._line(step, why) for step, why in self.known.items())
+
+    def _line(self, step: int, why: str) -> bytes:
+        return json.dumps({"step": step, "why": why, "proof": self._proof(step, why)}).encode() + b"\n"
+
+    def _proof(self, step: int, why: str) -> str:
+        return hmac.new(self._key, f"{step} {why}".encode(), "sha256").hexdigest()[:_PROOF_DIGITS]
 
 
-def _line(step: int, why: str) -> bytes:
-    return json.dumps({"step": step, "why": why}).encode() + b"\n"
-
-
-def _parsed(line: bytes, number: int, path: Path) -> tuple[int, str]:
-    try:
-        said = json.loads(line)
-        return int(said["step"]), str(said["why"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}, line {number} is not a step that was left out",
-            why=repr(line[:80].decode(errors="replace")),
-            fix=f"remove it: sed -i {number}d {path}",
-        ) from error
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps))

@@ -13,50 +13,36 @@ order, whatever happened to them on the way.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 from forerun.data.order.rows import Example
 from forerun.errors import UserError
+from forerun.journal import Journal, Seal
 
 
-class Ledger:
-    """Appends a line a step. `step` is the first one to come: lines of it and of later ones are cut off.
+class Ledger(Journal):
+    """Appends a line a step. `step` is the first step to come: lines of this step and of later ones are removed."""
 
-    A last line that is only half there, from a process that was killed while writing, is cut off too.
-    """
-
-    def __init__(self, file: Path, step: int = 0) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        keep = 0
-        for line in _lines(file) if file.exists() else ():
-            if _step_of(line, file) >= step:
-                break
-            keep += len(line)
-        self._out = file.open("r+b" if file.exists() else "wb")
-        self._out.truncate(keep)
-        self._out.seek(keep)
+    def __init__(
+        self,
+        file: Path,
+        step: int = 0,
+        *,
+        seals: Sequence[Seal] = (),
+        tell: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        super().__init__(file, last=step - 1, seals=seals, tell=tell, is_entry=_is_entry)
 
     def write(self, step: int, examples: Iterable[Example], *, skipped: str | None = None) -> None:
         """`skipped` is why the step was not taken, if it was not."""
         said: dict[str, object] = {"step": step, "examples": list(examples)}
         if skipped is not None:
             said = {"step": step, "examples": [], "skipped": said["examples"], "why": skipped}
-        self._out.write(json.dumps(said, separators=(",", ":")).encode() + b"\n")
-        self._out.flush()
-
-    def close(self) -> None:
-        self._out.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
+        self.append(json.dumps(said, separators=(",", ":")).encode() + b"\n")
 
 
 @dataclass(frozen=True)
@@ -121,10 +107,9 @@ def _parsed(line: bytes | None, file: Path) -> tuple[int | None, list[Example]]:
         raise _damaged(line, file) from error
 
 
-def _step_of(line: bytes, file: Path) -> int:
-    step = _parsed(line, file)[0]
-    assert step is not None
-    return step
+def _is_entry(entry: dict[str, Any]) -> bool:
+    examples = entry.get("examples")
+    return isinstance(examples, list) and all(isinstance(example, list) for example in examples)
 
 
 def _damaged(line: bytes, file: Path) -> UserError:

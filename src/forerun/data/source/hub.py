@@ -9,7 +9,6 @@ cached ones, so that offline a part of a dataset is never taken for all of it.
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from urllib.parse import unquote
 
 from forerun.data.source import splits
 from forerun.errors import UserError
+from forerun.files import atomic_write
 from forerun.hub.repository import Listing, Repository, is_commit, is_offline
 from forerun.units import MIB
 
@@ -157,9 +157,7 @@ def _keep(folder: Path, listing: Listing) -> None:
     file = _list_file(folder)
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
-        part = file.with_name(f"{file.name}.{os.getpid()}")
-        part.write_text(json.dumps({"files": listing.sizes}))
-        part.replace(file)
+        atomic_write(file, json.dumps({"files": listing.sizes}))
 
 
 def _kept(folder: Path) -> Listing | None:

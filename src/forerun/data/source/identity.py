@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.data.source.files import File, unreadable
+from forerun.files import atomic_write
 
 MEMO_BYTES = 1 << 20
 _RACY_SECONDS = 2.0
@@ -94,14 +95,9 @@ class _Memo:
         """Whole or not at all; two runs at a time may lose one another's new lines, and hash again."""
         if not self._new:
             return
-        part = self._file.with_name(f"{self._file.name}.{os.urandom(4).hex()}.part")
-        try:
-            part.parent.mkdir(parents=True, exist_ok=True)
-            part.write_text(json.dumps(self._read() | self._new))
-            part.replace(self._file)
-        except OSError:  # a cache that cannot be written costs time, not the run
-            with suppress(OSError):
-                part.unlink()
+        with suppress(OSError):  # a cache that cannot be written costs time, not the run
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(self._file, json.dumps(self._read() | self._new))
 
     def _read(self) -> dict[str, list[Any]]:
         try:

@@ -1,0 +1,170 @@
+"""Append-only files of a run: JSON lines that each have a step, with a digest of everything written so far.
+
+A checkpoint records the length and the digest of each journal (`Seal`). A resumed run compares the file with them: the
+lines up to the checkpoint's step must be the recorded bytes, and later lines belong to steps that are run again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from forerun.files import atomic_writer
+
+DAMAGED = ".damaged"
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Seal:
+    """The length and the digest of a journal when the checkpoint of `step` was saved."""
+
+    step: int
+    bytes: int
+    sha256: str
+
+
+def entry_of(line: bytes) -> dict[str, Any] | None:
+    """Return the content of a journal's line, or None if the line is not a JSON object with a step."""
+    try:
+        entry = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(entry, dict) or type(entry.get("step")) is not int:
+        return None
+    return entry
+
+
+class Journal:
+    """Appends lines; each line reaches the operating system before `append` returns.
+
+    Opening removes the lines after the step `last` and a line torn by a kill. It always writes a new file, because a
+    process that owned the run before may still append to the old one.
+
+    The training does not read its journals, so a damaged one does not stop it. Opening reports damage in one line and
+    continues with the lines that can be read. Other lines are moved to a file with the suffix `.damaged`.
+
+    Args:
+      last: the step of the checkpoint that the run resumes from; 0 for a new run.
+      seals: what the checkpoints up to `last` recorded about this file, the newest last.
+      is_entry: whether a line's content is valid, beyond having a step.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        last: int,
+        seals: Sequence[Seal] = (),
+        tell: Callable[[str], None] = lambda text: None,
+        is_entry: Callable[[dict[str, Any]], bool] = lambda entry: True,
+    ) -> None:
+        self._digest, self._bytes = hashlib.sha256(), 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        report = ""
+        if path.exists():
+            report = self._reopen(path, last, seals, is_entry)
+        elif seals and seals[-1].bytes:
+            report = f"it is missing, so its lines up to step {last} are lost"
+        if report:
+            tell(f"{path}: {report}; the training does not read this file and continues")
+        self._file = path.open("ab")
+
+    def append(self, line: bytes) -> None:
+        self._file.write(line)
+        self._file.flush()
+        self._count(line)
+
+    def seal(self, step: int) -> Seal:
+        """Flush the file to the disk, and return its length and digest."""
+        # A checkpoint must not record lines that a power loss can still take away.
+        os.fsync(self._file.fileno())
+        return Seal(step, self._bytes, self._digest.hexdigest())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _count(self, content: bytes) -> None:
+        self._digest.update(content)
+        self._bytes += len(content)
+
+    def _reopen(self, path: Path, last: int, seals: Sequence[Seal], is_entry: Callable[[dict[str, Any]], bool]) -> str:
+        """Replace the file with its lines up to the step `last`, and return a description of its damage."""
+        matching = _matching(path, seals)
+        if not seals or seals[-1] not in matching:
+            return self._salvage(path, last, max(matching, key=lambda seal: seal.bytes, default=None), seals, is_entry)
+        with path.open("rb") as old, atomic_writer(path) as new:
+            for block in _blocks(old, seals[-1].bytes):
+                new.write(block)
+                self._count(block)
+        return ""
+
+    def _salvage(
+        self,
+        path: Path,
+        last: int,
+        intact: Seal | None,
+        seals: Sequence[Seal],
+        is_entry: Callable[[dict[str, Any]], bool],
+    ) -> str:
+        """Keep the entries up to the step `last`; `intact` is the seal of the longest undamaged beginning."""
+        position = intact_lines = kept = 0
+        damaged: list[tuple[int, bytes]] = []
+        with path.open("rb") as old, atomic_writer(path) as new:
+            for number, line in enumerate(old, 1):
+                if not line.endswith(b"\n"):
+                    break  # torn by a kill
+                position += len(line)
+                entry = entry_of(line)
+                if entry is None or not is_entry(entry):
+                    damaged.append((number, line))
+                elif entry["step"] <= last:
+                    new.write(line)
+                    self._count(line)
+                    kept = number
+                if intact and position <= intact.bytes:
+                    intact_lines = number
+        if last <= 0:
+            return ""  # a run without a checkpoint keeps nothing, so nothing is lost
+        reports = []
+        if damaged:
+            aside = path.with_name(path.name + DAMAGED)
+            with aside.open("ab") as out:
+                out.writelines(line for _, line in damaged)
+            reports.append(f"{len(damaged)} broken lines, the first is line {damaged[0][0]}, are now in {aside.name}")
+        if seals:
+            steps = f"steps {intact.step + 1 if intact else 1} to {last}"
+            lines = f"lines {intact_lines + 1} to {kept} ({steps})" if kept > intact_lines else f"its lines of {steps}"
+            reports.append(f"{lines} are not what the checkpoint of step {last} recorded")
+        return "; ".join(reports)
+
+
+def _matching(path: Path, seals: Sequence[Seal]) -> list[Seal]:
+    """Return the seals that the beginning of the file still fits, in one pass over the file."""
+    found, digest, position = [], hashlib.sha256(), 0
+    with path.open("rb") as file:
+        for seal in sorted(seals, key=lambda seal: seal.bytes):
+            for block in _blocks(file, seal.bytes - position):
+                digest.update(block)
+                position += len(block)
+            if position == seal.bytes and digest.hexdigest() == seal.sha256:
+                found.append(seal)
+    return found
+
+
+def _blocks(file: IO[bytes], count: int) -> Iterator[bytes]:
+    while count and (block := file.read(min(count, _BLOCK_BYTES))):
+        count -= len(block)
+        yield block

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from forerun.checkpoint.store import Store
@@ -77,3 +78,41 @@ def test_checkpoints_elsewhere_have_a_folder_of_the_runs_name_and_are_not_set_as
 
 def test_only_one_host_writes_the_folder(make_job: MakeJob) -> None:
     assert not open_folder(make_job(), fresh=True, writes=False).path.exists()
+
+
+@pytest.mark.parametrize("content", [b"", bytes(700), b"\n"])
+def test_an_empty_job_without_a_checkpoint_is_written_again(make_job: MakeJob, content: bytes) -> None:
+    """A power loss can leave such a file."""
+    folder, told = open_folder(make_job(), fresh=False), list[str]()
+    folder.job.write_bytes(content)
+    assert load(open_folder(make_job(), fresh=False, tell=told.append).job).job == make_job()
+    assert len(told) == 1
+    assert str(folder.job) in told[0]
+
+
+def test_a_folder_whose_checkpoints_lack_the_job_and_whose_own_is_lost_is_reported(make_job: MakeJob) -> None:
+    folder, told = open_folder(make_job(), fresh=False), list[str]()
+    with Store(folder.checkpoints(make_job()), keep=1) as store:
+        store.save(2, {"weights": np.zeros(3, np.float32)}, {"data": "of an older version"})
+    open_folder(make_job(), fresh=False, tell=told.append)
+    assert told == []
+    folder.job.unlink()
+    open_folder(make_job("seed=7"), fresh=False, tell=told.append)
+    assert len(told) == 1
+
+
+def test_a_recorded_job_that_this_version_cannot_read_is_refused(make_job: MakeJob) -> None:
+    folder = open_folder(make_job(), fresh=False)
+    with Store(folder.checkpoints(make_job()), keep=1) as store:
+        store.save(2, {"weights": np.zeros(3, np.float32)}, {"job": {"model": 3, "of tomorrow": 1}})
+    with pytest.raises(UserError, match="cannot read"):
+        open_folder(make_job(), fresh=False)
+
+
+def test_fresh_does_not_compare(make_job: MakeJob) -> None:
+    folder = open_folder(make_job(), fresh=False)
+    with Store(folder.checkpoints(make_job()), keep=1) as store:
+        store.save(2, {"weights": np.zeros(3, np.float32)}, {"job": make_job().model_dump(mode="json")})
+    with pytest.raises(UserError, match="belongs to another job"):
+        open_folder(make_job("seed=7"), fresh=False)
+    assert load(open_folder(make_job("seed=7"), fresh=True).job).job.seed == 7

@@ -327,13 +327,13 @@ def test_nothing_is_compiled_for_any_of_it(rig: Rig) -> None:
 
 def test_resumed_right_after_a_skip(rig: Rig, tmp_path: Path) -> None:
     bad = {6, 9}
-    guard = Guard(SkipFile(tmp_path / "skips.jsonl"), in_all=2, in_a_row=3)
+    guard = Guard(SkipFile(tmp_path / "skips.jsonl", identity="this run", saved={}), in_all=2, in_a_row=3)
     state, _ = run(rig, dict.fromkeys(bad, not_a_number), last=6, guard=guard)
     with closing(Store(tmp_path / "checkpoints", keep=1)) as store:
         store.save(6, state, {})
         store.wait()
         state = store.restore(6, rig.program.state)
-    again = Guard(SkipFile(tmp_path / "skips.jsonl"), in_all=2, in_a_row=3)
+    again = Guard(SkipFile(tmp_path / "skips.jsonl", identity="this run", saved={}), in_all=2, in_a_row=3)
     state, _ = run(rig, dict.fromkeys(bad, not_a_number), state=state, first=6, guard=again)
     whole, _ = run(rig, dict.fromkeys(bad, not_a_number))
     assert same(state, rig.expected(bad))

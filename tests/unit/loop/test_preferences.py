@@ -89,7 +89,14 @@ def test_an_interrupted_run_is_the_whole_run(reference: str, pairs: MakeJob, mon
         patch.setattr(loop, "batches_of", lambda *args: Interrupted(healthy(*args), 5))
         with pytest.raises(RuntimeError, match="no more"):
             run(torn)
-    assert "step 4 from" in run(torn)
+    note = Path(torn.runs) / "torn" / "reference.json"
+    noted = note.read_bytes() if note.exists() else None
+    if noted is not None:
+        note.write_bytes(b"")
+    said = run(torn)
+    assert "step 4 from" in said
+    assert (noted is not None) == (reference == "cached") == (str(note) in said)
+    assert (note.read_bytes() if note.exists() else None) == noted
     names = ("loss", "rewards/margins", "logps/chosen", "pairs")
     assert figures(torn, *names) == figures(whole, *names)
     assert figures(torn, "validation_loss")[-1] == figures(whole, "validation_loss")[-1]

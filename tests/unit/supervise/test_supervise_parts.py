@@ -94,9 +94,22 @@ def test_a_run_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
     assert [owner.next_attempt(), owner.next_attempt()] == [2, 3]
     owner.release()
     assert stat.S_IMODE((tmp_path / "supervise" / "owner").stat().st_mode) == 0o600
-    (tmp_path / "supervise" / "attempt").write_text("")
-    with pytest.raises(UserError, match="is damaged"):
-        Owner(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", bytes(2), b"seven", b"\xff"])
+def test_a_damaged_number_of_attempts_is_restored_from_the_log(tmp_path: Path, content: bytes) -> None:
+    owner, told = Owner(tmp_path), list[str]()
+    for number in (1, 2, 3):
+        assert owner.next_attempt() == number
+        owner.write_down({"kind": "start", "attempt": number})
+    owner.release()
+    with (tmp_path / "supervise" / "log.jsonl").open("ab") as log:
+        log.write(b"\xff[1]\n[]\n{")
+    (tmp_path / "supervise" / "attempt").write_bytes(content)
+    owner = Owner(tmp_path, told.append)
+    assert owner.next_attempt() > 3
+    owner.release()
+    assert len(told) == 1
 
 
 @pytest.fixture

@@ -226,3 +226,27 @@ def test_mistakes_in_the_job_are_told(tmp_path: Path, monkeypatch: pytest.Monkey
         job_of(tmp_path, "track=wandb")
     with pytest.raises(UserError, match="a password has no place"):
         job_of(tmp_path, "track=mlflow", "track.url=http://me:geheim@host:5000")
+
+
+def test_a_broken_line_is_not_sent_and_stops_nothing(tmp_path: Path, server: tuple[MlflowServer, str]) -> None:
+    made, url = server
+    metrics, told = tmp_path / "metrics.jsonl", list[str]()
+    job = job_of(tmp_path, "track=mlflow", f"track.url={url}")
+    with MetricsLog(metrics) as log, tracking(job, metrics, LAST, told.append):
+        write(log, 1, 10)
+        log.append(b"\xff garbage\n[1]\n" + bytes(9) + b"\n")
+        write(log, 11, LAST)
+    assert made.rows() == expected()
+    assert told == []
+
+
+@pytest.mark.parametrize(
+    "content", ["", "null", "[]", "{}", '{"token": "x", "steps": 3}', '{"token": "x", "steps": {"a": "b"}}']
+)
+def test_a_damaged_cursor_is_reported_and_written_again(tmp_path: Path, content: str) -> None:
+    path, told = tmp_path / "tracked.json", list[str]()
+    path.write_text(content)
+    made = forwarder.Cursor(path, told.append)
+    assert (len(made.token), made.step("mlflow"), len(told)) == (32, 0, 1)
+    assert forwarder.Cursor(path, told.append).token == made.token
+    assert len(told) == 1

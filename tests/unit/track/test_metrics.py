@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forerun.errors import UserError
 from forerun.track.metrics import MetricsLog, read_metrics, write_summary
 
 
@@ -62,12 +61,15 @@ def test_a_fresh_run_starts_an_empty_log(tmp_path: Path) -> None:
     assert read_metrics(path) == []
 
 
-@pytest.mark.parametrize("broken", ["not json", "[1]", '{"loss": 1}', '{"step": "x"}'])
-def test_a_broken_line_elsewhere_is_named(tmp_path: Path, broken: str) -> None:
+@pytest.mark.parametrize("broken", [b"not json", b"[1]", b'{"loss": 1}', b'{"step": "x"}', bytes(9), b"\xff"])
+def test_a_broken_line_is_omitted(tmp_path: Path, broken: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text(f'{{"step": 1}}\n{broken}\n{{"step": 3}}\n')
-    with pytest.raises(UserError, match=r"metrics\.jsonl, line 2"):
-        read_metrics(path)
+    path.write_bytes(b'{"step": 1}\n' + broken + b'\n{"step": 3}\n')
+    assert read_metrics(path) == [{"step": 1}, {"step": 3}]
+
+
+def test_a_missing_file_has_no_rows(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path / "metrics.jsonl") == []
 
 
 def test_what_json_cannot_hold_is_null(tmp_path: Path) -> None:

@@ -86,8 +86,19 @@ def test_what_is_no_ledger_is_named(tmp_path: Path) -> None:
     b.write_text("hello\n")
     with pytest.raises(UserError, match="no entry of a ledger"):
         compare(a, b)
-    with pytest.raises(UserError, match="no entry of a ledger"):
-        Ledger(b, step=2)
+
+
+@pytest.mark.parametrize(
+    "broken", [b"hello", b'{"step": 1}', b'{"step": 1, "examples": 7}', b'{"step": 1, "examples": [7]}']
+)
+def test_a_resumed_ledger_keeps_what_is_no_entry_aside(tmp_path: Path, broken: bytes) -> None:
+    file, told = written(tmp_path / "a.jsonl", STEPS), list[str]()
+    content = file.read_bytes()
+    file.write_bytes(broken + b"\n" + content)
+    Ledger(file, step=4, tell=told.append).close()
+    assert file.read_bytes() == content
+    assert len(told) == 1
+    assert (tmp_path / "a.jsonl.damaged").read_bytes() == broken + b"\n"
 
 
 def test_a_step_that_was_left_out_learned_from_nothing_and_says_why(tmp_path: Path) -> None:

@@ -54,8 +54,12 @@ def _imports() -> None:
 
 def _tell(loaded: Loaded, finished: Finished) -> None:
     summary: dict[str, Any] = finished.summary
+    # A deleted metrics.jsonl leaves a finished run without its losses.
+    first, final = (
+        "unknown" if loss is None else f"{loss:.4f}" for loss in (summary["first_loss"], summary["final_loss"])
+    )
     print(
-        f"\ndone: {summary['steps']} steps, loss {summary['first_loss']:.4f} -> {summary['final_loss']:.4f} "
+        f"\ndone: {summary['steps']} steps, loss {first} -> {final} "
         f"{summary['loss_unit']}, {Count(summary['tokens'])} tokens in {Seconds(summary['train_seconds'])}"
         + (f" (resumed at step {summary['resumed_at']})" if summary["resumed_at"] else "")
     )

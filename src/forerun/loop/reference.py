@@ -201,7 +201,7 @@ class Asked:
 def noted_base(folder: RunFolder) -> str | None:
     """Return the number of the starting model that the run's folder has, or None if the file is missing or damaged."""
     try:
-        base = json.loads(folder.reference.read_text())["base"]
+        base = json.loads(folder.reference.read_bytes())["base"]
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return base if isinstance(base, str) and re.fullmatch(rf"[0-9a-f]{{{BASE_DIGITS}}}", base) else None

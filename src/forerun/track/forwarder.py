@@ -35,7 +35,7 @@ class Cursor:
     def __init__(self, path: Path, tell: Callable[[str], None] = lambda text: None) -> None:
         self._path, self._lock = path, threading.Lock()
         try:
-            held = json.loads(path.read_text())
+            held = json.loads(path.read_bytes())
             steps = {str(name): int(step) for name, step in dict(held["steps"]).items()}
             self._content: dict[str, Any] = {"token": str(held["token"]), "steps": steps}
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""`skips.jsonl`: the steps that were left out and why, a line each, on the disk before the next step.
+"""`skips.jsonl`: the skipped steps and why, a line each, on the disk before the next step.
 
 Unlike the metrics, this file is an input of a resumed run: a skipped step must stay skipped. Each line therefore has a
 proof, a digest of its content keyed with the identity of the run. Lines that were damaged, added by hand or copied from

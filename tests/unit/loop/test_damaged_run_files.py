@@ -202,6 +202,9 @@ def test_damaged_journals_and_job_are_reported_and_change_nothing(
         broken = journal.with_name(f"{journal.name}.damaged")
         assert (broken.read_bytes() if broken.exists() else None) == aside
     assert load(job).job == load(runs.interrupted / "job.yaml", [f"runs={run.folder.parent}"]).job
+    if case == "deleted":  # the finished run, again without its metrics
+        metrics.unlink()
+        assert run.resume()[0] == 0
     if case == "garbage":
         code, warnings = run.resume()
         assert (code, [warning for warning in warnings if str(run.folder) in warning]) == (0, []), "reported once"

@@ -8,11 +8,13 @@ Everything else that escapes is our bug: the command says so and leaves with cod
 from __future__ import annotations
 
 import difflib
+import errno
 from collections.abc import Iterable
 
 USER_MISTAKE = 2
 STORAGE_FAILED = 74  # EX_IOERR
 OUR_BUG = 1
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)  # an OSError with one: StorageError
 
 
 class UserError(Exception):

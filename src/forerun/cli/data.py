@@ -33,6 +33,8 @@ def run(args: argparse.Namespace) -> int:
     corpus = _opened(job)
     if args.verify:
         return _verify(corpus)
+    for text in corpus.warnings:
+        print(f"warning: {text}", file=sys.stderr)
     if args.ledger:
         return _compare(job, corpus, Path(args.ledger))
     return _show(args, job, corpus)
@@ -85,12 +87,15 @@ def _build_shard(job: Job, shard: tuple[int, int]) -> int:
 
 
 def _verify(corpus: Corpus) -> int:
+    """Compare all files with their checksums, and add checksums of blocks to what was written without."""
     from forerun.data.tokens.store import check
     from forerun.units import Count
 
     for part in corpus.parts:
-        check(part.store.folder)
-        print(f"{part.name}: {Count(part.store.counts.tokens)} tokens are as they were written, {part.store.folder}")
+        # Not `or`: both the tokens and the plans are compared.
+        added = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
+        said = f"{Count(part.store.counts.tokens)} tokens are as they were written, {part.store.folder}"
+        print(f"{part.name}: {said}" + ("; checksums of blocks were added" if added else ""))
     return 0
 
 

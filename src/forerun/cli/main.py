@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import sys
@@ -10,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.cli import words
-from forerun.errors import OUR_BUG, StorageError, UserError, did_you_mean
+from forerun.errors import DISK_ERRORS, OUR_BUG, StorageError, UserError, did_you_mean
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -112,7 +112,11 @@ def _data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="show the rows whole")
     parser.add_argument("--html", metavar="FILE", help="write a page with charts, one file")
     parser.add_argument("--shard", metavar="I/N", help="only tokenize, and only share I of N: for many machines")
-    parser.add_argument("--verify", action="store_true", help="read all tokens and compare their checksums")
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="compare all tokens with their checksums; upgrade a store without checksums of blocks",
+    )
     parser.add_argument("--ledger", metavar="FILE", help="compare a run's ledger.jsonl with the order of this job")
 
 

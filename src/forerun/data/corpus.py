@@ -50,6 +50,16 @@ class Part:
     kept: PackedRows | None = None  # rows of the documents that are kept for validation
 
     @property
+    def plans(self) -> list[Whole]:
+        """The rows whose packing plan is stored with the tokens."""
+        return [rows for rows in (self.rows, self.kept) if isinstance(rows, Whole)]
+
+    @property
+    def checked(self) -> bool:
+        """Whether every file has checksums of its blocks; stores of earlier versions of forerun have none."""
+        return self.store.checked and all(rows.checked for rows in self.plans)
+
+    @property
     def line(self) -> str:
         """`3 files, jsonl, column text  12 documents  1.02M tokens  996 rows of 1024  0.0% padding`, and what else
         became of documents."""
@@ -92,6 +102,16 @@ class Corpus:
     def largest(self) -> int:
         """The largest token id of all."""
         return max(part.store.train.largest for part in self.parts)
+
+    @property
+    def warnings(self) -> list[str]:
+        """One for each part whose damage would go unnoticed."""
+        return [
+            f"{part.name}: {part.store.folder} was written without checksums of its blocks, so damaged bytes would "
+            "change the run silently: forerun data JOB --verify compares all of it and adds them"
+            for part in self.parts
+            if not part.checked
+        ]
 
     def lines(self) -> list[str]:
         """What was found, for the display: one line, or one for each part of a mixture."""

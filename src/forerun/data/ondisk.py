@@ -3,6 +3,8 @@
 Not a memory map: the pages of a map that a run has touched count as its memory for as long as it lives (with large
 pages in the cache, 2 MB for every number looked at), and a file that is cut short under a map ends the process
 without a word. Here a short read is an error that names the file.
+
+An array with checksums is read in complete blocks; each is compared before its numbers are used (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -18,57 +20,122 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-MANY = 1 << 14  # places asked for at a time; beyond, the file is mapped for that one question
+from forerun.data.blocks import BLOCK_BYTES, Blocks, damage
+
+MANY = 1 << 14  # places asked for at a time; beyond, a file without checksums is mapped for that one question
 STRIDE = 1 << 12  # numbers between two entries of the index of a sorted array
+SPAN_BLOCKS = 1 << 10  # read at a time for scattered numbers: 4 MiB
+RESIDENT_BYTES = 1 << 16  # a file of at most this size is read once and kept
 
 
 class OnDisk:
-    """A flat array of `dtype` in `file`; it travels to another process as its name."""
+    """A flat array of `dtype` in `file`; it travels to another process as its name.
 
-    def __init__(self, file: Path, dtype: np.dtype[Any]) -> None:
+    `root` authenticates the file's checksums; without one, nothing is compared. A file of at most `resident_bytes` is
+    read once, compared, and kept in memory.
+    """
+
+    def __init__(
+        self, file: Path, dtype: np.dtype[Any], root: str | None = None, resident_bytes: int = RESIDENT_BYTES
+    ) -> None:
         self.file, self.dtype = file, np.dtype(dtype)
-        self._size = file.stat().st_size // self.dtype.itemsize
+        self._bytes = file.stat().st_size
+        self._size = self._bytes // self.dtype.itemsize
+        self._blocks = None if root is None else Blocks(file, root)
+        self._resident_bytes = resident_bytes
+        self._resident: NDArray[Any] | None = None
 
     def __len__(self) -> int:
         return self._size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OnDisk, (self.file, self.dtype)
+        root = None if self._blocks is None else self._blocks.root
+        return OnDisk, (self.file, self.dtype, root, self._resident_bytes)
 
     def read(self, start: int, stop: int) -> NDArray[Any]:
-        """Numbers `start` .. `stop`, as a new array."""
+        """Return the numbers `start` .. `stop`; the array cannot be written to."""
+        if self._bytes <= self._resident_bytes:
+            return self._all()[start:stop]
+        return self._read(start, stop)
+
+    def _all(self) -> NDArray[Any]:
+        if self._resident is None:
+            self._resident = self._read(0, self._size)
+        return self._resident
+
+    def _read(self, start: int, stop: int) -> NDArray[Any]:
+        # Feeds spend most of their reading time here: few calls, little arithmetic.
         size = self.dtype.itemsize
-        wanted = (stop - start) * size
-        raw = os.pread(self._descriptor, wanted, start * size)
-        while len(raw) < wanted:  # a read is cut at 2 GiB
-            more = os.pread(self._descriptor, wanted - len(raw), start * size + len(raw))
+        begin = start * size
+        if self._blocks is None:
+            return np.frombuffer(self._raw(begin, stop * size - begin), self.dtype)
+        if start == stop:
+            return np.zeros(0, self.dtype)
+        block, skip = divmod(begin, BLOCK_BYTES)
+        whole = ((stop * size - 1) // BLOCK_BYTES - block + 1) * BLOCK_BYTES
+        raw = self._raw(begin - skip, min(whole, self._bytes - begin + skip))
+        self._blocks.require(raw, block)
+        return np.frombuffer(raw, self.dtype, stop - start, skip)
+
+    def _raw(self, start: int, size: int) -> bytes:
+        """That many bytes of the file, from `start` on."""
+        raw = os.pread(self._descriptor, size, start)
+        while len(raw) < size:  # a read is cut at 2 GiB
+            more = os.pread(self._descriptor, size - len(raw), start + len(raw))
             if not more:
-                raise OSError(f"{self.file} ends before number {stop}: it was cut short")
+                raise damage(self.file, f"it ends before byte {start + size}: it was cut short")
             raw += more
-        return np.frombuffer(raw, self.dtype)
+        return raw
 
     def at(self, places: ArrayLike) -> NDArray[Any]:
-        """The numbers at `places` [n]: neighbours that follow one another are read together."""
+        """Return the numbers at `places` [n]: neighbours are read together."""
         at = np.asarray(places, np.int64)
-        if len(at) > MANY:
-            return self._mapped()[at]
+        if self._bytes <= self._resident_bytes:
+            return self._all()[at]
         if not len(at):
             return np.zeros(0, self.dtype)
+        if self._blocks is not None:
+            return self._by_block(at)
+        if len(at) > MANY:
+            return self._mapped()[at]
         borders = [0, *(np.flatnonzero(np.diff(at) != 1) + 1).tolist(), len(at)]
         runs = [self.read(int(at[a]), int(at[b - 1]) + 1) for a, b in itertools.pairwise(borders)]
         return np.concatenate(runs)
 
+    def _by_block(self, at: NDArray[np.int64]) -> NDArray[Any]:
+        """Read and compare each block once, whatever the order of the places."""
+        per_block = BLOCK_BYTES // self.dtype.itemsize
+        if len(at) == 1:
+            return self._read(int(at[0]), int(at[0]) + 1)
+        order = np.argsort(at, kind="stable")
+        ascending = at[order]
+        blocks = ascending // per_block
+        steps = blocks[1:] - blocks[:-1]
+        apart = (steps > 1) | ((steps == 1) & (blocks[1:] % SPAN_BLOCKS == 0))
+        borders = [0, *(apart.nonzero()[0] + 1).tolist(), len(at)]
+        found = np.empty(len(at), self.dtype)
+        for a, b in itertools.pairwise(borders):
+            start = int(ascending[a])
+            found[order[a:b]] = self._read(start, int(ascending[b - 1]) + 1)[ascending[a:b] - start]
+        return found
+
     def places_of(self, values: ArrayLike) -> NDArray[np.int64]:
         """Of a sorted array: np.searchsorted(self, values, side="right")."""
         wanted = np.asarray(values)
-        if len(wanted) > MANY:
+        if self._bytes <= self._resident_bytes:
+            return np.searchsorted(self._all(), wanted, side="right")
+        if len(wanted) > MANY and self._blocks is None:
             return np.searchsorted(self._mapped(), wanted, side="right")
         blocks = np.maximum(np.searchsorted(self._index, wanted, side="right") - 1, 0)
         found = np.empty(len(wanted), np.int64)
-        for block in np.unique(blocks).tolist():
-            here = blocks == block
-            inside = self.read(block * STRIDE, min((block + 1) * STRIDE, len(self)))
-            found[here] = block * STRIDE + np.searchsorted(inside, wanted[here], side="right")
+        order = np.argsort(blocks, kind="stable")
+        borders = [0, *(np.flatnonzero(np.diff(blocks[order])) + 1).tolist(), len(wanted)]
+        for a, b in itertools.pairwise(borders):
+            if a == b:
+                continue
+            here, first = order[a:b], int(blocks[order[a]]) * STRIDE
+            inside = self.read(first, min(first + STRIDE, len(self)))
+            found[here] = first + np.searchsorted(inside, wanted[here], side="right")
         return found
 
     @cached_property

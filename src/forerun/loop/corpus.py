@@ -90,6 +90,8 @@ def shown_corpus(job: Job, display: Display) -> Corpus:
         phase.detail = first
     for line in others:
         display.say(f"data  {line}")
+    for text in found.warnings:
+        display.warn(text)
     return found
 
 

@@ -218,8 +218,10 @@ def read_said(path: Path, pairs: int) -> Said | None:
     except FileNotFoundError:
         return None
     about = json.loads(head)
-    if about["pairs"] != pairs or about["sha256"] != hashlib.sha256(content).hexdigest():
-        raise ValueError(f"its checksum or its number of pairs ({about['pairs']}, and {pairs} are there) is another")
+    if not isinstance(about, dict) or about.get("sha256") != hashlib.sha256(content).hexdigest():
+        raise ValueError("its checksum differs")
+    if about.get("pairs") != pairs:
+        raise ValueError(f"it is about {about.get('pairs')} pairs, and the data has {pairs}")
     return np.frombuffer(content, "<f4").reshape(-1, 2).astype(np.float32)
 
 

@@ -102,7 +102,7 @@ class Concatenated:
         """Where a document, or a row's part of one, begins [n, S + 1]."""
         begin = np.zeros((len(starts), self.sequence + 1), np.bool_)
         begin[:, 0] = True
-        first, last = self._documents.holding(starts), self._documents.holding(stops - 1)
+        first, last = self._documents.holding(np.stack([starts, stops - 1]))
         each = last - first  # documents that begin inside the row
         row = np.repeat(np.arange(len(starts)), each)
         document = np.repeat(first + 1 - (np.cumsum(each) - each), each) + np.arange(int(each.sum()))

@@ -6,19 +6,21 @@ into rows. An item is a document, or a piece of one that is longer than a row. P
 their own, and come first in their window, ordered by document and piece; so a plan needs two bytes per item (the
 document's place in its window), four per row and 24 per window, and a row is found without reading anything else.
 
-On disk a plan is a folder of three arrays and `plan.json`, built under another name and renamed when it is whole.
-Opening one compares its key and the sizes of the arrays, and the checksum of the window table (not of the rest).
+On disk a plan is a folder of three arrays and `plan.json`, built under another name and renamed when it is complete.
+Opening one compares its key, the sizes of the arrays, and the checksums of `plan.json` and of the window table. Blocks
+of the other two arrays are compared with their checksums when they are read.
 """
 
 from __future__ import annotations
 
+import filecmp
 import hashlib
 import json
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -26,6 +28,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.data import checked_json
+from forerun.data.blocks import SUFFIX, BlockSums, damage
 from forerun.data.documents import Documents
 from forerun.data.ondisk import OnDisk
 from forerun.data.order.fit import fitted
@@ -38,6 +42,7 @@ KEY = 0x5EED0F_D0C5  # of the documents' order: fixed, so that every job on the 
 ROWS_PER_WINDOW = 128  # the last, half-empty row of a window costs 0.4 %
 FEWEST, MOST = 1024, 1 << 16  # documents in a window
 TOGETHER = 1 << 21  # documents planned at a time
+RESIDENT_BYTES = 1 << 20  # an array of at most this size stays in memory
 
 TooLong: TypeAlias = Literal["split", "keep_start", "keep_end", "drop", "stop"]
 Numbers: TypeAlias = "NDArray[Any] | OnDisk"
@@ -54,6 +59,7 @@ class Plan:
     windows: NDArray[np.int64]  # [3, windows + 1]: first row, first item, rows that are filled by one piece
     counts: Counts
     source: tuple[Path, dict[str, Any]] | None = None  # where it lies, and its key
+    checked: bool = True  # False: an earlier version of forerun wrote it without checksums of blocks
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A plan on disk travels to another process as its name."""
@@ -107,40 +113,79 @@ def planned(documents: Documents, sequence: int, too_long: TooLong, folder: Path
     return _opened(home, key)
 
 
+def check_plan(plan: Plan, documents: Documents, sequence: int, too_long: TooLong) -> bool:
+    """Compare a plan on disk with its checksums; a plan without is compared with a new one, whose checksums it gets.
+
+    Returns whether checksums were added.
+    """
+    assert plan.source is not None
+    home, key = plan.source
+    if plan.checked:
+        for array in (plan.items, plan.starts):
+            assert isinstance(array, OnDisk)
+            for start in range(0, len(array), TOGETHER):
+                array.read(start, min(start + TOGETHER, len(array)))
+        return False
+    with _built(home, key, documents, sequence, too_long, plan.window) as part:
+        for name in ARRAYS:
+            if not filecmp.cmp(part / f"{name}.bin", home / f"{name}.bin", shallow=False):
+                raise damage(home / f"{name}.bin", "it is not the plan of these documents")
+        for name in (f"items.bin{SUFFIX}", f"starts.bin{SUFFIX}", "plan.json"):
+            (part / name).replace(home / name)
+    return True
+
+
 def _write(
     home: Path, key: dict[str, Any], documents: Documents, sequence: int, too_long: TooLong, window: int
 ) -> None:
     """Whole or not at all: several hosts may plan at the same time, and the first to finish is kept."""
-    part = home.with_name(f"{home.name}.{secrets.token_hex(4)}.part")
-    part.mkdir(parents=True)
-    try:
-        table: list[tuple[NDArray[np.int64], ...]] = []
-        rows_in_all = 0
-        with ExitStack() as stack:
-            items_file, starts_file = (stack.enter_context((part / f"{n}.bin").open("wb")) for n in ("items", "starts"))
-            for items, starts, rows, firsts, full in _chunks(documents, sequence, too_long, window):
-                items_file.write(items.astype(ARRAYS["items"]).data)
-                starts_file.write(starts.astype(ARRAYS["starts"]).data)
-                table.append((rows, firsts, full))
-                rows_in_all += len(starts)
-            for file in (items_file, starts_file):
-                file.flush()
-                os.fsync(file.fileno())
-        rows, firsts, full = (np.concatenate(column) for column in zip(*table, strict=True))
-        windows = np.stack([_sums(rows), _sums(firsts), np.append(full, 0)]).astype(ARRAYS["windows"])
-        _put(part / "windows.bin", windows.tobytes())
-        said = {
-            "key": key,
-            "bytes": {name: (part / f"{name}.bin").stat().st_size for name in ARRAYS},
-            "windows_blake2b": hashlib.blake2b(windows.tobytes()).hexdigest(),
-            "counts": _counts(documents, sequence, too_long, window, rows_in_all).to_json(),
-        }
-        _put(part / "plan.json", json.dumps(said, indent=1).encode())
+    with _built(home, key, documents, sequence, too_long, window) as part:
         try:
             part.rename(home)
         except OSError:
             if not (home / "plan.json").exists():
                 raise
+
+
+@contextmanager
+def _built(
+    home: Path, key: dict[str, Any], documents: Documents, sequence: int, too_long: TooLong, window: int
+) -> Iterator[Path]:
+    """A new plan in a folder beside `home`. What is left of that folder afterwards is removed."""
+    part = home.with_name(f"{home.name}.{secrets.token_hex(4)}.part")
+    part.mkdir(parents=True)
+    try:
+        table: list[tuple[NDArray[np.int64], ...]] = []
+        rows_in_all = 0
+        sums = {"items.bin": BlockSums(), "starts.bin": BlockSums()}
+        with ExitStack() as stack:
+            files = {name: stack.enter_context((part / name).open("wb")) for name in sums}
+            for items, starts, rows, firsts, full in _chunks(documents, sequence, too_long, window):
+                for name, numbers in (("items", items), ("starts", starts)):
+                    raw = numbers.astype(ARRAYS[name]).tobytes()
+                    files[f"{name}.bin"].write(raw)
+                    sums[f"{name}.bin"].update(raw)
+                table.append((rows, firsts, full))
+                rows_in_all += len(starts)
+            for file in files.values():
+                file.flush()
+                os.fsync(file.fileno())
+        rows, firsts, full = (np.concatenate(column) for column in zip(*table, strict=True))
+        windows = np.stack([_sums(rows), _sums(firsts), np.append(full, 0)]).astype(ARRAYS["windows"])
+        _put(part / "windows.bin", windows.tobytes())
+        roots = {}
+        for name, one in sums.items():
+            content, roots[name] = one.finish()
+            _put(part / (name + SUFFIX), content)
+        said = {
+            "key": key,
+            "bytes": {name: (part / f"{name}.bin").stat().st_size for name in ARRAYS},
+            "windows_blake2b": hashlib.blake2b(windows.tobytes()).hexdigest(),
+            "counts": _counts(documents, sequence, too_long, window, rows_in_all).to_json(),
+            "blocks": roots,
+        }
+        _put(part / "plan.json", checked_json.encode(said, indent=1))
+        yield part
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
@@ -154,11 +199,15 @@ def _put(file: Path, content: bytes) -> None:
 
 def _opened(home: Path, key: dict[str, Any]) -> Plan:
     try:
-        said = json.loads((home / "plan.json").read_text())
+        said, checked = checked_json.decode((home / "plan.json").read_bytes())
         sizes = {name: (home / f"{name}.bin").stat().st_size for name in ARRAYS}
         if said["key"] != key or said["bytes"] != sizes:
             raise ValueError(f"files of {sizes} bytes, written were {said['bytes']}")
-        items, starts, table = (OnDisk(home / f"{name}.bin", dtype) for name, dtype in ARRAYS.items())
+        roots = said.get("blocks", {})
+        items, starts, table = (
+            OnDisk(home / f"{name}.bin", dtype, roots.get(f"{name}.bin"), RESIDENT_BYTES)
+            for name, dtype in ARRAYS.items()
+        )
         windows = table.read(0, len(table))
         if hashlib.blake2b(windows.data).hexdigest() != said["windows_blake2b"]:
             raise ValueError("the checksum of windows.bin is another")
@@ -167,7 +216,7 @@ def _opened(home: Path, key: dict[str, Any]) -> Plan:
         raise UserError(
             f"{home}: the packing plan is damaged", why=str(error), fix=f"rm -r {home}: it is made again"
         ) from error
-    return Plan(key["window"], items, starts, windows.reshape(3, -1), counts, (home, key))
+    return Plan(key["window"], items, starts, windows.reshape(3, -1), counts, (home, key), checked)
 
 
 def _sums(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from forerun.data.documents import Documents
 from forerun.data.order.laid import laid
 from forerun.data.order.permutation import permuted
-from forerun.data.order.plan import KEY, VERSION, TooLong, kept_part, planned
+from forerun.data.order.plan import KEY, VERSION, TooLong, check_plan, kept_part, planned
 from forerun.data.order.rows import Arrays, Counts, Example
 from forerun.errors import UserError
 
@@ -69,6 +69,15 @@ class Whole:
         return self._plan.counts
 
     @property
+    def checked(self) -> bool:
+        """Whether the plan has checksums of its blocks; plans of earlier versions of forerun have none."""
+        return self._plan.checked
+
+    def check(self) -> bool:
+        """Compare the plan on disk with its checksums; return whether it lacked them and got some."""
+        return check_plan(self._plan, self._documents, self.sequence, self.too_long)
+
+    @property
     def window(self) -> int:
         """Documents that are packed together."""
         return self._plan.window
@@ -93,15 +102,14 @@ class Whole:
         plan, S = self._plan, self.sequence
         first_row, first_item, full = plan.windows
         window = np.searchsorted(first_row, index, side="right") - 1
-        begin = plan.starts_at(index)
         last = index + 1 == first_row[window + 1]
-        after = plan.starts_at(np.where(last, index, index + 1))
+        begin, after = np.split(plan.starts_at(np.concatenate([index, np.where(last, index, index + 1)])), 2)
         each = np.where(last, first_item[window + 1] - first_item[window], after) - begin
         begin += first_item[window]
         flat = np.repeat(begin - (np.cumsum(each) - each), each) + np.arange(int(each.sum()))
         document = permuted(np.repeat(window, each) * plan.window + plan.items_at(flat), len(self._documents), KEY)
-        begins = self._documents.begins(document)
-        total = self._documents.begins(document + 1) - begins - 1
+        begins, ends = self._documents.begins(np.stack([document, document + 1]))
+        total = ends - begins - 1
         starts, positions = kept_part(begins, total, S, self.too_long)
         pieces = np.zeros_like(document)
         if self.too_long == "split":

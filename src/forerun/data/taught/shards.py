@@ -6,9 +6,7 @@ So a kill at any moment leaves a folder that the next start goes on from, and en
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator
@@ -16,8 +14,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forerun.data import checked_json
 from forerun.data.taught.layout import Layout
-from forerun.errors import UserError
+from forerun.errors import StorageError, UserError
+from forerun.files import atomic_write
 from forerun.units import Bytes
 
 FORMAT = 1
@@ -93,14 +93,7 @@ class Shards:
             **self.identity.to_json(),
             "shards": [self.hashes.get(n) for n in range(self.identity.layout.shards)],
         }
-        draft = self.folder / f"{MANIFEST}{DRAFT}"
-        with draft.open("w") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.folder / MANIFEST)
-        with contextlib.closing(_Folder(self.folder)) as opened:
-            os.fsync(opened.number)
+        atomic_write(self.folder / MANIFEST, checked_json.encode(content, indent=1))
 
     def require_room(self) -> None:
         layout = self.identity.layout
@@ -108,26 +101,18 @@ class Shards:
         there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         free = shutil.disk_usage(there).free
         if needed > free:
-            raise UserError(
+            raise StorageError(
                 f"{self.folder} has no room for the cache: {Bytes(needed)} to write, {Bytes(free)} free",
                 why=f"{layout.rows} rows x {layout.sequence} tokens x {layout.top_k} logits",
                 fix="a smaller distil.top_k, or distil.cache on another disk",
             )
 
 
-class _Folder:
-    def __init__(self, path: Path) -> None:
-        self.number = os.open(path, os.O_RDONLY)
-
-    def close(self) -> None:
-        os.close(self.number)
-
-
 def read_manifest(folder: Path) -> Shards | None:
     """What is there; None if nothing is."""
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_text())
+        content, _ = checked_json.decode(path.read_bytes())
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}, and this forerun knows {FORMAT}")
         hashes = {number: str(digest) for number, digest in enumerate(content["shards"]) if digest}

@@ -6,7 +6,6 @@ bytes depend on the data and the recipe only, and it appears in one rename.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -15,13 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.data import checked_json
 from forerun.data.source.sources import Source
 from forerun.data.tokens.policy import Limits, bad_from, stopped
 from forerun.data.tokens.pool import ATTEMPTS, Event, Pool
 from forerun.data.tokens.recipe import FORMAT, Recipe
-from forerun.data.tokens.store import INDEX, read_index
-from forerun.data.tokens.unit import Unit, no_room, part_name, remove_leftovers, summary_of, unit_name, units_of
-from forerun.errors import UserError
+from forerun.data.tokens.store import INDEX, index_entry, read_index
+from forerun.data.tokens.unit import Unit, no_room, remove_leftovers, summary_of, unit_name, units_of
+from forerun.errors import StorageError, UserError
+from forerun.files import atomic_write
 
 __all__ = ["Limits", "Progress", "build", "is_whole"]
 
@@ -147,6 +148,8 @@ class _Build:
             self._fail(unit, pool, stopped(bad_from(event.content)))
         elif event.kind == "error":
             self._fail(unit, pool, UserError(**event.content))
+        elif event.kind == "storage":
+            self._fail(unit, pool, StorageError(**event.content))
         elif event.kind == "died":
             self._fail(unit, pool, self._dead(unit, event.content))
         else:
@@ -201,12 +204,9 @@ class _Build:
         }
         if any(summary is None for summary in found.values()):
             return
-        keep = ("unit", "of", "rows", "bad", "bad_files", "sides")
-        units = [{name: summary[name] for name in keep} for summary in found.values() if summary is not None]
+        units = [index_entry(summary) for summary in found.values() if summary is not None]
         index = {"format": FORMAT, "recipe": self._recipe.settings(), "source": self._source.recognised, "units": units}
-        part = self._store / part_name(INDEX)
-        part.write_text(json.dumps(index, separators=(",", ":")))
-        part.replace(self._store / INDEX)
+        atomic_write(self._store / INDEX, checked_json.encode(index))
         self._limits.check(self._store, units, whole=True)
 
     def _report(self) -> None:

@@ -22,7 +22,7 @@ WORKER = ("-m", "forerun.data.tokens.worker")
 
 
 class Event(NamedTuple):
-    """`kind` is progress, done, bad, error, bug or died (the third time)."""
+    """`kind` is progress, done, bad, error, storage, bug or died (the third time)."""
 
     kind: str
     unit: Unit

@@ -6,8 +6,8 @@ A store is a folder of units and an index. Opening it reads the index only; a un
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,14 +18,18 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forerun.data import checked_json
+from forerun.data.blocks import SUFFIX, BlockSums, damage
 from forerun.data.documents import Mask, Tokens
 from forerun.data.ondisk import OnDisk
 from forerun.data.source.rows import Bad
 from forerun.data.tokens.recipe import FORMAT
-from forerun.data.tokens.unit import SUMMARY, skipped_of, summary_of, token_type, unit_name
+from forerun.data.tokens.unit import SKIPPED, SUMMARY, skipped_of, summary_of, token_type, unit_name
 from forerun.errors import UserError
+from forerun.files import atomic_write
 
 INDEX = "index.json"
+CHUNK_BYTES = 1 << 22  # read at a time to compare a complete file
 OPEN_UNITS = 128  # each holds up to three files open
 
 
@@ -105,8 +109,11 @@ class StoredDocuments:
         return found.reshape(wanted.shape)
 
     def read(self, start: int, stop: int) -> tuple[Tokens, Mask | None]:
-        if not 0 <= start <= stop <= self.tokens:
+        if not 0 <= start <= stop <= self._token_starts[-1]:
             raise IndexError(f"tokens {start} to {stop} of {self.tokens}")
+        number = bisect_right(self._token_starts, start) - 1
+        if start < stop <= self._token_starts[number + 1]:  # in one unit, as almost every row is
+            return self._within(number, start, stop)
         parts = list(self._parts(start, stop))
         if len(parts) == 1:
             return parts[0]
@@ -115,14 +122,17 @@ class StoredDocuments:
         masks = [np.ones(len(ids), np.bool_) if mask is None else mask for ids, mask in parts]
         return np.concatenate([ids for ids, _ in parts]), np.concatenate(masks)
 
+    def _within(self, number: int, start: int, stop: int) -> tuple[Tokens, Mask | None]:
+        first, unit = self._token_starts[number], self._unit(number)
+        bits = None if unit.learned is None else _bits(unit.learned, start - first, stop - first)
+        return unit.tokens.read(start - first, stop - first), bits
+
     def _parts(self, start: int, stop: int) -> Iterator[tuple[Tokens, Mask | None]]:
-        number = int(np.searchsorted(self._first_token, start, side="right")) - 1
+        number = bisect_right(self._token_starts, start) - 1
         while start < stop:
-            first, behind = int(self._first_token[number]), int(self._first_token[number + 1])
-            end = min(stop, behind)
+            end = min(stop, self._token_starts[number + 1])
             if end > start:
-                unit = self._unit(number)
-                yield unit.tokens.read(start - first, end - first), _bits(unit.learned, start - first, end - first)
+                yield self._within(number, start, end)
             start, number = max(start, end), number + 1
 
     @property
@@ -137,6 +147,10 @@ class StoredDocuments:
     @cached_property
     def _first_token(self) -> NDArray[np.int64]:
         return self._firsts("tokens")
+
+    @cached_property
+    def _token_starts(self) -> list[int]:
+        return self._first_token.tolist()  # for one number, faster than the array
 
     def _firsts(self, what: str) -> NDArray[np.int64]:
         return np.cumsum([0, *(unit["sides"][self.side][what] for unit in self.units)], dtype=np.int64)
@@ -160,11 +174,16 @@ class StoredDocuments:
     def _open(self, unit: dict[str, Any]) -> _Unit:
         about = unit["sides"][self.side]
         name = f"{unit_name(unit['unit'], unit['of'])}/{self.side}"
-        tokens = _array(self.folder, f"{name}.tokens", self._type, about["tokens"])
-        offsets = _array(self.folder, f"{name}.offsets", np.int64, about["documents"] + 1)
+        roots = unit.get("blocks", {})
+
+        def array(what: str, dtype: type[Any], count: int) -> OnDisk:
+            return _array(self.folder / f"{name}.{what}", dtype, count, roots.get(f"{self.side}.{what}"))
+
+        tokens = array("tokens", self._type, about["tokens"])
+        offsets = array("offsets", np.int64, about["documents"] + 1)
         bits = None
         if about["learned"] < about["tokens"]:
-            bits = _array(self.folder, f"{name}.learned", np.uint8, -(-about["tokens"] // 8))
+            bits = array("learned", np.uint8, -(-about["tokens"] // 8))
         return _Unit(tokens, offsets, bits)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -178,6 +197,7 @@ class Store:
     validation: StoredDocuments | None  # None: no document is kept for it
     rows: int  # bad ones included
     bad: int
+    checked: bool  # False: an earlier version of forerun wrote some of it without checksums of blocks
 
     @property
     def counts(self) -> Counts:
@@ -194,19 +214,32 @@ class Store:
 
 
 def open_store(folder: Path, *, verify: bool = False) -> Store:
-    """The store in `folder`; `verify` reads all of it and compares the checksums first."""
-    index = read_index(folder)
+    """Open the store in `folder`; `verify` reads all of it and compares the checksums first."""
     if verify:
         check(folder)
+    index, checked = _index(folder)
     units = index["units"]
     train, kept = (StoredDocuments(folder, side, index["recipe"]["vocab"], units) for side in ("train", "validation"))
     rows, bad = (sum(unit[name] for unit in units) for name in ("rows", "bad"))
-    return Store(folder, train, kept if len(kept) else None, rows, bad)
+    return Store(folder, train, kept if len(kept) else None, rows, bad, checked)
 
 
 def read_index(folder: Path) -> dict[str, Any]:
+    """Return the index of a finished store."""
+    return _index(folder)[0]
+
+
+def index_entry(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a unit's summary that the index holds."""
+    keys = ("unit", "of", "rows", "bad", "bad_files", "sides", "blocks")
+    return {key: summary[key] for key in keys if key in summary}
+
+
+def _index(folder: Path) -> tuple[dict[str, Any], bool]:
+    """The index, and whether it and every unit have checksums of their blocks."""
+    path = folder / INDEX
     try:
-        index: dict[str, Any] = json.loads((folder / INDEX).read_bytes())
+        index, checked = checked_json.decode(path.read_bytes())
     except FileNotFoundError:
         raise UserError(
             f"{folder} is not a finished store",
@@ -214,51 +247,84 @@ def read_index(folder: Path) -> dict[str, Any]:
             fix="build what is missing: the same command again, or the shards that have not run",
         ) from None
     except ValueError as error:
-        raise _damaged(folder / INDEX, f"it is not JSON: {error}") from None
+        raise _damaged_index(path, str(error)) from None
     if index.get("format") != FORMAT:
-        raise _damaged(folder / INDEX, f"its format is {index.get('format')}, and {FORMAT} is read here")
-    return index
+        raise _damaged_index(path, f"its format is {index.get('format')}, and {FORMAT} is read here")
+    return index, checked and all("blocks" in unit for unit in index["units"])
 
 
-def check(folder: Path) -> None:
-    """Reads everything, and raises for the first file that is not as it was written."""
-    for unit in read_index(folder)["units"]:
-        name = unit_name(unit["unit"], unit["of"])
-        summary = summary_of(folder, name)
-        if summary is None:
-            raise _damaged(folder / name, "a file is missing or has another size")
-        if any(summary[key] != value for key, value in unit.items()):
-            raise _damaged(folder / name / SUMMARY, "it is not what the index says")
-        for file, about in summary["files"].items():
-            with (folder / name / file).open("rb") as content:
-                found = hashlib.file_digest(content, "sha256").hexdigest()
-            if found != about["sha256"]:
-                raise _damaged(folder / name / file, f"its checksum is {found[:12]}, and was {about['sha256'][:12]}")
+def check(folder: Path, *, upgrade: bool = False) -> bool:
+    """Read everything, and raise for the first file that differs from its checksum.
+
+    `upgrade` adds checksums of blocks to units that an earlier version of forerun wrote without. The digests of the
+    documents stay as they are. Returns whether any were added.
+    """
+    index, checked = _index(folder)
+    units = [_checked_unit(folder, unit, upgrade=upgrade) for unit in index["units"]]
+    if checked or not upgrade:
+        return False
+    # The index comes last: an upgrade that is interrupted leaves a store without checksums, which works as before.
+    atomic_write(folder / INDEX, checked_json.encode(index | {"units": units}))
+    return True
 
 
-def _array(folder: Path, name: str, dtype: type[Any], count: int) -> OnDisk:
-    path = folder / name
+def _checked_unit(folder: Path, unit: dict[str, Any], *, upgrade: bool) -> dict[str, Any]:
+    """Compare all files of a unit; return its entry in the index, with checksums of blocks if it was upgraded."""
+    home = folder / unit_name(unit["unit"], unit["of"])
+    summary = summary_of(folder, home.name)
+    if summary is None:
+        raise damage(
+            home / SUMMARY, "it differs from its checksum, or a file of the unit is missing or has another size"
+        )
+    if any(summary.get(key) != value for key, value in unit.items()):
+        raise damage(home / SUMMARY, f"it is not what {INDEX} says")
+    found = {name: _compared(home / name, about["sha256"]) for name, about in summary["files"].items()}
+    if upgrade and "blocks" not in summary:
+        sums = {name: content for name, content in found.items() if name != SKIPPED}
+        summary["blocks"] = {name: root for name, (_, root) in sums.items()}
+        for name, (content, _) in sums.items():
+            atomic_write(home / (name + SUFFIX), content)
+            about = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            summary["files"][name + SUFFIX] = about
+        atomic_write(home / SUMMARY, checked_json.encode(summary, indent=1))
+    for name, root in summary.get("blocks", {}).items():
+        if found[name][1] != root:
+            raise damage(home / name, "the checksums of its blocks differ")
+    return index_entry(summary)
+
+
+def _compared(path: Path, sha256: str) -> tuple[bytes, str]:
+    """Compare a file with its checksum; return the checksums of its blocks and their root."""
+    digest, blocks = hashlib.sha256(), BlockSums()
+    with path.open("rb") as content:
+        while data := content.read(CHUNK_BYTES):
+            digest.update(data)
+            blocks.update(data)
+    if digest.hexdigest() != sha256:
+        raise damage(path, f"its checksum is {digest.hexdigest()[:12]}, and was {sha256[:12]}")
+    return blocks.finish()
+
+
+def _array(path: Path, dtype: type[Any], count: int, root: str | None) -> OnDisk:
     wanted = count * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size
         if size != wanted:
-            raise _damaged(path, f"it has {size} bytes, and was written with {wanted}")
-        return OnDisk(path, np.dtype(dtype).newbyteorder("<"))
+            raise damage(path, f"it has {size} bytes, and was written with {wanted}")
+        return OnDisk(path, np.dtype(dtype).newbyteorder("<"), root)
     except FileNotFoundError:
-        raise _damaged(path, "it is missing") from None
+        raise damage(path, "it is missing") from None
 
 
-def _bits(packed: OnDisk | None, start: int, stop: int) -> Mask | None:
-    if packed is None:
-        return None
+def _bits(packed: OnDisk, start: int, stop: int) -> Mask:
     first = start // 8
     bits = np.unpackbits(packed.read(first, -(-stop // 8)), bitorder="little")
     return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
 
 
-def _damaged(path: Path, why: str) -> UserError:
+def _damaged_index(path: Path, why: str) -> UserError:
     return UserError(
         f"{path} is damaged",
         why=why,
-        fix=f"remove its folder and start again: what is whole is kept (rm -r {path.parent})",
+        fix=f"remove it and run the same command again, which writes it anew from the units: rm {path}",
     )

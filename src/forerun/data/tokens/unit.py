@@ -20,11 +20,13 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.data import checked_json
+from forerun.data.blocks import SUFFIX, BlockSums, damage
 from forerun.data.source.rows import Bad, Piece
 from forerun.data.tokens.coder import Ids
 from forerun.data.tokens.document import Encoded, Mask
 from forerun.data.tokens.recipe import FORMAT
-from forerun.errors import UserError
+from forerun.errors import DISK_ERRORS, StorageError, UserError
 from forerun.units import GIB, MIB
 
 SIDES = ("train", "validation")
@@ -124,7 +126,12 @@ class UnitWriter:
     def finish(self) -> dict[str, Any]:
         """The unit's summary, which is also in the folder. If another process was faster, its unit stays."""
         sides = {side: writer.finish() for side, writer in self._sides.items()}
-        files = {file.name: file.about() for writer in self._sides.values() for file in writer.kept}
+        kept = [file for writer in self._sides.values() for file in writer.kept]
+        files = {file.name: file.about() for file in kept} | {SKIPPED: self._skipped.close()}
+        blocks: dict[str, str] = {}
+        for file in kept:
+            sums, blocks[file.name] = file.write_sums()
+            files[sums.name] = sums.about()
         summary = {
             "format": FORMAT,
             "unit": self.unit.number,
@@ -133,12 +140,12 @@ class UnitWriter:
             "bad": self.bad,
             "bad_files": self._bad_files,
             "sides": sides,
-            "files": files | {SKIPPED: self._skipped.close()},
+            "files": files,
+            "blocks": blocks,
         }
-        with (self._folder / SUMMARY).open("w") as out:
-            json.dump(summary, out, indent=1)
-            out.flush()
-            os.fsync(out.fileno())
+        about = _File(self._folder, SUMMARY)
+        about.write(checked_json.encode(summary, indent=1))
+        about.close()
         try:
             self._folder.rename(self._store / self.unit.name)
         except OSError:
@@ -211,16 +218,18 @@ class _SideWriter:
 
 
 class _File:
-    """A file with its checksum."""
+    """A file with its checksums."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.path = name, folder / name
         self._out: IO[bytes] = self.path.open("wb")
         self._hash = hashlib.sha256()
+        self._blocks = BlockSums()
         self.size_bytes = 0
 
     def write(self, data: bytes) -> None:
         self._hash.update(data)
+        self._blocks.update(data)
         self.size_bytes += len(data)
         self._out.write(data)
 
@@ -238,11 +247,20 @@ class _File:
             self._out.close()
         return self.about()
 
+    def write_sums(self) -> tuple[_File, str]:
+        """Write the checksums of the blocks next to the file; return that file and the root."""
+        content, root = self._blocks.finish()
+        sums = _File(self.path.parent, self.name + SUFFIX)
+        sums.write(content)
+        sums.close()
+        return sums, root
+
 
 def summary_of(store: Path, name: str) -> dict[str, Any] | None:
-    """The summary of a finished unit, None if there is none or a file of it is missing or has another size."""
+    """Return the summary of a finished unit; None if it is missing or damaged, or a file is missing or has another
+    size."""
     try:
-        summary: dict[str, Any] = json.loads((store / name / SUMMARY).read_bytes())
+        summary, _ = checked_json.decode((store / name / SUMMARY).read_bytes())
         sizes = {file: (store / name / file).stat().st_size for file in summary["files"]}
     except (OSError, ValueError, KeyError):
         return None
@@ -255,18 +273,28 @@ def bad_json(bad: Bad) -> dict[str, Any]:
 
 
 def skipped_of(store: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
-    """What was passed over, in order of the data."""
+    """Return what was skipped, in order of the data."""
     for name in names:
-        with (store / name / SKIPPED).open("rb") as lines:
-            for line in lines:
-                yield json.loads(line)
+        summary = summary_of(store, name)
+        if summary is None:
+            raise damage(store / name / SUMMARY, "it differs from its checksum, or a file of the unit is missing")
+        content = (store / name / SKIPPED).read_bytes()
+        if hashlib.sha256(content).hexdigest() != summary["files"][SKIPPED]["sha256"]:
+            raise damage(store / name / SKIPPED, "it differs from its checksum")
+        for line in content.splitlines():
+            yield json.loads(line)
 
 
 def no_room(store: Path, error: OSError) -> UserError:
-    return UserError(
+    """Return the error for a store that cannot be written.
+
+    A disk that is full or fails may recover, so a supervisor retries after a StorageError.
+    """
+    kind = StorageError if error.errno in DISK_ERRORS else UserError
+    return kind(
         f"the tokens cannot be stored in {store}",
         why=f"{type(error).__name__}: {error}",
-        fix="name a folder with space that can be written: data.store=FOLDER; what is done is kept",
+        fix="free space on that disk, or name another folder: data.store=FOLDER; finished units are kept",
     )
 
 
@@ -279,7 +307,7 @@ def remove_leftovers(store: Path) -> None:
     """Of processes of this machine that are gone, and of others what nobody has touched for two days. A clock that
     jumps must not cost a live process its work, so on this machine only the process counts."""
     for part in store.glob("*.part"):
-        host, process = part.name.split(".")[-2].split("-")[:2]
+        host, process, *_ = [*part.name.split(".")[-2].split("-"), ""]  # `atomic_write` does not name the process
         try:
             old = time.time() - part.stat().st_mtime > LEFTOVER_SECONDS
         except OSError:

@@ -1,8 +1,8 @@
 """The process that tokenizes: `python -m forerun.data.tokens.worker`, one JSON line in, one or more out.
 
 The first line says what to do all day (source, recipe, store, whether a bad row stops); then each line is a unit. It
-answers with `progress` while it works, then with `done`, `bad` (a row that stops), or `error`. When its stdin is
-closed, whatever it is doing, it ends: the process that started it is gone.
+answers with `progress` while it works, then with `done`, `bad` (a row that stops), `error`, or `storage` (a disk that
+fails). When its stdin is closed, whatever it is doing, it ends: the process that started it is gone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forerun.data.source.sources import Source
 from forerun.data.tokens.document import Encoded, Encoder
 from forerun.data.tokens.recipe import Recipe, is_validation
 from forerun.data.tokens.unit import Unit, UnitWriter, bad_json, no_room, summary_of
-from forerun.errors import UserError
+from forerun.errors import StorageError, UserError
 
 BATCH_ROWS = 500
 BATCH_CHARACTERS = 1 << 20
@@ -125,7 +125,7 @@ def _length(values: dict[str, Any]) -> int:
 
 
 def answers(work: Work, unit: Unit) -> Iterator[dict[str, Any]]:
-    """What is said about one unit, in the end one of done, bad, error, bug."""
+    """What is said about one unit, in the end one of done, bad, error, storage, bug."""
     try:
         for progress in work.build(unit):
             yield {"progress": progress}
@@ -141,7 +141,8 @@ def answers(work: Work, unit: Unit) -> Iterator[dict[str, Any]]:
 
 
 def _told(error: UserError) -> dict[str, Any]:
-    return {"error": {"what": error.what, "why": error.why, "fix": error.fix}}
+    kind = "storage" if isinstance(error, StorageError) else "error"
+    return {kind: {"what": error.what, "why": error.why, "fix": error.fix}}
 
 
 def main() -> None:

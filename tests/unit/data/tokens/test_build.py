@@ -264,7 +264,7 @@ def test_damage_is_found_and_mended(source: Source, recipe: Recipe, tmp_path: Pa
     file.write_bytes(raw[:-1])
     with pytest.raises(UserError, match="is damaged") as caught:
         open_store(store).train.read(0, open_store(store).train.tokens)
-    remove = caught.value.fix.split("(")[1].strip(")").split()
+    remove = caught.value.fix.rsplit(": ", 1)[1].split()
     assert remove[:2] == ["rm", "-r"]
     subprocess.run(remove, check=True)
     build(source, recipe, tmp_path / "s", workers=1)

@@ -1,12 +1,13 @@
-"""What comparing checksums costs: batches of a feed with the checksums of blocks, and without, in turns in one run.
+"""What comparing checksums costs: the CPU time of a feed with the checksums of blocks, and without, in turns in one run.
 
-    python bench/blocks.py                        # a few minutes on two idle cores
-    python bench/blocks.py --block-bytes 16384    # the same store with larger blocks
+    python bench/blocks.py                    # a few minutes on two idle cores
+    python bench/blocks.py --before OTHER/src # also compares with the feed of another source tree
 
-The stores are those of `bench/feed.py`, and one with a loss mask. Each round takes the same batches from two feeds, one
-after the other in changing order: one compares every block that it reads, one reads the same files without checksums.
-The figure is the median over rounds of the ratio of their CPU time (thread that builds, thread that places, and
-consumer); other processes of the machine do not count in it. Writes bench/results/blocks.json and blocks.md.
+The store is that of `bench/feed.py`. Each variant is a process of its own: `on` compares every block that it reads, `off`
+reads the same files without comparing, `before` is the other source tree. In each round each of them takes the same
+batches through its feed, one process after the other and in changing order. The figure is the median over rounds of the
+ratio of CPU times (all threads of the process): other processes on the machine count less in it than in wall time.
+Writes bench/results/blocks.json and blocks.md.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import argparse
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,89 +27,120 @@ from typing import Any
 import feed as feed_bench
 import jax
 
-from forerun.data import blocks
-from forerun.data.corpus import Corpus
 from forerun.data.feed import Feed
 from forerun.data.order.batches import Batches
-from forerun.data.tokens import store
 
 ROOT = Path(__file__).parent
 GOAL = 1.03
+ROWS = 1280  # in each round
 PLACES = feed_bench.PLACES
 
 
-def opened(folder: Path, sequence: int, packing: str, *, checked: bool) -> Corpus:
-    """The corpus; unless `checked`, as one that an earlier version of forerun wrote."""
+def batches_of(variant: str, folder: Path, packing: str, sequence: int, batch: int) -> Batches:
     corpus = feed_bench.opened(folder, sequence, packing)
-    if checked:
-        return corpus
-    for part in corpus.parts:
+    for part in corpus.parts if variant == "off" else ():
         for unit in part.store.train.units:
-            unit.pop("blocks")
+            del unit["blocks"]
         plan: Any = getattr(part.rows, "_plan", None)
         for array in (plan.items, plan.starts) if plan else ():
             array._blocks = None
-    return corpus
+    return Batches(corpus.rows, seed=0, batch=batch)
 
 
-class Side:
-    """One of the two feeds that are compared."""
-
-    def __init__(self, folder: Path, sequence: int, batch: int, packing: str, *, checked: bool) -> None:
-        self._batches = Batches(opened(folder, sequence, packing, checked=checked).rows, seed=0, batch=batch)
-
-    def run(self, start: int, steps: int) -> tuple[float, float]:
-        """CPU and wall seconds for the steps from `start` on."""
-        device = jax.devices("cpu")[0]
-        with Feed(self._batches, lambda batch: jax.device_put(batch, device), start, start + steps) as feed:
+def serve(variant: str, folder: Path) -> None:
+    """Answer each line (place, first step, steps) with the CPU seconds of these steps."""
+    jax.config.update("jax_platforms", "cpu")
+    device = jax.devices("cpu")[0]
+    opened = [batches_of(variant, folder, *place) for place in PLACES]
+    print("ready", flush=True)
+    for line in sys.stdin:
+        place, start, steps = json.loads(line)
+        with Feed(opened[place], lambda batch: jax.device_put(batch, device), start, start + steps + 1) as feed:
             jax.block_until_ready(next(feed))
-            cpu, wall = time.process_time(), time.perf_counter()
+            began = time.process_time()
             for placed in feed:
                 jax.block_until_ready(placed)
-            return time.process_time() - cpu, time.perf_counter() - wall
+            print(time.process_time() - began, flush=True)
 
 
-def compared(folder: Path, sequence: int, batch: int, packing: str, rounds: int) -> dict[str, Any]:
-    with_sums, without = (Side(folder, sequence, batch, packing, checked=checked) for checked in (True, False))
-    steps = max(20, 6_000_000 // (sequence * batch))
-    for side in (with_sums, without):
-        side.run(0, steps)
-    cpu, wall = [], []
+class Server:
+    """A variant in its own process."""
+
+    def __init__(self, variant: str, folder: Path, source: Path) -> None:
+        command = [sys.executable, __file__, "--serve", variant, "--folder", str(folder)]
+        path = os.pathsep.join([str(source), str(ROOT)])
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def seconds(self, place: int, start: int, steps: int) -> float:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps([place, start, steps]), file=self._process.stdin, flush=True)
+        return float(self._process.stdout.readline())
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+def compared(servers: dict[str, Server], place: int, rounds: int) -> dict[str, Any]:
+    packing, sequence, batch = PLACES[place]
+    steps = ROWS // batch
+    for server in servers.values():
+        server.seconds(place, 0, steps)
+    took: dict[str, list[float]] = {variant: [] for variant in servers}
     for n in range(rounds):
-        order = (with_sums, without) if n % 2 else (without, with_sums)
-        took = {side: side.run((n + 1) * steps, steps) for side in order}
-        cpu.append(took[with_sums][0] / took[without][0])
-        wall.append(took[with_sums][1] / took[without][1])
-    return {
-        "packing": packing,
-        "sequence": sequence,
-        "batch": batch,
-        "cpu_ratio": round(statistics.median(cpu), 4),
-        "cpu_quartiles": [round(q, 4) for q in statistics.quantiles(cpu, n=4)],
-        "wall_ratio": round(statistics.median(wall), 4),
-    }
+        order = [*servers][n % len(servers) :] + [*servers][: n % len(servers)]
+        for variant in order:
+            took[variant].append(servers[variant].seconds(place, (n + 1) * steps, steps))
+    line: dict[str, Any] = {"packing": packing, "sequence": sequence, "batch": batch}
+    for other in [name for name in servers if name != "on"]:
+        ratios = [a / b for a, b in zip(took["on"], took[other], strict=True)]
+        line[f"over_{other}"] = round(statistics.median(ratios), 3)
+        line[f"over_{other}_quartiles"] = [round(q, 3) for q in statistics.quantiles(ratios, n=4)]
+    line["cpu_us_per_row"] = {name: round(1e6 * statistics.median(some) / ROWS, 1) for name, some in took.items()}
+    print(json.dumps(line), flush=True)
+    return line
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--block-bytes", type=int, default=blocks.BLOCK_BYTES)
+    parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--before", type=Path, help="the folder `src` of another version, to compare with")
+    parser.add_argument("--folder", type=Path, help="where the store is kept; default: a temporary folder")
     parser.add_argument("--write", type=Path, default=ROOT / "results/blocks.json")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
-    jax.config.update("jax_platforms", "cpu")
+    if given.serve:
+        serve(given.serve, given.folder)
+        return
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        feed_bench.write_text(folder)
-        print("packing      sequence  batch  CPU ratio (quartiles)     wall ratio")
-        lines = []
-        for packing, sequence, batch in PLACES:
-            line = compared(folder, sequence, batch, packing, given.rounds)
-            low, middle, high = line["cpu_quartiles"]
-            print(
-                f"{packing:11}  {sequence:8}  {batch:5}  {middle:.3f} ({low:.3f} to {high:.3f})   {line['wall_ratio']:.3f}",
-                flush=True,
-            )
-            lines.append(line)
+        folder = given.folder or Path(name)
+        if not (folder / "text.jsonl").exists():
+            feed_bench.write_text(folder)
+        sources = {"on": ROOT.parent / "src", "off": ROOT.parent / "src", "before": given.before}
+        servers = {
+            variant: Server(variant, folder, source) for variant, source in sources.items() if source is not None
+        }
+        lines = [compared(servers, place, given.rounds) for place in range(len(PLACES))]
+        for server in servers.values():
+            server.close()
+    result = {"cores": os.cpu_count(), "store_tokens": feed_bench.TOKENS, "goal": GOAL, "lines": lines}
+    given.write.write_text(json.dumps(result, indent=2) + "\n")
+    given.write.with_suffix(".md").write_text(table(lines))
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    names = {"over_before": "without, version before", "over_off": "without, this version"}
+    columns = [column for column in names if column in lines[0]]
+    said = f"| packing | sequence x batch | {' | '.join(names[column] for column in columns)} |\n"
+    said += "| --- | --- |" + " ---: |" * len(columns) + "\n"
+    for line in lines:
+        ratios = " | ".join(f"{line[column]:.3f}" for column in columns)
+        said += f"| {line['packing']} | {line['sequence']} x {line['batch']} | {ratios} |\n"
+    return f"CPU time of a feed with checksums over one without (`python bench/blocks.py`; goal {GOAL}):\n\n{said}"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from forerun.cli.main import main
+from forerun.config.load import load
 from forerun.data.order.ledger import entries
+from forerun.loop.corpus import open_corpus
 
 JOB = """\
 model: {layers: 1, embed: 32, heads: 2}
@@ -86,3 +88,53 @@ def test_the_ledger_of_a_run_is_the_order_of_its_job(capsys: pytest.CaptureFixtu
     assert "3 steps and" in capsys.readouterr().out
     assert main(["data", "job.yaml", "seed=1", "--ledger", str(ledger)]) == 2
     assert "step 1 learned from other examples" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "feeders"), [("train.tokens", 1), ("train.learned", 0)])
+def test_a_run_on_a_damaged_store_ends_before_it_uses_the_damage(
+    name: str, feeders: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["data", "job.yaml"]) == 0
+    [file] = Path("store").glob(f"*/unit-*/{name}")
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    file.write_bytes(raw)
+    capsys.readouterr()
+    assert main(["train", "job.yaml", "name=run", "data.ledger=true", f"data.feeders={feeders}"]) == 2
+    assert f"{file} is damaged" in capsys.readouterr().err
+    metrics = Path("runs/run/metrics.jsonl")
+    assert not metrics.exists() or "loss" not in metrics.read_text()
+
+
+def test_a_run_is_opened_again_on_an_old_store_and_after_its_upgrade(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run compares the digest of its data with the one that it began with."""
+    run = ["train", "job.yaml", "name=run", "data.ledger=true"]
+    assert main(run) == 0
+    digest = open_corpus(load("job.yaml", []).job).digest
+    assert "checksums" not in capsys.readouterr().out
+    made_old(Path("store"))
+    assert main(run) == 0
+    assert capsys.readouterr().out.count("without checksums") == 1
+    assert open_corpus(load("job.yaml", []).job).digest == digest
+    assert main(["data", "job.yaml", "--ledger", "runs/run/ledger.jsonl"]) == 0
+    assert capsys.readouterr().err.count("without checksums") == 1
+    assert main(["data", "job.yaml", "--verify"]) == 0
+    assert "were added" in capsys.readouterr().out
+    assert main(run) == 0
+    assert "checksums" not in capsys.readouterr().out
+    assert open_corpus(load("job.yaml", []).job).digest == digest
+    assert main(["data", "job.yaml", "--ledger", "runs/run/ledger.jsonl"]) == 0
+
+
+def made_old(root: Path) -> None:
+    """Remove all checksums of blocks, as in a store of the version before them."""
+    for file in root.rglob("*.sums"):
+        file.unlink()
+    for file in root.rglob("*.json"):
+        value = json.loads(file.read_bytes())
+        for one in (value, *value.get("units", [])):
+            one.pop("xxh3", None)
+            one.pop("blocks", None)
+        if "files" in value:
+            value["files"] = {name: about for name, about in value["files"].items() if not name.endswith(".sums")}
+        file.write_text(json.dumps(value))

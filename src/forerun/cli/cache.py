@@ -6,12 +6,13 @@ import argparse
 import sys
 
 from forerun.config.load import load
+from forerun.models.plugin import use_job_folder
 from forerun.units import Bytes, Seconds, Usd
 
 
 def run(args: argparse.Namespace) -> int:
     loaded = load(args.job, args.overrides)
-    sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
+    use_job_folder(loaded.path.parent)
     if args.on:
         return _planned(args)
     from forerun.loop.cache import cache

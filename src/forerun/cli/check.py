@@ -87,10 +87,11 @@ class Outcome:
 
 def run(args: argparse.Namespace) -> int:
     from forerun.config.load import load
+    from forerun.models.plugin import use_job_folder
 
     loaded = load(args.job, args.overrides)
     slice_place = _place_on(args.on, loaded.job) if args.on else None
-    sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
+    use_job_folder(loaded.path.parent)
     applied = _model_values(loaded.job)
     try:
         outcome = _outcome(loaded.job, slice_place or _place_here(loaded.job))

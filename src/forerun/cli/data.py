@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forerun.config.load import load
 from forerun.errors import UserError
+from forerun.models.plugin import use_job_folder
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
@@ -22,7 +23,7 @@ PIPED_COLUMNS = 100
 
 def run(args: argparse.Namespace) -> int:
     loaded = load(args.job, args.overrides)
-    sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
+    use_job_folder(loaded.path.parent)
     job: Job = loaded.job
     if args.html and not Path(args.html).absolute().parent.is_dir():
         raise UserError(

@@ -20,6 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     # pydantic would search all installed packages for plugins, which takes longer than the rest of a config error
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    if argv is None:
+        # Python's multiprocessing starts children with `python -c`, which imports modules from the working directory
+        # first. The variable prevents that in all descendants; tests that call `main` keep their environment.
+        os.environ.setdefault("PYTHONSAFEPATH", "1")
     try:
         code = _run(arguments)
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from forerun.config.load import load
 from forerun.errors import UserError
+from forerun.models.plugin import use_job_folder
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     tariff = Tariff(args.zone, args.prices, args.max_usd)
     tariff.check()
-    sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
+    use_job_folder(loaded.path.parent)
     from forerun.loop.concrete import concrete
     from forerun.plan.question import questions_of
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.cli.main import told
 from forerun.config.load import Loaded, load, values
+from forerun.models.plugin import use_job_folder
 from forerun.units import Count, Seconds
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load(args.job, args.overrides)
     if worker is None and (args.supervise or args.host or args.leader):
         return _supervised(args, loaded)
-    sys.path.append(str(loaded.path.resolve().parent))  # a model of the user's own stands beside the job
+    use_job_folder(loaded.path.parent)
     from forerun.supervise.chip import free_chip_for
     from forerun.supervise.limits import STOPPED
 
@@ -77,7 +78,7 @@ def _supervised(args: argparse.Namespace, loaded: Loaded) -> int:
     hosts = given(args.host, args.leader)
     if args.fresh and hosts.leads:
         set_aside(loaded.job)
-    command = [sys.executable, "-m", "forerun.cli.main", "train", args.job, *args.overrides]
+    command = [sys.executable, "-P", "-m", "forerun.cli.main", "train", args.job, *args.overrides]
     told = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
     identity = {"job": hashlib.sha256(told.encode()).hexdigest()[:16]}
     secret = Path(args.secret) if args.secret else None

@@ -29,7 +29,7 @@ class Sight:
 
 def look(timeout_seconds: float = 120, command: tuple[str, ...] | None = None) -> Sight:
     """Start the process and read its answer."""
-    started = command or (sys.executable, "-m", "forerun.doctor.sight")
+    started = command or (sys.executable, "-P", "-m", "forerun.doctor.sight")
     # The process finds forerun where we found it, installed or not.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:

@@ -169,7 +169,7 @@ def _run(
     """The child's answer. Its limits grow with `renders` and with the text, which is written `growth` times."""
     text = json.dumps(conversations)  # also makes plain data of it: nothing else reaches a template
     request = {
-        "path": [entry or os.getcwd() for entry in sys.path],
+        "path": [entry for entry in sys.path if entry],
         "template": template,
         "conversations": json.loads(text),
         "variables": variables,

@@ -1,9 +1,20 @@
-"""Classes of the user's own, named `module.path:Class` in the job file: found, made and held to what they must have."""
+"""Plug-ins: classes that a job file names as `module.path:Class`. Finds, imports, creates and checks them.
+
+The job's folder is never on `sys.path`, where any library could find code in it. A finder searches the folder only
+while the module of a plug-in is imported, and only in the thread that imports it.
+"""
 
 from __future__ import annotations
 
 import importlib
+import sys
+import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from forerun.errors import UserError
@@ -20,11 +31,64 @@ class Plugin:
     protocol: str  # where what it needs is written down
 
 
+_job_folder: Path | None = None
+
+
+def use_job_folder(folder: Path | None) -> None:
+    """Make plug-ins importable from `folder`, after all installed packages. None means installed packages only."""
+    global _job_folder
+    _job_folder = None if folder is None else folder.resolve()
+
+
+def job_folder() -> Path | None:
+    """Return the folder that `use_job_folder` set. A child process that imports plug-ins needs it too."""
+    return _job_folder
+
+
+def import_plugin(module: str) -> ModuleType:
+    """Import the module of a plug-in, which may import other modules of the job's folder in turn."""
+    if _job_folder is None:
+        return importlib.import_module(module)
+    # jax tries optional packages while it is imported (nvidia, libtpu): none of them may come from the folder.
+    importlib.import_module("jax")
+    finder = _JobFolderFinder(_job_folder)
+    sys.meta_path.append(finder)
+    try:
+        return importlib.import_module(module)
+    finally:
+        sys.meta_path.remove(finder)
+
+
+def plugin_spec(package: str) -> ModuleSpec | None:
+    """Return where `import_plugin` finds a top-level module, without importing it."""
+    found = find_spec(package)
+    if found is None and _job_folder is not None:
+        found = _JobFolderFinder(_job_folder).find_spec(package)
+    return found
+
+
+class _JobFolderFinder:
+    """Finds top-level modules in one folder, for the thread that created the finder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._thread = str(folder), threading.get_ident()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if path is not None or threading.get_ident() != self._thread:
+            return None
+        # jax imports all modules of this namespace when it starts a backend, which a plug-in can cause.
+        if fullname == "jax_plugins":
+            return None
+        return PathFinder.find_spec(fullname, [self._folder])
+
+
 def made_by(name: str, arguments: dict[str, Any], plugin: Plugin) -> Any:
     """The class of that name, called with the arguments."""
     module_name, _, class_name = name.partition(":")
     try:
-        made = getattr(importlib.import_module(module_name), class_name)(**arguments)
+        made = getattr(import_plugin(module_name), class_name)(**arguments)
     except ModuleNotFoundError as error:
         raise UserError(
             f"{plugin.kind} {name!r}: module {error.name!r} was not found",

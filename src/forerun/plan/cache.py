@@ -19,10 +19,10 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from forerun.models.plugin import plugin_spec
 from forerun.models.pretrained import config_of
 from forerun.models.sizes import is_plugin
 from forerun.models.teacher import teacher_section
@@ -192,7 +192,7 @@ def _source_files() -> Iterator[Path]:
 def _plugin_source(name: str) -> str:
     """Of a class of the user's own: its package, or the Python files that stand beside it."""
     top = name.partition(":")[0].partition(".")[0]
-    found = find_spec(top)
+    found = plugin_spec(top)
     if found is None or not found.origin:
         return ""
     home = Path(found.origin).parent

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.models.plugin import job_folder
 from forerun.models.sizes import is_plugin
 from forerun.plan.hlo import parse
 from forerun.plan.ledger import PADDING, ModelShapes, ledger
@@ -150,9 +151,10 @@ def _start(question: Question, folder: Path) -> subprocess.Popen[bytes]:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }
+    plugins = job_folder()
     with (folder / NOISE).open("wb") as noise:  # libtpu talks a lot; it is shown only when something breaks
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "forerun.plan.worker", str(folder)],
+            [sys.executable, "-P", "-m", "forerun.plan.worker", str(folder), *([str(plugins)] if plugins else [])],
             stdin=subprocess.PIPE,
             stdout=noise,
             stderr=noise,

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.models.plugin import use_job_folder
 from forerun.plan.question import Question, from_json
 
 FACTS, ERROR = "facts.json", "error.json"
@@ -149,4 +150,5 @@ def _leave_with_parent(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    use_job_folder(Path(sys.argv[2]) if len(sys.argv) > 2 else None)
     sys.exit(main(Path(sys.argv[1])))

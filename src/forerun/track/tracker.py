@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 
 from forerun.config.track import Track
 from forerun.errors import UserError
+from forerun.models.plugin import import_plugin
 
 Row = Mapping[str, Any]  # a line of metrics.jsonl: `step`, `unix_seconds`, and figures that are numbers or null
 
@@ -55,7 +55,7 @@ def _plugin(name: str) -> Tracker:
     """`module.path:Class`, called without arguments: its settings and secrets come from the environment."""
     module, _, made = name.partition(":")
     try:
-        found: Tracker = getattr(importlib.import_module(module), made)()
+        found: Tracker = getattr(import_plugin(module), made)()
     except ModuleNotFoundError as error:
         raise UserError(
             f"track.to {name!r}: module {error.name!r} was not found",

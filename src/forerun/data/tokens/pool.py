@@ -18,7 +18,7 @@ import forerun
 from forerun.data.tokens.unit import Unit
 
 ATTEMPTS = 3
-WORKER = ("-m", "forerun.data.tokens.worker")
+WORKER = ("-P", "-m", "forerun.data.tokens.worker")
 
 
 class Event(NamedTuple):

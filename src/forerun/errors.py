@@ -11,6 +11,8 @@ import difflib
 import errno
 from collections.abc import Iterable
 
+from forerun.safe_text import clean
+
 USER_MISTAKE = 2
 STORAGE_FAILED = 74  # EX_IOERR
 OUR_BUG = 1
@@ -29,8 +31,9 @@ class UserError(Exception):
     exit_code = USER_MISTAKE
 
     def __init__(self, what: str, *, why: str, fix: str) -> None:
-        super().__init__(what)
-        self.what, self.why, self.fix = what, why, fix
+        # Here, not where it is printed: pages, records and other processes take the parts.
+        self.what, self.why, self.fix = clean(what), clean(why), clean(fix)
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         lines = (("error", self.what), ("  why", self.why), ("  fix", self.fix))

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from forerun.cli.source import Source, opened, settings_of
 from forerun.errors import UserError
+from forerun.safe_text import printable
 from forerun.units import Seconds
 
 
@@ -44,7 +45,7 @@ def run_batch(args: argparse.Namespace) -> int:
                 pass
             for question, answer in zip(questions[first:], writing.answers, strict=False):
                 line = question | {"text": answer.text, "tokens": answer.tokens, "finish": answer.finish}
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+                file.write(printable(json.dumps(line, ensure_ascii=False)) + "\n")
             file.flush()
             progress.say(len(some), sum(answer.tokens for answer in writing.answers))
     return 0

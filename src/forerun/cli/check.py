@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from forerun.errors import UserError
+from forerun.safe_text import clean, printable, raw_stream
 
 if TYPE_CHECKING:
     from forerun.config.load import Loaded
@@ -144,6 +145,7 @@ def _plugin_rows(loaded: Loaded, rows: list[Row], applied: Applied) -> list[Row]
 
 def table(groups: list[Group], width: int | None, colour: bool) -> str:
     """Titled groups of aligned rows. A value too wide for its column has the origin on a line of its own."""
+    groups = [Group(printable(group.title), [_printable(row) for row in group.rows]) for group in groups]
     rows = [row for group in groups for row in group.rows]
     names = max(len(row.name) for row in rows)
     values = max((len(row.value) for row in rows if len(row.value) <= _WIDEST_VALUE), default=1)
@@ -168,10 +170,15 @@ def table(groups: list[Group], width: int | None, colour: bool) -> str:
     )
 
 
+def _printable(row: Row) -> Row:
+    return row._replace(name=clean(row.name), value=clean(row.value), origin=clean(row.origin))
+
+
 def _show(groups: list[Group]) -> None:
     terminal = sys.stdout.isatty()
     width = min(120, os.get_terminal_size(sys.stdout.fileno()).columns) if terminal else None
-    print(table(groups, width, colour=terminal and not os.environ.get("NO_COLOR")))
+    text = table(groups, width, colour=terminal and not os.environ.get("NO_COLOR"))
+    print(text, file=raw_stream(sys.stdout))  # the table filters its cells
 
 
 def _place_on(name: str, job: Job) -> Place:

@@ -49,15 +49,14 @@ def _opened(job: Job) -> Corpus:
 
 
 def _show(args: argparse.Namespace, job: Job, corpus: Corpus) -> int:
-    from rich.console import Console
-
+    from forerun.console import SafeConsole
     from forerun.data.view.opened import look_of
     from forerun.data.view.page import page
     from forerun.data.view.terminal import print_look
 
     look = look_of(job, corpus, samples=args.samples)
     width = None if sys.stdout.isatty() else PIPED_COLUMNS
-    print_look(Console(width=width, highlight=False), look, full=args.full)
+    print_look(SafeConsole(width=width), look, full=args.full)
     if args.html:
         Path(args.html).write_text(page(look), encoding="utf-8")
         print(f"page: {args.html}")

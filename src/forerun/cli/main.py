@@ -10,6 +10,7 @@ from pathlib import Path
 
 from forerun.cli import words
 from forerun.errors import DISK_ERRORS, OUR_BUG, StorageError, UserError, did_you_mean
+from forerun.safe_text import safe_streams
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -24,12 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python's multiprocessing starts children with `python -c`, which imports modules from the working directory
         # first. The variable prevents that in all descendants; tests that call `main` keep their environment.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
-    try:
-        code = _run(arguments)
-        sys.stdout.flush()
-        return code
-    except (Exception, KeyboardInterrupt) as error:
-        return told(error, arguments)
+    with safe_streams():
+        try:
+            code = _run(arguments)
+            sys.stdout.flush()
+            return code
+        except (Exception, KeyboardInterrupt) as error:
+            return told(error, arguments)
 
 
 def told(error: BaseException, arguments: Sequence[str]) -> int:

@@ -141,9 +141,9 @@ def _show(
 
         print(json.dumps(as_json(verdicts, tariff, changes), indent=2))
     else:
-        from rich.console import Console
+        from forerun.console import SafeConsole
 
-        console = Console(width=None if sys.stdout.isatty() else PIPED_COLUMNS, highlight=False)
+        console = SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
         print_table(console, verdicts, title, tariff, notes)
     sys.stdout.flush()
     if args.html:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from forerun.config.source import KeyPath, read_file, read_value
 from forerun.errors import UserError
 
 COMMAND_LINE = "command line"
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _NO_PATH: dict[tuple[str, ...], str] = {("data", "tokenizer"): "bytes", ("data", "chat_template"): "chatml"}
 
 
@@ -99,7 +97,7 @@ def _make_paths_absolute(given: Given) -> None:
     for path in _path_keys(given.tree):
         tree = _section(given.tree, path[:-1])
         value = tree.get(path[-1]) if isinstance(tree, dict) else None
-        if not isinstance(value, str) or not value or _URL.match(value) or value == _NO_PATH.get(path):
+        if not isinstance(value, str) or not value or "://" in value or value == _NO_PATH.get(path):
             continue
         folder = Path() if given.on_command_line(path) else given.file.parent
         absolute = os.path.abspath(folder / os.path.expanduser(value))

@@ -16,6 +16,7 @@ from forerun.config.mistakes import user_error
 from forerun.config.schema import Job
 from forerun.config.section import Section
 from forerun.config.source import Dumper, KeyPath
+from forerun.safe_text import redacted_tree
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ def _origin(path: KeyPath, read: given.Given) -> Origin:
 
 
 def values(job: Job) -> dict[str, Any]:
-    """Every leaf of a job under the key path that `Loaded.origins` uses."""
-    return {_dotted(path): value for path, value in _leaves((), job)}
+    """Every leaf of a job under the key path that `Loaded.origins` uses, for display and comparison: redacted."""
+    return {_dotted(path): redacted_tree(value) for path, value in _leaves((), job)}
 
 
 def _dotted(path: KeyPath) -> str:
@@ -86,8 +87,11 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
 
 
 def dump(job: Job, *, defaults: bool = True) -> str:
-    """The whole job as YAML; loading it gives an equal job. Without `defaults`, only what differs from them."""
-    content = job.model_dump(exclude_defaults=not defaults)
+    """Return the complete job as YAML; without `defaults`, only what differs from them.
+
+    Loading it gives an equal job, except that the queries of URLs are redacted: the text is stored and published.
+    """
+    content = redacted_tree(job.model_dump(exclude_defaults=not defaults))
     return str(yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1_000_000))
 
 

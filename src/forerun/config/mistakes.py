@@ -14,6 +14,7 @@ from forerun.config import keys
 from forerun.config.given import Given
 from forerun.config.source import KeyPath, flow
 from forerun.errors import UserError, did_you_mean
+from forerun.safe_text import redact
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -190,7 +191,7 @@ def _choices(details: ErrorDetails) -> list[str]:
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return "a section of keys"
-    text = f"'{value}'" if isinstance(value, str) else flow(value)
+    text = redact(f"'{value}'" if isinstance(value, str) else flow(value))  # before it is cut
     return text if len(text) <= 60 else f"{text[:56]}...{text[-1]}"
 
 

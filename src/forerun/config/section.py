@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from forerun.config.addresses import check_addresses
 
 
 def about(
@@ -17,6 +19,15 @@ def about(
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _no_credentials(cls, value: Any, info: ValidationInfo) -> Any:
+        """Every key of every section: a new one cannot be forgotten."""
+        name = cls.__name__.lower().replace("part", "data.mixture")
+        section = "" if name == "job" else f"{name}."
+        check_addresses(value, f"{section}{info.field_name}")
+        return value
 
 
 def shorthand(field: str) -> Any:

@@ -35,12 +35,3 @@ class Track(Section):
         if len(set(to)) != len(to):
             raise ValueError("track.to: a tracker is named twice")
         return to
-
-    @field_validator("url")
-    @classmethod
-    def _no_secret(cls, url: str | None) -> str | None:
-        if url and "@" in url.partition("://")[2].partition("/")[0]:
-            raise ValueError(
-                "track.url: a password has no place in a job file; set MLFLOW_TRACKING_USERNAME and _PASSWORD"
-            )
-        return url

@@ -29,6 +29,7 @@ from forerun.models.teacher import teacher_section
 from forerun.plan.compiler import Phase
 from forerun.plan.question import Question
 from forerun.plan.verdict import Verdict, verdict
+from forerun.safe_text import redact, redacted_tree
 
 FORMAT = 1
 PACKAGES = ("jax", "jaxlib", "libtpu", "optax")
@@ -84,7 +85,7 @@ def recall(question: Question) -> Verdict | None:
 def remember(answer: Verdict) -> None:
     _write(
         answer.question,
-        {"verdict": _encoded(answer, skip="question"), "asked": json.loads(answer.question.to_json())},
+        {"verdict": _encoded(answer, skip="question"), "asked": redacted_tree(json.loads(answer.question.to_json()))},
     )
 
 
@@ -104,7 +105,7 @@ def _write(question: Question, content: dict[str, Any]) -> None:
 
 def remember_failure(question: Question, text: str) -> None:
     """That the compiler breaks on it: a search need not find that out twice."""
-    _write(question, {"failure": text})
+    _write(question, {"failure": redact(text)})
 
 
 def recall_failure(question: Question) -> str | None:

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from forerun.console import SafeConsole, SafeLive
 from forerun.plan.question import Question
 
 WAITING = "waiting"
@@ -37,12 +36,12 @@ class Progress:
         self._stream = stream or sys.stderr
         self._plain_lines = plain_lines
         self._lines = {question.slice.name: _Line() for question in questions}
-        self._live: Live | None = None
+        self._live: SafeLive | None = None
 
     def __enter__(self) -> Progress:
-        console = Console(file=self._stream, highlight=False)
+        console = SafeConsole(file=self._stream)
         if console.is_terminal and not console.is_dumb_terminal:
-            self._live = Live(get_renderable=self.screen, console=console, transient=True, refresh_per_second=8)
+            self._live = SafeLive(get_renderable=self.screen, console=console, transient=True, refresh_per_second=8)
             self._live.start()
         return self
 

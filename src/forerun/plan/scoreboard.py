@@ -10,10 +10,10 @@ from typing import Any, TextIO
 
 from rich import box
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from forerun.console import SafeConsole, SafeLive
 from forerun.plan.candidates import Candidate, remat_text
 from forerun.plan.figures import gib_text, hours_text, seconds_text, step_text
 from forerun.plan.ranking import Found, shown
@@ -35,12 +35,12 @@ class Scoreboard:
         self._seconds: list[float] = []
         self._best = ""
         self._open, self._workers = 0, 1
-        self._live: Live | None = None
+        self._live: SafeLive | None = None
 
     def __enter__(self) -> Scoreboard:
-        console = Console(file=self._stream, highlight=False)
+        console = SafeConsole(file=self._stream)
         if console.is_terminal and not console.is_dumb_terminal and not self._quiet:
-            self._live = Live(get_renderable=self.screen, console=console, transient=True, refresh_per_second=8)
+            self._live = SafeLive(get_renderable=self.screen, console=console, transient=True, refresh_per_second=8)
             self._live.start()
         return self
 

@@ -15,9 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
-
 from forerun.config.schema import Job
+from forerun.console import SafeConsole
 from forerun.errors import UserError
 from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import Slice
@@ -260,24 +259,24 @@ def _told(
     too_large = sum(not answer.fits for answer in found.verdicts.values())
     left = len(space.candidates) - len(found.verdicts) - len(found.failures)
     tally = (space.size, space.ruled_out, found.compiled, found.recalled, too_large, found.failures, left)
-    console = Console(file=stream, width=None if stream.isatty() else PIPED_COLUMNS, highlight=False)
+    console = SafeConsole(file=stream, width=None if stream.isatty() else PIPED_COLUMNS)
     if found.interrupted:
         console.print(f"interrupted after {seconds}: this is what was found; the same command goes on from here")
     if not ranking or not ranking[0].within:
         if ranking:
             print_ranking(console, ranking, f"{space.job.name}: nothing within the limits")
-        console.print("\n".join(account(*tally)), markup=False)
+        console.print("\n".join(account(*tally)))
         if found.interrupted:
             return INTERRUPTED
         raise _nothing_found(ranking, found, tariff, max_hours)
     best = ranking[0]
     print_ranking(console, ranking, f"{space.job.name}: {goal} of {len(ranking)} plans that fit, in {seconds}")
-    console.print("\n".join(["", *account(*tally), "", *_gain(space, best, found, ranking)]), markup=False)
+    console.print("\n".join(["", *account(*tally), "", *_gain(space, best, found, ranking)]))
     path = out_path or Path(f"{space.job.name}.{goal}.yaml")
     winner.check_path(path)
     note = "interrupted before it was finished" if found.interrupted else ""
     winner.write(path, winner.winning_job(space.job, best, ranking, goal, _as_written(space, best, ranking), note))
-    console.print(f"written: {path}; check it with: forerun plan {path} --on {best.candidate.slice.name}", markup=False)
+    console.print(f"written: {path}; check it with: forerun plan {path} --on {best.candidate.slice.name}")
     names = ("candidates", "ruled_out", "compiled", "recalled", "too_large", "failed", "left")
     counted = dict(zip(names, tally, strict=True)) | {"failed": len(found.failures)}
     plans = [_plan_json(one, tariff) for one in ranking]

@@ -14,6 +14,7 @@ from forerun.errors import UserError
 from forerun.plan.candidates import Candidate, remat_text
 from forerun.plan.figures import seconds_text
 from forerun.plan.ranking import Found
+from forerun.safe_text import redact
 from forerun.units import GIB, Bytes, Usd
 
 MARK = "# Written by `forerun plan --search`"
@@ -44,9 +45,12 @@ def _is_ours(path: Path) -> bool:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all."""
+    """Whole or not at all. The job is complete, so other users cannot read one that has the query of a URL."""
     draft = path.with_name(f".{path.name}.draft")
     try:
+        if redact(text) != text:
+            draft.unlink(missing_ok=True)
+            draft.touch(mode=0o600)
         draft.write_text(text, "utf-8")
         os.replace(draft, path)
     except OSError as error:

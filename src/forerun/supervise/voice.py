@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import queue
 import sys
 import threading
 from contextlib import suppress
+
+from forerun.safe_text import clean
 
 MOST_WAITING = 1000
 LAST_WORDS_SECONDS = 5.0
@@ -16,16 +19,21 @@ class Voice:
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
+        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
         self._thread = threading.Thread(target=self._write, name="voice", daemon=True)
         self._thread.start()
 
     def say(self, text: str) -> None:
-        self.write(f"{self._prefix}: {text}\n".encode())
+        self._put(f"{self._prefix}: {clean(text)}\n")
 
     def write(self, data: bytes) -> None:
+        """Show what a worker wrote to its stderr. A library below Python may have written control characters."""
+        self._put(clean(self._decoder.decode(data)))
+
+    def _put(self, text: str) -> None:
         with suppress(queue.Full):
-            self._waiting.put_nowait(data)
+            self._waiting.put_nowait(text.encode())
 
     def close(self) -> None:
         with suppress(queue.Full):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self, TextIO
 
+from forerun.safe_text import redact
 from forerun.units import Count, Seconds
 
 
@@ -56,7 +57,7 @@ class Phase:
     def closing(self, failed: bool) -> str:
         """`compile 12.3 s  cache miss  program 3f2a`."""
         time = f"failed after {self.elapsed_seconds}" if failed else str(self.elapsed_seconds)
-        return "  ".join(part for part in (f"{self.name} {time}", self.detail) if part)
+        return redact("  ".join(part for part in (f"{self.name} {time}", self.detail) if part))
 
 
 class Display(Protocol):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TextIO
 
+from forerun.safe_text import clean
 from forerun.track.display import Phase, StepView
 
 EVERY_SECONDS = 10.0
@@ -41,7 +42,7 @@ class PlainDisplay:
         self.say("  ".join((f"step {view.step}/{view.steps}", *view.figures(), view.eta())))
 
     def say(self, text: str) -> None:
-        self._stream.write(f"{text}\n")
+        self._stream.write(f"{clean(text)}\n")
         self._stream.flush()
 
     def warn(self, text: str) -> None:

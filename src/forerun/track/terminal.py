@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TextIO
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
+from rich.console import Group, RenderableType
 from rich.spinner import Spinner
 from rich.text import Text
 
+from forerun.console import SafeConsole, SafeLive
+from forerun.safe_text import redact
 from forerun.track.display import Phase, StepView
 from forerun.track.sparkline import Sparkline
 
@@ -25,13 +26,13 @@ BAR_WIDTH = 40
 
 class TerminalDisplay:
     def __init__(self, stream: TextIO, *, clock: Callable[[], float]) -> None:
-        self._console = Console(file=stream, highlight=False)
+        self._console = SafeConsole(file=stream)
         self._clock = clock
         self._phases: list[Phase] = []
         self._view: StepView | None = None
         self._losses = Sparkline(SPARKLINE_WIDTH)
         self._spinner = Spinner("dots", style="cyan")
-        self._live: Live | None = None
+        self._live: SafeLive | None = None
 
     @contextmanager
     def phase(self, name: str, detail: str = "") -> Iterator[Phase]:
@@ -53,10 +54,10 @@ class TerminalDisplay:
         self._start()
 
     def say(self, text: str) -> None:
-        self._print(Text(text))
+        self._print(Text(redact(text)))
 
     def warn(self, text: str) -> None:
-        self._print(Text(f"warning: {text}", style="yellow"))
+        self._print(Text(f"warning: {redact(text)}", style="yellow"))
 
     def close(self) -> None:
         """Draw the last figures and give the terminal back."""
@@ -74,7 +75,9 @@ class TerminalDisplay:
 
     def _start(self) -> None:
         if self._live is None:
-            self._live = Live(console=self._console, get_renderable=self._drawn, refresh_per_second=DRAWINGS_PER_SECOND)
+            self._live = SafeLive(
+                console=self._console, get_renderable=self._drawn, refresh_per_second=DRAWINGS_PER_SECOND
+            )
             self._live.start()
 
     def _print(self, text: Text) -> None:
@@ -92,7 +95,9 @@ class TerminalDisplay:
     def _phase_line(self, phase: Phase) -> Text:
         spin = self._spinner.render(self._console.get_time())
         assert isinstance(spin, Text)
-        line = Text.assemble(spin, f" {phase.name} {phase.elapsed_seconds}", (f"  {phase.detail}".rstrip(), "dim"))
+        line = Text.assemble(
+            spin, f" {phase.name} {phase.elapsed_seconds}", (redact(f"  {phase.detail}".rstrip()), "dim")
+        )
         return _one_line(line, self._console.width)
 
     def _bar_line(self, view: StepView, width: int) -> Text:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 from forerun.data.source.hub import dataset_files
 from forerun.data.text import TEXT_SUFFIXES, local_path
 from forerun.errors import UserError
+from forerun.safe_text import HIDDEN, redact
 
 KINDS = {
     **dict.fromkeys(TEXT_SUFFIXES, "text"),
@@ -37,16 +39,21 @@ _BUFFER_BYTES = 1 << 17
 class File:
     """One file and what its ending says it is; `packed` is "", ".gz" or ".zst"."""
 
-    name: str
+    path: str  # may hold the query of a URL: for messages use `name`
     kind: str
     packed: str = ""
     store: Any = None  # an fsspec file system, or None for a local file
+
+    @cached_property
+    def name(self) -> str:
+        """The path for messages and records."""
+        return redact(self.path)
 
     def open(self) -> BinaryIO:
         """Its bytes, unpacked."""
         zstandard = library("zstandard", self.name) if self.packed == ".zst" else None
         try:
-            raw = open(self.name, "rb") if self.store is None else self.store.open(self.name, "rb")  # noqa: SIM115
+            raw = open(self.path, "rb") if self.store is None else self.store.open(self.path, "rb")  # noqa: SIM115
         except Exception as error:  # each driver has errors of its own
             raise unreadable(self.name, error) from error
         if self.packed == ".gz":
@@ -58,18 +65,18 @@ class File:
     def size_bytes(self) -> int:
         """Its size where it lies, packed or not; -1 if the store does not tell."""
         try:
-            size = os.stat(self.name).st_size if self.store is None else self.store.info(self.name).get("size")
+            size = os.stat(self.path).st_size if self.store is None else self.store.info(self.path).get("size")
         except Exception as error:  # each driver has errors of its own
             raise unreadable(self.name, error) from error
         return -1 if size is None else int(size)
 
     def seekable(self) -> bool:
         """It can be read from the middle; an https server without ranges gives it from the front only."""
-        return self.store is None or self.store.info(self.name).get("partial", True) is not False
+        return self.store is None or self.store.info(self.path).get("partial", True) is not False
 
     @property
     def address(self) -> str:
-        return self.name if self.store is None else str(self.store.unstrip_protocol(self.name))
+        return self.path if self.store is None else str(self.store.unstrip_protocol(self.path))
 
 
 class BadZstd(OSError):
@@ -209,11 +216,17 @@ def _walked(folder: Path) -> list[Path]:
 
 def _remote(place: str) -> list[File]:
     scheme = place.split("://")[0]
+    if place.endswith(f"?{HIDDEN}"):
+        raise UserError(
+            f"data.path: {place}: its query was removed when the run recorded its job",
+            why="a query may hold a secret, so no file of a run has it",
+            fix="use the job file that the run was started with, or set data.path=URL",
+        )
     if scheme == "hf":
         return _files(dataset_files(place))
     fsspec = library("fsspec.core", place)
     try:
-        store, path = fsspec.url_to_fs(place)
+        store, path = _store(fsspec, place)
     except ImportError as error:
         raise UserError(
             f"data.path: {scheme}:// needs a driver that is not installed",
@@ -295,6 +308,7 @@ def _remote_refusal(place: str, scheme: str, error: Exception) -> UserError:
 
 _LOG_IN = {
     **dict.fromkeys(("gs", "gcs"), "gcloud auth application-default login, with an account that may read the bucket"),
+    **dict.fromkeys(("http", "https"), "add a line to ~/.netrc: machine HOST login USER password PASSWORD"),
     "s3": "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, of an account that may read the bucket",
 }
 _NOTHING = "no file in it or below it ends in " + ", ".join(ending for ending in KINDS if ending)
@@ -313,8 +327,19 @@ def at_address(address: str, kind: str, packed: str) -> File:
     """A file that was found before, by its `address`."""
     if "://" not in address:
         return File(address, kind, packed)
-    store, name = library("fsspec.core", address).url_to_fs(address)
-    return File(name, kind, packed, store)
+    store, path = _store(library("fsspec.core", address), address)
+    return File(path, kind, packed, store)
+
+
+def _store(fsspec: Any, address: str) -> tuple[Any, str]:
+    """Return the file system of an address and the path in it."""
+    if not address.startswith(("http://", "https://")):
+        return cast(tuple[Any, str], fsspec.url_to_fs(address))
+    # aiohttp reads ~/.netrc and the proxy variables on request only. What the user configured for fsspec comes first.
+    configured: dict[str, Any] = {}
+    for scheme in ("http", "https"):
+        configured |= importlib.import_module("fsspec.config").conf.get(scheme, {}).get("client_kwargs", {})
+    return cast(tuple[Any, str], fsspec.url_to_fs(address, client_kwargs={"trust_env": True, **configured}))
 
 
 def _files(paths: Iterable[Path | str], store: Any = None) -> list[File]:

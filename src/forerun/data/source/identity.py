@@ -39,13 +39,13 @@ def identities(files: Sequence[File]) -> list[str]:
 def _identity(file: File, memo: _Memo) -> str:
     try:
         if file.store is not None:
-            return _told(file.store.info(file.name)) or f"sha256:{_sha256(file)}"
-        before = os.stat(file.name)
-        known = memo.known(file.name, before)
+            return _told(file.store.info(file.path)) or f"sha256:{_sha256(file)}"
+        before = os.stat(file.path)
+        known = memo.known(file.path, before)
         if known:
             return f"sha256:{known}"
         digest = _sha256(file)
-        memo.learn(file.name, before, os.stat(file.name), digest)
+        memo.learn(file.path, before, os.stat(file.path), digest)
         return f"sha256:{digest}"
     except Exception as error:  # each driver has errors of its own
         raise unreadable(file.name, error) from error
@@ -66,7 +66,7 @@ def _told(info: dict[str, Any]) -> str | None:
 
 def _sha256(file: File) -> str:
     whole = hashlib.sha256()
-    raw = File(file.name, file.kind, "", file.store)  # packed as it lies
+    raw = File(file.path, file.kind, "", file.store)  # packed as it lies
     with raw.open() as stream:
         while block := stream.read(_BLOCK_BYTES):
             whole.update(block)

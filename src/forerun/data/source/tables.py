@@ -106,7 +106,7 @@ def _opened(file: File) -> Iterator[_Table]:
         try:
             if file.store is None:
                 kind = arrow.OSFile if file.kind == "parquet" else arrow.memory_map
-                stream = closing.enter_context(kind(file.name))
+                stream = closing.enter_context(kind(file.path))
             opened = _parquet(file, stream) if file.kind == "parquet" else _arrow(file, stream)
         except Exception as error:
             raise _fault(file, error) from error

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from forerun.safe_text import clean
+
 CURVE = "loss.svg"
 WIDTH, HEIGHT, LEFT, BOTTOM, EDGE = 720, 300, 56, 36, 14
 SHOWN_POINTS = 400
@@ -67,7 +69,7 @@ def card(story: Story) -> str:
         story.job.rstrip(),
         "```",
     ]
-    return "\n".join(lines) + "\n"
+    return clean("\n".join(lines)) + "\n"
 
 
 def _on_hub(base: str | None) -> bool:

@@ -42,7 +42,7 @@ from forerun.models.registry import model_for
 from forerun.models.sizes import is_plugin
 from forerun.nn import lowrank
 from forerun.nn.compute import Compute
-from forerun.safe_text import clean, redact
+from forerun.safe_text import redact
 from forerun.track.metrics import read_metrics
 
 INSIDE = "adapter"  # the folder of the adapters in that of a base of integers
@@ -358,7 +358,7 @@ def _as_written(job: Job) -> str:
 
 
 def _places(job: Job) -> str:
-    return ", ".join(f"`{clean(Path(redact(part.path)).name)}`" for part in job.data.parts.values())
+    return ", ".join(f"`{Path(redact(part.path)).name}`" for part in job.data.parts.values())
 
 
 def _public(name: str) -> str:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.safe_text import redact
 from forerun.units import Count, Seconds
 
 EVERY_SECONDS = 10.0
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         report = evaluate_text(loaded, args.data, context=context, rows=args.batch, progress=Progress("rows"))
         found = report.result
         answer["data"] = {
-            "path": args.data,
+            "path": redact(args.data),
             "loss": found.loss,
             "perplexity": found.perplexity,
             "bits_per_byte": found.bits_per_byte,
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         }
         if not args.json:
             print(
-                f"{args.data}: loss {found.loss:.4f} nats per token, perplexity {found.perplexity:.4g}, "
+                f"{redact(args.data)}: loss {found.loss:.4f} nats per token, perplexity {found.perplexity:.4g}, "
                 f"{found.bits_per_byte:.4f} bits per byte ({Count(found.tokens)} tokens, contexts of {context})"
             )
     if args.tasks:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.cli import words
+from forerun.config.addresses import check_arguments
 from forerun.errors import DISK_ERRORS, OUR_BUG, StorageError, UserError, did_you_mean
 from forerun.safe_text import safe_streams
 
@@ -68,6 +69,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     if name not in words.COMMANDS:
         raise _unknown(name)
+    check_arguments(rest)
     try:
         args = words.parser_of(name).read(rest)
     except SystemExit:  # argparse has printed --help

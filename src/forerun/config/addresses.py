@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
+from forerun.errors import UserError
 from forerun.safe_text import user_info
 
 # A URL, or a chain of them as fsspec writes it: simplecache::https://host/file
@@ -42,18 +43,29 @@ def check_addresses(value: Any, key: str) -> None:
             _check(found[1].lower(), found[2], key)
 
 
+def check_arguments(arguments: Sequence[str]) -> None:
+    """Raise UserError if an argument of a command is a URL with a credential in it."""
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        given = value if equals and option.startswith("-") else argument
+        try:
+            check_addresses(given, option if given is value else "command line")
+        except ValueError as error:
+            raise UserError(str(error), why="other users see the arguments of a command", fix="change it") from None
+
+
 def _check(scheme: str, rest: str, key: str) -> None:
     if user_info(scheme, rest):
         other = _ALTERNATIVES.get(key) or _ALTERNATIVES.get(scheme, "use the settings of the store's driver")
         raise ValueError(f"{key}: a user name or password must not be in the URL of a job; {other}")
-    query = re.split(r"[?#]", rest, maxsplit=1)[1:]
-    for name, _ in parse_qsl("".join(query).replace("?", "&").replace("#", "&"), keep_blank_values=True):
+    query = "".join(re.split(r"[?#]", rest, maxsplit=1)[1:])
+    for name, _ in parse_qsl(re.sub(r"[?#;]", "&", query), keep_blank_values=True):
         if _CREDENTIAL.search(name):
             other = _ALTERNATIVES.get(key, _SIGNED)
             raise ValueError(f"{key}: the parameter '{name[:40]}' of the URL looks like a credential; {other}")
     # Text after a blank would not be recognised as a part of the URL, and not be redacted.
-    if scheme in ("http", "https") and _NOT_IN_URL.search(rest):
-        raise ValueError(f"{key}: a URL cannot contain blanks, quotes or control characters; write them as %20")
+    if _NOT_IN_URL.search(query):
+        raise ValueError(f"{key}: the query of a URL cannot contain blanks or quotes; write a blank as %20")
 
 
 def _texts(value: Any) -> Iterator[str]:

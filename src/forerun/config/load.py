@@ -68,7 +68,7 @@ def _origin(path: KeyPath, read: given.Given) -> Origin:
 
 
 def values(job: Job) -> dict[str, Any]:
-    """Every leaf of a job under the key path that `Loaded.origins` uses, for display and comparison: redacted."""
+    """Return every leaf of a job under its key path in `Loaded.origins`, redacted, for display and comparison."""
     return {_dotted(path): redacted_tree(value) for path, value in _leaves((), job)}
 
 

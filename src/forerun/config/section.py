@@ -18,12 +18,12 @@ def about(
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     @field_validator("*")
     @classmethod
     def _no_credentials(cls, value: Any, info: ValidationInfo) -> Any:
-        """Every key of every section: a new one cannot be forgotten."""
+        """Reject credentials in every key of every section, so that a new key is not forgotten."""
         name = cls.__name__.lower().replace("part", "data.mixture")
         section = "" if name == "job" else f"{name}."
         check_addresses(value, f"{section}{info.field_name}")

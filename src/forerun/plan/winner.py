@@ -45,7 +45,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all. The job is complete, so other users cannot read one that has the query of a URL."""
+    """Write the file atomically. It is a complete job: if a URL in it has a query, only the user can read it."""
     draft = path.with_name(f".{path.name}.draft")
     try:
         if redact(text) != text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -96,3 +97,16 @@ def test_paths_that_are_refused(tmp_path: Path) -> None:
     mine.write_text(f"{MARK}: the cheapest that it found.\n")
     check_path(mine)
     check_path(tmp_path / "new.yaml")
+
+
+def test_a_job_with_the_query_of_a_url_is_for_its_owner_only(tmp_path: Path) -> None:
+    for name, mode in (("https://host/a.jsonl?download=1", 0o600), ("https://host/a.jsonl", 0o644)):
+        path = tmp_path / "best.yaml"
+        path.unlink(missing_ok=True)
+        umask = os.umask(0o022)
+        try:
+            write(path, f"{MARK}\ndata: {name}\n")
+        finally:
+            os.umask(umask)
+        assert path.stat().st_mode & 0o777 == mode
+        assert name in path.read_text()

@@ -218,8 +218,8 @@ def _remote(place: str) -> list[File]:
     scheme = place.split("://")[0]
     if place.endswith(f"?{HIDDEN}"):
         raise UserError(
-            f"data.path: {place}: its query was removed when the run recorded its job",
-            why="a query may hold a secret, so no file of a run has it",
+            f"data.path: {place} lacks its query",
+            why="the run removed it from its job.yaml, because a query may be a secret",
             fix="use the job file that the run was started with, or set data.path=URL",
         )
     if scheme == "hf":

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+pytest.importorskip("aiohttp")  # of the extra `https`
 QUERY, PASSWORD, TOKEN, NETRC = "canary-query-5e1f", "canary-password-77aa", "canary-token-90bc", "canary-netrc-31d2"
 CANARIES = [text.encode() for text in (QUERY, PASSWORD, TOKEN, NETRC)]
 ROWS = "".join(json.dumps({"text": f"row {n} of some text to learn from " * 8}) + "\n" for n in range(60))

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forerun.config.addresses import check_addresses
 from forerun.errors import UserError
 from forerun.track.tensorboard import figures_of
 from forerun.track.tracker import Row, Run
@@ -42,6 +43,10 @@ def server_of(url: str | None) -> str:
             why=f"track.url is {url!r}, MLFLOW_TRACKING_URI {os.environ.get('MLFLOW_TRACKING_URI')!r}",
             fix="set track.url=http://host:5000, or the variable",
         )
+    try:
+        check_addresses(found, "track.url")  # of the variable too: urllib shows a password in its errors
+    except ValueError as error:
+        raise UserError(str(error), why="the address is in MLFLOW_TRACKING_URI", fix="change it") from None
     return found.rstrip("/")
 
 

@@ -226,6 +226,10 @@ def test_mistakes_in_the_job_are_told(tmp_path: Path, monkeypatch: pytest.Monkey
         job_of(tmp_path, "track=wandb")
     with pytest.raises(UserError, match="MLFLOW_TRACKING_USERNAME"):
         job_of(tmp_path, "track=mlflow", "track.url=http://me:geheim@host:5000")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:geheim@host")
+    with pytest.raises(UserError, match="MLFLOW_TRACKING_USERNAME") as caught:
+        trackers_of(job_of(tmp_path, "track=mlflow").track)
+    assert "geheim" not in str(caught.value)
 
 
 def test_a_broken_line_is_not_sent_and_stops_nothing(tmp_path: Path, server: tuple[MlflowServer, str]) -> None:

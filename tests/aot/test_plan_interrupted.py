@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.aot
+pytestmark = [pytest.mark.aot, pytest.mark.timing]
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ROOT / "bench" / "jobs" / "qwen3-0.6b.yaml"

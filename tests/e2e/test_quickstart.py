@@ -139,6 +139,7 @@ def test_the_pages_explain_every_figure() -> None:
     assert explained >= METRICS | SUMMARY
 
 
+@pytest.mark.timing
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_train(root: Path, shell: dict[str, str]) -> None:

@@ -26,6 +26,8 @@ from forerun.program.state import State
 from forerun.supervise.limits import STOPPED
 from forerun.track.metrics import read_metrics
 
+pytestmark = pytest.mark.timing
+
 STEPS = 60
 DEVICES = 8
 PATIENCE_SECONDS = 600

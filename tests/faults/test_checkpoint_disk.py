@@ -23,7 +23,7 @@ from forerun.errors import UserError
 DISK_BYTES = 8 << 20
 
 # After a failed write TensorStore calls back into Orbax's event loop, which is closed by then.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.timing, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 
 def state_of(step: int) -> Any:

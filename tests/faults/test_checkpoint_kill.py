@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.timing
+
 SCRIPT = Path(__file__).resolve().parent / "checkpoint_kill.py"
 
 

@@ -14,6 +14,8 @@ import pytest
 from hosts_job import HostsJob, PatientJob, gone
 from hosts_worker import chained
 
+pytestmark = pytest.mark.timing
+
 STALL = {"stall_floor": 6.0, "stacks": 6.0}
 STEPS = 60
 CUT_OFF = "the grace time ended before all hosts had stopped"

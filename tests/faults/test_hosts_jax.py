@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hosts_job import PatientJob, listened_on
 
+pytestmark = pytest.mark.timing
+
 STEPS = 60
 
 

@@ -10,9 +10,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hosts_job import PatientJob, gone
 
 from forerun.errors import STORAGE_FAILED
+
+pytestmark = pytest.mark.timing
 
 STEPS = 30
 ENDLESS = 1_000_000

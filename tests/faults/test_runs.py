@@ -12,6 +12,8 @@ from runs import Bench, Outcome
 from runs_mesh import words
 from runs_rig import WINDOWS, killed_run, phases, stopped
 
+pytestmark = pytest.mark.timing
+
 EVERY = 5
 
 

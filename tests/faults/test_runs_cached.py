@@ -9,6 +9,8 @@ import jax
 import pytest
 from runs_cached import pairs
 
+pytestmark = pytest.mark.timing
+
 
 @pytest.fixture
 def _compile_quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

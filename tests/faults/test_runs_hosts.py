@@ -12,6 +12,8 @@ from hosts_job import listened_on
 from runs import Bench, Outcome, children
 from runs_hosts import EVERY, HostsRun, announced, reference, struck
 
+pytestmark = pytest.mark.timing
+
 HOSTS, STEPS = 2, 40
 INTRUDER = """
 import sys

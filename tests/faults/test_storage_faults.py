@@ -15,6 +15,8 @@ import lock_trials
 import pytest
 import tracker_trials
 
+pytestmark = pytest.mark.timing
+
 
 def need(there: object, what: str) -> None:
     if not there and os.environ.get("CI"):

@@ -96,6 +96,7 @@ def damage(file: Path, at: int = 1000) -> None:
     file.write_bytes(raw)
 
 
+@pytest.mark.timing
 def test_killed_at_any_moment_it_ends_with_the_same_bytes(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "killed"
     words = [sys.executable, "-m", "forerun.cli.main", "cache", str(folder / "job.yaml"), f"distil.cache={target}"]

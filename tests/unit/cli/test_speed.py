@@ -53,6 +53,7 @@ def cpu_seconds(words: list[str], folder: Path) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("case", BARE)
 def test_the_answer_comes_in_time(case: str, folder: Path) -> None:
     """0.08 and 0.26 s on a slow core; as a ratio of two things run in turns, since cores differ and are shared."""

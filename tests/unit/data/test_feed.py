@@ -155,6 +155,7 @@ def test_an_exception_of_the_consumer_leaves_no_process() -> None:
     assert all(gone(pid) for pid in feeders)
 
 
+@pytest.mark.timing
 def test_feeders_that_die_change_nothing_in_the_order(tmp_path: Path) -> None:
     """One is killed, its successor leaves quietly (Grain itself would wait for ever), the third meets a bad row.
 
@@ -185,6 +186,7 @@ def test_feeders_that_die_change_nothing_in_the_order(tmp_path: Path) -> None:
         assert list(feed) == []
 
 
+@pytest.mark.timing
 def test_a_feeder_that_always_dies_is_told_with_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RESTARTS", 1)
 
@@ -216,6 +218,7 @@ with Feed(Source(), lambda batch: batch, 0, 10**9, feeders=1) as feed:
 """
 
 
+@pytest.mark.timing
 def test_feeders_see_no_accelerator_and_do_not_outlive_a_killed_trainer() -> None:
     environment = {**os.environ, "JAX_PLATFORMS": ""}
     with subprocess.Popen(

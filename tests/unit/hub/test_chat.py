@@ -111,6 +111,7 @@ def test_hostile_templates_end_as_a_users_error(name: str, monkeypatch: pytest.M
         render(HOSTILE[name], SHORT, special={})
 
 
+@pytest.mark.timing
 def test_a_template_that_only_waits_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(chat, "WALL_SECONDS", 0.2)
     sleeper = tmp_path / "sleeper.py"
@@ -120,6 +121,7 @@ def test_a_template_that_only_waits_is_ended(monkeypatch: pytest.MonkeyPatch, tm
         render("", SHORT, special={})
 
 
+@pytest.mark.timing
 def test_a_slow_start_is_not_the_templates_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As where no compiled modules may be kept, on a slow core."""
     slow = tmp_path / "slow.py"

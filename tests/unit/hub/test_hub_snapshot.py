@@ -131,6 +131,7 @@ def test_a_connection_that_keeps_breaking_says_that_the_same_command_goes_on(
         assert hub.fetched("GET") == [file], "what was whole is not fetched again"
 
 
+@pytest.mark.timing
 def test_a_killed_download_goes_on_in_the_next_run(repositories: Path, tmp_path: Path) -> None:
     file = "model-00002-of-00002.safetensors"
     with HubServer(repositories, stall=file) as hub:

@@ -14,6 +14,8 @@ from forerun.track import forwarder
 from forerun.track.metrics import read_metrics
 from forerun.track.plain import PlainDisplay
 
+pytestmark = pytest.mark.timing
+
 MakeJob = Callable[..., Job]
 
 

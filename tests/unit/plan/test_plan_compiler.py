@@ -149,6 +149,7 @@ while True:
 """
 
 
+@pytest.mark.timing
 def test_a_compiler_that_writes_to_the_last_leaves_no_folder(tmp_path: Path) -> None:
     """It makes its folder anew where there is none, as XLA does."""
     command = [sys.executable, "-c", LEFT_ALONE, str(tmp_path / "dump")]

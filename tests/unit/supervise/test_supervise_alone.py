@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timing
+
 PROGRAM = """
 import sys, time
 from forerun.supervise.limits import STOPPED

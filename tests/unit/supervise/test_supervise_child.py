@@ -13,6 +13,8 @@ from forerun.supervise.child import Child, Exit
 from forerun.supervise.limits import Limits
 from forerun.supervise.voice import Voice
 
+pytestmark = pytest.mark.timing
+
 LIVES = "import os, signal, sys; print('up', file=sys.stderr, flush=True); {}"
 
 

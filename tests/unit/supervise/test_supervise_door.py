@@ -20,6 +20,8 @@ from forerun.supervise.tunnel import TunnelExit
 from forerun.supervise.voice import Voice
 from forerun.supervise.wire import MAGIC, NONCE_BYTES, join
 
+pytestmark = pytest.mark.timing
+
 OURS = Secret(b"the secret of this run")
 IDENTITY = {"jax": "0.10.2", "job": "1"}
 HELLO = {"kind": "hello", "index": 1, "count": 2, "instance": "1", "name": "vm", "pid": 1, "identity": IDENTITY}

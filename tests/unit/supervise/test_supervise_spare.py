@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.timing
+
 WORKER = """
 import json, os, signal, sys, time
 from pathlib import Path

@@ -45,6 +45,7 @@ class Host(threading.Thread):
         self.left = True
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("seed", range(5))
 def test_all_hosts_stop_after_the_same_unit(seed: int) -> None:
     """Also with hosts that wait for one another at the moment of the question."""
@@ -101,6 +102,7 @@ def test_nothing_remains_before_a_stop() -> None:
     assert not stop.save
 
 
+@pytest.mark.timing
 def test_a_wait_for_data_ends_when_all_stop_here() -> None:
     stop, _ = alone()
     assert stop.go()

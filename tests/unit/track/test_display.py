@@ -128,6 +128,7 @@ def test_the_live_lines_fit_the_terminal(
     assert max(len(bar), len(line)) <= columns
 
 
+@pytest.mark.timing
 def test_steps_are_drawn_by_the_clock_and_not_by_the_loop(terminal: Terminal) -> None:
     with make_display(terminal) as display:
         for step in range(1, 1001):

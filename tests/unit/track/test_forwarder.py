@@ -21,6 +21,8 @@ from forerun.track.forwarder import tracking
 from forerun.track.metrics import MetricsLog
 from forerun.track.tracker import Row, Run, trackers_of
 
+pytestmark = pytest.mark.timing
+
 LAST = 30
 PATIENCE_SECONDS = 120.0
 

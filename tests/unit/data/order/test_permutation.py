@@ -65,6 +65,7 @@ class ManyRows:
         return 10**9
 
 
+@pytest.mark.timing
 def test_batch_a_million_of_a_billion_rows_is_found_at_once() -> None:
     """Neither memory nor time grows with the rows or the step."""
     batches = Batches(ManyRows(), seed=3, batch=1024)  # type: ignore[arg-type]

@@ -119,6 +119,7 @@ def test_workers_and_shards_give_the_same_bytes(source: Source, recipe: Recipe, 
     assert contents(store) == one
 
 
+@pytest.mark.timing
 def test_a_killed_worker_changes_nothing(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,6 +145,7 @@ def test_a_killed_worker_changes_nothing(
     assert contents(store) == contents(build(source, recipe, tmp_path / "whole", workers=2))
 
 
+@pytest.mark.timing
 def test_a_worker_that_always_dies(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +180,7 @@ build(Source.from_json(source), Recipe.from_json(recipe), Path(root), workers=2,
 """
 
 
+@pytest.mark.timing
 def test_a_killed_build_takes_its_workers_along_and_goes_on_where_it_was(
     source: Source, recipe: Recipe, tmp_path: Path
 ) -> None:

@@ -11,7 +11,6 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -66,9 +65,9 @@ def test_no_module_is_a_drawer_for_anything() -> None:
     assert [str(path) for path, parts in names.items() if parts & FORBIDDEN_NAMES] == []
 
 
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_every_file_says_what_it_is_for(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(ROOT)} has no docstring"
+def test_every_file_says_what_it_is_for() -> None:
+    silent = [path for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert [str(path.relative_to(ROOT)) for path in silent] == []
 
 
 def test_every_folder_with_code_is_a_package() -> None:

@@ -1,10 +1,12 @@
 """Plans random job files with the TPU compiler, as `forerun plan FILE --on SLICE` does, and records what came of them.
 
 python bench/random_jobs.py --count 40 --seed 0     # about 15 s a job on two cores; needs libtpu, no TPU
+python bench/random_jobs.py --no-compiler --count 1000      # everything of `plan` but the compiler, about a minute
 
 Even seeds are small jobs that are right; odd seeds are anything without a mistake in the file, of up to 70B
 parameters. Each ends as fits, does not fit, refused, no answer (in ten minutes), or crash; a crash is a bug of ours.
-What was recorded is not asked again.
+What was recorded is not asked again. With --no-compiler each file goes through the checks of
+tests/unit/plan/job_trials.py; CI does this for the first 200 seeds.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 RESULTS = HERE / "results" / "random_jobs.json"
+PLANS = HERE / "results" / "random_plans.json"
 TIMEOUT_SECONDS = 600
 sys.path.append(str(ROOT / "tests" / "unit" / "plan"))
 
 from job_files import DATA, DATA_TEXT, SMALL_SLICES, JobFile, job_file, small_file  # noqa: E402
+from job_trials import Trial, normalised, read_and_planned  # noqa: E402
 
 
 def sample(seed: int) -> tuple[JobFile, str]:
@@ -83,11 +87,39 @@ def judged(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return {"outcome": "does not fit" if rows else "refused", "said": said}
 
 
+def plan_without_compiler(seeds: range) -> int:
+    """Plan the files of these seeds, record the counts, and return the exit code."""
+    failed: dict[int, str] = {}
+    trials = []
+    with tempfile.TemporaryDirectory(prefix="forerun-random-jobs-") as name:
+        for seed in seeds:
+            try:
+                trials += read_and_planned(range(seed, seed + 1), Path(name), Trial.run)
+            except AssertionError as error:
+                failed[seed] = str(error)
+                print(error, file=sys.stderr, flush=True)
+    content = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "first_seed": seeds.start,
+        "files": len(seeds),
+        "planned": sum(trial.planned for trial in trials),
+        "only_refused": sum(not trial.planned and bool(trial.refusals) for trial in trials),
+        "different_refusals": len({normalised(error) for trial in trials for error in trial.refusals}),
+        "failed": failed,
+    }
+    PLANS.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    print(json.dumps({**content, "failed": len(failed)}))
+    return 1 if failed else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--no-compiler", action="store_true", help="check everything of `plan` but the compiler")
     args = parser.parse_args()
+    if args.no_compiler:
+        return plan_without_compiler(range(args.seed, args.seed + args.count))
     rows = {row["seed"]: row for row in json.loads(RESULTS.read_text())["jobs"]} if RESULTS.exists() else {}
     with tempfile.TemporaryDirectory(prefix="forerun-random-jobs-") as name:
         for seed in range(args.seed, args.seed + args.count):

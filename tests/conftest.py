@@ -53,6 +53,7 @@ hypothesis.settings.load_profile("ci")
 # Programs there run for milliseconds and compile for seconds: LLVM's optimizations would be most of the time.
 QUICKLY = (
     "contract",
+    "unit/cli",
     "unit/evaluate",
     "unit/exchange",
     "unit/generate",

@@ -52,6 +52,7 @@ distil: {{teacher: ./teacher, temperature: 2.0, soft: 0.6}}
 """
 ANCHORED = ("distil.anchor=0.5", "distil.anchor_share=1.0")
 CACHED = ("distil.cache=words", f"distil.top_k={VOCAB}")
+Trained = tuple[Finished, list[dict[str, Any]]]
 
 
 def checkpoint(folder: Path, width: int, seed: int, extra: str = "") -> None:
@@ -80,7 +81,7 @@ def job_of(*overrides: str) -> Job:
     return load("job.yaml", overrides).job
 
 
-def trained(*overrides: str, display: Any = None) -> tuple[Finished, list[dict[str, Any]]]:
+def trained(*overrides: str, display: Any = None) -> Trained:
     job = job_of(*overrides)
     with display or make_display(io.StringIO()) as shown:
         finished = train(job, shown)
@@ -163,9 +164,16 @@ def torch_perplexity(job: Job) -> float:
     return float(np.exp(nats / count))
 
 
-def test_twenty_steps_follow_torch_and_go_on_after_a_stop() -> None:
-    """With the teacher in the step, and a pull towards the beginning."""
-    _, rows = trained("name=online", *ANCHORED)
+@pytest.fixture(scope="module")
+def online(folder: Path) -> Trained:
+    """A run with the teacher in the step, and a pull towards the beginning."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return trained("name=online", *ANCHORED)
+
+
+def test_twenty_steps_follow_torch_and_go_on_after_a_stop(online: Trained) -> None:
+    _, rows = online
     expected = torch_losses(job_of(*ANCHORED), [row["lr"] for row in rows if "lr" in row])
     assert expected[0] - expected[-1] > 0.5, "it has learned nothing: that would prove little"
     np.testing.assert_allclose(losses(rows), expected, rtol=1e-4)
@@ -176,18 +184,17 @@ def test_twenty_steps_follow_torch_and_go_on_after_a_stop() -> None:
     wanted = torch_perplexity(job_of("name=online", *ANCHORED))
     assert losses(rows, "validation_perplexity")[-1] == pytest.approx(wanted, rel=1e-4)
     assert wanted > 2 * np.exp(losses(rows, "validation_loss")[-1]), "that of the mixed loss is another"
-    require_resumed("online", ANCHORED)
+    require_resumed("online", ANCHORED, online)
 
 
-def test_a_cache_of_the_whole_vocabulary_is_the_teacher_itself() -> None:
+def test_a_cache_of_the_whole_vocabulary_is_the_teacher_itself(online: Trained) -> None:
     """Within what 16 bits keep of a logit: 1e-5 of the loss."""
-    _, online = trained("name=online", *ANCHORED)  # finished before: its figures are read
     with make_display(io.StringIO()) as display:
         written = cache(job_of(*CACHED), display)
     assert written.shards == written.layout.shards > 3
     _, rows = trained("name=cached", *ANCHORED, *CACHED)
-    np.testing.assert_allclose(losses(rows), losses(online), rtol=1e-5)
-    looks = [losses(run, "validation_loss") for run in (rows, online)]
+    np.testing.assert_allclose(losses(rows), losses(online[1]), rtol=1e-5)
+    looks = [losses(run, "validation_loss") for run in (rows, online[1])]
     assert len(looks[0]) == 4
     np.testing.assert_allclose(*looks, rtol=1e-5)
 
@@ -197,11 +204,12 @@ def test_adapters_learn_from_a_cache_of_a_few_tokens_and_go_on_after_a_stop() ->
     method = ("lora={rank: 4, base: float32}", "distil.anchor=0.5", "distil.cache=few", "distil.top_k=8")
     with make_display(io.StringIO()) as display:
         cache(job_of(*method), display)
-    _, rows = trained("name=lora", *method)
+    whole = trained("name=lora", *method)
+    _, rows = whole
     assert losses(rows)[0] - losses(rows)[-1] > 0.1
     assert losses(rows, "anchor")[0] == 0, "an adapter changes nothing before its first step"
     assert losses(rows, "anchor")[-1] > 1e-3
-    require_resumed("lora", method)
+    require_resumed("lora", method, whole)
 
 
 class Breaks(PlainDisplay):
@@ -210,12 +218,12 @@ class Breaks(PlainDisplay):
             raise KeyboardInterrupt
 
 
-def require_resumed(name: str, method: tuple[str, ...]) -> None:
-    """Cut off after step 12 and started again, it is the run of that name to the last bit."""
+def require_resumed(name: str, method: tuple[str, ...], uninterrupted: Trained) -> None:
+    """Cut off after step 12 and started again, it is the uninterrupted run to the last bit."""
     with pytest.raises(KeyboardInterrupt):
         trained(f"name={name}-cut", *method, display=Breaks(io.StringIO(), clock=time.monotonic))
     resumed, rows = trained(f"name={name}-cut", *method)
-    whole, expected = trained(f"name={name}", *method)
+    whole, expected = uninterrupted
     assert resumed.summary["resumed_at"] == 10
     for figure in ("loss", "hard", "soft", "anchor", "validation_loss"):
         np.testing.assert_array_equal(losses(rows, figure), losses(expected, figure))

@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import json
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -220,10 +221,16 @@ def test_what_a_task_cannot_have_is_said(models: tuple[Any, Any, Path]) -> None:
     )
 
 
-def test_unknown_and_unreadable_tasks_are_said(tmp_path: Path) -> None:
+def test_unknown_and_unreadable_tasks_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_eval.tasks import manager
+
     from forerun.errors import UserError
     from forerun.evaluate.tasks import run_tasks
 
+    # lm-eval reads all files of its folder of tasks, thousands, for each unknown name. Here it has one of them.
+    theirs = Path(manager.__file__).parent
+    shutil.copytree(theirs / "hellaswag", tmp_path / "defaults" / "hellaswag")
+    monkeypatch.setattr(manager, "__file__", str(tmp_path / "defaults" / "manager.py"))
     model: Any = (None, None, None)  # not touched before the tasks are known
     lost = tmp_path / "lost.yaml"
     kind = "output_type: loglikelihood_rolling\ndoc_to_target: '{{text}}'\ntest_split: test\n"

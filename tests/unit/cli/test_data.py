@@ -81,7 +81,8 @@ def test_a_flipped_bit_in_the_store_is_found(capsys: pytest.CaptureFixture[str])
 
 
 def test_the_ledger_of_a_run_is_the_order_of_its_job(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "job.yaml", "name=run", "data.ledger=true"]) == 0
+    quick = ["devices=1", "remat=none", "precision.compute=float32", "model.embed=8", "checkpoint.every=3"]
+    assert main(["train", "job.yaml", "name=run", "data.ledger=true", *quick]) == 0
     ledger = Path("runs/run/ledger.jsonl")
     assert [step for step, _ in entries(ledger)] == [1, 2, 3]
     assert main(["data", "job.yaml", "--ledger", str(ledger)]) == 0

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, BinaryIO
 
 from forerun.errors import UserError
 from forerun.units import Bytes
@@ -65,30 +65,40 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def read_regular(path: Path, limit_bytes: int) -> bytes:
-    """Return the content of a regular file of at most `limit_bytes`.
+def open_regular(path: Path | str) -> BinaryIO:
+    """Open a regular file for reading.
 
     A pipe, a device or a socket is rejected without waiting for it.
+
+    Raises:
+        UserError: The file is not a regular file.
+        OSError: The file cannot be opened.
+    """
+    # O_NONBLOCK: opening a pipe that nobody writes to would wait forever.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise UserError(
+            f"{path} is {file_kind(mode)}, not a file", why="only regular files are read", fix="give a file"
+        )
+    return open(descriptor, "rb")
+
+
+def read_regular(path: Path | str, limit_bytes: int) -> bytes:
+    """Return the content of a regular file of at most `limit_bytes`.
 
     Raises:
         UserError: The file is not a regular file, or it is too large.
         OSError: The file cannot be opened or read.
     """
-    # O_NONBLOCK: opening a pipe that nobody writes to would wait forever.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            kind = file_kind(status.st_mode)
-            raise UserError(f"{path} is {kind}, not a file", why="only regular files are read", fix="give a file")
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(limit_bytes + 1)
-    finally:
-        os.close(descriptor)
+    with open_regular(path) as file:
+        content = file.read(limit_bytes + 1)
+        size = os.fstat(file.fileno()).st_size
     if len(content) > limit_bytes:
         raise UserError(
             f"{path} is too large",
-            why=f"it has {Bytes(status.st_size)}, and the limit is {Bytes(limit_bytes)}",
+            why=f"it has {Bytes(size)}, and the limit is {Bytes(limit_bytes)}",
             fix="check that this is the file you mean",
         )
     return content

@@ -13,8 +13,11 @@ from typing import IO, Any
 
 from forerun.cli.source import Source, opened, settings_of
 from forerun.errors import UserError
+from forerun.files import read_regular
 from forerun.safe_text import printable
-from forerun.units import Seconds
+from forerun.units import GIB, Seconds
+
+MAX_BATCH_BYTES = GIB
 
 
 def run_batch(args: argparse.Namespace) -> int:
@@ -54,7 +57,7 @@ def run_batch(args: argparse.Namespace) -> int:
 def read_questions(path: Path) -> list[dict[str, Any]]:
     """`{"prompt": ...}` or `{"messages": [...]}` of every line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_regular(path, MAX_BATCH_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--batch {path} cannot be read", why=str(error), fix="name a JSONL file in UTF-8") from error
     questions = [_question(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
@@ -99,7 +102,7 @@ def texts_of(source: Source, questions: Sequence[dict[str, Any]]) -> list[str]:
 
 def resumed(out: Path, questions: Sequence[dict[str, Any]]) -> int:
     """How many answers `out` holds already. A last line that was cut off is taken away."""
-    if not out.exists():
+    if not out.is_file():  # a pipe or a device holds no earlier answers
         return 0
     content = out.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]

@@ -55,10 +55,9 @@ def _imports() -> None:
 
 def _tell(loaded: Loaded, finished: Finished) -> None:
     summary: dict[str, Any] = finished.summary
-    # A deleted metrics.jsonl leaves a finished run without its losses.
-    first, final = (
-        "unknown" if loss is None else f"{loss:.4f}" for loss in (summary["first_loss"], summary["final_loss"])
-    )
+    losses = [summary["first_loss"], summary["final_loss"]]
+    # There is no loss if all steps were skipped or metrics.jsonl was deleted. A loss that is not finite is null there.
+    first, final = ("unknown" if loss is None else f"{loss:.4f}" for loss in losses)
     print(
         f"\ndone: {summary['steps']} steps, loss {first} -> {final} "
         f"{summary['loss_unit']}, {Count(summary['tokens'])} tokens in {Seconds(summary['train_seconds'])}"

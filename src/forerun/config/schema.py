@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from forerun.config import limits
 from forerun.config.distil import Distil
 from forerun.config.methods import Lora
 from forerun.config.objective import OwnObjective, require_one_objective
@@ -33,10 +34,10 @@ RESIDUALS = ("layer_in", "query", "key", "value", "attention_out", "mlp_gate", "
 class RopeScaling(Section):
     """Llama-3 frequency scaling for contexts beyond the one trained first."""
 
-    factor: float = about("how much longer the context became", "Llama 3.1 used 8", 8.0)
-    low: float = about("low frequency factor", "Llama 3.1", 1.0)
-    high: float = about("high frequency factor", "Llama 3.1", 4.0)
-    original: PositiveInt = about("context length before scaling", "Llama 3.1", 8192)
+    factor: limits.Factor = about("how much longer the context became", "Llama 3.1 used 8", 8.0)
+    low: limits.Factor = about("low frequency factor", "Llama 3.1", 1.0)
+    high: limits.Factor = about("high frequency factor", "Llama 3.1", 4.0)
+    original: limits.Positions = about("context length before scaling", "Llama 3.1", 8192)
 
 
 class Model(Section):
@@ -46,20 +47,20 @@ class Model(Section):
         "a checkpoint (hub name or folder), a named size, or module.path:Class", "free dimensions without a name", None
     )
     revision: str | None = about("branch, tag or commit of a hub name", "its main branch", None)
-    layers: PositiveInt | None = about("number of blocks", "from the named size", None)
-    embed: PositiveInt | None = about("width of the residual stream", "from the named size", None)
-    heads: PositiveInt | None = about("query heads", "from the named size", None)
-    kv_heads: PositiveInt | None = about("key/value heads", "named size, else = heads", None)
-    head_dim: PositiveInt | None = about("width of a head", "named size, else embed / heads", None)
-    mlp: PositiveInt | None = about("width inside the MLP", "named size, else 8/3 embed", None)
-    vocab: PositiveInt | None = about("vocabulary", "named size, else the tokenizer's", None)
+    layers: limits.Layers | None = about("number of blocks", "from the named size", None)
+    embed: limits.Width | None = about("width of the residual stream", "from the named size", None)
+    heads: limits.Heads | None = about("query heads", "from the named size", None)
+    kv_heads: limits.Heads | None = about("key/value heads", "named size, else = heads", None)
+    head_dim: limits.HeadWidth | None = about("width of a head", "named size, else embed / heads", None)
+    mlp: limits.MlpWidth | None = about("width inside the MLP", "named size, else 8/3 embed", None)
+    vocab: limits.Vocabulary | None = about("vocabulary", "named size, else the tokenizer's", None)
     tied: bool | None = about("input and output embedding are one", "named size, else yes", None)
     qkv_bias: bool | None = about("bias on q, k, v (Qwen2)", "named size, else no", None)
     qk_norm: bool | None = about("RMSNorm on q and k (Qwen3)", "named size, else no", None)
-    window: PositiveInt | None = about("sliding attention window", "named size, else none", None)
-    rope_theta: float | None = about("RoPE base", "named size, else 10000", None)
+    window: limits.Positions | None = about("sliding attention window", "named size, else none", None)
+    rope_theta: limits.Theta | None = about("RoPE base", "named size, else 10000", None)
     rope_scaling: RopeScaling | None = about("Llama-3 RoPE scaling", "from the named size", None)
-    norm_eps: float | None = about("RMSNorm epsilon", "named size, else 1e-6", None)
+    norm_eps: limits.Epsilon | None = about("RMSNorm epsilon", "named size, else 1e-6", None)
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="arguments of your own model class",

@@ -15,6 +15,11 @@ from typing import Any
 import yaml
 
 from forerun.errors import UserError, did_you_mean
+from forerun.files import read_regular
+from forerun.units import MIB
+
+MAX_JOB_BYTES = MIB
+MAX_VALUES = 10_000  # the parser needs a minute for a MiB of short values
 
 KeyPath = tuple[str | int, ...]
 
@@ -47,9 +52,18 @@ class _RefusedError(Exception):
 class _Loader(yaml.SafeLoader):
     """Composes nodes with the lines they stand on; builds no objects."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._values = 0
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event: yaml.Event = self.peek_event()
         line = event.start_mark.line + 1 if event.start_mark else 1
+        self._values += 1
+        if self._values > MAX_VALUES:
+            raise _RefusedError(
+                f"a job has more than {MAX_VALUES} keys and values", line, "check that this is the file you mean"
+            )
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _RefusedError(
                 "YAML anchors and aliases (& and *) are not allowed in a job",
@@ -103,7 +117,9 @@ def read_value(text: str, where: str) -> Any:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        if path.is_dir():
+            raise IsADirectoryError(path)
+        return read_regular(path, MAX_JOB_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         why = f"byte {error.start} cannot be read"
         raise UserError(f"{path} is not UTF-8 text", why=why, fix="save it as UTF-8") from None

@@ -22,7 +22,8 @@ from forerun.data.tokens.build import Limits, Progress, build
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import Store, open_store
 from forerun.errors import UserError
-from forerun.hub.chat import CHATML
+from forerun.files import read_regular
+from forerun.hub.chat import CHATML, MAX_TEMPLATE_BYTES
 from forerun.units import Count
 
 OnProgress = Callable[[str, Progress], None]
@@ -275,11 +276,11 @@ def _template(source: Source, data: schema.Data, dialect: Dialect) -> str | None
         return CHATML
     if data.chat_template is not None:
         try:
-            return Path(data.chat_template).read_text(encoding="utf-8")
-        except OSError as error:
+            return read_regular(data.chat_template, MAX_TEMPLATE_BYTES).decode("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
             raise UserError(
                 f"data.chat_template: {data.chat_template} cannot be read",
-                why=error.strerror or str(error),
+                why=getattr(error, "strerror", None) or str(error),
                 fix="name a Jinja file, or data.chat_template=chatml",
             ) from error
     if dialect.template is None and source.form == "messages":

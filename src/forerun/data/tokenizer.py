@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.text import local_path
+from forerun.data.tokenizer_file import read_tokenizer
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
@@ -121,17 +122,7 @@ def special_text(value: object) -> str | None:
 
 
 def _from_file(path: Path, end: str | None = None) -> FileTokenizer:
-    import tokenizers
-
-    raw = path.read_bytes()
-    try:
-        inner = tokenizers.Tokenizer.from_buffer(raw)
-    except Exception as error:  # the library raises nothing more specific
-        raise UserError(
-            f"data.tokenizer: {path} is not a tokenizer.json",
-            why=str(error).splitlines()[0],
-            fix="give the tokenizer.json that comes with the model, or data.tokenizer=bytes",
-        ) from error
+    raw, inner = read_tokenizer(path)
     for name in (end, *EOS_NAMES) if end else EOS_NAMES:
         eos = inner.token_to_id(name)
         if eos is not None:

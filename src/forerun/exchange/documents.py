@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.hub.files import opened
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.base import Config, Family
 
@@ -42,7 +43,13 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def copy_tokenizer(snapshot: Snapshot, folder: Path) -> None:
     """Tokenizer files and chat template, byte for byte."""
     for path in snapshot.tokenizer_files:
-        shutil.copyfile(path, folder / path.name)
+        # A link must not bring a file of the user's into a folder that is published.
+        with (
+            opened(path) as descriptor,
+            open(descriptor, "rb", closefd=False) as file,
+            open(folder / path.name, "wb") as copy,
+        ):
+            shutil.copyfileobj(file, copy)
 
 
 def write_tokenizer(path: Path | None, folder: Path) -> None:

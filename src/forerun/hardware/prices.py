@@ -9,13 +9,16 @@ from functools import cache
 from pathlib import Path
 
 from forerun.errors import UserError, did_you_mean
+from forerun.files import read_regular
 from forerun.hardware.chips import canonical_name, chip_named
 from forerun.hardware.rows import Row, Table, parsed, shipped
+from forerun.units import MIB
 
 ON_DEMAND, SPOT = "usd_per_chip_hour_on_demand", "usd_per_chip_hour_spot"
 COLUMNS = ("generation", "zone", "kind", ON_DEMAND, SPOT, "date", "source")
 REQUIRED = ("generation", "zone", ON_DEMAND, "date")
 KINDS = ("", "single", "pod")
+MAX_PRICES_BYTES = 8 * MIB
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def _shipped() -> tuple[Price, ...]:
 
 def _override(path: Path) -> list[Price]:
     try:
-        table = parsed(path.read_text("utf-8").splitlines())
+        table = parsed(read_regular(path, MAX_PRICES_BYTES).decode("utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"the price file {path} cannot be read",

@@ -26,6 +26,7 @@ from forerun.exchange.match import Stacked, dtypes_of, matches
 from forerun.exchange.packed import QUANTIZATION, opened, rounded_weights, write_packed
 from forerun.exchange.read import read_params
 from forerun.exchange.write import write_params
+from forerun.files import read_regular
 from forerun.hardware.prices import cheapest
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.weights import Weights
@@ -44,6 +45,7 @@ from forerun.nn import lowrank
 from forerun.nn.compute import Compute
 from forerun.safe_text import redact
 from forerun.track.metrics import read_metrics
+from forerun.units import MIB
 
 INSIDE = "adapter"  # the folder of the adapters in that of a base of integers
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -323,8 +325,8 @@ def _failed(what: str) -> UserError:
 def _write_card(
     folder: Path, run: RunFolder, job: Job, base: Snapshot | None, proof: str, library: str = "transformers"
 ) -> None:
-    summary = json.loads(run.summary.read_text()) if run.summary.exists() else {}
-    taken = [line for line in read_metrics(run.metrics) if "loss" in line]
+    summary = json.loads(read_regular(run.summary, MIB)) if run.summary.exists() else {}
+    taken = [line for line in read_metrics(run.metrics) if line.get("loss") is not None]
     losses = [(int(line["step"]), float(line["loss"])) for line in taken]
     counted = {"steps": losses[-1][0] if losses else 0, "tokens": 0, "parameters": 0, **summary}
     story = Story(

@@ -9,11 +9,13 @@ import jax
 
 from forerun.config.schema import Job, Model
 from forerun.errors import UserError
+from forerun.exchange.match import matches
 from forerun.loop.adapter import read_adapter
 from forerun.loop.loaded import pretrained_params
 from forerun.methods.lora import ADAPTER
 from forerun.methods.method import MODEL
-from forerun.models.pretrained import is_checkpoint
+from forerun.models.pretrained import is_checkpoint, pretrained
+from forerun.models.registry import model_for
 from forerun.models.teacher import teacher_section
 from forerun.nn.spec import split
 from forerun.objectives.distil import TEACHER
@@ -32,6 +34,19 @@ def given_of(job: Job, program: Program, *, resumes: bool = False) -> dict[str, 
         params = program.method.objective.own(program.state.params)
         given[ADAPTER] = read_adapter(Path(job.lora.start), job, program.model, params)
     return given
+
+
+def require_matching_weights(job: Job) -> None:
+    """Compare the headers of the weights with config.json, for the model and a teacher that answers in the run.
+
+    Compiling comes next, and takes minutes for a model whose weights do not exist in that form.
+    """
+    teacher = teacher_section(job) if job.distil is not None and job.distil.cache is None else None
+    for section in (job.model, teacher):
+        if section is not None and is_checkpoint(section):
+            found = pretrained(section, weights=True)
+            with found.snapshot.open_weights() as weights:
+                matches(weights, found.family.table, model_for(found.config))
 
 
 def require_weights(teacher: Model) -> Model:

@@ -184,5 +184,5 @@ def _ends(snapshot: Snapshot | None) -> set[int]:
     found: set[int] = set()
     for content in (snapshot.json("generation_config.json"), snapshot.json("config.json")) if snapshot else ():
         ids = (content or {}).get("eos_token_id")
-        found |= {ids} if isinstance(ids, int) else set(ids or ())
+        found |= {one for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int)}
     return found

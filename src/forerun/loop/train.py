@@ -25,7 +25,7 @@ from forerun.loop.concrete import concrete
 from forerun.loop.copies import copies_of
 from forerun.loop.corpus import shown_corpus
 from forerun.loop.folder import open_folder
-from forerun.loop.given import base_of, given_of, require_same_base, rests_on_files
+from forerun.loop.given import base_of, given_of, require_matching_weights, require_same_base, rests_on_files
 from forerun.loop.guard import guard_of
 from forerun.loop.pace import Pace
 from forerun.loop.placement import Placement
@@ -75,6 +75,8 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     worker.pulse.phase("data")
     corpus = shown_corpus(job, display)
     worker.pulse.fact("data digest", corpus.digest)
+
+    require_matching_weights(job)
 
     # Program: the one that `plan` would compile.
     worker.pulse.phase("compile")

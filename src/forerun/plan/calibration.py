@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.errors import UserError
+from forerun.files import read_regular
 from forerun.plan.step_time import StepTime
+from forerun.units import MIB
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ def calibration(folders: Sequence[str]) -> Calibration:
 def _ratio(folder: Path) -> tuple[str, float]:
     file = folder / "summary.json"
     try:
-        summary = json.loads(file.read_text())
+        summary = json.loads(read_regular(file, MIB))
     except (OSError, ValueError) as error:
         raise UserError(
             f"{file} cannot be read", why=str(error), fix="name folders of finished runs, such as runs/quickstart"

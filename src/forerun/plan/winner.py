@@ -11,6 +11,7 @@ import yaml
 from forerun.config.schema import Job
 from forerun.config.source import Dumper
 from forerun.errors import UserError
+from forerun.files import open_regular
 from forerun.plan.candidates import Candidate, remat_text
 from forerun.plan.figures import seconds_text
 from forerun.plan.ranking import Found
@@ -39,8 +40,9 @@ def check_path(path: Path) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        return path.read_text("utf-8").startswith(MARK)
-    except (OSError, UnicodeDecodeError):
+        with open_regular(path) as file:
+            return file.read(len(MARK.encode())) == MARK.encode()
+    except (OSError, UserError):
         return False
 
 

@@ -11,6 +11,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from forerun.errors import UserError
+from forerun.files import open_regular
 
 VARIABLE = "FORERUN_SECRET"
 LEAST_BYTES = 16
@@ -60,7 +61,7 @@ def read_secret(file: Path | None, environment: MutableMapping[str, str] = os.en
 
 def _read(file: Path) -> bytes:
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             mode = os.fstat(opened.fileno()).st_mode
             if mode & (stat.S_IRWXG | stat.S_IRWXO):
                 raise UserError(

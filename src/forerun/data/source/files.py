@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from forerun.data.source.hub import dataset_files
 from forerun.data.text import TEXT_SUFFIXES, local_path
 from forerun.errors import UserError
+from forerun.files import open_regular
 from forerun.safe_text import HIDDEN, redact
 
 KINDS = {
@@ -53,7 +54,9 @@ class File:
         """Its bytes, unpacked."""
         zstandard = library("zstandard", self.name) if self.packed == ".zst" else None
         try:
-            raw = open(self.path, "rb") if self.store is None else self.store.open(self.path, "rb")  # noqa: SIM115
+            raw = open_regular(self.path) if self.store is None else self.store.open(self.path, "rb")
+        except UserError:
+            raise
         except Exception as error:  # each driver has errors of its own
             raise unreadable(self.name, error) from error
         if self.packed == ".gz":
@@ -181,12 +184,12 @@ def unreadable(name: str, error: Exception) -> UserError:
 def _local(place: str) -> list[File]:
     path = Path(place).expanduser()
     if glob.has_magic(place) and not path.exists():
-        found = [Path(name) for name in glob.glob(str(path), recursive=True) if os.path.isfile(name)]
+        found = [Path(name) for name in glob.glob(str(path), recursive=True) if not os.path.isdir(name)]
         return _files(_sorted(place, found, "no file matches it"))
     path = _existing(place)
-    if path.is_file():
-        return _files([path])
-    return _files(_sorted(place, _walked(path), _NOTHING))
+    if path.is_dir():
+        return _files(_sorted(place, _walked(path), _NOTHING))
+    return _files([path])
 
 
 def _existing(place: str) -> Path:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.data.source.files import File, unreadable
+from forerun.errors import UserError
 from forerun.files import atomic_write
 
 MEMO_BYTES = 1 << 20
@@ -47,6 +48,8 @@ def _identity(file: File, memo: _Memo) -> str:
         digest = _sha256(file)
         memo.learn(file.path, before, os.stat(file.path), digest)
         return f"sha256:{digest}"
+    except UserError:
+        raise
     except Exception as error:  # each driver has errors of its own
         raise unreadable(file.name, error) from error
 

@@ -17,11 +17,12 @@ from typing import Any
 from forerun.data import checked_json
 from forerun.data.taught.layout import Layout
 from forerun.errors import StorageError, UserError
-from forerun.files import atomic_write
-from forerun.units import Bytes
+from forerun.files import atomic_write, read_regular
+from forerun.units import MIB, Bytes
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 256 * MIB  # 100 bytes a shard
 DRAFT = ".part"
 
 
@@ -112,7 +113,7 @@ def read_manifest(folder: Path) -> Shards | None:
     """What is there; None if nothing is."""
     path = folder / MANIFEST
     try:
-        content, _ = checked_json.decode(path.read_bytes())
+        content, _ = checked_json.decode(read_regular(path, MAX_MANIFEST_BYTES))
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}, and this forerun knows {FORMAT}")
         hashes = {number: str(digest) for number, digest in enumerate(content["shards"]) if digest}

@@ -16,6 +16,7 @@ from typing import Any
 
 from forerun.data import checked_json
 from forerun.data.source.sources import Source
+from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.policy import Limits, bad_from, stopped
 from forerun.data.tokens.pool import ATTEMPTS, Event, Pool
 from forerun.data.tokens.recipe import FORMAT, Recipe
@@ -185,6 +186,8 @@ class _Build:
         names = [str(self._source.files[piece.file].name) for piece in unit.pieces]
         files = names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
         code = content["code"]
+        if content["no_memory"]:
+            return no_memory(files)
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         likely = ", which is what the system does when memory runs out" if code == -9 else ""
         last = (content["said"].strip().splitlines() or [""])[-1]

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.data.tokenizer_file import read_content
+from forerun.data.tokens.memory import limited_memory
 from forerun.data.tokens.recipe import BYTES
 
 Ids = NDArray[np.int32]
@@ -54,7 +56,7 @@ class Coder(Protocol):
 
 def open_coder(tokenizer: str) -> Coder:
     """'bytes', or the path of a tokenizer.json."""
-    return ByteCoder() if tokenizer == BYTES else FileCoder(Path(tokenizer).read_bytes())
+    return ByteCoder() if tokenizer == BYTES else FileCoder(read_content(Path(tokenizer)))
 
 
 class ByteCoder:
@@ -109,26 +111,32 @@ class FileCoder:
         if not self._begins_differently or self._before is None or private:
             return self.plain(texts)
         first = chr(NAMES_FROM + self._before)
-        found = self._renamed.encode_batch_fast([first + text for text in texts], add_special_tokens=False)
-        return [np.array(one.ids[1:], np.int32) for one in found]
+        inner = self._renamed
+        with limited_memory(_characters(texts)):
+            found = inner.encode_batch_fast([first + text for text in texts], add_special_tokens=False)
+            return [np.array(one.ids[1:], np.int32) for one in found]
 
     def written(self, texts: Sequence[str]) -> list[tuple[Ids, Spans]]:
-        found: list[tuple[Ids, Spans] | None] = [
-            self._renamed_written(text) if SPOILER in text else None for text in texts
-        ]
-        self._inner.encode_special_tokens = False
-        rest = self._inner.encode_batch(
-            [text for text, done in zip(texts, found, strict=True) if done is None], add_special_tokens=False
-        )
-        usual = iter(rest)
-        return [done if done is not None else _with_spans(next(usual)) for done in found]
+        if any(SPOILER in text for text in texts):
+            _ = self._renamed, self._true_ids  # made before memory is limited
+        with limited_memory(_characters(texts)):
+            found: list[tuple[Ids, Spans] | None] = [
+                self._renamed_written(text) if SPOILER in text else None for text in texts
+            ]
+            self._inner.encode_special_tokens = False
+            rest = self._inner.encode_batch(
+                [text for text, done in zip(texts, found, strict=True) if done is None], add_special_tokens=False
+            )
+            usual = iter(rest)
+            return [done if done is not None else _with_spans(next(usual)) for done in found]
 
     def forged(self, ids: Ids) -> bool:
         return bool(self._table[ids].any())
 
     def _encoded(self, texts: Sequence[str]) -> list[Ids]:
-        found = self._inner.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(one.ids, np.int32) for one in found]
+        with limited_memory(_characters(texts)):
+            found = self._inner.encode_batch_fast(texts, add_special_tokens=False)
+            return [np.array(one.ids, np.int32) for one in found]
 
     def _renamed_written(self, text: str) -> tuple[Ids, Spans]:
         names = {special: chr(NAMES_FROM + number) for number, special in enumerate(self._ids)}
@@ -191,6 +199,10 @@ def _bare(inner: Any) -> Any:
 
 def _with_spans(found: Any) -> tuple[Ids, Spans]:
     return np.array(found.ids, np.int32), np.array(found.offsets, np.int64).reshape(-1, 2)
+
+
+def _characters(texts: Sequence[str]) -> int:
+    return sum(map(len, texts))
 
 
 def _utf8(text: str) -> bytes:

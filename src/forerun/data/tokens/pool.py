@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import forerun
+from forerun.data.tokens.memory import is_exhausted
 from forerun.data.tokens.unit import Unit
 
 ATTEMPTS = 3
+# Rust would need half a minute to describe where an allocation failed.
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}
 WORKER = ("-P", "-m", "forerun.data.tokens.worker")
 
 
@@ -117,17 +120,20 @@ class Pool:
         return False
 
     def _died(self, unit: Unit, code: int, complaints: IO[str]) -> None:
+        complaints.seek(0)
+        said = complaints.read()
         with self._lock:
             if self._ended:
                 return
             self._deaths[unit.number] = self._deaths.get(unit.number, 0) + 1
-            again = self._deaths[unit.number] < ATTEMPTS
+            # The same texts would need the same memory again.
+            again = self._deaths[unit.number] < ATTEMPTS and not is_exhausted(code, said)
             if again:
                 self._waiting.append(unit)
                 self._waiting.sort(key=lambda one: -one.number)
         if not again:
-            complaints.seek(0)
-            self._events.put(Event("died", unit, {"code": code, "said": complaints.read()[-2000:]}))
+            no_memory = is_exhausted(code, said)
+            self._events.put(Event("died", unit, {"code": code, "said": said[-2000:], "no_memory": no_memory}))
 
     def _start(self, complaints: IO[str]) -> subprocess.Popen[str]:
         package = str(Path(forerun.__file__).parent.parent)
@@ -141,7 +147,7 @@ class Pool:
             stderr=complaints,
             text=True,
             encoding="utf-8",
-            env=os.environ | {"PYTHONPATH": path, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"},
+            env=os.environ | {"PYTHONPATH": path} | QUIET,
         )
         with self._lock:
             self._processes.add(process)

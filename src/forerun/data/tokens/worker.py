@@ -22,6 +22,7 @@ from typing import Any
 from forerun.data.source.rows import Bad, Piece, Place, Row
 from forerun.data.source.sources import Source
 from forerun.data.tokens.document import Encoded, Encoder
+from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.recipe import Recipe, is_validation
 from forerun.data.tokens.unit import Unit, UnitWriter, bad_json, no_room, summary_of
 from forerun.errors import StorageError, UserError
@@ -134,6 +135,8 @@ def answers(work: Work, unit: Unit) -> Iterator[dict[str, Any]]:
         yield {"bad": bad_json(stopped.bad)}
     except UserError as error:
         yield _told(error)
+    except MemoryError:
+        yield _told(no_memory(f"unit {unit.name}"))
     except OSError as error:  # those of the data are bad rows long before
         yield _told(no_room(work.store, error))
     except Exception:

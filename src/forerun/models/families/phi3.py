@@ -12,7 +12,7 @@ def read(s: Settings) -> DecoderConfig:
     s.only("hidden_act", "silu", default="silu")
     sizes = base.dimensions(s, tied=False, eps=1e-5)
     nested = s.take("rope_parameters") or {}
-    share = s.take("partial_rotary_factor", nested.get("partial_rotary_factor", 1.0))
+    share = s.take("partial_rotary_factor") or nested.get("partial_rotary_factor") or 1.0
     theta, scaling = s.rope(10_000.0, partial=True)
     s.take("original_max_position_embeddings")
     return DecoderConfig(

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
 from forerun.models.families import gemma, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
-from forerun.models.sizes import DecoderConfig
+from forerun.models.sizes import DecoderConfig, Gpt2Config
+from forerun.nn.rope import LongRope
 
 FAMILIES = {
     family.model_type: family
@@ -49,14 +51,41 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
         raise settings.refused(f"quantized weights ({method})")
     try:
         read = family.read(settings)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
             f"{where} cannot be read as {family.model_type}",
-            why=f"{type(error).__name__}: {error}",
+            why=f"{type(error).__name__}: {str(error)[:500]}",
             fix="download the model again, or name another one",
         ) from error
     settings.finish(*_WITHOUT_EFFECT.get(family.model_type, ()))
+    if fault := _misfit(read):
+        raise UserError(
+            f"{where} cannot be read as {family.model_type}",
+            why=fault,
+            fix="download the model again, or name another one",
+        )
     return family, read
+
+
+def _misfit(config: Config) -> str | None:
+    """Return which dimensions do not fit each other, or None if all do."""
+    if config.heads % config.kv_heads:
+        return f"{config.heads} heads cannot share {config.kv_heads} key/value heads"
+    if isinstance(config, Gpt2Config):
+        return (
+            f"width {config.embed} does not divide into {config.heads} heads" if config.embed % config.heads else None
+        )
+    for kind in config.layer_kinds:
+        if kind.rope is None:
+            continue
+        if kind.rope.dims < 2 or kind.rope.dims % 2:
+            return f"RoPE turns dimensions in pairs, and a head has {kind.rope.dims} to turn"
+        match kind.rope.scaling:
+            case LongRope(short, long) if {len(short), len(long)} != {kind.rope.dims // 2}:
+                return f"{len(short)} and {len(long)} factors of LongRope for {kind.rope.dims // 2} pairs"
+            case RopeScaling(low=low, high=high) if low >= high:
+                return f"low_freq_factor {low} is not below high_freq_factor {high}"
+    return None
 
 
 def family_for(config: Config) -> Family:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from forerun.config import limits
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
 from forerun.nn.rope import Linear, LongRope, Scaling, Yarn, attention_factor
@@ -21,8 +24,53 @@ BYSTANDERS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class Range:
+    """The values that a number of a config.json may have; `above` is exclusive, `most` is inclusive."""
+
+    kind: type[int] | type[float]
+    above: float
+    most: float
+
+    def holds(self, value: object) -> bool:
+        if isinstance(value, bool) or not isinstance(value, int if self.kind is int else int | float):
+            return False
+        return self.above < value <= self.most  # false for NaN; an integer of any size can be compared
+
+
+_LAYERS, _HEADS = Range(int, 0, limits.MAX_LAYERS), Range(int, 0, limits.MAX_HEADS)
+_WIDTH, _MLP = Range(int, 0, limits.MAX_WIDTH), Range(int, 0, limits.MAX_MLP)
+_POSITIONS = Range(int, 0, limits.MAX_POSITIONS)
+_EPSILON, _THETA = Range(float, 0, 1), Range(float, 1, limits.MAX_THETA)
+_FACTOR = Range(float, 0, limits.MAX_FACTOR)
+
+# Every number that a family reads, under the names of all families and of RoPE's own section.
+RANGES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "sliding_window_pattern", "_sliding_window_pattern"), _LAYERS),
+    "no_rope_layer_interval": _LAYERS,
+    "max_window_layers": Range(int, -1, limits.MAX_POSITIONS),
+    **dict.fromkeys(("hidden_size", "n_embd"), _WIDTH),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), _HEADS),
+    "head_dim": Range(int, 0, limits.MAX_HEAD_WIDTH),
+    **dict.fromkeys(("intermediate_size", "n_inner"), _MLP),
+    "vocab_size": Range(int, 0, limits.MAX_VOCAB),
+    **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings", "sliding_window"), _POSITIONS),
+    "n_positions": Range(int, 0, limits.MAX_VOCAB),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon"), _EPSILON),
+    **dict.fromkeys(("rope_theta", "rope_local_base_freq"), _THETA),
+    "partial_rotary_factor": Range(float, 0, 1),
+    **dict.fromkeys(("factor", "attention_factor", "low_freq_factor", "high_freq_factor"), _FACTOR),
+    **dict.fromkeys(("beta_fast", "beta_slow", "short_factor", "long_factor"), _FACTOR),
+    **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), _FACTOR),
+}
+FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "truncate")
+LISTS = ("short_factor", "long_factor")
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+_TOKEN_ID = Range(int, -2, limits.MAX_VOCAB)  # -1 means none in early Llama files
+
+
 class Settings:
-    """`take` reads a key; `finish` refuses whatever is left."""
+    """`take` reads a key and checks its range; `finish` refuses whatever is left."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config, self.where = config, where
@@ -30,24 +78,40 @@ class Settings:
 
     def take(self, key: str, default: Any = None) -> Any:
         self._taken.add(key)
-        value = self.config.get(key)
+        value = self._checked(key, self.config.get(key))
         return default if value is None else value
+
+    def _checked(self, key: str, value: Any) -> Any:
+        """Return `value`, which is None, or in the range of its key."""
+        allowed = RANGES.get(key)
+        if value is None or (allowed is None and key not in FLAGS):
+            return value
+        if allowed is None:
+            if not isinstance(value, bool | int) or value not in (0, 1):
+                raise self._unusable(key, value, "it is true or false")
+        elif not all(map(allowed.holds, value if isinstance(value, list) and key in LISTS else [value])):
+            kind = "a whole number" if allowed.kind is int else "a number"
+            raise self._unusable(key, value, f"it is {kind} above {allowed.above:g}, and at most {allowed.most:g}")
+        return value
 
     def need(self, key: str, kind: type = int) -> Any:
         value = self.take(key)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise UserError(
-                f"{self.where} has no usable {key}",
-                why=f"it is {value!r}, and the model's dimensions follow from it",
-                fix="download the model again, or name another one",
-            )
+            raise self._unusable(key, value, "the model's dimensions follow from it")
         return value
+
+    def _unusable(self, key: str, value: Any, why: str) -> UserError:
+        return UserError(
+            f"{self.where} has no usable {key}",
+            why=f"it is {reprlib.repr(value)}; {why}",
+            fix="download the model again, or name another one",
+        )
 
     def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
         """One of the values that are implemented."""
         value = self.take(key, default)
         if value not in allowed:
-            raise self.refused(f"{key}: {value!r}")
+            raise self.refused(f"{key}: {reprlib.repr(value)}")
         return value
 
     def refused(self, feature: str) -> UserError:
@@ -59,10 +123,14 @@ class Settings:
 
     def finish(self, *more: str) -> None:
         """`more` are keys that a family knows to be without effect."""
+        for key in TOKEN_IDS:
+            ids = self.config.get(key)
+            if ids is not None and not all(map(_TOKEN_ID.holds, ids if isinstance(ids, list) else [ids])):
+                raise self._unusable(key, ids, "it is a token id, or a list of them")
         known = self._taken | BYSTANDERS | set(more)
         for key, value in self.config.items():
             if key not in known and value not in (None, False, 0, 0.0, {}, []):
-                raise self.refused(f"{key}: {value!r}")
+                raise self.refused(f"{key}: {reprlib.repr(value)}")
 
     def rope(
         self, default_theta: float, layer_type: str | None = None, *, partial: bool = False
@@ -71,7 +139,9 @@ class Settings:
         given = self.take("rope_parameters")
         if given is not None and layer_type and layer_type in given:
             given = given[layer_type]
-        scaling = dict(given or self.take("rope_scaling") or {})
+        scaling = {
+            key: self._checked(key, value) for key, value in dict(given or self.take("rope_scaling") or {}).items()
+        }
         self.take("rope_scaling")
         theta = float(scaling.pop("rope_theta", None) or self.take("rope_theta", default_theta))
         share = scaling.pop("partial_rotary_factor", None)

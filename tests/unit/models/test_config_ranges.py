@@ -1,0 +1,171 @@
+"""Numbers of a config.json: whatever they are, the answer is a model that can be built or an error of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from published_configs import GEMMA2_2B, GEMMA3_1B, GPT2
+
+from forerun.config.schema import Model
+from forerun.errors import UserError
+from forerun.models.families.registry import FAMILIES, read_config
+from forerun.models.families.settings import RANGES
+from forerun.models.registry import model_for
+from forerun.models.sizes import DecoderConfig
+from forerun.nn.rope import frequencies
+from forerun.nn.spec import count
+
+PLAIN = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "head_dim": 8,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.1}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+ORIGINAL = {"original_max_position_embeddings": 64}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": PLAIN | {"rope_scaling": LLAMA3 | ORIGINAL, "eos_token_id": [1, 2], "pad_token_id": -1},
+    "qwen2": PLAIN | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+    "qwen3": PLAIN | {"rope_scaling": YARN | ORIGINAL},
+    "mistral": PLAIN | {"sliding_window": 16},
+    "smollm3": PLAIN | {"no_rope_layer_interval": 2},
+    "gemma2": GEMMA2_2B,
+    "gemma3_text": GEMMA3_1B,
+    "phi3": PLAIN | ORIGINAL | {"rope_scaling": LONG, "partial_rotary_factor": 1.0, "sliding_window": 16},
+    "olmo2": PLAIN,
+    "gpt2": GPT2,
+}
+
+
+def config_of(family: str) -> dict[str, Any]:
+    return CONFIGS[family] | {"model_type": family}
+
+
+def places(content: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return the path of every number, flag and list, those of RoPE's section included."""
+    inner = [("rope_scaling", key) for key in content.get("rope_scaling") or {}]
+    return [(key,) for key in content if key not in ("model_type", "architectures")] + inner
+
+
+def changed(content: dict[str, Any], path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    if len(path) == 1:
+        return content | {path[0]: value}
+    return content | {path[0]: content[path[0]] | {path[1]: value}}
+
+
+def require_buildable(content: dict[str, Any]) -> None:
+    """Fail unless the model has parameters and its positions turn by finite, positive angles."""
+    _, config = read_config(content, "config.json")
+    assert count(model_for(config).specs()) > 0
+    if isinstance(config, DecoderConfig):
+        for kind in config.layer_kinds:
+            if kind.rope is not None:
+                for long in (False, True):
+                    turns = frequencies(kind.rope, long=long)
+                    assert np.isfinite(turns).all()
+                    assert (turns >= 0).all()
+
+
+def test_every_family_has_a_sample() -> None:
+    assert set(CONFIGS) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_the_samples_are_accepted(family: str) -> None:
+    require_buildable(config_of(family))
+
+
+BAD = [-1, 0, -(2**70), 10**9 * 10**9, 10**400, math.nan, math.inf, -math.inf, True, "12; rm", [2], {}, -0.5]
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_numbers_outside_their_range_are_errors(family: str) -> None:
+    content = config_of(family)
+    for path in places(content):
+        if path[-1] not in RANGES:
+            continue
+        for value in BAD:
+            if (path[-1], value) == ("max_window_layers", 0) or (path[-1] == "partial_rotary_factor" and value is True):
+                continue
+            with pytest.raises(UserError):
+                read_config(changed(content, path, value), "config.json")
+
+
+numbers = st.one_of(
+    st.integers(-3, 300),
+    st.integers(-(10**30), 10**30),
+    st.floats(),
+    st.sampled_from([*BAD, None, False, 1e-320, 2**31, 2**63, 1e308]),
+    st.lists(st.one_of(st.integers(), st.floats(), st.none()), max_size=5),
+)
+
+
+@given(st.data())
+def test_any_numbers_give_a_model_or_an_error_of_the_user(data: st.DataObject) -> None:
+    content = config_of(data.draw(st.sampled_from(sorted(CONFIGS))))
+    for path in data.draw(st.lists(st.sampled_from(places(content)), min_size=1, max_size=3)):
+        if isinstance(content.get(path[0]), dict) or len(path) == 1:
+            content = changed(content, path, data.draw(numbers))
+    with contextlib.suppress(UserError):
+        require_buildable(content)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_key_value_heads": 3},
+        {"head_dim": 7},
+        {"layer_types": ["full_attention"] * 200_000},
+        {"layer_types": 5},
+        {"eos_token_id": "end"},
+        {"eos_token_id": 10**9},
+        {"bos_token_id": [1, "a"]},
+        {"tie_word_embeddings": "no"},
+        {"rope_scaling": LLAMA3 | ORIGINAL | {"low_freq_factor": 4.0}},
+        {"rope_scaling": [1]},
+        {"rope_parameters": "all"},
+    ],
+    ids=str,
+)
+def test_dimensions_that_do_not_fit_are_errors(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        read_config(config_of("qwen3") | change, "config.json")
+
+
+def test_factors_of_longrope_that_do_not_fit_the_heads_are_errors() -> None:
+    short = {"rope_scaling": LONG | {"short_factor": [1.0] * 3}}
+    with pytest.raises(UserError):
+        read_config(config_of("phi3") | short, "config.json")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        {"layers": 10**9},
+        {"embed": 10**9},
+        {"heads": 10**9},
+        {"vocab": 10**12},
+        {"rope_theta": -1.0},
+        {"rope_theta": 1.0},
+        {"norm_eps": 0.0},
+        {"rope_scaling": {"factor": -8.0}},
+    ],
+    ids=str,
+)
+def test_the_same_bounds_hold_for_the_keys_of_a_job(key: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="1 validation error"):
+        Model.model_validate(key)

@@ -16,7 +16,8 @@ from forerun.safe_text import clean
 USER_MISTAKE = 2
 STORAGE_FAILED = 74  # EX_IOERR
 OUR_BUG = 1
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES)  # an OSError with one: StorageError
+# An OSError with one of these becomes a StorageError.
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EFBIG)
 
 
 class UserError(Exception):

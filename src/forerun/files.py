@@ -11,26 +11,46 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from forerun.errors import UserError
+from forerun.errors import DISK_ERRORS, UserError
 from forerun.units import Bytes
 
 PART = ".part"
 
 
-def atomic_write(path: Path, content: bytes | str) -> None:
+def atomic_write(path: Path, content: bytes | str, mode: int = 0o666) -> None:
     """Replace the file at `path` with `content`, durably.
 
-    After a crash or a power loss the file has either its old content or the new one.
+    After a crash or a power loss the file has either its old content or the new one. The umask applies to `mode`.
 
     Raises:
         OSError: The file could not be written. `error.filename` names `path`, and no temporary file is left.
     """
-    with atomic_writer(path) as out:
+    with atomic_writer(path, mode) as out:
         out.write(content.encode() if isinstance(content, str) else content)
 
 
+def write_output(path: Path, content: str, fix: str, mode: int = 0o666) -> None:
+    """Write a file that the user named, as `atomic_write` does; follow links, and write to a device directly.
+
+    Raises:
+        UserError: The file cannot be written there, for example because the folder is missing.
+        OSError: The disk is full or fails (`DISK_ERRORS`). `error.filename` is set.
+    """
+    target = Path(os.path.realpath(path))
+    try:
+        if target.exists() and not target.is_file():
+            target.write_text(content, "utf-8")
+        else:
+            atomic_write(target, content, mode)
+    except OSError as error:
+        if error.errno in DISK_ERRORS:
+            error.filename = str(path)
+            raise
+        raise UserError(f"{path} cannot be written", why=str(error.strerror), fix=fix) from error
+
+
 @contextmanager
-def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
+def atomic_writer(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open a temporary file next to `path`, and move it to `path` when the block ends without an error.
 
     Raises:
@@ -38,7 +58,7 @@ def atomic_writer(path: Path) -> Iterator[IO[bytes]]:
     """
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
     try:
-        with open(part, "xb") as out:
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as out:
             yield out
             out.flush()
             os.fsync(out.fileno())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import UserError
-from forerun.files import atomic_write, atomic_writer, read_regular
+from forerun.files import atomic_write, atomic_writer, read_regular, write_output
 
 
 @contextmanager
@@ -75,3 +75,24 @@ def test_a_pipe_and_a_device_are_rejected_without_waiting(tmp_path: Path) -> Non
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(UserError):
             read_regular(path, 100)
+
+
+def test_an_output_file_is_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_output(tmp_path / "link", "é", fix="")
+    assert (tmp_path / "file").read_bytes() == "é".encode()
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_an_output_device_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError) as failed:  # noqa: PT011 - the errno is asserted below
+        write_output(tmp_path / "full", "text", fix="")
+    assert failed.value.errno == errno.ENOSPC
+    assert failed.value.filename == str(tmp_path / "full")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_an_output_file_in_a_missing_folder_is_a_mistake(tmp_path: Path) -> None:
+    with pytest.raises(UserError):
+        write_output(tmp_path / "missing" / "file", "text", fix="")

@@ -106,3 +106,28 @@ def test_lock_files_name_no_host() -> None:
     for lock in sorted((ROOT / "requirements").iterdir()):
         hosts = [line for line in lock.read_text().splitlines() if re.search(r"://|^--|\.(com|org|io)\b", line)]
         assert hosts == [], f"{lock.name}: see docs/adr/0005-lock-files.md"
+
+
+def test_every_text_file_names_its_encoding() -> None:
+    """Without it, the content of a file would depend on the user's locale."""
+    found = [f"{path.relative_to(ROOT)}:{node.lineno}" for path in MODULES for node in unspecified_encodings(path)]
+    assert found == []
+
+
+def unspecified_encodings(path: Path) -> Iterator[ast.Call]:
+    """Yield calls that read or write text in the encoding of the locale."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call) or any(keyword.arg == "encoding" for keyword in node.keywords):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        texts = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        modes = [text for text in texts if re.fullmatch(r"[rwax]\+?t?", text)]
+        text_process = any(word.arg == "text" and ast.unparse(word.value) == "True" for word in node.keywords)
+        without = {"read_text": not node.args, "write_text": len(node.args) < 2, "open": modes, "fdopen": modes}
+        without["TemporaryFile"] = without["NamedTemporaryFile"] = modes
+        if (
+            without.get(name)
+            or text_process
+            or (isinstance(node.func, ast.Name) and name == "open" and len(node.args) == 1)
+        ):
+            yield node

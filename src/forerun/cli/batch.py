@@ -48,7 +48,8 @@ def run_batch(args: argparse.Namespace) -> int:
                 pass
             for question, answer in zip(questions[first:], writing.answers, strict=False):
                 line = question | {"text": answer.text, "tokens": answer.tokens, "finish": answer.finish}
-                file.write(printable(json.dumps(line, ensure_ascii=False)) + "\n")
+                content = json.dumps(line, ensure_ascii=file is sys.stdout)
+                file.write(printable(content) + "\n")
             file.flush()
             progress.say(len(some), sum(answer.tokens for answer in writing.answers))
     return 0
@@ -135,8 +136,12 @@ def written(out: Path | None) -> Iterator[IO[str]]:
         file = out.open("a", encoding="utf-8")
     except OSError as error:
         raise UserError(f"--out {out} cannot be written", why=str(error), fix="name another file") from error
-    with file:
-        yield file
+    try:
+        with file:
+            yield file
+    except OSError as error:
+        error.filename = error.filename or str(out)  # a failed write has no file name
+        raise
 
 
 class Progress:

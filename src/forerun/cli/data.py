@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from forerun.config.load import load
 from forerun.errors import UserError
+from forerun.files import write_output
 from forerun.models.plugin import use_job_folder
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _show(args: argparse.Namespace, job: Job, corpus: Corpus) -> int:
     width = None if sys.stdout.isatty() else PIPED_COLUMNS
     print_look(SafeConsole(width=width), look, full=args.full)
     if args.html:
-        Path(args.html).write_text(page(look), encoding="utf-8")
+        write_output(Path(args.html), page(look), fix="name another file with --html")
         print(f"page: {args.html}")
     return 0
 

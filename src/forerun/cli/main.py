@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -11,10 +12,16 @@ from pathlib import Path
 from forerun.cli import words
 from forerun.config.addresses import check_arguments
 from forerun.errors import DISK_ERRORS, OUR_BUG, StorageError, UserError, did_you_mean
+from forerun.memory_limit import out_of_memory, require_address_space
 from forerun.safe_text import safe_streams
+from forerun.units import KIB
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+# The smallest job that works on a machine of two cores: 600,000 KiB for `check` and `data`, 1,800,000 KiB for `train`.
+# Below that, jax ends the process with SIGABRT or SIGSEGV in most cases, and no error could be shown.
+ADDRESS_SPACE_BYTES = dict.fromkeys(("check", "data", "plan"), 550_000 * KIB)
+ADDRESS_SPACE_BYTES |= dict.fromkeys(("train", "cache", "generate", "chat", "eval", "export"), 1_700_000 * KIB)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,6 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Python's multiprocessing starts children with `python -c`, which imports modules from the working directory
         # first. The variable prevents that in all descendants; tests that call `main` keep their environment.
         os.environ.setdefault("PYTHONSAFEPATH", "1")
+    _set_up_process()
     with safe_streams():
         try:
             code = _run(arguments)
@@ -51,8 +59,19 @@ def told(error: BaseException, arguments: Sequence[str]) -> int:
         trouble = _disk_trouble(error)
         print(trouble, file=sys.stderr)
         return trouble.exit_code
+    if (mistake := out_of_memory(error) or _locale_mistake(error)) is not None:
+        print(mistake, file=sys.stderr)
+        return mistake.exit_code
     print(_bug_text(error, () if asked else arguments), file=sys.stderr)
     return OUR_BUG
+
+
+def _set_up_process() -> None:
+    """Make every text printable, and new files writable for their owner only, here and in child processes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # in an ASCII locale, 'é' is printed as '\\xe9'
+    os.umask(os.umask(0o077) | 0o022)
 
 
 def _run(arguments: list[str]) -> int:
@@ -74,6 +93,7 @@ def _run(arguments: list[str]) -> int:
         args = words.parser_of(name).read(rest)
     except SystemExit:  # argparse has printed --help
         return 0
+    require_address_space(ADDRESS_SPACE_BYTES.get(name, 0), f"forerun {name}")
     return int(importlib.import_module(f"forerun.cli.{name}").run(args))
 
 
@@ -107,6 +127,18 @@ def _disk_trouble(error: OSError) -> StorageError:
         f"{file} cannot be written or read",
         why=str(error.strerror),
         fix="make room, or mend the disk or its permissions; the same command goes on from what is whole",
+    )
+
+
+def _locale_mistake(error: BaseException) -> UserError | None:
+    """Return the error to show for a file name that the locale's encoding cannot represent, else None."""
+    encoding = sys.getfilesystemencoding()
+    if not isinstance(error, UnicodeEncodeError) or encoding == "utf-8":
+        return None
+    return UserError(
+        f"{error.object!a} cannot be used as a file name in this locale",
+        why=f"the encoding of file names and arguments is {encoding}",
+        fix="export LC_ALL=C.UTF-8, and unset PYTHONUTF8 or set it to 1",
     )
 
 

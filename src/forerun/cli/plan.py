@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from forerun.config.load import load
 from forerun.errors import UserError
+from forerun.files import write_output
 from forerun.models.plugin import use_job_folder
 
 if TYPE_CHECKING:
@@ -149,10 +150,7 @@ def _show(
     if args.html:
         from forerun.plan.page import page
 
-        try:
-            Path(args.html).write_text(page(job, verdicts, tariff, title, notes), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{args.html} cannot be written", why=str(error), fix="name another file") from error
+        write_output(Path(args.html), page(job, verdicts, tariff, title, notes), fix="name another file with --html")
         print(f"page: {args.html}", file=sys.stderr)
 
 

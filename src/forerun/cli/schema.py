@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from forerun.errors import UserError
+from forerun.files import write_output
 
 
 def run(args: argparse.Namespace) -> int:
@@ -16,10 +16,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(text)
         return 0
-    try:
-        Path(args.output).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {args.output}", why=str(error), fix="name another file with --output") from None
+    write_output(Path(args.output), text + "\n", fix="name another file with --output")
     print(f"wrote {args.output}; the first line of a job file makes editors use it:")
     print(f"# yaml-language-server: $schema={args.output}")
     return 0

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         from forerun.loop.train import train
         from forerun.track.display import make_display
 
-        with make_display(sys.stdout if worker.first else open(os.devnull, "w")) as display:
+        with make_display(sys.stdout if worker.first else open(os.devnull, "w", encoding="utf-8")) as display:
             finished = train(loaded.job, display, fresh=args.fresh, worker=worker)
     if finished is None:
         return STOPPED

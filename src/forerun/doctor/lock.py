@@ -39,7 +39,7 @@ def read_lock(path: Path = LOCK_FILE, proc: Path = Path("/proc")) -> Lock | None
 def _locking(status: os.stat_result, proc: Path) -> set[int]:
     """Processes with a lock on the file, from lines like `1: FLOCK ADVISORY WRITE 4711 08:01:1234 0 EOF`."""
     try:
-        lines = (proc / "locks").read_text().splitlines()
+        lines = (proc / "locks").read_text("utf-8").splitlines()
     except OSError:
         return set()
     wanted = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"

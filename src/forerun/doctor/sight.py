@@ -33,7 +33,15 @@ def look(timeout_seconds: float = 120, command: tuple[str, ...] | None = None) -
     # The process finds forerun where we found it, installed or not.
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     try:
-        done = subprocess.run(started, capture_output=True, text=True, timeout=timeout_seconds, env=environment)
+        done = subprocess.run(
+            started,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_seconds,
+            env=environment,
+        )
     except subprocess.TimeoutExpired:
         return Sight(error=f"no answer from jax within {timeout_seconds:g} s")
     for line in done.stdout.splitlines():

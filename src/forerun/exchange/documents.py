@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.files import atomic_write
 from forerun.hub.files import opened
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.base import Config, Family
@@ -37,7 +38,7 @@ def generation_json(base: Mapping[str, Any] | None, end: int) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    atomic_write(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def copy_tokenizer(snapshot: Snapshot, folder: Path) -> None:

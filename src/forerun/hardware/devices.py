@@ -186,8 +186,8 @@ class ThisMachine:
         for file in sorted((self.root / "dev").glob("accel[0-9]*")):
             return f"/dev/{file.name}"
         for vendor in sorted((self.root / "sys/bus/pci/devices").glob("*/vendor")):
-            if vendor.read_text().strip() == _GOOGLE:
-                identity = (vendor.parent / "device").read_text().strip()
+            if vendor.read_text("utf-8").strip() == _GOOGLE:
+                identity = (vendor.parent / "device").read_text("utf-8").strip()
                 if identity in _TPU_PCI_IDS:
                     return f"PCI card {vendor.parent.name}"
         groups = sorted((self.root / "dev/vfio").glob("[0-9]*"))

@@ -288,7 +288,9 @@ def main() -> None:
     time.tzset()
     limit = request["cpu_seconds"] + int(time.process_time())  # the start of Python is not the template's doing
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    memory = request["memory_bytes"]
+    resource.setrlimit(resource.RLIMIT_AS, (memory if most == resource.RLIM_INFINITY else min(memory, most),) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))

@@ -26,7 +26,7 @@ from forerun.exchange.match import Stacked, dtypes_of, matches
 from forerun.exchange.packed import QUANTIZATION, opened, rounded_weights, write_packed
 from forerun.exchange.read import read_params
 from forerun.exchange.write import write_params
-from forerun.files import read_regular
+from forerun.files import atomic_write, read_regular
 from forerun.hardware.prices import cheapest
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.weights import Weights
@@ -341,8 +341,8 @@ def _write_card(
         proof=proof,
         library=library,
     )
-    (folder / CURVE).write_text(curve(losses, counted.get("loss_unit", "nats per token")))
-    (folder / "README.md").write_text(card(story), "utf-8")
+    atomic_write(folder / CURVE, curve(losses, counted.get("loss_unit", "nats per token")))
+    atomic_write(folder / "README.md", card(story))
 
 
 def _as_written(job: Job) -> str:

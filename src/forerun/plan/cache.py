@@ -75,7 +75,7 @@ def key(question: Question) -> str:
 def recall(question: Question) -> Verdict | None:
     """The stored verdict, or None. An entry that cannot be read is none."""
     try:
-        content = json.loads((folder() / f"{key(question)}.json").read_text())
+        content = json.loads((folder() / f"{key(question)}.json").read_text("utf-8"))
         known: Verdict = _decoded(Verdict, {**content["verdict"], "question": None})
         return dataclasses.replace(known, question=question)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -95,7 +95,7 @@ def _write(question: Question, content: dict[str, Any]) -> None:
         folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, draft = tempfile.mkstemp(dir=folder(), suffix=".draft")
         try:
-            with os.fdopen(handle, "w") as file:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
                 json.dump(content, file)
             os.replace(draft, folder() / f"{key(question)}.json")
         except BaseException:
@@ -110,7 +110,7 @@ def remember_failure(question: Question, text: str) -> None:
 
 def recall_failure(question: Question) -> str | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        return str(json.loads((folder() / f"{key(question)}.json").read_text())["failure"])
+        return str(json.loads((folder() / f"{key(question)}.json").read_text("utf-8"))["failure"])
     return None
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.memory_limit import address_space_bytes, require_address_space
 from forerun.models.plugin import job_folder
 from forerun.models.sizes import is_plugin
 from forerun.plan.hlo import parse
@@ -42,7 +43,7 @@ from forerun.plan.memory import (
 from forerun.plan.question import Question
 from forerun.plan.step_time import StepTime, step_time
 from forerun.plan.worker import ERROR, FACTS
-from forerun.units import MIB, Bytes
+from forerun.units import KIB, MIB, Bytes
 
 SCHEDULED = "*after_optimizations.txt"
 UNSCHEDULED = "*after_optimizations_before_buffer_assignment.txt"  # of a program that does not fit
@@ -52,6 +53,7 @@ LIVE_RANGES = "*-live-range.txt"
 NOISE = "stderr"
 POLL_SECONDS = 0.05
 QUIET_SECONDS = 0.5  # since the last write: they are written within milliseconds
+ADDRESS_SPACE_BYTES = 2_500_000 * KIB  # libtpu aborts with 2,000,000 KiB; the smallest job compiles with 3,000,000
 DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
 LIMIT_ROUNDING_BYTES = 6 * MIB  # the compiler tells its limits to 0.01 GiB: nearer than that, it is waited for
 SHOWN_LINES, SHOWN_COLUMNS = 12, 300
@@ -97,6 +99,7 @@ def require_compiler() -> None:
 def ask(question: Question, stop: threading.Event, on_phase: Phase) -> Answer:
     """Blocks until the compiler has decided, or `stop` is set. `on_phase` hears 'lower' and 'compile'."""
     require_compiler()
+    require_address_space(ADDRESS_SPACE_BYTES, "the TPU compiler")
     require_disk(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix="forerun-plan-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -202,7 +205,7 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    content: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return content
 
 
@@ -290,11 +293,20 @@ def _died(code: int, folder: Path, question: Question) -> Exception:
             why="that is what Linux does when memory runs out: a compile for many chips takes several GiB",
             fix="name fewer slices at a time after --on, or use a machine with more memory",
         )
-    said = _short((folder / NOISE).read_text(errors="replace"), last=True)
+    if (limit_bytes := address_space_bytes()) is not None:
+        return UserError(
+            f"{name}: the compiler ended without an answer ({_how(code)})",
+            why=f"the address space is limited to {Bytes(limit_bytes)}, and larger programs need more of it",
+            fix="ulimit -v unlimited, then the same command",
+        )
+    said = _short((folder / NOISE).read_text("utf-8", errors="replace"), last=True)
     if code == 0:
         said = f"it left no memory report that we can read\n{said}"
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return CompilerFailure(f"the TPU compiler ended on {name} without an answer ({how}): {said}".rstrip(": \n"))
+    return CompilerFailure(f"the TPU compiler ended on {name} without an answer ({_how(code)}): {said}".rstrip(": \n"))
+
+
+def _how(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _short(text: str, last: bool = False) -> str:

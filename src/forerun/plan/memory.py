@@ -98,7 +98,7 @@ def memory_report(folder: Path, groups: Sequence[str]) -> MemoryReport:
 
 
 def newest(folder: Path, pattern: str) -> str:
-    return newest_file(folder, pattern).read_text()
+    return newest_file(folder, pattern).read_text("utf-8")
 
 
 def newest_file(folder: Path, pattern: str) -> Path:

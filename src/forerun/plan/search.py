@@ -232,13 +232,15 @@ def available_bytes() -> int:
     found = [_meminfo_bytes()]
     group = Path("/sys/fs/cgroup")
     with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
-        found.append(int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
+        found.append(
+            int((group / "memory.max").read_text("utf-8")) - int((group / "memory.current").read_text("utf-8"))
+        )
     return min(found)
 
 
 def _meminfo_bytes() -> int:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
+        for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
     return 2 * COMPILE_BYTES

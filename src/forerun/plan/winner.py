@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import yaml
 from forerun.config.schema import Job
 from forerun.config.source import Dumper
 from forerun.errors import UserError
-from forerun.files import open_regular
+from forerun.files import open_regular, write_output
 from forerun.plan.candidates import Candidate, remat_text
 from forerun.plan.figures import seconds_text
 from forerun.plan.ranking import Found
@@ -48,15 +47,7 @@ def _is_ours(path: Path) -> bool:
 
 def write(path: Path, text: str) -> None:
     """Write the file atomically. It is a complete job: if a URL in it has a query, only the user can read it."""
-    draft = path.with_name(f".{path.name}.draft")
-    try:
-        if redact(text) != text:
-            draft.unlink(missing_ok=True)
-            draft.touch(mode=0o600)
-        draft.write_text(text, "utf-8")
-        os.replace(draft, path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written", why=str(error), fix="--out another-name.yaml") from error
+    write_output(path, text, fix="--out another-name.yaml", mode=0o666 if redact(text) == text else 0o600)
 
 
 def winning_job(job: Job, best: Found, others: list[Found], goal: str, as_written: Found | None, note: str = "") -> str:

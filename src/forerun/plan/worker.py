@@ -131,7 +131,7 @@ def _failure(error: Exception) -> dict[str, str]:
 def _leave(path: Path, content: dict[str, Any]) -> None:
     """Whole or not at all: the parent looks for it all the time."""
     draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(content))
+    draft.write_text(json.dumps(content), "utf-8")
     draft.rename(path)
 
 

@@ -14,7 +14,7 @@ def oom_kills(proc: Path = Path("/proc/self/cgroup"), mounted: Path = Path("/sys
 
 def _files(proc: Path, mounted: Path) -> list[Path]:
     try:
-        lines = [line.split(":", 2) for line in proc.read_text().splitlines()]
+        lines = [line.split(":", 2) for line in proc.read_text("utf-8").splitlines()]
     except OSError:
         return []
     found = []
@@ -29,7 +29,7 @@ def _files(proc: Path, mounted: Path) -> list[Path]:
 
 def _counted(file: Path) -> int:
     try:
-        words = [line.split() for line in file.read_text().splitlines()]
+        words = [line.split() for line in file.read_text("utf-8").splitlines()]
     except OSError:
         return 0
     return sum(int(parts[1]) for parts in words if len(parts) == 2 and parts[0] == "oom_kill" and parts[1].isdigit())

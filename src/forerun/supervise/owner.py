@@ -61,13 +61,13 @@ class Owner:
 
     def write_down(self, record: dict[str, Any]) -> None:
         """One line of `supervise/log.jsonl`: what happened to this run. A full disk is no reason to end it."""
-        with suppress(OSError), (self._folder / "log.jsonl").open("a") as file:
+        with suppress(OSError), (self._folder / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def keep_stacks(self, attempt: int, host: int, text: str) -> str:
         """Where they are kept, for all hosts of the attempt."""
         with suppress(OSError):
-            (self._folder / f"stacks-{attempt}-host-{host}.txt").write_text(text)
+            (self._folder / f"stacks-{attempt}-host-{host}.txt").write_text(text, "utf-8")
         return f"{self._folder}/stacks-{attempt}-*"
 
     def release(self) -> None:
@@ -76,7 +76,7 @@ class Owner:
 
     def _read_attempt(self, tell: Callable[[str], None]) -> int:
         try:
-            return int((self._folder / "attempt").read_text())
+            return int((self._folder / "attempt").read_text("utf-8"))
         except FileNotFoundError:
             return 0
         except ValueError:

@@ -164,7 +164,7 @@ def test_schema_is_written_where_it_is_asked(tmp_path: Path, capsys: Capture) ->
     assert json.loads(file.read_text()) == json_schema()
     assert f"# yaml-language-server: $schema={file}" in capsys.readouterr().out
     assert main(["schema", "--output", str(tmp_path / "no" / "x.json")]) == 2
-    assert "cannot write" in capsys.readouterr().err
+    assert str(tmp_path / "no" / "x.json") in capsys.readouterr().err
 
 
 def test_hardware_prints_one_table_or_all(capsys: Capture) -> None:

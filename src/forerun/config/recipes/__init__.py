@@ -7,6 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from forerun.errors import UserError, did_you_mean
+from forerun.files import write_output
 
 BEGIN, END = "# figures\n", "# end of figures\n"
 
@@ -69,7 +70,7 @@ def written(recipe: Recipe, target: Path, model: str | None = None, data: str | 
             )
     target.parent.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
-        path.write_text(text, "utf-8")
+        write_output(path, text, fix=f"forerun init --recipe {recipe.name} other.yaml")
     return list(texts)
 
 

@@ -162,6 +162,6 @@ def _keep(folder: Path, listing: Listing) -> None:
 
 def _kept(folder: Path) -> Listing | None:
     try:
-        return Listing(folder.name, json.loads(_list_file(folder).read_text())["files"])
+        return Listing(folder.name, json.loads(_list_file(folder).read_text("utf-8"))["files"])
     except (OSError, ValueError, KeyError):
         return None

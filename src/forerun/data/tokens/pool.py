@@ -86,7 +86,7 @@ class Pool:
     def _serve(self) -> None:
         """One worker process after the other, as long as there are units."""
         process: subprocess.Popen[str] | None = None
-        with tempfile.TemporaryFile("w+") as complaints:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
             try:
                 while (unit := self._next()) is not None:
                     process = process or self._start(complaints)

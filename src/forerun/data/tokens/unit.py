@@ -319,7 +319,7 @@ def remove_leftovers(store: Path) -> None:
 def _lives(process: str) -> bool:
     """A process that has ended but that nobody has asked about is in /proc still, as Z."""
     try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+        state = Path(f"/proc/{process}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return False
     return state not in "ZX"

@@ -150,7 +150,7 @@ def _told(error: UserError) -> dict[str, Any]:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one who started us decides
-    out = os.fdopen(os.dup(1), "w", buffering=1)
+    out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints does not come between the answers
     told = json.loads(sys.stdin.readline())
     source, recipe = Source.from_json(told["source"]), Recipe.from_json(told["recipe"])

@@ -9,6 +9,7 @@ from typing import Any
 from forerun.checkpoint.store import Store
 from forerun.config.schema import Job
 from forerun.journal import Journal, Seal
+from forerun.safe_text import redacted_tree
 
 METRICS, LEDGER, SKIPS, JOB = "metrics", "ledger", "skips", "job"  # keys of a checkpoint's record
 
@@ -55,4 +56,4 @@ def record_of(
     seals = {name: vars(journal.seal(step)) for name, journal in journals.items() if journal is not None}
     # Later steps may have been skipped before a kill. They are not part of this state: the file alone has them.
     skipped = [[number, why] for number, why in sorted(skips.items()) if number <= step]
-    return {JOB: job.model_dump(mode="json"), SKIPS: skipped, **seals}
+    return {JOB: redacted_tree(job.model_dump(mode="json")), SKIPS: skipped, **seals}

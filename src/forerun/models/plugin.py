@@ -78,7 +78,8 @@ class _JobFolderFinder:
     ) -> ModuleSpec | None:
         if path is not None or threading.get_ident() != self._thread:
             return None
-        # jax imports all modules of this namespace when it starts a backend, which a plug-in can cause.
+        # jax imports all modules of this namespace package. It searches for the package when it is imported; this line
+        # covers a jax release that searches later, when a plug-in starts a backend.
         if fullname == "jax_plugins":
             return None
         return PathFinder.find_spec(fullname, [self._folder])

@@ -85,3 +85,19 @@ def test_the_whole_record_is_one_and_only_under_its_number() -> None:
     assert isinstance(newer, Broken)
     assert "format 2" in newer.why
     assert not newer.damaged, "it must not be buried"
+
+
+def test_only_damaged_records_are_buried(tmp_path: Path) -> None:
+    """A record of a newer forerun, and one that cannot be read now, may be whole: they stay as they are."""
+    log = Log(Local(tmp_path))
+    log.claim("me")
+    commits = tmp_path / "commits"
+    newer = _encoded({**BODY, "format": 2, "number": 2})
+    (commits / "000000000002.json").write_bytes(newer)
+    (commits / "000000000003.json").write_bytes(b"damaged")
+    (commits / "000000000004.json").mkdir()
+    (commits / "000000000004.json" / "inside").write_bytes(b"kept")
+    log.bury_broken()
+    assert (commits / "000000000002.json").read_bytes() == newer
+    assert (commits / "000000000004.json" / "inside").read_bytes() == b"kept"
+    assert [type(record) for record in log.records()] == [Claim, Broken, Claim, Broken]

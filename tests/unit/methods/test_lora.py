@@ -157,6 +157,19 @@ def test_dropout_counts_in_a_step_and_not_at_evaluation(tmp_path: Path) -> None:
     assert stepped[0] != stepped[1]
 
 
+def test_every_step_has_its_own_dropout(tmp_path: Path) -> None:
+    """The weights and the batch are the same in all steps, so that only the mask can change the loss."""
+    program = program_on(job_in(tmp_path, lora="{rank: 4, base: float32, dropout: 0.5}"), choose("cpu", 1), 100)
+    state = program.initial_state(0)
+    ups = jax.tree.map(lambda x: x + 0.05, spec.split(state.params, program.unsaved)[1])
+    state = replace(state, params=spec.merge(ups, state.params))
+    batch = jax.tree.map(lambda like: jnp.ones(like.shape, like.dtype), program.batch)
+    step = jax.jit(program.step)
+    found = [float(step(replace(state, step=jnp.int32(number)), batch)[1].loss) for number in (0, 1, 2, 0, 1, 2)]
+    assert len(set(found)) == 3
+    assert found[:3] == found[3:], "a repeated step has the same mask"
+
+
 @pytest.mark.parametrize("lora", ["{rank: 4, dropout: 0.3, dora: true}", "{rank: 4, base: nf4, block: 16}"])
 def test_resumed_it_is_the_same_run(lora: str, tmp_path: Path) -> None:
     jobs = [job_in(tmp_path, f"name={name}", lora=lora) for name in ("straight", "stopped")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -156,6 +157,25 @@ def test_a_row_that_weighs_nothing_has_no_pairs(rows: Referenced) -> None:
     assert found["weight"] == len(rows.examples(0)) == one["weight"] / 2
     for name in ("loss", "rewards/margins", "logps/chosen"):
         np.testing.assert_allclose(found[name], one[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize("side", [1, -1])
+@pytest.mark.parametrize("loss", ["dpo", "ipo"])
+def test_a_pair_with_one_empty_answer_does_not_count(loss: Any, side: int, rows: Referenced) -> None:
+    """Sums of the batch are those of the batch without the pair, also for the rejected answer alone."""
+    batch = batch_of(rows, [0, 1])
+    owners = batch.extras["pairs"][0]
+    assert {1, -1, 2, -2} <= set(owners.tolist()), "the first row has two pairs"
+
+    def without(*owned: int) -> Batch[jax.Array]:
+        empty = jnp.isin(owners, jnp.asarray(owned))
+        return replace(batch, weights=batch.weights.at[0].set(jnp.where(empty, 0.0, batch.weights[0])))
+
+    objective = Preference(16, loss)
+    found, wanted = (computed(objective, params(0), one) for one in (without(side), without(1, -1)))
+    assert found["weight"] == wanted["weight"] == computed(objective, params(0), batch)["weight"] - 1
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
 
 
 def adapted(weights: Any) -> Any:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -122,3 +123,18 @@ def test_a_step_keeps_every_dtype(params: str, micro_batch: int | None) -> None:
     with jax.set_mesh(program.mesh):
         after, _ = jax.eval_shape(program.step, program.state, program.batch)
     assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, program.state)
+
+
+@pytest.mark.parametrize("micro_batch", [None, 1])
+def test_a_batch_without_tokens_to_learn_changes_no_weight(micro_batch: int | None) -> None:
+    """Its sums are 0 / 0; the loss and the gradient are 0 nevertheless, not NaN."""
+    program = built(micro_batch=micro_batch, optimizer=Optimizer(weight_decay=0.0, warmup=0))
+    batch = jax.tree.map(lambda x: jax.device_put(np.ones(x.shape, x.dtype), x.sharding), program.batch)
+    batch = replace(batch, weights=jnp.zeros_like(batch.weights))
+    before = jax.tree.map(np.asarray, program.initial_state(0).params)
+    with jax.set_mesh(program.mesh):
+        after, metrics = program.trace().lower().compile()(program.initial_state(0), batch)
+    assert (float(metrics.loss), float(metrics.grad_norm)) == (0.0, 0.0)
+    assert float(metrics.lr) > 0
+    for have, want in zip(jax.tree.leaves(after.params), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(have, want)

@@ -55,12 +55,13 @@ def test_the_jobs_of_the_page_train(root: Path, shell: dict[str, str]) -> None:
 
 
 def test_fine_tuning_learns_the_answers(root: Path, shell: dict[str, str]) -> None:
-    told = run("forerun train examples/sft/job.yaml steps=25", root, shell)
+    small = "model.layers=2 model.embed=64 sequence=256"
+    told = run(f"forerun train examples/sft/job.yaml steps=25 {small}", root, shell)
     assert "chat, column messages" in told
     assert re.search(r"\d+ documents for validation", told)
     lines = read_metrics(root / "runs/sft/metrics.jsonl")
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.7 * losses[0]
     assert lines[-1]["validation_loss"] < 0.7 * losses[0]
-    told = run("forerun data examples/sft/job.yaml --ledger runs/sft/ledger.jsonl", root, shell)
+    told = run(f"forerun data examples/sft/job.yaml {small} --ledger runs/sft/ledger.jsonl", root, shell)
     assert "25 steps and" in told

@@ -131,3 +131,12 @@ def unspecified_encodings(path: Path) -> Iterator[ast.Call]:
             or (isinstance(node.func, ast.Name) and name == "open" and len(node.args) == 1)
         ):
             yield node
+
+
+def test_no_child_process_imports_from_the_working_directory() -> None:
+    """`forerun` also sets PYTHONSAFEPATH, which would hide a flag that is missing here."""
+    starts = r"sys\.executable,(?! \*WORKER)|^WORKER = \("
+    lines = [line for file in SOURCE.rglob("*.py") for line in file.read_text("utf-8").splitlines()]
+    found = [line.strip() for line in lines if re.search(starts, line)]
+    assert len(found) >= 5
+    assert [line for line in found if not re.search(r'"-[PI]",', line)] == []

@@ -108,10 +108,11 @@ def test_umask_000_makes_nothing_writable_for_others(folder: Path) -> None:
     assert private == [0o700]
 
 
-def test_a_stricter_umask_is_kept(forerun: Forerun, folder: Path) -> None:
-    assert forerun("init", "--recipe", "sft", "strict/job.yaml", before="umask 077").returncode == 0
-    assert stat.S_IMODE((folder / "strict").stat().st_mode) == 0o700
-    assert stat.S_IMODE((folder / "strict" / "job.yaml").stat().st_mode) == 0o600
+@pytest.mark.parametrize(("umask", "folder_mode", "file_mode"), [("077", 0o700, 0o600), ("002", 0o775, 0o664)])
+def test_other_umasks_are_kept(forerun: Forerun, folder: Path, umask: str, folder_mode: int, file_mode: int) -> None:
+    assert forerun("init", "--recipe", "sft", f"{umask}/job.yaml", before=f"umask {umask}").returncode == 0
+    assert stat.S_IMODE((folder / umask).stat().st_mode) == folder_mode
+    assert stat.S_IMODE((folder / umask / "job.yaml").stat().st_mode) == file_mode
 
 
 @pytest.mark.parametrize(

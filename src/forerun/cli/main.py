@@ -67,11 +67,13 @@ def told(error: BaseException, arguments: Sequence[str]) -> int:
 
 
 def _set_up_process() -> None:
-    """Make every text printable, and new files writable for their owner only, here and in child processes."""
+    """Make every text printable, and no new file writable for everybody, here and in child processes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in an ASCII locale, 'é' is printed as '\\xe9'
-    os.umask(os.umask(0o077) | 0o022)
+    mask = os.umask(0o077)
+    # A mask such as 002 shares files with the user's group on purpose. One that lets everybody write is a mistake.
+    os.umask(mask if mask & 0o002 else mask | 0o022)
 
 
 def _run(arguments: list[str]) -> int:

@@ -43,7 +43,8 @@ def write_output(path: Path, content: str, fix: str, mode: int = 0o666) -> None:
         else:
             atomic_write(target, content, mode)
     except OSError as error:
-        if error.errno in DISK_ERRORS:
+        # The user chose this path, so a missing permission is a mistake here and no fault of the disk.
+        if error.errno in DISK_ERRORS and error.errno != errno.EACCES:
             error.filename = str(path)
             raise
         raise UserError(f"{path} cannot be written", why=str(error.strerror), fix=fix) from error

@@ -293,13 +293,14 @@ def _died(code: int, folder: Path, question: Question) -> Exception:
             why="that is what Linux does when memory runs out: a compile for many chips takes several GiB",
             fix="name fewer slices at a time after --on, or use a machine with more memory",
         )
+    said = _short((folder / NOISE).read_text("utf-8", errors="replace"), last=True)
     if (limit_bytes := address_space_bytes()) is not None:
+        limited = f"the address space is limited to {Bytes(limit_bytes)}, and large programs need more than that"
         return UserError(
             f"{name}: the compiler ended without an answer ({_how(code)})",
-            why=f"the address space is limited to {Bytes(limit_bytes)}, and larger programs need more of it",
+            why=f"{limited}\n{said}".rstrip(),
             fix="ulimit -v unlimited, then the same command",
         )
-    said = _short((folder / NOISE).read_text("utf-8", errors="replace"), last=True)
     if code == 0:
         said = f"it left no memory report that we can read\n{said}"
     return CompilerFailure(f"the TPU compiler ended on {name} without an answer ({_how(code)}): {said}".rstrip(": \n"))

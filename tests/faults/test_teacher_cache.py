@@ -22,6 +22,7 @@ from teacher_folder import write_teacher
 
 from forerun.config.load import load
 from forerun.config.schema import Job
+from forerun.data import checked_json
 from forerun.data.corpus import Corpus
 from forerun.data.taught.layout import Layout
 from forerun.data.taught.reader import Taught
@@ -229,9 +230,10 @@ def test_a_cache_of_another_job_is_refused(
 def test_hosts_with_different_copies_are_told_apart(job: Callable[..., Job], tmp_path: Path) -> None:
     """One shard of other words, whole in itself, as of a teacher that was trained on meanwhile."""
     mine = student(job()).digest
-    manifest = json.loads((tmp_path / "words" / MANIFEST).read_text())
+    file = tmp_path / "words" / MANIFEST
+    manifest, _ = checked_json.decode(file.read_bytes())
     manifest["shards"][3] = manifest["shards"][2]
-    (tmp_path / "words" / MANIFEST).write_text(json.dumps(manifest))
+    file.write_bytes(checked_json.encode(manifest))
     theirs = student(job()).digest
     members = {n: Member(n, "", f"host-{n}", 1, None, facts={FACT: said}) for n, said in enumerate((mine, theirs))}
     told = differing(members)
@@ -245,11 +247,11 @@ def test_what_is_not_there_or_not_finished_is_refused(job: Callable[..., Job], t
     with pytest.raises(UserError, match="holds no teacher's words yet"):
         student(job(f"distil.cache={tmp_path / 'none'}"))
     manifest = tmp_path / "words" / MANIFEST
-    content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps({**content, "shards": [*content["shards"][:-2], None, None]}))
+    content, _ = checked_json.decode(manifest.read_bytes())
+    manifest.write_bytes(checked_json.encode({**content, "shards": [*content["shards"][:-2], None, None]}))
     with pytest.raises(UserError, match="is not finished: 14 of 16 shards"):
         student(job())
-    manifest.write_text(json.dumps({**content, "format": 7}))
+    manifest.write_bytes(checked_json.encode({**content, "format": 7}))
     with pytest.raises(UserError, match=r"is not the manifest of a teacher's cache\n.*format 7"):
         student(job())
 

@@ -6,7 +6,8 @@ A reader compares the blocks that it reads, the page with their checksums, and t
 one number of a large file therefore reads one block and one page, not all checksums.
 
 A block has 4 KiB, the size of a page of memory: the system reads nothing less from a disk, so a small read at a random
-place reads no more data than without checksums. Larger blocks were slower for the reads of a feed (`bench/blocks.py`).
+place reads no more data than without checksums. Measured for reads of 8 bytes to 4 KiB: blocks of 4 KiB were as fast as
+any; 1 KiB needs more calls (up to 1.2 times the time), 16 KiB (1.1 to 1.4 times) and 64 KiB (2 to 2.5) more bytes.
 """
 
 from __future__ import annotations

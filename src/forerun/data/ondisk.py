@@ -40,7 +40,8 @@ class OnDisk:
     ) -> None:
         self.file, self.dtype = file, np.dtype(dtype)
         self._bytes = file.stat().st_size
-        self._size = self._bytes // self.dtype.itemsize
+        self._itemsize = self.dtype.itemsize
+        self._size = self._bytes // self._itemsize
         self._blocks = None if root is None else Blocks(file, root)
         self._resident_bytes = resident_bytes
         self._resident: NDArray[Any] | None = None
@@ -65,17 +66,19 @@ class OnDisk:
 
     def _read(self, start: int, stop: int) -> NDArray[Any]:
         # Feeds spend most of their reading time here: few calls, little arithmetic.
-        size = self.dtype.itemsize
-        begin = start * size
+        begin, end = start * self._itemsize, stop * self._itemsize
         if self._blocks is None:
-            return np.frombuffer(self._raw(begin, stop * size - begin), self.dtype)
+            return np.frombuffer(self._raw(begin, end - begin), self.dtype)
         if start == stop:
             return np.zeros(0, self.dtype)
-        block, skip = divmod(begin, BLOCK_BYTES)
-        whole = ((stop * size - 1) // BLOCK_BYTES - block + 1) * BLOCK_BYTES
-        raw = self._raw(begin - skip, min(whole, self._bytes - begin + skip))
+        block = begin // BLOCK_BYTES
+        first = block * BLOCK_BYTES
+        size = ((end - 1) // BLOCK_BYTES - block + 1) * BLOCK_BYTES
+        raw = os.pread(self._descriptor, size, first)
+        if len(raw) != size:  # at the end of the file, or cut at 2 GiB
+            raw = self._raw(first, min(size, self._bytes - first))
         self._blocks.require(raw, block)
-        return np.frombuffer(raw, self.dtype, stop - start, skip)
+        return np.frombuffer(raw, self.dtype, stop - start, begin - first)
 
     def _raw(self, start: int, size: int) -> bytes:
         """That many bytes of the file, from `start` on."""
@@ -104,7 +107,7 @@ class OnDisk:
 
     def _by_block(self, at: NDArray[np.int64]) -> NDArray[Any]:
         """Read and compare each block once, whatever the order of the places."""
-        per_block = BLOCK_BYTES // self.dtype.itemsize
+        per_block = BLOCK_BYTES // self._itemsize
         if len(at) == 1:
             return self._read(int(at[0]), int(at[0]) + 1)
         order = np.argsort(at, kind="stable")

@@ -9,6 +9,7 @@ import sys
 import time
 from typing import Any
 
+from forerun.cli.source import warn
 from forerun.errors import UserError
 from forerun.safe_text import redact
 from forerun.units import Count, Seconds
@@ -30,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
 
     use_cache()
     longest = longest_context(args.source, args.revision)
-    loaded = load_model(args.source, revision=args.revision, device=args.device, devices=args.devices, dtype=args.dtype)
+    loaded = load_model(
+        args.source, revision=args.revision, device=args.device, devices=args.devices, dtype=args.dtype, tell=warn
+    )
     device = loaded.mesh.devices.flat[0]
     answer: dict[str, Any] = {"source": loaded.name, "step": loaded.step, "dtype": str(loaded.compute.dtype)}
     step = "" if loaded.step is None else f", step {loaded.step}"

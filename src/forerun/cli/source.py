@@ -56,11 +56,22 @@ def opened(args: argparse.Namespace) -> Source:
 
     use_cache()
     found = loaded.load_model(
-        args.source, revision=args.revision, device=args.device, devices=args.devices, mesh=mesh, dtype=args.dtype
+        args.source,
+        revision=args.revision,
+        device=args.device,
+        devices=args.devices,
+        mesh=mesh,
+        dtype=args.dtype,
+        tell=warn,
     )
     device = found.mesh.devices.flat[0]
     print(f"{found.name}: {found.mesh.size} x {device.device_kind}, {found.compute.dtype}", file=sys.stderr, flush=True)
     return Source(found)
+
+
+def warn(text: str) -> None:
+    """Print a warning, apart from what the command writes to stdout."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:

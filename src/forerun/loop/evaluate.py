@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.config import schema
-from forerun.config.load import load
 from forerun.data.documents import in_memory
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.source.rows import Bad
@@ -27,7 +26,7 @@ from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hub.chat import render
-from forerun.loop.folder import RunFolder
+from forerun.loop.folder import RunFolder, job_of_run
 from forerun.loop.loaded import Loaded
 from forerun.models.pretrained import is_checkpoint, pretrained
 from forerun.nn.sharding import BATCH_AXES
@@ -48,8 +47,7 @@ class TextReport:
 
 def longest_context(source: str, revision: str | None = None) -> int:
     """Tokens that the model was made to read: a checkpoint's config.json says it, or a run's sequence."""
-    job = RunFolder(Path(source)).job
-    run = load(job).job if job.exists() else None
+    run = job_of_run(RunFolder(Path(source)))
     local = "/" not in source and Path(source).is_dir()
     section = run.model if run else schema.Model(name=f"./{source}" if local else source, revision=revision)
     if is_checkpoint(section):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from forerun.checkpoint.weights import chosen_step
-from forerun.config.load import dump, load
+from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
 from forerun.errors import UserError
@@ -32,7 +32,7 @@ from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.weights import Weights
 from forerun.loop.adapter import write_adapter
 from forerun.loop.corpus import tokenizer_of
-from forerun.loop.folder import RunFolder
+from forerun.loop.folder import RunFolder, job_of_run
 from forerun.loop.loaded import method_params, run_params, saved_params, wanted_params, whole_mesh
 from forerun.methods.method import method_of
 from forerun.models.base import Model
@@ -80,7 +80,7 @@ def export(
     `dtype` is of all weights; None: the base model's own, or the run's. What learned as integers is written so, unless
     `dense`."""
     run, target = RunFolder(Path(source)), Path(to)
-    job = _job_of(run)
+    job = _job_of(run, say)
     _require_free(target)
     if job.lora is not None and job.qat is None and not merge:
         return _export_adapter(run, job, target, dtype, which, say)
@@ -161,14 +161,14 @@ def _adapted(job: Job, model: Model) -> set[str]:
     return {f"{path}.value" for path in adapters_of(specs)}
 
 
-def _job_of(run: RunFolder) -> Job:
-    if not run.job.exists():
+def _job_of(run: RunFolder, say: Say) -> Job:
+    job = job_of_run(run, say)
+    if job is None:
         raise UserError(
             f"{run.path} is no run",
             why=f"there is no {run.job}",
             fix="give the folder of a run, for example runs/quickstart",
         )
-    job = load(run.job).job
     if is_plugin(job.model):
         raise UserError(
             f"a model of your own ({job.model.name}) has no Hugging Face form",

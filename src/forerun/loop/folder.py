@@ -41,6 +41,8 @@ MAY_CHANGE = (
     "loss_chunk",
 )
 
+CHECKPOINTS = "checkpoints"
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -73,7 +75,7 @@ class RunFolder:
     def checkpoints(self, job: Job) -> Path | str:
         """In the folder, or where its job says, in a folder of the run's name."""
         if job.checkpoint.folder is None:
-            return self.path / "checkpoints"
+            return self.path / CHECKPOINTS
         return f"{job.checkpoint.folder.rstrip('/')}/{job.name}"
 
 
@@ -112,7 +114,7 @@ def open_folder(
         return folder
     if fresh:
         set_aside(job)
-    record = newest_record(job, tell)
+    record = newest_record(folder.checkpoints(job), tell)
     if record is not None and "job" in record:
         before = _recorded_job(record["job"], folder)
         _require_same(job, before, folder)
@@ -129,13 +131,37 @@ def open_folder(
     return folder
 
 
-def newest_record(job: Job, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any] | None:
-    """Return the record of the run's newest checkpoint, or None if it has no checkpoint."""
+def job_of_run(folder: RunFolder, tell: Callable[[str], None] = lambda text: None) -> Job | None:
+    """Return the job of a run that has begun, or None if the folder is not a run's.
+
+    The newest checkpoint's record is verified, so it has priority: a `job.yaml` that is missing, damaged or changed is
+    reported to `tell`, and the recorded job is returned.
+    """
+    written, damage = None, None
+    try:
+        written = None if _is_blank(folder.job) else load(folder.job).job
+    except UserError as error:
+        damage = error
+    # Without a `job.yaml` that can be read, only the default place of the checkpoints is known.
+    record = newest_record(folder.checkpoints(written) if written else folder.path / CHECKPOINTS, tell)
+    if record is None or "job" not in record:
+        if damage is not None:
+            raise damage
+        return written
+    recorded = _recorded_job(record["job"], folder)
+    if trouble := _trouble(folder.job, recorded):
+        tell(f"{folder.job} {trouble}; the job is the one that the checkpoint recorded")
+        return recorded
+    return written
+
+
+def newest_record(checkpoints: Path | str, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any] | None:
+    """Return the record of the newest checkpoint, or None if there is no checkpoint."""
     from forerun.checkpoint.log import Log
     from forerun.checkpoint.patience import Patience
     from forerun.checkpoint.place import place_of
 
-    place = place_of(folder_of(job).checkpoints(job), Patience(), tell)
+    place = place_of(checkpoints, Patience(), tell)
     commits = place.patiently(Log(place).commits)
     return dict(commits[-1].record) if commits else None
 

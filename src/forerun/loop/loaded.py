@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from jax.sharding import Mesh
 
 from forerun.checkpoint.weights import newest_step, restore_weights
 from forerun.config import schema
-from forerun.config.load import load
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
 from forerun.errors import UserError
 from forerun.exchange.read import OnProgress, no_progress, read_params
@@ -22,7 +21,7 @@ from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hub.chat import chat_template
 from forerun.hub.snapshot import Snapshot
 from forerun.loop.corpus import special_texts, tokenizer_of
-from forerun.loop.folder import RunFolder
+from forerun.loop.folder import RunFolder, job_of_run
 from forerun.methods.method import MODEL, method_of
 from forerun.models.base import Model
 from forerun.models.pretrained import is_checkpoint, pretrained
@@ -57,11 +56,12 @@ def load_model(
     devices: int | None = None,
     mesh: MeshShape | None = None,
     dtype: str | None = None,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Loaded:
     """Weights and computation in `dtype` (None: bfloat16, but float32 on a CPU, which has no arithmetic for it), laid
-    out over the mesh (all devices along fsdp unless given)."""
+    out over the mesh (all devices along fsdp unless given). `tell` gets a line about damage to a run's `job.yaml`."""
     folder = RunFolder(Path(source))
-    run = load(folder.job).job if folder.job.exists() else None
+    run = job_of_run(folder, tell)
     section = run.model if run else schema.Model(name=_named(source), revision=revision)
     if run is None and not is_checkpoint(section):
         raise UserError(

@@ -189,7 +189,8 @@ class Asked:
 
     def _restored_note(self) -> str:
         """Return the number in the folder, or the checkpoint's if they differ; empty if neither has one."""
-        noted, saved = noted_base(self._folder), (newest_record(self._job) or {}).get(REFERENCE)
+        record = newest_record(self._folder.checkpoints(self._job)) or {}
+        noted, saved = noted_base(self._folder), record.get(REFERENCE)
         if saved and noted != saved:
             self._warn(f"{self._folder.reference} is missing, damaged or changed; it is restored from the checkpoint")
             _note_base(self._folder, saved)

@@ -31,6 +31,8 @@ from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.loop import train as loop
 from forerun.loop.concrete import concrete
+from forerun.loop.folder import RunFolder, job_of_run
+from forerun.loop.loaded import load_model
 from forerun.objectives.batch import Batch
 from forerun.track.display import StepView
 from forerun.track.metrics import read_metrics
@@ -302,3 +304,28 @@ def test_a_checkpoint_of_an_older_version_resumes_with_a_note(
     assert main(["train", str(run.file), "name=run", f"runs={run.folder.parent}"]) == 0
     assert "older version" in run.capture.readouterr().out
     assert run.result() == runs.undisturbed
+
+
+def delete(file: Path) -> None:
+    file.unlink()
+
+
+def change_rope(file: Path) -> None:
+    """A value that changes what the model computes, and not whether its weights fit."""
+    job = load(file, ["model.rope_theta=500"]).job
+    file.write_text(dump(job))
+
+
+@pytest.mark.parametrize("damage", [delete, empty, fill_with_zeros, change_rope])
+def test_a_run_with_a_damaged_job_is_read_as_the_checkpoint_recorded_it(run: Resumable, damage: Damage) -> None:
+    before = load_model(str(run.folder), device="cpu", devices=1)
+    damage(run.folder / "job.yaml")
+    told: list[str] = []
+    after = load_model(str(run.folder), device="cpu", devices=1, tell=told.append)
+    assert after.model == before.model
+    assert len(told) == 1
+    assert str(run.folder / "job.yaml") in told[0]
+
+
+def test_a_folder_without_job_and_checkpoints_is_not_a_run(tmp_path: Path) -> None:
+    assert job_of_run(RunFolder(tmp_path)) is None

@@ -140,7 +140,10 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     for line in lines:
         ratios = " | ".join(f"{line[column]:.3f}" for column in columns)
         said += f"| {line['packing']} | {line['sequence']} x {line['batch']} | {ratios} |\n"
-    return f"CPU time of a feed with checksums over one without (`python bench/blocks.py`; goal {GOAL}):\n\n{said}"
+    title = (
+        f"CPU time of a feed with checksums over one without (`python bench/blocks.py`; goal {GOAL} over the version"
+    )
+    return f"{title} before):\n\n{said}"
 
 
 if __name__ == "__main__":

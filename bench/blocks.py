@@ -133,17 +133,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    names = {"over_before": "without, version before", "over_off": "without, this version"}
+    names = {"over_off": "over this version without checksums", "over_before": "over the version before them"}
     columns = [column for column in names if column in lines[0]]
     said = f"| packing | sequence x batch | {' | '.join(names[column] for column in columns)} |\n"
     said += "| --- | --- |" + " ---: |" * len(columns) + "\n"
     for line in lines:
         ratios = " | ".join(f"{line[column]:.3f}" for column in columns)
         said += f"| {line['packing']} | {line['sequence']} x {line['batch']} | {ratios} |\n"
-    title = (
-        f"CPU time of a feed with checksums over one without (`python bench/blocks.py`; goal {GOAL} over the version"
-    )
-    return f"{title} before):\n\n{said}"
+    title = "CPU time of a feed with checksums, as a ratio (`python bench/blocks.py`"
+    return f"{title}; goal: {GOAL} over the same version without them):\n\n{said}"
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def open_regular(path: Path | str) -> BinaryIO:
         UserError: The file is not a regular file.
         OSError: The file cannot be opened.
     """
-    # O_NONBLOCK: opening a pipe that nobody writes to would wait forever.
+    # O_NONBLOCK: opening a pipe without a writer would wait forever.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):

@@ -109,7 +109,7 @@ class Corpus:
         """One for each part whose damage would go unnoticed."""
         return [
             f"{part.name}: {part.store.folder} was written without checksums of its blocks, so damaged bytes would "
-            "change the run silently: forerun data JOB --verify compares all of it and adds them"
+            "change the run silently: forerun data JOB --verify compares its files and adds the checksums"
             for part in self.parts
             if not part.checked
         ]

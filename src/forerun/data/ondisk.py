@@ -81,7 +81,7 @@ class OnDisk:
         return np.frombuffer(raw, self.dtype, stop - start, begin - first)
 
     def _raw(self, start: int, size: int) -> bytes:
-        """That many bytes of the file, from `start` on."""
+        """Return `size` bytes of the file, from `start` on."""
         raw = os.pread(self._descriptor, size, start)
         while len(raw) < size:  # a read is cut at 2 GiB
             more = os.pread(self._descriptor, size - len(raw), start + len(raw))

@@ -151,7 +151,7 @@ def _write(
 def _built(
     home: Path, key: dict[str, Any], documents: Documents, sequence: int, too_long: TooLong, window: int
 ) -> Iterator[Path]:
-    """A new plan in a folder beside `home`. What is left of that folder afterwards is removed."""
+    """Write a new plan to a folder beside `home`, and remove that folder afterwards unless it was moved."""
     part = home.with_name(f"{home.name}.{secrets.token_hex(4)}.part")
     part.mkdir(parents=True)
     try:

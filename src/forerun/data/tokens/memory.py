@@ -1,7 +1,7 @@
 """A limit on the memory that tokenizing a batch of texts may take.
 
-A tokenizer.json is a program of a stranger: its normalizer may replace every "e" by a thousand characters. The kernel
-stops it. RLIMIT_DATA counts the memory that a process allocates; RLIMIT_AS would also count data files that are mapped.
+A tokenizer.json may be hostile: its normalizer may replace every "e" by a thousand characters. The kernel stops it.
+RLIMIT_DATA counts the memory that a process allocates; RLIMIT_AS would also count data files that are mapped.
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ class Store:
 
 
 def open_store(folder: Path, *, verify: bool = False) -> Store:
-    """Open the store in `folder`; `verify` reads all of it and compares the checksums first."""
+    """Open the store in `folder`; `verify` first reads every file and compares its checksums."""
     if verify:
         check(folder)
     index, checked = _index(folder)
@@ -236,7 +236,7 @@ def index_entry(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def _index(folder: Path) -> tuple[dict[str, Any], bool]:
-    """The index, and whether it and every unit have checksums of their blocks."""
+    """Return the index, and whether it and every unit have checksums of their blocks."""
     path = folder / INDEX
     try:
         index, checked = checked_json.decode(path.read_bytes())

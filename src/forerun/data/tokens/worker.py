@@ -126,7 +126,7 @@ def _length(values: dict[str, Any]) -> int:
 
 
 def answers(work: Work, unit: Unit) -> Iterator[dict[str, Any]]:
-    """What is said about one unit, in the end one of done, bad, error, storage, bug."""
+    """Yield the messages about one unit. The last one is done, bad, error, storage or bug."""
     try:
         for progress in work.build(unit):
             yield {"progress": progress}

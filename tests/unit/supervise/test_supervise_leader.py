@@ -18,6 +18,8 @@ from forerun.supervise.secret import Secret
 from forerun.supervise.voice import Voice
 from forerun.supervise.wire import Line, join
 
+pytestmark = pytest.mark.timing
+
 OURS = Secret(b"the secret of this run")
 LIMITS = Limits(beat=0.01, settle=0.01, handshake=120, lost=120, gather=120, reconnect=120)
 ENOUGH = 30  # beats, in which a leader that does not wait would have sent something else

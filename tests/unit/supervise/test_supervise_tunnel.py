@@ -22,6 +22,8 @@ from forerun.supervise.tunnel import TunnelEntrance, TunnelExit, coordinator_soc
 from forerun.supervise.voice import Voice
 from forerun.supervise.wire import LENGTH_BYTES, MAC_BYTES, Line, Refused, join
 
+pytestmark = pytest.mark.timing
+
 OURS = Secret(b"the secret of this run")
 ATTEMPT = 3
 

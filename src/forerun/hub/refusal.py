@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Literal
 
-from forerun.errors import UserError
+from forerun.errors import StorageError, UserError
 
 RepositoryKind = Literal["model", "dataset"]
 
@@ -37,7 +37,7 @@ def refusal(
     if isinstance(error, errors.HfHubHTTPError):
         return _answered(error, name, kind)
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        return UserError(
+        return StorageError(
             f"the disk became full while {name} was fetched",
             why=str(error),
             fix="make room (`hf cache ls` shows what the cache holds) or set HF_HOME to a larger disk; "

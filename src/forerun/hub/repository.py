@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import UserError
+from forerun.errors import StorageError
 from forerun.hub.refusal import RepositoryKind, refusal
 from forerun.units import MIB, Bytes
 
@@ -79,7 +79,7 @@ class Repository:
         free = shutil.disk_usage(place).free
         if needed and needed + _SPARE_BYTES > free:
             less = ", or name fewer of its files in data.path" if self.kind == "dataset" else ""
-            raise UserError(
+            raise StorageError(
                 f"the disk has no room for {self.name}",
                 why=f"{Bytes(needed)} are to be fetched, {Bytes(free)} are free in {cache}",
                 fix="make room there (`hf cache ls` shows what the cache holds), or set HF_HOME to a larger disk"

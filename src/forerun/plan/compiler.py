@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from forerun.errors import UserError
+from forerun.errors import StorageError, UserError
 from forerun.memory_limit import address_space_bytes, require_address_space
 from forerun.models.plugin import job_folder
 from forerun.models.sizes import is_plugin
@@ -137,7 +137,7 @@ def _examined(answer: Answer, folder: Path, question: Question) -> Answer:
 def require_disk(folder: Path, at_least_bytes: int = DISK_BYTES) -> None:
     free = shutil.disk_usage(folder).free
     if free < at_least_bytes:
-        raise UserError(
+        raise StorageError(
             f"the disk is full: {Bytes(free)} left in {folder}",
             why=f"the compiler writes its memory report there, and needs {Bytes(DISK_BYTES)} for each slice",
             fix="free some space, or point TMPDIR at another disk",

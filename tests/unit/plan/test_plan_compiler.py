@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from forerun.config.schema import Job
-from forerun.errors import UserError
+from forerun.errors import StorageError, UserError
 from forerun.hardware.slices import slice_named
 from forerun.plan import compiler
 from forerun.plan.compiler import Answer, CompilerFailure, Stopped
@@ -257,7 +257,7 @@ def test_full_disk(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in("hang()")
     free = iter([10 * GIB, 4096])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10 * GIB, 0, next(free)))
-    with pytest.raises(UserError, match=r"the disk is full: 4.00 KiB left") as raised:
+    with pytest.raises(StorageError, match=r"the disk is full: 4.00 KiB left") as raised:
         ask()
     assert "TMPDIR" in raised.value.fix
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from forerun.cli.main import main
+from forerun.cli.source import warn
 from forerun.generate.engine import Engine
 from forerun.hardware.mesh import MeshShape
 
@@ -100,6 +101,7 @@ def test_one_prompt(asked: list[dict[str, Any]], capsys: Capture) -> None:
             "devices": 1,
             "mesh": MeshShape(1, 1, 1),
             "dtype": "float32",
+            "tell": warn,
         }
     ]
     assert generate(["Once", "--max-tokens", "10"], capsys) == text[:10] + "\n"

@@ -140,6 +140,6 @@ def test_the_way_out_leads_out(values: dict[str, object], fix: str, mended: dict
 
 def test_a_model_that_is_larger_than_any_slice() -> None:
     with pytest.raises(UserError) as caught:
-        sensible(job(model={"layers": 10**7, "embed": 4096, "heads": 32, "vocab": 512}))
-    # 10^7 x 2.02e8 parameters x 16 bytes over 2,048 devices of 94.75 GiB
-    assert "are 155 x all HBM of tpu7x-8x8x16" in caught.value.fix
+        sensible(job(model={"layers": 1024, "embed": 1 << 18, "heads": 1024, "vocab": 512}))
+    # 1,024 layers x 12 x 2^36 parameters x 16 bytes over 2,048 devices of 94.75 GiB
+    assert "are 64.8 x all HBM of tpu7x-8x8x16" in caught.value.fix

@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,14 +43,26 @@ BAD = (3, 5)
 Damage = Callable[[Path], None]
 
 
-class Interrupted(Exception):
-    pass
+class Copying(PlainDisplay):
+    """Copies a run's folder in the middle of the run, after a save: what a killed machine would leave."""
 
+    def __init__(self, folder: Path, copy: Path) -> None:
+        super().__init__(io.StringIO(), clock=time.monotonic)
+        self._folder, self._copy = folder, copy
 
-class Interrupting(PlainDisplay):
     def step(self, view: StepView) -> None:
-        if view.step == INTERRUPTED:
-            raise Interrupted
+        while view.step == INTERRUPTED and not self._copied():
+            time.sleep(0.01)
+
+    def _copied(self) -> bool:
+        """Return whether the copy has the checkpoint. The saving thread may still remove temporary files."""
+        shutil.rmtree(self._copy, ignore_errors=True)
+        if Reader(self._folder / "checkpoints").newest() != SAVED:
+            return False
+        with suppress(shutil.Error, FileNotFoundError):
+            shutil.copytree(self._folder, self._copy)
+            return True
+        return False
 
 
 class BadBatches:
@@ -99,14 +111,12 @@ class Runs:
 def runs(job_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("runs")
     file = folder / "job.yaml"
-    job = load(job_file, [f"runs={folder}", f"steps={STEPS}", "data.ledger=true", "name=whole"]).job
+    job = load(job_file, [f"runs={folder / 'whole'}", f"steps={STEPS}", "data.ledger=true", "name=run"]).job
     file.write_text(dump(job))
     with pytest.MonkeyPatch.context() as patch:
         use_bad_batches(patch)
-        assert loop.train(job, PlainDisplay(io.StringIO(), clock=time.monotonic)) is not None
-        with pytest.raises(Interrupted):
-            loop.train(load(file, ["name=run"]).job, Interrupting(io.StringIO(), clock=time.monotonic))
-    interrupted = folder / "run"
+        interrupted = folder / "run"
+        assert loop.train(job, Copying(folder / "whole" / "run", interrupted)) is not None
     with closing(Store(interrupted / "checkpoints", keep=2)) as store:
         assert store.newest() == SAVED
     assert [json.loads(line)["step"] for line in (interrupted / "skips.jsonl").read_bytes().splitlines()] == list(BAD)

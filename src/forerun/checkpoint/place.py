@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar
 
 from forerun.checkpoint.patience import NONE, Patience
 from forerun.errors import UserError
+from forerun.files import sync_folder
 from forerun.units import MIB
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -144,7 +145,7 @@ class Local:
                 except FileExistsError:
                     return False
             try:
-                _sync_folder(final.parent)
+                sync_folder(final.parent)
             except OSError:
                 final.unlink()  # whether it would last is not known: it shall not be there
                 raise
@@ -166,8 +167,8 @@ class Local:
         for path, _, files in os.walk(self.folder / folder, onerror=_raise):
             for name in files:
                 _sync(Path(path, name))
-            _sync_folder(Path(path))
-        _sync_folder(self.folder)
+            sync_folder(Path(path))
+        sync_folder(self.folder)
 
     def remove(self, name: str) -> None:
         path = self.folder / name
@@ -177,7 +178,7 @@ class Local:
             return
         except (IsADirectoryError, PermissionError):
             shutil.rmtree(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
 
     def room_bytes(self) -> int | None:
         there = next(path for path in (self.folder, *self.folder.parents) if path.exists())
@@ -203,14 +204,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sync_folder(path: Path) -> None:
-    try:
-        _sync(path)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have no such thing
-            raise
 
 
 def _raise(error: OSError) -> None:

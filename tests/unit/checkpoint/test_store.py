@@ -259,7 +259,7 @@ def test_a_failure_of_the_record_itself_leaves_nothing_either(tmp_path: Path, mo
     with Store(tmp_path, keep=2) as store:
         store.save(1, state, {})
         store.wait()
-        for name in ("_write", "_sync_folder"):
+        for name in ("_write", "sync_folder"):
             with monkeypatch.context() as patch:
                 patch.setattr(place, name, failing_for(tmp_path / "commits", getattr(place, name)))
                 store.save(2, state, {})

@@ -100,13 +100,14 @@ def memory(steps: dict[bool, tuple[Program, Any]]) -> dict[str, Any]:
 
 
 def batch_for(program: Program) -> Any:
-    return jax.tree.map(lambda like: jax.device_put(np.ones(like.shape, like.dtype), like.sharding), program.batch)
+    batch = jax.tree.map(lambda like: jax.device_put(np.ones(like.shape, like.dtype), like.sharding), program.batch)
+    return batch, program.placed_schedule()
 
 
 def timed(executable: Any, state: Any, batch: Any) -> tuple[float, Any]:
     began = time.perf_counter()
     for _ in range(STEPS):
-        state, metrics = executable(state, batch)
+        state, metrics = executable(state, *batch)
     jax.block_until_ready((state, metrics))
     return (time.perf_counter() - began) / STEPS, state
 

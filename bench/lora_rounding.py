@@ -58,7 +58,7 @@ def ours(folder: Path, rate: str, bits: int) -> dict[str, list[float]]:
     for number in range(job.steps or 0):
         batch = jax.tree.map(lambda x: widened(x, bits), batches.batch_at(number))
         with jax.set_mesh(program.mesh):
-            state, metrics = step(state, batch)
+            state, metrics = step(state, batch, program.schedule)
         found.append(float(metrics.loss))
         rates.append(float(metrics.lr))
     assert metrics.loss.dtype == np.dtype(f"float{bits}")

@@ -85,7 +85,7 @@ def run(program: Program, batches: list[Batch[np.ndarray]]) -> tuple[list[Any], 
     states, metrics = [jax.tree.map(np.array, state)], []
     for batch in batches:
         given = jax.tree.map(lambda x, like: jax.device_put(x.reshape(like.shape), like.sharding), batch, program.batch)
-        state, told = step(state, given)
+        state, told = step(state, given, program.placed_schedule())
         states.append(jax.tree.map(np.array, state))
         metrics.append(jax.tree.map(np.array, told))
     return states, metrics

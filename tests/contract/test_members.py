@@ -106,7 +106,7 @@ def test_a_small_copy_steps_on_eight_devices(name: str, monkeypatch: pytest.Monk
     positions = np.broadcast_to(np.arange(16, dtype=np.int32), batch.tokens.shape)
     batch = replace(batch, weights=np.ones_like(batch.weights), segments=np.ones_like(positions), positions=positions)
     batch = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), batch, program.batch)
-    state, metrics = program.trace().lower().compile()(state, batch)
+    state, metrics = program.trace().lower().compile()(state, batch, program.placed_schedule())
 
     np.testing.assert_allclose(metrics.loss, math.log(64), rtol=0.02)
     assert (int(metrics.tokens), int(state.step)) == (8 * 16, 1)

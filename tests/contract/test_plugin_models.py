@@ -125,7 +125,7 @@ def trained(job: Job, shape: MeshShape = SINGLE, steps: int = 3) -> tuple[State,
     step = program.trace().lower().compile()
     metrics = []
     for _ in range(steps):
-        state, figures = step(state, there)
+        state, figures = step(state, there, program.placed_schedule())
         metrics.append(jax.device_get(figures))
     return before, jax.device_get(state), metrics
 

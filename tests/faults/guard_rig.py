@@ -152,6 +152,7 @@ class Oracle:
         job = concrete(job, corpus)
         self._program = loop.program_on(job, choose("cpu", 1), corpus.rows.epoch)
         self._step = self._program.trace().lower().compile()
+        self._schedule = self._program.placed_schedule()
         self._seed, self._batches = job.seed, loop.batches_of(job, self._program, corpus)
         self._placed = Placement(self._program.batch)
 
@@ -160,7 +161,7 @@ class Oracle:
         """(loss by step, hash of the final state, ledger)."""
         state, losses = self._program.initial_state(self._seed), {}
         for step in sorted(set(range(1, STEPS + 1)) - bad):
-            state, metrics = self._step(state, self._placed(self._batches.batch_at(step - 1)))
+            state, metrics = self._step(state, self._placed(self._batches.batch_at(step - 1)), self._schedule)
             assert int(metrics.verdict) == 0, step
             losses[step] = float(metrics.loss)
         learned = [(s, [] if s in bad else self._batches.examples_at(s - 1)) for s in range(1, STEPS + 1)]

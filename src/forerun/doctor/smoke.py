@@ -85,7 +85,11 @@ def _compiled_step(bench: Bench) -> str:
     job, corpus = bench.made["job"], bench.made["corpus"]
     program = program_on(job, bench.made["chosen"], corpus.rows.epoch)
     batches = batches_of(job, program, corpus)
-    step = program.trace().lower().compile(compiler_options=program.compiler_options or None)
+    executable = program.trace().lower().compile(compiler_options=program.compiler_options or None)
+    schedule = program.placed_schedule()
+
+    def step(state: Any, batch: Any) -> Any:
+        return executable(state, batch, schedule)
 
     def batch(number: int) -> Any:
         return Placement(program.batch)(batches.batch_at(number))
@@ -111,7 +115,7 @@ def _gradients(bench: Bench) -> str:
         program = program_on(job, these, corpus.rows.epoch)
         batch = Placement(program.batch)(batches_of(job, program, corpus).batch_at(0))
         step = program.trace().lower().compile(compiler_options=program.compiler_options or None)
-        norms.append(float(step(program.initial_state(job.seed), batch)[1].grad_norm))
+        norms.append(float(step(program.initial_state(job.seed), batch, program.placed_schedule())[1].grad_norm))
     apart = abs(norms[0] - norms[1]) / norms[0]
     if apart > 2e-2:  # bfloat16 sums in another order
         raise UserError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from forerun.objectives.batch import Batch
 from forerun.plan.hlo import parse
 from forerun.plan.step_time import step_time
 from forerun.program.build import Program, program_hash
+from forerun.program.schedule import Schedule
 from forerun.program.state import Metrics, State
+from forerun.program.step import Step
 from forerun.track.display import Display
 from forerun.units import Bytes
 
@@ -72,7 +75,8 @@ class CompiledStep:
 
     def __init__(self, executable: Any, program: Program, hash: str, cached: bool) -> None:
         self._executable = executable
-        self._run: Callable[[State, Batch[jax.Array]], tuple[State, Metrics]] = executable
+        self._run: Step = executable
+        self._program = program
         self._expected = {"state": program.state, "batch": program.batch}
         self.hash, self.cached = hash, cached
 
@@ -80,10 +84,16 @@ class CompiledStep:
         """What `plan` would have said of this very program."""
         return step_time(parse(self._executable.as_text()), chip).mid_seconds
 
+    @cached_property
+    def _schedule(self) -> Schedule:
+        """The same in every step. Placed at the first, because a program for described devices is never run."""
+        return self._program.placed_schedule()
+
     def __call__(self, state: State, batch: Batch[jax.Array]) -> tuple[State, Metrics]:
+        schedule = self._schedule
         try:
             with jax.transfer_guard("disallow"):
-                return self._run(state, batch)
+                return self._run(state, batch, schedule)
         except (TypeError, ValueError) as error:
             changed = [
                 c

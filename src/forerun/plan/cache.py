@@ -42,7 +42,8 @@ BYSTANDERS = {
     | {"page", "progress", "ranking", "refusal", "remedies", "report", "scoreboard", "search", "strategy", "winner"},
 }
 # Of the job, what never reaches the compiled step.
-OUTSIDE = {"name", "seed", "device", "devices", "data", "epochs", "checkpoint", "log_every", "sample", "runs"}
+OUTSIDE = {"name", "seed", "device", "devices", "data", "steps", "epochs", "checkpoint", "log_every", "sample", "runs"}
+SCHEDULE = ("lr", "warmup", "final_lr", "weight_decay")  # of the optimizer: arguments of the step
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 JAX_SETTINGS_OF_OUR_OWN = ("JAX_PLATFORMS", "JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR")
 
@@ -55,6 +56,8 @@ def folder() -> Path:
 def key(question: Question) -> str:
     """Equal for questions that lead to the same program: a mesh of -1 and the number it stands for are one."""
     job = question.job.model_dump(mode="json", exclude=OUTSIDE)
+    for name in SCHEDULE:
+        del job["optimizer"][name]
     derived = question.derived(None)
     job["mesh"], job["micro_batch"] = str(derived.mesh), derived.micro_batch
     if is_plugin(question.job.model):

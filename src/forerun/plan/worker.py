@@ -59,6 +59,7 @@ def argument_groups(program: Any) -> list[str]:
         ("weights", len(jax.tree.leaves(state.params))),
         ("optimizer", len(jax.tree.leaves((state.optimizer, state.average, state.watch)))),
         ("batch", len(jax.tree.leaves(program.batch))),
+        ("optimizer", len(jax.tree.leaves(program.schedule))),
     )
     return [group for group, n in counts for _ in range(n)]
 

@@ -28,8 +28,9 @@ from forerun.objectives.cross_entropy import chunk_length
 from forerun.program import kernels, optimizer
 from forerun.program.derive import Derived
 from forerun.program.guard import Rule
-from forerun.program.state import Metrics, State, abstract_params, abstract_state, started
-from forerun.program.step import make_step
+from forerun.program.schedule import Schedule, rate_at
+from forerun.program.state import State, abstract_params, abstract_state, started
+from forerun.program.step import Step, make_step
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Program:
     model: Model
     compute: Compute
     mesh: Mesh
-    step: Callable[[State, Batch[jax.Array]], tuple[State, Metrics]]
+    step: Step
     evaluate: Callable[[Any, Batch[jax.Array]], Sums]
     method: Method
     started: Callable[[dict[str, Any], jax.Array], State]  # from what was read from files, by name, and a key
@@ -48,6 +49,7 @@ class Program:
     learning: Any  # the part of the state's params that is trained
     unsaved: Any  # a mask over the params: what comes from files again when a run goes on
     batch: Batch[jax.ShapeDtypeStruct]
+    schedule: Schedule  # of NumPy scalars
     derived: Derived
     flops_per_step: float
     compiler_options: dict[str, str]
@@ -58,7 +60,11 @@ class Program:
 
     def trace(self) -> Any:
         with jax.set_mesh(self.mesh):
-            return self._jitted().trace(self.state, self.batch)
+            return self._jitted().trace(self.state, self.batch, Schedule.abstract(self.mesh))
+
+    def placed_schedule(self) -> Schedule:
+        """Return the third argument of the step, on the program's devices."""
+        return self.schedule.on(self.mesh)
 
     def _jitted(self) -> Any:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
@@ -108,10 +114,10 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     method = method_of(job, loss_chunk(job, model, derived))
     before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
     specs = method.specs(before)
-    rate = optimizer.schedule(job.optimizer, derived.steps, derived.warmup_steps)
+    schedule = Schedule.of(job.optimizer, derived.steps, derived.warmup_steps)
     trainable = spec.map_specs(lambda s: s.trainable, specs)
     decays, _ = spec.split(spec.map_specs(lambda s: s.decay, specs), trainable)
-    tx = optimizer.chain(job.optimizer, rate, decays)
+    tx = optimizer.chain(job.optimizer, schedule, decays)  # for its state, which no value of the schedule changes
     ema = job.optimizer.ema
     rule = Rule(job.guard.spike, job.guard.window)
     return Program(
@@ -119,7 +125,15 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         compute=compute,
         mesh=mesh,
         step=make_step(
-            model, method.objective, compute, tx, rate, trainable, ema, rule, job.seed if method.drops else None
+            model,
+            method.objective,
+            compute,
+            lambda schedule: optimizer.chain(job.optimizer, schedule, decays),
+            partial(rate_at, job.optimizer.schedule),
+            trainable,
+            ema,
+            rule,
+            job.seed if method.drops else None,
         ),
         evaluate=partial(evaluated, model, method.objective, compute),
         method=method,
@@ -134,6 +148,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         learning=spec.split(abstract_params(specs, mesh), trainable)[0],
         unsaved=spec.map_specs(lambda s: not s.saved, specs),
         batch=abstract_batch(job, derived, mesh, method.objective),
+        schedule=schedule,
         derived=derived,
         flops_per_step=method.flops_per_token(model, job.sequence) * derived.tokens_per_step,
         compiler_options=kernels.compiler_options(platform, kind),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,39 +10,26 @@ import jax.numpy as jnp
 import optax
 
 from forerun.config.schema import Optimizer
+from forerun.program.schedule import Schedule, rate_at
 
 
-def schedule(optimizer: Optimizer, steps: int, warmup_steps: int) -> optax.Schedule:
-    """Learning rate by step: up in a line from lr / warmup_steps, then along the chosen shape."""
-    lr, final = optimizer.lr, optimizer.lr * optimizer.final_lr
-    after = max(1, steps - warmup_steps)
-    shapes = {
-        "constant": lambda: optax.constant_schedule(lr),
-        "linear": lambda: optax.linear_schedule(lr, final, after),
-        "cosine": lambda: optax.cosine_decay_schedule(lr, after, alpha=optimizer.final_lr),
-    }
-    body = shapes[optimizer.schedule]()
-    if warmup_steps == 0:
-        return body
-    climb = optax.linear_schedule(lr / warmup_steps, lr, max(1, warmup_steps - 1))
-    return optax.join_schedules((climb, body), (warmup_steps,))
-
-
-def rate_at(rate: optax.Schedule, step: jax.Array) -> jax.Array:
-    with jax.numpy_dtype_promotion("standard"):
-        return jnp.asarray(rate(step), jnp.float32)
-
-
-def chain(optimizer: Optimizer, rate: optax.Schedule, decay_mask: Any) -> optax.GradientTransformation:
-    adamw = optax.adamw(
-        rate,
-        b1=optimizer.b1,
-        b2=optimizer.b2,
-        eps=optimizer.eps,
-        weight_decay=optimizer.weight_decay,
-        mask=decay_mask,
+def chain(optimizer: Optimizer, schedule: Schedule, decay_mask: Any) -> optax.GradientTransformation:
+    """Return clipping and AdamW. `schedule` may be traced; the state's structure does not depend on it."""
+    adamw = optax.chain(
+        optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps),
+        optax.masked(_decay(schedule.weight_decay), decay_mask),
+        optax.scale_by_learning_rate(partial(rate_at, optimizer.schedule, schedule)),
     )
     return adamw if optimizer.clip is None else optax.chain(optax.clip_by_global_norm(optimizer.clip), adamw)
+
+
+def _decay(weight_decay: Any) -> optax.GradientTransformation:
+    """Return `optax.add_decayed_weights` for an array: Optax would promote bfloat16 weights to its float32."""
+
+    def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
+        return jax.tree.map(lambda g, p: g + jnp.asarray(weight_decay, p.dtype) * p, updates, params), state
+
+    return optax.GradientTransformation(lambda params: optax.EmptyState(), update)
 
 
 @jax.named_scope("optimizer")

@@ -1,4 +1,4 @@
-"""The step: one pure function from (state, batch) to (state, metrics)."""
+"""The step: one pure function from (state, batch, schedule) to (state, metrics)."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from forerun.nn.spec import Tree
 from forerun.objectives.base import Objective, Sums
 from forerun.objectives.batch import Batch
 from forerun.program import guard, optimizer
+from forerun.program.schedule import Schedule
 from forerun.program.state import Metrics, State
+
+Step = Callable[[State, Batch[jax.Array], Schedule], tuple[State, Metrics]]
 
 
 def make_step(
     model: Model,
     objective: Objective,
     compute: Compute,
-    tx: optax.GradientTransformation,
-    rate: optax.Schedule,
+    tx_of: Callable[[Schedule], optax.GradientTransformation],
+    rate_of: Callable[[Schedule, jax.Array], jax.Array],
     trainable: Tree,
     ema: float | None,
     rule: guard.Rule | None = None,
     drops: int | None = None,
-) -> Callable[[State, Batch[jax.Array]], tuple[State, Metrics]]:
+) -> Step:
     """`drops`: the seed of what is left out at random, if anything is."""
 
-    def step(state: State, batch: Batch[jax.Array]) -> tuple[State, Metrics]:
+    def step(state: State, batch: Batch[jax.Array], schedule: Schedule) -> tuple[State, Metrics]:
         learning, frozen = spec.split(state.params, trainable)
 
         def loss(learning: Tree, micro: Batch[jax.Array], number: jax.Array) -> tuple[jax.Array, Sums]:
@@ -47,11 +50,11 @@ def make_step(
         sums, gradient_sum = accumulate(loss, learning, batch)
         weight_sum = jnp.maximum(sums.weight, 1.0)  # a batch in which nothing counts moves nothing
         gradient = jax.tree.map(lambda g: (g.astype(jnp.float32) / weight_sum).astype(g.dtype), gradient_sum)
-        learning, moments = optimizer.update(tx, gradient, state.optimizer, learning)
+        learning, moments = optimizer.update(tx_of(schedule), gradient, state.optimizer, learning)
         metrics = Metrics(
             loss=sums.loss / weight_sum,
             grad_norm=optax.tree.norm(gradient),
-            lr=optimizer.rate_at(rate, state.step),
+            lr=rate_of(schedule, state.step),
             tokens=weight_sum,
             told={name: total / weight_sum for name, total in sums.told.items()},
         )

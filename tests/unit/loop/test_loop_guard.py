@@ -156,7 +156,7 @@ class Rig:
         state = self.start()
         for number in range(1, last + 1):
             if number not in without:
-                state, metrics = step(state, self.placed(self.batches[number - 1]))
+                state, metrics = step(state, self.placed(self.batches[number - 1]), self.program.placed_schedule())
                 assert metrics.verdict is None or int(metrics.verdict) == Verdict.TAKEN
         return state
 
@@ -224,7 +224,8 @@ def run(
         batch = rig.batches[number - 1]
         return rig.placed(tied[number](batch) if number in tied else batch)
 
-    flights = Flights(guard, rig.guarded, batch_of, jax.device_get)
+    schedule = rig.program.placed_schedule()
+    flights = Flights(guard, lambda state, batch: rig.guarded(state, batch, schedule), batch_of, jax.device_get)
     state, landed = rig.start() if state is None else state, []
     for number in range(first + 1, last + 1):
         batch = rig.placed(passing[number](rig.batches[number - 1])) if number in passing else batch_of(number)

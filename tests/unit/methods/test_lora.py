@@ -150,7 +150,7 @@ def test_dropout_counts_in_a_step_and_not_at_evaluation(tmp_path: Path) -> None:
         batch = jax.tree.map(lambda like: jnp.ones(like.shape, like.dtype), program.batch)
         looked.append(float(jax.jit(program.evaluate)(state.params, batch).loss))
         step = jax.jit(program.step)
-        stepped.append([float(step(state, batch)[1].loss) for _ in range(2)])
+        stepped.append([float(step(state, batch, program.schedule)[1].loss) for _ in range(2)])
     assert looked[0] == looked[1]
     for first, again in stepped:
         assert first == again, "same step, same mask"
@@ -165,7 +165,8 @@ def test_every_step_has_its_own_dropout(tmp_path: Path) -> None:
     state = replace(state, params=spec.merge(ups, state.params))
     batch = jax.tree.map(lambda like: jnp.ones(like.shape, like.dtype), program.batch)
     step = jax.jit(program.step)
-    found = [float(step(replace(state, step=jnp.int32(number)), batch)[1].loss) for number in (0, 1, 2, 0, 1, 2)]
+    states = [replace(state, step=jnp.int32(number)) for number in (0, 1, 2, 0, 1, 2)]
+    found = [float(step(one, batch, program.schedule)[1].loss) for one in states]
     assert len(set(found)) == 3
     assert found[:3] == found[3:], "a repeated step has the same mask"
 

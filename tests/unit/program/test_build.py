@@ -45,12 +45,28 @@ def test_hash_is_of_the_program() -> None:
         hashed(sequence=16),
         hashed(batch=8),
         hashed(batch=8, micro_batch=2),
-        hashed(optimizer=Optimizer(lr=1e-3)),
+        hashed(optimizer=Optimizer(b1=0.8)),
+        hashed(optimizer=Optimizer(schedule="linear")),
         hashed(remat=Remat(policy="none")),
         hashed(precision=Precision(compute="float32")),
         hashed(shape=MeshShape(2, 2, 1)),
     ]
     assert len({base, *different}) == 1 + len(different)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"steps": 4000},
+        {"optimizer": Optimizer(lr=1e-3)},
+        {"optimizer": Optimizer(warmup=0)},
+        {"optimizer": Optimizer(warmup=5, final_lr=0.0, weight_decay=0.0)},
+    ],
+    ids=str,
+)
+def test_schedule_values_are_no_part_of_the_program(fields: dict[str, Any]) -> None:
+    """A sweep over them, and a longer run, compile nothing."""
+    assert hashed(**fields) == hashed()
 
 
 def test_nothing_is_made_by_building() -> None:
@@ -97,7 +113,7 @@ def test_state_is_donated() -> None:
     program = built()
     state = program.initial_state(0)
     batch = jax.tree.map(lambda x: jax.device_put(np.ones(x.shape, x.dtype), x.sharding), program.batch)
-    after, _ = program.trace().lower().compile()(state, batch)
+    after, _ = program.trace().lower().compile()(state, batch, program.placed_schedule())
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
     assert int(after.step) == 1
 
@@ -121,7 +137,7 @@ def test_a_step_keeps_every_dtype(params: str, micro_batch: int | None) -> None:
     precision = Precision(params=params)  # type: ignore[arg-type]
     program = built(precision=precision, micro_batch=micro_batch, optimizer=Optimizer(ema=0.9))
     with jax.set_mesh(program.mesh):
-        after, _ = jax.eval_shape(program.step, program.state, program.batch)
+        after, _ = jax.eval_shape(program.step, program.state, program.batch, program.schedule)
     assert jax.tree.map(lambda x: x.dtype, after) == jax.tree.map(lambda x: x.dtype, program.state)
 
 
@@ -133,7 +149,8 @@ def test_a_batch_without_tokens_to_learn_changes_no_weight(micro_batch: int | No
     batch = replace(batch, weights=jnp.zeros_like(batch.weights))
     before = jax.tree.map(np.asarray, program.initial_state(0).params)
     with jax.set_mesh(program.mesh):
-        after, metrics = program.trace().lower().compile()(program.initial_state(0), batch)
+        step = program.trace().lower().compile()
+        after, metrics = step(program.initial_state(0), batch, program.placed_schedule())
     assert (float(metrics.loss), float(metrics.grad_norm)) == (0.0, 0.0)
     assert float(metrics.lr) > 0
     for have, want in zip(jax.tree.leaves(after.params), jax.tree.leaves(before), strict=True):

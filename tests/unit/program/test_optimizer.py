@@ -14,6 +14,7 @@ from forerun.models.decoder import Decoder
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import spec
 from forerun.program import optimizer
+from forerun.program.schedule import Schedule, rate_at
 
 STEPS, WARMUP = 50, 8
 
@@ -31,16 +32,68 @@ def formula(o: Optimizer, step: int, steps: int, warmup: int) -> float:
 @pytest.mark.parametrize("warmup", [0, 1, WARMUP])
 def test_schedule_is_the_formula(shape: Any, warmup: int) -> None:
     o = Optimizer(lr=3e-3, schedule=shape, final_lr=0.2)
-    rate = optimizer.schedule(o, STEPS, warmup)
-    got = [float(optimizer.rate_at(rate, jnp.asarray(step, jnp.int32))) for step in range(STEPS + 5)]
+    schedule = Schedule.of(o, STEPS, warmup)
+    got = [float(rate_at(shape, schedule, np.int32(step), np)) for step in range(STEPS + 5)]
     np.testing.assert_allclose(got, [formula(o, step, STEPS, warmup) for step in range(STEPS + 5)], rtol=1e-5)
     assert min(got) > 0
     assert max(got) == pytest.approx(3e-3)
 
 
 def test_warm_up_as_long_as_the_run() -> None:
-    rate = optimizer.schedule(Optimizer(lr=1.0), 10, 10)
-    np.testing.assert_allclose([rate(step) for step in range(10)], np.arange(1, 11) / 10, rtol=1e-6)
+    schedule = Schedule.of(Optimizer(lr=1.0), 10, 10)
+    rates = [rate_at("cosine", schedule, np.int32(step), np) for step in range(10)]
+    np.testing.assert_allclose(rates, np.arange(1, 11) / 10, rtol=1e-6)
+
+
+def optax_schedule(o: Optimizer, steps: int, warmup: int) -> optax.Schedule:
+    """The schedule with its values as constants, from Optax's own parts."""
+    after, final = max(1, steps - warmup), o.lr * o.final_lr
+    body = {
+        "constant": optax.constant_schedule(o.lr),
+        "linear": optax.linear_schedule(o.lr, final, after),
+        "cosine": optax.cosine_decay_schedule(o.lr, after, alpha=o.final_lr),
+    }[o.schedule]
+    if warmup == 0:
+        return body
+    return optax.join_schedules((optax.linear_schedule(o.lr / warmup, o.lr, max(1, warmup - 1)), body), (warmup,))
+
+
+@pytest.mark.parametrize("shape", ["constant", "linear", "cosine"])
+def test_traced_values_give_the_rates_of_optax(shape: Any) -> None:
+    """To the bit, operation by operation: a compiler may fold constants and fuse a multiplication with an addition."""
+    traced = jax.vmap(lambda schedule, step: rate_at(shape, schedule, step), (None, 0))
+    steps = jnp.arange(60, dtype=jnp.int32)
+    for lr, last, warmup, final in ((3e-4, 50, 0, 0.1), (0.0017, 50, 1, 0.0), (1e-2, 50, 8, 0.37), (1.0, 10, 10, 0.1)):
+        o = Optimizer(lr=lr, schedule=shape, final_lr=final)
+        with jax.numpy_dtype_promotion("standard"):
+            constant = optax_schedule(o, last, warmup)
+            expected = jax.vmap(lambda step, rate=constant: jnp.asarray(rate(step), jnp.float32))(steps)
+        schedule = jax.tree.map(jnp.asarray, Schedule.of(o, last, warmup))
+        np.testing.assert_array_equal(traced(schedule, steps), expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_the_chain_is_optax_adamw(dtype: Any, clip: float | None) -> None:
+    """To the bit, and with a state of the same structure, so that older checkpoints can be restored."""
+    o = Optimizer(lr=0.1, weight_decay=0.3, clip=clip, schedule="constant")
+    mask = {"matrix": True, "bias": False}
+    theirs = optax.adamw(optax_schedule(o, 4, 0), b1=o.b1, b2=o.b2, eps=o.eps, weight_decay=0.3, mask=mask)
+    theirs = theirs if clip is None else optax.chain(optax.clip_by_global_norm(clip), theirs)
+    params: Any = {"matrix": jnp.linspace(-1, 1, 6, dtype=dtype).reshape(2, 3), "bias": jnp.ones(3, dtype)}
+    gradient = jax.tree.map(lambda x: 3 * x + 0.5, params)
+    schedule = Schedule.of(o, 4, 0)
+    schedule = jax.tree.map(jnp.asarray, schedule)
+    tx = optimizer.chain(o, schedule, mask)
+    ours = (params, tx.init(params))
+    expected = (params, theirs.init(params))
+    assert jax.tree.structure(ours) == jax.tree.structure(expected)
+    for _ in range(3):
+        ours = optimizer.update(tx, gradient, ours[1], ours[0])
+        expected = optimizer.update(theirs, gradient, expected[1], expected[0])
+        for have, want in zip(jax.tree.leaves(ours), jax.tree.leaves(expected), strict=True):
+            assert have.dtype == want.dtype
+            np.testing.assert_array_equal(have, want)
 
 
 def adamw(
@@ -58,8 +111,7 @@ def adamw(
 def test_steps_are_adamw_with_clipping() -> None:
     """Decay on `matrix` only; the second gradient is longer than the limit, over both leaves together."""
     o = Optimizer(lr=0.1, weight_decay=0.3, clip=1.0, b1=0.8, b2=0.9, eps=1e-4)
-    rate = optimizer.schedule(o, 4, 2)
-    tx = optimizer.chain(o, rate, {"matrix": True, "bias": False})
+    tx = optimizer.chain(o, Schedule.of(o, 4, 2), {"matrix": True, "bias": False})
     rng = np.random.default_rng(0)
     start = {"matrix": rng.normal(size=(2, 3)), "bias": rng.normal(size=3)}
     gradients = [{name: scale * rng.normal(size=x.shape) for name, x in start.items()} for scale in (0.1, 10.0, 0.2)]
@@ -79,7 +131,7 @@ def test_steps_are_adamw_with_clipping() -> None:
 
 def test_without_a_limit_nothing_is_clipped() -> None:
     o = Optimizer(clip=None, weight_decay=0.0)
-    tx = optimizer.chain(o, optax.constant_schedule(1.0), {"w": True})
+    tx = optimizer.chain(o, Schedule.of(o, 4, 2), {"w": True})
     params = {"w": jnp.zeros(2)}
     _, moments = optimizer.update(tx, {"w": jnp.array([300.0, 400.0])}, tx.init(params), params)
     first = next(s.mu for s in jax.tree.leaves(moments, is_leaf=lambda s: hasattr(s, "mu")) if hasattr(s, "mu"))

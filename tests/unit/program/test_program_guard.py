@@ -109,7 +109,11 @@ def ones(program: Program, weight: float) -> Any:
 @pytest.mark.parametrize("params", ["float32", "bfloat16"])
 def test_a_refused_step_changes_no_bit_and_those_behind_it_do_nothing(params: Any) -> None:
     program = built(precision=Precision(params=params))
-    step = program.trace().lower().compile()
+    executable, schedule = program.trace().lower().compile(), program.placed_schedule()
+
+    def step(state: Any, batch: Any) -> Any:
+        return executable(state, batch, schedule)
+
     healthy, poisoned = ones(program, 1.0), ones(program, math.nan)
     state, metrics = step(program.initial_state(0), healthy)
     assert int(metrics.verdict) == TAKEN

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
             finished = train(loaded.job, display, fresh=args.fresh, worker=worker)
     if finished is None:
         return STOPPED
-    if worker.first:
+    if worker.first and finished.state is not None:
         _tell(loaded, finished)
     return 0
 

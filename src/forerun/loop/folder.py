@@ -14,7 +14,8 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.files import atomic_write
 
-# What may change between a run and its resumption: where and how it is computed, never what.
+# What may change between a run and its resumption: where and how it is computed, and how long. Never the data, the
+# model or the optimizer. A change of `steps` is reported and recorded (`forerun.loop.extension`).
 MAY_CHANGE = (
     "device",
     "devices",
@@ -39,6 +40,7 @@ MAY_CHANGE = (
     "micro_batch",
     "remat",
     "loss_chunk",
+    "steps",
 )
 
 CHECKPOINTS = "checkpoints"
@@ -197,6 +199,11 @@ def _differing(job: Job, before: Job) -> list[str]:
     """Return the keys of values that may not change between a run and its resumption, and did."""
     old, new = values(before), values(job)
     return [key for key in sorted({*old, *new}) if old.get(key) != new.get(key) and not key.startswith(MAY_CHANGE)]
+
+
+def is_same_run(job: Job, before: Job) -> bool:
+    """Return whether a concrete job may resume the run of `before`."""
+    return not _differing(job, before)
 
 
 def _require_same(job: Job, before: Job, folder: RunFolder) -> None:

@@ -16,6 +16,7 @@ from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import Ledger
 from forerun.loop.compilation import CompiledStep, no_compilation
 from forerun.loop.copies import Copies
+from forerun.loop.extension import Extension
 from forerun.loop.folder import RunFolder
 from forerun.loop.guard import Flights, Guard, Landed
 from forerun.loop.pace import Pace
@@ -50,6 +51,7 @@ class Steps:
     before: SavedFiles  # what the checkpoint that the run resumes from says about the folder
     display: Display
     worker: Worker
+    extension: Extension | None = None  # another number of steps than before
 
 
 def run_steps(run: Steps, state: State) -> State:
@@ -105,6 +107,8 @@ def run_steps(run: Steps, state: State) -> State:
             validate(number, state)
             if number % job.checkpoint.every == 0 or number == pace.last:  # it could not be judged
                 keep(number, state)
+        if run.extension is not None and pace.first < pace.last:
+            log(pace.first + 1, run.extension.figures)  # removed with that step if it is repeated, and written again
         pace.start()
         for number, batch in enumerate(until_stopped(feed, run), pace.first + 1):
             state = flights.start(state, number, batch)

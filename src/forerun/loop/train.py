@@ -24,6 +24,8 @@ from forerun.loop.compilation import compile_step, use_cache
 from forerun.loop.concrete import concrete
 from forerun.loop.copies import copies_of
 from forerun.loop.corpus import shown_corpus
+from forerun.loop.extension import extension_of, extensions_of, require_steps_left
+from forerun.loop.finished import finished_summary
 from forerun.loop.folder import open_folder
 from forerun.loop.given import base_of, given_of, require_matching_weights, require_same_base, rests_on_files
 from forerun.loop.guard import guard_of
@@ -53,7 +55,7 @@ from forerun.units import Count
 class Finished:
     summary: dict[str, Any]
     sample: str
-    state: State
+    state: State | None  # None if the run had finished before
 
 
 def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | None = None) -> Finished | None:
@@ -70,6 +72,8 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         display.warn(chosen.warning)
     mesh_on(job, chosen)  # an impossible mesh is said before anything is read
     trackers_of(job.track)  # and so is a tracker that is not installed
+    if not fresh and (summary := finished_summary(job, display.say)) is not None:
+        return Finished(summary, "", None)
 
     # Data: read, tokenized, packed into rows of one length.
     worker.pulse.phase("data")
@@ -80,7 +84,9 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
 
     # Program: the one that `plan` would compile.
     worker.pulse.phase("compile")
-    job = concrete(job, corpus)
+    epochs, job = job.steps is None, concrete(job, corpus)
+    if epochs and not fresh and (summary := finished_summary(job, display.say)) is not None:
+        return Finished(summary, "", None)
     corpus = taught(job, corpus)
     worker.pulse.fact("data and cache digest", corpus.digest)
     program = program_on(job, chosen, corpus.rows.epoch)
@@ -100,11 +106,18 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     with Store(checkpoints, keep=retention_of(job), tell=told_of_saves(display, worker)) as store:
         with display.phase("state") as phase:
             state, first, passed_over = state_of(job, program, store, corpus)
-            validation.resume(store.record(first) if first else {}, first)
+            record = store.record(first) if first else {}
+            validation.resume(record, first)
             phase.detail = f"step {first} from {checkpoints}" if first else begun_from(job)
         worker.pulse.fact("checkpoint", f"step {first}")
         for damaged in passed_over:
             display.warn(f"a checkpoint was passed over, its files are not what was saved: {damaged}")
+
+        require_steps_left(job, first, checkpoints)
+        extension = extension_of(job, record, first, int(state.step))
+        if extension is not None:
+            display.warn(extension.said(job.optimizer.schedule))
+        extensions = extensions_of(record, extension)
 
         before = saved_files(store, first)
         if not before.complete:
@@ -127,11 +140,13 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
                 "data": corpus.digest,
                 "base": base_of(program, state),
                 REFERENCE: noted_base(folder),
+                **extensions,
             },
             folder=folder,
             before=before,
             display=display,
             worker=worker,
+            extension=extension,
         )
         try:
             state = run_steps(steps, state)
@@ -146,7 +161,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         display.say(f"ended at step {pace.number}: {validation.said}")
 
     # The end: what came out, in figures and in words.
-    summary = summary_of(job, program, step, pace, validation, chosen, folder) if worker.first else {}
+    summary = summary_of(job, program, step, pace, validation, chosen, folder) | extensions if worker.first else {}
     if worker.first and (pace.step_seconds or not folder.summary.exists()):  # started again, it keeps its figures
         write_summary(folder.summary, summary)
     text = ""

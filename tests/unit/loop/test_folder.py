@@ -36,7 +36,7 @@ def test_another_job_is_refused_with_what_differs(make_job: MakeJob) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["mesh.data=2", "devices=4", "device=auto", "log_every=5", "checkpoint.every=1", "sample.tokens=3"],
+    ["mesh.data=2", "devices=4", "device=auto", "log_every=5", "checkpoint.every=1", "sample.tokens=3", "steps=7"],
 )
 def test_where_it_runs_and_what_is_told_may_change(make_job: MakeJob, override: str) -> None:
     open_folder(make_job(), fresh=False)
@@ -45,7 +45,7 @@ def test_where_it_runs_and_what_is_told_may_change(make_job: MakeJob, override: 
 
 
 @pytest.mark.parametrize(
-    "override", ["batch=4", "sequence=8", "steps=7", "model.embed=32", "data.tokenizer=other.json"]
+    "override", ["batch=4", "sequence=8", "model.embed=32", "data.tokenizer=other.json", "optimizer.warmup=2"]
 )
 def test_what_is_computed_may_not_change(make_job: MakeJob, override: str) -> None:
     open_folder(make_job(), fresh=False)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from forerun.config import limits
+from forerun.config.checkpoint import Checkpoint, PositiveInt
 from forerun.config.distil import Distil
 from forerun.config.methods import Lora
 from forerun.config.objective import OwnObjective, require_one_objective
@@ -22,7 +23,6 @@ from forerun.config.track import Track
 
 Device = Literal["tpu", "gpu", "cpu"]
 DType = Literal["bfloat16", "float32"]
-PositiveInt = Annotated[int, Field(gt=0, le=10**15)]  # sums of bytes and seconds stay numbers
 Sequences = Annotated[int, Field(gt=0, le=10**7)]  # of a batch: ways to divide it are counted one by one
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -277,17 +277,11 @@ class Guard(Section):
     )
 
 
-class Checkpoint(Section):
-    every: PositiveInt = about("steps between saves", "at most this much is lost", 100)
-    folder: str | None = about("where else: a folder, or gs://bucket/folder", "none: in the run's folder", None)
-    keep: PositiveInt = about("newest checkpoints kept", "one may be damaged", 2)
-    keep_every: PositiveInt | None = about("also keep those whose step is a multiple of this", "none", None)
-    keep_best: int = about("also keep so many with the lowest loss", "none", 0, ge=0, le=1000)
-
-
 class Validation(Section):
     every: PositiveInt | None = about(
-        "steps between looks at the documents that data.validation keeps back", "as often as checkpoints", None
+        "steps between looks at the documents that data.validation keeps back",
+        "checkpoint.every; 100 if that is auto",
+        None,
     )
     batches: PositiveInt = about("rows looked at, at most so many batches, always the same", "a small price", 32)
     patience: PositiveInt | None = about("stop after so many looks without a lower loss", "never", None)
@@ -371,10 +365,11 @@ class Job(Section):
     def _validation(self) -> Job:
         if self.validation.patience is not None and not self.data.validation:
             raise ValueError("validation.patience: no document is kept back; set data.validation, e.g. 0.05")
-        every = self.validation.every
-        if every is not None and self.data.validation and self.checkpoint.keep_best and self.checkpoint.every % every:
+        every, save = self.validation.every, self.checkpoint.every
+        judged = every is not None and self.data.validation and self.checkpoint.keep_best
+        if judged and save != "auto" and save % every:
             raise ValueError(
-                f"checkpoint.keep_best needs a look at every save: checkpoint.every={self.checkpoint.every} must be a "
+                f"checkpoint.keep_best needs a look at every save: checkpoint.every={save} must be a "
                 f"multiple of validation.every ({every})"
             )
         return self

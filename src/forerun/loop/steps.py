@@ -22,6 +22,7 @@ from forerun.loop.guard import Flights, Guard, Landed
 from forerun.loop.pace import Pace
 from forerun.loop.placement import Placement
 from forerun.loop.saved_files import LEDGER, METRICS, SavedFiles, record_of
+from forerun.loop.saving import Saving
 from forerun.loop.validation import Validation
 from forerun.program.build import Program
 from forerun.program.state import State
@@ -59,6 +60,7 @@ def run_steps(run: Steps, state: State) -> State:
     weights. Figures are read one step late, so the device never waits for us."""
     job, pace, guard, store, worker = run.job, run.pace, run.guard, run.store, run.worker
     placed = Placement(run.program.batch)
+    saving = Saving(job, run.program, pace.first, pace.last, run.display.say, run.display.warn)
 
     def report(landed: Landed) -> None:
         number = landed.number
@@ -86,10 +88,11 @@ def run_steps(run: Steps, state: State) -> State:
         pace.resume()
 
     def keep(number: int, state: State) -> None:
-        run.copies.prove(number, state)
-        files = record_of(job, number, guard.skips.known, metrics, ledger)
-        record = {**run.record, **run.validation.record(number, pace.loss), **files}
-        store.save(number, run.program.saved(state), record)
+        with saving.timed(number, lambda: store.save_seconds):
+            run.copies.prove(number, state)
+            files = record_of(job, number, guard.skips.known, metrics, ledger)
+            record = {**run.record, **run.validation.record(number, pace.loss), **files}
+            store.save(number, run.program.saved(state), record)
 
     def log(number: int, figures: dict[str, Any]) -> None:
         if metrics is not None:
@@ -102,10 +105,10 @@ def run_steps(run: Steps, state: State) -> State:
         no_compilation() as require_no_compilation,
     ):
         flights = Flights(guard, run.step, lambda number: placed(run.batches.batch_at(number - 1)), jax.device_get)
-        number = saved = pace.first
+        number = pace.first
         if run.validation.owed(number, pace.last):
             validate(number, state)
-            if number % job.checkpoint.every == 0 or number == pace.last:  # it could not be judged
+            if saving.replaces(number):  # it could not be judged
                 keep(number, state)
         if run.extension is not None and pace.first < pace.last:
             log(pace.first + 1, run.extension.figures)  # removed with that step if it is repeated, and written again
@@ -114,7 +117,7 @@ def run_steps(run: Steps, state: State) -> State:
             state = flights.start(state, number, batch)
             store.check()
             run.copies.look(number, state)
-            save = number // job.checkpoint.every > saved // job.checkpoint.every or number == pace.last
+            save = saving.due(number)
             look = run.validation.due(number, pace.last)
             while len(flights) > (0 if save or look else 1):
                 state, landed = flights.land(state)
@@ -124,11 +127,11 @@ def run_steps(run: Steps, state: State) -> State:
             if (save or run.validation.exhausted) and (guard.trusts_state or number == pace.last):
                 keep(number, state)
                 worker.stop.save_seconds = store.save_seconds  # of the one before
-                saved = number
+            saving.after(number, pace.step_seconds)
         while len(flights):  # there is something left only after an announced stop
             state, landed = flights.land(state)
             report(landed)
-        if saved < number < pace.last and guard.trusts_state and worker.stop.save:
+        if saving.saved < number < pace.last and guard.trusts_state and worker.stop.save:
             keep(number, state)
         store.wait(worker.stop.remaining_seconds())
     return state

@@ -73,7 +73,7 @@ class Validation:
     """Compiled before the first step, like everything else. Without documents to look at, it is never due."""
 
     def __init__(self, job: Job, program: Program, corpus: Corpus, display: Display) -> None:
-        self._every = job.validation.every or job.checkpoint.every
+        self._every = job.validation.every or job.checkpoint.evaluation_steps
         self._patience = job.validation.patience
         self._rows, self._nats = corpus.kept, program.method.objective.nats
         self.best = Best()

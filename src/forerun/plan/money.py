@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields
 
 from forerun.hardware.prices import Price, cheapest, check_zone, prices
 from forerun.plan.machine import machine_of
+from forerun.plan.save_interval import aligned, best_interval
 from forerun.plan.verdict import Verdict
 from forerun.units import Bytes, Seconds
 
@@ -130,7 +131,8 @@ class Bill:
     preemptions: float
     steps_lost_per_preemption: float
     spot_overhead: float  # billed time beyond the undisturbed run, as a share of it
-    best_every: int  # steps between saves on spot, by Young and Daly
+    best_every: int  # steps between saves that lose least time on spot
+    save_waste: float  # expected time on spot with the job's interval beyond that with the best, as a share of it
     saves: Saves
     written_bytes: Bytes  # in the whole run
     kept_bytes: Bytes  # at the end
@@ -149,6 +151,7 @@ def bill_of(verdict: Verdict, tariff: Tariff, assumptions: Assumptions = ASSUMPT
     assert job.steps is not None, "a question's job is concrete"
     saves = saves_of(verdict, assumptions)
     run = Run(job.steps, saves, assumptions)
+    best = Run(job.steps, saves_of(verdict, assumptions, best=True), assumptions)
     hours = over_step(verdict, lambda step: run.seconds(step) / 3600)
     billed = over_step(verdict, lambda step: run.spot_seconds(step) / 3600)
     mid = verdict.step.mid_seconds
@@ -165,30 +168,37 @@ def bill_of(verdict: Verdict, tariff: Tariff, assumptions: Assumptions = ASSUMPT
         preemptions=preemptions,
         steps_lost_per_preemption=min(saves.every, job.steps) / 2,
         spot_overhead=billed.mid / hours.mid - 1,
-        best_every=run.best_every(mid),
+        best_every=best.saves.every,
+        save_waste=_waste(run.spot_seconds(mid), best.spot_seconds(mid)),
         saves=saves,
         written_bytes=Bytes(saves.count * saves.state_bytes + metrics_bytes),
         kept_bytes=Bytes(min(saves.count, job.checkpoint.keep) * saves.state_bytes + metrics_bytes),
     )
 
 
-def saves_of(verdict: Verdict, assumptions: Assumptions = ASSUMPTIONS) -> Saves:
+def saves_of(verdict: Verdict, assumptions: Assumptions = ASSUMPTIONS, *, best: bool = False) -> Saves:
+    """Return the saves of the job, or with `best` those with the interval that `auto` would choose."""
     job, slice_, memory = verdict.question.job, verdict.question.slice, verdict.memory
     assert job.steps is not None, "a question's job is concrete"
-    every = job.checkpoint.every
     per_device: float = memory.weights_bytes + memory.optimizer_bytes
     copies = verdict.question.mesh_shape().data
     state = Bytes(int(per_device) * slice_.devices // copies)
     if verdict.saved_bytes is not None:
         state, per_device = Bytes(verdict.saved_bytes), verdict.saved_bytes * copies / slice_.devices
     copy_seconds = per_device / machine_of(slice_.chip).host_bytes_per_second
-    return Saves(
-        every=every,
-        count=math.ceil(job.steps / every),  # the last step is saved, too
-        state_bytes=state,
-        pause_seconds=Seconds(assumptions.save_pause_seconds + copy_seconds),
-        write_seconds=Seconds(state / slice_.hosts / assumptions.bucket_bytes_per_second),
-    )
+    pause = Seconds(assumptions.save_pause_seconds + copy_seconds)
+    write = Seconds(state / slice_.hosts / assumptions.bucket_bytes_per_second)
+    every = job.checkpoint.every
+    if best or every == "auto":
+        assert verdict.step is not None
+        chosen = Run(job.steps, Saves(1, job.steps, state, pause, write), assumptions)
+        every = aligned(job, chosen.best_every(verdict.step.mid_seconds))
+    count = math.ceil(job.steps / every)  # the last step is saved, too
+    return Saves(every, count, state, pause, write)
+
+
+def _waste(seconds: float, best_seconds: float) -> float:
+    return seconds / best_seconds - 1 if math.isfinite(best_seconds) else 0.0
 
 
 @dataclass(frozen=True)
@@ -221,10 +231,14 @@ class Run:
         return self._begin_seconds + expected
 
     def best_every(self, step: float) -> int:
-        """Steps between saves: sqrt(2 x pause x time between preemptions), but no save before the last is written."""
-        between = 3600 / self.assumptions.preemptions_per_hour
-        seconds = max(math.sqrt(2 * self.saves.pause_seconds * between), self.saves.write_seconds)
-        return max(1, min(self.steps, round(seconds / step)))
+        """Return the steps between saves that lose least time."""
+        return best_interval(
+            self.steps,
+            step,
+            pause_seconds=self.saves.pause_seconds,
+            write_seconds=self.saves.write_seconds,
+            between_seconds=3600 / self.assumptions.preemptions_per_hour,
+        )
 
     @property
     def _begin_seconds(self) -> float:

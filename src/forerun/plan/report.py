@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,8 +12,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.plan.figures import gib_text, hours_text, range_text, step_text, usd_text
+from forerun.plan.figures import gib_text, hours_text, range_text, seconds_text, step_text, usd_text
 from forerun.plan.money import Bill, Offer, Tariff, bill_of
+from forerun.plan.save_interval import WASTE
 from forerun.plan.verdict import Verdict
 from forerun.units import GIB
 
@@ -91,10 +93,16 @@ def _money_json(bill: Bill | None, tariff: Tariff) -> dict[str, Any]:
         }
         if bill and bill.spot_hours
         else None,
+        "checkpoint_every": bill.saves.every if bill else None,
+        "checkpoint_waste": _finite(bill.save_waste) if bill else None,
         "checkpoint_bytes": int(bill.saves.state_bytes) if bill else None,
         "written_bytes": int(bill.written_bytes) if bill else None,
         "kept_bytes": int(bill.kept_bytes) if bill else None,
     }
+
+
+def _finite(share: float) -> float | None:
+    return round(share, 4) if math.isfinite(share) else None
 
 
 def _usd(offer: Offer | None) -> float | None:
@@ -264,6 +272,28 @@ def _notes(rows: Sequence[Row], tariff: Tariff, ascii_only: bool | None, more: S
     return notes
 
 
+def save_notes(bills: Sequence[tuple[Verdict, Bill]]) -> list[str]:
+    """Return why checkpoint.every is what it is, or a warning for each slice where the job's own number wastes time."""
+    chosen = [f"{bill.saves.every} on {_name(v)}" for v, bill in bills if v.question.job.checkpoint.every == "auto"]
+    if chosen:
+        return [f"checkpoint.every (auto): {', '.join(chosen)}. On {_name(bills[0][0])}, {_save_times(*bills[0])}."]
+    return [
+        f"Warning: checkpoint.every={bill.saves.every} takes "
+        + (f"{bill.save_waste:.0%} more time" if math.isfinite(bill.save_waste) else "time without end")
+        + f" on {_name(v)} than checkpoint.every={bill.best_every} (assumed preemptions): {_save_times(v, bill)}."
+        for v, bill in bills
+        if bill.save_waste > WASTE
+    ]
+
+
+def _save_times(v: Verdict, bill: Bill) -> str:
+    assert v.step is not None
+    pause, write, step = map(seconds_text, (bill.saves.pause_seconds, bill.saves.write_seconds, v.step.mid_seconds))
+    return (
+        f"a save of {bill.saves.state_bytes} pauses the run for {pause} and takes {write} to write; a step takes {step}"
+    )
+
+
 def price_notes(rows: Sequence[tuple[Verdict, Bill | None]], tariff: Tariff) -> list[str]:
     """Where the prices are from and which zones they are of; what spot rests on; what has no price."""
     bills = [(v, bill) for v, bill in rows if bill]
@@ -285,7 +315,6 @@ def price_notes(rows: Sequence[tuple[Verdict, Bill | None]], tariff: Tariff) -> 
         assert bill.spot
         notes.append(
             f"Cheapest: {_name(v)} on spot in {bill.spot.price.zone}, {bill.preemptions:.1f} preemptions expected "
-            f"(assumed rate), best with checkpoint.every={bill.best_every}; "
-            f"it writes {bill.written_bytes} of checkpoints and metrics."
+            f"(assumed rate); it writes {bill.written_bytes} of checkpoints and metrics."
         )
-    return [*notes, NO_GPUS]
+    return [*notes, *save_notes(bills), NO_GPUS]

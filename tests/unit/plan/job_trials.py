@@ -263,9 +263,11 @@ def money(verdict: Verdict, tariff: Tariff) -> None:
     assert bill.hours.low <= bill.hours.mid <= bill.hours.high
     least = job.steps * step.mid_seconds / 3600
     assert bill.hours.mid >= least
-    saves = math.ceil(job.steps / job.checkpoint.every)
+    every = bill.best_every if job.checkpoint.every == "auto" else job.checkpoint.every
+    assert bill.saves.every == every
+    saves = math.ceil(job.steps / every)
     pause, write = bill.saves.pause_seconds, bill.saves.write_seconds
-    late = max(0.0, write - job.checkpoint.every * step.mid_seconds)
+    late = max(0.0, write - every * step.mid_seconds)
     begin = ASSUMPTIONS.start_seconds + ASSUMPTIONS.compile_seconds
     seconds = begin + job.steps * step.mid_seconds + saves * pause + (saves - 1) * late + write
     assert bill.hours.mid == pytest.approx(seconds / 3600)

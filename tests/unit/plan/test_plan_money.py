@@ -49,7 +49,7 @@ def saves(every: int, count: int, pause: float, write: float = 0.0) -> Saves:
 
 
 def test_on_demand_by_hand(own: Tariff) -> None:
-    bill = bill_of(verdict_on("v6e-8"), own)
+    bill = bill_of(verdict_on("v6e-8", checkpoint={"every": 100}), own)
     assert bill is not None
     copy = 3 * GIB / machine_of(chip_named("v6e")).host_bytes_per_second
     write = 8 * 3 * GIB / 0.5e9  # one host

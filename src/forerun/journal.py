@@ -6,9 +6,11 @@ lines up to the checkpoint's step must be the recorded bytes, and later lines be
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,29 @@ def entry_of(line: bytes) -> dict[str, Any] | None:
     if not isinstance(entry, dict) or type(entry.get("step")) is not int:
         return None
     return entry
+
+
+class Snapshot:
+    """The first `size` bytes of a journal. It can be read from another thread, and after the journal is closed."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.size = size
+        self._descriptor = os.dup(descriptor)
+        weakref.finalize(self, os.close, self._descriptor)
+
+    def read(self, start: int, end: int) -> bytes:
+        """Return the bytes from `start` to `end`.
+
+        Raises:
+          OSError: The file is shorter, because another program truncated it.
+        """
+        content = b""
+        while len(content) < end - start:
+            block = os.pread(self._descriptor, end - start - len(content), start + len(content))
+            if not block:
+                raise OSError(errno.EIO, "a file of the run is shorter than what was written to it")
+            content += block
+        return content
 
 
 class Journal:
@@ -74,7 +99,7 @@ class Journal:
             report = f"it is missing, so its lines up to step {last} are lost"
         if report:
             tell(f"{path}: {report}; the training does not read this file and continues")
-        self._file = path.open("ab")
+        self._file = path.open("a+b")  # snapshots read it
 
     def append(self, line: bytes) -> None:
         self._file.write(line)
@@ -86,6 +111,9 @@ class Journal:
         # A checkpoint must not record lines that a power loss can still take away.
         os.fsync(self._file.fileno())
         return Seal(step, self._bytes, self._digest.hexdigest())
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._file.fileno(), self._bytes)
 
     def close(self) -> None:
         self._file.close()
@@ -102,7 +130,7 @@ class Journal:
 
     def _reopen(self, path: Path, last: int, seals: Sequence[Seal], is_entry: Callable[[dict[str, Any]], bool]) -> str:
         """Replace the file with its lines up to the step `last`, and return a description of its damage."""
-        matching = _matching(path, seals)
+        matching = matching_seals(path, seals)
         if not seals or seals[-1] not in matching:
             return self._salvage(path, last, max(matching, key=lambda seal: seal.bytes, default=None), seals, is_entry)
         with path.open("rb") as old, atomic_writer(path) as new:
@@ -151,7 +179,7 @@ class Journal:
         return "; ".join(reports)
 
 
-def _matching(path: Path, seals: Sequence[Seal]) -> list[Seal]:
+def matching_seals(path: Path, seals: Sequence[Seal]) -> list[Seal]:
     """Return the seals that the beginning of the file still fits, in one pass over the file."""
     found, digest, position = [], hashlib.sha256(), 0
     with path.open("rb") as file:

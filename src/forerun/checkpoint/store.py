@@ -22,17 +22,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import jax
 import numpy as np
 from orbax.checkpoint import v1 as orbax
 
 from forerun.checkpoint import hosts
 from forerun.checkpoint.log import Broken, Commit
 from forerun.checkpoint.manifest import manifest_of
+from forerun.checkpoint.parts import PARTS, Attach, remove_unnamed
 from forerun.checkpoint.patience import Away, Patience
 from forerun.checkpoint.quiet import forget, release
 from forerun.checkpoint.reader import STEP_FOLDER, Reader, Restored, first_line
 from forerun.checkpoint.retention import Retention
+from forerun.checkpoint.saving import host_copy, orbax_context
 from forerun.errors import StorageError, UserError
 from forerun.units import Seconds
 
@@ -60,6 +61,7 @@ class _Saving:
     step: int
     record: dict[str, Any]
     folder: str
+    attach: Attach | None = None
     copy: Any = None
     tries: int = 0
     began: float = field(default_factory=time.monotonic)
@@ -95,7 +97,7 @@ class Store:
         self.reader = Reader(folder, patience or Patience(), self._say)
         self.reader.require_records()
         self._log, self._place = self.reader.log, self.reader.place
-        self._context = _context()
+        self._context = orbax_context()
         self._saving: _Saving | None = None
         self._attempts = 0
         self.save_seconds: float | None = None  # of the last save, from its call to its commit
@@ -104,15 +106,18 @@ class Store:
         if hosts.several():
             self._rehearse()
 
-    def save(self, step: int, state: Any, record: Mapping[str, Any]) -> None:
-        """Save a pytree of arrays and a record that JSON can hold; waits only for an earlier save."""
+    def save(self, step: int, state: Any, record: Mapping[str, Any], attach: Attach | None = None) -> None:
+        """Save a pytree of arrays and a record that JSON can hold; waits only for an earlier save.
+
+        `attach` stores parts of the run's files, in the background before the commit, and returns what to record.
+        """
         self._settle()
-        saving = _Saving(step, json.loads(json.dumps(record)), self._new_folder(step))
+        saving = _Saving(step, json.loads(json.dumps(record)), self._new_folder(step), attach)
         # The thread is there before Orbax's are busy: to start one then would cost the step milliseconds.
         threading.Thread(target=self._finish, args=(saving,), name="checkpoint", daemon=True).start()
         try:
             if self._place.patience is not None and hosts.part()[1] == 1:
-                saving.copy = _copied(state)
+                saving.copy = host_copy(state)
                 saving.started.set_result(None)
             else:
                 if hosts.is_first():
@@ -291,6 +296,8 @@ class Store:
         if not hosts.is_first():
             return True
         self._place.flush(saving.folder)
+        if (attach := saving.attach) is not None:
+            saving.record[PARTS] = self._place.patiently(lambda: attach(self._place, saving.folder))
         files = self._place.patiently(lambda: manifest_of(self._place, saving.folder))
         return self._place.patiently(lambda: self._appended(saving.step, saving.folder, files, saving.record))
 
@@ -329,6 +336,7 @@ class Store:
             match = STEP_FOLDER.fullmatch(name)
             if match and int(match["fence"]) <= fence and name not in named:
                 self._place.remove(name)
+        remove_unnamed(self._place, fence, [record for record in records if isinstance(record, Commit)])
 
     def _discard(self, folder: str) -> None:
         """A failed save must not keep a full disk full. Its writers may still be ending: hence more than one try."""
@@ -376,24 +384,3 @@ class Store:
             why=f"{who}; this process holds claim {self.fence}\n{self._place.address}",
             fix="nothing, if that one was meant to go on; else stop it and start the same command again",
         )
-
-
-def _copied(state: Any) -> Any:
-    """In the host's memory, begun before the next step may reuse the devices' buffers, without waiting for it."""
-
-    def copy(leaf: Any) -> Any:
-        if not isinstance(leaf, jax.Array):
-            return leaf
-        return jax.device_put(leaf, leaf.sharding.with_memory_kind("pinned_host"), may_alias=False)
-
-    return jax.tree.map(copy, state)
-
-
-def _context() -> orbax.Context:
-    context = orbax.Context()
-    context.multiprocessing.active_processes = hosts.everybody()
-    # Cutting replicated arrays into slices, one per replica, would compile programs in the middle of a run.
-    context.array.saving.use_replica_parallel = False
-    # Trained weights shrink by a twelfth, for most of a save's time; and without it the disk needed is known.
-    context.array.saving.use_compression = False
-    return context

@@ -63,7 +63,11 @@ def _tell(loaded: Loaded, finished: Finished) -> None:
         f"{summary['loss_unit']}, {Count(summary['tokens'])} tokens in {Seconds(summary['train_seconds'])}"
         + (f" (resumed at step {summary['resumed_at']})" if summary["resumed_at"] else "")
     )
-    print(f"      {loaded.job.runs}/{loaded.job.name}/ holds job.yaml, metrics.jsonl, summary.json, checkpoints/")
+    job = loaded.job
+    inside = ", checkpoints/" if job.checkpoint.folder is None else ""
+    print(f"      {job.runs}/{job.name}/ holds job.yaml, metrics.jsonl, summary.json{inside}")
+    if job.checkpoint.folder is not None:
+        print(f"      {job.checkpoint.folder.rstrip('/')}/{job.name} holds the checkpoints and copies of these files")
     if finished.sample:
         print(f"\nsample:\n{finished.sample}")
 

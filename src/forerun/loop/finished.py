@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +12,8 @@ from forerun.checkpoint.patience import Patience
 from forerun.checkpoint.place import place_of
 from forerun.config.schema import Job
 from forerun.loop.extension import require_steps_left
-from forerun.loop.folder import RunFolder, folder_of, is_same_run
+from forerun.loop.folder import folder_of, is_same_run
+from forerun.loop.stored_files import read_summary, restore_files
 
 
 def finished_summary(job: Job, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -31,11 +31,14 @@ def finished_summary(job: Job, say: Callable[[str], None]) -> dict[str, Any] | N
     place = place_of(where, Patience(), say)
     commits = place.patiently(Log(place).commits) if job.steps is not None else []
     newest = commits[-1] if commits else None
-    summary = _stored(folder) if hosts.is_first() else {}
-    good = newest is not None and summary is not None and _is_end(job, newest, where)
-    if good and newest is not None:
+    summary: dict[str, Any] | None = {}
+    good = newest is not None and _is_end(job, newest, where)
+    if good and newest is not None and hosts.is_first():
+        restore_files(where, folder, say)  # this machine may have no folder of the run
+        summary = read_summary(folder, newest.step)  # None if the run was killed before it was written
+    if good and newest is not None and summary is not None:
         good = place.patiently(lambda: damage(place, newest.folder, newest.files, hosts.part())) is None
-    if not hosts.true_on_all(good):
+    if not hosts.true_on_all(good and summary is not None):
         return None
     assert newest is not None
     assert summary is not None
@@ -76,12 +79,3 @@ def _completed(job: Job, before: Job) -> Job:
         revision = job.distil.revision or before.distil.revision
         update["distil"] = job.distil.model_copy(update={"revision": revision})
     return job.model_copy(update=update)
-
-
-def _stored(folder: RunFolder) -> dict[str, Any] | None:
-    """Return summary.json, or None: a run that was killed before it was written has that left to do."""
-    try:
-        stored = json.loads(folder.summary.read_text("utf-8"))
-    except (OSError, ValueError):
-        return None
-    return stored if isinstance(stored, dict) else None

@@ -71,6 +71,10 @@ class RunFolder:
         return self.path / "skips.jsonl"
 
     @property
+    def tracked(self) -> Path:
+        return self.path / "tracked.json"
+
+    @property
     def reference(self) -> Path:
         return self.path / "reference.json"
 
@@ -105,12 +109,15 @@ def open_folder(
     """Return the run's folder, new or to be resumed. The same name with another job is refused.
 
     The newest checkpoint's record has the job that the run began with, and is verified. `job.yaml` is compared only
-    where no checkpoint has the job, and is written again in every case.
+    where no checkpoint has the job, and is written again in every case. Metrics, ledger and summary that are stored
+    with the checkpoints are restored.
 
     Args:
       writes: whether this host writes the folder; one host does it for all.
       tell: gets a line if `job.yaml` was missing, damaged or changed.
     """
+    from forerun.loop.stored_files import restore_files
+
     folder = folder_of(job)
     if not writes:
         return folder
@@ -130,6 +137,7 @@ def open_folder(
         tell(f"{folder.job} was empty; it is written again")
     folder.path.mkdir(parents=True, exist_ok=True)
     atomic_write(folder.job, dump(job))
+    restore_files(folder.checkpoints(job), folder, tell)
     return folder
 
 

@@ -11,7 +11,7 @@ from forerun.config.schema import Job
 from forerun.journal import Journal, Seal
 from forerun.safe_text import redacted_tree
 
-METRICS, LEDGER, SKIPS, JOB = "metrics", "ledger", "skips", "job"  # keys of a checkpoint's record
+METRICS, LEDGER, SKIPS, JOB, TRACKED = "metrics", "ledger", "skips", "job", "tracked"  # keys of a checkpoint's record
 
 
 @dataclass(frozen=True)

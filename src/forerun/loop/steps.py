@@ -23,6 +23,7 @@ from forerun.loop.pace import Pace
 from forerun.loop.placement import Placement
 from forerun.loop.saved_files import LEDGER, METRICS, SavedFiles, record_of
 from forerun.loop.saving import Saving
+from forerun.loop.stored_files import StoredFiles
 from forerun.loop.validation import Validation
 from forerun.program.build import Program
 from forerun.program.state import State
@@ -92,7 +93,10 @@ def run_steps(run: Steps, state: State) -> State:
             run.copies.prove(number, state)
             files = record_of(job, number, guard.skips.known, metrics, ledger)
             record = {**run.record, **run.validation.record(number, pace.loss), **files}
-            store.save(number, run.program.saved(state), record)
+            attach = None
+            if stored is not None:
+                record, attach = record | stored.record(), stored.attach()
+            store.save(number, run.program.saved(state), record, attach)
 
     def log(number: int, figures: dict[str, Any]) -> None:
         if metrics is not None:
@@ -104,6 +108,8 @@ def run_steps(run: Steps, state: State) -> State:
         Feed(run.batches, placed, pace.first, pace.last, feeders=job.data.feeders) as feed,
         no_compilation() as require_no_compilation,
     ):
+        outside = isinstance(run.folder.checkpoints(job), str)  # a machine that has only them must find the files too
+        stored = StoredFiles(run.folder, run.before, {METRICS: metrics, LEDGER: ledger}) if outside else None
         flights = Flights(guard, run.step, lambda number: placed(run.batches.batch_at(number - 1)), jax.device_get)
         number = pace.first
         if run.validation.owed(number, pace.last):

@@ -35,6 +35,7 @@ from forerun.loop.reference import REFERENCE, noted_base, referenced
 from forerun.loop.sample import sample_text
 from forerun.loop.saved_files import saved_files
 from forerun.loop.steps import Steps, run_steps
+from forerun.loop.stored_files import read_summary, store_summary
 from forerun.loop.summary import summary_of
 from forerun.loop.taught import taught
 from forerun.loop.validation import Validation
@@ -161,9 +162,13 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         display.say(f"ended at step {pace.number}: {validation.said}")
 
     # The end: what came out, in figures and in words.
-    summary = summary_of(job, program, step, pace, validation, chosen, folder) | extensions if worker.first else {}
-    if worker.first and (pace.step_seconds or not folder.summary.exists()):  # started again, it keeps its figures
-        write_summary(folder.summary, summary)
+    summary = {}
+    if worker.first:
+        done = None if pace.step_seconds else read_summary(folder, pace.number)  # started again, it keeps its figures
+        summary = done or summary_of(job, program, step, pace, validation, chosen, folder) | extensions
+        if done is None:
+            write_summary(folder.summary, summary)
+        store_summary(checkpoints, store, folder)
     text = ""
     if job.sample.tokens:
         weights = state.params if state.average is None else merge(state.average, state.params)

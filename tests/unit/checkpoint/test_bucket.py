@@ -19,6 +19,7 @@ PROGRAM = """
 import json, sys
 import jax, jax.numpy as jnp
 from forerun.checkpoint.bucket import Bucket
+from forerun.checkpoint.parts import Part, read_parts, write_parts
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import Store, TakenOver
 from forerun.checkpoint.weights import newest_step
@@ -40,7 +41,14 @@ told["steps"], told["record"], told["folders"] = store.steps(), store.record(3),
 found = store.restore_newest(like)
 told["equal"] = bool((found.state["w"] == state["w"]).all()) and int(found.state["step"]) == found.step == 3
 
+class Content:
+    size = 7
+    def read(self, start, end): return b"metrics"[start:end]
+parts = write_parts(place, "3-1-9", "metrics", Content(), [Part("files/earlier", 3)])
+told["parts"] = [parts, place.read(parts[0].name).decode(), b"".join(read_parts(place, parts)).decode()]
+
 second = Store(address, keep=2, owner="second")
+told["unnamed"] = place.names("files")
 store.save(4, state, {})
 try:
     store.wait()
@@ -106,3 +114,8 @@ def test_a_flipped_bit_is_found_passed_over_and_healed_by_the_next_save(told: di
     assert "step 3" in why
     assert "digest differs" in why
     assert told["healed"] == [[2, 3], [], 3]
+
+
+def test_parts_of_the_runs_files_are_stored_and_removed_if_no_checkpoint_names_them(told: dict[str, Any]) -> None:
+    assert told["parts"] == [[["files/3-1-9-metrics-0", 7]], "metrics", "metrics"]
+    assert told["unnamed"] == []

@@ -10,9 +10,11 @@ from forerun.checkpoint.log import Commit, Log
 from forerun.checkpoint.manifest import damage
 from forerun.checkpoint.patience import Patience
 from forerun.checkpoint.place import place_of
+from forerun.config.load import dump
 from forerun.config.schema import Job
+from forerun.files import atomic_write
 from forerun.loop.extension import require_steps_left
-from forerun.loop.folder import folder_of, is_same_run
+from forerun.loop.folder import RunFolder, folder_of, is_same_run
 from forerun.loop.stored_files import read_summary, restore_files
 
 
@@ -34,7 +36,7 @@ def finished_summary(job: Job, say: Callable[[str], None]) -> dict[str, Any] | N
     summary: dict[str, Any] | None = {}
     good = newest is not None and _is_end(job, newest, where)
     if good and newest is not None and hosts.is_first():
-        restore_files(where, folder, say)  # this machine may have no folder of the run
+        _restore(job, newest, folder, say)  # this machine may have no folder of the run
         summary = read_summary(folder, newest.step)  # None if the run was killed before it was written
     if good and newest is not None and summary is not None:
         good = place.patiently(lambda: damage(place, newest.folder, newest.files, hosts.part())) is None
@@ -64,6 +66,12 @@ def _is_end(job: Job, newest: Commit, where: object) -> bool:
     require_steps_left(job, newest.step, where)
     evaluated = record.get("looked", newest.step) >= newest.step
     return (newest.step == job.steps and evaluated) or _is_exhausted(job, record)
+
+
+def _restore(job: Job, newest: Commit, folder: RunFolder, say: Callable[[str], None]) -> None:
+    restore_files(folder.checkpoints(job), folder, say)
+    if not folder.job.exists():
+        atomic_write(folder.job, dump(_completed(job, Job.model_validate(newest.record["job"]))))
 
 
 def _is_exhausted(job: Job, record: Mapping[str, Any]) -> bool:

@@ -178,3 +178,10 @@ def test_accumulation_with_an_untied_head(tmp_path: Path) -> None:
     job.write_text(f"model: {sizes}\ndata: x\nsequence: 256\nbatch: 16\nmicro_batch: 1\nsteps: 9\n")
     done = plan(job, "--on", "v5e-8", "--json")
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_only_the_devices_that_the_job_asks_for(bigram: Path) -> None:
+    [row] = slices_of(plan(bigram, "devices=1", "batch=8", "--on", "v3-8", "--json", folder=bigram.parent))
+    assert (row["mesh"], row["devices"], row["devices_used"]) == ("1x1x1", 8, 1)
+    weights = 2 * 512 * 128 * 4
+    assert weights <= row["hbm_weights_bytes"] < 2 * weights, "one device holds all of them"

@@ -36,3 +36,22 @@ def test_devices_and_hosts_of_every_slice() -> None:
         devices, hosts, kind = told[entry.name]
         assert (entry.name, entry.devices, entry.hosts) == (entry.name, devices, hosts)
         assert chip_of_device_kind(kind) == entry.chip
+
+
+@pytest.mark.aot
+def test_devices_that_fill_no_box_are_rejected() -> None:
+    ask = """
+from jax.experimental import topologies
+from forerun.errors import UserError
+from forerun.hardware.mesh import MeshShape
+from forerun.program.build import make_mesh
+devices = topologies.get_topology_desc(platform="tpu", topology_name="v6e:2x4").devices
+for count in (1, 2, 3, 4, 8):
+    try:
+        print("answer", count, make_mesh(MeshShape(1, count, 1), devices[:count]).devices.size, flush=True)
+    except UserError as error:
+        print("answer", count, type(error).__name__, flush=True)
+"""
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=600)
+    answers = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("answer")]
+    assert answers == [["1", "1"], ["2", "2"], ["3", "UserError"], ["4", "4"], ["8", "8"]], done.stderr[-2000:]

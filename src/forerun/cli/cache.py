@@ -60,6 +60,8 @@ def _planned(args: argparse.Namespace) -> int:
         verdicts = answers(questions, progress.phase, cached_verdict)
     for verdict in verdicts:
         name, bill = verdict.question.slice.name, recording_bill(verdict, layout.rows, tariff)
+        if idle := verdict.question.idle_text():
+            print(idle)
         if bill is None:
             need, limit = verdict.memory.peak_bytes, verdict.limit_bytes
             print(f"{name}: does not fit, {Bytes(need)} of {Bytes(limit)} HBM; a smaller micro_batch may")

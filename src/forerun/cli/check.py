@@ -185,13 +185,7 @@ def _place_on(name: str, job: Job) -> Place:
     from forerun.hardware.slices import slice_named
 
     found = slice_named(name)
-    if job.devices is not None and job.devices > found.devices:
-        raise UserError(
-            f"the job wants {job.devices} devices",
-            why=f"{name} has {found.devices}",
-            fix=f"set devices={found.devices}, or --on larger",
-        )
-    return Place(found.name, f"--on {name}", job.devices or found.devices, "tpu", f"TPU {found.chip.name}")
+    return Place(found.name, f"--on {name}", found.used_devices(job.devices), "tpu", f"TPU {found.chip.name}")
 
 
 def _place_here(job: Job) -> Place:

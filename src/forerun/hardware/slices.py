@@ -41,6 +41,16 @@ class Slice:
     def shape(self) -> tuple[int, ...]:
         return tuple(int(side) for side in self.topology.split(":")[1].split("x"))
 
+    def used_devices(self, wanted: int | None) -> int:
+        """Return how many devices a job with `devices: wanted` uses here: all of them for None."""
+        if wanted is not None and wanted > self.devices:
+            raise UserError(
+                f"devices={wanted} is more than {self.name} has",
+                why=f"{self.name} has {self.devices} device{'' if self.devices == 1 else 's'}",
+                fix=f"devices={self.devices}, leave devices out, or choose a larger slice: {SHOW}",
+            )
+        return wanted or self.devices
+
 
 @cache
 def slices() -> tuple[Slice, ...]:

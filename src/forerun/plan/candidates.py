@@ -44,6 +44,7 @@ SPLIT = "more tensor parallelism than needed: fsdp alone has room"
 MANY_COPIES = "more copies of the weights than needed: fsdp does it with less memory"
 HOURS = "even at the chip's peak it takes more than --max-hours"
 MONEY = "even at the chip's peak it costs more than --max-usd"
+DEVICES = "the slice has fewer devices than the job asks for"
 NO_PRICE = "no price is known there"
 
 Usd = Callable[[Slice], float | None]  # per hour, the whole slice
@@ -162,8 +163,8 @@ def sensible_slices(job: Job, sizes: Footprint) -> list[Slice]:
     state = sizes.resting_bytes
     chosen = []
     for generation in GENERATIONS:
-        own = [one for one in slices() if one.chip.name == generation]
-        holding = [one for one in own if one.devices * (one.chip.usable_bytes or 0) > state]
+        own = [one for one in slices() if one.chip.name == generation and one.devices >= (job.devices or 1)]
+        holding = [one for one in own if one.used_devices(job.devices) * (one.chip.usable_bytes or 0) > state]
         chosen += holding[:SIZES_PER_GENERATION]
     return chosen
 
@@ -177,7 +178,12 @@ def space_of(job: Job, on: str | None, bounds: Bounds) -> Space:
     left: list[Candidate] = []
     dropped: dict[Candidate, str] = {}
     as_written: dict[str, Candidate] = {}
+    if (most := max(chosen, key=lambda one: one.devices, default=None)) is not None:
+        most.used_devices(job.devices)  # an error if no slice has that many
     for one in chosen:
+        if one.devices < (job.devices or 1):
+            dropped[Candidate(one, MeshShape(1, one.devices, 1), 1, job.remat)] = DEVICES
+            continue
         own = _as_written(job, one)
         extra = [own.mesh] if own else []
         for candidate, reason in _of_slice(job, sizes, one, remats, bounds, extra):
@@ -203,7 +209,7 @@ def _as_written(job: Job, on: Slice) -> Candidate | None:
     """The job's own mesh, micro-batch and remat on a slice, if they can be laid out there."""
     heads = None if is_plugin(job.model) else config_of(job.model).heads
     try:
-        mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, on.devices, on.name)
+        mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, on.used_devices(job.devices), on.name)
         check_model(mesh, heads, job.batch, job.micro_batch)
     except UserError:
         return None
@@ -217,7 +223,7 @@ def _of_slice(
     against = _against_slice(job, sizes, on, bounds)
     roomy = _fsdp_has_room(job, sizes, on)
     found: list[tuple[Candidate, str | None]] = []
-    for mesh in dict.fromkeys([*meshes(job, on.devices), *extra]):
+    for mesh in dict.fromkeys([*meshes(job, on.used_devices(job.devices)), *extra]):
         share, rest = divmod(job.batch, mesh.data_parallel)
         if rest:
             found += [(Candidate(on, mesh, 1, remat), BATCH) for remat in remats]
@@ -240,7 +246,7 @@ def meshes(job: Job, devices: int) -> list[MeshShape]:
 
 
 def _against_slice(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str | None:
-    hours = sizes.least_seconds(on.chip, on.devices) * (job.steps or 0) / 3600
+    hours = sizes.least_seconds(on.chip, on.used_devices(job.devices)) * (job.steps or 0) / 3600
     usd = bounds.usd_per_hour(on)
     if bounds.max_hours is not None and hours > bounds.max_hours:
         return HOURS
@@ -266,9 +272,10 @@ def _needless(mesh: MeshShape, roomy: bool) -> str | None:
 
 def _fsdp_has_room(job: Job, sizes: Footprint, on: Slice) -> bool:
     """Whether fsdp over all devices is estimated to fit with a fifth to spare, one sequence at a time."""
-    if job.batch % on.devices:
+    devices = on.used_devices(job.devices)
+    if job.batch % devices:
         return False
-    thrifty = Candidate(on, MeshShape(1, on.devices, 1), 1, REMATS[0])
+    thrifty = Candidate(on, MeshShape(1, devices, 1), 1, REMATS[0])
     return _guessed_bytes(sizes, thrifty, job.batch) < 0.8 * (on.chip.usable_bytes or 0)
 
 

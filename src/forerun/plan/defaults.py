@@ -183,11 +183,14 @@ def _laid_out(job: Job, slice_: Slice) -> tuple[Candidate | None, str]:
 def _variants(job: Job, slice_: Slice) -> Iterator[Job]:
     """The job itself; then all devices on fsdp, with a little tensor parallelism if the batch is too small."""
     yield job
+    if slice_.devices < (job.devices or 1):
+        return
+    devices = slice_.used_devices(job.devices)
     splits = dict.fromkeys((job.mesh.tp if job.mesh.tp > 0 else 1, *SPLITS))
     for tp in splits:
-        if slice_.devices % tp:
+        if devices % tp:
             continue
-        fsdp = slice_.devices // tp
+        fsdp = devices // tp
         share = job.batch // fsdp
         if job.batch % fsdp:
             continue

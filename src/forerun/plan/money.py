@@ -178,16 +178,17 @@ def bill_of(verdict: Verdict, tariff: Tariff, assumptions: Assumptions = ASSUMPT
 
 def saves_of(verdict: Verdict, assumptions: Assumptions = ASSUMPTIONS, *, best: bool = False) -> Saves:
     """Return the saves of the job, or with `best` those with the interval that `auto` would choose."""
-    job, slice_, memory = verdict.question.job, verdict.question.slice, verdict.memory
+    question, memory = verdict.question, verdict.memory
+    job, devices = question.job, question.devices
     assert job.steps is not None, "a question's job is concrete"
     per_device: float = memory.weights_bytes + memory.optimizer_bytes
-    copies = verdict.question.mesh_shape().data
-    state = Bytes(int(per_device) * slice_.devices // copies)
+    copies = question.mesh_shape().data
+    state = Bytes(int(per_device) * devices // copies)
     if verdict.saved_bytes is not None:
-        state, per_device = Bytes(verdict.saved_bytes), verdict.saved_bytes * copies / slice_.devices
-    copy_seconds = per_device / machine_of(slice_.chip).host_bytes_per_second
+        state, per_device = Bytes(verdict.saved_bytes), verdict.saved_bytes * copies / devices
+    copy_seconds = per_device / machine_of(question.slice.chip).host_bytes_per_second
     pause = Seconds(assumptions.save_pause_seconds + copy_seconds)
-    write = Seconds(state / slice_.hosts / assumptions.bucket_bytes_per_second)
+    write = Seconds(state / question.hosts / assumptions.bucket_bytes_per_second)
     every = job.checkpoint.every
     if best or every == "auto":
         assert verdict.step is not None

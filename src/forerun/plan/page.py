@@ -118,7 +118,8 @@ def headline(rows: Rows, tariff: Tariff) -> str:
 def _table(rows: Rows, tariff: Tariff, notes: Sequence[str]) -> Iterable[str]:
     yield "<h2>Slices</h2>"
     yield _cards(HEADS, ([_name(v), *_cells(v, bill, tariff)] for v, bill in rows), words=("mesh", "fits"))
-    lines = [*(line for line in price_notes(rows, tariff) if line != NO_GPUS), *notes]
+    idle = [text for v, _ in rows if (text := v.question.idle_text())]
+    lines = [*(line for line in price_notes(rows, tariff) if line != NO_GPUS), *idle, *notes]
     yield '<ul class="notes">' + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
 
 

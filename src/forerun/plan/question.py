@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,9 +24,30 @@ class Question:
     slice: Slice
     recording: bool = False  # not of the job's step, but of its teacher's forward for `forerun cache`
 
+    @property
+    def devices(self) -> int:
+        """The devices of the slice that the job uses: the first ones, as in `train`. The others are idle."""
+        return self.slice.used_devices(self.job.devices)
+
+    @property
+    def hosts(self) -> int:
+        """The hosts that have devices of the job."""
+        return math.ceil(self.devices * self.slice.hosts / self.slice.devices)
+
     def mesh_shape(self) -> MeshShape:
-        mesh = self.job.mesh
-        return resolve(mesh.data, mesh.fsdp, mesh.tp, self.slice.devices, self.slice.name)
+        mesh, devices = self.job.mesh, self.devices
+        place = self.slice.name if devices == self.slice.devices else f"the job, with devices={devices},"
+        return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place)
+
+    def idle_text(self) -> str:
+        """Return a sentence about the devices that the job leaves idle, or an empty string."""
+        idle = self.slice.devices - self.devices
+        if not idle:
+            return ""
+        return (
+            f"{self.slice.name}: the job uses {self.devices} of {self.slice.devices} devices (devices={self.devices}), "
+            f"{idle} {'is' if idle == 1 else 'are'} idle; the price is that of the whole slice"
+        )
 
     def derived(self, heads: int | None) -> Derived:
         shape = self.mesh_shape()

@@ -28,8 +28,9 @@ class RecordingBill:
 
 def recording_question(job: Job, slice_: Slice) -> Question:
     """The teacher's forward on that slice, with the rows of the job's micro-batch on every device."""
-    per_device = job.micro_batch or max(1, job.batch // slice_.devices)
-    update = {"mesh": Mesh(), "micro_batch": per_device, "batch": per_device * slice_.devices}
+    devices = slice_.used_devices(job.devices)
+    per_device = job.micro_batch or max(1, job.batch // devices)
+    update = {"mesh": Mesh(), "micro_batch": per_device, "batch": per_device * devices}
     return Question(job.model_copy(update=update), slice_, recording=True)
 
 
@@ -38,7 +39,7 @@ def recording_bill(verdict: Verdict, rows: int, tariff: Tariff) -> RecordingBill
     if verdict.step is None:
         return None
     batches = math.ceil(rows / verdict.question.job.batch)
-    weights_bytes = verdict.memory.weights_bytes * verdict.question.slice.devices  # each has its part
+    weights_bytes = verdict.memory.weights_bytes * verdict.question.devices  # each has its part
     reading = weights_bytes / ASSUMPTIONS.bucket_bytes_per_second
     begin = Seconds(ASSUMPTIONS.start_seconds + ASSUMPTIONS.compile_seconds + reading)
     hours = over_step(verdict, lambda step: (begin + batches * step) / 3600)

@@ -44,6 +44,7 @@ def _slice_json(v: Verdict, tariff: Tariff, changes: Sequence[str]) -> dict[str,
         "compile_seconds": round(float(v.compile_seconds), 3),
         "chips": v.question.slice.chips,
         "devices": v.question.slice.devices,
+        "devices_used": v.question.devices,
         "mesh": v.mesh,
         "program": v.program,
         "hbm_weights_bytes": int(v.memory.weights_bytes),
@@ -267,6 +268,9 @@ def _notes(rows: Sequence[Row], tariff: Tariff, ascii_only: bool | None, more: S
         if row.verdict.memory.host_bytes >= GIB / 100:
             waiting = f"{_name(row.verdict)}: {row.verdict.memory.host_bytes} per device wait in host memory"
             notes.append(f"\n{waiting}", style="yellow")
+    for row in rows:
+        if idle := row.verdict.question.idle_text():
+            notes.append(f"\n{idle}", style="yellow")
     for line in more:
         notes.append(f"\n{line}", style="dim")
     return notes

@@ -273,7 +273,8 @@ def _told(
         raise _nothing_found(ranking, found, tariff, max_hours)
     best = ranking[0]
     print_ranking(console, ranking, f"{space.job.name}: {goal} of {len(ranking)} plans that fit, in {seconds}")
-    console.print("\n".join(["", *account(*tally), "", *_gain(space, best, found, ranking)]))
+    idle = filter(None, [best.verdict.question.idle_text()])
+    console.print("\n".join(["", *account(*tally), "", *idle, *_gain(space, best, found, ranking)]))
     path = out_path or Path(f"{space.job.name}.{goal}.yaml")
     winner.check_path(path)
     note = "interrupted before it was finished" if found.interrupted else ""

@@ -117,7 +117,7 @@ class Strategy:
     def _hopeless(self, name: str, points: list[Standing]) -> bool:
         """Even at its peak the slice is beaten in both time and money by what was found."""
         one = self.space.by_slice[name][0]
-        ideal = self.standing(one, self.space.sizes.least_seconds(one.slice.chip, one.slice.devices))
+        ideal = self.standing(one, self.space.sizes.least_seconds(one.slice.chip, one.mesh.devices))
         return any(point.beats(ideal) for point in points)
 
     def _promise(self, name: str) -> float:

@@ -43,11 +43,11 @@ class Verdict:
 
     @property
     def mfu(self) -> float | None:
-        """Share of the data sheet's bf16 FLOP/s that does the model's own work."""
-        peak = self.question.slice.chip.bf16_flops
+        """Return the share of the bf16 peak of the devices in use that the model's own work reaches, as `train` does."""
+        peak = self.question.slice.chip.bf16_flops_per_device
         if self.step is None or peak is None:
             return None
-        return self.flops_per_step / self.step.mid_seconds / (peak * self.question.slice.chips)
+        return self.flops_per_step / self.step.mid_seconds / (peak * self.question.devices)
 
     @property
     def spare_bytes(self) -> Bytes:

@@ -39,7 +39,7 @@ def program_for(question: Question) -> Any:
     topology = topologies.get_topology_desc(
         platform="tpu", topology_name=question.slice.topology, **question.slice.topology_options
     )
-    mesh = make_mesh(derived.mesh, topology.devices)
+    mesh = make_mesh(derived.mesh, topology.devices[: question.devices])
     if question.recording:
         return build_recording(question.job, model_of(teacher_section(question.job)), model.vocab, mesh, derived.mesh)
     return build(question.job, model, mesh, derived)

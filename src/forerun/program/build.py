@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from forerun.config.schema import Job
+from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.method import MODEL, Method, method_of
 from forerun.models.base import Model
@@ -100,7 +101,14 @@ def make_mesh(shape: MeshShape, devices: Any) -> Mesh:
     from jax.experimental import mesh_utils
 
     sizes = (shape.data, shape.fsdp, shape.tp)
-    grid = mesh_utils.create_device_mesh(sizes, devices=list(devices), allow_split_physical_axes=True)
+    try:
+        grid = mesh_utils.create_device_mesh(sizes, devices=list(devices), allow_split_physical_axes=True)
+    except AssertionError:  # jax asserts that the chips of a TPU fill a box of its torus, and 3 of 2 x 4 do not
+        raise UserError(
+            f"devices={shape.devices}: the first {shape.devices} devices of this TPU do not fill a rectangle",
+            why="the devices of a mesh must be a box of the chip's torus, so that neighbours are linked",
+            fix="devices=1, 2 or 4, or leave devices out to use all of them",
+        ) from None
     return Mesh(grid, sharding.AXES, axis_types=(AxisType.Auto,) * 3)
 
 

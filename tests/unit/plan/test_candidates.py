@@ -122,3 +122,13 @@ def test_globs() -> None:
         slices_like("v9*")
     with pytest.raises(UserError, match="no slice is called"):
         slices_like("v5e-7")
+
+
+def test_every_candidate_uses_the_devices_that_the_job_asks_for() -> None:
+    found = space("v6e-1,v6e-8", model="qwen3-0.6b", devices=2)
+    assert {one.mesh.devices for one in found.candidates} == {2}
+    assert {one.slice.name for one in found.candidates} == {"v6e-8"}
+    assert [reason for one, reason in found.dropped.items() if one.slice.name == "v6e-1"] == [candidates.DEVICES]
+    assert {one.slice.devices >= 2 for one in space(None, model="qwen3-0.6b", devices=2).candidates} == {True}
+    with pytest.raises(UserError, match="devices=16 is more than v6e-8 has"):
+        space("v6e-1,v6e-8", devices=16)

@@ -143,3 +143,11 @@ def test_a_model_that_is_larger_than_any_slice() -> None:
         sensible(job(model={"layers": 1024, "embed": 1 << 18, "heads": 1024, "vocab": 512}))
     # 1,024 layers x 12 x 2^36 parameters x 16 bytes over 2,048 devices of 94.75 GiB
     assert "are 64.8 x all HBM of tpu7x-8x8x16" in caught.value.fix
+
+
+def test_the_comparison_uses_the_devices_that_the_job_asks_for() -> None:
+    choice = sensible(job(devices=2, batch=8))
+    found = [one.question for own in choice.by_generation.values() for one in own]
+    assert found
+    assert {question.mesh_shape().devices for question in found} == {2}
+    assert all(question.slice.devices >= 2 for question in found)

@@ -14,7 +14,7 @@ from forerun.hardware.chips import chip_named
 from forerun.hardware.slices import slice_named
 from forerun.plan.machine import machine_of
 from forerun.plan.memory import MemoryReport
-from forerun.plan.money import ASSUMPTIONS, Assumptions, Run, Saves, Tariff, assumption_rows, bill_of
+from forerun.plan.money import ASSUMPTIONS, Assumptions, Run, Saves, Tariff, assumption_rows, bill_of, saves_of
 from forerun.plan.question import Question
 from forerun.plan.recording import recording_bill, require_one_host
 from forerun.plan.step_time import StepTime
@@ -216,3 +216,14 @@ def test_a_teacher_is_written_down_by_one_host() -> None:
         require_one_host([slice_named("v6e-8"), slice_named("v5e-16")])
     assert refused.value.what == "forerun cache runs on one host, and v5e-16 has 4"
     assert refused.value.fix.startswith("--on v6e-8;")
+
+
+def test_idle_devices_are_paid_for_and_save_nothing() -> None:
+    alone, everyone = verdict_on("v3-8", devices=1), verdict_on("v3-8")
+    bills = [bill_of(v, Tariff()) for v in (alone, everyone)]
+    assert all(bill and bill.on_demand for bill in bills)
+    rates = [bill.on_demand.usd.mid / bill.hours.mid for bill in bills if bill and bill.on_demand]
+    assert rates[0] == pytest.approx(rates[1]), "the price is that of the whole slice"
+    assert saves_of(alone).state_bytes == 3 * GIB, "what one device holds"
+    assert saves_of(everyone).state_bytes == 24 * GIB
+    assert alone.mfu == pytest.approx(8 * (everyone.mfu or 0)), "of the devices in use, as train counts it"

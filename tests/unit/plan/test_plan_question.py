@@ -6,7 +6,9 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.hardware.slices import slice_named
 from forerun.plan.question import from_json, questions_of, slices_named
+from forerun.plan.recording import recording_question
 
 
 def job(**values: object) -> Job:
@@ -45,3 +47,32 @@ def test_unknown_slice() -> None:
 def test_impossible_layouts_name_the_slice(values: dict[str, object], slice: str, text: str) -> None:
     with pytest.raises(UserError, match=text):
         questions_of(job(**values), slices_named([slice]))
+
+
+def test_the_mesh_has_as_many_devices_as_the_job_asks_for() -> None:
+    [question] = questions_of(job(devices=1, batch=8), slices_named(["v3-8"]))
+    assert str(question.mesh_shape()) == "1x1x1"
+    assert question.derived(16).micro_batch == 8
+    assert (question.devices, question.slice.devices) == (1, 8)
+    assert "1 of 8 devices" in question.idle_text()
+    assert "7 are idle" in question.idle_text()
+    [all_used] = questions_of(job(batch=8), slices_named(["v3-8"]))
+    assert str(all_used.mesh_shape()) == "1x8x1"
+    assert all_used.idle_text() == ""
+
+
+def test_more_devices_than_the_slice_has() -> None:
+    with pytest.raises(UserError, match="devices=16 is more than v5e-8 has"):
+        questions_of(job(devices=16), slices_named(["v5e-8"]))
+
+
+@pytest.mark.parametrize(("devices", "hosts"), [(None, 4), (1, 1), (4, 1), (5, 2), (16, 4)])
+def test_only_hosts_with_used_devices_write(devices: int | None, hosts: int) -> None:
+    [question] = questions_of(job(devices=devices, batch=80), slices_named(["v5e-16"]))
+    assert question.hosts == hosts
+
+
+def test_the_recording_of_a_teacher_uses_the_same_devices() -> None:
+    question = recording_question(job(devices=2, batch=8), slice_named("v3-8"))
+    assert (question.job.batch, question.job.micro_batch) == (8, 4)
+    assert question.mesh_shape().devices == 2

@@ -138,6 +138,7 @@ def test_json_keys_are_frozen() -> None:
         "compile_seconds",
         "chips",
         "devices",
+        "devices_used",
         "mesh",
         "program",
         "hbm_weights_bytes",

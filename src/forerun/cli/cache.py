@@ -42,12 +42,12 @@ def _planned(args: argparse.Namespace) -> int:
     from forerun.plan.money import Tariff
     from forerun.plan.progress import Progress
     from forerun.plan.question import slices_named
-    from forerun.plan.recording import recording_bill, recording_question, require_one_host
+    from forerun.plan.recording import possible_slices, recording_bill, recording_question
 
     job = load(args.job, args.overrides).job
     slices, tariff = slices_named(args.on), Tariff(args.zone, args.prices)
     tariff.check()
-    require_one_host(slices)
+    slices, impossible = possible_slices(job, slices)
     require_folder(job)
     corpus = open_corpus(job)
     job = concrete(job, corpus)
@@ -58,6 +58,8 @@ def _planned(args: argparse.Namespace) -> int:
     questions = [recording_question(job, one) for one in slices]
     with Progress(questions, plain_lines=True) as progress:
         verdicts = answers(questions, progress.phase, cached_verdict)
+    for one in impossible:
+        print(one.text)
     for verdict in verdicts:
         name, bill = verdict.question.slice.name, recording_bill(verdict, layout.rows, tariff)
         if idle := verdict.question.idle_text():

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forerun.config.load import load
-from forerun.errors import UserError
+from forerun.errors import StorageError, UserError
 from forerun.files import write_output
 from forerun.models.plugin import use_job_folder
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
     from forerun.plan.money import Tariff
-    from forerun.plan.question import Question
+    from forerun.plan.question import Impossible, Question
     from forerun.plan.verdict import Verdict
 
 PIPED_COLUMNS = 120
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     tariff.check()
     use_job_folder(loaded.path.parent)
     from forerun.loop.concrete import concrete
-    from forerun.plan.question import questions_of
+    from forerun.plan.question import possible_questions
 
     job = concrete(loaded.job)
     asker = _Asker(args)
@@ -45,11 +45,14 @@ def run(args: argparse.Namespace) -> int:
     changes: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
     if slices:
-        verdicts = asker.ask(questions_of(job, slices))
+        questions, asker.impossible = possible_questions(job, slices)
+        verdicts = asker.ask_each(questions) if questions else []
     else:
         verdicts, changes, notes = _compared(job, asker)
+    if not verdicts:
+        raise asker.impossible[0].raised()
     notes += asker.notes()
-    _show(args, job, verdicts, tariff, changes, notes)
+    _show(args, job, verdicts, asker.impossible, tariff, changes, notes)
     return _judged(verdicts, tariff, asker)
 
 
@@ -58,6 +61,7 @@ class _Asker:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.quiet: bool = args.json
+        self.impossible: list[Impossible] = []
         self._fresh: bool = args.no_cache
         self._calibration = None
         if args.calibrate:
@@ -66,14 +70,40 @@ class _Asker:
             self._calibration = calibration(args.calibrate)
 
     def ask(self, questions: Sequence[Question]) -> list[Verdict]:
+        """Return a verdict for each question, or raise the first error."""
         from forerun.plan.answers import answers
-        from forerun.plan.cache import cached_verdict
         from forerun.plan.progress import Progress
-        from forerun.plan.verdict import verdict
 
         with Progress(list(questions), plain_lines=not self.quiet) as progress:
-            verdicts = answers(questions, progress.phase, verdict if self._fresh else cached_verdict)
+            verdicts = answers(questions, progress.phase, self._judge())
         return [self.adjusted(v) for v in verdicts]
+
+    def ask_each(self, questions: Sequence[Question]) -> list[Verdict]:
+        """Return the verdicts; slices on which the job cannot be built or compiled go to `impossible`."""
+        from forerun.plan.answers import answers
+        from forerun.plan.progress import Progress
+        from forerun.plan.question import Impossible
+
+        judge = self._judge()
+
+        def tolerant(question: Question, *rest: Any) -> Verdict | None:
+            try:
+                return judge(question, *rest)
+            except StorageError:
+                raise
+            except UserError as error:
+                self.impossible.append(Impossible(question.slice, error))
+                return None
+
+        with Progress(list(questions), plain_lines=not self.quiet) as progress:
+            verdicts = answers(questions, progress.phase, tolerant)
+        return [self.adjusted(v) for v in verdicts]
+
+    def _judge(self) -> Callable[..., Verdict]:
+        from forerun.plan.cache import cached_verdict
+        from forerun.plan.verdict import verdict
+
+        return verdict if self._fresh else cached_verdict
 
     def adjusted(self, v: Verdict) -> Verdict:
         if self._calibration is None or v.step is None:
@@ -109,11 +139,11 @@ def _compared(job: Job, asker: _Asker) -> tuple[list[Verdict], dict[str, tuple[s
     choice = sensible(job)
     candidates = choice.first()
     _announce(f"comparing {len(candidates)} slices, then the next larger ones (--on names your own)", asker.quiet)
-    verdicts = asker.ask([one.question for one in candidates])
+    verdicts = asker.ask_each([one.question for one in candidates])
     if more := choice.second(verdicts):
         _announce(f"now {', '.join(one.question.slice.name for one in more)}", asker.quiet)
         candidates += more
-        verdicts += asker.ask([one.question for one in more])
+        verdicts += asker.ask_each([one.question for one in more])
     changes = {one.question.slice.name: one.changes for one in candidates if one.changes}
     notes = [f"{name}: laid out with {' '.join(made)}" for name, made in changes.items()]
     order = sorted(verdicts, key=lambda v: (v.question.slice.chip.name, v.question.slice.chips))
@@ -129,6 +159,7 @@ def _show(
     args: argparse.Namespace,
     job: Job,
     verdicts: list[Verdict],
+    impossible: list[Impossible],
     tariff: Tariff,
     changes: dict[str, tuple[str, ...]],
     notes: list[str],
@@ -140,17 +171,18 @@ def _show(
     if args.json:
         import json
 
-        print(json.dumps(as_json(verdicts, tariff, changes), indent=2))
+        print(json.dumps(as_json(verdicts, tariff, changes, impossible), indent=2))
     else:
         from forerun.console import SafeConsole
 
         console = SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS)
-        print_table(console, verdicts, title, tariff, notes)
+        print_table(console, verdicts, title, tariff, notes, impossible)
     sys.stdout.flush()
     if args.html:
         from forerun.plan.page import page
 
-        write_output(Path(args.html), page(job, verdicts, tariff, title, notes), fix="name another file with --html")
+        text = page(job, verdicts, tariff, title, notes, impossible)
+        write_output(Path(args.html), text, fix="name another file with --html")
         print(f"page: {args.html}", file=sys.stderr)
 
 

@@ -16,9 +16,12 @@ Listener = Callable[[Question, str], None]
 def answers(
     questions: Sequence[Question],
     on_phase: Listener = lambda question, phase: None,
-    judge: Callable[..., Verdict] = verdict,
+    judge: Callable[..., Verdict | None] = verdict,
 ) -> list[Verdict]:
-    """In the order of the questions. The first failure is raised; the compilers still running are ended."""
+    """Return verdicts in the order of the questions, without those for which `judge` returns None.
+
+    The first failure is raised; the compilers still running are ended.
+    """
     stop = threading.Event()
     with ThreadPoolExecutor(max_workers=max(1, min(len(questions), os.cpu_count() or 1))) as pool:
         try:
@@ -29,10 +32,12 @@ def answers(
             stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    return [future.result() for future in futures]
+    return [answer for future in futures if (answer := future.result()) is not None]
 
 
-def _ask(question: Question, stop: threading.Event, on_phase: Listener, judge: Callable[..., Verdict]) -> Verdict:
+def _ask(
+    question: Question, stop: threading.Event, on_phase: Listener, judge: Callable[..., Verdict | None]
+) -> Verdict | None:
     answer = judge(question, stop, lambda phase: on_phase(question, phase))
-    on_phase(question, "fits" if answer.fits else "too large")
+    on_phase(question, "impossible" if answer is None else "fits" if answer.fits else "too large")
     return answer

@@ -20,6 +20,7 @@ from forerun.plan.charts import Point, Segment, colour, legend, scatter, stacked
 from forerun.plan.figures import gib_text, hours_text, range_text, seconds_text, step_text, usd_text
 from forerun.plan.machine import Machine, machine_of
 from forerun.plan.money import Bill, Offer, Tariff, assumption_rows, bill_of
+from forerun.plan.question import Impossible
 from forerun.plan.report import NO_GPUS, price_notes
 from forerun.plan.step_time import HIGH, LIMITS, LOW
 from forerun.plan.verdict import Verdict
@@ -54,8 +55,16 @@ SPOT_HEADS = (
 Rows = Sequence[tuple[Verdict, Bill | None]]
 
 
-def page(job: Job, verdicts: Sequence[Verdict], tariff: Tariff, title: str, notes: Sequence[str] = ()) -> str:
-    """The whole page. `notes` are lines about the comparison, such as what was left out."""
+def page(
+    job: Job,
+    verdicts: Sequence[Verdict],
+    tariff: Tariff,
+    title: str,
+    notes: Sequence[str] = (),
+    impossible: Sequence[Impossible] = (),
+) -> str:
+    """Return the complete page. `notes` are lines about the comparison, such as what was left out."""
+    notes = [*(one.text for one in impossible), *notes]
     rows = [(v, bill_of(v, tariff)) for v in verdicts]
     today = datetime.date.today().isoformat()
     fitting = any(v.fits for v in verdicts)
@@ -63,7 +72,7 @@ def page(job: Job, verdicts: Sequence[Verdict], tariff: Tariff, title: str, note
         f"<h1>{escape(job.name)}</h1>",
         f'<p class="dim">{escape(title.removeprefix(f"{job.name}: "))}. Planned on {today}.</p>',
         f'<p class="answer{"" if fitting else " none"}">{escape(headline(rows, tariff))}</p>',
-        *_table(rows, tariff, notes),
+        *_table(rows, tariff, notes, impossible),
         *_memory(verdicts),
         *(_time(verdicts) if fitting else ()),
         *_money(rows),
@@ -115,12 +124,15 @@ def headline(rows: Rows, tariff: Tariff) -> str:
     return text
 
 
-def _table(rows: Rows, tariff: Tariff, notes: Sequence[str]) -> Iterable[str]:
+def _table(rows: Rows, tariff: Tariff, notes: Sequence[str], impossible: Sequence[Impossible]) -> Iterable[str]:
     yield "<h2>Slices</h2>"
-    yield _cards(HEADS, ([_name(v), *_cells(v, bill, tariff)] for v, bill in rows), words=("mesh", "fits"))
+    lines = [[_name(v), *_cells(v, bill, tariff)] for v, bill in rows]
+    empty = ["–", '<span class="bad">no</span>', *["–"] * (len(HEADS) - 3)]
+    lines += [[one.slice.name, *empty] for one in impossible]
+    yield _cards(HEADS, lines, words=("mesh", "fits"))
     idle = [text for v, _ in rows if (text := v.question.idle_text())]
-    lines = [*(line for line in price_notes(rows, tariff) if line != NO_GPUS), *idle, *notes]
-    yield '<ul class="notes">' + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"
+    told = [*(line for line in price_notes(rows, tariff) if line != NO_GPUS), *idle, *notes]
+    yield '<ul class="notes">' + "".join(f"<li>{escape(line)}</li>" for line in told) + "</ul>"
 
 
 def _cards(heads: Sequence[str], lines: Iterable[Sequence[str]], words: Sequence[str] = ()) -> str:

@@ -81,13 +81,45 @@ def slices_named(names: Sequence[str]) -> list[Slice]:
     return slices
 
 
+@dataclass(frozen=True)
+class Impossible:
+    """A slice on which the job cannot run at all, and why. It gets a row without figures."""
+
+    slice: Slice
+    error: UserError
+
+    @property
+    def text(self) -> str:
+        fix = self.error.fix.splitlines()
+        return f"{self.slice.name} cannot run the job: {self.what}" + (f"; {fix[0]}" if len(fix) == 1 else "")
+
+    @property
+    def what(self) -> str:
+        return self.error.what.removeprefix(f"{self.slice.name}: ")
+
+    def raised(self) -> UserError:
+        """Return the error with the name of the slice."""
+        return UserError(f"{self.slice.name}: {self.what}", why=self.error.why, fix=self.error.fix)
+
+
 def questions_of(job: Job, slices: Sequence[Slice]) -> list[Question]:
-    """One for each slice, after every check that needs no compiler. `job` is concrete."""
+    """Return a question for each slice; raise the error of the first slice on which the job cannot run."""
+    questions, impossible = possible_questions(job, slices)
+    if impossible:
+        raise impossible[0].raised()
+    return questions
+
+
+def possible_questions(job: Job, slices: Sequence[Slice]) -> tuple[list[Question], list[Impossible]]:
+    """Split `slices` by every check that needs no compiler. `job` is concrete."""
     heads = None if is_plugin(job.model) else config_of(job.model).heads
-    questions = [Question(job, one) for one in slices]
-    for question in questions:
+    questions, impossible = [], []
+    for one in slices:
+        question = Question(job, one)
         try:
             question.derived(heads)
         except UserError as error:
-            raise UserError(f"{question.slice.name}: {error.what}", why=error.why, fix=error.fix) from None
-    return questions
+            impossible.append(Impossible(one, error))
+        else:
+            questions.append(question)
+    return questions, impossible

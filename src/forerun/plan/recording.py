@@ -10,7 +10,7 @@ from forerun.config.schema import Job, Mesh
 from forerun.errors import UserError
 from forerun.hardware.slices import Slice
 from forerun.plan.money import ASSUMPTIONS, Offer, Range, Tariff, offer, over_step
-from forerun.plan.question import Question
+from forerun.plan.question import Impossible, Question
 from forerun.plan.verdict import Verdict
 from forerun.units import Seconds
 
@@ -48,13 +48,26 @@ def recording_bill(verdict: Verdict, rows: int, tariff: Tariff) -> RecordingBill
     )
 
 
-def require_one_host(slices: Sequence[Slice]) -> None:
-    """A teacher is written down by one host."""
-    several = [one for one in slices if one.hosts > 1]
-    if several:
-        alone = [one.name for one in slices if one.hosts == 1] or ["v6e-8"]
+def possible_slices(job: Job, slices: Sequence[Slice]) -> tuple[list[Slice], list[Impossible]]:
+    """Split `slices` into those that can cache a teacher and the others; raise the error if no slice can."""
+    possible, impossible = [], []
+    for one in slices:
+        try:
+            one.used_devices(job.devices)
+            _require_one_host(one)
+        except UserError as error:
+            impossible.append(Impossible(one, error))
+        else:
+            possible.append(one)
+    if not possible:
+        raise impossible[0].error
+    return possible, impossible
+
+
+def _require_one_host(one: Slice) -> None:
+    if one.hosts > 1:
         raise UserError(
-            f"forerun cache runs on one host, and {several[0].name} has {several[0].hosts}",
+            f"forerun cache runs on one host, and {one.name} has {one.hosts}",
             why="a teacher's words are written by one process, with all devices of its host",
-            fix=f"--on {','.join(alone)}; hosts that train read the folder, on any slice",
+            fix="--on v6e-8; hosts that train read the folder, on any slice",
         )

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from forerun.plan.figures import gib_text, hours_text, range_text, seconds_text, step_text, usd_text
 from forerun.plan.money import Bill, Offer, Tariff, bill_of
+from forerun.plan.question import Impossible
 from forerun.plan.save_interval import WASTE
 from forerun.plan.verdict import Verdict
 from forerun.units import GIB
@@ -29,10 +30,21 @@ Changes = Mapping[str, Sequence[str]]  # by slice: what the job needed to be lai
 
 
 def as_json(
-    verdicts: Sequence[Verdict], tariff: Tariff | None = None, changes: Changes | None = None
+    verdicts: Sequence[Verdict],
+    tariff: Tariff | None = None,
+    changes: Changes | None = None,
+    impossible: Sequence[Impossible] = (),
 ) -> dict[str, Any]:
     """Keys are stable: programs read them. Bytes are of one device; dollars and hours are of the whole job."""
-    return {"slices": [_slice_json(v, tariff or Tariff(), (changes or {}).get(_name(v), ())) for v in verdicts]}
+    rows = [_slice_json(v, tariff or Tariff(), (changes or {}).get(_name(v), ())) for v in verdicts]
+    return {"slices": [*rows, *(_impossible_json(one, rows[0]) for one in impossible)]}
+
+
+def _impossible_json(one: Impossible, like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with the same keys as the others, in which only the slice, `fits` and `error` have values."""
+    error = {"what": one.what, "why": one.error.why, "fix": one.error.fix}
+    known = {"slice": one.slice.name, "fits": False, "chips": one.slice.chips, "devices": one.slice.devices}
+    return {**dict.fromkeys(like), **known, "changes": [], "error": error}
 
 
 def _slice_json(v: Verdict, tariff: Tariff, changes: Sequence[str]) -> dict[str, Any]:
@@ -59,6 +71,7 @@ def _slice_json(v: Verdict, tariff: Tariff, changes: Sequence[str]) -> dict[str,
         **_time_json(v),
         **_money_json(bill_of(v, tariff), tariff),
         "changes": [one for change in changes for one in change.split()],
+        "error": None,
     }
 
 
@@ -137,13 +150,14 @@ def print_table(
     title: str,
     tariff: Tariff | None = None,
     notes: Sequence[str] = (),
+    impossible: Sequence[Impossible] = (),
 ) -> None:
     """The widest layout that the console has room for. Figures are never cut: the least needed columns go first."""
     tariff = tariff or Tariff()
     rows = [Row(v, bill_of(v, tariff)) for v in verdicts]
     ascii_only = not console.encoding.lower().startswith("utf")
     layouts = _layouts(_columns(verdicts, tariff), ascii_only)
-    tables = [_table(layout, rows, ascii_only) for layout in layouts]
+    tables = [_table(layout, rows, ascii_only, impossible) for layout in layouts]
     roomy = console.options.update(width=1000)
     widths = [console.measure(table, options=roomy).maximum for table in tables]
     chosen = next((n for n, width in enumerate(widths) if width <= console.width), len(tables) - 1)
@@ -151,7 +165,9 @@ def print_table(
     console.print(Text(title, style="bold"), "", sep="\n")
     console.print(tables[chosen])
     has_bar = any(column.heading == "usable HBM" for column in layouts[chosen])
-    console.print("", _notes(rows, tariff, ascii_only if has_bar else None, notes), sep="\n")
+    console.print(
+        "", _notes(rows, tariff, ascii_only if has_bar else None, [*(one.text for one in impossible), *notes]), sep="\n"
+    )
 
 
 def _columns(verdicts: Sequence[Verdict], tariff: Tariff) -> list[Column]:
@@ -197,7 +213,9 @@ def _with_bar(columns: Sequence[Column], width: int, ascii_only: bool) -> list[C
     return [bar if column.heading == "usable" else column for column in columns]
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Row], ascii_only: bool) -> Table:
+def _table(
+    columns: Sequence[Column], rows: Sequence[Row], ascii_only: bool, impossible: Sequence[Impossible] = ()
+) -> Table:
     lines = box.ASCII2 if ascii_only else box.SIMPLE_HEAD
     table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
@@ -205,6 +223,9 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], ascii_only: bool) -> 
         table.add_column(heading, justify=column.justify, no_wrap=True, vertical="bottom")
     for row in rows:
         table.add_row(*(column.cell(row) for column in columns))
+    for one in impossible:
+        known = {"slice": Text(one.slice.name, style="bold"), "fits": Text("no", style="bold red"), "range": Text("")}
+        table.add_row(*(known.get(column.heading, Text("-", style="dim")) for column in columns))
     return table
 
 

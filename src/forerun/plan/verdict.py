@@ -43,7 +43,7 @@ class Verdict:
 
     @property
     def mfu(self) -> float | None:
-        """Return the share of the bf16 peak of the devices in use that the model's own work reaches, as `train` does."""
+        """Return the share of the bf16 peak that the model's own work reaches, of the devices in use as in `train`."""
         peak = self.question.slice.chip.bf16_flops_per_device
         if self.step is None or peak is None:
             return None

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.cli.main import main
+from forerun.errors import UserError
 from forerun.plan import answers as compilers
 from forerun.plan.memory import MemoryReport
 from forerun.plan.question import Question
@@ -99,3 +100,46 @@ def test_mistakes_are_told_before_anything_is_compiled(
     assert main(["plan", job, "--on", "v5e-8", *(one.format(folder=tmp_path) for one in options)]) == 2
     assert message in capsys.readouterr().err
     assert compiler.rounds == []
+
+
+def test_an_impossible_slice_has_a_row_and_the_others_are_planned(compiler: Compiler, job: str, capsys: Any) -> None:
+    """Four sequences on eight data-parallel devices: v6e-8 cannot run the job, v6e-1 can."""
+    words = ["plan", job, "batch=4", "--on", "v6e-8,v6e-1"]
+    assert main(words) == 0
+    assert compiler.rounds == [["v6e-1"]]
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:1] == ["v6e-8"] and " no " in line for line in lines)
+    assert any("batch=4 does not divide over 8" in line for line in lines)
+    assert main([*words, "--json"]) == 0
+    rows = {row["slice"]: row for row in json.loads(capsys.readouterr().out)["slices"]}
+    assert list(rows["v6e-8"]) == list(rows["v6e-1"])
+    assert rows["v6e-1"]["error"] is None
+    assert (rows["v6e-8"]["fits"], rows["v6e-8"]["step_seconds"]) == (False, None)
+    assert "batch=4" in rows["v6e-8"]["error"]["what"]
+
+
+def test_slices_that_are_all_impossible_are_an_error(compiler: Compiler, job: str, capsys: Any) -> None:
+    assert main(["plan", job, "batch=4", "--on", "v6e-8,v5e-8"]) == 2
+    assert compiler.rounds == []
+    assert "v6e-8: batch=4" in capsys.readouterr().err
+
+
+def test_a_slice_on_which_the_program_cannot_be_built_has_a_row(
+    monkeypatch: pytest.MonkeyPatch, job: str, capsys: Any, tmp_path: Path
+) -> None:
+    """The error comes from the compiler's process, such as a kernel that a generation does not have."""
+    made = Compiler()
+
+    def judge(question: Question, *rest: Any) -> Verdict:
+        if question.slice.name == "v3-8":
+            raise UserError("v3-8: no such kernel", why="v3 lacks it", fix="attention=xla")
+        return made.verdict(question)
+
+    monkeypatch.setattr("forerun.plan.cache.cached_verdict", judge)
+    page = tmp_path / "plan.html"
+    assert main(["plan", job, "--on", "v3-8,v6e-1", "--json", "--html", str(page)]) == 0
+    rows = {row["slice"]: row for row in json.loads(capsys.readouterr().out)["slices"]}
+    assert rows["v3-8"]["error"] == {"what": "no such kernel", "why": "v3 lacks it", "fix": "attention=xla"}
+    assert rows["v6e-1"]["fits"]
+    assert "v3-8 cannot run the job: no such kernel" in page.read_text("utf-8")
+    assert main(["plan", job, "--on", "v3-8"]) == 2

@@ -16,7 +16,7 @@ from forerun.plan.machine import machine_of
 from forerun.plan.memory import MemoryReport
 from forerun.plan.money import ASSUMPTIONS, Assumptions, Run, Saves, Tariff, assumption_rows, bill_of, saves_of
 from forerun.plan.question import Question
-from forerun.plan.recording import recording_bill, require_one_host
+from forerun.plan.recording import possible_slices, recording_bill
 from forerun.plan.step_time import StepTime
 from forerun.plan.verdict import Verdict
 from forerun.units import GIB, Bytes, Seconds
@@ -210,10 +210,13 @@ def test_a_teachers_cache_by_hand(own: Tariff) -> None:
     assert bill.on_demand.usd.mid == pytest.approx((before + 8 * 2.0) / 3600 * 8 * 2.00)
 
 
-def test_a_teacher_is_written_down_by_one_host() -> None:
-    require_one_host([slice_named("v6e-8")])
+def test_a_teacher_is_cached_by_one_host_and_other_slices_are_reported() -> None:
+    job = verdict_on("v6e-8", devices=2).question.job
+    possible, impossible = possible_slices(job, [slice_named(name) for name in ("v6e-8", "v5e-16", "v6e-1")])
+    assert [one.name for one in possible] == ["v6e-8"]
+    assert [one.slice.name for one in impossible] == ["v5e-16", "v6e-1"]
     with pytest.raises(UserError) as refused:
-        require_one_host([slice_named("v6e-8"), slice_named("v5e-16")])
+        possible_slices(job, [slice_named("v5e-16")])
     assert refused.value.what == "forerun cache runs on one host, and v5e-16 has 4"
     assert refused.value.fix.startswith("--on v6e-8;")
 

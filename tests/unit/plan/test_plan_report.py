@@ -162,6 +162,7 @@ def test_json_keys_are_frozen() -> None:
         "written_bytes",
         "kept_bytes",
         "changes",
+        "error",
     ]
     parts = ("weights", "optimizer", "batch", "working")
     assert sum(row[f"hbm_{part}_bytes"] for part in parts) == row["hbm_peak_bytes"]

@@ -66,7 +66,11 @@ def adds_up(verdict: Verdict) -> None:
     assert verdict.tokens_per_step == job.batch * job.sequence
     if verdict.step is not None:
         assert math.isfinite(verdict.step.mid_seconds)
-        assert 0 < verdict.step.low_seconds < verdict.step.mid_seconds < verdict.step.high_seconds
+        assert 0 < verdict.step.low_seconds <= verdict.step.mid_seconds < verdict.step.high_seconds
+        chip = verdict.question.slice.chip
+        at_peak = verdict.flops_per_step / ((chip.bf16_flops_per_device or 0) * mesh.devices)
+        assert verdict.step.low_seconds >= at_peak, "nothing runs above the data sheet"
+        assert verdict.step.low_seconds >= verdict.step.floor_seconds > 0
         assert sum(verdict.step.parts_seconds.values()) == pytest.approx(verdict.step.mid_seconds)
         assert verdict.mfu is not None
         assert 0 < verdict.mfu < 1

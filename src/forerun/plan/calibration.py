@@ -22,10 +22,7 @@ class Calibration:
     runs: Mapping[str, int]
 
     def applied(self, step: StepTime, chip: str) -> StepTime:
-        factor = self.factors.get(chip, 1.0)
-        return StepTime(
-            step.mid_seconds * factor, {part: seconds * factor for part, seconds in step.parts_seconds.items()}
-        )
+        return step.times(self.factors.get(chip, 1.0))
 
     def told(self) -> str:
         """`calibrated by your runs: v6e x 1.04 (3 runs)`."""

@@ -131,7 +131,10 @@ def _examined(answer: Answer, folder: Path, question: Question) -> Answer:
         memory.peak_bytes,
         ModelShapes.of(facts["layers"], facts["weights"]),
     )
-    return replace(answer, ledger=parts, step=step_time(module, question.slice.chip) if answer.accepted else None)
+    if not answer.accepted:
+        return replace(answer, ledger=parts)
+    flops, own_model = answer.flops_per_step / question.devices, is_plugin(question.job.model)
+    return replace(answer, ledger=parts, step=step_time(module, question.slice.chip, flops, own_model))
 
 
 def require_disk(folder: Path, at_least_bytes: int = DISK_BYTES) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from forerun.plan.verdict import Verdict
 from forerun.units import GIB
+
+UNCERTAIN = "~"
 
 
 def gib_text(n: int) -> str:
@@ -24,7 +28,23 @@ def _digits(value: float) -> str:
 
 
 def step_text(v: Verdict) -> str:
-    return seconds_text(v.step.mid_seconds) if v.step else "-"
+    """Return the time of a step; `~` marks one that is less certain than its range says."""
+    if v.step is None:
+        return "-"
+    return f"{UNCERTAIN if v.step.doubts else ''}{seconds_text(v.step.mid_seconds)}"
+
+
+def doubt_notes(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return a line for each reason why times are uncertain, with the slices that it concerns."""
+    concerned: dict[str, list[str]] = {}
+    for v in verdicts:
+        for doubt in v.step.doubts if v.step else ():
+            concerned.setdefault(doubt, []).append(v.question.slice.name)
+    timed = sum(v.step is not None for v in verdicts)
+    return [
+        f"{UNCERTAIN} uncertain{'' if len(names) == timed else f' ({chr(44).join(names)})'}: {doubt}."
+        for doubt, names in concerned.items()
+    ]
 
 
 def range_text(v: Verdict) -> str:

@@ -17,7 +17,7 @@ from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.plan import ledger
 from forerun.plan.charts import Point, Segment, colour, legend, scatter, stacked_bar
-from forerun.plan.figures import gib_text, hours_text, range_text, seconds_text, step_text, usd_text
+from forerun.plan.figures import doubt_notes, gib_text, hours_text, range_text, seconds_text, step_text, usd_text
 from forerun.plan.machine import Machine, machine_of
 from forerun.plan.money import Bill, Offer, Tariff, assumption_rows, bill_of
 from forerun.plan.question import Impossible
@@ -131,7 +131,8 @@ def _table(rows: Rows, tariff: Tariff, notes: Sequence[str], impossible: Sequenc
     lines += [[one.slice.name, *empty] for one in impossible]
     yield _cards(HEADS, lines, words=("mesh", "fits"))
     idle = [text for v, _ in rows if (text := v.question.idle_text())]
-    told = [*(line for line in price_notes(rows, tariff) if line != NO_GPUS), *idle, *notes]
+    doubts = doubt_notes([v for v, _ in rows])
+    told = [*(line for line in price_notes(rows, tariff) if line != NO_GPUS), *doubts, *idle, *notes]
     yield '<ul class="notes">' + "".join(f"<li>{escape(line)}</li>" for line in told) + "</ul>"
 
 

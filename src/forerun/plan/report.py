@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.plan.figures import gib_text, hours_text, range_text, seconds_text, step_text, usd_text
+from forerun.plan.figures import doubt_notes, gib_text, hours_text, range_text, seconds_text, step_text, usd_text
 from forerun.plan.money import Bill, Offer, Tariff, bill_of
 from forerun.plan.question import Impossible
 from forerun.plan.save_interval import WASTE
@@ -88,6 +88,8 @@ def _time_json(v: Verdict) -> dict[str, Any]:
         "tokens_per_second": v.tokens_per_second,
         "mfu": v.mfu,
         "limit": step.limit if step else None,
+        "floor_seconds": step.floor_seconds if step else None,
+        "uncertain": list(step.doubts) if step else [],
     }
 
 
@@ -289,6 +291,8 @@ def _notes(rows: Sequence[Row], tariff: Tariff, ascii_only: bool | None, more: S
         if row.verdict.memory.host_bytes >= GIB / 100:
             waiting = f"{_name(row.verdict)}: {row.verdict.memory.host_bytes} per device wait in host memory"
             notes.append(f"\n{waiting}", style="yellow")
+    for line in doubt_notes([row.verdict for row in rows]):
+        notes.append(f"\n{line}", style="yellow")
     for row in rows:
         if idle := row.verdict.question.idle_text():
             notes.append(f"\n{idle}", style="yellow")

@@ -55,6 +55,11 @@ class Simulation:
         self._work, self._loops = Work(module), Loops(module)
         self._done: dict[str, Spent] = {}
 
+    @property
+    def guessed_loops(self) -> list[str]:
+        """The loops whose number of iterations could not be derived from the program."""
+        return self._loops.guessed
+
     def run(self) -> Spent:
         return self._computation(self.module.entry)
 
@@ -192,10 +197,11 @@ class _Run:
             return  # scalar unit
         flops = self.sim._work.flops(self.computation, x)
         touched = self.sim._work.hbm_bytes(self.computation, x)
-        seconds = max(flops / (machine.matmul_flops * machine.matmul_share), touched / machine.hbm_bytes_per_second)
-        kind = "matmul" if flops else "memory"
-        self.spent.add(kind, seconds + machine.op_seconds)
-        self.spent.flops[kind] += flops
+        computing = flops / (machine.matmul_flops * machine.matmul_share)
+        moving = touched / machine.hbm_bytes_per_second
+        kind = "matmul" if flops and computing >= moving else "memory"
+        self.spent.add(kind, max(computing, moving) + machine.op_seconds)
+        self.spent.flops["matmul"] += flops
 
     def _touches_arrays(self, x: Instruction) -> bool:
         operands = (self.computation.by_name.get(name) for name in x.operands)

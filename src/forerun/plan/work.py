@@ -98,7 +98,10 @@ class Work:
             elif user.op == "fusion" and depth < DEEPEST:
                 inner = self.module.computations[user.attribute("calls") or ""]
                 parameter = inner.parameters().get(number)
-                total += self._read_bytes(inner, parameter, whole, depth + 1) if parameter else whole
+                if parameter is not None and _is_same_array(inner, parameter):
+                    total += self._read_bytes(computation, user, whole, depth + 1)  # its users read the operand
+                else:
+                    total += self._read_bytes(inner, parameter, whole, depth + 1) if parameter else whole
             else:
                 return whole
             if total >= whole:
@@ -111,6 +114,14 @@ class Work:
             return False
         inner = self.module.computations[x.attribute("calls") or ""]
         return all(y.op in ("parameter", "copy", "bitcast") for y in inner.instructions)
+
+
+def _is_same_array(computation: Computation, parameter: Instruction) -> bool:
+    """Return whether the computation only gives its parameter another shape and returns it."""
+    x: Instruction | None = computation.root
+    while x is not None and x.op == "bitcast":
+        x = computation.operand(x, 0)
+    return x is parameter
 
 
 def _dot_flops(computation: Computation, x: Instruction) -> float:

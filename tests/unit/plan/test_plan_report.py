@@ -152,6 +152,8 @@ def test_json_keys_are_frozen() -> None:
         "tokens_per_second",
         "mfu",
         "limit",
+        "floor_seconds",
+        "uncertain",
         "hours",
         "hours_range",
         "cost_usd",

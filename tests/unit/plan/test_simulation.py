@@ -72,7 +72,7 @@ def test_matmul_is_bound_by_flops_or_bytes() -> None:
     assert play(line).by_kind["matmul"] == flops
     assert play(line).flops["matmul"] == flops
     fast = replace(MACHINE, matmul_flops=flops * 1e3, matmul_share=0.5)
-    assert play(line, machine=fast).by_kind["matmul"] == pytest.approx(2 + 8 * 128 * 4 / MIB)
+    assert play(line, machine=fast).by_kind["memory"] == pytest.approx(2 + 8 * 128 * 4 / MIB)
 
 
 def test_hidden_behind_work() -> None:

@@ -65,6 +65,14 @@ def test_no_module_is_a_drawer_for_anything() -> None:
     assert [str(path) for path, parts in names.items() if parts & FORBIDDEN_NAMES] == []
 
 
+def test_only_one_module_knows_how_forerun_is_installed() -> None:
+    """A fix that names an index fails for a clone and a wheel: `installation.install_command` names the right place."""
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "SECURITY.md"]
+    texts = {path: path.read_text("utf-8") for path in [*MODULES, *SOURCE.rglob("*.yaml"), *pages]}
+    named = [path for path, text in texts.items() if re.search(r"\bforerun\[|pip install [\"']?forerun\b", text)]
+    assert [str(path.relative_to(ROOT)) for path in named] == []
+
+
 def test_every_file_says_what_it_is_for() -> None:
     silent = [path for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))]
     assert [str(path.relative_to(ROOT)) for path in silent] == []

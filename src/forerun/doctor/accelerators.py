@@ -6,6 +6,7 @@ from forerun.doctor.machine import Finding, Machine
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.slices import slice_named
+from forerun.installation import install_command
 
 HINTS = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "TPU_NAME", "TPU_WORKER_HOSTNAMES")
 LIMITS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
@@ -41,7 +42,7 @@ def _unseen_fix(machine: Machine) -> str:
     if platforms and "tpu" not in platforms:
         return "unset JAX_PLATFORMS"
     if not machine.versions.get("libtpu"):
-        return "pip install 'forerun[tpu]'"
+        return install_command("tpu")
     if machine.lock and machine.lock.holders:
         return f"kill {machine.lock.holders[0].pid}, which holds the TPU, or wait for it"
     return "restart the machine's TPU runtime or the notebook, then run this again"

@@ -27,7 +27,8 @@ SYMPTOMS = (
     Symptom(
         "torch_xla is not found or does not install",
         "Guides for torch_xla 2.0 to 2.5 are stale: its last release is 2.9.0, and `cloud-tpu-client` is from 2020.",
-        "`pip install 'forerun[tpu]'`: forerun runs on jax and needs no torch. libtpu comes from PyPI.",
+        "Install forerun with its `tpu` extra: it runs on jax and needs no torch. `forerun doctor` prints the command "
+        "if libtpu is missing.",
     ),
     Symptom(
         "a v6e-1 (Colab v6e) shows 1 device, not 8",

@@ -6,6 +6,7 @@ import re
 from fnmatch import fnmatch
 
 from forerun.doctor.machine import Finding, Machine
+from forerun.installation import install_command
 
 OLDEST_PYTHON = (3, 11)
 NEEDED = ("optax", "orbax-checkpoint", "numpy")
@@ -22,7 +23,7 @@ def check_jax(machine: Machine) -> Finding:
     jax, jaxlib = machine.versions.get("jax"), machine.versions.get("jaxlib")
     if not jax or not jaxlib:
         missing = "jax" if not jax else "jaxlib"
-        return Finding("jax", "FAIL", f"{missing} is not installed", "pip install forerun")
+        return Finding("jax", "FAIL", f"{missing} is not installed", install_command())
     if jax != jaxlib:
         fix = f"pip install 'jax=={jax}' 'jaxlib=={jax}'"
         return Finding("jax", "FAIL", f"jax {jax} next to jaxlib {jaxlib}: they are released together", fix)
@@ -37,13 +38,13 @@ def check_libtpu(machine: Machine) -> Finding:
             "libtpu",
             "FAIL",
             "libtpu-nightly is installed: it writes the same files as libtpu",
-            "pip uninstall -y libtpu-nightly libtpu && pip install 'forerun[tpu]'",
+            f"pip uninstall -y libtpu-nightly libtpu && {install_command('tpu')}",
         )
     if not found and machine.attached_tpu:
         why = f"not installed, and a TPU is attached ({machine.attached_tpu})"
-        return Finding("libtpu", "FAIL", why, "pip install 'forerun[tpu]'")
+        return Finding("libtpu", "FAIL", why, install_command("tpu"))
     if not found:
-        return Finding("libtpu", "warn", "not installed: `forerun plan` cannot compile", "pip install 'forerun[plan]'")
+        return Finding("libtpu", "warn", "not installed: `forerun plan` cannot compile", install_command("plan"))
     if pin and not fnmatch(found, pin):
         why = f"{found}, but jax {machine.versions.get('jax')} pins {pin}; with another one reading programs fails"
         return Finding("libtpu", "FAIL", why, f"pip install 'libtpu=={pin}'")
@@ -62,7 +63,7 @@ def libtpu_pin(jax_requires: tuple[str, ...]) -> str | None:
 def check_libraries(machine: Machine) -> Finding:
     missing = [name for name in NEEDED if not machine.versions.get(name)]
     if missing:
-        return Finding("libraries", "FAIL", f"{', '.join(missing)} not installed", "pip install forerun")
+        return Finding("libraries", "FAIL", f"{', '.join(missing)} not installed", install_command())
     return Finding("libraries", "ok", ", ".join(f"{name} {machine.versions[name]}" for name in NEEDED))
 
 

@@ -16,6 +16,7 @@ from forerun.errors import UserError, did_you_mean
 from forerun.evaluate.language import Generate, Language
 from forerun.evaluate.scoring import Progress, Scorer
 from forerun.evaluate.table import results_table
+from forerun.installation import install_command
 
 BOOTSTRAP = 1000  # resamplings for the standard error of metrics that have no formula for it
 TO_SHOW = ("results", "groups", "group_subtasks", "versions", "n-shot", "n-samples", "higher_is_better")
@@ -32,7 +33,7 @@ def require_harness() -> None:
         raise UserError(
             "--tasks needs lm-eval",
             why="it brings the tasks and their metrics, and is not installed",
-            fix="pip install 'forerun[eval]'",
+            fix=install_command("eval"),
         )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forerun.errors import UserError
+from forerun.installation import install_command
 
 ORDER = ("tpu", "gpu", "cpu")
 _SPOKEN = {"tpu": "TPU", "gpu": "GPU", "cpu": "CPU"}
@@ -161,10 +162,10 @@ class ThisMachine:
             setting = self.environment["JAX_PLATFORMS"]
             return Absence(f"JAX_PLATFORMS={setting} excludes it", "unset JAX_PLATFORMS", self._attached(platform))
         if platform == "tpu" and not self.installed("libtpu"):
-            return Absence("libtpu is not installed", "pip install 'forerun[tpu]'", self._attached(platform))
+            return Absence("libtpu is not installed", install_command("tpu"), self._attached(platform))
         if platform == "gpu" and not any(map(self.installed, (*_CUDA_PLUGINS, *_ROCM_PLUGINS))):
             why = "jax's GPU plugin is not installed"
-            return Absence(why, "pip install 'forerun[cuda]'", self._attached(platform))
+            return Absence(why, install_command("cuda"), self._attached(platform))
         if platform != "cpu" and not self._attached(platform):
             return Absence(
                 "none is attached to this machine", f"run on a machine with a {_SPOKEN[platform]}, or device=auto"

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import StorageError, UserError
+from forerun.installation import install_command
 from forerun.memory_limit import address_space_bytes, require_address_space
 from forerun.models.plugin import job_folder
 from forerun.models.sizes import is_plugin
@@ -92,7 +93,7 @@ def require_compiler() -> None:
         raise UserError(
             "the TPU compiler is not installed",
             why="plan compiles with the libtpu package that this jax release pins",
-            fix="pip install 'forerun[plan]'",
+            fix=install_command("plan"),
         )
 
 

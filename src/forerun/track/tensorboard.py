@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.installation import install_command
 from forerun.track.tracker import Row, Run
 
 FOLDER = "tensorboard"
@@ -22,7 +23,7 @@ class TensorBoard:
             raise UserError(
                 "track.to: tensorboard is not installed",
                 why=str(error),
-                fix='pip install "forerun[tensorboard]", or take it out of track.to',
+                fix=f"{install_command('tensorboard')}; or remove it from track.to",
             ) from error
         self._writer: Any = None
 

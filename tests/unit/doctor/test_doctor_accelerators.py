@@ -8,6 +8,7 @@ from forerun.doctor.accelerators import check_device_count, check_devices, check
 from forerun.doctor.lock import Holder, Lock
 from forerun.doctor.machine import Machine
 from forerun.doctor.sight import Sight
+from forerun.installation import install_command
 
 CPU = Sight("cpu", "cpu", 8, 1, "auto: no TPU")
 V6E_1 = Sight("tpu", "TPU v6 lite", 1, 1, "auto: tpu with 1 device")
@@ -34,7 +35,7 @@ def test_tpu_in_use_or_none_expected() -> None:
     ("inputs", "fix"),
     [
         ({"environment": {"JAX_PLATFORMS": "cpu"}, "versions": {"libtpu": "1"}}, "unset JAX_PLATFORMS"),
-        ({}, "pip install 'forerun[tpu]'"),
+        ({}, install_command("tpu")),
         ({"versions": {"libtpu": "1"}, "lock": HELD}, "kill 4711"),
         ({"versions": {"libtpu": "1"}}, "restart"),
     ],

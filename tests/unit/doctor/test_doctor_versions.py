@@ -13,6 +13,7 @@ from forerun.doctor.versions import (
     check_torch_xla,
     libtpu_pin,
 )
+from forerun.installation import install_command
 
 REQUIRES = ("jaxlib<=0.10.2,>=0.10.1", 'libtpu==0.0.42.*; extra == "tpu"', 'requests; extra == "tpu"')
 GOOD = {"jax": "0.10.2", "jaxlib": "0.10.2", "libtpu": "0.0.42.1", "optax": "0.2.8", "orbax-checkpoint": "0.12.8"}
@@ -58,9 +59,9 @@ def test_libtpu_as_pinned() -> None:
 
 def test_libtpu_missing() -> None:
     off_the_cloud = check_libtpu(machine(libtpu=None))
-    assert (off_the_cloud.status, off_the_cloud.fix) == ("warn", "pip install 'forerun[plan]'")
+    assert (off_the_cloud.status, off_the_cloud.fix) == ("warn", install_command("plan"))
     on_a_tpu = check_libtpu(machine(libtpu=None, attached_tpu="/dev/accel0"))
-    assert (on_a_tpu.status, on_a_tpu.fix) == ("FAIL", "pip install 'forerun[tpu]'")
+    assert (on_a_tpu.status, on_a_tpu.fix) == ("FAIL", install_command("tpu"))
 
 
 def test_libtpu_nightly_next_to_libtpu() -> None:

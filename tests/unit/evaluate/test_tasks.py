@@ -7,6 +7,7 @@ import pytest
 
 from forerun.errors import UserError
 from forerun.evaluate.tasks import _require_harmless, require_harness
+from forerun.installation import install_command
 
 
 def test_without_lm_eval_the_command_to_install_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,7 +15,7 @@ def test_without_lm_eval_the_command_to_install_it_is_said(monkeypatch: pytest.M
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "lm_eval" else real(name))
     with pytest.raises(UserError) as caught:
         require_harness()
-    assert caught.value.fix == "pip install 'forerun[eval]'"
+    assert caught.value.fix == install_command("eval")
 
 
 def test_a_task_that_runs_what_the_model_writes_is_refused() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from forerun.errors import UserError
 from forerun.hardware.devices import Absence, ThisMachine, choose
+from forerun.installation import install_command
 
 NOT_HERE = Absence("none is attached to this machine", "run elsewhere")
 
@@ -143,7 +144,7 @@ def test_tpu_ruled_out_cheaply(tmp_path: Path) -> None:
 def test_attached_tpu_without_libtpu_is_told(tmp_path: Path) -> None:
     touch(tmp_path, "dev/accel0")
     found = machine(tmp_path).absence("tpu")
-    assert found == Absence("libtpu is not installed", "pip install 'forerun[tpu]'", attached=True)
+    assert found == Absence("libtpu is not installed", install_command("tpu"), attached=True)
 
 
 def test_tpu_known_by_its_pci_card_but_not_googles_network_card(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 from forerun.config.schema import Job
 from forerun.errors import StorageError, UserError
 from forerun.hardware.slices import slice_named
+from forerun.installation import install_command
 from forerun.plan import compiler
 from forerun.plan.compiler import Answer, CompilerFailure, Stopped
 from forerun.plan.question import Question
@@ -250,7 +251,7 @@ def test_no_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="the TPU compiler is not installed") as raised:
         ask()
-    assert raised.value.fix == "pip install 'forerun[plan]'"
+    assert raised.value.fix == install_command("plan")
 
 
 def test_full_disk(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from forerun.data.source.hub import dataset_files
 from forerun.data.text import TEXT_SUFFIXES, local_path
 from forerun.errors import UserError
 from forerun.files import open_regular
+from forerun.installation import install_command
 from forerun.safe_text import HIDDEN, redact
 
 KINDS = {
@@ -172,7 +173,7 @@ def library(module: str, name: str) -> Any:
         raise UserError(
             f"{name} needs {module.split('.')[0]}",
             why=f"import {module}: {error}",
-            fix="pip install 'forerun[data]'",
+            fix=install_command("data"),
         ) from error
 
 
@@ -234,7 +235,7 @@ def _remote(place: str) -> list[File]:
         raise UserError(
             f"data.path: {scheme}:// needs a driver that is not installed",
             why=str(error),
-            fix=f"pip install 'forerun[{_DRIVERS[scheme]}]'" if scheme in _DRIVERS else "install the package it names",
+            fix=install_command(_DRIVERS[scheme]) if scheme in _DRIVERS else "install the package it names",
         ) from error
     except ValueError as error:
         raise UserError(

@@ -19,6 +19,7 @@ from forerun.data.source.files import KINDS
 from forerun.data.source.rows import Bad
 from forerun.data.source.sources import Source, open_source
 from forerun.errors import UserError
+from forerun.installation import install_command
 
 TEXTS = [
     "plain words",
@@ -287,7 +288,7 @@ def test_a_missing_library_is_told_with_its_extra(
     (tmp_path / "a.jsonl.zst").write_bytes(b"x")
     error = refused(name if "://" in name else tmp_path / name)
     assert f"needs {module.split('.')[0]}" in error.what
-    assert error.fix == "pip install 'forerun[data]'"
+    assert error.fix == install_command("data")
 
 
 def test_an_address_is_read_through_fsspec(tmp_path: Path) -> None:

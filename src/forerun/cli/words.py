@@ -99,7 +99,9 @@ def _train(parser: argparse.ArgumentParser) -> None:
     _job(parser)
     parser.add_argument("--fresh", action="store_true", help="start over in a run folder that exists")
     parser.add_argument("--supervise", action="store_true", help="start again when the run dies or stands still")
-    parser.add_argument("--host", metavar="I/N", help="this is host I of N, counted from 0; supervised (with --leader)")
+    parser.add_argument(
+        "--host", metavar="I/N", help="this is host I of N, from 0 (with --leader); auto on a TPU slice; supervised"
+    )
     parser.add_argument("--leader", metavar="ADDRESS", help="of host 0 inside the cluster: HOST or HOST:PORT")
     parser.add_argument("--secret", metavar="FILE", help="the run's own, the same on all hosts (or FORERUN_SECRET)")
 

@@ -7,6 +7,7 @@ from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.slices import slice_named
 from forerun.installation import install_command
+from forerun.supervise.tpu_hosts import EVERYWHERE, find_tpu_hosts
 
 HINTS = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "TPU_NAME", "TPU_WORKER_HOSTNAMES")
 LIMITS = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")
@@ -85,10 +86,13 @@ def check_lock(machine: Machine) -> Finding:
 
 
 def check_hosts(machine: Machine) -> Finding:
-    """A program started on one of several hosts waits for the others without a word."""
-    names = [name for name in machine.environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if name.strip()]
-    if len(names) < 2:
+    """Warn on one of several hosts: a program that runs on one of them alone waits for the others."""
+    try:
+        hosts = find_tpu_hosts(machine.environment, machine.metadata)
+    except UserError as error:
+        return Finding("hosts", "warn", f"{error.what}; {error.why}", error.fix)
+    if hosts is None or len(hosts.addresses) < 2:
         return Finding("hosts", "ok", "one")
-    worker = machine.environment.get("TPU_WORKER_ID", "?")
-    found = f"this is host {worker} of {len(names)}: a job started on one host alone waits for ever"
-    return Finding("hosts", "warn", found, "start the same command on all: gcloud ... tpu-vm ssh NAME --worker=all")
+    found = f"this is host {hosts.index} of {len(hosts.addresses)}: a job started on one host alone waits forever"
+    fix = f"copy the job, its data and the secret to all hosts, then: {EVERYWHERE} (docs/hosts.md)"
+    return Finding("hosts", "warn", found, fix)

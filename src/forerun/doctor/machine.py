@@ -17,6 +17,7 @@ from typing import Literal
 from forerun.doctor.lock import Lock, read_lock
 from forerun.doctor.sight import Sight, look
 from forerun.hardware.devices import ThisMachine
+from forerun.supervise.tpu_hosts import attribute
 
 Status = Literal["ok", "warn", "FAIL"]
 PACKAGES = (
@@ -60,6 +61,7 @@ class Machine:
     file_exists: Callable[[str], bool] = lambda path: True
     memory_available_bytes: int | None = None
     shm_bytes: int | None = None
+    metadata: Callable[[str], str | None] = lambda name: None  # attributes of a cloud machine
 
     @classmethod
     def here(cls) -> Machine:
@@ -79,6 +81,7 @@ class Machine:
             file_exists=os.path.exists,
             memory_available_bytes=_memory_available(),
             shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
+            metadata=attribute if ThisMachine().attached_tpu() else lambda name: None,
         )
 
 

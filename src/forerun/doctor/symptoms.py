@@ -9,6 +9,8 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
+from forerun.supervise.tpu_hosts import EVERYWHERE
+
 
 @dataclass(frozen=True)
 class Symptom:
@@ -62,7 +64,8 @@ SYMPTOMS = (
         "nothing happens at all, on one of several hosts",
         "A program started on one host of a slice waits for the others. 16 and more v5e or v6e chips are several "
         "hosts.",
-        "Start the same command on every host (`--worker=all`). `forerun doctor` tells how many there are.",
+        f"Start the same command on every host: `{EVERYWHERE}`. `--host auto` reads the host's number from the TPU; "
+        "every host needs the job, the data and the secret (docs/hosts.md). `forerun doctor` says how many there are.",
     ),
     Symptom(
         "RESOURCE_EXHAUSTED, out of memory",

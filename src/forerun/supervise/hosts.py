@@ -1,14 +1,17 @@
-"""Which host of how many this is, and where the leader listens. Nothing here is guessed from the network."""
+"""Which host of how many this is, and where the leader listens: from the command line, or with `auto` from the TPU."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from forerun.errors import UserError
+from forerun.supervise.tpu_hosts import BY_HAND, TpuHosts, find_tpu_hosts
 
 PORT = 8476
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -47,16 +50,20 @@ class Hosts:
         return spoken(self.leader, self.port)
 
 
-def given(host: str | None, leader: str | None) -> Hosts:
-    """From what the command line says: `I/N` and an address; neither means one host."""
+def given(
+    host: str | None, leader: str | None, find: Callable[[], TpuHosts | None] = lambda: find_tpu_hosts()
+) -> Hosts:
+    """Return the hosts that `--host` and `--leader` name: `I/N` and an address, or `auto`. Neither means one host."""
     if host is None and leader is None:
         return Hosts()
+    if host == AUTO:
+        return _of_slice(leader, find())
     index, slash, count = (host or "").partition("/")
     if not (slash and index.isdigit() and count.isdigit()):
         raise UserError(
             f"--host {host}: which host of how many?" if host else "--leader needs --host I/N",
-            why="I/N is needed, and hosts are counted from 0",
-            fix="--host 0/4 on the first of four hosts, --host 3/4 on the last",
+            why="I/N is needed, and hosts are counted from 0; on the hosts of a TPU slice, auto reads both",
+            fix="--host 0/4 on the first of four hosts, --host 3/4 on the last; or --host auto on a TPU slice",
         )
     if leader is None:
         raise UserError(
@@ -65,6 +72,19 @@ def given(host: str | None, leader: str | None) -> Hosts:
             fix="--leader with the address that host 0 has inside the cluster (hostname -I shows it)",
         )
     return parse(leader, int(index), int(count))
+
+
+def _of_slice(leader: str | None, found: TpuHosts | None) -> Hosts:
+    """Return the place of this host in its TPU slice. The first host leads, unless `--leader` names an address."""
+    if found is None:
+        raise UserError(
+            "--host auto: this machine is not a host of a TPU slice",
+            why="neither TPU_WORKER_ID with TPU_WORKER_HOSTNAMES nor Google's metadata server names its hosts",
+            fix=BY_HAND,
+        )
+    if len(found.addresses) == 1:
+        return Hosts()
+    return parse(leader or spoken(found.addresses[0], PORT), found.index, len(found.addresses))
 
 
 def parse(leader: str, index: int, count: int) -> Hosts:

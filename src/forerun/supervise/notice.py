@@ -14,15 +14,15 @@ PREEMPTED_SECONDS = 30.0
 MAINTENANCE_SECONDS = 60.0
 
 
-def read(url: str, name: str) -> str | None:
-    """One value of the metadata server; None if it does not answer, or somebody else does."""
+def read(url: str, name: str, most_bytes: int = 200) -> str | None:
+    """Return one value of the metadata server; None if there is no answer, or not from such a server."""
     request = urllib.request.Request(f"{url}{_ABOUT}{name}", headers={"Metadata-Flavor": "Google"})
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with direct.open(request, timeout=ANSWER_SECONDS) as answer:
             if answer.headers.get("Metadata-Flavor") != "Google":
                 return None
-            return str(answer.read(200).decode(errors="replace").strip())
+            return str(answer.read(most_bytes).decode(errors="replace").strip())
     except (OSError, ValueError):
         return None
 

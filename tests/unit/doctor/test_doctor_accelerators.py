@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forerun.cli.words import parser_of
 from forerun.doctor.accelerators import check_device_count, check_devices, check_hosts, check_lock, check_tpu_seen
 from forerun.doctor.lock import Holder, Lock
 from forerun.doctor.machine import Machine
 from forerun.doctor.sight import Sight
+from forerun.doctor.symptoms import SYMPTOMS
 from forerun.installation import install_command
+from forerun.supervise.hosts import PORT, given
+from forerun.supervise.tpu_hosts import find_tpu_hosts
 
 CPU = Sight("cpu", "cpu", 8, 1, "auto: no TPU")
 V6E_1 = Sight("tpu", "TPU v6 lite", 1, 1, "auto: tpu with 1 device")
@@ -102,4 +109,38 @@ def test_several_hosts() -> None:
     finding = check_hosts(machine(environment=environment))
     assert finding.status == "warn"
     assert "host 1 of 2" in finding.found
-    assert "--worker=all" in finding.fix
+
+
+def test_several_hosts_of_a_tpu_vm_are_known_from_its_metadata() -> None:
+    """`gcloud ... tpu-vm ssh` sets no variables; the metadata server has the same values."""
+    values = {"agent-worker-number": "2", "worker-network-endpoints": "a:1:10.0.0.1,b:2:10.0.0.2,c:3:10.0.0.3"}
+    finding = check_hosts(machine(metadata=values.get))
+    assert (finding.status, "host 2 of 3" in finding.found) == ("warn", True)
+
+
+def test_the_recommended_command_starts_each_host_with_its_own_number() -> None:
+    """`--worker=all` runs the same words everywhere, so they must name each host through what differs there."""
+    slots = []
+    for worker in ("0", "1", "2"):
+        environment = {"TPU_WORKER_HOSTNAMES": "tpu-0,tpu-1,tpu-2", "TPU_WORKER_ID": worker}
+        fix = check_hosts(machine(environment=environment)).fix
+        (symptom,) = (entry.fix for entry in SYMPTOMS if "--worker=all" in entry.fix)
+        for text in (fix, symptom):
+            command = shlex.split(re.findall(r"--command='([^']+)'", text)[0])
+            args = parser_of(command[1]).read(command[2:])
+            slots.append(
+                given(args.host, args.leader, lambda seen=environment: find_tpu_hosts(seen, lambda name: None))
+            )
+            assert (command[0], args.secret) == ("forerun", "secret")
+    assert [(one.index, one.count) for one in slots] == [(0, 3), (0, 3), (1, 3), (1, 3), (2, 3), (2, 3)]
+    assert {one.address for one in slots} == {f"tpu-0:{PORT}"}
+
+
+def test_no_page_recommends_a_command_for_all_workers_that_numbers_one_host() -> None:
+    """Every command behind `--worker=all` in the docs is one that each host can run."""
+    pages = [*(Path(__file__).parents[3] / "docs").rglob("*.md"), Path(__file__).parents[3] / "README.md"]
+    lines = [line for page in pages for line in page.read_text("utf-8").splitlines() if "--worker=all" in line]
+    commands = [shlex.split(found) for line in lines for found in re.findall(r"--command='([^']+)'", line)]
+    assert commands
+    assert [parser_of(words[1]).read(words[2:]).host for words in commands] == ["auto"] * len(commands)
+    assert all("--command='" in line or " scp " in line for line in lines)

@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from forerun.supervise.limits import Limits
 from forerun.supervise.member import Member
 from forerun.supervise.owner import Owner
 from forerun.supervise.secret import VARIABLE, read_secret
+from forerun.supervise.tpu_hosts import MOST_BYTES, TpuHosts, find_tpu_hosts
 from forerun.supervise.tries import Tries
 
 
@@ -123,7 +124,7 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, s
             self.send_response(200)
             self.send_header("Metadata-Flavor", values.get("flavor", "Google"))
             self.end_headers()
-            self.wfile.write(values[self.path.rpartition("/")[2]].encode())
+            self.wfile.write(values.get(self.path.rpartition("/")[2], "").encode())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -276,6 +277,52 @@ def test_a_supervisor_never_imports_jax() -> None:
 def test_half_an_address_on_the_command_line_is_refused(host: str | None, leader: str | None, what: str) -> None:
     with pytest.raises(UserError, match=what):
         given(host, leader)
+
+
+def tpu(index: str, names: str, **more: str) -> Callable[[], TpuHosts | None]:
+    environment = {"TPU_WORKER_ID": index, "TPU_WORKER_HOSTNAMES": names, **more}
+    return lambda: find_tpu_hosts(environment, lambda name: None)
+
+
+def test_a_host_of_a_tpu_slice_finds_its_number_and_its_leader() -> None:
+    assert given("auto", None, tpu("3", "a,b,c,d")) == Hosts(3, 4, "a", PORT)
+    assert given("auto", "10.0.0.9:9000", tpu("1", "a, b")) == Hosts(1, 2, "10.0.0.9", 9000)
+    assert given("auto", None, tpu("0", "fd00::1,fd00::2")) == Hosts(0, 2, "fd00::1", PORT)
+    assert given("auto", None, tpu("0", "localhost")) == Hosts()
+
+
+def test_the_metadata_server_names_the_hosts_of_a_tpu_vm(metadata: tuple[str, dict[str, str]]) -> None:
+    url, values = metadata
+
+    def attribute(name: str) -> str | None:
+        return notice.read(url, f"attributes/{name}", MOST_BYTES)
+
+    names = [f"t1v-n-00000000-w-{number}" for number in range(64)]  # longer than a notice
+    values |= {"agent-worker-number": "63", "worker-network-endpoints": ",".join(names)}
+    assert find_tpu_hosts({}, attribute) == TpuHosts(63, tuple(names))
+    values["worker-network-endpoints"] = "w0:1:10.0.0.1,w1:2:10.0.0.2"  # the older form
+    values["agent-worker-number"] = "1"
+    assert find_tpu_hosts({}, attribute) == TpuHosts(1, ("10.0.0.1", "10.0.0.2"))
+    values["tpu-env"] = "ZONE: 'us-east5-b'\nMEGASCALE_NUM_SLICES: '2'\n"
+    with pytest.raises(UserError, match="2 slices"):
+        find_tpu_hosts({}, attribute)
+
+
+@pytest.mark.parametrize(
+    "find",
+    [
+        lambda: find_tpu_hosts({}, lambda name: None),
+        tpu("2", "a,b"),
+        tpu("", "a,b"),
+        tpu("-1", "a,b"),
+        tpu("0", ""),
+        tpu("0", "a,a"),
+        tpu("0", "a,b", MEGASCALE_NUM_SLICES="2"),
+    ],
+)
+def test_hosts_that_the_tpu_does_not_name_clearly_are_rejected(find: Callable[[], TpuHosts | None]) -> None:
+    with pytest.raises(UserError, match="--host auto"):
+        given("auto", None, find)
 
 
 def test_the_command_line_names_this_host() -> None:

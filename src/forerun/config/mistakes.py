@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from forerun.config import keys
+from forerun.config.aliases import key_alias, value_alias
 from forerun.config.given import Given
-from forerun.config.source import KeyPath, flow
+from forerun.config.source import BEGIN, KeyPath, flow
 from forerun.errors import UserError, did_you_mean
 from forerun.safe_text import redact
 
@@ -56,16 +57,17 @@ class Mistake:
 def user_error(error: ValidationError, given: Given) -> UserError:
     """All mistakes of a job in one error, in the order of the file."""
     found = list(_mistakes(error.errors(include_url=False), given))
-    meant = {mistake.meant for mistake in found if mistake.meant}
+    meant = {part for mistake in found if mistake.meant for part in (mistake.meant, mistake.meant.partition(".")[0])}
     found = [mistake for mistake in found if mistake.missing not in meant]
     found.sort(key=lambda mistake: _line(mistake.path, given))
     if len(found) == 1:
         only = found[0]
         return UserError(only.what, why=f"{given.place(only.path)} {only.why}", fix=only.fix)
+    begin = f"; {BEGIN}" if {"model", "data"} <= {mistake.missing for mistake in found} else ""
     return UserError(
         f"{len(found)} mistakes in the job",
         why="\n".join(f"{given.place(m.path)}: {m.what}; {m.fix}" for m in found),
-        fix=f"mend them, then run: forerun check {given.file}",
+        fix=f"fix them, then run: forerun check {given.file}{begin}",
     )
 
 
@@ -126,6 +128,9 @@ def _unknown(path: KeyPath, given: Given) -> Mistake:
 
 
 def _meant(section: str, name: str, known: Sequence[str]) -> str | None:
+    alias = key_alias(name)
+    if alias is not None and name not in known:
+        return alias
     prefix = f"{section}." if section else ""
     elsewhere = [key for key in keys.fields() if key != prefix + name]
     ends = {key.rpartition(".")[2]: key for key in reversed(elsewhere)}
@@ -150,13 +155,37 @@ def _missing(path: KeyPath) -> Mistake:
 
 def _own_words(path: KeyPath, message: str, given: Given) -> Mistake:
     """A validator's message; one about the whole job is placed at the keys that it names."""
-    words = re.findall(r"\w+", message)
-    named = [(name,) for name in given.tree if name in words] if not path else [path]
+    named = _named(path, message, given)
     if not named:
         return Mistake(path, message, "as a whole", "change the job")
     others = [f"{given.place(other)} sets {_dotted(other)}" for other in named[1:]]
     why = ", ".join([f"sets {_dotted(named[0])}", *others])
     return Mistake(named[0], message, why, f"change {' or '.join(map(_dotted, named))}")
+
+
+def _named(path: KeyPath, message: str, given: Given) -> list[KeyPath]:
+    """Return the keys of the job that a message about the section at `path` names, the most specific of each.
+
+    The section may be in the file while the key that is wrong comes from the command line.
+    """
+    if path and not isinstance(_at(path, given.tree), dict):
+        return [path]
+    found: list[KeyPath] = []
+    for words in re.findall(r"\w+(?:\.\w+)*", message):
+        key = tuple(words.split("."))
+        for one in (key, (*path, *key)):
+            if one[: len(path)] == path and one not in found and _has(one, given.tree):
+                found.append(one)
+    deepest = [one for one in found if not any(other[: len(one)] == one and other != one for other in found)]
+    return deepest or ([path] if path else [])
+
+
+def _has(path: KeyPath, tree: Any) -> bool:
+    for step in path:
+        if not isinstance(tree, dict) or step not in tree:
+            return False
+        tree = tree[str(step)]
+    return bool(path)
 
 
 def _wrong(path: KeyPath, errors: Sequence[ErrorDetails], given: Given) -> Mistake:
@@ -199,7 +228,8 @@ def _fix(path: KeyPath, value: Any, errors: Sequence[ErrorDetails], given: Given
     kinds = {details["type"] for details in errors}
     if "literal_error" in kinds:
         choices = [choice for details in errors if "expected" in details.get("ctx", {}) for choice in _choices(details)]
-        near = did_you_mean(str(value), choices)
+        alias = value_alias(_dotted([step for step in path if isinstance(step, str)]), value)
+        near = alias if alias in choices else did_you_mean(str(value), choices)
         return f"did you mean '{near}'?" if near else f"write one of {', '.join(choices)}"
     if kinds == {"string_type"} and value is not None and not isinstance(value, (dict, list)):
         quoted = f'"{flow(value)}"'

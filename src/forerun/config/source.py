@@ -22,6 +22,7 @@ MAX_JOB_BYTES = MIB
 MAX_VALUES = 10_000  # the parser needs a minute for a MiB of short values
 
 KeyPath = tuple[str | int, ...]
+BEGIN = "`forerun init new.yaml` writes a job to begin with"
 
 _TAG = "tag:yaml.org,2002:"
 _CORE: tuple[tuple[str, str, str], ...] = (
@@ -102,7 +103,7 @@ def read_file(path: Path) -> Source:
     text = _text(path)
     source = _parsed(text, lambda line: f"{path}:{line}", _syntax_fix)
     if source.tree is None:
-        raise UserError(f"{path} is empty", why="a job needs at least model and data", fix="see: forerun --help")
+        raise UserError(f"{path} is empty", why="a job needs at least model and data", fix=BEGIN)
     if not isinstance(source.tree, dict):
         raise UserError(
             f"{path} is not a job", why=f"{path}:1 does not start with 'key: value'", fix="write lines like: batch: 32"
@@ -152,8 +153,8 @@ def _suggestion(path: Path) -> str:
     if near:
         return f"did you mean '{path.parent / near}'?"
     if files:
-        return f"job files there: {', '.join(files[:5])}"
-    return "name the path of a job file that exists"
+        return f"job files there: {', '.join(files[:5])}; {BEGIN}"
+    return f"name the path of a job file that exists; {BEGIN}"
 
 
 def _parsed(text: str, where: Callable[[int], str], syntax_fix: Callable[[str], str]) -> Source:

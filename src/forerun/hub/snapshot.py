@@ -66,6 +66,12 @@ def snapshot(name: str, revision: str | None = None, *, weights: bool = True) ->
     """The files of the model `name`, fetched if need be; `weights=False` leaves the weights out."""
     if is_folder(name):
         return _local(name, revision, weights)
+    if (Path(name) / "job.yaml").is_file():
+        raise UserError(
+            f"{name} is a run, not a model",
+            why="a run's folder has checkpoints and a job.yaml, but no config.json and no weights in safetensors",
+            fix=f"forerun export {name} --to my-model, then name ./my-model",
+        )
     if kind_of(name) != "repository":
         raise UserError(
             f"model {name!r} has no files of its own",

@@ -28,6 +28,7 @@ from forerun.generate.stream import Stream
 from forerun.hub.chat import render
 from forerun.loop.folder import RunFolder, job_of_run
 from forerun.loop.loaded import Loaded
+from forerun.loop.model_source import checkpoint_section
 from forerun.models.pretrained import is_checkpoint, pretrained
 from forerun.nn.sharding import BATCH_AXES
 from forerun.objectives.batch import Batch
@@ -48,8 +49,7 @@ class TextReport:
 def longest_context(source: str, revision: str | None = None) -> int:
     """Tokens that the model was made to read: a checkpoint's config.json says it, or a run's sequence."""
     run = job_of_run(RunFolder(Path(source)))
-    local = "/" not in source and Path(source).is_dir()
-    section = run.model if run else schema.Model(name=f"./{source}" if local else source, revision=revision)
+    section = run.model if run else checkpoint_section(source, revision)
     if is_checkpoint(section):
         config = pretrained(section).snapshot.json("config.json") or {}
         config = config.get("text_config") or config

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from forerun.checkpoint.weights import newest_step, restore_weights
 from forerun.config import schema
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
-from forerun.errors import UserError
 from forerun.exchange.read import OnProgress, no_progress, read_params
 from forerun.hardware.devices import choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
@@ -22,6 +21,7 @@ from forerun.hub.chat import chat_template
 from forerun.hub.snapshot import Snapshot
 from forerun.loop.corpus import special_texts, tokenizer_of
 from forerun.loop.folder import RunFolder, job_of_run
+from forerun.loop.model_source import checkpoint_section
 from forerun.methods.method import MODEL, method_of
 from forerun.models.base import Model
 from forerun.models.pretrained import is_checkpoint, pretrained
@@ -62,13 +62,7 @@ def load_model(
     out over the mesh (all devices along fsdp unless given). `tell` gets a line about damage to a run's `job.yaml`."""
     folder = RunFolder(Path(source))
     run = job_of_run(folder, tell)
-    section = run.model if run else schema.Model(name=_named(source), revision=revision)
-    if run is None and not is_checkpoint(section):
-        raise UserError(
-            f"{source} is no run and no checkpoint",
-            why="looked for a job.yaml (a run of forerun) and for a config.json (a Hugging Face folder)",
-            fix="give a folder under runs/, a checkpoint's folder, or a name on the hub such as owner/name",
-        )
+    section = run.model if run else checkpoint_section(source, revision)
     chosen = choose(device, devices)
     dtype = dtype or ("float32" if chosen.platform == "cpu" else "bfloat16")
     model = model_of(section)
@@ -172,11 +166,6 @@ def saved_params(folder: RunFolder, step: int, job: schema.Job, model: Model, me
         learning = spec.split(like, spec.map_specs(lambda s: s.trainable, specs))[0]
         params = spec.merge(restore_weights(checkpoints, step, learning, part="average"), params)
     return method.objective.own(params)
-
-
-def _named(source: str) -> str:
-    """A folder that is written without a slash is still a folder."""
-    return f"./{source}" if "/" not in source and Path(source).is_dir() else source
 
 
 def _ends(snapshot: Snapshot | None) -> set[int]:

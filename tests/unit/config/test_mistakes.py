@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.config import aliases, keys
 from forerun.config.load import load
 from forerun.errors import UserError
 
@@ -40,6 +41,10 @@ def test_an_unknown_section() -> None:
         ("optimizer:\n  batch: 3\n", 4, "optimizer.batch", "batch"),
         ("batch_size: 3\n", 3, "batch_size", "batch"),
         ("mesh: {fdsp: 3}\n", 3, "mesh.fdsp", "mesh.fsdp"),
+        ("learning_rate: 1e-4\n", 3, "learning_rate", "optimizer.lr"),
+        ("optimizer:\n  learning_rate: 1e-4\n", 4, "optimizer.learning_rate", "optimizer.lr"),
+        ("max_seq_length: 128\n", 3, "max_seq_length", "sequence"),
+        ("optimizer: {max_grad_norm: 1}\n", 3, "optimizer.max_grad_norm", "optimizer.clip"),
     ],
 )
 def test_unknown_keys_say_what_was_meant(text: str, line: int, key: str, meant: str) -> None:
@@ -144,7 +149,7 @@ def test_all_mistakes_are_told_at_once_in_the_order_of_the_file() -> None:
     places = [line.split(": ")[0] for line in error.why.split("\n")]
     assert places == ["job.yaml:3", "job.yaml:4", "job.yaml:6", "job.yaml:7", "command line"]
     assert "job.yaml:7: unknown key 'optimizer.bb1'; did you mean 'optimizer.b1'?" in error.why
-    assert error.fix == "mend them, then run: forerun check job.yaml"
+    assert error.fix == "fix them, then run: forerun check job.yaml"
 
 
 def test_a_file_given_by_its_path_is_named_by_its_path(tmp_path: Path) -> None:
@@ -177,3 +182,55 @@ def test_a_class_is_named_by_its_module_and_its_name(name: str) -> None:
     assert error.what == f"model.name: {name!r} is not module.path:Class; write for example my_model:Net"
     assert error.why.startswith("job.yaml:1 ")
     assert error.fix == "change model.name"
+
+
+def test_every_alias_names_a_key_that_exists_and_hides_none() -> None:
+    assert set(aliases.KEYS.values()) <= set(keys.fields())
+    ends = {key.rpartition(".")[2] for key in keys.fields()}
+    assert set(aliases.KEYS) & ends <= {"dtype"}
+    for key, values in aliases.VALUES.items():
+        assert key in keys.fields()
+        assert all(alias not in values.values() for alias in values)
+
+
+def test_a_missing_section_that_was_meant_is_told_once() -> None:
+    error = error_of("model: qwen3-0.6b\ndataset: texts\n")
+    assert (error.what, error.fix) == ("unknown key 'dataset'", "did you mean 'data.path'?")
+
+
+@pytest.mark.parametrize(("device", "meant"), [("cuda", "gpu"), ("CUDA", "gpu"), ("rocm", "gpu"), ("tpus", "tpu")])
+def test_a_device_by_another_name(device: str, meant: str) -> None:
+    assert error_of(SMALL, f"device={device}").fix == f"did you mean '{meant}'?"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "why"),
+    [
+        (
+            "validation:\n  every: 10\n",
+            ["validation.patience=2"],
+            "command line sets validation.patience",
+        ),
+        ("validation:\n  patience: 10\n", ["validation.every=5"], "job.yaml:4 sets validation.patience"),
+        ("steps: 3\n", ["epochs=2"], "job.yaml:3 sets steps, command line sets epochs"),
+        ("epochs: 3\n", ["steps=2"], "command line sets steps, job.yaml:3 sets epochs"),
+        (
+            "lora: {rank: 4}\nqat:\n  weights: int4\n",
+            ["qat.scales=learned"],
+            "command line sets qat.scales, job.yaml:3 sets lora",
+        ),
+        (
+            "remat:\n  policy: full\n",
+            ["remat.keep=[query]"],
+            "command line sets remat.keep, job.yaml:4 sets remat.policy",
+        ),
+    ],
+)
+def test_a_mistake_between_keys_names_the_place_of_each(text: str, overrides: list[str], why: str) -> None:
+    """The section may be in the file, and the key that is wrong on the command line."""
+    assert error_of(SMALL + text, *overrides).why == why
+
+
+@pytest.mark.parametrize("text", ["", "# only a comment\n", "name: x\n"])
+def test_an_empty_job_names_the_command_that_writes_one(text: str) -> None:
+    assert "forerun init" in error_of(text).fix

@@ -14,7 +14,7 @@ from forerun.units import KIB, Bytes
 
 JOB = """\
 model: {layers: 1, embed: 32, heads: 2}
-data: {path: chat.jsonl, chat_template: chatml, store: store}
+data: {path: chat.jsonl, chat_template: chatml, tokenizer: bytes, store: store}
 sequence: 128
 batch: 8
 steps: 2

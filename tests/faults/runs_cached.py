@@ -39,7 +39,7 @@ from forerun.track.metrics import read_metrics
 HOSTS, STEPS, EVERY, STOP_AT = 2, 24, 5, 6
 JOB = """\
 model: {{layers: 1, embed: 32, heads: 4}}
-data: {{path: DATA, ledger: true, validation: 0.1}}
+data: {{path: DATA, tokenizer: bytes, ledger: true, validation: 0.1}}
 sequence: SEQUENCE
 batch: 8
 steps: {steps}

@@ -87,6 +87,7 @@ class Outcome:
 
 
 def run(args: argparse.Namespace) -> int:
+    from forerun.cli.job_warnings import print_warnings
     from forerun.config.load import load
     from forerun.models.plugin import use_job_folder
 
@@ -94,6 +95,7 @@ def run(args: argparse.Namespace) -> int:
     slice_place = _place_on(args.on, loaded.job) if args.on else None
     use_job_folder(loaded.path.parent)
     applied = _model_values(loaded.job)
+    print_warnings(loaded.job)
     try:
         outcome = _outcome(loaded.job, slice_place or _place_here(loaded.job))
     except UserError:
@@ -290,6 +292,8 @@ def _derived_values(job: Job, outcome: Outcome) -> Applied:
 
 
 def _derived_rows(outcome: Outcome) -> list[Row]:
+    from forerun.loop.starting_weights import starting_weights
+    from forerun.models.pretrained import is_checkpoint
     from forerun.units import Bytes, Count
 
     job, place = outcome.job, outcome.place
@@ -298,6 +302,7 @@ def _derived_rows(outcome: Outcome) -> list[Row]:
     rows = [
         Row("devices", f"{place.devices} x {place.kind}", place.reason),
         Row("parameters", str(Count(parameters)), _dimensions(outcome) + frozen),
+        Row("weights", "pretrained" if is_checkpoint(job.model) else "random", starting_weights(job)),
     ]
     rows += [Row(*row) for row in outcome.derived.rows()]
     if outcome.model.heads is not None:

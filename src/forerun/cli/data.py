@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forerun.cli.job_warnings import print_warnings
 from forerun.config.load import load
 from forerun.errors import UserError
 from forerun.files import write_output
@@ -30,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             f"--html {args.html}: there is no such folder", why="the page is written there", fix="make the folder first"
         )
+    print_warnings(job)
     if args.shard:
         return _build_shard(job, _shard(args.shard))
     corpus = _opened(job)
@@ -54,7 +56,9 @@ def _show(args: argparse.Namespace, job: Job, corpus: Corpus) -> int:
     from forerun.data.view.opened import look_of
     from forerun.data.view.page import page
     from forerun.data.view.terminal import print_look
+    from forerun.loop.starting_weights import starting_weights
 
+    print(f"model: {starting_weights(job)}")
     look = look_of(job, corpus, samples=args.samples)
     width = None if sys.stdout.isatty() else PIPED_COLUMNS
     print_look(SafeConsole(width=width), look, full=args.full)
@@ -70,7 +74,9 @@ def _build_shard(job: Job, shard: tuple[int, int]) -> int:
     from forerun.data.source.sources import open_source
     from forerun.data.tokens.build import is_whole
     from forerun.loop.corpus import dialect_of, model_vocab
+    from forerun.loop.starting_weights import require_chosen_tokenizer
 
+    require_chosen_tokenizer(job)
     dialect, vocab = dialect_of(job), model_vocab(job)
     for name, part in job.data.parts.items():
         source = open_source(part)

@@ -16,8 +16,11 @@ def run(args: argparse.Namespace) -> int:
         recipe, model, data = recipe_named(args.recipe), args.model, args.data
     else:
         recipe, model, data = _asked(args)
+    note = _about_size(model) if model else None
     files = written(recipe, target, model, data)
     print(f"wrote {' and '.join(map(str, files))}")
+    if note:
+        print(f"warning: {note}", file=sys.stderr)
     print(f"next: forerun check {target}, then forerun plan {target}; the file's first lines say the rest")
     return 0
 
@@ -33,8 +36,20 @@ def _asked(args: argparse.Namespace) -> tuple[Recipe, str, str]:
     for number, one in enumerate(RECIPES.values(), 1):
         print(f"  {number}  {one.name:<9} {one.summary}")
     recipe = _chosen(_answer("recipe", "sft"))
-    model = args.model or _answer("model: a name on the hub, a folder or a named size", recipe.model)
+    model = args.model or _answer("model: a name on the hub (owner/name) or a folder", recipe.model)
     return recipe, model, args.data or _answer("data: a file or a folder", recipe.data)
+
+
+def _about_size(model: str) -> str | None:
+    """Return a warning if `model` is a named size, which has random weights; reject a name that means nothing."""
+    from forerun.config.schema import Model
+    from forerun.hub.names import kind_of
+    from forerun.models.sizes import HUB_NAMES, decoder_config
+
+    if kind_of(model) != "size":
+        return None
+    decoder_config(Model(name=model))
+    return f"{model} is a size with random weights: the job trains from scratch; pretrained: --model {HUB_NAMES[model]}"
 
 
 def _answer(question: str, default: str) -> str:

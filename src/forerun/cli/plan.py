@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun.cli.job_warnings import print_warnings
 from forerun.config.load import load
 from forerun.errors import StorageError, UserError
 from forerun.files import write_output
@@ -38,6 +39,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.loop.concrete import concrete
     from forerun.plan.question import possible_questions
 
+    print_warnings(loaded.job)
     job = concrete(loaded.job)
     asker = _Asker(args)
     if args.search:
@@ -115,8 +117,10 @@ class _Asker:
 
 
 def _search(args: argparse.Namespace, job: Job, asker: _Asker) -> int:
+    from forerun.loop.starting_weights import starting_weights
     from forerun.plan.search import run_search
 
+    _announce(f"the run starts with {starting_weights(job)}", asker.quiet)
     return run_search(
         job,
         goal=args.goal,
@@ -164,9 +168,11 @@ def _show(
     changes: dict[str, tuple[str, ...]],
     notes: list[str],
 ) -> None:
+    from forerun.loop.starting_weights import starting_weights
     from forerun.plan.report import as_json, print_table
 
     model = job.model.name or "free dimensions"
+    notes = [f"the run starts with {starting_weights(job)}", *notes]
     title = f"{job.name}: {model}, {job.steps} steps of {job.batch} x {job.sequence} tokens, remat {job.remat.policy}"
     if args.json:
         import json

@@ -249,7 +249,9 @@ def _eval(parser: argparse.ArgumentParser) -> None:
 def _init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", nargs="?", default="job.yaml", help="the job file to write (job.yaml)")
     parser.add_argument("--recipe", metavar="NAME", help="pretrain, sft, lora, qlora, distil, qat, dpo or custom")
-    parser.add_argument("--model", metavar="MODEL", help="a name on the hub, a folder or a named size")
+    parser.add_argument(
+        "--model", metavar="MODEL", help="owner/name on the hub, or a folder; a named size has random weights"
+    )
     parser.add_argument("--data", metavar="PATH", help="a file or a folder")
 
 

@@ -39,7 +39,7 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
-_EXAMPLES = {"model": "qwen3-0.6b", "data": "path/of/texts", "data.path": "path/of/texts"}
+_EXAMPLES = {"model": "Qwen/Qwen3-0.6B", "data": "path/of/texts", "data.path": "path/of/texts"}
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Model(Section):
     """A Hugging Face checkpoint, a named size, a size with changes, free dimensions, or a `module.path:Class`."""
 
     name: str | None = about(
-        "a checkpoint (hub name or folder), a named size, or module.path:Class", "free dimensions without a name", None
+        "hub name or folder; with random weights: named size, module.path:Class", "free dimensions without a name", None
     )
     revision: str | None = about("branch, tag or commit of a hub name", "its main branch", None)
     layers: limits.Layers | None = about("number of blocks", "from the named size", None)
@@ -115,7 +115,7 @@ class Data(Section):
         json_schema_extra={"reason": "one source: path"},
     )
     tokenizer: str | None = about(
-        "'bytes' or the path of a tokenizer.json", "a checkpoint's own; without one, bytes", None
+        "'bytes' or the path of a tokenizer.json", "a checkpoint's own; without one, bytes, but not for chat", None
     )
     columns: dict[str, str] = _columns()
     packing: Literal["auto", "concatenate", "whole"] = about(

@@ -16,6 +16,7 @@ from forerun.exchange.adapter import (
     CONFIG,
     TENSORS,
     Halves,
+    Slot,
     adapters_of,
     config_json,
     differences,
@@ -53,6 +54,16 @@ def write_adapter(folder: Path, params: Tree, job: Job, family: Family, model: A
 
 def read_adapter(folder: Path, job: Job, model: Any, params: Tree) -> dict[str, dict[str, jax.Array]]:
     """Path of a weight -> the arrays of its adapter, in the shapes and places of `params`."""
+    slots, tensors = require_adapter(folder, job, model, params)
+    found = adapters_of(params)
+    made = from_peft(tensors, slots, {path: _halves(one) for path, one in found.items()})
+    return {path: _placed(made[path], one) for path, one in found.items()}
+
+
+def require_adapter(
+    folder: Path, job: Job, model: Any, params: Tree
+) -> tuple[list[Slot], Mapping[str, np.ndarray[Any, Any]]]:
+    """Return the places and tensors of a PEFT folder, if its adapters are those of the job. `params` may be shapes."""
     assert job.lora is not None
     family = family_named(job.model)
     if family is None:
@@ -77,8 +88,7 @@ def read_adapter(folder: Path, job: Job, model: Any, params: Tree) -> dict[str, 
             why="; ".join(different),
             fix="change the lora section to what the folder has, or begin without lora.start",
         )
-    made = from_peft(tensors, slots, {path: _halves(one) for path, one in found.items()})
-    return {path: _placed(made[path], one) for path, one in found.items()}
+    return slots, tensors
 
 
 def _halves(adapter: LowRank[Any]) -> Halves:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from forerun.config.schema import Job, Model
 from forerun.data.corpus import Corpus
+from forerun.data.order.enough import require_one_batch
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.loop.corpus import open_corpus, require_vocab, tokenizer_of
@@ -32,6 +33,8 @@ def concrete(job: Job, corpus: Corpus | None = None) -> Job:
         job = _with_vocab(job, tokenizer.vocab)
     elif corpus is not None:
         require_vocab(corpus.tokenizer, job.model.vocab or config_of(job.model).vocab)
+    if corpus is not None:
+        require_one_batch(corpus.rows, job.batch)
     if job.steps is None:
         assert corpus is not None
         steps = derive(job, MeshShape(1, 1, 1), corpus.rows.epoch).steps

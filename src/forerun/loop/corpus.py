@@ -12,6 +12,7 @@ from forerun.data.tokens.build import Progress
 from forerun.errors import UserError
 from forerun.hub.chat import chat_template
 from forerun.hub.snapshot import Snapshot
+from forerun.loop.starting_weights import require_chosen_tokenizer
 from forerun.models.pretrained import config_of, is_checkpoint, pretrained
 from forerun.models.sizes import is_plugin
 from forerun.track.display import Display, Phase
@@ -44,6 +45,7 @@ def special_texts(snapshot: Snapshot | None) -> dict[str, str]:
 
 
 def open_corpus(job: Job, on_progress: OnProgress | None = None) -> Corpus:
+    require_chosen_tokenizer(job)
     vocab = model_vocab(job)
     dialect = dialect_of(job)
     if vocab is not None:

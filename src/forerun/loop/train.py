@@ -16,7 +16,6 @@ from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
 from forerun.data.feed import preload
 from forerun.data.order.batches import Batches
-from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import Chosen, choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
@@ -29,17 +28,19 @@ from forerun.loop.finished import finished_summary
 from forerun.loop.folder import open_folder
 from forerun.loop.given import base_of, given_of, require_matching_weights, require_same_base, rests_on_files
 from forerun.loop.guard import guard_of
+from forerun.loop.job_warnings import warnings_of
 from forerun.loop.pace import Pace
 from forerun.loop.placement import Placement
+from forerun.loop.preflight import check_before_compile, require_same_data
 from forerun.loop.reference import REFERENCE, noted_base, referenced
 from forerun.loop.sample import sample_text
 from forerun.loop.saved_files import saved_files
+from forerun.loop.starting_weights import starting_weights
 from forerun.loop.steps import Steps, run_steps
 from forerun.loop.stored_files import read_summary, store_summary
 from forerun.loop.summary import summary_of
 from forerun.loop.taught import taught
 from forerun.loop.validation import Validation
-from forerun.models.pretrained import is_checkpoint
 from forerun.models.registry import model_of
 from forerun.nn.spec import count, merge
 from forerun.program.build import Program, build, make_mesh
@@ -75,6 +76,9 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     trackers_of(job.track)  # and so is a tracker that is not installed
     if not fresh and (summary := finished_summary(job, display.say)) is not None:
         return Finished(summary, "", None)
+    display.say(f"model: {starting_weights(job)}")
+    for text in warnings_of(job):
+        display.warn(text)
 
     # Data: read, tokenized, packed into rows of one length.
     worker.pulse.phase("data")
@@ -97,6 +101,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     require_room(
         checkpoints, needed_bytes(program.saved(program.state), job.checkpoint.keep + job.checkpoint.keep_best)
     )
+    check_before_compile(job, program, corpus, checkpoints)
     step = compile_step(program, display)
     corpus = referenced(job, program, corpus, folder, display, worker)
     batches = batches_of(job, program, corpus)
@@ -207,13 +212,7 @@ def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[
     newest = store.newest()
     if newest is None:
         return program.initial_state(job.seed, given_of(job, program)), 0, ()
-    before = store.record(newest).get("data")
-    if before != corpus.digest:
-        raise UserError(
-            f"the data is not what the checkpoint of step {newest} was trained on",
-            why=f"{job.data.where}: digest {corpus.digest} now, {before} then",
-            fix="put the text back as it was, or start over with --fresh (the old folder is kept, renamed)",
-        )
+    require_same_data(job, corpus, newest, store.record(newest).get("data"))
     restored = store.restore_newest(program.saved(program.state))
     assert restored is not None
     state = restored.state
@@ -224,7 +223,7 @@ def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[
 
 
 def begun_from(job: Job) -> str:
-    return f"weights of {job.model.name}" if is_checkpoint(job.model) else f"fresh, seed {job.seed}"
+    return starting_weights(job)
 
 
 def told_of_saves(display: Display, worker: Worker) -> Callable[[str], None]:

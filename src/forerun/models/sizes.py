@@ -130,6 +130,26 @@ SIZES: dict[str, DecoderConfig] = {
 }
 
 
+# The repository on the hub that has weights of a size. A size alone has none: its weights are random.
+HUB_NAMES = {
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "llama3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama3.2-3b": "meta-llama/Llama-3.2-3B",
+    "llama3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama3.1-70b": "meta-llama/Llama-3.1-70B",
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
+    "mistral-7b": "mistralai/Mistral-7B-v0.1",
+}
+
+
 def is_plugin(model: Model) -> bool:
     """Whether the job names a class of the user's own (`module.path:Class`)."""
     return model.name is not None and ":" in model.name
@@ -141,13 +161,31 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
     if model.name is None:
         return _free(given, tokenizer_vocab)
     if model.name not in SIZES:
-        near = did_you_mean(model.name.lower(), SIZES)
-        raise UserError(
-            f"no model size is named {model.name!r}",
-            why=f"the named sizes are {', '.join(SIZES)}",
-            fix=f"did you mean model: {near}?" if near else "choose one of these, or give layers, embed and heads",
-        )
+        raise _unknown(model.name)
     return _checked(replace(SIZES[model.name], **given))
+
+
+def _unknown(name: str) -> UserError:
+    """Answer a name without an owner: with the pretrained model of that name first, then with the size."""
+    plain = {_letters(size): size for size in SIZES}
+    known = [size for letters, size in plain.items() if _letters(name).startswith(letters)]
+    size = max(known, key=len) if known else plain.get(did_you_mean(_letters(name), plain) or "")
+    if size is None:
+        fix = "name a checkpoint (owner/name on the hub, or a folder as ./name), or give layers, embed and heads"
+    else:
+        owner = HUB_NAMES[size].partition("/")[0]
+        longer = _letters(name) != _letters(size) and known
+        hub = f"{owner}/{name}" if longer else HUB_NAMES[size]
+        fix = f"pretrained weights: model={hub}; random weights of that size: model={size}"
+    return UserError(
+        f"model: {name!r} is neither a name on the hub nor a named size",
+        why=f"a name on the hub is owner/name; the named sizes, which have no weights, are {', '.join(SIZES)}",
+        fix=fix,
+    )
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum() or letter == ".")
 
 
 def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
@@ -157,7 +195,7 @@ def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
         raise UserError(
             f"the model lacks {', '.join(missing)}",
             why="a model without a name needs at least layers, embed and heads",
-            fix=f"add model.{missing[0]}, or name a size: model: qwen3-0.6b",
+            fix=f"add model.{missing[0]}; or name a checkpoint, such as model: Qwen/Qwen3-0.6B",
         )
     embed, heads = given["embed"], given["heads"]
     if "head_dim" not in given and embed % heads:

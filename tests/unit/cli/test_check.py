@@ -152,7 +152,7 @@ def test_an_unknown_size_needs_no_jax(job: str) -> None:
         check=False,
     )
     assert ran.stdout.split() == ["2", "False"]
-    assert "did you mean model: qwen3-0.6b?" in ran.stderr
+    assert "pretrained weights: model=Qwen/Qwen3-0.6B; random weights of that size: model=qwen3-0.6b" in ran.stderr
 
 
 def test_columns_are_aligned(job: str, capsys: Capture) -> None:

@@ -13,7 +13,7 @@ from forerun.loop.corpus import open_corpus
 
 JOB = """\
 model: {layers: 1, embed: 32, heads: 2}
-data: {path: chat.jsonl, chat_template: chatml, store: store}
+data: {path: chat.jsonl, chat_template: chatml, tokenizer: bytes, store: store}
 sequence: 128
 batch: 8
 steps: 3

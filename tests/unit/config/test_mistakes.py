@@ -132,7 +132,7 @@ def test_validators_speak_for_themselves() -> None:
 def test_what_is_missing() -> None:
     error = error_of("data: x\n")
     assert error.what == "'model' is missing"
-    assert error.fix == "add it, for example: model: qwen3-0.6b"
+    assert error.fix == "add it, for example: model: Qwen/Qwen3-0.6B"
     error = error_of("model: x\ndata:\n  tokenizer: bytes\n")
     assert error.what.startswith("data.path is missing: a file, a folder or a glob")
     assert error.why == "job.yaml:2 sets data"

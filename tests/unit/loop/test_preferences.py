@@ -40,7 +40,14 @@ def pairs(tmp_path: Path, job_file: Path) -> MakeJob:
     """The tiny job on forty pairs, some of them kept back."""
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     given = [f"runs={tmp_path / 'runs'}", f"data.path={tmp_path / 'pairs.jsonl'}", f"data.store={tmp_path / 'store'}"]
-    given += ["sequence=96", "batch=4", "preferences.beta=0.5", "data.validation=0.2", "validation.every=6"]
+    given += [
+        "sequence=96",
+        "batch=4",
+        "preferences.beta=0.5",
+        "data.validation=0.2",
+        "validation.every=6",
+        "data.tokenizer=bytes",
+    ]
     return lambda *overrides: load(job_file, [*given, *overrides]).job
 
 
@@ -149,7 +156,7 @@ def test_a_resumed_run_wants_the_model_it_began_with(pairs: MakeJob, tmp_path: P
 
 def test_pairs_and_jobs_that_do_not_go_together(pairs: MakeJob, make_job: MakeJob, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the job does not learn preferences") as caught:
-        open_corpus(make_job(f"data.path={tmp_path / 'pairs.jsonl'}"))
+        open_corpus(make_job(f"data.path={tmp_path / 'pairs.jsonl'}", "data.tokenizer=bytes"))
     assert "preferences: dpo" in caught.value.fix
     with pytest.raises(UserError, match="the rows are text"):
         open_corpus(make_job("preferences=dpo"))

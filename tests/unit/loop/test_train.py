@@ -63,7 +63,7 @@ def test_a_run_tells_its_phases_and_leaves_its_folder(make_job: MakeJob) -> None
     told = lines.getvalue()
     places = [told.index(word) for word in ("device: ", "data ", "program: ", "trace ", "lower ", "compile ", "state ")]
     assert places == sorted(places)
-    assert "fresh, seed 0" in told
+    assert told.index("model: random weights (seed 0): trains from scratch") < told.index("compile")
     folder = Path(job.runs) / "tiny"
     assert json.loads((folder / "summary.json").read_text()) == finished.summary
     assert list(losses(job)) == [4, 6], "every fourth step and the last"

@@ -25,8 +25,8 @@ def test_free_dimensions_and_what_follows() -> None:
 @pytest.mark.parametrize(
     ("fields", "what", "fix"),
     [
-        ({"name": "qwen3-0.6B"}, "no model size is named 'qwen3-0.6B'", "qwen3-0.6b"),
-        ({"name": "gpt-5"}, "no model size is named 'gpt-5'", "choose one of these"),
+        ({"name": "qwen3-0.6B"}, "'qwen3-0.6B' is neither", "pretrained weights: model=Qwen/Qwen3-0.6B; random"),
+        ({"name": "gpt-5"}, "'gpt-5' is neither", "name a checkpoint"),
         ({"layers": 2, "heads": 2, "vocab": 8}, "lacks embed", "add model.embed"),
         ({"layers": 2, "embed": 10, "heads": 4, "vocab": 8}, "does not divide into 4 heads", "model.embed=12"),
         ({"layers": 2, "embed": 16, "heads": 4}, "vocabulary is not known", "model.vocab"),

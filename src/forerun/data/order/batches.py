@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.data.order.enough import require_one_batch
 from forerun.data.order.mixture import Mixture
 from forerun.data.order.rows import Example, PackedRows
 from forerun.errors import UserError
@@ -33,12 +34,7 @@ class Batches:
         held: NDArray[np.int64] | None = None,
     ) -> None:
         self.rows = rows if isinstance(rows, Mixture) else Mixture([rows])
-        if len(rows) < batch:
-            raise UserError(
-                f"the data is smaller than one batch: {len(rows)} rows, batch {batch}",
-                why=f"the documents make {len(rows)} rows of {rows.sequence} tokens",
-                fix=f"batch={len(rows)}, a shorter sequence, or more text",
-            )
+        require_one_batch(rows, batch)
         if batch % accumulation:
             raise UserError(
                 f"batch {batch} does not divide into {accumulation} micro-batches",

@@ -43,7 +43,9 @@ def _record_local(
 ) -> Record:
     def one(_: None, hidden_BCE: jax.Array) -> tuple[None, Record]:
         logits_BCV = soft_cap(logits_of(hidden_BCE, matrix_VE), softcap)
-        highest_BCK, ids_BCK = lax.top_k(logits_BCV, top_k)
+        # A top_k is a sort and a slice, which XLA's CPU compiler replaces by a TopK routine. Slices of `highest_BCK`
+        # would be merged with that slice first: the pattern would be gone, and all V logits would be sorted.
+        highest_BCK, ids_BCK = lax.optimization_barrier(lax.top_k(logits_BCV, top_k))
         tails = [_tail(logits_BCV, highest_BCK, temperature) for temperature in temperatures]
         values_BCK = (highest_BCK - highest_BCK[..., :1]).astype(jnp.float16)
         return None, (values_BCK, ids_BCK, jnp.stack(tails, axis=-1))

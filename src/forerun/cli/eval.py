@@ -32,7 +32,13 @@ def run(args: argparse.Namespace) -> int:
     use_cache()
     longest = longest_context(args.source, args.revision)
     loaded = load_model(
-        args.source, revision=args.revision, device=args.device, devices=args.devices, dtype=args.dtype, tell=warn
+        args.source,
+        revision=args.revision,
+        device=args.device,
+        devices=args.devices,
+        dtype=args.dtype,
+        code=args.code,
+        tell=warn,
     )
     device = loaded.mesh.devices.flat[0]
     answer: dict[str, Any] = {"source": loaded.name, "step": loaded.step, "dtype": str(loaded.compute.dtype)}

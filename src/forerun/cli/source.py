@@ -18,9 +18,12 @@ class Source:
     """A loaded model, its engine, and text to ids and back."""
 
     def __init__(self, loaded: Loaded) -> None:
-        from forerun.generate.engine import Engine
+        from forerun.generate.engine import Engine, has_cache
 
         self.loaded = loaded
+        if not has_cache(loaded.model):
+            name = type(loaded.model).__name__
+            warn(f"{name} has no `cache` and `extend`: every token is computed from the whole text, which is slow")
         self.engine: Engine = Engine(
             loaded.model, loaded.params, loaded.mesh, loaded.compute, loaded.eos, loaded.tokenizer.vocab
         )
@@ -62,6 +65,7 @@ def opened(args: argparse.Namespace) -> Source:
         devices=args.devices,
         mesh=mesh,
         dtype=args.dtype,
+        code=args.code,
         tell=warn,
     )
     device = found.mesh.devices.flat[0]

@@ -190,6 +190,7 @@ def _export(parser: argparse.ArgumentParser) -> None:
 def _ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a run's folder, a Hugging Face folder or a name on the hub")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of a hub name")
+    parser.add_argument("--code", metavar="FOLDER", help="of a run with a custom model class: where its module is")
 
 
 def _answer(parser: argparse.ArgumentParser, max_tokens: int) -> None:

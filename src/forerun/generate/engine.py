@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from forerun.errors import UserError
 from forerun.generate.buckets import CHUNK, SHORTEST, prompt_chunks, row_bucket
 from forerun.generate.sampling import Rule, Sampling, choose
+from forerun.generate.uncached import Recomputing
 from forerun.models.base import Model, Readout
 from forerun.nn import spec
 from forerun.nn.compute import Compute
@@ -67,7 +68,7 @@ class Engine:
     """A model on its devices.
 
     Args:
-      model: has `cache` and `extend` beside `apply`.
+      model: with `cache` and `extend` beside `apply`, or else every token is computed from the whole text.
       params: arrays as they are stored on the mesh, in the computing dtype.
       eos: ids that end a row.
       vocab: ids of the tokenizer; the model may have more, which are never chosen.
@@ -230,14 +231,13 @@ class Chooser:
         )
 
 
+def has_cache(model: Model) -> bool:
+    """Return whether a model gives one token after the other without reading the text before it again."""
+    return hasattr(model, "cache") and hasattr(model, "extend")
+
+
 def _cached(model: Model) -> CachedModel:
-    if not (hasattr(model, "cache") and hasattr(model, "extend")):
-        raise UserError(
-            f"{type(model).__name__} cannot generate",
-            why="it has no `cache` and `extend`, which give one token after the other",
-            fix="add both to the model; forerun/models/gpt2.py shows them",
-        )
-    return model  # type: ignore[return-value]
+    return model if has_cache(model) else Recomputing(model)  # type: ignore[return-value]
 
 
 def _switch(model: Model) -> int | None:

@@ -19,6 +19,7 @@ from forerun.hardware.devices import choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hub.chat import chat_template
 from forerun.hub.snapshot import Snapshot
+from forerun.loop.code import use_code_of
 from forerun.loop.corpus import special_texts, tokenizer_of
 from forerun.loop.folder import RunFolder, job_of_run
 from forerun.loop.model_source import checkpoint_section
@@ -56,13 +57,16 @@ def load_model(
     devices: int | None = None,
     mesh: MeshShape | None = None,
     dtype: str | None = None,
+    code: str | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Loaded:
     """Weights and computation in `dtype` (None: bfloat16, but float32 on a CPU, which has no arithmetic for it), laid
-    out over the mesh (all devices along fsdp unless given). `tell` gets a line about damage to a run's `job.yaml`."""
+    out over the mesh (all devices along fsdp unless given). `code` is the folder of a run's own model class, if it is
+    not where it was. `tell` gets a line about damage to a run's `job.yaml`, and about code that has changed."""
     folder = RunFolder(Path(source))
     run = job_of_run(folder, tell)
     section = run.model if run else checkpoint_section(source, revision)
+    use_code_of(source, folder, run, code, tell)
     chosen = choose(device, devices)
     dtype = dtype or ("float32" if chosen.platform == "cpu" else "bfloat16")
     model = model_of(section)

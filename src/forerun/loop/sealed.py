@@ -43,7 +43,7 @@ class Sealed(CacheInterface):
             return None
         start = len(MAGIC) + _DIGEST_BYTES
         digest, content = raw[len(MAGIC) : start], raw[start:]
-        if raw.startswith(MAGIC) and hmac.compare_digest(digest, self._digest(key, content)):
+        if raw.startswith(MAGIC) and hmac.compare_digest(digest, self.digest(key, content)):
             return content
         self.refused += 1
         return None
@@ -51,14 +51,15 @@ class Sealed(CacheInterface):
     def put(self, key: str, value: bytes) -> None:
         """A cache that cannot be written is told once, and does not end the run."""
         try:
-            atomic_write(self._file(key), MAGIC + self._digest(key, value) + value)
+            atomic_write(self._file(key), MAGIC + self.digest(key, value) + value)
         except OSError as error:
             warnings.warn(f"the compile cache {self._path} cannot be written: {error}", stacklevel=2)
 
     def _file(self, key: str) -> Path:
         return self._path / f"{sha256(key.encode()).hexdigest()}{SUFFIX}"
 
-    def _digest(self, key: str, content: bytes) -> bytes:
+    def digest(self, key: str, content: bytes) -> bytes:
+        """Return a digest that only this user can compute, on this machine."""
         seal = hmac.new(self._secret, f"{key}\n".encode(), sha256)
         seal.update(content)
         return seal.digest()

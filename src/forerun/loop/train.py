@@ -19,6 +19,7 @@ from forerun.data.order.batches import Batches
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import Chosen, choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
+from forerun.loop.code import note_code
 from forerun.loop.compilation import compile_step, use_cache
 from forerun.loop.concrete import concrete
 from forerun.loop.copies import copies_of
@@ -97,6 +98,8 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     program = program_on(job, chosen, corpus.rows.epoch)
     display.say(described(program))
     folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)
+    if worker.first:
+        note_code(folder, display.warn)
     checkpoints = folder.checkpoints(job)
     require_room(
         checkpoints, needed_bytes(program.saved(program.state), job.checkpoint.keep + job.checkpoint.keep_best)

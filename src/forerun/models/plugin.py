@@ -32,6 +32,7 @@ class Plugin:
 
 
 _job_folder: Path | None = None
+_found_there: set[str] = set()  # top-level modules that a finder found in a job's folder
 
 
 def use_job_folder(folder: Path | None) -> None:
@@ -43,6 +44,20 @@ def use_job_folder(folder: Path | None) -> None:
 def job_folder() -> Path | None:
     """Return the folder that `use_job_folder` set. A child process that imports plug-ins needs it too."""
     return _job_folder
+
+
+def plugin_files() -> dict[str, Path]:
+    """Return the source files of all modules that were imported from the job's folder, by their path in it."""
+    if _job_folder is None:
+        return {}
+    files = [Path(file) for name in _found_there for file in _sources(name)]
+    return {str(file.relative_to(_job_folder)): file for file in sorted(files) if file.is_relative_to(_job_folder)}
+
+
+def _sources(package: str) -> list[str]:
+    """Return the files of an imported top-level module and of its submodules."""
+    inside = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+    return [file for module in inside if (file := getattr(module, "__file__", None)) is not None]
 
 
 def import_plugin(module: str) -> ModuleType:
@@ -82,7 +97,10 @@ class _JobFolderFinder:
         # covers a jax release that searches later, when a plug-in starts a backend.
         if fullname == "jax_plugins":
             return None
-        return PathFinder.find_spec(fullname, [self._folder])
+        found = PathFinder.find_spec(fullname, [self._folder])
+        if found is not None:
+            _found_there.add(fullname)
+        return found
 
 
 def made_by(name: str, arguments: dict[str, Any], plugin: Plugin) -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from forerun.cli import words
 
-ANSWER = "--revision --max-tokens --temperature --top-k --top-p --stop --seed --device --devices --mesh --dtype"
+ANSWER = "--revision --code --max-tokens --temperature --top-k --top-p --stop --seed --device --devices --mesh --dtype"
 SURFACE = {
     "init": "FILE --recipe --model --data",
     "check": "JOB KEY=VALUE --on",
@@ -18,7 +18,8 @@ SURFACE = {
     "export": "RUN --to --dtype --step --merge --dense",
     "generate": f"SOURCE PROMPT --batch --out --rows {ANSWER}",
     "chat": f"SOURCE --system {ANSWER}",
-    "eval": "SOURCE --revision --data --tasks --limit --chat --context --batch --device --devices --dtype --json",
+    "eval": "SOURCE --revision --code --data --tasks --limit --chat --context --batch --device --devices --dtype"
+    " --json",
     "doctor": "--smoke",
     "hardware": "TABLE --prices --zone",
     "schema": "--output",

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_models as tiny
-from tiny_models import EIGHT, MODELS, ONE, POSITIONS, generated, prompts, recomputed, settings
+from tiny_models import EIGHT, MODELS, ONE, POSITIONS, VOCAB, generated, prompts, recomputed, settings
 
 from forerun.errors import UserError
 from forerun.generate import buckets
@@ -12,6 +12,7 @@ from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
+from forerun.models.base import Model
 from forerun.nn.compute import Compute
 
 LENGTHS = (5, 1, 30)
@@ -146,13 +147,19 @@ def test_weights_that_are_not_numbers_are_told() -> None:
         next(Stream(engine, prompts(3), settings(4)))
 
 
-def test_a_model_without_a_cache_is_refused() -> None:
+def test_a_model_without_a_cache_reads_the_whole_text_again(monkeypatch: pytest.MonkeyPatch) -> None:
     class Plain:
-        vocab = 8
+        """What a model of the user's own must have, and no more."""
 
-    engine = tiny.engine("decoder", ONE)
-    with pytest.raises(UserError, match="Plain cannot generate"):
-        Engine(Plain(), {}, engine.mesh, Compute(), frozenset(), 8)  # type: ignore[arg-type]
+        def __init__(self, model: Model) -> None:
+            self.vocab, self.heads, self.specs, self.apply = model.vocab, model.heads, model.specs, model.apply
+            self.flops_per_token = model.flops_per_token
+
+    monkeypatch.setattr("forerun.generate.engine.CHUNK", 32)
+    cached = tiny.engine("decoder", EIGHT)
+    engine = Engine(Plain(MODELS["decoder"]), cached.params, cached.mesh, Compute(), frozenset(), VOCAB)
+    rows = prompts(5, 1, 40)
+    assert generated(engine, rows, settings(12)) == [recomputed("decoder", prompt, 12) for prompt in rows]
 
 
 def test_buckets() -> None:

@@ -206,7 +206,7 @@ def _at(path: KeyPath, tree: Any) -> Any:
 
 def _wanted(details: ErrorDetails) -> str:
     if details["type"] == "literal_error":
-        return f"one of {', '.join(_choices(details))}"
+        return _listed(_choices(details))
     if details["type"] in _LIMITS:
         bound, words = _LIMITS[details["type"]]
         return f"{words} {details['ctx'][bound]:g}"
@@ -215,6 +215,10 @@ def _wanted(details: ErrorDetails) -> str:
 
 def _choices(details: ErrorDetails) -> list[str]:
     return re.findall(r"'([^']*)'", str(details["ctx"]["expected"]))
+
+
+def _listed(choices: Sequence[str]) -> str:
+    return choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
 
 
 def _shown(value: Any) -> str:
@@ -230,7 +234,8 @@ def _fix(path: KeyPath, value: Any, errors: Sequence[ErrorDetails], given: Given
         choices = [choice for details in errors if "expected" in details.get("ctx", {}) for choice in _choices(details)]
         alias = value_alias(_dotted([step for step in path if isinstance(step, str)]), value)
         near = alias if alias in choices else did_you_mean(str(value), choices)
-        return f"did you mean '{near}'?" if near else f"write one of {', '.join(choices)}"
+        number = "a whole number from 1 or " if kinds & {"int_type", "int_from_float", "greater_than"} else ""
+        return f"did you mean '{near}'?" if near else f"write {number}{_listed(choices)}"
     if kinds == {"string_type"} and value is not None and not isinstance(value, (dict, list)):
         quoted = f'"{flow(value)}"'
         return f"put it in quotes: {_written(path, quoted, given)}"

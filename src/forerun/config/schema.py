@@ -366,8 +366,8 @@ class Job(Section):
         if self.validation.patience is not None and not self.data.validation:
             raise ValueError("validation.patience: no document is kept back; set data.validation, e.g. 0.05")
         every, save = self.validation.every, self.checkpoint.every
-        judged = every is not None and self.data.validation and self.checkpoint.keep_best
-        if judged and save != "auto" and save % every:
+        judged = self.data.validation and self.checkpoint.keep_best
+        if judged and every is not None and save != "auto" and save % every:
             raise ValueError(
                 f"checkpoint.keep_best needs a look at every save: checkpoint.every={save} must be a "
                 f"multiple of validation.every ({every})"

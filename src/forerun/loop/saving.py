@@ -155,7 +155,7 @@ def from_first(key: str, number: int) -> int:
         return number
     from jax._src import distributed
 
-    client = distributed.global_state.client
+    client: Any = distributed.global_state.client
     if hosts.is_first():
         client.key_value_set(key, str(number))
         return number

@@ -199,7 +199,7 @@ def saves_of(verdict: Verdict, assumptions: Assumptions = ASSUMPTIONS, *, best: 
 
 
 def _waste(seconds: float, best_seconds: float) -> float:
-    return seconds / best_seconds - 1 if math.isfinite(best_seconds) else 0.0
+    return max(0.0, seconds / best_seconds - 1) if math.isfinite(best_seconds) else 0.0
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,30 @@ Each is a plain `int` or `float` for arithmetic; only its text differs.
 
 from __future__ import annotations
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+import math
+
+KIB, MIB, GIB, TIB, PIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40, 1 << 50
+
+
+def digits(value: float, count: int) -> str:
+    """Return `value` rounded to that many significant digits, without an exponent: 0.27, 9.9, 1,230."""
+    if value == 0:
+        return "0"
+    rounded = float(f"{value:.{count - 1}e}")
+    places = max(0, count - 1 - math.floor(math.log10(abs(rounded))))
+    return f"{rounded:,.{places}f}"
 
 
 class Bytes(int):
+    """Three significant digits. Below 100 GiB two decimals: HBM is known to 0.01 GiB, and a job may lack 0.05."""
+
     def __str__(self) -> str:
-        for size, unit in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        for size, unit in ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
             if abs(self) >= size:
-                return f"{self / size:.2f} {unit}"
+                value = self / size
+                if unit == "GiB" and abs(value) < 99.995:
+                    return f"{value:.2f} GiB"
+                return f"{value:,.0f} {unit}" if abs(value) >= 999.5 else f"{digits(value, 3)} {unit}"
         return f"{int(self)} B"
 
 
@@ -31,8 +47,18 @@ class Seconds(float):
 
 
 class Usd(float):
+    """A predicted amount, as precise as step times are: two digits below $100, whole dollars, then three digits."""
+
     def __str__(self) -> str:
-        return f"${float(self):,.2f}"
+        value = float(self)
+        if 0 < value < 0.005:
+            return "<$0.01"
+        if value < 0.995:
+            return f"${value:.2f}"
+        for size, unit in ((1e6, "M"), (1e3, "k")):
+            if value >= max(size, 99_950):
+                return f"${digits(value / size, 3)}{unit}"
+        return f"${digits(value, 2 if value < 100 else 3)}"
 
 
 class Count(int):

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     tariff.check()
     use_job_folder(loaded.path.parent)
     from forerun.loop.concrete import concrete
+    from forerun.plan.order import in_order, order_note
     from forerun.plan.question import possible_questions
 
     print_warnings(loaded.job)
@@ -53,7 +54,8 @@ def run(args: argparse.Namespace) -> int:
         verdicts, changes, notes = _compared(job, asker)
     if not verdicts:
         raise asker.impossible[0].raised()
-    notes += asker.notes()
+    verdicts = in_order(verdicts, args.goal, tariff)
+    notes = [*filter(None, [order_note(verdicts, args.goal, tariff)]), *notes, *asker.notes()]
     _show(args, job, verdicts, asker.impossible, tariff, changes, notes)
     return _judged(verdicts, tariff, asker)
 
@@ -150,8 +152,7 @@ def _compared(job: Job, asker: _Asker) -> tuple[list[Verdict], dict[str, tuple[s
         verdicts += asker.ask_each([one.question for one in more])
     changes = {one.question.slice.name: one.changes for one in candidates if one.changes}
     notes = [f"{name}: laid out with {' '.join(made)}" for name, made in changes.items()]
-    order = sorted(verdicts, key=lambda v: (v.question.slice.chip.name, v.question.slice.chips))
-    return order, changes, [*notes, *choice.notes(candidates)]
+    return verdicts, changes, [*notes, *choice.notes(candidates)]
 
 
 def _announce(text: str, quiet: bool) -> None:

@@ -155,7 +155,10 @@ def _plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-cache", action="store_true", help="compile again what was compiled before")
     parser.add_argument("--search", action="store_true", help="look for the best slice, mesh, micro-batch and remat")
     parser.add_argument(
-        "--goal", choices=("cheapest", "fastest", "balanced"), default="balanced", help="of the search (balanced)"
+        "--goal",
+        choices=("cheapest", "fastest", "balanced"),
+        default="balanced",
+        help="the order of the slices, and what --search optimises for (default: balanced, time x money)",
     )
     parser.add_argument("--max-hours", metavar="H", type=_hours, help="of the search: leave out what takes longer")
     parser.add_argument("--out", metavar="FILE", help="of the search: the winning job file")

@@ -39,19 +39,8 @@ ROOMS = ("nn", "models", "objectives", "methods", "program", "hardware", "plan")
 BYSTANDERS = {
     "hardware": {"prices", "show"},
     "plan": {"answers", "cache", "calibration", "candidates", "charts", "defaults", "figures", "footprint", "money"}
-    | {
-        "page",
-        "progress",
-        "ranking",
-        "refusal",
-        "remedies",
-        "report",
-        "save_interval",
-        "scoreboard",
-        "search",
-        "strategy",
-        "winner",
-    },
+    | {"order", "page", "progress", "ranking", "refusal", "remedies", "report", "save_interval", "scoreboard"}
+    | {"search", "strategy", "winner"},
 }
 # Of the job, what never reaches the compiled step.
 OUTSIDE = {"name", "seed", "device", "devices", "data", "steps", "epochs", "checkpoint", "log_every", "sample", "runs"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.plan.verdict import Verdict
-from forerun.units import GIB
+from forerun.units import GIB, Count, Usd
 
 UNCERTAIN = "~"
 
@@ -61,4 +61,8 @@ def hours_text(hours: float) -> str:
 
 
 def usd_text(usd: float) -> str:
-    return f"{usd:,.2f}" if usd < 1000 else f"{usd:,.0f}"
+    return str(Usd(usd)).replace("$", "")
+
+
+def rate_text(tokens_per_second: float | None) -> str:
+    return "-" if tokens_per_second is None else str(Count(round(tokens_per_second)))

@@ -17,7 +17,16 @@ from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.plan import ledger
 from forerun.plan.charts import Point, Segment, colour, legend, scatter, stacked_bar
-from forerun.plan.figures import doubt_notes, gib_text, hours_text, range_text, seconds_text, step_text, usd_text
+from forerun.plan.figures import (
+    doubt_notes,
+    gib_text,
+    hours_text,
+    range_text,
+    rate_text,
+    seconds_text,
+    step_text,
+    usd_text,
+)
 from forerun.plan.machine import Machine, machine_of
 from forerun.plan.money import Bill, Offer, Tariff, assumption_rows, bill_of
 from forerun.plan.question import Impossible
@@ -120,7 +129,7 @@ def headline(rows: Rows, tariff: Tariff) -> str:
     if quick is not v:
         text += f" Fastest: {_name(quick)}, about {hours_text(quick_bill.hours.mid)} h{cost}."
     if tariff.max_usd is not None and usd > tariff.max_usd:
-        text += f" Nothing stays below {Usd(tariff.max_usd)}."
+        text += f" Nothing stays below ${tariff.max_usd:g}."
     return text
 
 
@@ -156,7 +165,7 @@ def _cells(v: Verdict, bill: Bill | None, tariff: Tariff) -> list[str]:
         '<span class="good">yes</span>' if v.fits else short,
         f"{gib_text(v.memory.peak_bytes)} of {gib_text(v.limit_bytes)}",
         f"{step_text(v)}<br><small>{escape(range_text(v))}</small>" if v.step else "–",
-        f"{v.tokens_per_second:,.0f}" if v.tokens_per_second else "–",
+        rate_text(v.tokens_per_second) if v.tokens_per_second else "–",
         f"{v.mfu:.0%}<br><small>{escape(v.step.limit)}</small>" if v.step and v.mfu is not None else "–",
         hours_text(bill.hours.mid) if bill else "–",
         _dollars(bill.on_demand if bill else None, tariff),
@@ -255,7 +264,7 @@ def _spot_cells(bill: Bill) -> list[str]:
     return [
         hours_text(bill.spot_hours.mid) if bill.spot_hours else "never ends",
         f"{bill.preemptions:.1f}" if comes_through else "–",
-        f"{bill.spot_overhead:.1%}" if comes_through else "–",
+        f"{bill.spot_overhead:.0%}" if comes_through else "–",
         f"{bill.steps_lost_per_preemption:,.0f}",
         f"{bill.saves.every:,}<br><small>best: {bill.best_every:,}</small>",
         str(bill.saves.state_bytes),

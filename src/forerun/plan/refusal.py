@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forerun.errors import UserError
+from forerun.plan.figures import gib_text
 from forerun.plan.money import Tariff, bill_of
 from forerun.plan.remedies import Tried
 from forerun.plan.verdict import Verdict
@@ -23,7 +24,7 @@ def over_budget(verdicts: Sequence[Verdict], tariff: Tariff) -> UserError | None
         for way, offer in (("on demand", bill.on_demand), ("spot", bill.spot))
         if offer
     ]
-    limit = Usd(tariff.max_usd)
+    limit = f"${tariff.max_usd:g}"  # the user's figure, not a prediction
     if not offers:
         return UserError(
             f"no slice is known to stay below {limit}",
@@ -48,7 +49,7 @@ def does_not_fit(verdicts: Sequence[Verdict], tried: Sequence[Tried] = ()) -> Us
     near = nearest(verdicts)
     name, memory = near.question.slice.name, near.memory
     resting = Bytes(memory.weights_bytes + memory.optimizer_bytes)
-    why = f"{name} needs {memory.peak_bytes} of HBM per device and has {near.limit_bytes}: "
+    why = f"{name} needs {gib_text(memory.peak_bytes)} GiB of HBM per device and has {gib_text(near.limit_bytes)} GiB: "
     why += f"{Bytes(-near.spare_bytes)} short"
     if resting > near.limit_bytes:
         why += f"; weights and optimizer alone are {resting}"

@@ -12,7 +12,16 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from forerun.plan.figures import doubt_notes, gib_text, hours_text, range_text, seconds_text, step_text, usd_text
+from forerun.plan.figures import (
+    doubt_notes,
+    gib_text,
+    hours_text,
+    range_text,
+    rate_text,
+    seconds_text,
+    step_text,
+    usd_text,
+)
 from forerun.plan.money import Bill, Offer, Tariff, bill_of
 from forerun.plan.question import Impossible
 from forerun.plan.save_interval import WASTE
@@ -23,7 +32,7 @@ PARTS = (("weights", "cyan"), ("optimizer", "blue"), ("gradients + activations",
 BAR_WIDTHS = (24, 16, 10)
 # Fewer and fewer columns for narrower and narrower terminals; first with the bar, then without.
 DROPPED_WITH_BAR = ("compile s", "optimizer", "weights", "chips", "devices")
-DROPPED_WHEN_NARROW = ("range", "limit", "mesh", "MFU", "$\nspot", "tokens/s", "step", "$ on\ndemand", "hours")
+DROPPED_WHEN_NARROW = ("limit", "MFU", "tokens/s", "mesh", "$\nspot", "range", "$ on\ndemand", "hours", "step")
 NO_GPUS = "GPUs are not compared: no sourced step time of this program on a GPU is known."
 
 Changes = Mapping[str, Sequence[str]]  # by slice: what the job needed to be laid out on it, as overrides
@@ -185,7 +194,7 @@ def _columns(verdicts: Sequence[Verdict], tariff: Tariff) -> list[Column]:
         Column("optimizer", lambda r: gib_text(r.verdict.memory.optimizer_bytes)),
         Column("step", lambda r: step_text(r.verdict)),
         Column("range", lambda r: Text(range_text(r.verdict), style="dim"), "left"),
-        Column("tokens/s", lambda r: _number(r.verdict.tokens_per_second)),
+        Column("tokens/s", lambda r: rate_text(r.verdict.tokens_per_second)),
         Column("MFU", lambda r: "-" if r.verdict.mfu is None else f"{r.verdict.mfu:.0%}"),
         Column("hours", lambda r: hours_text(r.bill.hours.mid) if r.bill else "-"),
         Column("$ on\ndemand", lambda r: _dollars(r.bill.on_demand if r.bill else None, tariff)),
@@ -229,10 +238,6 @@ def _table(
         known = {"slice": Text(one.slice.name, style="bold"), "fits": Text("no", style="bold red"), "range": Text("")}
         table.add_row(*(known.get(column.heading, Text("-", style="dim")) for column in columns))
     return table
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
 
 
 def _dollars(offer: Offer | None, tariff: Tariff) -> Text:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from forerun.console import SafeConsole, SafeLive
 from forerun.plan.candidates import Candidate, remat_text
-from forerun.plan.figures import gib_text, hours_text, seconds_text, step_text
+from forerun.plan.figures import gib_text, hours_text, rate_text, seconds_text, step_text
 from forerun.plan.ranking import Found, shown
 from forerun.units import Seconds, Usd
 
@@ -139,7 +139,7 @@ def _cells(n: int, one: Found, plain: bool) -> dict[str, Text | str]:
         "remat": remat_text(candidate.remat).removeprefix("remat "),
         "peak\nGiB": gib_text(verdict.memory.peak_bytes),
         "step": seconds_text(one.step_seconds),
-        "tokens/s\nper chip": f"{per_chip:,.0f}",
+        "tokens/s\nper chip": rate_text(per_chip),
         "hours": hours_text(one.hours),
         "cost": "no price" if one.usd is None else str(Usd(one.usd)),
         "limits": "" if one.within else Text("over", style="red"),

@@ -12,7 +12,7 @@ from forerun.config.source import Dumper
 from forerun.errors import UserError
 from forerun.files import open_regular, write_output
 from forerun.plan.candidates import Candidate, remat_text
-from forerun.plan.figures import seconds_text
+from forerun.plan.figures import rate_text, seconds_text
 from forerun.plan.ranking import Found
 from forerun.safe_text import redact
 from forerun.units import GIB, Bytes, Usd
@@ -93,7 +93,7 @@ def _heading(best: Found, goal: str, as_written: Found | None, note: str) -> lis
     per_chip = (verdict.tokens_per_second or 0) / best.candidate.slice.chips
     lines += [
         f"# Predicted: {seconds_text(step.mid_seconds)} a step ({seconds_text(step.low_seconds)} to "
-        f"{seconds_text(step.high_seconds)}), {per_chip:,.0f} tokens/s per chip, {best.hours:,.3g} hours, {cost}",
+        f"{seconds_text(step.high_seconds)}), {rate_text(per_chip)} tokens/s per chip, {best.hours:,.3g} hours, {cost}",
         f"# Memory: {verdict.memory.peak_bytes} of {verdict.limit_bytes} per device; program {verdict.program}",
     ]
     if as_written and as_written.candidate != best.candidate:

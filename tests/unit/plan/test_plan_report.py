@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from rich.console import Console
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
+from forerun.plan.figures import hours_text, usd_text
 from forerun.plan.memory import MemoryReport
-from forerun.plan.money import Tariff
+from forerun.plan.money import Tariff, bill_of
 from forerun.plan.question import Question
 from forerun.plan.refusal import does_not_fit, over_budget
 from forerun.plan.remedies import Remedy, Tried
@@ -79,7 +81,7 @@ def test_time_and_money_of_a_row() -> None:
     assert SMALL.step is not None
     low, high = SMALL.step.low_seconds, SMALL.step.high_seconds
     # 1024 x 1024 tokens and 1.5e15 FLOPs in 3.1 s on a chip of 918e12 FLOP/s.
-    assert re.search(rf" 3\.10 s +\({low:.2f}-{high:.2f}\) +338,250 +53% ", row)
+    assert re.search(rf" 3\.10 s +\({low:.2f}-{high:.2f}\) +338k +53% ", row)
     assert row.rstrip().endswith("compute")
 
 
@@ -226,7 +228,7 @@ def test_what_is_said_of_a_job_that_does_not_fit() -> None:
     assert error.fix.splitlines() == [
         "one of these, each compiled for v5e-8 with the batch unchanged:",
         "- micro_batch=64: fits, 1.75 GiB to spare",
-        "- remat=full: still 256.00 MiB short",
+        "- remat=full: still 256 MiB short",
         "or",
         "a slice with more chips or memory: forerun hardware slices",
     ]
@@ -237,3 +239,32 @@ def test_the_nearest_slice_is_told() -> None:
     error = does_not_fit([verdict_on("v5e-8", 40, 1, 2), LARGE])
     assert error.what == "the job fits none of these 2 slices"
     assert error.why.startswith("v5p-2048 needs 103.38 GiB")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_range_and_the_prices_are_complete_on_usual_terminals(width: int) -> None:
+    """The widest rows that occur: a long name, a mark, three-digit times, four-digit prices."""
+    long = replace(
+        verdict_on("tpu7x-2x2x1", 94.3, 1, 2, steps=500_000), step=StepTime(128.4, {"matmul": 128.4}, doubts=("one",))
+    )
+    large = verdict_on("v5p-1024", 95.1, 10.5, 21.25, steps=500_000)
+    lines = printed([LARGE, large, long], width)
+    assert max(map(len, lines)) <= width
+    rows = {line.split()[0]: line for line in lines if line.startswith(("v5p-1024", "tpu7x"))}
+    assert "~128 s" in rows["tpu7x-2x2x1"]
+    assert "(96.3-160)" in rows["tpu7x-2x2x1"]
+    assert "(2.33-3.88)" in rows["v5p-1024"]
+    bill = bill_of(large, Tariff())
+    assert bill is not None
+    assert bill.on_demand is not None
+    assert bill.spot is not None
+    for text in (hours_text(bill.hours.mid), usd_text(bill.on_demand.usd.mid), usd_text(bill.spot.usd.mid)):
+        assert f" {text} " in f"{rows['v5p-1024']} "
+
+
+def test_why_a_time_is_uncertain_is_below_the_table() -> None:
+    odd = replace(verdict_on("v5e-8", 8, 1, 2), step=StepTime(1.0, {"matmul": 1.0}, doubts=("the moon is full",)))
+    text = " ".join(printed([SMALL, odd], 120))
+    assert "~1.00 s" in text
+    assert "(v5e-8): the moon is full." in text
+    assert "~3.10 s" not in text

@@ -62,5 +62,5 @@ def test_what_fits_comes_first_and_the_quickest_of_it() -> None:
         "micro_batch=4: fits, 6.75 GiB to spare",
         "micro_batch=4 remat=full: fits, 10.75 GiB to spare, +17 % time",
         "'remat={policy: named, offload: [layer_in]}': fits, 5.75 GiB to spare, +25 % time",
-        "remat=full: still 256.00 MiB short",
+        "remat=full: still 256 MiB short",
     ]

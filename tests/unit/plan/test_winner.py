@@ -72,7 +72,7 @@ def test_reasons() -> None:
     assert "1 +18.5% time (20.0 GiB)" in above["micro_batch"]
     assert "1x4x2 +25.4% time" in above["mesh"]
     assert any("As it was written, the job takes 3.12 s" in line for line in lines)
-    assert any("8,563 tokens/s per chip" in line for line in lines)
+    assert any("8.56k tokens/s per chip" in line for line in lines)
 
 
 def test_defaults_are_not_written_out() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -154,7 +155,7 @@ class _Build:
         elif event.kind == "died":
             self._fail(unit, pool, self._dead(unit, event.content))
         else:
-            self._fail(unit, pool, RuntimeError(f"a worker failed on {unit.name}:\n{event.content}"))
+            self._fail(unit, pool, self._bug(unit, event.content))
         self._report()
 
     def _fail(self, unit: Unit, pool: Pool, error: Exception) -> None:
@@ -182,19 +183,31 @@ class _Build:
     def _in_order(self, units: Sequence[Unit]) -> list[dict[str, Any]]:
         return [self._summaries[unit.number] for unit in units]
 
-    def _dead(self, unit: Unit, content: dict[str, Any]) -> UserError:
+    def _files(self, unit: Unit) -> str:
         names = [str(self._source.files[piece.file].name) for piece in unit.pieces]
-        files = names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
-        code = content["code"]
+        return names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
+
+    def _bug(self, unit: Unit, content: dict[str, Any]) -> RuntimeError:
+        where = content["where"] or f"{unit.name} ({self._files(unit)})"
+        return RuntimeError(f"{content['error']}\nin a tokenization worker at {where}\n{content['trace']}".rstrip())
+
+    def _dead(self, unit: Unit, content: dict[str, Any]) -> UserError:
+        """Return the error for a worker that ended without an answer. Only SIGKILL suggests that memory ran out."""
+        files, code, said = self._files(unit), content["code"], content["said"]
         if content["no_memory"]:
             return no_memory(files)
+        last = (said.strip().splitlines() or [""])[-1]
+        what = f"a worker died {ATTEMPTS} times at {unit.name} ({files})"
+        if code == -signal.SIGKILL:
+            why = f"signal {-code}, which is what the system does when memory runs out"
+            return UserError(what, why=why, fix="fewer workers need less memory: data.workers=1; what is done is kept")
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        likely = ", which is what the system does when memory runs out" if code == -9 else ""
-        last = (content["said"].strip().splitlines() or [""])[-1]
         return UserError(
-            f"a worker died {ATTEMPTS} times at {unit.name} ({files})",
-            why=f"{how}{likely}" + (f"; its last words: {last}" if last else ""),
-            fix="fewer workers need less memory: data.workers=1; what is done is kept",
+            what,
+            why=f"{how}; it printed nothing" if not last else f"{how}; the last line that it printed: {last}",
+            fix="fix what that line names, then run the same command again; what is done is kept"
+            if last
+            else f"look for what is special about {files}, and report it; what is done is kept",
         )
 
     def _merge(self) -> None:

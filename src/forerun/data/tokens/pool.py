@@ -96,7 +96,8 @@ class Pool:
                         self._died(unit, code, complaints)
             except BaseException as error:  # nobody looks at a thread's error
                 if unit is not None and not self._ended:
-                    self._events.put(Event("bug", unit, f"{type(error).__name__}: {error}"))
+                    about = {"where": None, "error": f"{type(error).__name__}: {error}", "trace": ""}
+                    self._events.put(Event("bug", unit, about))
             finally:
                 if process is not None:
                     self._stop(process)

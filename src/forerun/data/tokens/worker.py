@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,14 @@ class StoppedError(Exception):
     def __init__(self, bad: Bad) -> None:
         super().__init__(bad.what)
         self.bad = bad
+
+
+class RowFailedError(Exception):
+    """Encoding raised an error that is no fault of the data, at a row whose absolute place is known."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(str(place))
+        self.place = place
 
 
 class Work:
@@ -69,7 +78,12 @@ class Work:
 
     def _write(self, writer: UnitWriter, batch: list[Row | Bad], places: _Places) -> None:
         rows = [row for row in batch if isinstance(row, Row)]
-        encoded = iter(self._encoder.encode(rows))
+        try:
+            encoded = iter(self._encoder.encode(rows))
+        except (UserError, MemoryError, OSError):
+            raise
+        except Exception as error:
+            raise RowFailedError(places.absolute_place(self._failing(rows).place)) from error
         sides: dict[str, list[Encoded]] = {"train": [], "validation": []}
         for row in batch:
             found = next(encoded) if isinstance(row, Row) else row
@@ -85,6 +99,15 @@ class Work:
         for side, documents in sides.items():
             writer.add(side, documents)
 
+    def _failing(self, rows: list[Row]) -> Row:
+        """Return the first row that cannot be encoded alone, or the first one if each can."""
+        for row in rows:
+            try:
+                self._encoder.encode([row])
+            except Exception:
+                return row
+        return rows[0]
+
 
 class _Places:
     """Absolute places of a piece; what stands before the piece is counted once."""
@@ -94,13 +117,15 @@ class _Places:
         self._before: int | None = None
 
     def absolute(self, bad: Bad) -> Bad:
-        if bad.place.number is None:
-            return bad
+        return replace(bad, place=self.absolute_place(bad.place))
+
+    def absolute_place(self, place: Place) -> Place:
+        if place.number is None:
+            return place
         if self._before is None:
-            first = self._source.resolve(self._piece, Place(bad.place.file, 1, bad.place.word)).number
+            first = self._source.resolve(self._piece, Place(place.file, 1, place.word)).number
             self._before = 0 if first is None else first - 1
-        place = bad.place._replace(number=bad.place.number + self._before)
-        return Bad(place, bad.what, bad.why, bad.fix, bad.whole_file)
+        return place._replace(number=place.number + self._before)
 
 
 def _batches(rows: Iterator[Row | Bad]) -> Iterator[list[Row | Bad]]:
@@ -139,8 +164,16 @@ def answers(work: Work, unit: Unit) -> Iterator[dict[str, Any]]:
         yield _told(no_memory(f"unit {unit.name}"))
     except OSError as error:  # those of the data are bad rows long before
         yield _told(no_room(work.store, error))
-    except Exception:
-        yield {"bug": traceback.format_exc()[-4000:]}
+    except Exception as error:
+        yield _bug(error)
+
+
+def _bug(error: Exception) -> dict[str, Any]:
+    """Return the message about an error that nothing else expects: where it was, its type and text, its traceback."""
+    where = str(error.place) if isinstance(error, RowFailedError) else None
+    cause = (error.__cause__ or error) if where else error
+    trace = "".join(traceback.format_exception(cause))[-4000:]
+    return {"bug": {"where": where, "error": f"{type(cause).__name__}: {cause}", "trace": trace}}
 
 
 def _told(error: UserError) -> dict[str, Any]:
@@ -153,21 +186,29 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)  # whatever a library prints does not come between the answers
     told = json.loads(sys.stdin.readline())
-    source, recipe = Source.from_json(told["source"]), Recipe.from_json(told["recipe"])
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     work: Work | None = None
     while True:
         unit = Unit.from_json(json.loads(lines.get()))
         try:
-            work = work or Work(
-                source, recipe, Path(told["store"]), rows_stop=told["rows_stop"], files_stop=told["files_stop"]
-            )
+            work = work or _work(told)
         except UserError as error:
             print(json.dumps(_told(error)), file=out)
             continue
+        except MemoryError:
+            print(json.dumps(_told(no_memory("its own tables"))), file=out)
+            continue
+        except Exception as error:  # without an answer, it would be taken for a process that the system killed
+            print(json.dumps(_bug(error)), file=out)
+            continue
         for answer in answers(work, unit):
             print(json.dumps(answer), file=out)
+
+
+def _work(told: dict[str, Any]) -> Work:
+    source, recipe = Source.from_json(told["source"]), Recipe.from_json(told["recipe"])
+    return Work(source, recipe, Path(told["store"]), rows_stop=told["rows_stop"], files_stop=told["files_stop"])
 
 
 def _listen(lines: queue.SimpleQueue[str]) -> None:

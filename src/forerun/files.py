@@ -50,6 +50,53 @@ def write_output(path: Path, content: str, fix: str, mode: int = 0o666) -> None:
         raise UserError(f"{path} cannot be written", why=str(error.strerror), fix=fix) from error
 
 
+def require_writable_folder(path: Path, key: str) -> None:
+    """Raise unless the folder that `key` names can be written, or created if it is missing. It is not created here.
+
+    Raises:
+        UserError: The path cannot be a folder, or the user may not write there.
+        OSError: The disk is full or fails (`DISK_ERRORS`). `error.filename` is set.
+    """
+    try:
+        nearest = _nearest(path)
+        if not nearest.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is {file_kind(nearest.stat().st_mode)}, not a folder")
+        probe = nearest / f".{secrets.token_hex(4)}{PART}"
+        probe.mkdir(0o700)
+        probe.rmdir()
+    except (OSError, ValueError) as error:
+        number = error.errno if isinstance(error, OSError) else None
+        if isinstance(error, OSError) and number in DISK_ERRORS and number != errno.EACCES:
+            error.filename = str(path)
+            raise
+        why = str(getattr(error, "strerror", None) or error)
+        raise UserError(
+            f"{key}: files cannot be written to {path}",
+            why=f"{nearest} does not allow new folders" if number == errno.ENOENT else why,
+            fix=f"name a folder that you may write to: {key}=FOLDER",
+        ) from error
+
+
+def _nearest(path: Path) -> Path:
+    """Return `path`, or the innermost folder above it that exists."""
+    path = path.absolute()
+    for part in (path, *path.parents):
+        try:
+            if part.is_symlink() and not part.exists():
+                raise NotADirectoryError(
+                    errno.ENOTDIR, f"{part} is a link to {os.readlink(part)}, which does not exist"
+                )
+            part.stat()
+        except FileNotFoundError:
+            continue
+        except NotADirectoryError as error:
+            if error.filename is not None:  # a file is above it
+                continue
+            raise
+        return part
+    raise FileNotFoundError(errno.ENOENT, "no folder above it exists")
+
+
 @contextmanager
 def atomic_writer(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """Open a temporary file next to `path`, and move it to `path` when the block ends without an error.
@@ -126,6 +173,11 @@ def read_regular(path: Path | str, limit_bytes: int) -> bytes:
 
 
 def file_kind(mode: int) -> str:
-    """Return what a file that is not a regular one is, with its article: 'a folder', 'a pipe'."""
-    kinds = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
+    """Return what a file is, with its article: 'a folder', 'a pipe'."""
+    kinds = (
+        (stat.S_ISREG, "a file"),
+        (stat.S_ISDIR, "a folder"),
+        (stat.S_ISFIFO, "a pipe"),
+        (stat.S_ISSOCK, "a socket"),
+    )
     return next((name for test, name in kinds if test(mode)), "a device")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import UserError
-from forerun.files import atomic_write, atomic_writer, read_regular, write_output
+from forerun.files import atomic_write, atomic_writer, read_regular, require_writable_folder, write_output
 
 
 @contextmanager
@@ -96,3 +96,47 @@ def test_an_output_device_is_not_replaced(tmp_path: Path) -> None:
 def test_an_output_file_in_a_missing_folder_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(UserError):
         write_output(tmp_path / "missing" / "file", "text", fix="")
+
+
+@pytest.mark.parametrize("name", ["file", "file/inner", "dangling", "dangling/inner", "loop/inner", "x" * 300, "a\0b"])
+def test_a_path_that_cannot_be_a_folder_is_rejected_with_its_key(tmp_path: Path, name: str) -> None:
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(UserError) as caught:
+        require_writable_folder(tmp_path / name, "runs")
+    assert "runs" in caught.value.what
+    assert "runs=" in caught.value.fix
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_system_without_new_folders_is_rejected() -> None:
+    with pytest.raises(UserError, match="runs"):
+        require_writable_folder(Path("/proc/none/run"), "runs")
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.EACCES, UserError), (errno.EPERM, UserError), (errno.EROFS, OSError), (errno.ENOSPC, OSError)],
+)
+def test_a_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[Exception]
+) -> None:
+    """A disk that fails may recover, so a supervisor waits for it. A missing permission is a mistake."""
+
+    def fail(path: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(kind) as caught:
+        require_writable_folder(tmp_path / "runs", "runs")
+    if isinstance(caught.value, OSError):
+        assert caught.value.filename == str(tmp_path / "runs")
+
+
+def test_a_usable_folder_is_left_as_it_is(tmp_path: Path) -> None:
+    require_writable_folder(tmp_path / "a" / "b", "runs")
+    (tmp_path / "link").symlink_to(tmp_path)
+    require_writable_folder(tmp_path / "link" / "b", "runs")
+    assert [path.name for path in tmp_path.iterdir()] == ["link"]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forerun.cli import words
 from forerun.config.addresses import check_arguments
+from forerun.config.protocols import check_options
 from forerun.errors import DISK_ERRORS, OUR_BUG, StorageError, UserError, did_you_mean
 from forerun.memory_limit import out_of_memory, require_address_space
 from forerun.safe_text import safe_streams
@@ -95,6 +96,7 @@ def _run(arguments: list[str]) -> int:
         args = words.parser_of(name).read(rest)
     except SystemExit:  # argparse has printed --help
         return 0
+    check_options(vars(args))
     require_address_space(ADDRESS_SPACE_BYTES.get(name, 0), f"forerun {name}")
     return int(importlib.import_module(f"forerun.cli.{name}").run(args))
 

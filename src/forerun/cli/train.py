@@ -74,11 +74,12 @@ def _tell(loaded: Loaded, finished: Finished) -> None:
 
 def _supervised(args: argparse.Namespace, loaded: Loaded) -> int:
     """This process watches; the one that trains is its child, started again when it dies or stands still."""
-    from forerun.loop.folder import folder_of, set_aside
+    from forerun.loop.folder import folder_of, require_usable, set_aside
     from forerun.supervise.hosts import given
     from forerun.supervise.supervisor import supervise
 
     hosts = given(args.host, args.leader)
+    require_usable(loaded.job)
     if args.fresh and hosts.leads:
         set_aside(loaded.job)
     command = [sys.executable, "-P", "-m", "forerun.cli.main", "train", args.job, *args.overrides]

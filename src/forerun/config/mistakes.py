@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from forerun.config import keys
 from forerun.config.aliases import key_alias, value_alias
 from forerun.config.given import Given
+from forerun.config.protocols import ProtocolError
 from forerun.config.source import BEGIN, KeyPath, flow
 from forerun.errors import UserError, did_you_mean
 from forerun.safe_text import redact
@@ -87,7 +88,13 @@ def _mistakes(errors: Iterable[ErrorDetails], given: Given) -> Iterator[Mistake]
         elif details["type"] == "missing":
             yield _missing(path)
         elif details["type"] == "value_error":
-            yield _own_words(path, str(details["ctx"]["error"]), given)
+            own = _own_words(path, str(details["ctx"]["error"]), given)
+            raised = details["ctx"]["error"]
+            yield (
+                replace(own, why=f"{own.why}: {raised.why}", fix=raised.fix)
+                if isinstance(raised, ProtocolError)
+                else own
+            )
         else:
             yield _wrong(path, [details], given)
     for tried in alternatives.values():

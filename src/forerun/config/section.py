@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from forerun.config.addresses import check_addresses
+from forerun.config.protocols import check_protocol
 
 
 def about(
@@ -22,11 +23,12 @@ class Section(BaseModel):
 
     @field_validator("*")
     @classmethod
-    def _no_credentials(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject credentials in every key of every section, so that a new key is not forgotten."""
+    def _allowed_addresses(cls, value: Any, info: ValidationInfo) -> Any:
+        """Reject credentials in every key of every section, and protocols that a key does not allow."""
         name = cls.__name__.lower().replace("part", "data.mixture")
         section = "" if name == "job" else f"{name}."
         check_addresses(value, f"{section}{info.field_name}")
+        check_protocol(value, f"{section}{info.field_name}")
         return value
 
 

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from forerun.config.load import dump, load, values
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.files import atomic_write
+from forerun.files import atomic_write, require_writable_folder
 
 # What may change between a run and its resumption: where and how it is computed, and how long. Never the data, the
 # model or the optimizer. A change of `steps` is reported and recorded (`forerun.loop.extension`).
@@ -87,6 +87,15 @@ class RunFolder:
 
 def folder_of(job: Job) -> RunFolder:
     return RunFolder(Path(job.runs) / job.name)
+
+
+def require_usable(job: Job) -> None:
+    """Raise if the run's folder or its checkpoints cannot be written, before anything is read or compiled."""
+    folder = folder_of(job)
+    require_writable_folder(folder.path, "runs")
+    checkpoints = folder.checkpoints(job)
+    if isinstance(checkpoints, str) and "://" not in checkpoints:
+        require_writable_folder(Path(checkpoints), "checkpoint.folder")
 
 
 def set_aside(job: Job) -> None:

@@ -26,7 +26,7 @@ from forerun.loop.copies import copies_of
 from forerun.loop.corpus import shown_corpus
 from forerun.loop.extension import extension_of, extensions_of, require_steps_left
 from forerun.loop.finished import finished_summary
-from forerun.loop.folder import open_folder
+from forerun.loop.folder import open_folder, require_usable
 from forerun.loop.given import base_of, given_of, require_matching_weights, require_same_base, rests_on_files
 from forerun.loop.guard import guard_of
 from forerun.loop.job_warnings import warnings_of
@@ -64,6 +64,8 @@ class Finished:
 def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | None = None) -> Finished | None:
     """Run a job to its end, from its newest checkpoint if it has one; None if the `worker` was asked to stop before."""
     worker = worker or unattended()
+    if worker.first:
+        require_usable(job)
     use_cache()
     preload()
     worker.initialize_jax()

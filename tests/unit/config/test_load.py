@@ -136,8 +136,8 @@ def test_paths_are_seen_from_the_file_or_from_where_the_user_stands(
     assert (data.path, data.tokenizer) == (str(tmp_path / "here"), "bytes")
     data = load("jobs/job.yaml", ["data=here"]).job.data
     assert (data.path, data.tokenizer) == (str(tmp_path / "here"), None)
-    data = load("jobs/job.yaml", ["data.path=/abs/x", "data.tokenizer=https://host/t.json"]).job.data
-    assert (data.path, data.tokenizer) == ("/abs/x", "https://host/t.json")
+    data = load("jobs/job.yaml", ["data.path=https://host/x.txt", "data.tokenizer=/abs/t.json"]).job.data
+    assert (data.path, data.tokenizer) == ("https://host/x.txt", "/abs/t.json")
     monkeypatch.setenv("HOME", "/home/someone")
     assert load("jobs/job.yaml", ["data.path=~/x"]).job.data.path == "/home/someone/x"
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,9 @@ from forerun.checkpoint.store import Store
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.loop import train as loop
 from forerun.loop.folder import open_folder
+from forerun.track.plain import PlainDisplay
 
 MakeJob = Callable[..., Job]
 
@@ -116,3 +120,13 @@ def test_fresh_does_not_compare(make_job: MakeJob) -> None:
     with pytest.raises(UserError, match="belongs to another job"):
         open_folder(make_job("seed=7"), fresh=False)
     assert load(open_folder(make_job("seed=7"), fresh=True).job).job.seed == 7
+
+
+@pytest.mark.parametrize("key", ["runs", "checkpoint.folder"])
+def test_a_folder_that_cannot_be_used_is_found_before_the_data_is_read(
+    make_job: MakeJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    (tmp_path / "file").write_text("text")
+    monkeypatch.setattr(loop, "shown_corpus", lambda *given: pytest.fail("the data was read"))
+    with pytest.raises(UserError, match=key):
+        loop.train(make_job(f"{key}={tmp_path / 'file'}"), PlainDisplay(io.StringIO(), clock=time.monotonic))

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
+from forerun.config.protocols import require_data_address
 from forerun.data.source.hub import dataset_files
 from forerun.data.text import TEXT_SUFFIXES, local_path
 from forerun.errors import UserError
@@ -226,6 +227,7 @@ def _remote(place: str) -> list[File]:
             why="the run removed it from its job.yaml, because a query may be a secret",
             fix="use the job file that the run was started with, or set data.path=URL",
         )
+    require_data_address(place)
     if scheme == "hf":
         return _files(dataset_files(place))
     fsspec = library("fsspec.core", place)
@@ -237,12 +239,8 @@ def _remote(place: str) -> list[File]:
             why=str(error),
             fix=install_command(_DRIVERS[scheme]) if scheme in _DRIVERS else "install the package it names",
         ) from error
-    except ValueError as error:
-        raise UserError(
-            f"data.path: {scheme}:// is not known",
-            why=str(error),
-            fix="gs://, s3://, https://, hf://datasets/ or a local path",
-        ) from error
+    except ValueError as error:  # of the driver's settings
+        raise unreadable(redact(place), error) from error
     try:
         names = _remote_names(place, scheme, store, path)
     except UserError:
@@ -336,7 +334,8 @@ def at_address(address: str, kind: str, packed: str) -> File:
 
 
 def _store(fsspec: Any, address: str) -> tuple[Any, str]:
-    """Return the file system of an address and the path in it."""
+    """Return the file system of an address and the path in it. A listing may contain hostile names: see protocols."""
+    require_data_address(address)
     if not address.startswith(("http://", "https://")):
         return cast(tuple[Any, str], fsspec.url_to_fs(address))
     # aiohttp reads ~/.netrc and the proxy variables on request only. What the user configured for fsspec comes first.

@@ -6,16 +6,20 @@ import io
 import json
 import re
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from forerun.checkpoint.store import Store
 from forerun.cli.main import main
 from forerun.config.load import load
 from forerun.errors import USER_MISTAKE, UserError
 from forerun.loop import train as loop
 from forerun.loop.concrete import concrete
 from forerun.loop.corpus import open_corpus
+from forerun.loop.folder import open_folder
 from forerun.loop.job_warnings import warnings_of
 from forerun.loop.starting_weights import starting_weights
 from forerun.track.display import make_display
@@ -31,6 +35,10 @@ ROWS = {
 JOB = "model: {layers: 1, embed: 32, heads: 2}\nsequence: 32\nbatch: 8\nsteps: 2\ndevice: cpu\nsample: {tokens: 0}\n"
 
 WriteJob = Callable[..., Path]
+
+
+def not_compiled(*_: object) -> None:
+    raise AssertionError("it was compiled")
 
 
 @pytest.fixture
@@ -94,12 +102,9 @@ def test_data_that_fills_no_batch_is_told_before_anything_is_compiled(
 ) -> None:
     job = load(write_job(), ["sequence=100000"]).job
 
-    def compiled(*_: object) -> None:
-        raise AssertionError("it was compiled")
-
-    monkeypatch.setattr(loop, "compile_step", compiled)
+    monkeypatch.setattr(loop, "compile_step", not_compiled)
     with (
-        pytest.raises(UserError, match="smaller than one batch: [01] rows, batch 8"),
+        pytest.raises(UserError, match=r"smaller than one batch: [01] rows, batch 8"),
         make_display(io.StringIO()) as display,
     ):
         loop.train(job, display)
@@ -167,3 +172,40 @@ def test_every_key_that_runs_code_is_in_the_security_page() -> None:
     page = (ROOT / "SECURITY.md").read_text("utf-8")
     [listed] = re.findall(r"with three exceptions(.*?)\n\n", page, re.DOTALL)
     assert [key for key in keys.values() if f"- `{key}`" not in listed] == []
+
+
+def folder_of_adapters() -> None:
+    Path("adapters").mkdir()
+    config = {"peft_type": "LORA", "r": 2}
+    Path("adapters/adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "what"),
+    [
+        (["lora.rank=4", "lora.start=./nowhere"], "is no PEFT folder"),
+        (["lora.rank=4", "lora.start=./adapters"], "is no PEFT folder"),
+        (["distil.teacher=qwen3-0.6b"], "is a size without weights"),
+    ],
+)
+def test_files_that_a_run_needs_are_looked_for_before_anything_is_compiled(
+    write_job: WriteJob, monkeypatch: pytest.MonkeyPatch, overrides: list[str], what: str
+) -> None:
+    folder_of_adapters()
+    job = load(write_job(), overrides).job
+    monkeypatch.setattr(loop, "compile_step", not_compiled)
+    with pytest.raises(UserError, match=what), make_display(io.StringIO()) as display:
+        loop.train(job, display)
+
+
+def test_other_data_than_the_checkpoints_is_told_before_anything_is_compiled(
+    write_job: WriteJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = load(write_job()).job
+    corpus = open_corpus(job)
+    folder = open_folder(concrete(job, corpus), fresh=False)
+    with closing(Store(folder.checkpoints(job), keep=1)) as store:
+        store.save(1, {"x": np.zeros(1)}, {"data": "another digest"})
+    monkeypatch.setattr(loop, "compile_step", not_compiled)
+    with pytest.raises(UserError, match="not what the checkpoint of step 1"), make_display(io.StringIO()) as display:
+        loop.train(job, display)

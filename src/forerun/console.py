@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.live import Live
 from rich.segment import Segment
 
+from forerun.interrupt import cleanup
 from forerun.safe_text import printable, raw_stream, safe_stream
+
+SHOW_CURSOR = b"\x1b[?25h"
 
 
 class SafeConsole(Console):
@@ -27,10 +32,25 @@ class SafeConsole(Console):
 class SafeLive(Live):
     """A live display. rich interprets the escapes of what is printed meanwhile, so that is filtered first."""
 
+    _cursor: ExitStack | None = None
+
     def start(self, refresh: bool = False) -> None:
         before = sys.stdout, sys.stderr
+        self._cursor = ExitStack()
+        self._cursor.enter_context(cleanup(self._show_cursor))
         super().start(refresh)
         if sys.stdout is not before[0]:
             sys.stdout = safe_stream(sys.stdout)
         if sys.stderr is not before[1]:
             sys.stderr = safe_stream(sys.stderr, messages=True)
+
+    def stop(self) -> None:
+        super().stop()
+        if self._cursor is not None:
+            self._cursor.close()
+
+    def _show_cursor(self) -> None:
+        """Give the terminal its cursor back when Ctrl-C ends the process: rich's own locks may be taken."""
+        with suppress(OSError, ValueError):
+            if self.console.is_terminal:
+                os.write(self.console.file.fileno(), SHOW_CURSOR)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from forerun.errors import DISK_ERRORS, UserError
+from forerun.interrupt import cleanup
 from forerun.units import Bytes
 
 PART = ".part"
@@ -106,11 +107,12 @@ def atomic_writer(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     """
     part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
     try:
-        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as out:
-            yield out
-            out.flush()
-            os.fsync(out.fileno())
-        part.replace(path)
+        with cleanup(lambda: part.unlink(missing_ok=True)):
+            with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as out:
+                yield out
+                out.flush()
+                os.fsync(out.fileno())
+            part.replace(path)
         sync_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):

@@ -104,6 +104,15 @@ FAULTS = (
         figures=("stop_seconds", "lost_steps"),
     ),
     Fault(
+        "interrupt",
+        "Ctrl-C at any moment of any command",
+        "16 commands; SIGINT to the process group at a random moment, a fifth of them twice",
+        "interrupt_trials.py {n}",
+        16,
+        200,
+        figures=("stop_seconds",),
+    ),
+    Fault(
         "looks",
         "SIGTERM inside a look at the validation, then SIGKILL after 30, 10 or 3 s",
         f"{SIGNALS} that looks at what it kept back after every fifth step; half of them supervised",

@@ -7,11 +7,14 @@ import contextlib
 import sys
 from typing import Any
 
+from forerun import interrupt
 from forerun.cli.source import Source, opened, settings_of
 from forerun.errors import UserError
+from forerun.interrupt import EXIT_CODE
 
 RESET = "/reset"
-HELP = f"Ctrl-C stops an answer, {RESET} forgets the conversation, Ctrl-D leaves"
+INTERRUPTED = "\x03"  # what the terminal would send for Ctrl-C; no line of a user has it
+HELP = f"Ctrl-C stops an answer, {RESET} forgets the conversation, Ctrl-D or Ctrl-C twice leaves"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -24,26 +27,35 @@ def run(args: argparse.Namespace) -> int:
         print(HELP, file=sys.stderr)
     opening = [{"role": "system", "content": args.system}] if args.system else []
     messages: list[dict[str, Any]] = list(opening)
+    before = ""
     while (said := _asked()) is not None:
+        if said == before == INTERRUPTED:  # the second in a row
+            return EXIT_CODE
+        before = said
         if said == RESET:
             messages = list(opening)
             print("(a new conversation)", file=sys.stderr)
-        elif said:
+        elif said and said != INTERRUPTED:
             messages = _answered(source, args, [*messages, {"role": "user", "content": said}]) or messages
     return 0
 
 
 def _asked() -> str | None:
-    """The next line; "" for Ctrl-C, None at the end."""
+    """Return the next line, INTERRUPTED for Ctrl-C, or None at the end."""
+    terminal = sys.stdin.isatty()
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        if not terminal:  # a file or a pipe: a user who presses Ctrl-C wants the command to end
+            return input().strip()
+        with interrupt.raising():
+            return input("> ").strip()
     except EOFError:
-        if sys.stdin.isatty():
+        if terminal:
             print()
         return None
     except KeyboardInterrupt:
         print(f"\n({HELP})", file=sys.stderr)
-        return ""
+        interrupt.handled()
+        return INTERRUPTED
 
 
 def _answered(source: Source, args: argparse.Namespace, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -58,10 +70,14 @@ def _answered(source: Source, args: argparse.Namespace, messages: list[dict[str,
         print(error, file=sys.stderr)
         return []
     try:
-        for _, piece in writing:
-            print(piece, end="", flush=True)
+        with interrupt.cooperating() if sys.stdin.isatty() else contextlib.nullcontext():
+            for _, piece in writing:
+                print(piece, end="", flush=True)
+                if interrupt.pressed():
+                    raise KeyboardInterrupt
     except KeyboardInterrupt:
         print(" ...", end="")
+        interrupt.handled()
     print(flush=True)
     answer = writing.answers[0]
     if answer.finish == "length":

@@ -172,4 +172,6 @@ def _reader_left() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    from forerun.__main__ import main as entry_point
+
+    entry_point()

@@ -8,25 +8,52 @@ import importlib
 import json
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forerun import interrupt
 from forerun.cli.main import told
+from forerun.cli.source import warn
 from forerun.config.load import Loaded, load, values
 from forerun.models.plugin import use_job_folder
 from forerun.units import Count, Seconds
 
 if TYPE_CHECKING:
+    from forerun.config.schema import Job
     from forerun.loop.train import Finished
+    from forerun.supervise.worker import Worker
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.supervise.worker import alone, connect
+    from forerun.supervise.worker import connect
 
     worker = connect(_imports)
     loaded = load(args.job, args.overrides)
-    if worker is None and (args.supervise or args.host or args.leader):
-        return _supervised(args, loaded)
+    if worker is None:
+        return _started_by_user(args, loaded)
+    return _train(args, loaded, worker)
+
+
+def _started_by_user(args: argparse.Namespace, loaded: Loaded) -> int:
+    """Take the lock of the run, then train or supervise. A supervisor's workers do not come here."""
+    from forerun.loop.folder import folder_of
+    from forerun.supervise.hosts import given
+    from forerun.supervise.run_lock import owned
+
+    supervised = args.supervise or args.host or args.leader
+    lock: AbstractContextManager[None] = nullcontext()
+    # Host 0 holds the lock for all hosts. A bucket has no locks.
+    if (not supervised or given(args.host, args.leader).leads) and "://" not in loaded.job.runs:
+        lock = owned(folder_of(loaded.job).path, take_over=args.take_over, tell=warn)
+    with lock:
+        return _supervised(args, loaded) if supervised else _train(args, loaded, None)
+
+
+def _train(args: argparse.Namespace, loaded: Loaded, worker: Worker | None) -> int:
+    """Train in this process."""
+    from forerun.supervise.worker import alone
+
     use_job_folder(loaded.path.parent)
     from forerun.supervise.chip import free_chip_for
     from forerun.supervise.limits import STOPPED
@@ -34,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if worker is None:
         free_chip_for(loaded.job.device, print)
         worker = alone()
+        interrupt.set_report(lambda: resumption(loaded.job, fresh=args.fresh))
     with worker.leaving(lambda error: told(error, sys.argv[1:])):
         from forerun.loop.train import train
         from forerun.track.display import make_display
@@ -41,10 +69,29 @@ def run(args: argparse.Namespace) -> int:
         with make_display(sys.stdout if worker.first else open(os.devnull, "w", encoding="utf-8")) as display:
             finished = train(loaded.job, display, fresh=args.fresh, worker=worker)
     if finished is None:
+        if interrupt.pressed():
+            print(f"stopped by Ctrl-C: {resumption(loaded.job, fresh=args.fresh)}", file=sys.stderr)
+            return interrupt.EXIT_CODE
         return STOPPED
     if worker.first and finished.state is not None:
         _tell(loaded, finished)
     return 0
+
+
+def resumption(job: Job, *, fresh: bool = False) -> str:
+    """Return where the same command resumes the run, from the checkpoints that are on the disk now."""
+    from forerun.checkpoint.log import Log
+    from forerun.checkpoint.place import Local
+    from forerun.loop.folder import folder_of
+
+    again = "the same command without --fresh" if fresh else "the same command"
+    checkpoints = folder_of(job).checkpoints(job)
+    if "://" in str(checkpoints):  # reading it may take longer than this process still has
+        return f"{again} resumes from the newest checkpoint in {checkpoints}"
+    commits = Log(Local(Path(checkpoints))).commits()
+    if not commits:
+        return "no checkpoint is saved, so the same command starts from the beginning"
+    return f"the checkpoint of step {commits[-1].step} is saved; {again} resumes there"
 
 
 def _imports() -> None:

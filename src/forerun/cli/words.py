@@ -117,6 +117,9 @@ def _check(parser: argparse.ArgumentParser) -> None:
 def _train(parser: argparse.ArgumentParser) -> None:
     _job(parser)
     parser.add_argument("--fresh", action="store_true", help="start over in a run folder that exists")
+    parser.add_argument(
+        "--take-over", action="store_true", help="train a run that another process trains; that one then fails"
+    )
     parser.add_argument("--supervise", action="store_true", help="start again when the run dies or stands still")
     parser.add_argument(
         "--host", metavar="I/N", help="this is host I of N, from 0 (with --leader); auto on a TPU slice; supervised"

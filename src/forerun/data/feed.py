@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
+import os
 import queue
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from forerun.data.feeder import Failure, Source, Steps, behave
 from forerun.errors import UserError
+from forerun.interrupt import children_without_ctrl_c, cleanup, pressed
 
 H = TypeVar("H")
 P = TypeVar("P")
@@ -165,7 +168,7 @@ class _Line(Generic[H, P]):
         if not self._feeders:
             self._thread.join()
             return
-        self._thread.join(GRACE_SECONDS)
+        self._thread.join(0 if pressed() else GRACE_SECONDS)  # after Ctrl-C, the time is for the save
         for process in self.processes:
             if process.exitcode is None:
                 process.kill()
@@ -189,8 +192,12 @@ class _Line(Generic[H, P]):
     def _run(self) -> None:
         iterator, builders = None, set[threading.Thread]()
         try:
-            iterator = self._started(builders)
-            self._carry(iterator)
+            with cleanup(_kill_children):
+                if self._feeders:
+                    _start_quiet_tracker()  # first, because it unblocks SIGINT
+                with children_without_ctrl_c():
+                    iterator = self._started(builders)
+                self._carry(iterator)
         except BaseException as error:
             self._ready.put(_End(error))
         finally:
@@ -238,6 +245,28 @@ class _Line(Generic[H, P]):
                 time.sleep(0.002)
                 self.processes = [process for process in multiprocessing.active_children() if process not in before]
         return iterator
+
+
+def _kill_children() -> None:
+    """End the feeders before this process: one that is still starting would answer its end with a traceback."""
+    for process in multiprocessing.active_children():
+        process.kill()
+
+
+def _start_quiet_tracker() -> None:
+    """Start the process that removes shared memory after this one has ended, without its warning about it.
+
+    After Ctrl-C or a kill that memory is always left over, and the user cannot do anything about the warning.
+    """
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (before, "ignore:resource_tracker:UserWarning")))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONWARNINGS"]
+        else:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _grain() -> Any:

@@ -30,6 +30,7 @@ from forerun.files import atomic_write, read_regular
 from forerun.hardware.prices import cheapest
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.weights import Weights
+from forerun.interrupt import cleanup
 from forerun.loop.adapter import write_adapter
 from forerun.loop.corpus import tokenizer_of
 from forerun.loop.folder import RunFolder, job_of_run
@@ -218,7 +219,8 @@ def _in_the_making(target: Path) -> Iterator[Path]:
     if target.exists():
         target.rmdir()  # empty
     try:
-        yield part
+        with cleanup(lambda: shutil.rmtree(part, ignore_errors=True)):
+            yield part
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

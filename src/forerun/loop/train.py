@@ -160,7 +160,8 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
             extension=extension,
         )
         try:
-            state = run_steps(steps, state)
+            with worker.saving_at_ctrl_c():
+                state = run_steps(steps, state)
         finally:
             display.close()
     worker.pulse.phase("finish")

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
+from forerun import interrupt
 from forerun.plan.question import Question
 from forerun.plan.verdict import Verdict, verdict
 
@@ -23,7 +24,8 @@ def answers(
     The first failure is raised; the compilers still running are ended.
     """
     stop = threading.Event()
-    with ThreadPoolExecutor(max_workers=max(1, min(len(questions), os.cpu_count() or 1))) as pool:
+    workers = max(1, min(len(questions), os.cpu_count() or 1))
+    with interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
         try:
             futures = [pool.submit(_ask, question, stop, on_phase, judge) for question in questions]
             for future in as_completed(futures):

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from forerun import interrupt
 from forerun.config.schema import Job
 from forerun.console import SafeConsole
 from forerun.errors import UserError
@@ -168,7 +169,7 @@ def explore(
     workers = cores or os.cpu_count() or 1
     running: dict[Future[Verdict], Candidate] = {}
     job = strategy.space.job
-    with ThreadPoolExecutor(max_workers=workers) as pool:
+    with interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
         try:
             while True:
                 while len(running) < workers and (not running or available_bytes() >= COMPILE_BYTES):

@@ -98,12 +98,17 @@ class Stop:
         elif interrupts:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR2)
 
-    def here(self, grace_seconds: float) -> None:
-        """For a process without a supervisor, which has nobody to agree with: after the unit that was begun."""
+    def here(self, grace_seconds: float, *, save: bool | None = None) -> None:
+        """For a process without a supervisor, which has nobody to agree with: after the unit that was begun.
+
+        `save` says whether to try a save; without it, one is tried if it fits into the grace time.
+        """
         with self._changed:
             units = self._units
             self._asked = True
-        self.decide(units, save_fits(self.save_seconds, grace_seconds), grace_seconds)
+        if save is None:
+            save = save_fits(self.save_seconds, grace_seconds)
+        self.decide(units, save, grace_seconds)
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from forerun import __version__
+from forerun import __version__, interrupt
 from forerun.supervise import notice
 from forerun.supervise.agent import Agent
 from forerun.supervise.chip import free_chip
@@ -61,6 +61,7 @@ def supervise(
             voice.say(ending.text)
         return ending.exit_code()
     finally:
+        interrupt.reinstall()  # asyncio had its own handlers, and removes them
         if owner is not None:
             owner.release()
         voice.close()

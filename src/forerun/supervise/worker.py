@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from forerun import interrupt
 from forerun.supervise.channel import VARIABLE, Nobody, SupervisorChannel
 from forerun.supervise.limits import STOPPED, Limits
 from forerun.supervise.pulse import Pulse
@@ -22,6 +23,7 @@ from forerun.supervise.stop import Stop, Stopped
 __all__ = ["Stopped", "Worker", "alone", "connect", "unattended"]
 
 JAX_START_SECONDS = 120
+SAVE_MARGIN_SECONDS = 0.2  # between giving up a save and the end of the process, for the last words
 # jax's own watch ends healthy processes before the culprit is known; the supervisors see more, and sooner.
 JAX_HEARTBEAT_SECONDS = 100
 
@@ -36,6 +38,7 @@ class Worker:
     coordinator: str
     pulse: Pulse = field(repr=False)
     stop: Stop = field(repr=False)
+    is_alone: bool = False  # without a supervisor, so Ctrl-C is for this process
 
     @property
     def first(self) -> bool:
@@ -70,6 +73,26 @@ class Worker:
             if self.hosts == 1:
                 raise
             self.leave(told(error))
+
+    @contextmanager
+    def saving_at_ctrl_c(self) -> Iterator[None]:
+        """At Ctrl-C inside the block, stop after the step under way and save; `interrupt` limits the time.
+
+        A supervised worker does not do this: it stops where all hosts agree, and its supervisor handles Ctrl-C.
+        """
+        if not self.is_alone:
+            yield
+            return
+
+        def stop(seconds: float) -> None:
+            if self.stop.units == 0:  # no step was begun, so there is nothing to save
+                interrupt.end()
+            interrupt.announce("Ctrl-C: saving after this step; press it again to stop immediately")
+            # A save that is cut off leaves the older checkpoints as they were, so it is always tried.
+            self.stop.here(seconds - SAVE_MARGIN_SECONDS, save=True)
+
+        with interrupt.cooperating(stop):
+            yield
 
     def leave(self, code: int) -> NoReturn:
         """Ends this process at once. For a host that failed: at a normal exit jax would have it wait for the others,
@@ -123,6 +146,7 @@ def alone(grace_seconds: float = Limits.grace) -> Worker:
     stop = Stop(Nobody(), leave=_leave)
     signal.signal(signal.SIGUSR2, stop.interrupt)
     terminated = _sigterm_descriptor()
+    pulse = Pulse(Nobody(), stop)
 
     def listen() -> None:
         while signal.SIGTERM not in os.read(terminated, 256):
@@ -130,7 +154,7 @@ def alone(grace_seconds: float = Limits.grace) -> Worker:
         stop.here(grace_seconds)
 
     threading.Thread(target=listen, name="sigterm", daemon=True).start()
-    return Worker(attempt=0, index=0, hosts=1, coordinator="", pulse=Pulse(Nobody(), stop), stop=stop)
+    return Worker(attempt=0, index=0, hosts=1, coordinator="", pulse=pulse, stop=stop, is_alone=True)
 
 
 def _sigterm_descriptor() -> int:
@@ -138,7 +162,8 @@ def _sigterm_descriptor() -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.signal(signal.SIGTERM, lambda *_: None)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    if not interrupt.copy_signals_to(writer):
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     return reader
 
 

@@ -14,7 +14,7 @@ SURFACE = {
     "plan": "JOB KEY=VALUE --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
     " --max-hours --out",
     "cache": "JOB KEY=VALUE --on --zone --prices",
-    "train": "JOB KEY=VALUE --fresh --supervise --host --leader --secret",
+    "train": "JOB KEY=VALUE --fresh --take-over --supervise --host --leader --secret",
     "export": "RUN --to --dtype --step --merge --dense",
     "generate": f"SOURCE PROMPT --batch --out --rows {ANSWER}",
     "chat": f"SOURCE --system {ANSWER}",

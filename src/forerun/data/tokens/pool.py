@@ -17,6 +17,7 @@ from typing import IO, Any, NamedTuple
 import forerun
 from forerun.data.tokens.memory import is_exhausted
 from forerun.data.tokens.unit import Unit
+from forerun.interrupt import children_without_ctrl_c
 
 ATTEMPTS = 3
 # Rust would need half a minute to describe where an allocation failed.
@@ -141,15 +142,16 @@ class Pool:
         path = os.pathsep.join(
             dict.fromkeys([package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
         )
-        process = subprocess.Popen(
-            [sys.executable, *WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            text=True,
-            encoding="utf-8",
-            env=os.environ | {"PYTHONPATH": path} | QUIET,
-        )
+        with children_without_ctrl_c():
+            process = subprocess.Popen(
+                [sys.executable, *WORKER],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+                encoding="utf-8",
+                env=os.environ | {"PYTHONPATH": path} | QUIET,
+            )
         with self._lock:
             self._processes.add(process)
             if self._ended:

@@ -1,6 +1,7 @@
 """The entry point of the command `forerun`, and of `python -m forerun`."""
 
-import _signal  # not `signal`: importing that takes several milliseconds, in which Ctrl-C would print a traceback
+# Not `signal`: importing that takes several milliseconds, in which Ctrl-C would print a traceback.
+import _signal  # type: ignore[import-not-found]
 import os
 
 if _signal.getsignal(_signal.SIGINT) is not _signal.SIG_IGN:

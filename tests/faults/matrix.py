@@ -140,8 +140,16 @@ FAULTS = (
         figures=("worst_relative",),
     ),
     Fault(
+        "reject",
+        "a second launch of a run under way is rejected, EXACT",
+        f"{SIGNALS}, stopped while a second process starts",
+        "runs_owner.py reject {n}",
+        1,
+        10,
+    ),
+    Fault(
         "second",
-        "a second launcher of a run under way",
+        "a second launch of a run under way, with --take-over",
         "both processes go on from the moment of the second's claim",
         "runs_owner.py second {n}",
         1,
@@ -151,7 +159,7 @@ FAULTS = (
     Fault(
         "late",
         "a writer that wakes up late",
-        "SIGSTOP, a second launcher, SIGCONT",
+        "SIGSTOP, a second launcher with --take-over, SIGCONT",
         "runs_owner.py late {n}",
         1,
         30,

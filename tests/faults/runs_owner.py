@@ -1,11 +1,13 @@
 """Two processes that both think they own a run: `python tests/faults/runs_owner.py FAULT TRIALS`, a line per trial.
 
-    python tests/faults/runs_owner.py second 30     # a second `forerun train` of a run that is under way
+    python tests/faults/runs_owner.py reject 30     # a second `forerun train` of a run that is under way
+    python tests/faults/runs_owner.py second 30     # the same with --take-over
     python tests/faults/runs_owner.py late 30       # the first wakes up when the second has made steps, or has ended
 
-Without a supervisor, which would refuse the second at once. The first stands still while the second starts, so that it
-is not over before; then both go on. It must be refused its next commit and leave; every
-commit after the second's claim must be the second's; and the run must be EXACT (`runs.py`).
+The first stands still while the second starts, so that it is not over before; then both go on. Without --take-over the
+second must be rejected before it reads the data, and the first must not notice it. With it, the first must be refused
+its next commit and leave, and every commit after the second's claim must be the second's. The run must be EXACT
+(`runs.py`) in all cases.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def trial(bench: Bench, expected: Outcome, fault: str, number: int) -> dict[str,
         inside = bool(first.uncommitted())
         first.kill(first.process.pid, signal.SIGSTOP)
         second.log_file = second.log_file.with_suffix(".second.log")
-        second.start()
+        if fault == "reject":
+            return rejected(first, second, expected, number)
+        second.start("--take-over")
         second.wait_for(lambda: len(claims(second)) >= 2)
         if fault == "late":
             if chance.random() < 0.5:
@@ -70,6 +74,27 @@ def trial(bench: Bench, expected: Outcome, fault: str, number: int) -> dict[str,
             **({"differs": different} if different else {}),
             "ok": not double and not different and code == USER_ERROR and refused,
         }
+
+
+def rejected(first: Run, second: Run, expected: Outcome, number: int) -> dict[str, Any]:
+    """Start the second while the first is stopped, then let the first finish."""
+    second.start()
+    code = second.process.wait(600)
+    first.kill(first.process.pid, signal.SIGCONT)
+    first.finish()
+    different = first.outcome().differs_in(expected)
+    named, read = f"process {first.process.pid} on " in second.said_now(), "data ..." in second.said_now()
+    return {
+        "fault": "reject",
+        "trial": number,
+        "code_of_the_second": code,
+        "owner_named": named,
+        "data_read": read,
+        "claims": len(claims(first)),
+        "exact": not different,
+        **({"differs": different} if different else {}),
+        "ok": code == USER_ERROR and named and not read and len(claims(first)) == 1 and not different,
+    }
 
 
 def claims(run: Run) -> list[Claim]:

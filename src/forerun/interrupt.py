@@ -1,11 +1,11 @@
 """Ctrl-C in commands: the first one stops within two seconds, the second one immediately, both with exit code 130.
 
 Python runs signal handlers in the main thread, and only between two bytecodes. A compilation, a collective or a slow
-read would delay them for as long as it takes, and ending the interpreter while XLA's threads run can crash. So a thread
-of its own reads the signals (`signal.set_wakeup_fd`) and ends the process with `os._exit`. Nothing is unwound. That is
+read would delay them for as long as it takes, and ending the interpreter while XLA's threads run can crash. So a daemon
+thread reads the signals (`signal.set_wakeup_fd`) and ends the process with `os._exit`. Nothing is unwound. That is
 safe because every file is written so that a kill at any moment leaves it complete or absent.
 
-A phase that can do better says so:
+A phase that can do better uses one of these:
 
 - `cooperating`: the phase gets a call, and `LIMIT_SECONDS` to end on its own. Training saves a checkpoint there.
 - `raising`: KeyboardInterrupt is raised in the main thread, as Python does. The same limit applies.

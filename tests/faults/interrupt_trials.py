@@ -241,10 +241,14 @@ def trial(bench: Bench, number: int, seconds: dict[str, float]) -> dict[str, Any
 
 def ended(bench: Bench, process: subprocess.Popen[bytes], name: str, pressed: float, cpu: float) -> dict[str, Any]:
     """Wait for the end, and describe it."""
-    spent = cpu
+    spent, told, late = cpu, None, list[str]()
     deadline = time.monotonic() + GIVE_UP_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         spent = max(spent, cpu_seconds(process.pid))
+        if told is None and "stopped by Ctrl-C" in bench.output():
+            told = time.monotonic() - pressed
+        if not late and time.monotonic() - pressed > LIMIT_SECONDS:
+            late = waits(process.pid)
         time.sleep(0.005)
     seconds = time.monotonic() - pressed
     if process.poll() is None:
@@ -260,6 +264,8 @@ def ended(bench: Bench, process: subprocess.Popen[bytes], name: str, pressed: fl
         "code": process.returncode,
         "stop_seconds": round(seconds, 3),
         "stop_cpu_seconds": round(spent - cpu, 3),
+        "told_seconds": None if told is None else round(told, 3),
+        **({"late": late} if late else {}),
         "traceback": "Traceback" in output or "Exception ignored" in output,
         "leftovers": bench.leftovers(),
         "processes": left,
@@ -280,6 +286,16 @@ def threads(pid: int) -> int:
         return len(os.listdir(f"/proc/{pid}/task"))
     except OSError:
         return 0
+
+
+def waits(pid: int) -> list[str]:
+    """What each thread of a process does that should be gone: its state, and where in the kernel it waits."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(OSError):
+            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
+            found.append(f"{state} {(task / 'wchan').read_text()}")
+    return sorted(found)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -6,7 +6,8 @@ activations want, has one in a byte.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,45 +15,32 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.errors import UserError
 from forerun.exchange.blocks import Copier
-from forerun.exchange.match import Stacked
+from forerun.exchange.documents import write_json
+from forerun.exchange.match import Stacked, dtypes_of
+from forerun.exchange.scales import SUFFIX, rounded_weights, scale_entries
 from forerun.exchange.shards import Planned, Shards, shards_of
 from forerun.exchange.write import SHARD_BYTES, tensor_dtype, value_of
 from forerun.hub.headers import TensorInfo
-from forerun.hub.weights import Weights
-from forerun.models.keys import Entry, Part, Tensor, entries, groups, leaves_of, path_text
-from forerun.nn.fakequant import FakeQuantized, scale_spec
-from forerun.nn.spec import ParamSpec, Tree
+from forerun.hub.snapshot import Snapshot
+from forerun.hub.weights import Weights, open_weights
+from forerun.models.keys import Entry, Tensor, entries, path_text
+from forerun.models.pretrained import Pretrained
+from forerun.models.rounding import BYTES, PACKED, QUANTIZATION, RECORD, Rounding, rounding_in
+from forerun.nn.fakequant import FakeQuantized
+from forerun.nn.spec import Tree
 from forerun.nn.weights import Dense, is_weight
 
-QUANTIZATION = "quantization_config"
-PACKED, BYTES = "pack-quantized", "int-quantized"
 _WORD_BITS = 32
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How the matrices of a model are rounded; one way for all of them."""
-
-    bits: int
-    group: int | None
-    activations: bool
-
-    @property
-    def format(self) -> str:
-        return BYTES if self.activations else PACKED
-
-
-def rounded_weights(params: Tree) -> dict[str, FakeQuantized[Any]]:
-    """Path -> weight, of those that are rounded."""
-    flat = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_weight)
-    return {path_text(path): leaf for path, leaf in flat if isinstance(leaf, FakeQuantized)}
-
-
-def layout_of(params: Tree) -> Layout:
-    (layout,) = {Layout(one.bits, one.group, one.activations) for one in rounded_weights(params).values()}
+def layout_of(params: Tree) -> Rounding:
+    (layout,) = {Rounding(one.bits, one.group, one.activations) for one in rounded_weights(params).values()}
     return layout
+
+
+def _format(layout: Rounding) -> str:
+    return BYTES if layout.activations else PACKED
 
 
 def write_packed(
@@ -61,12 +49,8 @@ def write_packed(
     """The files, and what config.json must say of them. `dtype` is of the weights that are not rounded."""
     table, layout = tuple(table), layout_of(params)
     codes, scales = _arrays(params)
-    rounded = set(rounded_weights(params))
     whole = {entry.name: entry for entry in entries(table, model.specs(), model.stacks)}
-    steps = {
-        entry.name: entry
-        for entry in entries(_scale_table(table, rounded, model), _scale_specs(params, model), model.stacks)
-    }
+    steps = scale_entries(params, table, model)
     planned = [tensor for entry in whole.values() for tensor in _planned(entry, steps, layout, dtype)]
     places = {**codes, **scales}
     with Copier(leaf.sharding for leaf in places.values()) as copier:
@@ -89,7 +73,7 @@ def write_packed(
     return config_section(layout, _left_out(whole.values(), steps))
 
 
-def config_section(layout: Layout, ignore: list[str]) -> dict[str, Any]:
+def config_section(layout: Rounding, ignore: list[str]) -> dict[str, Any]:
     """`quantization_config`. The lists name what is left as it was."""
     weights = {
         "num_bits": layout.bits,
@@ -108,7 +92,7 @@ def config_section(layout: Layout, ignore: list[str]) -> dict[str, Any]:
     }
     return {
         "quant_method": "compressed-tensors",
-        "format": layout.format,
+        "format": _format(layout),
         "quantization_status": "compressed",
         "config_groups": {"group_0": scheme},
         "ignore": ignore,
@@ -142,7 +126,7 @@ class Unpacked(Weights):
 
     def view(self, name: str) -> NDArray[Any]:
         stem = name.removesuffix(".weight")
-        if f"{stem}.weight_scale" not in self._packed:
+        if not self.is_unpacked(name):
             return self._packed.view(name)
         rows, columns = self._tensors[name].shape
         if f"{stem}.weight_packed" in self._packed:
@@ -152,6 +136,15 @@ class Unpacked(Weights):
         scale = self._packed.view(f"{stem}.weight_scale").astype(np.float32)
         numbers = codes.astype(np.float32).reshape(rows, scale.shape[1], -1) * scale[:, :, None]
         return np.asarray(numbers.reshape(rows, columns))
+
+    def is_unpacked(self, name: str) -> bool:
+        """Whether a matrix is integers in its file."""
+        return f"{name.removesuffix('.weight')}{SUFFIX}" in self._packed
+
+    @property
+    def scales(self) -> Weights:
+        """The tensors of the scales, under their own names."""
+        return self._packed
 
     def release(self, name: str) -> None:
         pass
@@ -170,9 +163,56 @@ class Unpacked(Weights):
                 yield name, info
 
 
-def opened(weights: Weights, section: Mapping[str, Any] | None) -> Weights:
-    """Weights as floats, whatever config.json's section says they are."""
-    return weights if section is None else Unpacked(weights, section["config_groups"]["group_0"]["weights"]["num_bits"])
+def opened(weights: Weights, packed: Rounding | None) -> Weights:
+    """Weights as floats, whatever config.json says they are. The scales of integers are kept beside them."""
+    return weights if packed is None else Unpacked(weights, packed.bits)
+
+
+def opened_snapshot(source: Snapshot) -> Weights:
+    """As `opened`, by the folder's own config.json."""
+    return opened(source.open_weights(), rounding_in(source.config().get(QUANTIZATION)))
+
+
+def float_dtypes(source: Snapshot, table: Iterable[Tensor], model: Stacked) -> dict[str, str]:
+    """The dtype of every tensor of a checkpoint as floats. Integers have that of most other tensors."""
+    with opened_snapshot(source) as weights:
+        found = dtypes_of(weights, table, model)
+        integers = [name for name in found if isinstance(weights, Unpacked) and weights.is_unpacked(name)]
+    others = [dtype for name, dtype in found.items() if name not in integers]
+    return {**found, **dict.fromkeys(integers, max(others, key=others.count))} if integers else found
+
+
+@contextmanager
+def weights_of(found: Pretrained) -> Iterator[tuple[Weights, Weights | None]]:
+    """Open a checkpoint: its weights as floats, and the scales that they were rounded with, if it has them."""
+    with ExitStack() as stack:
+        weights = stack.enter_context(opened(found.snapshot.open_weights(), found.packed))
+        if isinstance(weights, Unpacked):
+            yield weights, weights.scales
+        elif found.recorded is None:
+            yield weights, None
+        else:
+            yield weights, stack.enter_context(open_weights(found.snapshot.folder / RECORD))
+
+
+def write_scales(folder: Path, params: Tree, table: Iterable[Tensor], model: Stacked) -> None:
+    """Write the scales of a dense export to a folder of their own, where no other program takes them for weights."""
+    table = tuple(table)
+    steps = scale_entries(params, table, model, as_integers=False)
+    if not steps:
+        return
+    (folder / RECORD).mkdir()
+    _, scales = _arrays(params)
+    planned = [Planned(name, "BF16", entry.shape) for name, entry in steps.items()]
+    with (
+        Copier(leaf.sharding for leaf in scales.values()) as copier,
+        Shards(folder / RECORD, shards_of(planned, SHARD_BYTES)) as shards,
+    ):
+        shards.write(lambda tensor: value_of(steps[tensor.name], tensor, scales, copier))
+        shards.finish()
+    whole = entries(table, model.specs(), model.stacks)
+    section = config_section(layout_of(params), _left_out(whole, steps))
+    write_json(folder / RECORD / "config.json", {QUANTIZATION: section})
 
 
 def _arrays(params: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
@@ -191,56 +231,15 @@ def _arrays(params: Tree) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     return {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(coded)}, scales
 
 
-def _scale_table(table: Iterable[Tensor], rounded: set[str], model: Stacked) -> list[Tensor]:
-    """The tensors of the scales: as those of the weights, with G for their inputs."""
-    leaves, found = leaves_of(model.specs()), []
-    for one in table:
-        paths = [part.leaf.replace("blocks", stack.name, 1) for part in one.parts for stack in model.stacks]
-        if not rounded & set(paths):
-            continue
-        parts = [Part(part.leaf, _scale_form(one, part, leaves[f"{part.leaf}.value"])) for part in one.parts]
-        if others := sorted(set(paths) - rounded):
-            raise UserError(
-                f"{one.name} cannot be written as integers",
-                why=f"{', '.join(others)} belongs to it and is not rounded",
-                fix="export with --dense; for the next run name all of them in qat.targets",
-            )
-        found.append(Tensor(one.name.removesuffix(".weight") + ".weight_scale", tuple(parts), one.along))
-    return found
-
-
-def _scale_form(one: Tensor, part: Part, spec: ParamSpec) -> str:
-    letters = spec.axes.removeprefix("L")
-    ins, outs = letters[: spec.inputs], letters[spec.inputs :]
-    if groups(part.form) != [outs, ins] or one.along != 0:
-        raise UserError(
-            f"{one.name} cannot be written as integers",
-            why="in this family the tensor is no matrix of a linear layer, and no runtime reads its integers",
-            fix="export with --dense: the rounded weights as floats",
-        )
-    return f"({outs}) G"
-
-
-def _scale_specs(params: Tree, model: Stacked) -> dict[str, Any]:
-    """Path by path, a tree as `entries` reads it: blocks -> query -> spec."""
-    leaves = leaves_of(model.specs())
-    tree: dict[str, Any] = {}
-    for path, one in rounded_weights(params).items():
-        inner = tree
-        *parents, last = path.split(".")
-        for name in parents:
-            inner = inner.setdefault(name, {})
-        inner[last] = scale_spec(leaves[f"{path}.value"], one.group)
-    return tree
-
-
-def _planned(entry: Entry, steps: Mapping[str, Entry], layout: Layout, dtype: str | Mapping[str, str]) -> list[Planned]:
+def _planned(
+    entry: Entry, steps: Mapping[str, Entry], layout: Rounding, dtype: str | Mapping[str, str]
+) -> list[Planned]:
     stem = entry.name.removesuffix(".weight")
     step = steps.get(f"{stem}.weight_scale")
     if step is None:
         return [Planned(entry.name, tensor_dtype(dtype, entry.name), entry.shape)]
     scale = Planned(step.name, "BF16", step.shape)
-    if layout.format == BYTES:
+    if _format(layout) == BYTES:
         return [Planned(entry.name, "I8", entry.shape), scale]
     words = -(-entry.shape[1] * layout.bits // _WORD_BITS)
     return [

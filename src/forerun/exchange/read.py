@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import UserError
 from forerun.exchange.blocks import Copier
 from forerun.exchange.leaves import Leaf, leaf_of
 from forerun.exchange.match import Stacked, matches
-from forerun.hub.weights import Weights
+from forerun.exchange.scales import scale_entries
+from forerun.hub.weights import Weights, numpy_dtype
 from forerun.models.keys import Entry, Piece, Tensor, path_text
+from forerun.nn.fakequant import FakeQuantized
 from forerun.nn.quantized import Quantized
 from forerun.nn.spec import Tree
+from forerun.nn.weights import map_weights
 
 OnProgress = Callable[[int, int], None]  # bytes done, bytes in all
 
@@ -24,14 +29,21 @@ def no_progress(done_bytes: int, total_bytes: int) -> None:
 
 
 def read_params(
-    weights: Weights, table: Iterable[Tensor], model: Stacked, wanted: Tree, on_progress: OnProgress = no_progress
+    weights: Weights,
+    table: Iterable[Tensor],
+    model: Stacked,
+    wanted: Tree,
+    on_progress: OnProgress = no_progress,
+    scales: Weights | None = None,
 ) -> Tree:
     """The model's parameters as `wanted` says: a tree of `jax.ShapeDtypeStruct` with shardings. Where it has a
-    `Quantized` in the place of a dense weight, that is what the tensors become, layer by layer.
+    `Quantized` in the place of a dense weight, that is what the tensors become, layer by layer. Where it has scales
+    that are given, they come from `scales`.
 
     Host memory beyond the arrays is bounded by the largest tensor. On several hosts each puts the shards of its own
     devices; all of them make the same call.
     """
+    table = tuple(table)
     found = matches(weights, table, model)
     flat, structure = jax.tree_util.tree_flatten_with_path(wanted, is_leaf=_is_quantized)
     shapes = {path_text(path) + (".value" if _is_quantized(leaf) else ""): leaf for path, leaf in flat}
@@ -46,8 +58,35 @@ def read_params(
             weights.release(match.name)
             done += weights[match.name].data_bytes
             on_progress(done, total)
+        for source, entry in _scales(scales, wanted, table, model):
+            for piece in entry.pieces:
+                leaves[f"{piece.path}.scale"].store(piece, piece_of(source, entry, piece))
         arrays = [leaves.pop(path).array() for path in shapes]
     return jax.tree_util.tree_unflatten(structure, arrays)
+
+
+def _scales(
+    scales: Weights | None, wanted: Tree, table: Iterable[Tensor], model: Stacked
+) -> Iterator[tuple[NDArray[Any], Entry]]:
+    """The tensors of the scales that are wanted, in turn."""
+    given = map_weights(lambda one: one if isinstance(one, FakeQuantized) and one.scale is not None else None, wanted)
+    for name, entry in scale_entries(given, table, model, as_integers=False).items():
+        if scales is None or name not in scales or scales[name].shape != entry.shape:
+            raise UserError(
+                f"{name} is missing, or has another shape than {list(entry.shape)}",
+                why="the folder says that the matrix was rounded, so its scales must be there",
+                fix="export the run again",
+            )
+        source = scales.view(name)
+        if not np.array_equal(source, source.astype(numpy_dtype("BF16")).astype(source.dtype)):
+            raise UserError(
+                f"{name} has scales that are not bfloat16 numbers",
+                why="forerun trains with scales in bfloat16, so it could not keep these",
+                fix="give qat another group or other weights, and the matrices are rounded again",
+            )
+        yield source, entry
+        del source
+        scales.release(name)
 
 
 def _is_quantized(leaf: object) -> bool:

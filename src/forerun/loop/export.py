@@ -22,8 +22,8 @@ from forerun.errors import UserError
 from forerun.exchange import documents
 from forerun.exchange.adapter import adapters_of
 from forerun.exchange.card import CURVE, Story, card, curve
-from forerun.exchange.match import Stacked, dtypes_of, matches
-from forerun.exchange.packed import QUANTIZATION, opened, rounded_weights, write_packed
+from forerun.exchange.match import Stacked, matches
+from forerun.exchange.packed import float_dtypes, opened_snapshot, write_packed, write_scales
 from forerun.exchange.read import read_params
 from forerun.exchange.write import write_params
 from forerun.files import atomic_write, read_regular
@@ -35,12 +35,14 @@ from forerun.loop.adapter import write_adapter
 from forerun.loop.corpus import tokenizer_of
 from forerun.loop.folder import RunFolder, job_of_run
 from forerun.loop.loaded import method_params, run_params, saved_params, wanted_params, whole_mesh
+from forerun.loop.rounding import config_without, has_scales, surely_moved
 from forerun.methods.method import method_of
 from forerun.models.base import Model
 from forerun.models.families.base import Family
 from forerun.models.families.registry import family_for, read_config
 from forerun.models.pretrained import config_of, is_checkpoint, pretrained
 from forerun.models.registry import model_for
+from forerun.models.rounding import QUANTIZATION
 from forerun.models.sizes import is_plugin
 from forerun.nn import lowrank
 from forerun.nn.compute import Compute
@@ -94,13 +96,16 @@ def export(
     say(f"weights of step {step} from {run.checkpoints(job)}")
     mesh = whole_mesh(job)
     codes, section, trained = None if dense or merge else job.qat, {}, None
-    if codes:
+    if codes or has_scales(job):
         whole = method_params(run, step, job, model, mesh)
+    if codes:
         params = _floats(lowrank.bare(whole), mesh)
     else:
         params = run_params(run, step, job, model, mesh, job.precision.params)
-    if job.lora is not None:
-        trained = {f"{path}.value" for path in rounded_weights(lowrank.bare(whole))} if codes else _adapted(job, model)
+    if job.lora is not None and not codes:
+        trained = _adapted(job, model)
+    elif codes or has_scales(job):
+        trained = surely_moved(job, model, lowrank.bare(whole))
     with _in_the_making(target) as part:
         if codes:
             say(f"writing {family.model_type} weights as {codes.weights}, others as {_described(dtypes)}")
@@ -113,9 +118,12 @@ def export(
         else:
             say(f"writing {family.model_type} weights as {_described(dtypes)}")
             write_params(part, params, family.table, model, dtypes)
+            if has_scales(job):
+                with jax.set_mesh(mesh):
+                    write_scales(part, whole, family.table, model)
         most = dtypes if isinstance(dtypes, str) else max(dtypes.values(), key=list(dtypes.values()).count)
         ends = int(tokenizer.eos)
-        base_config = base.config() if base else None
+        base_config = config_without(base) if base else None
         content = documents.config_json(family, config, base_config, most, ends)
         documents.write_json(part / "config.json", content | section)
         generation = documents.generation_json(base.json("generation_config.json") if base else None, ends)
@@ -202,8 +210,7 @@ def _dtypes(
         return DTYPES[wanted]
     if base is None:
         return DTYPES[job.precision.params]
-    with base.open_weights() as weights:
-        return dtypes_of(weights, family.table, model)
+    return float_dtypes(base, family.table, model)
 
 
 def _described(dtypes: str | dict[str, str]) -> str:
@@ -245,15 +252,13 @@ def _proof(
 ) -> str:
     """One sentence on what was compared, or an error."""
     back = snapshot(str(folder.absolute()))
-    content = dict(back.config())
-    packed = content.pop(QUANTIZATION, None)
-    _, config = read_config(content, str(folder / "config.json"))
+    _, config = read_config(config_without(back), str(folder / "config.json"))
     ids = checkpoint_tokenizer(back).encode(HELD_OUT)
     if ids.tolist() != tokenizer.encode(HELD_OUT).tolist():
         raise _failed("the tokenizer that was written gives other tokens")
     again = model_for(config)
     wanted = wanted_params(again, mesh, "float32")
-    with opened(back.open_weights(), packed) as weights:
+    with opened_snapshot(back) as weights:
         written = {info.dtype for info in weights.values()}
         read = read_params(weights, family.table, again, wanted)
         changed = _changed(weights, base, family, again, trained) if base else ""
@@ -299,7 +304,7 @@ def _changed(weights: Weights, base: Snapshot, family: Family, model: Stacked, t
     """That training has moved the weights: a matrix that is still the base's was never trained, or never saved.
     `trained` are the paths that could move; None: all."""
     same = []
-    with base.open_weights() as before:
+    with opened_snapshot(base) as before:
         found = matches(before, family.table, model)
         for match in found:
             one, other = weights.view(match.entry.name), before.view(match.name)

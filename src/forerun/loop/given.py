@@ -10,6 +10,7 @@ import jax
 from forerun.config.schema import Job, Model
 from forerun.errors import UserError
 from forerun.exchange.match import matches
+from forerun.exchange.packed import weights_of
 from forerun.loop.adapter import read_adapter
 from forerun.loop.loaded import pretrained_params
 from forerun.methods.lora import ADAPTER
@@ -45,7 +46,7 @@ def require_matching_weights(job: Job) -> None:
     for section in (job.model, teacher):
         if section is not None and is_checkpoint(section):
             found = pretrained(section, weights=True)
-            with found.snapshot.open_weights() as weights:
+            with weights_of(found) as (weights, _):
                 matches(weights, found.family.table, model_for(found.config))
 
 

@@ -14,7 +14,10 @@ from jax.sharding import Mesh
 from forerun.checkpoint.weights import newest_step, restore_weights
 from forerun.config import schema
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
+from forerun.errors import UserError
+from forerun.exchange.packed import weights_of
 from forerun.exchange.read import OnProgress, no_progress, read_params
+from forerun.exchange.scales import are_multiples
 from forerun.hardware.devices import choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hub.chat import chat_template
@@ -23,10 +26,12 @@ from forerun.loop.code import use_code_of
 from forerun.loop.corpus import special_texts, tokenizer_of
 from forerun.loop.folder import RunFolder, job_of_run
 from forerun.loop.model_source import checkpoint_section
+from forerun.methods.kept import adapter_inside
 from forerun.methods.method import MODEL, method_of
 from forerun.models.base import Model
 from forerun.models.pretrained import is_checkpoint, pretrained
 from forerun.models.registry import model_for, model_of
+from forerun.models.rounding import RECORD
 from forerun.nn import lowrank, spec
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored
@@ -85,6 +90,8 @@ def load_model(
         params = pretrained_params(section, wanted)
         tokenizer = checkpoint_tokenizer(pretrained(section).snapshot)
     snapshot = pretrained(section).snapshot if is_checkpoint(section) else None
+    if run is None and (adapter := adapter_inside(section)):
+        tell(f"the adapter in {adapter} is not applied: these are the weights of its base")
     return Loaded(
         name=source,
         model=model,
@@ -117,8 +124,15 @@ def wanted_params(model: Model, mesh: Mesh, dtype: str) -> Any:
 def pretrained_params(section: schema.Model, wanted: Any, on_progress: OnProgress = no_progress) -> Any:
     """The weights of a checkpoint, fetched if need be, from its files to the devices."""
     found = pretrained(section, weights=True)
-    with found.snapshot.open_weights() as weights:
-        return read_params(weights, found.family.table, model_for(found.config), wanted, on_progress)
+    with weights_of(found) as (weights, scales):
+        params = read_params(weights, found.family.table, model_for(found.config), wanted, on_progress, scales)
+    if found.recorded is not None and not are_multiples(params):
+        raise UserError(
+            f"the scales in {found.snapshot.folder / RECORD} are not those of the weights beside them",
+            why="some weights are not an integer times their scale: they were changed after the export",
+            fix=f"remove the folder {found.snapshot.folder / RECORD}, and the weights are rounded anew",
+        )
+    return params
 
 
 def run_params(folder: RunFolder, step: int, job: schema.Job, model: Model, mesh: Mesh, dtype: str) -> Any:

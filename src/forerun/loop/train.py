@@ -42,6 +42,7 @@ from forerun.loop.stored_files import read_summary, store_summary
 from forerun.loop.summary import summary_of
 from forerun.loop.taught import taught
 from forerun.loop.validation import Validation
+from forerun.methods.kept import rounding_told
 from forerun.models.registry import model_of
 from forerun.nn.spec import count, merge
 from forerun.program.build import Program, build, make_mesh
@@ -99,6 +100,8 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     worker.pulse.fact("data and cache digest", corpus.digest)
     program = program_on(job, chosen, corpus.rows.epoch)
     display.say(described(program))
+    for text, is_warning in rounding_told(job):
+        (display.warn if is_warning else display.say)(text)
     folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)
     if worker.first:
         note_code(folder, display.warn)

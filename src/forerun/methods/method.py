@@ -11,6 +11,7 @@ import jax
 
 from forerun.config.schema import Job
 from forerun.methods.distil import distil_of
+from forerun.methods.kept import kept_rounding
 from forerun.methods.lora import LoraTransform
 from forerun.methods.names import module_names
 from forerun.methods.qat import QatTransform
@@ -91,7 +92,8 @@ def method_of(job: Job, chunk: int) -> Method:
     objective = objective_of(job, chunk)
     transforms: list[Transform] = []
     if job.qat is not None:
-        transforms.append(QatTransform(job.qat, module_names(job.model)))
+        given = kept_rounding(job.model, job.qat)
+        transforms.append(QatTransform(job.qat, module_names(job.model), given, rests=job.lora is not None))
     if job.lora is not None:
         transforms.append(LoraTransform(job.lora, job.precision.params, module_names(job.model)))
     return Method(objective, tuple(transforms), drops=job.lora is not None and job.lora.dropout > 0)

@@ -11,6 +11,7 @@ from forerun.hub import names
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.models.families.base import Config, Family
 from forerun.models.families.registry import read_config
+from forerun.models.rounding import QUANTIZATION, Rounding, recorded_rounding, rounding_in
 from forerun.models.sizes import decoder_config
 
 BESIDE_A_CHECKPOINT = ("name", "revision", "options")
@@ -23,6 +24,12 @@ class Pretrained:
     snapshot: Snapshot
     family: Family
     config: Config
+    packed: Rounding | None = None  # how its integers are to be read; None: its weights are floats
+    recorded: Rounding | None = None  # how its floats were rounded, by the record of a dense export
+
+    @property
+    def rounding(self) -> Rounding | None:
+        return self.packed or self.recorded
 
 
 def is_checkpoint(model: Model) -> bool:
@@ -45,8 +52,12 @@ def pretrained(model: Model, *, weights: bool = False) -> Pretrained:
 @cache
 def _pretrained(name: str, revision: str | None, weights: bool) -> Pretrained:
     found = snapshot(name, revision, weights=weights)
-    family, config = read_config(found.config(), f"{name}/config.json")
-    return Pretrained(found, family, config)
+    content = dict(found.config())
+    packed = rounding_in(content.get(QUANTIZATION))
+    if packed is not None:
+        content.pop(QUANTIZATION)
+    family, config = read_config(content, f"{name}/config.json")
+    return Pretrained(found, family, config, packed, None if packed else recorded_rounding(found.folder))
 
 
 def config_of(model: Model, tokenizer_vocab: int | None = None) -> Config:

@@ -9,7 +9,7 @@ number wherever it is used, so that every runtime holds the same one.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +29,7 @@ _SMALLEST = 1e-30  # of a largest number: a channel of zeros has a scale too
 class FakeQuantized(Generic[T]):
     value: T  # [I..., O...], before rounding; layers may come first
     log_scale: T | None = None  # [G, O...]: learned scales, as logarithms; None: computed from the value
+    scale: T | None = None  # [G, O...]: scales that came with the weights and stay; bfloat16 numbers
     inputs: int = field(metadata={"static": True})
     outputs: int = field(metadata={"static": True})
     bits: int = field(metadata={"static": True})
@@ -59,6 +60,31 @@ class FakeQuantized(Generic[T]):
         codes = jnp.clip(jnp.round(grouped / scale), low, high).astype(jnp.int8)
         return codes.reshape(self.value.shape), jnp.squeeze(scale, self._lead + 1).astype(jnp.bfloat16)
 
+    def computed(self: FakeQuantized[jax.Array]) -> FakeQuantized[jax.Array]:
+        """Without the given scales: other numbers, from which the same codes and scales are computed.
+
+        The largest number of a group must be half a step beyond the largest code. A code stays what it is if its
+        number moves by less than half a step, so there is room for that, in float32. Scales that were computed once
+        can be had in this way, and learned ones only if the largest code occurs in the group.
+        """
+        assert self.scale is not None
+        low, high = limits(self.bits)
+        grouped = self._grouped(self.value.astype(jnp.float32))
+        scale = self._scale(grouped)
+        codes = jnp.clip(jnp.round(grouped / scale), low, high)
+        axis = self._lead + 1
+        size = jnp.abs(codes)
+        first = jnp.arange(codes.shape[axis]).reshape(-1, *(1,) * self.outputs) == jnp.argmax(
+            size, axis=axis, keepdims=True
+        )
+        reaches = jnp.max(size, axis=axis, keepdims=True) >= high
+        # A little to the inside or the outside of the middle between two codes: on all machines the same code.
+        steps = jnp.where(first & reaches & (codes == high), high + 0.5, codes)
+        steps = jnp.where(first & reaches & (codes == -high), -(high + 0.499), steps)
+        steps = jnp.where(codes == low, -(high + 0.501), steps)
+        value = (steps * scale).reshape(self.value.shape).astype(self.value.dtype)
+        return replace(self, value=value, scale=None)
+
     @property
     def _lead(self: FakeQuantized[jax.Array]) -> int:
         return self.value.ndim - self.inputs - self.outputs
@@ -72,6 +98,8 @@ class FakeQuantized(Generic[T]):
 
     def _scale(self: FakeQuantized[jax.Array], grouped: jax.Array) -> jax.Array:
         """[..., G, 1, O...]"""
+        if self.scale is not None:
+            return jnp.expand_dims(self.scale.astype(jnp.float32), self._lead + 1)
         if self.log_scale is None:
             return computed_scale(grouped, self.bits, self._lead)
         return jnp.expand_dims(as_bfloat16(jnp.exp(self.log_scale.astype(jnp.float32))), self._lead + 1)

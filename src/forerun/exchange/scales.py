@@ -1,0 +1,112 @@
+"""The scales of rounded weights as tensors beside those of the weights: their names, shapes and layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from forerun.errors import UserError
+from forerun.exchange.match import Stacked
+from forerun.models.keys import Entry, Part, Tensor, entries, groups, leaves_of, path_text
+from forerun.nn.fakequant import FakeQuantized, scale_spec
+from forerun.nn.spec import ParamSpec, Tree
+from forerun.nn.weights import is_weight
+
+SUFFIX = ".weight_scale"
+
+
+def rounded_weights(params: Tree) -> dict[str, FakeQuantized[Any]]:
+    """Path -> weight, of those that are rounded."""
+    flat = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_weight)
+    return {path_text(path): leaf for path, leaf in flat if isinstance(leaf, FakeQuantized)}
+
+
+def scale_entries(
+    params: Tree, table: Iterable[Tensor], model: Stacked, *, as_integers: bool = True
+) -> dict[str, Entry]:
+    """Name of a tensor of scales -> where its pieces belong. The path of a piece is that of the weight.
+
+    Args:
+      as_integers: whether the weights are written as integers, which only whole matrices of linear layers can be. If
+        not, tensors that are rounded in part are left out.
+    """
+    weights = rounded_weights(params)
+    found = _scale_table(tuple(table), set(weights), model, as_integers)
+    held = {path for one in found for path in _paths(one, model)}
+    specs = _scale_specs({path: one for path, one in weights.items() if path in held}, model)
+    return {entry.name: entry for entry in entries(found, specs, model.stacks)}
+
+
+def are_multiples(params: Tree) -> bool:
+    """Return whether all weights that have given scales are codes times scales, rounded to some dtype of a file."""
+
+    def whole(params: Tree) -> jax.Array:
+        fits = [_is_multiple(one) for one in rounded_weights(params).values() if one.scale is not None]
+        return jnp.all(jnp.array(fits, bool))
+
+    return bool(jax.jit(whole)(params))
+
+
+def _is_multiple(weight: FakeQuantized[jax.Array]) -> jax.Array:
+    exact = weight.matrix("", jnp.float32)
+    dtypes = (jnp.float32, jnp.bfloat16, jnp.float16)
+    same = [jnp.all(weight.value == exact.astype(dtype).astype(weight.value.dtype)) for dtype in dtypes]
+    return jnp.any(jnp.stack(same))
+
+
+def _scale_table(table: Iterable[Tensor], rounded: set[str], model: Stacked, as_integers: bool) -> list[Tensor]:
+    """The tensors of the scales: as those of the weights, with G for their inputs."""
+    leaves, found = leaves_of(model.specs()), []
+    for one in table:
+        paths = _paths(one, model)
+        if not rounded & set(paths):
+            continue
+        others = sorted(set(paths) - rounded)
+        if others and not as_integers:
+            continue
+        parts = [
+            Part(part.leaf, _scale_form(one, part, leaves[f"{part.leaf}.value"], as_integers)) for part in one.parts
+        ]
+        if others:
+            raise UserError(
+                f"{one.name} cannot be written as integers",
+                why=f"{', '.join(others)} belongs to it and is not rounded",
+                fix="export with --dense; for the next run name all of them in qat.targets",
+            )
+        found.append(Tensor(one.name.removesuffix(".weight") + SUFFIX, tuple(parts), one.along))
+    return found
+
+
+def _paths(one: Tensor, model: Stacked) -> list[str]:
+    return [part.leaf.replace("blocks", stack.name, 1) for part in one.parts for stack in model.stacks]
+
+
+def _scale_form(one: Tensor, part: Part, spec: ParamSpec, as_integers: bool) -> str:
+    letters = spec.axes.removeprefix("L")
+    ins, outs = letters[: spec.inputs], letters[spec.inputs :]
+    form = groups(part.form)
+    if form == [outs, ins] and one.along == 0:
+        return f"({outs}) G"
+    if form == [ins, outs] and not as_integers:
+        return f"G ({outs})"
+    raise UserError(
+        f"{one.name} cannot be written as integers",
+        why="in this family the tensor is no matrix of a linear layer, and no runtime reads its integers",
+        fix="export with --dense: the rounded weights as floats",
+    )
+
+
+def _scale_specs(weights: dict[str, FakeQuantized[Any]], model: Stacked) -> dict[str, Any]:
+    """Path by path, a tree as `entries` reads it: blocks -> query -> spec."""
+    leaves = leaves_of(model.specs())
+    tree: dict[str, Any] = {}
+    for path, one in weights.items():
+        inner = tree
+        *parents, last = path.split(".")
+        for name in parents:
+            inner = inner.setdefault(name, {})
+        inner[last] = scale_spec(leaves[f"{path}.value"], one.group)
+    return tree

@@ -1,0 +1,222 @@
+"""A second stage of training begins with the integers of the first: every code, every scale, every logit.
+
+The first stage is written as `export` writes it; what must come back is compared with the codes and scales that the
+first stage computes with, and with those in the file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.exchange import documents
+from forerun.exchange.packed import unpack, write_packed, write_scales
+from forerun.exchange.write import write_params
+from forerun.loop.loaded import pretrained_params, whole_mesh
+from forerun.methods.kept import rounding_told
+from forerun.methods.method import MODEL, method_of
+from forerun.models import pretrained
+from forerun.models.families.registry import family_for
+from forerun.models.pretrained import config_of
+from forerun.models.registry import model_of
+from forerun.models.rounding import QUANTIZATION, RECORD
+from forerun.nn import lowrank, spec
+from forerun.nn.compute import Compute
+from forerun.nn.fakequant import FakeQuantized
+from forerun.nn.weights import is_weight
+from forerun.program.state import abstract_params
+
+Codes = dict[str, tuple[np.ndarray, np.ndarray]]
+LLAMA = {"layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "tied": False, "vocab": 64}
+LORA = {"rank": 2, "alpha": 2}
+SOME = ["o_proj", "down_proj"]
+FORMS = {"packed": "F32", "dense": "F32", "dense, bfloat16": "BF16"}
+KINDS: dict[str, dict[str, Any]] = {
+    "int4 in groups": {"weights": "int4", "group": 16},
+    "int4 by channel": {"weights": "int4", "group": None, "targets": SOME},
+    "int8 in groups": {"weights": "int8", "group": 8, "targets": SOME},
+    "int8 by channel, with activations": {"weights": "int8", "group": None, "activations": "int8", "targets": SOME},
+    "int4, learned": {"weights": "int4", "group": 16, "scales": "learned", "targets": SOME},
+}
+
+
+def job_of(model: Any, **sections: Any) -> Job:
+    given = {"name": "two", "data": "unread", "steps": 1, "device": "cpu", "devices": 1, "model": model}
+    return Job.model_validate(given | sections)
+
+
+def first_stage(job: Job) -> tuple[Any, Codes]:
+    """Weights as a run with `qat` holds them, and their integers. Learned scales are off by up to a third."""
+    model, method = model_of(job.model), method_of(job, chunk=1)
+
+    def moved(weight: Any) -> Any:
+        if not isinstance(weight, FakeQuantized) or weight.log_scale is None:
+            return weight
+        shape = weight.log_scale.shape
+        shift = jax.random.uniform(jax.random.key(math.prod(shape)), shape, jnp.float32, -0.3, 0.3)
+        return replace(weight, log_scale=weight.log_scale + shift)
+
+    def made(key: jax.Array) -> Any:
+        params = method.dressed(model.specs(), spec.initial(model.specs(), key), {}, key)
+        params = jax.tree.map(moved, params, is_leaf=is_weight)
+        return params, codes_of(params)
+
+    return as_numpy(jax.jit(made)(jax.random.key(1)))
+
+
+def written(folder: Path, job: Job, params: Any, *, dense: bool, dtype: str = "F32") -> Path:
+    """What `export` writes of them, without a run."""
+    config = config_of(job.model)
+    family, model = family_for(config), model_of(job.model)
+    folder.mkdir()
+    section: dict[str, Any] = {}
+    if dense:
+        write_params(folder, lowrank.plain(params, "float32"), family.table, model, dtype)
+        write_scales(folder, params, family.table, model)
+    else:
+        section = {QUANTIZATION: write_packed(folder, params, family.table, model, dtype)}
+    documents.write_json(folder / "config.json", documents.config_json(family, config, None, dtype, 0) | section)
+    pretrained._pretrained.cache_clear()
+    return folder
+
+
+def begun(job: Job) -> tuple[Any, Codes]:
+    """The model's weights at step 0 of a run, and their integers."""
+    model, mesh, method = model_of(job.model), whole_mesh(job), method_of(job, chunk=1)
+    before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
+    given = {MODEL: pretrained_params(job.model, abstract_params(method.reads(before), mesh))}
+
+    def made(given: Any, key: jax.Array) -> Any:
+        params = method.dressed(before, given[MODEL], given, key)
+        return params, codes_of(params)
+
+    with jax.set_mesh(mesh):
+        return as_numpy(jax.jit(made)(given, jax.random.key(0)))
+
+
+def codes_of(params: Any) -> Any:
+    flat = jax.tree_util.tree_leaves_with_path(lowrank.bare(params), is_leaf=is_weight)
+    return {jax.tree_util.keystr(path): one.codes() for path, one in flat if isinstance(one, FakeQuantized)}
+
+
+def as_numpy(made: tuple[Any, Any]) -> tuple[Any, Codes]:
+    return made[0], {path: (np.asarray(codes), np.asarray(scales)) for path, (codes, scales) in made[1].items()}
+
+
+def assert_same(got: Codes, expected: Codes) -> None:
+    assert got.keys() == expected.keys()
+    for path, (codes, scales) in expected.items():
+        np.testing.assert_array_equal(got[path][0], codes, err_msg=path)
+        assert got[path][1].tobytes() == scales.tobytes(), f"scales of {path}"
+
+
+def logits(job: Job, params: Any) -> np.ndarray:
+    tokens = np.arange(24, dtype=np.int32).reshape(2, 12) % 60
+    positions = np.broadcast_to(np.arange(12, dtype=np.int32), tokens.shape)
+    model = model_of(job.model)
+
+    def computed(params: Any) -> jax.Array:
+        return model.apply(params, tokens, np.ones_like(tokens), positions, Compute()).logits()
+
+    with jax.set_mesh(whole_mesh(job)):
+        return np.asarray(jax.jit(computed)(params))
+
+
+CASES = [
+    ("int4 in groups", "packed"),
+    ("int4 by channel", "dense"),
+    ("int8 in groups", "dense, bfloat16"),
+    ("int8 by channel, with activations", "packed"),
+    ("int4, learned", "packed"),
+]
+
+
+@pytest.mark.parametrize(("kind", "form"), CASES)
+def test_the_second_stage_begins_with_the_integers_of_the_first(kind: str, form: str, tmp_path: Path) -> None:
+    """Under adapters, on a base that rests in bfloat16; and with all weights learning."""
+    first = job_of(LLAMA, qat=KINDS[kind])
+    params, expected = first_stage(first)
+    folder = written(tmp_path / "first", first, params, dense=form != "packed", dtype=FORMS[form])
+    computed = {key: value for key, value in KINDS[kind].items() if key != "scales"}
+    under = job_of(str(folder), qat=computed, lora=LORA)
+    assert_same(begun(under)[1], expected)
+    assert_same(begun(job_of(str(folder), qat=KINDS[kind]))[1], expected)
+    assert [is_warning for _, is_warning in rounding_told(under)] == [False]
+
+
+def test_the_second_stage_computes_what_the_first_did(tmp_path: Path) -> None:
+    first = job_of(LLAMA, qat=KINDS["int4 in groups"])
+    params, _ = first_stage(first)
+    expected = logits(first, params)
+    for dense in (False, True):
+        folder = written(tmp_path / f"dense {dense}", first, params, dense=dense)
+        for more in ({"lora": LORA | {"base": "float32"}}, {}):
+            job = job_of(str(folder), qat=KINDS["int4 in groups"], **more)
+            np.testing.assert_array_equal(logits(job, begun(job)[0]), expected)
+
+
+def test_the_codes_in_the_packed_file_are_the_bases_own(tmp_path: Path) -> None:
+    """By the file, not by our reader: rows are outputs, and a row's codes are in the order of its inputs."""
+    first = job_of(LLAMA, qat=KINDS["int4 in groups"])
+    folder = written(tmp_path / "first", first, first_stage(first)[0], dense=False)
+    tensors = load_file(folder / "model.safetensors")
+    _, got = begun(job_of(str(folder), qat=KINDS["int4 in groups"], lora=LORA))
+    codes, scales = got[".blocks.down"]
+    name = "model.layers.1.mlp.down_proj"
+    np.testing.assert_array_equal(codes[1].T, unpack(tensors[f"{name}.weight_packed"], 4, 48))
+    np.testing.assert_array_equal(scales[1].T, tensors[f"{name}.weight_scale"])
+
+
+def test_other_settings_round_again_and_are_told(tmp_path: Path) -> None:
+    first = job_of(LLAMA, qat=KINDS["int4 in groups"])
+    params, _ = first_stage(first)
+    folder = written(tmp_path / "first", first, params, dense=False)
+    for sections in ({"qat": {"weights": "int8", "group": 16}}, {"qat": {"weights": "int4", "group": 8}},
+                     {"lora": LORA | {"base": "int4", "block": 16}}, {}):  # fmt: skip
+        assert [is_warning for _, is_warning in rounding_told(job_of(str(folder), **sections))] == [True]
+    eight, _ = begun(job_of(str(folder), qat={"weights": "int8", "group": 16}))
+    plain = lowrank.plain(params, "float32")
+    np.testing.assert_allclose(
+        lowrank.plain(eight, "float32").blocks.up.value, plain.blocks.up.value, atol=1e-3, rtol=0.05
+    )
+
+
+def test_weights_that_were_changed_after_the_export_are_not_taken_for_integers(tmp_path: Path) -> None:
+    first = job_of(LLAMA, qat=KINDS["int4 in groups"])
+    folder = written(tmp_path / "first", first, first_stage(first)[0], dense=True)
+    tensors = load_file(folder / "model.safetensors")
+    changed = tensors["model.layers.0.mlp.up_proj.weight"].copy()
+    changed[3, 5] *= 1.01
+    save_file(tensors | {"model.layers.0.mlp.up_proj.weight": changed}, folder / "model.safetensors")
+    job = job_of(str(folder), qat=KINDS["int4 in groups"], lora=LORA)
+    with pytest.raises(UserError) as refused:
+        begun(job)
+    assert RECORD in str(refused.value.fix)
+    for file in (folder / RECORD).iterdir():
+        file.unlink()
+    (folder / RECORD).rmdir()
+    pretrained._pretrained.cache_clear()
+    begun(job)
+
+
+@pytest.mark.parametrize("change", [("quant_method", "gptq"), ("format", "marlin-24"), ("ignore", ["re:.*"])])
+def test_integers_of_another_form_are_rejected(change: tuple[str, Any], tmp_path: Path) -> None:
+    first = job_of(LLAMA, qat=KINDS["int4 in groups"])
+    folder = written(tmp_path / "first", first, first_stage(first)[0], dense=False)
+    config = json.loads((folder / "config.json").read_text())
+    config[QUANTIZATION][change[0]] = change[1]
+    (folder / "config.json").write_text(json.dumps(config))
+    pretrained._pretrained.cache_clear()
+    with pytest.raises(UserError):
+        config_of(job_of(str(folder)).model)

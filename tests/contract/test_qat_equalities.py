@@ -194,3 +194,18 @@ def test_what_cannot_be_is_said(change: str, what: str, fix: str, tmp_path: Path
         trained(job_in(tmp_path, LEARNED, change))
     assert what in caught.value.what
     assert fix in str(caught.value.fix)
+
+
+def test_what_was_exported_is_the_base_of_a_second_run(finished: Path, tmp_path: Path) -> None:
+    """Trained under adapters and exported again: the integers in the file are those of the first run, byte for byte."""
+    export(str(finished), str(tmp_path / "first"))
+    export(str(finished), str(tmp_path / "dense"), dense=True)
+    before = load_file(tmp_path / "first/model.safetensors")
+    second = "qat={weights: int4, group: 16}"
+    for name in ("first", "dense"):
+        job = job_in(tmp_path, second, "lora={rank: 2, alpha: 2, base: float32}", f"model={tmp_path / name}",
+                     "data.tokenizer=bytes", f"name=on-{name}", "steps=1")  # fmt: skip
+        done = export(str(trained(job)), str(tmp_path / f"again-{name}"))
+        assert done.inside is not None
+        after = load_file(done.folder / "model.safetensors")
+        assert {key: x.tobytes() for key, x in before.items()} == {key: x.tobytes() for key, x in after.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ from forerun.program.state import abstract_params
 
 Codes = dict[str, tuple[np.ndarray, np.ndarray]]
 LLAMA = {"layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "tied": False, "vocab": 64}
+QWEN2 = LLAMA | {"qkv_bias": True, "tied": True}  # a bias beside a matrix of integers
+GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 1,
+        "n_head": 4, "n_positions": 16, "n_inner": 48, "activation_function": "gelu_new"}  # fmt: skip
 LORA = {"rank": 2, "alpha": 2}
 SOME = ["o_proj", "down_proj"]
 FORMS = {"packed": "F32", "dense": "F32", "dense, bfloat16": "BF16"}
@@ -79,6 +83,7 @@ def written(folder: Path, job: Job, params: Any, *, dense: bool, dtype: str = "F
     """What `export` writes of them, without a run."""
     config = config_of(job.model)
     family, model = family_for(config), model_of(job.model)
+    base = GPT2 if family.write is None else None
     folder.mkdir()
     section: dict[str, Any] = {}
     if dense:
@@ -86,7 +91,7 @@ def written(folder: Path, job: Job, params: Any, *, dense: bool, dtype: str = "F
         write_scales(folder, params, family.table, model)
     else:
         section = {QUANTIZATION: write_packed(folder, params, family.table, model, dtype)}
-    documents.write_json(folder / "config.json", documents.config_json(family, config, None, dtype, 0) | section)
+    documents.write_json(folder / "config.json", documents.config_json(family, config, base, dtype, 0) | section)
     pretrained._pretrained.cache_clear()
     return folder
 
@@ -208,6 +213,58 @@ def test_weights_that_were_changed_after_the_export_are_not_taken_for_integers(t
     (folder / RECORD).rmdir()
     pretrained._pretrained.cache_clear()
     begun(job)
+
+
+def test_a_family_without_integers_keeps_them_in_a_dense_folder(tmp_path: Path) -> None:
+    """GPT-2 has its matrices the other way round, three of them side by side in one tensor."""
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text(json.dumps(GPT2))
+    first = job_of(str(tmp_path / "base"), qat={"weights": "int4", "group": 16, "targets": ["c_attn", "c_fc"]})
+    params, expected = first_stage(first)
+    assert len(expected) == 4
+    folder = written(tmp_path / "first", first, params, dense=True)
+    assert_same(begun(job_of(str(folder), qat=first.qat, lora=LORA))[1], expected)
+
+
+def test_a_bias_beside_integers_is_read(tmp_path: Path) -> None:
+    first = job_of(QWEN2, qat=KINDS["int4 in groups"])
+    params, expected = first_stage(first)
+    folder = written(tmp_path / "first", first, params, dense=False)
+    assert_same(begun(job_of(str(folder), qat=first.qat, lora=LORA))[1], expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("weight_shape", lambda x: np.array([10**9, 48])),
+        ("weight_shape", lambda x: np.array([-32, -48])),
+        ("weight_shape", lambda x: x.astype(np.int32)),
+        ("weight_packed", lambda x: x[:, :-1]),
+        ("weight_packed", lambda x: x.astype(np.float32)),
+        ("weight_packed", lambda x: None),
+        ("weight_scale", lambda x: x[:, :2]),
+        ("weight_scale", lambda x: x[:, 0]),
+        ("weight_scale", lambda x: x[:, :0]),
+        ("weight_scale", lambda x: x.astype(np.int32)),
+        ("weight_scale", lambda x: x * np.float32(1.001)),
+    ],
+)
+def test_integers_that_do_not_fit_are_rejected(name: str, change: Any, integers: Path, tmp_path: Path) -> None:
+    """A folder may come from anywhere: wrong shapes and dtypes, missing tensors, scales that are not bfloat16."""
+    shutil.copytree(integers, tmp_path / "bad")
+    tensors = load_file(integers / "model.safetensors")
+    whole = f"model.layers.1.mlp.down_proj.{name}"
+    tensors[whole] = change(tensors[whole].astype(np.float32) if name == "weight_scale" else tensors[whole])
+    kept = {key: np.ascontiguousarray(tensor) for key, tensor in tensors.items() if tensor is not None}
+    save_file(kept, tmp_path / "bad/model.safetensors")
+    with pytest.raises(UserError):
+        begun(job_of(str(tmp_path / "bad"), qat=KINDS["int4 in groups"], lora=LORA))
+
+
+@pytest.fixture(scope="module")
+def integers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    first = job_of(LLAMA, qat=KINDS["int4 in groups"])
+    return written(tmp_path_factory.mktemp("packed") / "first", first, first_stage(first)[0], dense=False)
 
 
 @pytest.mark.parametrize("change", [("quant_method", "gptq"), ("format", "marlin-24"), ("ignore", ["re:.*"])])

@@ -15,12 +15,14 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.errors import UserError
 from forerun.exchange.blocks import Copier
 from forerun.exchange.documents import write_json
-from forerun.exchange.match import Stacked, dtypes_of
+from forerun.exchange.match import READABLE, Stacked, dtypes_of
 from forerun.exchange.scales import SUFFIX, rounded_weights, scale_entries
 from forerun.exchange.shards import Planned, Shards, shards_of
 from forerun.exchange.write import SHARD_BYTES, tensor_dtype, value_of
+from forerun.hub.files import shown
 from forerun.hub.headers import TensorInfo
 from forerun.hub.snapshot import Snapshot
 from forerun.hub.weights import Weights, open_weights
@@ -118,28 +120,32 @@ def unpack(words: NDArray[Any], bits: int, columns: int) -> NDArray[Any]:
 
 
 class Unpacked(Weights):
-    """What `write_packed` wrote, as if its matrices had been written in float32."""
+    """What `write_packed` wrote, as if its matrices had been written in float32.
+
+    Raises:
+      UserError: Codes and scales do not belong together.
+    """
 
     def __init__(self, packed: Weights, bits: int) -> None:
         self.folder, self._packed, self._bits = packed.folder, packed, bits
         self._tensors = dict(self._plain())
 
     def view(self, name: str) -> NDArray[Any]:
-        stem = name.removesuffix(".weight")
         if not self.is_unpacked(name):
             return self._packed.view(name)
+        stem = name.removesuffix(".weight")
         rows, columns = self._tensors[name].shape
         if f"{stem}.weight_packed" in self._packed:
             codes = unpack(self._packed.view(f"{stem}.weight_packed"), self._bits, columns)
         else:
             codes = self._packed.view(name)
-        scale = self._packed.view(f"{stem}.weight_scale").astype(np.float32)
+        scale = self._packed.view(f"{stem}{SUFFIX}").astype(np.float32)
         numbers = codes.astype(np.float32).reshape(rows, scale.shape[1], -1) * scale[:, :, None]
         return np.asarray(numbers.reshape(rows, columns))
 
     def is_unpacked(self, name: str) -> bool:
         """Whether a matrix is integers in its file."""
-        return f"{name.removesuffix('.weight')}{SUFFIX}" in self._packed
+        return name.endswith(".weight") and f"{name.removesuffix('.weight')}{SUFFIX}" in self._packed
 
     @property
     def scales(self) -> Weights:
@@ -147,7 +153,10 @@ class Unpacked(Weights):
         return self._packed
 
     def release(self, name: str) -> None:
-        pass
+        stem = name.removesuffix(".weight")
+        for part in (name, f"{stem}.weight_packed", f"{stem}{SUFFIX}"):
+            if part in self._packed:
+                self._packed.release(part)
 
     def close(self) -> None:
         self._packed.close()
@@ -156,16 +165,41 @@ class Unpacked(Weights):
         for name, info in self._packed.items():
             stem, _, kind = name.rpartition(".")
             if kind == "weight_scale":
-                packed = f"{stem}.weight_shape" in self._packed
-                shape = self._packed.view(f"{stem}.weight_shape") if packed else self._packed[f"{stem}.weight"].shape
-                yield f"{stem}.weight", replace(info, dtype="F32", shape=tuple(int(size) for size in shape))
-            elif kind not in ("weight_packed", "weight_shape") and f"{stem}.weight_scale" not in self._packed:
+                yield f"{stem}.weight", replace(info, dtype="F32", shape=self._shape(stem))
+            elif kind not in ("weight_packed", "weight_shape") and not self.is_unpacked(name):
                 yield name, info
+
+    def _shape(self, stem: str) -> tuple[int, int]:
+        """The shape of a matrix, if its codes and scales have the shapes that follow from it."""
+        words, plain = self._packed.get(f"{stem}.weight_packed"), self._packed.get(f"{stem}.weight")
+        given, scale = self._packed.get(f"{stem}.weight_shape"), self._packed[f"{stem}{SUFFIX}"]
+        shape: tuple[int, ...] = ()
+        if words is not None and given is not None and (given.dtype, given.shape) == ("I64", (2,)):
+            shape = tuple(int(size) for size in self._packed.view(f"{stem}.weight_shape"))
+            fits = (words.dtype, words.shape) == ("I32", (shape[0], -(-shape[1] * self._bits // _WORD_BITS)))
+        else:
+            shape = plain.shape if plain is not None else ()
+            fits = plain is not None and plain.dtype == "I8" and len(shape) == 2
+        groups = scale.shape[1] if len(scale.shape) == 2 else 0
+        fits = fits and scale.dtype in READABLE and min(shape) > 0 and groups > 0
+        if not fits or scale.shape[0] != shape[0] or shape[1] % groups:
+            raise UserError(
+                f"the integers of {shown(stem)} in {self.folder} cannot be read",
+                why="its codes and scales do not have the shapes and dtypes of one matrix",
+                fix="export or fetch the folder again",
+            )
+        return shape[0], shape[1]
 
 
 def opened(weights: Weights, packed: Rounding | None) -> Weights:
     """Weights as floats, whatever config.json says they are. The scales of integers are kept beside them."""
-    return weights if packed is None else Unpacked(weights, packed.bits)
+    if packed is None:
+        return weights
+    try:
+        return Unpacked(weights, packed.bits)
+    except BaseException:
+        weights.close()
+        raise
 
 
 def opened_snapshot(source: Snapshot) -> Weights:

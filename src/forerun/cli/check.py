@@ -99,11 +99,12 @@ def run(args: argparse.Namespace) -> int:
     try:
         outcome = _outcome(loaded.job, slice_place or _place_here(loaded.job))
     except UserError:
-        _show(job_groups(loaded, applied))
+        _show(job_groups(loaded, applied), complete=args.all)
         sys.stdout.flush()
         raise
     applied |= _derived_values(loaded.job, outcome)
-    _show([*job_groups(loaded, applied), Group(f"derived for {outcome.place.title}", _derived_rows(outcome))])
+    derived = Group(f"derived for {outcome.place.title}", _derived_rows(outcome))
+    _show([*job_groups(loaded, applied), derived], complete=args.all)
     return 0
 
 
@@ -145,6 +146,17 @@ def _plugin_rows(loaded: Loaded, rows: list[Row], applied: Applied) -> list[Row]
     ]
 
 
+def without_defaults(groups: list[Group]) -> tuple[list[Group], int]:
+    """Return what the user set and what is derived, and the number of rows left out."""
+    kept = [Group(title, [row for row in rows if _is_shown(row)]) for title, rows in groups]
+    shown = sum(len(group.rows) for group in kept)
+    return [group for group in kept if group.rows], sum(len(group.rows) for group in groups) - shown
+
+
+def _is_shown(row: Row) -> bool:
+    return row.kind != "default" or row.origin.startswith("derived:")
+
+
 def table(groups: list[Group], width: int | None, colour: bool) -> str:
     """Titled groups of aligned rows. A value too wide for its column has the origin on a line of its own."""
     groups = [Group(printable(group.title), [_printable(row) for row in group.rows]) for group in groups]
@@ -176,11 +188,16 @@ def _printable(row: Row) -> Row:
     return row._replace(name=clean(row.name), value=clean(row.value), origin=clean(row.origin))
 
 
-def _show(groups: list[Group]) -> None:
+def _show(groups: list[Group], complete: bool) -> None:
+    hidden = 0
+    if not complete:
+        groups, hidden = without_defaults(groups)
     terminal = sys.stdout.isatty()
     width = min(120, os.get_terminal_size(sys.stdout.fileno()).columns) if terminal else None
     text = table(groups, width, colour=terminal and not os.environ.get("NO_COLOR"))
     print(text, file=raw_stream(sys.stdout))  # the table filters its cells
+    if hidden:
+        print(f"\n{hidden} more values have their defaults: --all shows them with their reasons")
 
 
 def _place_on(name: str, job: Job) -> Place:

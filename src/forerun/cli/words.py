@@ -112,6 +112,7 @@ def _job(parser: argparse.ArgumentParser) -> None:
 def _check(parser: argparse.ArgumentParser) -> None:
     _job(parser)
     parser.add_argument("--on", metavar="SLICE", help="derive for this slice instead of the devices that are here")
+    parser.add_argument("--all", action="store_true", help="show all values, also those that have their defaults")
 
 
 def _train(parser: argparse.ArgumentParser) -> None:

@@ -228,7 +228,8 @@ def _table(
     columns: Sequence[Column], rows: Sequence[Row], ascii_only: bool, impossible: Sequence[Impossible] = ()
 ) -> Table:
     lines = box.ASCII2 if ascii_only else box.SIMPLE_HEAD
-    table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    roomy = any(column.heading == "usable HBM" for column in columns)  # without the bar the terminal is narrow
+    table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, 1 if roomy else 0, 0, 0))
     for column in columns:
         heading = "" if column.heading == "range" else column.heading
         table.add_column(heading, justify=column.justify, no_wrap=True, vertical="bottom")

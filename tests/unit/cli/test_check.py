@@ -36,7 +36,7 @@ def derived_of(out: str) -> dict[str, tuple[str, str]]:
 
 
 def test_every_key_is_shown_with_value_and_origin(job: str, capsys: Capture) -> None:
-    assert main(["check", job, "optimizer.lr=8e-5", "--on", "v5e-8"]) == 0
+    assert main(["check", "--all", job, "optimizer.lr=8e-5", "--on", "v5e-8"]) == 0
     out, err = capsys.readouterr()
     assert err == "warning: data.path gs://bucket/texts is not on this machine\n"
     config, derived = out.split("\nderived for ")
@@ -82,17 +82,17 @@ def test_every_key_is_shown_with_value_and_origin(job: str, capsys: Capture) -> 
 
 def test_what_a_named_size_brings(job: str, capsys: Capture) -> None:
     """596M parameters is what is published for Qwen3-0.6B, embeddings counted once."""
-    assert main(["check", job, "--on", "v6e-1", "model.kv_heads=4", "model.mlp=null"]) == 0
+    assert main(["check", "--all", job, "--on", "v6e-1", "model.kv_heads=4", "model.mlp=null"]) == 0
     rows = rows_of(capsys.readouterr().out)
     assert rows["model.layers"] == ("28", "from qwen3-0.6b")
     assert rows["model.kv_heads"] == ("4", "command line")
     assert rows["model.mlp"] == ("3072", "command line: null, so from qwen3-0.6b")
     assert rows["model.window"] == ("-", "from qwen3-0.6b")
-    assert main(["check", job, "--on", "v6e-1"]) == 0
+    assert main(["check", "--all", job, "--on", "v6e-1"]) == 0
     value, reason = derived_of(capsys.readouterr().out)["parameters"]
     assert value == "596M"
     assert reason == "28 layers of width 1024, 16 heads of 128 on 8 key/value heads, mlp 3072, vocabulary 151936"
-    assert main(["check", job, "--on", "v5p-8", "model=llama3.1-8b"]) == 0
+    assert main(["check", "--all", job, "--on", "v5p-8", "model=llama3.1-8b"]) == 0
     scaling, origin = rows_of(capsys.readouterr().out)["model.rope_scaling"]
     assert scaling == "{factor: 8.0, high: 4.0, low: 1.0, original: 8192}"
     assert origin == "from llama3.1-8b"
@@ -101,7 +101,7 @@ def test_what_a_named_size_brings(job: str, capsys: Capture) -> None:
 def test_what_free_dimensions_bring(job: str, capsys: Capture) -> None:
     Path("text.txt").write_text("x" * 3200)
     Path("job.yaml").write_text("model: {layers: 2, embed: 96, heads: 4}\ndata: text.txt\nsequence: 32\nbatch: 8\n")
-    assert main(["check", job, "--on", "v6e-1"]) == 0
+    assert main(["check", "--all", job, "--on", "v6e-1"]) == 0
     out = capsys.readouterr().out
     rows = rows_of(out.split("\nderived for ")[0])
     assert rows["model.name"][0] == "-"
@@ -114,12 +114,12 @@ def test_what_free_dimensions_bring(job: str, capsys: Capture) -> None:
     assert rows["steps"] == ("13", "derived: 1 epoch x 12.5 steps, rounded up")
     assert rows["epochs"] == ("1", "default: neither steps nor epochs is given")
     assert rows["loss_chunk"][0] == "32"
-    assert derived_of(out)["loss chunk"][1].startswith("32 of 32 positions at a time: 384.00 KiB of logits")
+    assert derived_of(out)["loss chunk"][1].startswith("32 of 32 positions at a time: 384 KiB of logits")
 
 
 def test_a_class_of_the_users_own(job: str, capsys: Capture) -> None:
     example = Path(__file__).resolve().parents[3] / "examples" / "reservoir" / "job.yaml"
-    assert main(["check", str(example), "model.options.leak_slow=0.2", "device=cpu", "devices=1"]) == 0
+    assert main(["check", "--all", str(example), "model.options.leak_slow=0.2", "device=cpu", "devices=1"]) == 0
     out = capsys.readouterr().out
     rows = rows_of(out.split("\nderived for ")[0])
     assert rows["model.options.leak_slow"] == ("0.2", "command line")
@@ -129,12 +129,12 @@ def test_a_class_of_the_users_own(job: str, capsys: Capture) -> None:
     found = derived_of(out)
     assert "attention kernel" not in found
     assert "of them are trained" in found["parameters"][1]
-    assert main(["check", str(example), "model.options.leek=1", "device=cpu"]) == 2
+    assert main(["check", "--all", str(example), "model.options.leek=1", "device=cpu"]) == 2
     assert "does not take these options" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_fit_the_mesh_is_told_below_the_values(job: str, capsys: Capture) -> None:
-    assert main(["check", job, "--on", "v5e-8", "model=smollm2-135m", "mesh.tp=2"]) == 2
+    assert main(["check", "--all", job, "--on", "v5e-8", "model=smollm2-135m", "mesh.tp=2"]) == 2
     out, err = capsys.readouterr()
     assert rows_of(out)["mesh.tp"] == ("2", "command line")
     assert "mesh.tp=2 does not divide the model's 9 heads" in err
@@ -156,7 +156,7 @@ def test_an_unknown_size_needs_no_jax(job: str) -> None:
 
 
 def test_columns_are_aligned(job: str, capsys: Capture) -> None:
-    assert main(["check", job, "--on", "v6e-1"]) == 0
+    assert main(["check", "--all", job, "--on", "v6e-1"]) == 0
     config = capsys.readouterr().out.split("\nderived for ")[0]
     lines = [line for line in config.splitlines() if line]
     starts = {match.start() for line in lines if (match := re.search(r"(?<=  )(default: |job\.yaml:)", line))}
@@ -164,16 +164,16 @@ def test_columns_are_aligned(job: str, capsys: Capture) -> None:
 
 
 def test_the_number_of_devices_may_be_less_than_the_slice_but_not_more(job: str, capsys: Capture) -> None:
-    assert main(["check", job, "--on", "v5e-8", "devices=4"]) == 0
+    assert main(["check", "--all", job, "--on", "v5e-8", "devices=4"]) == 0
     assert derived_of(capsys.readouterr().out)["mesh"][0] == "1x4x1"
-    assert main(["check", job, "--on", "v5e-8", "devices=16"]) == 2
+    assert main(["check", "--all", job, "--on", "v5e-8", "devices=16"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert "v5e-8 has 8" in err
 
 
 def test_a_slice_that_does_not_exist_is_told_before_anything_is_printed(job: str, capsys: Capture) -> None:
-    assert main(["check", job, "--on", "v5e-9"]) == 2
+    assert main(["check", "--all", job, "--on", "v5e-9"]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert "v5e-9" in err
@@ -192,7 +192,7 @@ def test_devices_that_are_here_and_their_warning(job: str, capsys: Capture, monk
         )
 
     monkeypatch.setattr(devices, "choose", choose)
-    assert main(["check", job, "device=[tpu,cpu]", "devices=2"]) == 0
+    assert main(["check", "--all", job, "device=[tpu,cpu]", "devices=2"]) == 0
     out, err = capsys.readouterr()
     assert asked == [(("tpu", "cpu"), 2)]
     assert "\nderived for this machine\n" in out
@@ -205,7 +205,7 @@ def test_steps_follow_from_data_that_is_here(job: str, capsys: Capture) -> None:
     """With bytes as tokens, 100 rows of 32 need 3200 targets: 3200 letters and the end of the document."""
     Path("text.txt").write_text("x" * 3200)
     Path("job.yaml").write_text("model: qwen3-0.6b\ndata: text.txt\nsequence: 32\nbatch: 8\nepochs: 2\n")
-    assert main(["check", job, "--on", "v5e-8"]) == 0
+    assert main(["check", "--all", job, "--on", "v5e-8"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
     found = derived_of(out)
@@ -215,13 +215,13 @@ def test_steps_follow_from_data_that_is_here(job: str, capsys: Capture) -> None:
 
 def test_data_that_is_nowhere_is_a_mistake_if_it_decides_the_steps(job: str, capsys: Capture) -> None:
     Path("job.yaml").write_text("model: qwen3-0.6b\ndata: text.txt\n")
-    assert main(["check", job, "--on", "v5e-8"]) == 2
+    assert main(["check", "--all", job, "--on", "v5e-8"]) == 2
     assert "text.txt does not exist" in capsys.readouterr().err
 
 
 def test_colours_only_on_a_terminal(job: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     def printed() -> str:
-        assert main(["check", job, "--on", "v5e-8", "seed=1", "name=colours"]) == 0
+        assert main(["check", "--all", job, "--on", "v5e-8", "seed=1", "name=colours"]) == 0
         return capsys.readouterr().out
 
     plain = printed()
@@ -257,3 +257,27 @@ def test_long_reasons_are_wrapped_to_the_terminal() -> None:
     ]
     assert max(map(len, text.splitlines())) <= 40
     assert text.splitlines()[2].index("and") == text.splitlines()[1].index("because")
+
+
+def test_without_all_only_what_was_set_and_what_is_derived(job: str, capsys: Capture) -> None:
+    words = ["check", job, "--on", "v6e-1", "optimizer.lr=1e-3"]
+    assert main(words) == 0
+    brief = capsys.readouterr().out
+    assert main([*words, "--all"]) == 0
+    complete = capsys.readouterr().out
+    assert len(brief.splitlines()) < 40 < 100 < len(complete.splitlines())
+    rows, every = rows_of(brief), rows_of(complete)
+    assert rows["optimizer.lr"] == ("0.001", "command line")
+    assert "optimizer.warmup" not in rows
+    set_by_user = {name for name, (_, origin) in every.items() if origin.startswith(("job.yaml", "command line"))}
+    assert set_by_user <= set(rows)
+    assert derived_of(brief) == derived_of(complete)
+    hidden = int(re.search(r"^(\d+) more values", brief, re.MULTILINE)[1])  # type: ignore[index]
+    assert hidden == count_rows(complete) - count_rows(brief)
+    assert main(["check", job, "--on", "v6e-1", "batch=3", "mesh.fsdp=2"]) == 2
+    assert "optimizer.warmup" not in capsys.readouterr().out
+
+
+def count_rows(text: str) -> int:
+    """Rows start at the third column; continued lines start farther right."""
+    return sum(line.startswith("  ") and line[2] != " " for line in text.splitlines())

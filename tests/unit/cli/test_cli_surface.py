@@ -9,7 +9,7 @@ from forerun.cli import words
 ANSWER = "--revision --code --max-tokens --temperature --top-k --top-p --stop --seed --device --devices --mesh --dtype"
 SURFACE = {
     "init": "FILE --recipe --model --data",
-    "check": "JOB KEY=VALUE --on",
+    "check": "JOB KEY=VALUE --on --all",
     "data": "JOB KEY=VALUE --samples --full --html --shard --verify --ledger",
     "plan": "JOB KEY=VALUE --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
     " --max-hours --out",

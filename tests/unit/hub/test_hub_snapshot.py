@@ -254,7 +254,7 @@ def test_a_disk_without_room_is_told_before_the_download(repositories: Path, tmp
     with HubServer(repositories, announced_bytes={file: 1 << 60}) as hub:
         error = ask(environment(tmp_path / "home", hub.endpoint))["error"]
         assert "no room" in error
-        assert "1073741824.00 GiB are to be fetched" in error
+        assert "1,024 PiB are to be fetched" in error
         assert [name for name in hub.fetched() if name.endswith(".safetensors")] == []
 
 

@@ -92,7 +92,7 @@ def _installer(found: Distribution | None) -> list[str]:
     if importlib.util.find_spec("pip") is not None:
         first = shutil.which("pip")
         own = first is not None and Path(first).parent == scripts
-        return [*(["pip"] if own else [sys.executable, "-m", "pip"]), "install"]
+        return [*(["pip"] if own else [sys.executable, "-P", "-m", "pip"]), "install"]
     if found is not None and (found.read_text("INSTALLER") or "").strip() == "uv":
         active = os.environ.get("VIRTUAL_ENV") == sys.prefix
         return ["uv", "pip", "install", *([] if active else ["--python", sys.executable])]

@@ -111,7 +111,14 @@ def test_the_installer_works_on_this_interpreter(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(installation.shutil, "which", lambda name: str(Path(sys.executable).parent / name))
     assert install_command("plan", found) == "pip install 'forerun[plan]'"
     monkeypatch.setattr(installation.shutil, "which", lambda name: f"/other/bin/{name}")
-    assert shlex.split(install_command("plan", found)) == [sys.executable, "-m", "pip", "install", "forerun[plan]"]
+    assert shlex.split(install_command("plan", found)) == [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "install",
+        "forerun[plan]",
+    ]
     has_pip = False
     monkeypatch.setenv("VIRTUAL_ENV", sys.prefix)
     assert install_command("plan", found) == "uv pip install 'forerun[plan]'"

@@ -123,9 +123,12 @@ class Store:
                 if hosts.is_first():
                     self._place.require_folders(saving.folder)
                 saving.started.set_result(self._begun(saving.folder, state))
-        except Exception as error:
-            saving.started.set_exception(error)
-            saving.done.result()
+        except BaseException as error:  # also Ctrl-C: the end of the process would wait for Orbax's threads
+            _release_threads()
+            if not saving.started.done():
+                saving.started.set_exception(error)
+            if isinstance(error, Exception):
+                saving.done.result()
             raise
         self._saving = saving
 
@@ -272,8 +275,12 @@ class Store:
             self._clean()
 
     def _begun(self, folder: str, state: Any) -> orbax.AsyncResponse[None]:
-        with self._context:
-            return orbax.save_async(f"{self._place.address}/{folder}", state)
+        try:
+            with self._context:
+                return orbax.save_async(f"{self._place.address}/{folder}", state)
+        except BaseException:
+            _release_threads()
+            raise
 
     def _attempt(self, saving: _Saving) -> bool:
         """From the copy, each time into a folder of its own: writers of the time before may still be ending."""
@@ -288,8 +295,7 @@ class Store:
         try:
             response.result()
         except BaseException:
-            if hosts.part()[1] == 1:
-                release()
+            _release_threads()
             raise
         finally:
             forget(response)
@@ -384,3 +390,9 @@ class Store:
             why=f"{who}; this process holds claim {self.fence}\n{self._place.address}",
             fix="nothing, if that one was meant to go on; else stop it and start the same command again",
         )
+
+
+def _release_threads() -> None:
+    """After a save that failed on one host: end the threads of Orbax that would wait for its folders for minutes."""
+    if not hosts.several():
+        release()

@@ -24,7 +24,10 @@ from forerun.errors import UserError
 from forerun.exchange import documents
 from forerun.exchange.packed import unpack, write_packed, write_scales
 from forerun.exchange.write import write_params
+from forerun.hardware.devices import choose
+from forerun.loop.given import given_of
 from forerun.loop.loaded import pretrained_params, whole_mesh
+from forerun.loop.train import program_on
 from forerun.methods.kept import rounding_told
 from forerun.methods.method import MODEL, method_of
 from forerun.models import pretrained
@@ -158,6 +161,18 @@ def test_the_second_stage_begins_with_the_integers_of_the_first(kind: str, form:
     assert_same(begun(under)[1], expected)
     assert_same(begun(job_of(str(folder), qat=KINDS[kind]))[1], expected)
     assert [is_warning for _, is_warning in rounding_told(under)] == [False]
+
+
+def test_integers_that_computed_scales_cannot_keep_are_told(tmp_path: Path) -> None:
+    """Learned scales leave groups without a code at the end of the range. On eight devices."""
+    computed = {key: value for key, value in KINDS["int4, learned"].items() if key != "scales"}
+    for kind, lines in ((KINDS["int4, learned"], 1), (computed, 0)):
+        first = job_of(LLAMA, qat=kind)
+        folder = written(tmp_path / f"{lines}", first, first_stage(first)[0], dense=True)
+        told: list[str] = []
+        job = job_of({"name": str(folder)}, qat=computed, devices=8, batch=8, remat="none")
+        given_of(job, program_on(job, choose("cpu", 8), 8), tell=told.append)
+        assert len(told) == lines
 
 
 def test_the_second_stage_computes_what_the_first_did(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -42,12 +42,25 @@ def scale_entries(
 
 def are_multiples(params: Tree) -> bool:
     """Return whether all weights that have given scales are codes times scales, rounded to some dtype of a file."""
+    return _all_given(_is_multiple, params)
 
-    def whole(params: Tree) -> jax.Array:
-        fits = [_is_multiple(one) for one in rounded_weights(params).values() if one.scale is not None]
-        return jnp.all(jnp.array(fits, bool))
 
-    return bool(jax.jit(whole)(params))
+def can_be_computed(params: Tree) -> bool:
+    """Return whether `FakeQuantized.computed` keeps all codes and scales of the weights that have given scales."""
+    return _all_given(_is_kept, params)
+
+
+def _all_given(test: Callable[[FakeQuantized[jax.Array]], jax.Array], params: Tree) -> bool:
+    given = {path: one for path, one in rounded_weights(params).items() if one.scale is not None}
+    if not given:
+        return True
+    with jax.set_mesh(jax.tree.leaves(given)[0].sharding.mesh):
+        return bool(jax.jit(lambda given: jnp.all(jnp.stack([test(one) for one in given.values()])))(given))
+
+
+def _is_kept(weight: FakeQuantized[jax.Array]) -> jax.Array:
+    pairs = zip(weight.codes(), weight.computed().codes(), strict=True)
+    return jnp.all(jnp.stack([jnp.array_equal(before, after) for before, after in pairs]))
 
 
 def _is_multiple(weight: FakeQuantized[jax.Array]) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from forerun.config.schema import Job, Model
 from forerun.errors import UserError
 from forerun.exchange.match import matches
 from forerun.exchange.packed import weights_of
+from forerun.exchange.scales import can_be_computed
 from forerun.loop.adapter import read_adapter
 from forerun.loop.loaded import pretrained_params
 from forerun.methods.lora import ADAPTER
@@ -25,12 +27,23 @@ from forerun.program.fingerprint import whole_fingerprint
 from forerun.program.state import State
 
 
-def given_of(job: Job, program: Program, *, resumes: bool = False) -> dict[str, Any]:
-    """By name, each as the program wants it. A run that goes on has its adapters in the checkpoint."""
+def given_of(
+    job: Job, program: Program, *, resumes: bool = False, tell: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """By name, each as the program wants it. A run that goes on has its adapters in the checkpoint.
+
+    `tell` gets a line if integers of the model's files cannot be kept.
+    """
     sources = {MODEL: job.model} if is_checkpoint(job.model) else {}
     if TEACHER in program.given:
         sources[TEACHER] = require_weights(teacher_section(job))
     given = {name: pretrained_params(section, program.given[name]) for name, section in sources.items()}
+    learns = job.qat is not None and job.lora is None and job.qat.scales == "computed"
+    if MODEL in given and learns and not resumes and not can_be_computed(given[MODEL]):
+        tell(
+            f"some integers of {job.model.name} are rounded again: computed scales cannot be those of all groups; "
+            "qat.scales: learned with precision.params: float32 keeps them"
+        )
     if job.lora is not None and job.lora.start is not None and not resumes:
         params = program.method.objective.own(program.state.params)
         given[ADAPTER] = read_adapter(Path(job.lora.start), job, program.model, params)

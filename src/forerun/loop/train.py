@@ -119,7 +119,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     worker.pulse.phase("restore")
     with Store(checkpoints, keep=retention_of(job), tell=told_of_saves(display, worker)) as store:
         with display.phase("state") as phase:
-            state, first, passed_over = state_of(job, program, store, corpus)
+            state, first, passed_over = state_of(job, program, store, corpus, display.warn)
             record = store.record(first) if first else {}
             validation.resume(record, first)
             phase.detail = f"step {first} from {checkpoints}" if first else begun_from(job)
@@ -213,14 +213,16 @@ def retention_of(job: Job) -> Retention:
     return Retention(job.checkpoint.keep, job.checkpoint.keep_every, job.checkpoint.keep_best)
 
 
-def state_of(job: Job, program: Program, store: Store, corpus: Corpus) -> tuple[State, int, tuple[Skipped, ...]]:
+def state_of(
+    job: Job, program: Program, store: Store, corpus: Corpus, tell: Callable[[str], None]
+) -> tuple[State, int, tuple[Skipped, ...]]:
     """Fresh, a pretrained model's, or the newest good checkpoint's; with its step, and what was damaged.
 
     With other data than before, a resumed run would not be the same run.
     """
     newest = store.newest()
     if newest is None:
-        return program.initial_state(job.seed, given_of(job, program)), 0, ()
+        return program.initial_state(job.seed, given_of(job, program, tell=tell)), 0, ()
     require_same_data(job, corpus, newest, store.record(newest).get("data"))
     restored = store.restore_newest(program.saved(program.state))
     assert restored is not None

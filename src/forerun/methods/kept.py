@@ -38,7 +38,7 @@ def rounding_told(job: Job) -> list[tuple[str, bool]]:
     integers = f"{job.model.name} has integers ({found.rounding})"
     if job.qat is not None:
         if kept_rounding(job.model, job.qat) is not None:
-            return [*told, (f"{integers}: their codes and scales are kept", False)]
+            return [*told, (f"{integers}: the run begins with their codes and scales", False)]
         wanted = Rounding(job.qat.bits, job.qat.group, job.qat.activations is not None)
         return [*told, (f"{integers}, which are rounded again to {wanted}", True)]
     if job.lora is not None and job.lora.is_quantized:

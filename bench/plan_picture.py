@@ -16,6 +16,8 @@ from rich.terminal_theme import TerminalTheme
 
 from forerun.config.load import load
 from forerun.plan.answers import answers
+from forerun.plan.money import Tariff
+from forerun.plan.order import in_order, order_note
 from forerun.plan.progress import Progress
 from forerun.plan.question import questions_of, slices_named
 from forerun.plan.report import print_table
@@ -46,11 +48,14 @@ def main() -> int:
     job = load(JOB, ()).job
     questions = questions_of(job, slices_named(SLICES))
     with Progress(questions) as progress:
-        verdicts = answers(questions, progress.phase)
+        verdicts = in_order(answers(questions, progress.phase), "balanced", Tariff())
+    note = order_note(verdicts, "balanced", Tariff())
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="standard")
     command = f"forerun plan {JOB.name} --on {','.join(SLICES)}"
     console.print(f"[green]$[/] [bold]{command}[/]\n", highlight=False)
-    print_table(console, verdicts, f"{job.name}, batch {job.batch} x {job.sequence}, remat {job.remat.policy}")
+    print_table(
+        console, verdicts, f"{job.name}, batch {job.batch} x {job.sequence}, remat {job.remat.policy}", notes=[note]
+    )
     svg = console.export_svg(title="forerun plan", theme=THEME, unique_id="plan", font_aspect_ratio=0.6)
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(without_links(without_blanks(svg)))

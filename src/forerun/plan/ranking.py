@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -54,6 +55,30 @@ def _found(one: Candidate, verdict: Verdict, tariff: Tariff, max_hours: float | 
     usd = bill.on_demand.usd.mid if bill.on_demand else None
     cheap = tariff.max_usd is None or (usd is not None and usd <= tariff.max_usd)
     return Found(one, verdict, bill.hours.mid, usd, cheap and (max_hours is None or bill.hours.mid <= max_hours))
+
+
+def equal_slices(found: Sequence[Found], goal: Goal) -> list[str]:
+    """Return the slices whose best plan is as good as the winner within the error of the times.
+
+    Plans of one slice are not compared: the error of their times is nearly the same.
+    """
+    best: dict[str, Found] = {}
+    for one in found:
+        if one.within:
+            best.setdefault(one.candidate.slice.name, one)
+    winner, *others = best.values() or [None]
+    if winner is None:
+        return []
+    least = winner.standing.score(goal)
+    power = 2 if goal == "balanced" else 1  # the error counts in hours and in dollars
+    names = []
+    for one in others:
+        assert one is not None
+        assert one.verdict.step is not None
+        low = one.verdict.step.low_seconds / one.verdict.step.mid_seconds
+        if one.standing.score(goal) * low**power <= least < math.inf:
+            names.append(one.candidate.slice.name)
+    return names
 
 
 def shown(found: Sequence[Found], most: int) -> list[Found]:

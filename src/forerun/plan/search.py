@@ -27,7 +27,7 @@ from forerun.plan.compiler import CompilerFailure, Phase, Stopped, require_compi
 from forerun.plan.figures import seconds_text
 from forerun.plan.money import Tariff
 from forerun.plan.question import Question
-from forerun.plan.ranking import Found, ranked
+from forerun.plan.ranking import Found, equal_slices, ranked
 from forerun.plan.report import as_json as slices_json
 from forerun.plan.scoreboard import Scoreboard, account, best_text, print_ranking
 from forerun.plan.strategy import GOALS, Goal, Outcome, Strategy
@@ -275,7 +275,9 @@ def _told(
     best = ranking[0]
     print_ranking(console, ranking, f"{space.job.name}: {goal} of {len(ranking)} plans that fit, in {seconds}")
     idle = filter(None, [best.verdict.question.idle_text()])
-    console.print("\n".join(["", *account(*tally), "", *idle, *_gain(space, best, found, ranking)]))
+    equal = equal_slices(ranking, goal)
+    same = [f"Equal to {best.candidate.slice.name} within the error of the times: {', '.join(equal)}."] if equal else []
+    console.print("\n".join(["", *account(*tally), "", *same, *idle, *_gain(space, best, found, ranking)]))
     path = out_path or Path(f"{space.job.name}.{goal}.yaml")
     winner.check_path(path)
     note = "interrupted before it was finished" if found.interrupted else ""

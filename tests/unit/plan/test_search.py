@@ -23,7 +23,7 @@ from forerun.plan.compiler import CompilerFailure
 from forerun.plan.memory import MemoryReport
 from forerun.plan.money import Tariff
 from forerun.plan.question import Question
-from forerun.plan.ranking import ranked
+from forerun.plan.ranking import equal_slices, ranked
 from forerun.plan.step_time import StepTime
 from forerun.plan.strategy import GOALS, Outcome, Standing, Strategy
 from forerun.plan.verdict import Verdict
@@ -320,3 +320,13 @@ def test_the_written_job_is_the_winner(compiler: list[Question]) -> None:
 
 def test_memory_of_this_machine() -> None:
     assert 0 < search.available_bytes() < 1 << 50
+
+
+def test_slices_that_the_error_does_not_tell_apart() -> None:
+    """Times are known to 25 %: 1.2 s may be 0.9 s, 1.5 s are 1.1 s at least."""
+    space = space_of(job(batch=16), "v6e-8,v5p-16,v4-16", bounds())
+    seconds = {"v6e-8": 1.0, "v5p-16": 1.2, "v4-16": 1.5}
+    picks = [group[0] for group in space.by_slice.values()] + [space.by_slice["v6e-8"][1]]
+    verdicts = {one: verdict_of(one.question(space.job), seconds[one.slice.name], 1 << 30) for one in picks}
+    assert equal_slices(ranked(verdicts, "fastest", Tariff()), "fastest") == ["v5p-16"]
+    assert equal_slices([], "fastest") == []

@@ -170,7 +170,7 @@ class Unpacked(Weights):
                 yield name, info
 
     def _shape(self, stem: str) -> tuple[int, int]:
-        """The shape of a matrix, if its codes and scales have the shapes that follow from it."""
+        """Return the shape of a matrix, if its codes and scales have the shapes that follow from it."""
         words, plain = self._packed.get(f"{stem}.weight_packed"), self._packed.get(f"{stem}.weight")
         given, scale = self._packed.get(f"{stem}.weight_shape"), self._packed[f"{stem}{SUFFIX}"]
         shape: tuple[int, ...] = ()
@@ -208,7 +208,7 @@ def opened_snapshot(source: Snapshot) -> Weights:
 
 
 def float_dtypes(source: Snapshot, table: Iterable[Tensor], model: Stacked) -> dict[str, str]:
-    """The dtype of every tensor of a checkpoint as floats. Integers have that of most other tensors."""
+    """Return the dtype of every tensor of a checkpoint as floats. Integers have that of most other tensors."""
     with opened_snapshot(source) as weights:
         found = dtypes_of(weights, table, model)
         integers = [name for name in found if isinstance(weights, Unpacked) and weights.is_unpacked(name)]

@@ -68,7 +68,7 @@ def read_params(
 def _scales(
     scales: Weights | None, wanted: Tree, table: Iterable[Tensor], model: Stacked
 ) -> Iterator[tuple[NDArray[Any], Entry]]:
-    """The tensors of the scales that are wanted, in turn."""
+    """Yield the tensors of the scales that are wanted, in turn."""
     given = map_weights(lambda one: one if isinstance(one, FakeQuantized) and one.scale is not None else None, wanted)
     for name, entry in scale_entries(given, table, model, as_integers=False).items():
         if scales is None or name not in scales or scales[name].shape != entry.shape:

@@ -71,7 +71,7 @@ def _is_multiple(weight: FakeQuantized[jax.Array]) -> jax.Array:
 
 
 def _scale_table(table: Iterable[Tensor], rounded: set[str], model: Stacked, as_integers: bool) -> list[Tensor]:
-    """The tensors of the scales: as those of the weights, with G for their inputs."""
+    """Return the tensors of the scales: as those of the weights, with G for their inputs."""
     leaves, found = leaves_of(model.specs()), []
     for one in table:
         paths = _paths(one, model)

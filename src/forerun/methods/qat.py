@@ -100,7 +100,7 @@ class QatTransform:
 
 
 def _kept(made: FakeQuantized[Any], weight: FakeQuantized[jax.Array]) -> FakeQuantized[jax.Array]:
-    """The weight as the run holds it, with the codes and scales that it was read with."""
+    """Return the weight as the run holds it, with the codes and scales that it was read with."""
     if made.scale is not None:
         return weight
     if made.log_scale is None:

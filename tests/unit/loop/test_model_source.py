@@ -38,6 +38,16 @@ def test_a_run_that_does_not_exist_is_not_looked_for_on_the_hub() -> None:
         checkpoint_section("elsewhere/nope")
 
 
+@pytest.mark.parametrize("command", [["generate", "Once"], ["chat"], ["eval", "--data", "x.txt"]])
+def test_every_command_says_that_the_run_does_not_exist(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    Path("x.txt").write_text("text", encoding="utf-8")
+    name, *rest = command
+    assert main([name, "runs/nope", *rest]) == USER_MISTAKE
+    told = capsys.readouterr().err
+    assert "there is no run runs/nope" in told
+    assert "hub cannot be reached" not in told
+
+
 def test_names_of_the_hub_and_folders_stay_what_they_are() -> None:
     assert checkpoint_section("owner/name", "main").name == "owner/name"
     Path("owner").mkdir()

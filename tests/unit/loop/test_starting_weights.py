@@ -21,7 +21,7 @@ from forerun.loop.concrete import concrete
 from forerun.loop.corpus import open_corpus
 from forerun.loop.folder import open_folder
 from forerun.loop.job_warnings import warnings_of
-from forerun.loop.starting_weights import starting_weights
+from forerun.loop.starting_weights import require_chosen_tokenizer, starting_weights
 from forerun.track.display import make_display
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -35,6 +35,22 @@ ROWS = {
 JOB = "model: {layers: 1, embed: 32, heads: 2}\nsequence: 32\nbatch: 8\nsteps: 2\ndevice: cpu\nsample: {tokens: 0}\n"
 
 WriteJob = Callable[..., Path]
+
+
+def write_checkpoint(folder: Path, positions: int) -> None:
+    """A config.json alone: nothing here reads weights."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": positions,
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def not_compiled(*_: object) -> None:
@@ -72,9 +88,9 @@ def test_the_tokenizer_of_the_job_decides(write_job: WriteJob) -> None:
         file = write_job(rows)
         with pytest.raises(UserError, match="random weights and a byte tokenizer"):
             open_corpus(load(file).job)
-        assert open_corpus(load(file, ["data.tokenizer=bytes"]).job).tokenizer.path == "bytes"
+        require_chosen_tokenizer(load(file, ["data.tokenizer=bytes"]).job)
     for rows in ("text", "answers"):
-        assert len(open_corpus(load(write_job(rows)).job).rows)
+        require_chosen_tokenizer(load(write_job(rows)).job)
 
 
 def test_every_command_says_that_the_weights_are_random(
@@ -97,6 +113,24 @@ def test_a_learning_rate_that_is_far_too_high_is_warned_about(
     assert [*warnings_of(load(file, ["optimizer.lr=0.1"]).job)] == []
 
 
+@pytest.mark.parametrize("command", ["check", "data", "plan", "train"])
+def test_every_command_warns_before_it_does_anything_slow(
+    write_job: WriteJob, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise UserError("stopped here", why="the test ends", fix="none")
+
+    file = write_job()
+    write_checkpoint(Path("model"), positions=16)
+    for name in ("corpus.open_corpus", "concrete.open_corpus", "concrete.concrete", "train.shown_corpus"):
+        monkeypatch.setattr(f"forerun.loop.{name}", stopped)
+    assert main([command, str(file), "model=./model", "optimizer.lr=3"]) == USER_MISTAKE
+    told = "".join(capsys.readouterr())
+    assert "stopped here" in told
+    assert "optimizer.lr=3" in told
+    assert "max_position_embeddings" in told
+
+
 def test_data_that_fills_no_batch_is_told_before_anything_is_compiled(
     write_job: WriteJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,18 +149,7 @@ def test_data_that_fills_no_batch_is_told_before_anything_is_compiled(
 
 def test_a_longer_sequence_than_a_checkpoint_knows_is_warned_about(tmp_path: Path, write_job: WriteJob) -> None:
     file = write_job()
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": 64,
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "intermediate_size": 64,
-        "max_position_embeddings": 2048,
-    }
-    Path("model").mkdir()
-    Path("model/config.json").write_text(json.dumps(config), encoding="utf-8")
+    write_checkpoint(Path("model"), positions=2048)
     assert [*warnings_of(load(file, ["model=./model", "sequence=2048"]).job)] == []
     [text] = warnings_of(load(file, ["model=./model", "sequence=8192"]).job)
     assert re.findall(r"\d+", text.replace(str(tmp_path), ""))[:2] == ["8192", "2048"]

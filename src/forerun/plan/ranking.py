@@ -66,14 +66,13 @@ def equal_slices(found: Sequence[Found], goal: Goal) -> list[str]:
     for one in found:
         if one.within:
             best.setdefault(one.candidate.slice.name, one)
-    winner, *others = best.values() or [None]
-    if winner is None:
+    if not best:
         return []
+    winner, *others = best.values()
     least = winner.standing.score(goal)
     power = 2 if goal == "balanced" else 1  # the error counts in hours and in dollars
     names = []
     for one in others:
-        assert one is not None
         assert one.verdict.step is not None
         low = one.verdict.step.low_seconds / one.verdict.step.mid_seconds
         if one.standing.score(goal) * low**power <= least < math.inf:

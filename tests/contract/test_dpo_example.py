@@ -29,5 +29,5 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert finished.summary["final_loss"] < 0.05
     assert rows[-1]["validation_rewards/accuracies"] == 1.0
     assert "accuracy 100.0%" in out.getvalue()
-    assert "17 pairs for validation" in out.getvalue()
+    assert "validation: 17 of " in out.getvalue()
     assert "reference: the model as it is now, asked once about every pair" in out.getvalue()

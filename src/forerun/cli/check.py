@@ -84,6 +84,7 @@ class Outcome:
     model: Model
     chunk: int
     kernel: str
+    validation: tuple[tuple[str, str], ...] = ()  # what is held out of each part, and which share that is
 
 
 def run(args: argparse.Namespace) -> int:
@@ -228,12 +229,16 @@ def _outcome(job: Job, place: Place) -> Outcome:
 
     mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, place.devices, place.title)
     corpus = _corpus(job)
+    for text in () if corpus is None else corpus.warnings:
+        print(f"warning: {text}", file=sys.stderr)
     known = concrete(job, corpus)
     model = model_of(known.model)
     check_model(mesh, model.heads, job.batch, job.micro_batch)
     derived = derive(job, mesh, None if corpus is None else corpus.rows.epoch)
     kernel = kernels.attention(job.attention, place.platform, place.kind, job.precision.compute)
-    return Outcome(known, place, derived, model, loss_chunk(job, model, derived), kernel.name)
+    parts = () if corpus is None else corpus.parts
+    held = tuple((one.number, one.asked) for part in parts if (one := part.held_out) is not None)
+    return Outcome(known, place, derived, model, loss_chunk(job, model, derived), kernel.name, held)
 
 
 def _corpus(job: Job) -> Corpus | None:
@@ -322,6 +327,7 @@ def _derived_rows(outcome: Outcome) -> list[Row]:
         Row("weights", "pretrained" if is_checkpoint(job.model) else "random", starting_weights(job)),
     ]
     rows += [Row(*row) for row in outcome.derived.rows()]
+    rows += [Row("validation", count, share) for count, share in outcome.validation]
     if outcome.model.heads is not None:
         why = f"auto: for {place.kind}" if job.attention == "auto" else "the job's"
         rows.append(Row("attention kernel", outcome.kernel, why))

@@ -13,6 +13,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from forerun.config import limits
 from forerun.config.checkpoint import Checkpoint, PositiveInt
+from forerun.config.data_section import Data as Data
+from forerun.config.data_section import Part as Part
 from forerun.config.distil import Distil
 from forerun.config.methods import Lora
 from forerun.config.objective import OwnObjective, require_one_objective
@@ -27,7 +29,6 @@ Sequences = Annotated[int, Field(gt=0, le=10**7)]  # of a batch: ways to divide 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 FOLDER_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
-COLUMNS = ("text", "messages", "prompt", "completion", "chosen", "rejected", "input_ids")
 RESIDUALS = ("layer_in", "query", "key", "value", "attention_out", "mlp_gate", "mlp_up")
 
 
@@ -74,110 +75,6 @@ class Model(Section):
         if colon and not all(part.isidentifier() for part in (*module.split("."), made)):
             raise ValueError(f"model.name: {name!r} is not module.path:Class; write for example my_model:Net")
         return name
-
-
-def _columns() -> Any:
-    return Field(
-        default_factory=dict,
-        description="what the file's columns are called, as in {text: content}",
-        json_schema_extra={
-            "reason": "text, messages, prompt and completion, input_ids",
-            "propertyNames": {"enum": list(COLUMNS)},
-        },
-    )
-
-
-class Part(Section):
-    """One source of a mixture."""
-
-    path: str = about("as data.path", "the job must say it")
-    weight: float | None = about(
-        "its share of the rows, against the other weights", "none anywhere: every row once per epoch", None, gt=0
-    )
-    columns: dict[str, str] = _columns()
-
-    @field_validator("columns")
-    @classmethod
-    def _known(cls, columns: dict[str, str]) -> dict[str, str]:
-        unknown = sorted(set(columns) - set(COLUMNS))
-        if unknown:
-            raise ValueError(f"data.columns: unknown {unknown[0]!r}; known: {', '.join(COLUMNS)}")
-        return columns
-
-
-class Data(Section):
-    path: str | None = about(
-        "a file, a folder or a glob: text, JSONL, CSV, Parquet, Arrow; hf://datasets/owner/name", "or a mixture", None
-    )
-    mixture: dict[str, Annotated[Part, shorthand("path")]] = Field(
-        default_factory=dict,
-        description="several sources by name, each with path, weight and columns",
-        json_schema_extra={"reason": "one source: path"},
-    )
-    tokenizer: str | None = about(
-        "'bytes' or the path of a tokenizer.json", "a checkpoint's own; without one, bytes, but not for chat", None
-    )
-    columns: dict[str, str] = _columns()
-    packing: Literal["auto", "concatenate", "whole"] = about(
-        "concatenate: one stream, cut into rows; whole: documents stay in one piece",
-        "auto: text is concatenated, chat stays whole",
-        "auto",
-    )
-    too_long: Literal["auto", "split", "keep_start", "keep_end", "drop", "stop"] = about(
-        "what a document longer than the sequence becomes, when documents stay whole",
-        "auto: split, so nothing is lost; of a preference pair the shared prompt loses its start",
-        "auto",
-    )
-    loss_on: Literal["answers", "all"] = about(
-        "tokens that are learned: the assistant's or the completion, or all",
-        "answers: nobody trains a model to ask; plain text is learned whole",
-        "answers",
-    )
-    chat_template: str | None = about(
-        "a Jinja file, or 'chatml'", "the checkpoint's own; without one the job must say it", None
-    )
-    special_tokens: bool = about(
-        "special tokens written out in a text count as such", "no: a text cannot forge the end of a turn", False
-    )
-    validation: float = about(
-        "share of the documents kept for validation, chosen by the hash of their content", "none", 0.0, ge=0, lt=1
-    )
-    bad_rows: float = about(
-        "bad rows that may be passed over: a share if below 1, else a number", "0: the first one stops", 0.0, ge=0
-    )
-    bad_files: int = about("damaged files that may be passed over", "0: the first one stops", 0, ge=0)
-    store: str | None = about("folder of the tokenized documents", "~/.cache/forerun/tokens", None)
-    workers: int | None = about("processes that tokenize", "one per core", None, gt=0, le=1024)
-    feeders: int = about("processes that build batches", "0: threads, fast enough for most", 0, ge=0, le=256)
-    ledger: bool = about("write the example ids of every step to ledger.jsonl", "off: a line a step", False)
-
-    @field_validator("columns")
-    @classmethod
-    def _known(cls, columns: dict[str, str]) -> dict[str, str]:
-        return Part(path="", columns=columns).columns
-
-    @model_validator(mode="after")
-    def _one_place(self) -> Data:
-        if not self.path and not self.mixture:
-            raise ValueError("data.path is missing: a file, a folder or a glob; or name several in data.mixture")
-        if self.path and self.mixture:
-            raise ValueError("data.path and data.mixture are both given: keep one")
-        if self.mixture and self.columns:
-            raise ValueError("data.columns beside data.mixture: write columns into each part of the mixture")
-        given = [part.weight is not None for part in self.mixture.values()]
-        if any(given) and not all(given):
-            raise ValueError("data.mixture: give every part a weight, or none of them")
-        return self
-
-    @property
-    def parts(self) -> dict[str, Part]:
-        """The sources by name; a single one is called data."""
-        return self.mixture or {"data": Part(path=self.path or "", columns=self.columns)}
-
-    @property
-    def where(self) -> str:
-        """For messages: the path, or the names of the mixture."""
-        return self.path or f"mixture of {', '.join(self.mixture)}"
 
 
 class Optimizer(Section):

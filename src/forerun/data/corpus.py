@@ -2,33 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from forerun.config import schema
+from forerun.data.chat_template import job_template, template_origin
 from forerun.data.documents import Documents
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
 from forerun.data.order.pairs import Pairs, short_of
 from forerun.data.order.permutation import ORDER
 from forerun.data.order.rows import PackedRows
+from forerun.data.order.subset import Subset, held_out, packer_of
 from forerun.data.order.whole import Whole
+from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
+from forerun.data.source.plain import LIKELY_SEPARATOR, likely_separators
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import Limits, Progress, build
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import Store, open_store
+from forerun.data.turns import turn_end
 from forerun.errors import UserError
-from forerun.files import read_regular
-from forerun.hub.chat import CHATML, MAX_TEMPLATE_BYTES
 from forerun.units import Count
 
 OnProgress = Callable[[str, Progress], None]
 CHAT_FORMS = ("messages", "chosen/rejected")
 PLANS = "rows"  # folder of packing plans, inside a store's
+MANY_SEPARATORS = 3  # in the beginning of a file that is one document
 
 
 @dataclass(frozen=True)
@@ -48,12 +52,30 @@ class Part:
     source: Source
     store: Store
     rows: PackedRows
-    kept: PackedRows | None = None  # rows of the documents that are kept for validation
+    kept: PackedRows | None = None  # rows that are held out for validation
+    wanted: float = 0.0  # the share that the job asks to hold out
+    notes: tuple[str, ...] = ()  # what is probably not meant, for warnings
 
     @property
     def plans(self) -> list[Whole]:
-        """The rows whose packing plan is stored with the tokens."""
-        return [rows for rows in (self.rows, self.kept) if isinstance(rows, Whole)]
+        """Return the rows whose packing plan is stored with the tokens."""
+        packers = {id(rows): rows for rows in (packer_of(rows) for rows in (self.rows, self.kept) if rows is not None)}
+        return [rows for rows in packers.values() if isinstance(rows, Whole)]
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """Return what is held out for validation; None if the job asks for nothing."""
+        if not self.wanted:
+            return None
+        train, kept, held = self.store.train, self.store.validation, self.kept
+        if isinstance(self.rows, Subset) or isinstance(held, Subset):
+            mine = 0 if held is None else len(held)
+            count = len(packer_of(self.rows))
+            return HeldOut(self.wanted, "rows", mine, count, mine / count)
+        sides, word = (2, "pairs") if isinstance(self.rows, Pairs) else (1, "documents")
+        mine, tokens = (0, 0) if kept is None else (len(kept), kept.tokens)
+        whole = train.tokens + tokens
+        return HeldOut(self.wanted, word, mine // sides, (len(train) + mine) // sides, tokens / whole)
 
     @property
     def checked(self) -> bool:
@@ -75,13 +97,12 @@ class Part:
         ]
         if report.too_long and isinstance(self.rows, Pairs):
             said.append(short_of(report))
-        elif report.too_long and isinstance(self.rows, Whole):
+        elif report.too_long and isinstance(packer_of(self.rows), Whole):
             said.append(f"{report.too_long} longer than a row: {report.became.replace('_', ' ')}")
         if store.bad:
             said.append(f"{store.bad} bad rows passed over")
-        if store.validation is not None:
-            kept = len(store.validation) if self.kept is None else self.kept.report.documents
-            said.append(f"{kept} {word}s for validation")
+        if (held := self.held_out) is not None and held.held:
+            said.append(f"validation: {held.counted}")
         return "  ".join(said)
 
 
@@ -106,13 +127,17 @@ class Corpus:
 
     @property
     def warnings(self) -> list[str]:
-        """One for each part whose damage would go unnoticed."""
-        return [
+        """Return what is probably not meant in each part, and the parts whose damage would go unnoticed."""
+        held = [part.held_out for part in self.parts]
+        far = [f"{part.name}: {one.warning}" for part, one in zip(self.parts, held, strict=True) if one and one.is_far]
+        notes = [f"{part.name}: {note}" for part in self.parts for note in part.notes]
+        unchecked = [
             f"{part.name}: {part.store.folder} was written without checksums of its blocks, so damaged bytes would "
             "change the run silently: forerun data JOB --verify compares its files and adds the checksums"
             for part in self.parts
             if not part.checked
         ]
+        return [*far, *notes, *unchecked]
 
     def lines(self) -> list[str]:
         """What was found, for the display: one line, or one for each part of a mixture."""
@@ -176,15 +201,24 @@ def recipe_of(
             why="data.tokenizer and model.vocab are both open",
             fix="name the tokenizer that made them: data.tokenizer=PATH/tokenizer.json",
         )
+    applied = applies_template(source.form, data)
+    chat = source.form in CHAT_FORMS or applied
     return recipe_for(
         dialect.tokenizer,
         vocab=vocab if given else None,
-        template=_template(source, data, dialect) if source.form in CHAT_FORMS else None,
-        special=dict(dialect.special) if source.form in CHAT_FORMS else None,
+        template=_template(source, data, dialect) if chat else None,
+        special=dict(dialect.special) if chat else None,
         loss_on=data.loss_on,
         special_tokens=data.special_tokens,
-        validation=data.validation,
+        validation=data.validation if data.validation_by == "documents" else 0.0,
+        template_origin=template_origin(data) if chat else None,
+        apply_template=applied,
     )
+
+
+def applies_template(form: str, data: schema.Data) -> bool:
+    """Return whether plain texts of this form become messages."""
+    return bool(data.apply_template) and form in ("prompt/completion", "chosen/rejected")
 
 
 def store_root(data: schema.Data) -> Path:
@@ -209,6 +243,12 @@ def _require_form(source: Source, data: schema.Data, pairs: bool) -> None:
         )
     if not are_pairs:
         return
+    if data.validation and data.validation_by == "rows":
+        raise UserError(
+            "data.validation_by=rows does not go with preference pairs",
+            why="the figures of a reference model belong to complete pairs",
+            fix="remove data.validation_by: pairs are held out by the hash of their content",
+        )
     if data.loss_on == "all" or data.packing != "auto":
         key, value = ("loss_on", "all") if data.loss_on == "all" else ("packing", data.packing)
         raise UserError(
@@ -261,8 +301,39 @@ def _opened(
     store = open_store(folder)
     packing = packing_of(data, source.form)
     rows = packed(store.train, packing, sequence, data, folder / PLANS)
-    kept = packed(store.validation, packing, sequence, data, folder / PLANS) if store.validation else None
-    return Part(name, source, store, rows, kept)
+    if data.validation_by == "rows":
+        rows, kept = held_out(rows, data.validation)
+    else:
+        kept = packed(store.validation, packing, sequence, data, folder / PLANS) if store.validation else None
+    notes = tuple(_notes(source, recipe, data, dialect))
+    return Part(name, source, store, rows, kept, data.validation, notes)
+
+
+def _notes(source: Source, recipe: Recipe, data: schema.Data, dialect: Dialect) -> Iterator[str]:
+    """Yield what the user probably did not mean, each with the key that changes it."""
+    template = "data.chat_template" if data.chat_template else "the model's chat template" if dialect.template else None
+    if source.form == "prompt/completion" and template and data.apply_template is None:
+        yield (
+            f"prompts and completions are joined as plain text, without {template}, which chat applies to every "
+            "message: data.apply_template=true applies it here too, =false keeps plain text without this warning"
+        )
+    elif data.chat_template and recipe.template is None:
+        yield f"data.chat_template is not used: these rows are {source.form}"
+    if data.apply_template and not applies_template(source.form, data):
+        yield f"data.apply_template changes nothing: these rows are {source.form}, not prompt and completion"
+    if source.kind == "text" and source.separator is None:
+        found = likely_separators(source.files[0])
+        if found >= MANY_SEPARATORS:
+            yield (
+                f"{source.files[0].name} is one document, and {LIKELY_SEPARATOR} occurs in it, at least {found} times: "
+                f"data.separator='{LIKELY_SEPARATOR}' makes a document of each part"
+            )
+    if recipe.template is not None and data.chat_template:
+        for text in turn_end(recipe.template, recipe.special, dialect.tokenizer).stop:
+            yield (
+                f"a turn ends with {text!r}, which this tokenizer spells out in several tokens: forerun ends an answer "
+                "at that text, and transformers needs stop_strings for it"
+            )
 
 
 def _kept(parts: tuple[Part, ...]) -> Mixture | None:
@@ -272,20 +343,12 @@ def _kept(parts: tuple[Part, ...]) -> Mixture | None:
 
 
 def _template(source: Source, data: schema.Data, dialect: Dialect) -> str | None:
-    if data.chat_template == "chatml":
-        return CHATML
     if data.chat_template is not None:
-        try:
-            return read_regular(data.chat_template, MAX_TEMPLATE_BYTES).decode("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"data.chat_template: {data.chat_template} cannot be read",
-                why=getattr(error, "strerror", None) or str(error),
-                fix="name a Jinja file, or data.chat_template=chatml",
-            ) from error
-    if dialect.template is None and source.form == "messages":
+        return job_template(data)
+    needed = "conversations" if source.form == "messages" else "data.apply_template" if data.apply_template else None
+    if dialect.template is None and needed:
         raise UserError(
-            f"{source.files[0].name}: conversations, and no chat template",
+            f"{source.files[0].name}: {needed}, and no chat template",
             why="the model brings none, so nothing says how a conversation becomes text",
             fix="data.chat_template=chatml, or the path of a Jinja file",
         )

@@ -10,8 +10,8 @@ from forerun.errors import UserError, did_you_mean
 TEXT_SUFFIXES = (".txt", ".md", "")
 
 
-def local_path(place: str, *, key: str) -> Path:
-    """`place` as an existing local path; `key` is the job's key that named it."""
+def local_path(place: str, *, key: str, wanted: str = "file or folder") -> Path:
+    """Return `place` as an existing local path. `key` is the job's key that named it, `wanted` what it may name."""
     if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]*://", place):
         scheme = place.split("://")[0]
         raise UserError(
@@ -25,7 +25,7 @@ def local_path(place: str, *, key: str) -> Path:
         raise UserError(
             f"{key}: {place} does not exist",
             why=f"looked for {path.absolute()}",
-            fix=f"did you mean {path.parent / near}?" if near else f"set {key} to an existing file or folder",
+            fix=f"did you mean {path.parent / near}?" if near else f"set {key} to an existing {wanted}",
         )
     return path
 

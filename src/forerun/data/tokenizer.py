@@ -1,10 +1,13 @@
-"""Text to token ids and back: plain bytes, or a given tokenizer.json."""
+"""Text to token ids and back: plain bytes, or a tokenizer.json."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -13,12 +16,14 @@ from numpy.typing import ArrayLike, NDArray
 from forerun.data.text import local_path
 from forerun.data.tokenizer_file import read_tokenizer
 from forerun.errors import UserError
+from forerun.hub.documents import read_json
 
 if TYPE_CHECKING:
     import tokenizers
 
     from forerun.hub.snapshot import Snapshot
 
+FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
 
 
@@ -35,6 +40,10 @@ class Tokenizer(Protocol):
     def vocab(self) -> int: ...
     @property
     def eos(self) -> int: ...
+    @property
+    def specials(self) -> Mapping[str, int]:
+        """The special tokens: text to id."""
+
     def encode(self, text: str) -> NDArray[np.int32]: ...
     def encode_prompt(self, text: str) -> NDArray[np.int32]:
         """With what stands in front of every prompt (Llama's <s>)."""
@@ -49,6 +58,7 @@ class ByteTokenizer:
     path = "bytes"
     vocab = 257
     eos = 256
+    specials: Mapping[str, int] = MappingProxyType({})  # the end has no text
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.frombuffer(text.encode("utf-8", errors="surrogateescape"), np.uint8).astype(np.int32)
@@ -68,6 +78,11 @@ class FileTokenizer:
     def __init__(self, name: str, inner: tokenizers.Tokenizer, eos: int, path: str = "") -> None:
         self.name, self.eos, self._inner, self.path = name, eos, inner, path
         self.vocab = 1 + max(inner.get_vocab(with_added_tokens=True).values())
+
+    @cached_property
+    def specials(self) -> Mapping[str, int]:
+        added = sorted(self._inner.get_added_tokens_decoder().items())
+        return {token.content: number for number, token in added if token.special}
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, np.int32)
@@ -89,17 +104,35 @@ class FileTokenizer:
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """`bytes`, or the path of a tokenizer.json."""
+    """Read `bytes`, the path of a tokenizer.json, or a folder that has one."""
     if spec == "bytes":
         return ByteTokenizer()
-    path = local_path(spec, key="data.tokenizer")
-    if path.is_dir():
+    path = tokenizer_path(spec)
+    return _from_file(path, _configured_end(path.parent) if path.parent == _local(spec) else None)
+
+
+def tokenizer_path(spec: str) -> Path:
+    """Return the tokenizer.json that `data.tokenizer` names, itself or by its folder."""
+    path = _local(spec)
+    if not path.is_dir():
+        return path
+    if not (path / FILE_NAME).is_file():
         raise UserError(
-            f"data.tokenizer: {spec} is a folder",
-            why="the path of one tokenizer.json is needed",
-            fix=f"data.tokenizer={path / 'tokenizer.json'}",
+            f"data.tokenizer: {spec} has no {FILE_NAME}",
+            why="it is a folder, and forerun reads no other form of tokenizer",
+            fix="save it once with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder)",
         )
-    return _from_file(path)
+    return path / FILE_NAME
+
+
+def _local(spec: str) -> Path:
+    return local_path(spec, key="data.tokenizer", wanted="tokenizer.json, or a folder that has one")
+
+
+def _configured_end(folder: Path) -> str | None:
+    """Return the end of a document that the tokenizer_config.json beside a tokenizer names."""
+    file = folder / CONFIG_NAME
+    return special_text(read_json(file).get("eos_token")) if file.is_file() else None
 
 
 def checkpoint_tokenizer(snapshot: Snapshot) -> Tokenizer:

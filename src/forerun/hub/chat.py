@@ -69,20 +69,35 @@ def chat_template(folder: Path, name: str = DEFAULT) -> str | None:
     return template
 
 
-def render(template: str, messages: Sequence[Message], *, special: Mapping[str, str], prompt: bool = True) -> str:
-    """One conversation as text. `prompt` adds the beginning of the answer; `special` are texts such as bos_token."""
-    return render_all(template, [messages], special=special, prompt=prompt)[0]
+def render(
+    template: str,
+    messages: Sequence[Message],
+    *,
+    special: Mapping[str, str],
+    prompt: bool = True,
+    origin: str | None = None,
+) -> str:
+    """Return one conversation as text.
+
+    `prompt` adds the beginning of the answer; `special` are texts such as bos_token. `origin` says in errors where the
+    template comes from: the job's key and file, or a file. None is the model's own template.
+    """
+    return render_all(template, [messages], special=special, prompt=prompt, origin=origin)[0]
 
 
 def render_all(
-    template: str, conversations: Sequence[Sequence[Message]], *, special: Mapping[str, str], prompt: bool = True
+    template: str,
+    conversations: Sequence[Sequence[Message]],
+    *,
+    special: Mapping[str, str],
+    prompt: bool = True,
+    origin: str | None = None,
 ) -> list[str]:
-    """Many conversations in one child process."""
-    answer = _run(
-        template, conversations, dict(special) | {"add_generation_prompt": prompt}, renders=len(conversations)
-    )
+    """Render many conversations in one child process."""
+    variables = dict(special) | {"add_generation_prompt": prompt}
+    answer = _run(template, conversations, variables, renders=len(conversations), origin=origin)
     if "fault" in answer:
-        raise _error(answer)
+        raise _error(answer, origin)
     return list(answer["texts"])
 
 
@@ -110,6 +125,7 @@ def spoken_all(
     special: Mapping[str, str],
     ends: Sequence[str],
     answers: bool = True,
+    origin: str | None = None,
 ) -> list[Spoken | Unspoken]:
     """Many conversations in one child process, with what the assistant says in each.
 
@@ -120,9 +136,8 @@ def spoken_all(
     half = len(conversations) // 2
     if half and sum(len(messages) * (1 + 2 * _answers(messages)) for messages in conversations) > RUN_MESSAGES:
         parts = conversations[:half], conversations[half:]
-        return [
-            one for part in parts for one in spoken_all(template, part, special=special, ends=ends, answers=answers)
-        ]
+        more = {"special": special, "ends": ends, "answers": answers, "origin": origin}
+        return [one for part in parts for one in spoken_all(template, part, **more)]  # type: ignore[arg-type]
     renders = sum(1 + 2 * _answers(messages) for messages in conversations)
     messages = sum(len(messages) * (1 + 2 * _answers(messages)) for messages in conversations)
     growth = max((1 + 2 * _answers(messages) for messages in conversations), default=1)
@@ -134,17 +149,18 @@ def spoken_all(
         renders=renders + messages // 8,
         growth=growth,
         more={"ends": list(ends), "answers": answers, "date": SPOKEN_DATE},
+        origin=origin,
     )
     if "fault" in answer:
-        raise _error(answer)
-    return [_spoken(found) for found in answer["spoken"]]
+        raise _error(answer, origin)
+    return [_spoken(found, origin) for found in answer["spoken"]]
 
 
 def _answers(messages: Sequence[Message]) -> int:
     return sum(1 for message in messages if isinstance(message, Mapping) and message.get("role") == "assistant")
 
 
-def _spoken(found: dict[str, Any]) -> Spoken | Unspoken:
+def _spoken(found: dict[str, Any], origin: str | None) -> Spoken | Unspoken:
     if "fault" not in found:
         return Spoken(found["text"], tuple((start, stop) for start, stop in found["spans"]))
     if found["fault"] == "unclear":
@@ -153,7 +169,7 @@ def _spoken(found: dict[str, Any]) -> Spoken | Unspoken:
             why=f"about the chat template: {found['why'][:500]}",
             fix="data.chat_template=FILE with {% generation %} marks around the answers, or data.loss_on=all",
         )
-    error = _error(found)
+    error = _error(found, origin)
     return Unspoken(error.what, error.why, error.fix)
 
 
@@ -165,6 +181,7 @@ def _run(
     renders: int,
     growth: int = 1,
     more: Mapping[str, Any] = MappingProxyType({}),
+    origin: str | None = None,
 ) -> dict[str, Any]:
     """The child's answer. Its limits grow with `renders` and with the text, which is written `growth` times."""
     text = json.dumps(conversations)  # also makes plain data of it: nothing else reaches a template
@@ -190,34 +207,47 @@ def _run(
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise _too_much(f"it did not end within {WALL_SECONDS:.0f} seconds") from None
+        raise _too_much(f"it did not end within {WALL_SECONDS:.0f} seconds", origin) from None
     if ran.returncode < 0:  # ended by the kernel
-        raise _too_much(f"it used more than {request['cpu_seconds']} seconds of CPU time, or too much memory")
+        raise _too_much(f"it used more than {request['cpu_seconds']} seconds of CPU time, or too much memory", origin)
     if ran.returncode != 0:
         raise RuntimeError(f"the chat template's process failed: {ran.stderr.decode(errors='replace')[-2000:]}")
     answer: dict[str, Any] = json.loads(ran.stdout)
     return answer
 
 
-def _error(answer: dict[str, Any]) -> UserError:
+def _error(answer: dict[str, Any], origin: str | None) -> UserError:
     fault, why = answer["fault"], str(answer.get("why"))[:500]
     if fault == "limit":
-        return _too_much(why)
+        return _too_much(why, origin)
+    named = "the chat template" if origin is None else f"{origin}: the chat template"
     number = f" of conversation {answer['conversation'] + 1}" if answer.get("conversation") else ""
     if fault == "refused":
         return UserError(
-            f"the chat template refuses the messages{number}",
+            f"{named} refuses the messages{number}",
             why=f"it says: {why}",
             fix="change the order or the roles of the messages: most templates want user and assistant in turns",
         )
+    if origin is not None:
+        return UserError(
+            f"{named} cannot be used{number}",
+            why=why,
+            fix="fix the template at that line, or use a built-in one: data.chat_template=chatml",
+        )
     return UserError(
-        f"the chat template cannot be used{number}",
+        f"{named} cannot be used{number}",
         why=why,
         fix=f"mend {TEMPLATE_NAME} in the model's folder, or use plain prompts: forerun generate",
     )
 
 
-def _too_much(why: str) -> UserError:
+def _too_much(why: str, origin: str | None) -> UserError:
+    if origin is not None:
+        return UserError(
+            f"{origin}: the chat template was stopped",
+            why=f"{why}; a usual template needs much less",
+            fix="look for a loop without an end in it, or use a built-in one: data.chat_template=chatml",
+        )
     return UserError(
         "the chat template was stopped",
         why=f"{why}; no honest template needs that",

@@ -194,7 +194,17 @@ def _fault(error: Exception) -> dict[str, Any]:
         return {"fault": "template", "why": f"line {error.lineno}: {error.message}"}
     if isinstance(error, _refusal()):
         return {"fault": "refused", "why": str(error)}
-    return {"fault": "template", "why": f"{type(error).__name__}: {error}"}
+    return {"fault": "template", "why": f"{_line(error)}{type(error).__name__}: {error}"}
+
+
+def _line(error: Exception) -> str:
+    """Return `line 3: `, the template's line that failed: jinja2 puts it into the traceback. "" if it is not there."""
+    found, frame = "", error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == "<template>":
+            found = f"line {frame.tb_lineno}: "
+        frame = frame.tb_next
+    return found
 
 
 def _refusal() -> type[Exception]:

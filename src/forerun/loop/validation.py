@@ -79,9 +79,7 @@ class Validation:
         self.best = Best()
         self._latest: float | None = None  # its loss
         self._looked = 0  # the step of the latest look
-        if corpus.kept is None:
-            if job.data.validation:
-                display.warn(f"data.validation={job.data.validation:g} keeps no document back: there are too few")
+        if corpus.kept is None:  # the corpus warns if the job asks for more
             return
         like = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding), program.batch

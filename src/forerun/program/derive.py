@@ -52,7 +52,7 @@ def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
     check_model(mesh, None, job.batch, job.micro_batch)
     reasons: dict[str, str] = {}
     micro = _micro_batch(job, mesh, reasons)
-    per_epoch = None if examples is None else examples / job.batch
+    per_epoch = None if examples is None else steps_per_epoch(examples, job.batch)
     reasons["steps_per_epoch"] = (
         "the data was not read"
         if examples is None
@@ -70,6 +70,16 @@ def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
         steps_per_epoch=per_epoch,
         reasons=reasons,
     )
+
+
+def steps_per_epoch(rows: int, batch: int) -> float:
+    """Return how many steps see every row of an epoch once: batches continue across epochs, so it may be a fraction."""
+    return rows / batch
+
+
+def epochs_of(steps: int, rows: int, batch: int) -> float:
+    """Return how many epochs `steps` are."""
+    return steps * batch / rows
 
 
 def _micro_batch(job: Job, mesh: MeshShape, reasons: dict[str, str]) -> int:

@@ -63,13 +63,22 @@ def test_without_an_end_of_document_it_is_an_error(tmp_path: Path) -> None:
     assert all(name in error.value.why for name in EOS_NAMES)
 
 
-def test_a_broken_a_missing_file_and_a_folder_are_errors(tmp_path: Path) -> None:
+def test_a_broken_and_a_missing_file_and_an_empty_folder_are_errors(tmp_path: Path) -> None:
     broken = tmp_path / "tokenizer.json"
     broken.write_text('{"version": "1.0", "model"')
+    (tmp_path / "empty").mkdir()
     for spec, text in (
         (broken, "is not a tokenizer.json"),
         (tmp_path / "no.json", "does not exist"),
-        (tmp_path, "is a f"),
+        (tmp_path / "empty", "has no tokenizer.json"),
     ):
         with pytest.raises(UserError, match=text):
             load_tokenizer(str(spec))
+
+
+def test_a_folder_is_its_tokenizer_and_the_end_that_its_config_names(tmp_path: Path) -> None:
+    path = tokenizer_json(tmp_path, {"a": 0, "b": 1, "</s>": 2, "<end>": 3}, {"</s>": 2, "<end>": 3})
+    assert load_tokenizer(str(tmp_path)).eos == load_tokenizer(str(path)).eos == 2
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    assert load_tokenizer(str(tmp_path)).eos == 3
+    assert load_tokenizer(str(tmp_path)).path == str(path)

@@ -11,7 +11,10 @@ MAX_ROW_BYTES = 64 << 20
 MAX_DEPTH = 200
 _MAX_ID = 1 << 31
 _MEND = "mend or delete this row"
-_SHAREGPT = {"human": "user", "gpt": "assistant"}
+# Other names of the two roles that every template knows, as ShareGPT and chat logs have them.
+_ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
+
+_ROLE_NAMES = [name for name, role in _ROLES.items() if role == "assistant"]
 
 Check = Callable[[Mapping[str, Any], str], dict[str, Any]]
 
@@ -86,8 +89,11 @@ def _messages(value: Any, name: str, escaped: bool) -> list[dict[str, Any]]:
     messages = _each(value, name, escaped)
     answers = [message for message in messages if message["role"] == "assistant"]
     if not any((message["content"] or "").strip() or message.get("tool_calls") for message in answers):
-        why = "every turn of the assistant is empty" if answers else f"{len(messages)} messages, none of the assistant"
-        raise Unfit(f"column {name!r} holds no text of the assistant", why=why, fix=_MEND)
+        roles = ", ".join(dict.fromkeys(_short(message["role"]) for message in messages)) or "none"
+        why = "every turn of the assistant is empty" if answers else f"{len(messages)} messages, of the roles {roles}"
+        known = f"the assistant's role is assistant, {', '.join(_ROLE_NAMES)}"
+        fix = _MEND if answers else f"{_MEND}, or rename the roles: {known}"
+        raise Unfit(f"column {name!r} holds no text of the assistant", why=why, fix=fix)
     return messages
 
 
@@ -99,10 +105,11 @@ def _each(value: list[Any], name: str, escaped: bool) -> list[dict[str, Any]]:
 
 
 def _is_simple(value: Any) -> bool:
-    """A role and a content, both text, and nothing else: most messages."""
+    """Return whether a message is a role and a content, both text, and nothing else, as most are."""
     if type(value) is not dict or len(value) != 2:
         return False
-    return type(value.get("role")) is str and type(value.get("content")) is str
+    role = value.get("role")
+    return type(role) is str and role not in _ROLES and type(value.get("content")) is str
 
 
 def _message(value: Any, where: str, escaped: bool) -> dict[str, Any]:
@@ -110,12 +117,14 @@ def _message(value: Any, where: str, escaped: bool) -> dict[str, Any]:
         raise _wrong(value, where, "a message")
     if "role" not in value and "from" in value and "value" in value:
         rest = {key: held for key, held in value.items() if key not in ("from", "value")}
-        role = value["from"]
-        value = {"role": _SHAREGPT.get(role, role) if type(role) is str else role, "content": value["value"], **rest}
+        value = {"role": value["from"], "content": value["value"], **rest}
     if "role" not in value or ("content" not in value and not value.get("tool_calls")):
         lacking = "role" if "role" not in value else "content"
         raise Unfit(f"{where} has no {lacking!r}", why=f"it has: {', '.join(value) or 'nothing'}", fix=_MEND)
     role = _text(value["role"], f"{where}.role", escaped)
+    if role in _ROLES:
+        role = _ROLES[role]
+        value = {**value, "role": role}
     if value.get("content") is None and role == "assistant" and value.get("tool_calls"):
         value = {**value, "content": None}
     else:

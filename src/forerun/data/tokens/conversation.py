@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,6 +62,7 @@ class Conversations:
             special=self._recipe.special,
             ends=self._coder.specials,
             answers=self._answers,
+            origin=self._recipe.template_origin,
         )
         for number, one in zip(good, spoken, strict=True):
             found[number] = Trouble(one.what, one.why, one.fix) if isinstance(one, Unspoken) else one
@@ -94,23 +96,26 @@ class Conversations:
         for number, message in enumerate(messages, 1):
             if not isinstance(message, dict) or not isinstance(message.get("role"), str):
                 return Trouble(f"message {number} has no role", why=f"it is {said(message)}", fix=FORM)
-        forged = not self._recipe.special_tokens and _any(messages, self._specials.search)
-        if (forged or _any(messages, lambda text: SPOILER in text)) and _any(messages, self._coder.private.search):
+        forged = not self._recipe.special_tokens and any_text(messages, self._specials.search)
+        spoiled = any_text(messages, lambda text: SPOILER in text)
+        if (forged or spoiled) and any_text(messages, self._coder.private.search):
             return Trouble(
                 "a special token stands in the text beside characters for private use",
                 why=f"U+{ord(SPOILER):X} and its like are needed to tell the two apart",
                 fix="take one of them out of the text",
             )
-        return HALF if _any(messages, is_half) else None
+        return HALF if any_text(messages, is_half) else None
 
     def _spoiled(self, messages: Any) -> Any:
-        """The same with a SPOILER inside each special token, so that no template and no tokenizer takes it for one."""
-        if self._recipe.special_tokens or not _any(messages, self._specials.search):
-            return messages
-        return _replaced(messages, lambda text: self._specials.sub(_spoil, text))
+        return messages if self._recipe.special_tokens else spoil_messages(messages, self._specials)
 
 
 FORM = 'write {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]}'
+
+
+def as_messages(prompt: str, answer: str) -> list[dict[str, str]]:
+    """Return a prompt and its answer as a conversation."""
+    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
 
 
 def _learned(spoken: Spoken, spans: Spans) -> Mask:
@@ -139,18 +144,28 @@ def _after(spoken: Spoken, parted: int) -> Spoken:
     return replace(spoken, spans=tuple(span for span in spans if span))
 
 
+def spoil_messages(messages: Any, specials: re.Pattern[str]) -> Any:
+    """Return the messages with a SPOILER inside each special token, so that no template and no tokenizer recognises it.
+
+    Messages without any are returned as they are.
+    """
+    if not any_text(messages, specials.search):
+        return messages
+    return _replaced(messages, lambda text: specials.sub(_spoil, text))
+
+
 def _spoil(found: Any) -> str:
     text: str = found.group()
     return text[:1] + SPOILER + text[1:]
 
 
-def _any(value: Any, check: Any) -> bool:
-    """Whether `check` holds for a string of `value`, keys included."""
+def any_text(value: Any, check: Any) -> bool:
+    """Return whether `check` holds for a string of `value`, keys included."""
     if isinstance(value, str):
         return bool(check(value))
     if isinstance(value, dict):
-        return any(_any(key, check) or _any(inner, check) for key, inner in value.items())
-    return isinstance(value, list) and any(_any(inner, check) for inner in value)
+        return any(any_text(key, check) or any_text(inner, check) for key, inner in value.items())
+    return isinstance(value, list) and any(any_text(inner, check) for inner in value)
 
 
 def _replaced(value: Any, change: Any) -> Any:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from forerun.data.source.rows import Bad, Row
 from forerun.data.tokens.coder import Coder, Ids, open_coder
-from forerun.data.tokens.conversation import Conversations
+from forerun.data.tokens.conversation import Conversations, as_messages
 from forerun.data.tokens.pair import PairCoder
 from forerun.data.tokens.recipe import Recipe
 from forerun.data.tokens.trouble import DEEP, EMPTY, FORGED, HALF, Trouble, is_half, said
@@ -50,7 +50,8 @@ class Encoder:
         self.coder: Coder = open_coder(recipe.tokenizer)
         self._end = np.array([recipe.eos], np.int32)
         self._answers = recipe.loss_on == "answers"
-        self._conversations = Conversations(self.coder, recipe) if form == "messages" else None
+        self._applies = form == "prompt/completion" and recipe.apply_template
+        self._conversations = Conversations(self.coder, recipe) if form == "messages" or self._applies else None
         self._pairs = PairCoder(self.coder, recipe) if form == "chosen/rejected" else None
 
     def encode(self, rows: Sequence[Row]) -> list[Encoded | Bad]:
@@ -75,7 +76,7 @@ class Encoder:
         if self._conversations is not None:
             return [
                 one if isinstance(one, Trouble) else Encoded(*one)
-                for one in self._conversations.encode([row.values["messages"] for row in rows])
+                for one in self._conversations.encode([self._messages(row.values) for row in rows])
             ]
         if self.form == "prompt/completion":
             return self._answered(rows)
@@ -85,6 +86,9 @@ class Encoder:
                 for one in self._pairs.encode([row.values for row in rows])
             ]
         return [self._given(row.values) for row in rows]
+
+    def _messages(self, values: dict[str, Any]) -> Any:
+        return as_messages(values["prompt"], values["completion"]) if self._applies else values["messages"]
 
     def _texts(self, texts: Sequence[str]) -> list[Encoded | Trouble]:
         encode = self.coder.marked if self.recipe.special_tokens else self.coder.plain
@@ -145,7 +149,8 @@ class Encoder:
         if isinstance(found, Encoded) and self.form != "input_ids":
             every = [tokens for tokens, _ in found.documents]
             trouble: Trouble | None = next((one for one in map(self._beyond, every) if one is not None), None)
-            chat = self.form == "messages" or any(isinstance(value, list) for value in row.values.values())
+            lists = any(isinstance(value, list) for value in row.values.values())
+            chat = self.form == "messages" or self.recipe.apply_template or lists
             if trouble is None and not chat and not self.recipe.special_tokens:
                 trouble = FORGED if any(self.coder.forged(tokens[:-1]) for tokens in every) else None
         else:

@@ -38,8 +38,9 @@ class PairCoder:
     def encode(self, rows: Sequence[dict[str, Any]]) -> list[Pair | Trouble]:
         """A pair, or what is wrong, for each."""
         found: list[Pair | Trouble | None] = [_trouble(row) for row in rows]
-        texts = [n for n, row in enumerate(rows) if found[n] is None and not _is_chat(row)]
-        chats = [n for n, row in enumerate(rows) if found[n] is None and _is_chat(row)]
+        applied = self._recipe.apply_template
+        texts = [n for n, row in enumerate(rows) if found[n] is None and not _is_chat(row, applied)]
+        chats = [n for n, row in enumerate(rows) if found[n] is None and _is_chat(row, applied)]
         for numbers, encode in ((texts, self._texts), (chats, self._chats)):
             for number, pair in zip(numbers, encode([rows[number] for number in numbers]), strict=True):
                 found[number] = pair
@@ -92,8 +93,9 @@ def _trouble(row: dict[str, Any]) -> Trouble | None:
     return None
 
 
-def _is_chat(row: dict[str, Any]) -> bool:
-    return any(isinstance(row.get(name), list) for name in ("chosen", "prompt"))
+def _is_chat(row: dict[str, Any], applied: bool) -> bool:
+    """Return whether a pair is made of messages, or of texts that become messages. Texts need a prompt for that."""
+    return (applied and "prompt" in row) or any(isinstance(row.get(name), list) for name in ("chosen", "prompt"))
 
 
 def _parted(row: dict[str, Any]) -> tuple[str, str, str]:

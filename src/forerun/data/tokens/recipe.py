@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1  # of the store; another number is another key
 BYTES = "bytes"
+PLACES = ("tokenizer", "template_origin")
 
 
 class Source(Protocol):
@@ -39,6 +40,8 @@ class Recipe:
     loss_on: Literal["answers", "all"] = "answers"
     special_tokens: bool = False
     validation: float = 0.0
+    template_origin: str | None = None  # for errors: the job's key and file that the template is from
+    apply_template: bool = False  # plain texts of prompts and answers become messages
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -48,8 +51,12 @@ class Recipe:
         return Recipe(**values)
 
     def settings(self) -> dict[str, Any]:
-        """What the key is made of: all but where the tokenizer lies."""
-        return {name: value for name, value in asdict(self).items() if name != "tokenizer"} | {"format": FORMAT}
+        """Return what the key is made of: all but the places of the tokenizer and of the template.
+
+        A setting that came later is part of it only where it changes the tokens, so older keys stay valid.
+        """
+        omitted = PLACES if self.apply_template else (*PLACES, "apply_template")
+        return {name: value for name, value in asdict(self).items() if name not in omitted} | {"format": FORMAT}
 
     def key(self, source: Source) -> str:
         """32 hex digits: the same contents, form, tokenizer and settings give the same key."""
@@ -65,12 +72,26 @@ def recipe_for(
     loss_on: Literal["answers", "all"] = "answers",
     special_tokens: bool = False,
     validation: float = 0.0,
+    template_origin: str | None = None,
+    apply_template: bool = False,
 ) -> Recipe:
     """The recipe of a tokenizer that was read from a file, or of bytes. `vocab` is the model's, if it is known."""
     path = tokenizer.path
     digest = BYTES if path == BYTES else _digest(path)
     bound = tokenizer.vocab if vocab is None else vocab
-    return Recipe(path, digest, tokenizer.eos, bound, template, special or {}, loss_on, special_tokens, validation)
+    return Recipe(
+        path,
+        digest,
+        tokenizer.eos,
+        bound,
+        template,
+        special or {},
+        loss_on,
+        special_tokens,
+        validation,
+        template_origin,
+        apply_template,
+    )
 
 
 def canonical(value: Any) -> bytes:
@@ -86,8 +107,10 @@ def is_validation(values: dict[str, Any], share: float) -> bool:
 
 
 def _form(source: Source) -> dict[str, Any]:
-    """How the files are read; where they lie does not matter."""
-    return {name: getattr(source, name, None) for name in ("kind", "form", "columns")}
+    """Return how the files are read. A separator is part of it only where there is one, so older keys stay valid."""
+    separator = getattr(source, "separator", None)
+    form = {name: getattr(source, name, None) for name in ("kind", "form", "columns")}
+    return form if separator is None else form | {"separator": separator}
 
 
 def _digest(path: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -94,12 +95,12 @@ def _learning(look: Look) -> Iterator[Finding]:
 def _rows(look: Look) -> Iterator[Finding]:
     if look.rows < look.batch:
         what = f"{look.rows:,} rows do not fill one batch of {look.batch:,}"
-        why = f"an epoch has {look.steps_per_epoch} whole steps"
+        why = f"a step reads every row at most once, and these are {look.steps_per_epoch:.3g} of a step"
         yield Finding("wrong", what, why, f"more data, or batch={max(1, look.rows)} at most")
     elif look.epochs and look.epochs > MANY_EPOCHS:
         what = f"the job sees every row about {look.epochs:,.0f} times"
-        why = f"{look.steps:,} steps, and an epoch has {look.steps_per_epoch:,}"
-        yield Finding("check", what, why, f"more data, or steps={2 * look.steps_per_epoch} for two epochs")
+        why = f"{look.steps:,} steps, and an epoch has {look.steps_per_epoch:,.4g}"
+        yield Finding("check", what, why, f"more data, or steps={math.ceil(2 * look.steps_per_epoch)} for two epochs")
     if look.padding_share > PADDING:
         what = f"{share_text(look.padding_share)} of every batch is padding"
         level: Literal["wrong", "check"] = "wrong" if look.padding_share > MUCH_PADDING else "check"

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from forerun.data.shares import HeldOut
+from forerun.program.derive import epochs_of, steps_per_epoch
+
 PERCENTILES = (50, 90, 99)
 
 
@@ -156,7 +159,6 @@ class Look:
     rows: int
     padding_share: float
     batch: int
-    steps_per_epoch: int
     seed: int
     samples: Sequence[Sample] = ()
     rows_examined: ExaminedRows | None = None
@@ -164,7 +166,7 @@ class Look:
     too_long: int = 0  # documents that do not fit into a row
     too_long_policy: str = "split"  # as data.too_long; without meaning when concatenated
     steps: int | None = None  # of the job
-    validation_documents: int = 0
+    held_out: Sequence[HeldOut] = ()  # of each part, if the job asks for validation
     skipped: int = 0  # bad rows passed over
     skipped_first: Sequence[Skipped] = field(default=())
 
@@ -196,5 +198,10 @@ class Look:
         return seen.learned / max(1, seen.positions - seen.padding) if seen else None
 
     @property
+    def steps_per_epoch(self) -> float:
+        return steps_per_epoch(self.rows, self.batch)
+
+    @property
     def epochs(self) -> float | None:
-        return self.steps / self.steps_per_epoch if self.steps and self.steps_per_epoch else None
+        """The epochs of the job's steps; None if the steps follow from the epochs, or there are no rows."""
+        return epochs_of(self.steps, self.rows, self.batch) if self.steps and self.rows else None

@@ -15,6 +15,7 @@ from forerun.data.documents import Documents
 from forerun.data.order.batches import Batches
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.pairs import Pairs, Together
+from forerun.data.order.subset import packer_of
 from forerun.data.view.look import ExaminedDocuments, Lengths, Look, Skipped, SourceLook
 from forerun.data.view.measure import examined_documents, examined_rows, lengths_of, samples_of
 
@@ -42,7 +43,6 @@ def look_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> Look:
         rows=rows.epoch,
         padding_share=1 - sum(r.positions for r in reports) / sum(r.rows * r.sequence for r in reports),
         batch=job.batch,
-        steps_per_epoch=-(-rows.epoch // job.batch),
         seed=job.seed,
         samples=samples_of(rows.take, first.tolist(), corpus.tokenizer),
         rows_examined=examined_rows(rows.take, len(rows)),
@@ -50,7 +50,7 @@ def look_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> Look:
         too_long=sum(report.too_long for report in reports),
         too_long_policy=_policy(corpus.parts),
         steps=job.steps,
-        validation_documents=sum(part.kept.report.documents for part in corpus.parts if part.kept is not None),
+        held_out=[held for part in corpus.parts if (held := part.held_out) is not None],
         skipped=sum(part.store.bad for part in corpus.parts),
         skipped_first=[
             Skipped(str(one.place), f"{one.what}: {one.why}" if one.why else one.what)
@@ -66,7 +66,8 @@ def _documents(part: Part) -> Documents:
 
 def _policy(parts: Sequence[Part]) -> str:
     """What becomes of what is too long, in the first part where it matters."""
-    rows = next((part.rows for part in parts if not isinstance(part.rows, Concatenated)), parts[0].rows)
+    packers = [packer_of(part.rows) for part in parts]
+    rows = next((rows for rows in packers if not isinstance(rows, Concatenated)), packers[0])
     became = rows.report.became
     return "shorten" if isinstance(rows, Pairs) and became == "keep_end" else became
 
@@ -81,7 +82,7 @@ def _sources(corpus: Corpus) -> list[SourceLook]:
             files=len(part.source.files),
             size_bytes=part.source.size_bytes,
             documents=part.rows.report.documents,
-            tokens=part.store.train.tokens,
+            tokens=part.rows.report.tokens,
             share=None if alone else len(part.rows) * passes / whole,
             passes=None if alone else passes,
         )

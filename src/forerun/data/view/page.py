@@ -82,15 +82,16 @@ def _findings(found: Sequence[Finding]) -> Iterable[str]:
 
 def _cards(look: Look) -> Iterable[str]:
     learned = look.learned_share
-    kept = f"{look.validation_documents:,} more for validation" if look.validation_documents else "none for validation"
-    job = f"the job's {look.steps:,} are {look.epochs:.3g} epochs" if look.epochs else f"batches of {look.batch:,} rows"
+    kept = f"validation: {'; '.join(map(str, look.held_out))}" if look.held_out else "none for validation"
+    many = "" if look.epochs is None else words.number(look.epochs)
+    job = f"the job's {look.steps:,} are {many} epochs" if many else f"batches of {look.batch:,} rows"
     figures = [
         ("documents", f"{look.documents:,}", kept),
         ("tokens", words.short(look.tokens), f"{look.tokens:,}"),
         ("learned", "–" if learned is None else share_text(learned), "of the tokens; the rest is masked"),
         ("padding", share_text(look.padding_share), f"packing {look.packing}"),
         ("rows", f"{look.rows:,}", f"of {look.sequence:,} tokens"),
-        ("steps per epoch", f"{look.steps_per_epoch:,}", job),
+        ("steps per epoch", words.number(look.steps_per_epoch), job),
     ]
     yield '<dl class="figures">'
     for name, value, more in figures:

@@ -13,11 +13,11 @@ def summary(look: Look) -> list[tuple[str, str]]:
     """(name, value)"""
     learned = look.learned_share
     share = "" if learned is None else f", {share_text(learned)} of them learned"
-    kept = f", and {look.validation_documents:,} for validation" if look.validation_documents else ""
     lines = [
         ("form", form(look)),
         ("tokenizer", f"{look.tokenizer}, vocabulary {look.vocabulary:,}"),
-        ("documents", f"{look.documents:,}{kept}"),
+        ("documents", f"{look.documents:,}"),
+        *(("validation", str(held)) for held in look.held_out),
         ("tokens", f"{look.tokens:,}{share}"),
         ("rows", f"{look.rows:,} of {look.sequence:,} tokens, packing {look.packing}"),
         ("padding", share_text(look.padding_share)),
@@ -48,11 +48,16 @@ def too_long(look: Look) -> str:
 
 
 def epoch(look: Look) -> str:
-    """`39 steps of 8 rows; the job's 200 steps are 5.1 epochs`."""
-    text = f"{look.steps_per_epoch:,} step{'' if look.steps_per_epoch == 1 else 's'} of {look.batch:,} rows"
+    """`39.5 steps of 8 rows; the job's 200 are 5.06 epochs`."""
+    text = f"{number(look.steps_per_epoch)} step{'' if look.steps_per_epoch == 1 else 's'} of {look.batch:,} rows"
     if look.epochs is None:
         return text
-    return f"{text}; the job's {look.steps:,} are {look.epochs:.3g} epoch{'' if look.epochs == 1 else 's'}"
+    return f"{text}; the job's {look.steps:,} are {number(look.epochs)} epoch{'' if look.epochs == 1 else 's'}"
+
+
+def number(value: float) -> str:
+    """`842`, `39.5`, `0.594`: three digits, and all of a number above 100."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def percentiles(look: Look) -> list[tuple[str, int]]:

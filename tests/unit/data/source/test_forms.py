@@ -125,6 +125,26 @@ def test_sharegpt_becomes_messages(tmp_path: Path, name: str) -> None:
     assert row == {"messages": [{"role": role, "content": said[at][1]} for at, role in enumerate(roles)]}
 
 
+@pytest.mark.parametrize("keys", [("from", "value"), ("role", "content")])
+@pytest.mark.parametrize(("asks", "answers"), [("human", "gpt"), ("human", "bot"), ("user", "chatgpt")])
+def test_other_names_of_the_roles_are_known(tmp_path: Path, keys: tuple[str, str], asks: str, answers: str) -> None:
+    said = [("system", "be kind"), (asks, "hi"), (answers, "hello")]
+    written(tmp_path / "a.jsonl", [{"messages": [dict(zip(keys, one, strict=True)) for one in said]}])
+    (row,) = values_of(tmp_path)
+    assert [message["role"] for message in row["messages"]] == ["system", "user", "assistant"]
+    assert [message["content"] for message in row["messages"]] == ["be kind", "hi", "hello"]
+
+
+def test_unknown_roles_are_named(tmp_path: Path) -> None:
+    written(
+        tmp_path / "a.jsonl", [{"messages": [{"role": "asker", "content": "a"}, {"role": "clerk", "content": "b"}]}]
+    )
+    source = opened(tmp_path)
+    (bad,) = source.rows(source.pieces(1 << 20)[0])
+    assert isinstance(bad, Bad)
+    assert "'asker', 'clerk'" in bad.why
+
+
 def test_a_call_of_a_tool_needs_no_content_and_fields_that_were_not_given_do_not_appear(tmp_path: Path) -> None:
     messages = [CHAT[0], {"role": "assistant", "content": None, "tool_calls": [CALL]}, {"role": "tool", "content": "1"}]
     for name in ("a.jsonl", "a.parquet"):

@@ -9,8 +9,12 @@ from small_tokenizers import CHATS, SPECIALS, TEMPLATES, THINKING, byte_level, m
 from tokenizers import pre_tokenizers
 
 from forerun.data.source.rows import Bad, Place, Row
+from forerun.data.tokens.coder import open_coder
+from forerun.data.tokens.conversation import Conversations
 from forerun.data.tokens.document import Encoded, Encoder
 from forerun.data.tokens.recipe import Recipe
+from forerun.data.tokens.trouble import Trouble
+from forerun.errors import UserError
 from forerun.hub.chat import CHATML
 
 
@@ -205,3 +209,25 @@ def test_text_beside_a_forged_token_is_coded_as_without_it(scheme: str, tmp_path
     (one,), (two,) = (documents(tmp_path, TEMPLATES["chatml"], [chat], made) for chat in (usual, longer))
     assert two.tokens[: len(one.tokens) - 1].tolist() == one.tokens[:-1].tolist()
     assert learned(two)[: len(one.tokens) - 1].tolist() == learned(one)[:-1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("template", "line"),
+    [("{% for m in messages %}\n{{ m.content }}\n{% endfor", 3), ("{{ 1 }}\n{{ messages[0].content | nofilter }}", 2)],
+)
+def test_a_template_of_the_job_that_is_broken_is_named_by_its_key_and_line(template: str, line: int) -> None:
+    recipe = Recipe("bytes", "", 256, 257, template=template, template_origin="data.chat_template: mine.jinja")
+    with pytest.raises(UserError) as raised:
+        Conversations(open_coder("bytes"), recipe).encode([[{"role": "assistant", "content": "a"}]])
+    assert raised.value.what.startswith("data.chat_template: mine.jinja")
+    assert raised.value.why.startswith(f"line {line}: ")
+    assert "model" not in raised.value.fix
+
+
+def test_a_template_of_the_job_that_fails_on_a_row_is_named_by_its_key_and_line() -> None:
+    template = "{{ '' }}\n\n{{ nothing.at_all }}"
+    recipe = Recipe("bytes", "", 256, 257, template=template, template_origin="data.chat_template: mine.jinja")
+    (found,) = Conversations(open_coder("bytes"), recipe).encode([[{"role": "assistant", "content": "a"}]])
+    assert isinstance(found, Trouble)
+    assert found.what.startswith("data.chat_template: mine.jinja")
+    assert found.why.startswith("line 3: UndefinedError")

@@ -68,7 +68,6 @@ def clean() -> Look:
         rows=40,
         padding_share=0.02,
         batch=8,
-        steps_per_epoch=5,
         seed=0,
         rows_examined=ExaminedRows(40, 40 * 128, 102, 2000, 0),
         documents_examined=ExaminedDocuments(documents=100, tokens=4950),

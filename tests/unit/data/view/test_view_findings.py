@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "12 of the 100 documents looked at repeat an earlier one": ("check", seen(repeated=12, most_often=(9, "hello"))),
     "<|im_end|> stands in the text as plain letters": ("check", seen(spelled_out=4, spelled="<|im_end|>")),
     "2.0 % of the tokens are unknown to the tokenizer": ("check", seen(unknown_tokens=99)),
-    "40 rows do not fill one batch of 64": ("wrong", {"batch": 64, "steps_per_epoch": 0}),
+    "40 rows do not fill one batch of 64": ("wrong", {"batch": 64}),
     "the job sees every row about 200 times": ("check", {"steps": 1000}),
     "2 bad rows were passed over (2.0 %)": (
         "check",

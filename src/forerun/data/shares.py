@@ -1,0 +1,49 @@
+"""How large a share of the data is held out for validation, and whether that is what the job asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FAR = 2.0  # a share this many times larger or smaller than the job's is reported
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What is held out for validation: `held` of `count` documents or rows, `share` of the tokens."""
+
+    wanted: float
+    by: str  # documents, rows or pairs
+    held: int
+    count: int
+    share: float
+
+    @property
+    def is_far(self) -> bool:
+        """Whether the share is far from what the job asks for."""
+        return not self.wanted / FAR <= self.share <= self.wanted * FAR
+
+    def __str__(self) -> str:
+        """`1 of 3 documents, 35.2 % of the tokens; the job asks for 2 %`."""
+        return f"{self.number}, {self.asked}"
+
+    @property
+    def number(self) -> str:
+        return f"{self.held:,} of {self.count:,} {self.by}"
+
+    @property
+    def asked(self) -> str:
+        return f"{100 * self.share:.3g} % of the tokens; the job asks for {100 * self.wanted:.3g} %"
+
+    @property
+    def counted(self) -> str:
+        return f"{self.number}, {100 * self.share:.3g} % of the tokens"
+
+    @property
+    def warning(self) -> str:
+        """Say what is held out instead of what was asked for, and which key gives an exact share."""
+        what = f"data.validation={self.wanted:g} asks for {100 * self.wanted:.3g} %, and {self.counted} are held out"
+        if self.by == "rows":
+            return f"{what}: there are too few rows for that share; use more data or a shorter sequence"
+        why = f"complete {self.by} are held out by their hash, and there are too few for an exact share"
+        exact = "" if self.by == "pairs" else "; data.validation_by=rows holds out an exact share of the packed rows"
+        return f"{what}: {why}{exact}"

@@ -29,11 +29,7 @@ def run_batch(args: argparse.Namespace) -> int:
         return 0
     settings = settings_of(args)
     source = opened(args)
-    prompts = texts_of(source, questions)
-    ids = [
-        source.plain_ids(text) if "prompt" in question else source.template_ids(text)
-        for text, question in zip(prompts, questions, strict=True)
-    ]
+    ids = prompts_of(source, questions)
     for number, prompt in enumerate(ids, start=1):
         source.engine.check(prompt, f"{args.batch}, line {number}")
 
@@ -43,7 +39,8 @@ def run_batch(args: argparse.Namespace) -> int:
     with written(out) as file:
         for first in range(done, len(ids), args.rows):
             some = ids[first : first + args.rows]
-            writing = Writing(source.engine, some, settings, source.decode, args.stop, first_row=first)
+            turns = [source.turn_stop if "messages" in one else () for one in questions[first : first + args.rows]]
+            writing = Writing(source.engine, some, settings, source.decode, args.stop, row_stops=turns, first_row=first)
             for _ in writing:
                 pass
             for question, answer in zip(questions[first:], writing.answers, strict=False):
@@ -90,15 +87,11 @@ def _unfit(where: str, why: str) -> UserError:
     return UserError(f"{where} is no question", why=why, fix=fix)
 
 
-def texts_of(source: Source, questions: Sequence[dict[str, Any]]) -> list[str]:
-    """The prompts, with messages put through the chat template; all at once, since it runs in a process of its own."""
+def prompts_of(source: Source, questions: Sequence[dict[str, Any]]) -> list[list[int]]:
+    """Return the tokens of the prompts. All messages go through the chat template together, in one child process."""
     conversations = [question["messages"] for question in questions if "messages" in question]
-    rendered: Iterator[str] = iter(())
-    if conversations:
-        from forerun.hub.chat import render_all
-
-        rendered = iter(render_all(source.template(), conversations, special=source.loaded.special))
-    return [question["prompt"] if "prompt" in question else next(rendered) for question in questions]
+    rendered = iter(source.chat_ids(conversations) if conversations else ())
+    return [source.plain_ids(one["prompt"]) if "prompt" in one else next(rendered) for one in questions]
 
 
 def resumed(out: Path, questions: Sequence[dict[str, Any]]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 import sys
 from typing import Any
 
@@ -12,9 +13,13 @@ from forerun.cli.source import Source, opened, settings_of
 from forerun.errors import UserError
 from forerun.interrupt import EXIT_CODE
 
-RESET = "/reset"
+RESET, SHOW_HELP, LEAVE = "/reset", "/help", ("/exit", "/quit")
 INTERRUPTED = "\x03"  # what the terminal would send for Ctrl-C; no line of a user has it
-HELP = f"Ctrl-C stops an answer, {RESET} forgets the conversation, Ctrl-D or Ctrl-C twice leaves"
+HELP = (
+    f"Ctrl-C stops an answer, {RESET} forgets the conversation, {SHOW_HELP} shows this, "
+    f"{LEAVE[0]}, Ctrl-D or Ctrl-C twice leaves"
+)
+COMMAND = re.compile(r"/[A-Za-z]+")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,10 +37,16 @@ def run(args: argparse.Namespace) -> int:
         if said == before == INTERRUPTED:  # the second in a row
             return EXIT_CODE
         before = said
+        if said in LEAVE:
+            break
         if said == RESET:
             messages = list(opening)
             print("(a new conversation)", file=sys.stderr)
+        elif COMMAND.fullmatch(said):
+            unknown = "" if said == SHOW_HELP else f"there is no command {said}; to send it as text, write /{said}\n"
+            print(f"({unknown}{HELP})", file=sys.stderr)
         elif said and said != INTERRUPTED:
+            said = said[1:] if COMMAND.fullmatch(said[1:]) else said
             messages = _answered(source, args, [*messages, {"role": "user", "content": said}]) or messages
     return 0
 
@@ -61,11 +72,10 @@ def _asked() -> str | None:
 def _answered(source: Source, args: argparse.Namespace, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The conversation with its answer; empty if this message cannot be answered, which is told."""
     from forerun.generate.writing import Writing
-    from forerun.hub.chat import render
 
     try:
-        prompt = render(source.template(), messages, special=source.loaded.special)
-        writing = Writing(source.engine, [source.template_ids(prompt)], settings_of(args), source.decode, args.stop)
+        prompts, stop = source.chat_ids([messages]), [*args.stop, *source.turn_stop]
+        writing = Writing(source.engine, prompts, settings_of(args), source.decode, stop)
     except UserError as error:
         print(error, file=sys.stderr)
         return []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from forerun.errors import UserError
 
@@ -32,9 +33,24 @@ class Source:
         """A plain prompt, with what the tokenizer puts in front of every text (Llama's <s>)."""
         return [int(token) for token in self.loaded.tokenizer.encode_prompt(text)]
 
-    def template_ids(self, text: str) -> list[int]:
-        """A rendered chat template, which says itself what stands in front."""
-        return [int(token) for token in self.loaded.tokenizer.encode(text)]
+    def chat_ids(self, conversations: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[int]]:
+        """Return the tokens of conversations, as the model was trained on them, up to the answer."""
+        from forerun.data.turns import chat_prompts
+
+        loaded = self.loaded
+        return chat_prompts(
+            conversations,
+            self.template(),
+            loaded.special,
+            loaded.tokenizer,
+            special_tokens=loaded.special_tokens,
+            origin=loaded.template_origin,
+        )
+
+    @property
+    def turn_stop(self) -> tuple[str, ...]:
+        """Texts that end a turn where no single token does."""
+        return self.loaded.turn_stop
 
     def decode(self, ids: list[int]) -> str:
         return self.loaded.tokenizer.decode(ids)
@@ -44,7 +60,7 @@ class Source:
         if self.loaded.chat_template is None:
             raise UserError(
                 f"{self.loaded.name} has no chat template",
-                why="neither chat_template.jinja nor tokenizer_config.json has one: it was not trained to chat",
+                why="neither its files nor the job of its run (data.chat_template) has one: it was not trained to chat",
                 fix=f'use plain prompts: forerun generate {self.loaded.name} "Once upon a time"',
             )
         return self.loaded.chat_template

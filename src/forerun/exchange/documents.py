@@ -10,11 +10,14 @@ from typing import Any
 
 from forerun.errors import UserError
 from forerun.files import atomic_write
+from forerun.hub.chat import TEMPLATE_NAME
+from forerun.hub.documents import read_json
 from forerun.hub.files import opened
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.base import Config, Family
 
 BYTE_END = "<|endoftext|>"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -53,17 +56,39 @@ def copy_tokenizer(snapshot: Snapshot, folder: Path) -> None:
             shutil.copyfileobj(file, copy)
 
 
-def write_tokenizer(path: Path | None, folder: Path) -> None:
-    """A tokenizer.json of the user's own, or the 257 ids of plain bytes as one."""
+def write_tokenizer(path: Path | None, folder: Path, end: int) -> None:
+    """Write a tokenizer.json of the user's own, or the 257 ids of plain bytes as one; `end` ends a document."""
     import tokenizers
 
     inner = tokenizers.Tokenizer.from_file(str(path)) if path else byte_tokenizer()
     inner.save(str(folder / "tokenizer.json"))
-    named = {"eos_token": BYTE_END} if path is None else {}
+    named = {"eos_token": inner.id_to_token(end)}
     write_json(
-        folder / "tokenizer_config.json",
+        folder / TOKENIZER_CONFIG,
         {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **named},
     )
+
+
+def write_chat_template(folder: Path, template: str, special: Mapping[str, str], end: str | None) -> None:
+    """Write the chat template as transformers reads it, next to the tokenizer files in `folder`.
+
+    Newer versions read chat_template.jinja, older ones tokenizer_config.json. Both get `end` as eos_token, unless it
+    is None; `special` are texts of special tokens that the template uses and the files may lack.
+    """
+    atomic_write(folder / TEMPLATE_NAME, template)
+    (folder / "chat_template.json").unlink(missing_ok=True)  # an older place of the base's template
+    config = read_json(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).exists() else {}
+    named = config.get("chat_template")
+    if isinstance(named, list):  # the base has several: the others stay
+        others = [entry for entry in named if isinstance(entry, dict) and entry.get("name") != "default"]
+        config["chat_template"] = [{"name": "default", "template": template}, *others]
+    else:
+        config["chat_template"] = template
+    config = {**special, **config} | ({} if end is None else {"eos_token": end})
+    write_json(folder / TOKENIZER_CONFIG, config)
+    names = folder / "special_tokens_map.json"
+    if end is not None and names.exists():
+        write_json(names, {**read_json(names), "eos_token": end})
 
 
 def byte_tokenizer() -> Any:

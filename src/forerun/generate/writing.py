@@ -21,7 +21,10 @@ class Answer:
 
 
 class Writing:
-    """Iterate for (row, piece of text) as the pieces become certain; `answers` holds all of it at any time."""
+    """Iterate for (row, piece of text) as the pieces become certain; `answers` holds all of it at any time.
+
+    `stop` are texts that end any row, `row_stops` those that end one: a list for each prompt.
+    """
 
     def __init__(
         self,
@@ -31,10 +34,13 @@ class Writing:
         decode: Callable[[list[int]], str],
         stop: Sequence[str] = (),
         *,
+        row_stops: Sequence[Sequence[str]] | None = None,
         first_row: int = 0,
     ) -> None:
         self.answers = [Answer() for _ in prompts]
-        self._texts = [TextStream(decode, stop, prompt) for prompt in prompts]
+        own = row_stops if row_stops is not None else [()] * len(prompts)
+        both = zip(prompts, own, strict=True)
+        self._texts = [TextStream(decode, [*stop, *more], prompt) for prompt, more in both]
         self._stream = Stream(engine, prompts, settings, first_row=first_row)
 
     def __iter__(self) -> Iterator[tuple[int, str]]:

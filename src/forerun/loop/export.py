@@ -17,7 +17,7 @@ import numpy as np
 from forerun.checkpoint.weights import chosen_step
 from forerun.config.load import dump
 from forerun.config.schema import Job
-from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
+from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
 from forerun.errors import UserError
 from forerun.exchange import documents
 from forerun.exchange.adapter import adapters_of
@@ -32,6 +32,7 @@ from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.weights import Weights
 from forerun.interrupt import cleanup
 from forerun.loop.adapter import write_adapter
+from forerun.loop.chat_form import ChatForm, own_chat_form, write_chat
 from forerun.loop.corpus import tokenizer_of
 from forerun.loop.folder import RunFolder, job_of_run
 from forerun.loop.loaded import method_params, run_params, saved_params, wanted_params, whole_mesh
@@ -124,11 +125,12 @@ def export(
         most = dtypes if isinstance(dtypes, str) else max(dtypes.values(), key=list(dtypes.values()).count)
         ends = int(tokenizer.eos)
         base_config = config_without(base) if base else None
+        chat = own_chat_form(run, job, base, tokenizer)
         content = documents.config_json(family, config, base_config, most, ends)
+        if chat and chat.end.token is not None:
+            content["eos_token_id"] = chat.end.token
         documents.write_json(part / "config.json", content | section)
-        generation = documents.generation_json(base.json("generation_config.json") if base else None, ends)
-        documents.write_json(part / "generation_config.json", generation)
-        _write_tokenizer(job, base, part)
+        _write_words(job, base, tokenizer, chat, part)
         say("reading it back and comparing")
         proof = _proof(part, family, model, params, tokenizer, mesh, base, trained)
         _write_card(part, run, job, base, proof)
@@ -159,6 +161,8 @@ def _export_adapter(run: RunFolder, job: Job, target: Path, dtype: str | None, w
         proof = (
             f"Read back from disk: all {tensors} tensors of the adapters are those of the trained state, bit for bit."
         )
+        if chat := own_chat_form(run, job, base, tokenizer_of(job)):  # else the base's files are those of the adapters
+            _write_words(job, base, tokenizer_of(job), chat, part)
         _write_card(part, run, job, base, proof, library="peft")
         part.rename(target)
     return Exported(target, proof, is_adapter=True)
@@ -232,12 +236,17 @@ def _in_the_making(target: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _write_tokenizer(job: Job, base: Snapshot | None, folder: Path) -> None:
-    if base is not None and job.data.tokenizer is None:
+def _write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: ChatForm | None, folder: Path) -> None:
+    """Write the tokenizer, generation_config.json and, if the job gives one, the chat template."""
+    given, end = job.data.tokenizer, int(tokenizer.eos)
+    if base is not None and given is None:
         documents.copy_tokenizer(base, folder)
     else:
-        given = job.data.tokenizer
-        documents.write_tokenizer(Path(given) if given and given != "bytes" else None, folder)
+        documents.write_tokenizer(tokenizer_path(given) if given and given != "bytes" else None, folder, end)
+    generation = documents.generation_json(base.json("generation_config.json") if base else None, end)
+    documents.write_json(folder / "generation_config.json", generation)
+    if chat is not None:
+        write_chat(folder, chat, tokenizer, generation)
 
 
 def _proof(

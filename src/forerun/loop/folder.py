@@ -75,6 +75,10 @@ class RunFolder:
         return self.path / "tracked.json"
 
     @property
+    def chat_template(self) -> Path:
+        return self.path / "chat_template.jinja"
+
+    @property
     def reference(self) -> Path:
         return self.path / "reference.json"
 
@@ -146,8 +150,23 @@ def open_folder(
         tell(f"{folder.job} was empty; it is written again")
     folder.path.mkdir(parents=True, exist_ok=True)
     atomic_write(folder.job, dump(job))
+    _keep_template(job, folder, begun=record is not None)
     restore_files(folder.checkpoints(job), folder, tell)
     return folder
+
+
+def _keep_template(job: Job, folder: RunFolder, *, begun: bool) -> None:
+    """Write the job's chat template to the run's folder: the model is asked with it after the job's file is gone.
+
+    Once a checkpoint exists, the template that the run began with stays.
+    """
+    from forerun.data.chat_template import job_template
+
+    if begun and folder.chat_template.exists():
+        return
+    template = job_template(job.data)
+    if template is not None:
+        atomic_write(folder.chat_template, template)
 
 
 def job_of_run(folder: RunFolder, tell: Callable[[str], None] = lambda text: None) -> Job | None:

@@ -20,8 +20,8 @@ from forerun.exchange.read import OnProgress, no_progress, read_params
 from forerun.exchange.scales import are_multiples
 from forerun.hardware.devices import choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
-from forerun.hub.chat import chat_template
 from forerun.hub.snapshot import Snapshot
+from forerun.loop.chat_form import chat_form, end_ids
 from forerun.loop.code import use_code_of
 from forerun.loop.corpus import special_texts, tokenizer_of
 from forerun.loop.folder import RunFolder, job_of_run
@@ -51,6 +51,9 @@ class Loaded:
     eos: frozenset[int]  # each of them ends an answer
     chat_template: str | None
     special: Mapping[str, str]  # texts of special tokens, for the chat template
+    template_origin: str | None = None  # for errors: where a template comes from that is not the model's own
+    turn_stop: tuple[str, ...] = ()  # texts that end a turn where no single token does
+    special_tokens: bool = False  # special tokens that are written out in a message count as such
     step: int | None = None  # of a run's checkpoint
 
 
@@ -92,6 +95,7 @@ def load_model(
     snapshot = pretrained(section).snapshot if is_checkpoint(section) else None
     if run is None and (adapter := adapter_inside(section)):
         tell(f"the adapter in {adapter} is not applied: these are the weights of its base")
+    chat = chat_form(folder if run is not None else None, run, snapshot, tokenizer)
     return Loaded(
         name=source,
         model=model,
@@ -99,9 +103,12 @@ def load_model(
         mesh=grid,
         compute=compute,
         tokenizer=tokenizer,
-        eos=frozenset({tokenizer.eos, *_ends(snapshot)}),
-        chat_template=chat_template(snapshot.folder) if snapshot else None,
+        eos=frozenset(end_ids(chat, tokenizer.eos, *_ends(snapshot))),
+        chat_template=chat.template if chat else None,
         special=special_texts(snapshot),
+        template_origin=chat.origin if chat else None,
+        turn_stop=chat.end.stop if chat else (),
+        special_tokens=run is not None and run.data.special_tokens,
         step=step,
     )
 

@@ -45,6 +45,7 @@ class Letters:
 
     name, vocab, eos = "letters", 26, 300
     ends = frozenset({300})
+    specials: dict[str, int] = {}  # noqa: RUF012
 
     def encode(self, text: str) -> list[int]:
         return [byte % 26 for byte in text.encode()]
@@ -70,7 +71,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         calls.append({"source": source} | wanted)
         template = None if "plain" in source else TEMPLATE
         return types.SimpleNamespace(
-            name=source, tokenizer=Letters(), eos=Letters.ends, chat_template=template, special={}, **parts()
+            name=source,
+            tokenizer=Letters(),
+            eos=Letters.ends,
+            chat_template=template,
+            special={},
+            template_origin=None,
+            turn_stop=(),
+            special_tokens=False,
+            **parts(),
         )
 
     module = types.ModuleType("forerun.loop.loaded")
@@ -255,3 +264,38 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(
 def test_a_model_without_a_template_does_not_chat(asked: list[dict[str, Any]], capsys: Capture) -> None:
     assert main(["chat", "plain-model"]) == 2
     assert "plain-model has no chat template" in capsys.readouterr().err
+
+
+def test_commands_are_not_sent_to_the_model(
+    asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    short = ["--max-tokens", "8", *COLD]
+    for leave in ("/exit", "/quit"):
+        talk(["/help", "/nonsense", "Hello", leave, "never read"], monkeypatch)
+        assert main(["chat", "tiny", *short]) == 0
+        said = capsys.readouterr()
+        assert len(said.out.splitlines()) == 1
+        assert said.out == generate(["[user]Hello[a]", "--max-tokens", "8"], capsys)
+        assert said.err.count("/reset") == 2
+        assert "/nonsense" in said.err
+    talk(["/usr/bin is a folder", "/reset", "//help"], monkeypatch)
+    assert main(["chat", "tiny", *short]) == 0
+    path, escaped = capsys.readouterr().out.splitlines(keepends=True)
+    assert path == generate(["[user]/usr/bin is a folder[a]", "--max-tokens", "8"], capsys)
+    assert escaped == generate(["[user]/help[a]", "--max-tokens", "8"], capsys)
+
+
+def test_a_turn_ends_at_its_text_in_messages_alone(
+    asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    whole = generate(["[user]Hi[a]", "--max-tokens", "12"], capsys).strip()
+    monkeypatch.setattr("forerun.cli.source.Source.turn_stop", (whole[4:7],))
+    file = tmp_path / "in.jsonl"
+    messages = [{"role": "user", "content": "Hi"}]
+    file.write_text(json.dumps({"messages": messages}) + "\n" + json.dumps({"prompt": "[user]Hi[a]"}) + "\n")
+    lines = generate(["--batch", str(file), "--max-tokens", "12"], capsys).splitlines()
+    found = [(answer["text"], answer["finish"]) for answer in map(json.loads, lines)]
+    assert found == [(whole[: whole.find(whole[4:7])], "stop"), (whole, "length")]
+    talk(["Hi"], monkeypatch)
+    assert main(["chat", "tiny", "--max-tokens", "12", *COLD]) == 0
+    assert capsys.readouterr().out.strip() == found[0][0]

@@ -14,7 +14,7 @@ from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.files import atomic_write
 from forerun.loop.extension import require_steps_left
-from forerun.loop.folder import RunFolder, folder_of, is_same_run
+from forerun.loop.folder import RunFolder, folder_of, is_same_run, keep_template
 from forerun.loop.stored_files import read_summary, restore_files
 
 
@@ -72,6 +72,7 @@ def _restore(job: Job, newest: Commit, folder: RunFolder, say: Callable[[str], N
     restore_files(folder.checkpoints(job), folder, say)
     if not folder.job.exists():
         atomic_write(folder.job, dump(_completed(job, Job.model_validate(newest.record["job"]))))
+    keep_template(job, folder, begun=True)
 
 
 def _is_exhausted(job: Job, record: Mapping[str, Any]) -> bool:

@@ -150,12 +150,12 @@ def open_folder(
         tell(f"{folder.job} was empty; it is written again")
     folder.path.mkdir(parents=True, exist_ok=True)
     atomic_write(folder.job, dump(job))
-    _keep_template(job, folder, begun=record is not None)
+    keep_template(job, folder, begun=record is not None)
     restore_files(folder.checkpoints(job), folder, tell)
     return folder
 
 
-def _keep_template(job: Job, folder: RunFolder, *, begun: bool) -> None:
+def keep_template(job: Job, folder: RunFolder, *, begun: bool) -> None:
     """Write the job's chat template to the run's folder: the model is asked with it after the job's file is gone.
 
     Once a checkpoint exists, the template that the run began with stays.

@@ -36,6 +36,7 @@ LOCAL_OPTIONS = {
     "model": "--model",
     "batch": "--batch",
     "calibrate": "--calibrate",
+    "code": "--code",
     "html": "--html",
     "ledger": "--ledger",
     "out": "--out",

@@ -19,7 +19,18 @@ from forerun.errors import UserError
 
 # Keys with a text that is not a path of this machine; the others must be in LOCAL_KEYS or have a list of protocols.
 NO_PATHS = {
-    *("attention", "data.columns", "data.loss_on", "data.packing", "data.too_long", "device", "distil.revision"),
+    *(
+        "attention",
+        "checkpoint.every",
+        "data.columns",
+        "data.loss_on",
+        "data.separator",
+        "data.validation_by",
+        "data.packing",
+        "data.too_long",
+        "device",
+        "distil.revision",
+    ),
     *("lora.base", "lora.targets", "model.options", "model.revision", "name", "objective.name", "objective.options"),
     *("optimizer.schedule", "precision.compute", "precision.params", "preferences.loss", "qat.scales", "qat.targets"),
     *("remat.keep", "remat.offload", "remat.policy", "sample.prompt", "track.experiment", "track.to", "track.url"),

@@ -32,6 +32,7 @@ LIMIT_SECONDS = 1.3  # for a phase that stops on its own
 # For the cleanups and the last words: a full pipe or a slow disk must not delay the end.
 END_SECONDS = 1.6  # after the first press
 END_AGAIN_SECONDS = 0.3  # after the second press
+COUNT_SECONDS = 0.5  # for the watching thread to see a press
 
 Report = Callable[[], str]
 
@@ -178,6 +179,7 @@ def finish(code: int) -> NoReturn:
     _flush()
     if pressed():
         _run_cleanups()
+        _last_words()
     os._exit(EXIT_CODE if pressed() else code)
 
 
@@ -212,8 +214,13 @@ def _pressed() -> None:
 
 def _in_main_thread(number: int, frame: FrameType | None) -> None:
     """Run as Python's handler of SIGINT; the watching thread does the rest."""
-    if _state.raising:
-        raise KeyboardInterrupt
+    if not _state.raising:
+        return
+    # The block may call `handled` within microseconds, and must not do that before the press is counted.
+    counted_by = time.monotonic() + COUNT_SECONDS
+    while not _state.presses and time.monotonic() < counted_by:
+        time.sleep(0.001)
+    raise KeyboardInterrupt
 
 
 def _end(words: bool) -> NoReturn:
@@ -223,12 +230,7 @@ def _end(words: bool) -> NoReturn:
         _run_cleanups()
         _flush()
         if words:
-            report = ""
-            if _state.report is not None:
-                with suppress(Exception):
-                    report = _state.report()
-            text = "\nstopped by Ctrl-C" + (f": {report}" if report else "") + "\n"
-            os.write(2, text.encode(errors="backslashreplace"))
+            _last_words()
 
     thread = threading.Thread(target=last_steps, name="ctrl-c-end", daemon=True)
     with suppress(RuntimeError):  # no thread can be started
@@ -242,6 +244,17 @@ def _run_cleanups() -> None:
     for function in reversed(_state.cleanups):
         with suppress(Exception):
             function()
+
+
+def _last_words() -> None:
+    """Print the last line. Nothing may take time after it: a save in the background could still be committed."""
+    report = ""
+    if _state.report is not None:
+        with suppress(Exception):
+            report = _state.report()
+    text = "\nstopped by Ctrl-C" + (f": {report}" if report else "") + "\n"
+    with suppress(OSError):
+        os.write(2, text.encode(errors="backslashreplace"))
 
 
 def _flush() -> None:

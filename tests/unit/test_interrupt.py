@@ -103,7 +103,7 @@ with interrupt.cooperating(lambda seconds: stop.set()):
 print("saved")
 interrupt.finish(0)
 """
-    assert interrupted(program) == (INTERRUPTED, "saved\n", "")
+    assert interrupted(program) == (INTERRUPTED, "saved\n", "\nstopped by Ctrl-C\n")
 
 
 def test_a_phase_that_takes_too_long_is_ended() -> None:

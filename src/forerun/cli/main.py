@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from forerun import interrupt
 from forerun.cli import words
 from forerun.config.addresses import check_arguments
 from forerun.config.protocols import check_options
@@ -52,7 +53,8 @@ def told(error: BaseException, arguments: Sequence[str]) -> int:
             print(error, file=sys.stderr)
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
-        print("\nstopped by Ctrl-C", file=sys.stderr)
+        if not interrupt.pressed():  # else it is the last line of the process
+            print("\nstopped by Ctrl-C", file=sys.stderr)
         return INTERRUPTED
     if isinstance(error, BrokenPipeError) and _reader_left():
         return PIPE_CLOSED

@@ -69,10 +69,7 @@ def _train(args: argparse.Namespace, loaded: Loaded, worker: Worker | None) -> i
         with make_display(sys.stdout if worker.first else open(os.devnull, "w", encoding="utf-8")) as display:
             finished = train(loaded.job, display, fresh=args.fresh, worker=worker)
     if finished is None:
-        if interrupt.pressed():
-            print(f"stopped by Ctrl-C: {resumption(loaded.job, fresh=args.fresh)}", file=sys.stderr)
-            return interrupt.EXIT_CODE
-        return STOPPED
+        return interrupt.EXIT_CODE if interrupt.pressed() else STOPPED
     if worker.first and finished.state is not None:
         _tell(loaded, finished)
     return 0

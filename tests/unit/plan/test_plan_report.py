@@ -162,6 +162,8 @@ def test_json_keys_are_frozen() -> None:
         "zone",
         "within_max_usd",
         "spot",
+        "checkpoint_every",
+        "checkpoint_waste",
         "checkpoint_bytes",
         "written_bytes",
         "kept_bytes",

@@ -175,7 +175,7 @@ class Trial:
         assert len(set(space.candidates)) == len(space.candidates), "no candidate stands twice"
         for one in space.candidates:
             assert one.micro_batch * one.mesh.data * one.mesh.fsdp * one.accumulation(job.batch) == job.batch
-            assert one.mesh.data * one.mesh.fsdp * one.mesh.tp == one.slice.devices
+            assert one.mesh.data * one.mesh.fsdp * one.mesh.tp == (job.devices or one.slice.devices)
         if not space.candidates:
             return
         assert space.sizes.resting_bytes == Needs.of(job).state_bytes
@@ -209,13 +209,13 @@ class Trial:
 
 
 def layout(job: Job, question: Question, batch: int) -> None:
-    """The batch that the user asked for, on all devices, by arithmetic of our own."""
+    """The batch and the devices that the user asked for, by arithmetic of our own."""
     heads = None if is_plugin(job.model) else decoder_config(job.model).heads
     derived = question.derived(heads)
     mesh = derived.mesh
     assert job.batch == batch
     assert derived.micro_batch * derived.accumulation * mesh.data * mesh.fsdp == batch
-    assert mesh.data * mesh.fsdp * mesh.tp == question.slice.devices
+    assert mesh.data * mesh.fsdp * mesh.tp == (job.devices or question.slice.devices)
     assert heads is None or heads % mesh.tp == 0
     assert derived.tokens_per_step == batch * job.sequence
     assert 0 <= derived.warmup_steps <= derived.steps == job.steps

@@ -110,6 +110,7 @@ def test_one_prompt(asked: list[dict[str, Any]], capsys: Capture) -> None:
             "devices": 1,
             "mesh": MeshShape(1, 1, 1),
             "dtype": "float32",
+            "code": None,
             "tell": warn,
         }
     ]

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from forerun.units import Bytes
+
 pytestmark = pytest.mark.aot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,7 +83,7 @@ def test_the_cache_is_planned(folder: Path) -> None:
     said = forerun(folder, "cache", "job.yaml", "distil.cache=words", "distil.top_k=32", "--on", "v6e-1")
     rows = -(-(33 * 2000) // 256)
     exact = rows * (256 * (32 * 4 + 8) + 4)
-    assert f"cache: {rows} rows x 256 tokens x 32 of 1024 logits = {exact / 2**20:.2f} MiB" in said
+    assert f"cache: {rows} rows x 256 tokens x 32 of 1024 logits = {Bytes(exact)}" in said
     begin = r"6 min 00 s of it before the first batch"  # 240 + 120 s, and 4 MiB of weights in no time
     price = r"\$\d+\.\d\d on demand or \$\d+\.\d\d on spot"
     assert re.search(rf"^v6e-1: .+ \(.+ to .+\), {begin}, {price}; 17 batches of 16 rows", said, re.MULTILINE)

@@ -108,7 +108,7 @@ def test_job_that_does_not_fit_beside_one_that_does(tmp_path: Path) -> None:
         "model: {layers: 2, embed: 2048, heads: 16, vocab: 8192}\ndata: x\nsequence: 1024\nbatch: 2048\nsteps: 9\n"
     )
     done = plan(job, "--on", "v5e-8,v5p-16", "--json", "mesh.data=1")
-    small, large = slices_of(done)
+    large, small = slices_of(done)  # what does not fit comes last
     assert done.returncode == 0, "one slice holds it"
     assert (small["fits"], large["fits"]) == (False, True)
     assert small["hbm_peak_bytes"] > small["hbm_limit_bytes"]

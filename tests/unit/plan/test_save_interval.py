@@ -55,7 +55,7 @@ def test_a_number_that_wastes_time_is_warned_about(every: int, warned: bool) -> 
     bill = bill_of(verdict, Tariff())
     assert bill is not None
     assert bill.saves.every == every
-    expected = billed_seconds(verdict, every) / billed_seconds(verdict, bill.best_every) - 1
+    expected = max(0.0, billed_seconds(verdict, every) / billed_seconds(verdict, bill.best_every) - 1)
     assert bill.save_waste == pytest.approx(expected)
     assert (expected > 0.05) == warned
     notes = save_notes([(verdict, bill)])

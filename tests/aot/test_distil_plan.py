@@ -50,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
 
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher/config.json").write_text(json.dumps(CONFIG))
-    write_tokenizer(None, tmp_path / "teacher")
+    write_tokenizer(None, tmp_path / "teacher", 256)
     (tmp_path / "text.txt").write_text("A lighthouse is a kind of clock. " * 2000)
     (tmp_path / "job.yaml").write_text(JOB)
     return tmp_path

@@ -26,4 +26,4 @@ def write_teacher(folder: Path) -> None:
     folder.mkdir()
     write_params(folder, jax.tree.map(lambda x: 8 * x, params), family.table, model, "F32")
     documents.write_json(folder / "config.json", documents.config_json(family, config, None, "F32", 256))
-    documents.write_tokenizer(None, folder)
+    documents.write_tokenizer(None, folder, 256)

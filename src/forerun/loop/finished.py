@@ -16,6 +16,7 @@ from forerun.files import atomic_write
 from forerun.loop.extension import require_steps_left
 from forerun.loop.folder import RunFolder, folder_of, is_same_run, keep_template
 from forerun.loop.stored_files import read_summary, restore_files
+from forerun.track.forwarder import tracking
 
 
 def finished_summary(job: Job, say: Callable[[str], None]) -> dict[str, Any] | None:
@@ -44,6 +45,9 @@ def finished_summary(job: Job, say: Callable[[str], None]) -> dict[str, Any] | N
         return None
     assert newest is not None
     assert summary is not None
+    if hosts.is_first():
+        with tracking(job, folder.metrics, newest.step, say):
+            pass  # trackers get the rows that they did not take before
     first, final = (
         "unknown" if loss is None else f"{loss:.4f}" for loss in (summary.get("first_loss"), summary.get("final_loss"))
     )

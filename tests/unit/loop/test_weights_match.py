@@ -54,7 +54,7 @@ def write_model(folder: Path, **changes: Any) -> Path:
     text = json.dumps(header).encode()
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(end))
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
-    write_tokenizer(None, folder)
+    write_tokenizer(None, folder, 256)
     return folder
 
 

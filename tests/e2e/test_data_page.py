@@ -58,7 +58,7 @@ def test_fine_tuning_learns_the_answers(root: Path, shell: dict[str, str]) -> No
     small = "model.layers=2 model.embed=64 sequence=256"
     told = run(f"forerun train examples/sft/job.yaml steps=25 {small}", root, shell)
     assert "chat, column messages" in told
-    assert re.search(r"validation: \d+ of \d+ documents", told)
+    assert re.search(r"validation: [\d,]+ of [\d,]+ documents", told)
     lines = read_metrics(root / "runs/sft/metrics.jsonl")
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < 0.7 * losses[0]

@@ -31,6 +31,11 @@ place = Bucket(address)
 told["created"] = [place.create("one", b"1"), place.create("one", b"2"), place.create("one", b"1")]
 told["read"] = place.read("one").decode()
 place.remove("one"), place.remove("one")
+ends = [b"a\\r", b"a\\n", b"a\\r\\n", b"\\r\\n\\r\\na"]
+for content in ends:
+    place.create("ends", content)
+    told.setdefault("exact", []).append(place.read("ends") == content)
+    place.remove("ends")
 told["empty"] = [place.names(), place.names("none"), Reader(address).newest()]
 
 store = Store(address, keep=2, owner="first")
@@ -95,6 +100,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_a_name_is_created_once_and_a_lost_answer_is_recognized(told: dict[str, Any]) -> None:
     assert told["created"] == [True, False, True]
+    assert told["exact"] == [True] * 4
     assert (told["read"], told["empty"]) == ("1", [[], [], None])
 
 

@@ -21,12 +21,12 @@ class Source:
     def __init__(self, loaded: Loaded) -> None:
         from forerun.generate.engine import Engine, has_cache
 
-        self.loaded = loaded
         if not has_cache(loaded.model):
             name = type(loaded.model).__name__
             warn(f"{name} has no `cache` and `extend`: every token is computed from the whole text, which is slow")
+        self.loaded = loaded  # its weights belong to the engine
         self.engine: Engine = Engine(
-            loaded.model, loaded.params, loaded.mesh, loaded.compute, loaded.eos, loaded.tokenizer.vocab
+            loaded.model, loaded.params, loaded.mesh, loaded.compute, loaded.eos, loaded.tokenizer.vocab, consume=True
         )
 
     def plain_ids(self, text: str) -> list[int]:

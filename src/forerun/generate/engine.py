@@ -22,6 +22,7 @@ from forerun.generate.sampling import Rule, Sampling, choose
 from forerun.generate.uncached import Recomputing
 from forerun.models.base import Model, Readout
 from forerun.nn import spec
+from forerun.nn.cache import Cache
 from forerun.nn.compute import Compute
 from forerun.nn.lengths import length_bucket
 from forerun.nn.rope import LongRope
@@ -72,19 +73,33 @@ class Engine:
       params: arrays as they are stored on the mesh, in the computing dtype.
       eos: ids that end a row.
       vocab: ids of the tokenizer; the model may have more, which are never chosen.
+      consume: `params` belong to the engine and may be deleted. On a single CPU device their layers are then taken
+        apart, which makes a decoded token faster and takes longer to compile.
     """
 
     def __init__(
-        self, model: Model, params: Any, mesh: Mesh, compute: Compute, eos: frozenset[int], vocab: int
+        self,
+        model: Model,
+        params: Any,
+        mesh: Mesh,
+        compute: Compute,
+        eos: frozenset[int],
+        vocab: int,
+        *,
+        consume: bool = False,
     ) -> None:
-        self.model, self.params, self.mesh, self.compute = _cached(model), params, mesh, compute
+        self.model, self.mesh, self.compute = _cached(model), mesh, compute
+        unstacked = getattr(model, "unstacked", None)
+        self._apart = consume and unstacked is not None and mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
+        self.params = unstacked(params) if unstacked is not None and self._apart else params
         self.eos, self.vocab = eos, min(vocab, model.vocab)
         self.positions: int | None = getattr(getattr(model, "config", None), "positions", None)
         self.switch = _switch(model)
         self._everywhere = NamedSharding(mesh, PartitionSpec())
         cache = spec.map_specs(self._laid_out, self._cache_specs(self._row_multiple, length_bucket(1, SHORTEST)))
         results = (self._everywhere, self._everywhere, cache)
-        self.read = jax.jit(self._read, static_argnames="rule", donate_argnames="cache", out_shardings=results)
+        names = ("rule", "length")
+        self.read = jax.jit(self._read, static_argnames=names, donate_argnames="cache", out_shardings=results)
         self.step = jax.jit(self._step, static_argnames="rule", donate_argnames="cache", out_shardings=results)
         self._empty = jax.jit(self._empty_cache, static_argnames=("rows", "length"), out_shardings=cache)
         self._grow = jax.jit(self._longer_cache, static_argnames=("rows", "length"), out_shardings=cache)
@@ -126,12 +141,14 @@ class Engine:
         last_B = self.put(np.asarray(lengths, np.int32) - 1)
         tokens_B = self.put(np.zeros(rows, np.int32))
         with jax.set_mesh(self.mesh):
-            cache = self._empty(rows=rows, length=length)
+            # Our own models read the first chunk without a cache: there is nothing in it yet.
+            cache = (
+                None if isinstance(self._cache_specs(rows, length), Cache) else self._empty(rows=rows, length=length)
+            )
             for start in range(0, chunks * size, size):
                 piece, first = self.put(padded[:, start : start + size]), self.put(np.int32(start))
-                tokens_B, positions_B, cache = self.read(
-                    self.params, piece, first, last_B, tokens_B, cache, *chooser.arguments, rule=chooser.rule
-                )
+                prompts = (self.params, piece, first, last_B, tokens_B, cache)
+                tokens_B, positions_B, cache = self.read(*prompts, *chooser.arguments, rule=chooser.rule, length=length)
         return Place(tokens_B, positions_B, cache, length)
 
     def advance(self, place: Place, furthest: int, alive_B: jax.Array, chooser: Chooser) -> Place:
@@ -159,13 +176,19 @@ class Engine:
         temperature: jax.Array,
         *,
         rule: Rule,
+        length: int,
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """A chunk of all prompts. Rows that end in it get their next token, the others keep `chosen_B`."""
-        T = tokens_BT.shape[1]
+        """Read a chunk of all prompts. Rows that end in it get their next token, the others keep `chosen_B`.
+
+        Without a cache it is the first chunk, which makes one with `length` places.
+        """
+        B, T = tokens_BT.shape
+        before = self._empty_cache(rows=B, length=0) if cache is None else cache
         ahead_B = jnp.maximum(last_B - start, 0)
         # Padding repeats the last position: it stays within the model's positions and lengthens no row.
         positions_BT = start + jnp.minimum(jnp.arange(T, dtype=jnp.int32), ahead_B[:, None])
-        readout, cache = self.model.extend(params, tokens_BT, positions_BT, cache, self.compute)
+        readout, after = self.model.extend(params, tokens_BT, positions_BT, before, self.compute)
+        cache = self._longer_cache(after, rows=B, length=length) if cache is None else after
         end_B = jnp.minimum(ahead_B, T - 1)
         ending = replace(readout, hidden_BSE=jnp.take_along_axis(readout.hidden_BSE, end_B[:, None, None], axis=1))
         next_B = self._chosen(ending, last_B + 1, seed, rows_B, temperature, rule)
@@ -203,7 +226,8 @@ class Engine:
         return int(np.prod([self.mesh.shape.get(axis, 1) for axis in BATCH_AXES]))
 
     def _cache_specs(self, rows: int, length: int) -> Any:
-        return self.model.cache(rows, length, self.compute.dtype)
+        specs = self.model.cache(rows, length, self.compute.dtype)
+        return specs.apart() if self._apart else specs
 
     def _laid_out(self, s: spec.ParamSpec) -> NamedSharding:
         return NamedSharding(self.mesh, partition(s.shape, s.axes, self.mesh.shape, ACTIVATIONS))

@@ -72,7 +72,8 @@ def choose(logits_BV: jax.Array, keys_B: jax.Array, temperature: jax.Array, rule
 def narrowed(logits_BV: jax.Array, rule: Rule) -> jax.Array:
     """Minus infinity for what top-k and top-p leave out. Equal logits stay or go together."""
     if rule.top_k is not None:
-        best_BK, _ = jax.lax.top_k(logits_BV, min(rule.top_k, logits_BV.shape[-1]))
+        # Without the barrier the slice below is merged with that of the top_k, and a CPU sorts the whole vocabulary.
+        best_BK, _ = jax.lax.optimization_barrier(jax.lax.top_k(logits_BV, min(rule.top_k, logits_BV.shape[-1])))
         logits_BV = jnp.where(logits_BV >= best_BK[:, -1:], logits_BV, -jnp.inf)
     if rule.top_p is not None:
         shares_BV = jax.nn.softmax(logits_BV, axis=-1)

@@ -16,6 +16,10 @@ ROOM = 256  # places kept free behind the longest prompt, so that short answers 
 Finish = Literal["eos", "length", "stopped"]
 
 
+class NotFinite(UserError):
+    """The logits of a row are NaN or infinite: there is no next token."""
+
+
 class Stream:
     """New tokens of several prompts, step by step: each item has one token per row, None for a row that is done.
 
@@ -93,7 +97,7 @@ class Stream:
         for row in np.flatnonzero(self._alive).tolist():
             token = int(tokens[row])
             if token == NOT_A_NUMBER:
-                raise UserError(
+                raise NotFinite(
                     "the model's logits are not finite",
                     why=f"row {row + 1}, after {given} tokens: its weights hold NaN or infinity, or overflow the dtype",
                     fix="try --dtype float32; if it stays, the checkpoint itself is broken",

@@ -1,62 +1,38 @@
-"""A few words from the trained model: the plainest generation there is, one forward pass per token."""
+"""Sample text from the trained model with the engine of `forerun generate`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from forerun.config.schema import Sample
 from forerun.data.tokenizer import Tokenizer
-from forerun.models.base import Model
-from forerun.nn.compute import Compute
+from forerun.generate.engine import Engine, Settings
+from forerun.generate.sampling import Sampling
+from forerun.generate.stream import NotFinite, Stream
 from forerun.program.build import Program
+
+NOT_FINITE = "[the logits of the next token are not finite]"
 
 
 def sample_text(program: Program, params: Any, tokenizer: Tokenizer, sample: Sample, sequence: int, seed: int) -> str:
-    """The prompt and its continuation. Compiled once: the window has a fixed length."""
+    """Return the prompt and its continuation. No token depends on more than `sequence` tokens, as in training."""
     ids = tokenizer.encode(sample.prompt)[-sequence:].tolist() or [tokenizer.eos]
-    rows = program.derived.mesh.data_parallel  # the same row on every data-parallel device
-    with jax.set_mesh(program.mesh):
-        next_token = jax.jit(_next_token, static_argnums=(0, 1, 5, 7))
-        for position in range(sample.tokens):
-            window = np.full((rows, sequence), tokenizer.eos, np.int32)
-            recent = ids[-sequence:]
-            window[:, : len(recent)] = recent
-            key = jax.random.fold_in(jax.random.key(seed), position)
-            chosen = next_token(
-                program.model,
-                program.compute,
-                params,
-                window,
-                len(recent) - 1,
-                sample.temperature,
-                key,
-                tokenizer.vocab,
-            )
-            ids.append(int(chosen))
-            if ids[-1] == tokenizer.eos:
-                break
+    engine = Engine(program.model, params, program.mesh, program.compute, frozenset({tokenizer.eos}), tokenizer.vocab)
+    wanted, windows = len(ids) + sample.tokens, 0
+    while len(ids) < wanted:
+        # The next window starts with the second half of a full one, so that one prompt is read for many tokens.
+        known = ids[-max(1, sequence // 2) :] if windows else ids
+        count = min(wanted - len(ids), sequence - len(known) + 1)
+        settings = Settings(count, Sampling(sample.temperature), seed)
+        stream = Stream(engine, [known], settings, first_row=windows)  # other random numbers for each window
+        try:
+            ids += [token for (token,) in stream if token is not None]
+        except NotFinite:
+            return f"{tokenizer.decode(np.asarray(ids, np.int32))} {NOT_FINITE}"
+        if stream.finish[0] == "eos":
+            ids.append(tokenizer.eos)
+            break
+        windows += 1
     return tokenizer.decode(np.asarray(ids, np.int32))
-
-
-def _next_token(
-    model: Model,
-    compute: Compute,
-    params: Any,
-    tokens_BS: jax.Array,
-    last: jax.Array,
-    temperature: float,
-    key: jax.Array,
-    vocab: int,
-) -> jax.Array:
-    """One token after position `last`; never an id that only fills the embedding up to a round number."""
-    positions = jnp.broadcast_to(jnp.arange(tokens_BS.shape[1]), tokens_BS.shape)
-    out = model.apply(params, tokens_BS, jnp.ones_like(tokens_BS), positions, compute)
-    hidden = jax.lax.dynamic_slice_in_dim(out.hidden_BSE, last, 1, axis=1)
-    logits_V = jnp.einsum("E,VE->V", hidden[0, 0], out.matrix_VE, preferred_element_type=jnp.float32)[:vocab]
-    if temperature == 0:
-        return jnp.argmax(logits_V)
-    return jax.random.categorical(key, logits_V / temperature)

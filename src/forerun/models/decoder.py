@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from forerun.models.base import Readout
 from forerun.models.keys import Stack
-from forerun.models.layout import per_layer
+from forerun.models.layout import per_layer, per_layer_with_outputs, unstacked
 from forerun.models.sizes import DecoderConfig, LayerKind
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
@@ -28,6 +28,8 @@ from forerun.nn.weights import Dense, contract
 
 T = TypeVar("T")
 Attend = Callable[[jax.Array, jax.Array, jax.Array, LayerKind], jax.Array]
+Carry = tuple[jax.Array, jax.Array | int]  # the residual stream and the number of the layer
+NewTokens = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, K, D]
 
 
 @jax.tree_util.register_dataclass
@@ -128,6 +130,11 @@ class Decoder:
         x_BSE = per_layer(steps, x_BSE, params.blocks, params.tail)
         return self._readout(params, x_BSE, compute)
 
+    def unstacked(self, params: Params[jax.Array]) -> Params[jax.Array]:
+        """Take the layers apart for `extend` on a CPU; `params` cannot be used any more."""
+        unstacked_params: Params[jax.Array] = unstacked(params, self.stacks)
+        return unstacked_params
+
     def cache(self, rows: int, length: int, dtype: Any) -> Cache[ParamSpec]:
         c = self.config
         return Cache.specs(c.layers, rows, length, c.kv_heads, c.head_dim, dtype)
@@ -147,26 +154,23 @@ class Decoder:
         """
         c = self.config
         turns = self._angles(positions_BT, jnp.ones_like(positions_BT))
-        Carry = tuple[jax.Array, Cache[jax.Array], jax.Array]
 
-        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> Carry:
-            x_BTE, cache, number = carry
-            grown: list[Cache[jax.Array]] = []
+        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, NewTokens]:
+            x_BTE, number = carry
+            new: list[NewTokens] = []
 
             def attend(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
-                grown.append(cache.with_tokens(number, positions_BT, k_BTKD, v_BTKD))
-                k_BSKD, v_BSKD = grown[0].layer(number)
+                new.append((k_BTKD, v_BTKD))
                 limits: dict[str, Any] = {"scale": c.query_scale, "softcap": c.attention_softcap}
-                return cached_attention(q_BTHD, k_BSKD, v_BSKD, positions_BT, window=kind.window, **limits)
+                old = cache.layer(number)
+                return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, window=kind.window, **limits)
 
-            x_BTE = self.block(block, x_BTE, turns.get(kind), attend)
-            return x_BTE, grown[0], number + 1
+            return (self.block(block, x_BTE, turns.get(kind), attend), number + 1), new[0]
 
-        x_BTE = self._embed(params, tokens_BT, compute)
-        start = (x_BTE, cache, jnp.zeros((), jnp.int32))
+        start = (self._embed(params, tokens_BT, compute), 0)
         steps = [partial(layer, kind) for kind in c.layer_kinds]
-        x_BTE, cache, _ = per_layer(steps, start, params.blocks, params.tail)
-        return self._readout(params, x_BTE, compute), cache
+        (x_BTE, _), new = per_layer_with_outputs(steps, start, params.blocks, params.tail)
+        return self._readout(params, x_BTE, compute), cache.with_tokens(positions_BT, *new, after_BTE=x_BTE)
 
     def block(
         self,

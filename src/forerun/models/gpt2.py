@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from forerun.models.base import Readout
 from forerun.models.keys import Stack
-from forerun.models.layout import per_layer
+from forerun.models.layout import per_layer, per_layer_with_outputs, unstacked
 from forerun.models.sizes import Gpt2Config
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
@@ -24,6 +23,8 @@ from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
 from forerun.nn.weights import Dense, contract
 
 T = TypeVar("T")
+Carry = tuple[jax.Array, jax.Array | int]  # the residual stream and the number of the layer
+NewTokens = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, H, D]
 
 
 @jax.tree_util.register_dataclass
@@ -99,6 +100,11 @@ class Gpt2:
         x_BSE = self._embed(params, tokens_BS, positions_BS, compute)
         return self._readout(params, per_layer([compute.checkpointed(layer)], x_BSE, params.blocks), compute)
 
+    def unstacked(self, params: Params[jax.Array]) -> Params[jax.Array]:
+        """Take the layers apart for `extend` on a CPU; `params` cannot be used any more."""
+        unstacked_params: Params[jax.Array] = unstacked(params, self.stacks)
+        return unstacked_params
+
     def cache(self, rows: int, length: int, dtype: Any) -> Cache[ParamSpec]:
         c = self.config
         return Cache.specs(c.layers, rows, length, c.heads, c.head_dim, dtype)
@@ -112,21 +118,20 @@ class Gpt2:
         compute: Compute,
     ) -> tuple[Readout, Cache[jax.Array]]:
         """The next tokens of each row, at their own positions, and the cache with their keys and values in it."""
-        Carry = tuple[jax.Array, Cache[jax.Array], jax.Array]
 
-        def layer(carry: Carry, block: Block[jax.Array]) -> Carry:
-            x_BTE, cache, number = carry
-            grown: list[Cache[jax.Array]] = []
+        def layer(carry: Carry, block: Block[jax.Array]) -> tuple[Carry, NewTokens]:
+            x_BTE, number = carry
+            new: list[NewTokens] = []
 
             def attend(q_BTHD: jax.Array, k_BTHD: jax.Array, v_BTHD: jax.Array) -> jax.Array:
-                grown.append(cache.with_tokens(number, positions_BT, k_BTHD, v_BTHD))
-                return cached_attention(q_BTHD, *grown[0].layer(number), positions_BT, window=None)
+                new.append((k_BTHD, v_BTHD))
+                return cached_attention(q_BTHD, k_BTHD, v_BTHD, cache.layer(number), positions_BT, window=None)
 
-            return self.block(block, x_BTE, attend), grown[0], number + 1
+            return (self.block(block, x_BTE, attend), number + 1), new[0]
 
-        x_BTE = self._embed(params, tokens_BT, positions_BT, compute)
-        x_BTE, cache, _ = per_layer([layer], (x_BTE, cache, jnp.zeros((), jnp.int32)), params.blocks)
-        return self._readout(params, x_BTE, compute), cache
+        start = (self._embed(params, tokens_BT, positions_BT, compute), 0)
+        (x_BTE, _), new = per_layer_with_outputs([layer], start, params.blocks)
+        return self._readout(params, x_BTE, compute), cache.with_tokens(positions_BT, *new, after_BTE=x_BTE)
 
     def block(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import Literal
 
 import jax
@@ -59,18 +59,59 @@ def attention(
 @jax.named_scope("attention")
 def cached_attention(
     q_BTHD: jax.Array,
-    k_BSKD: jax.Array,
-    v_BSKD: jax.Array,
+    k_BTKD: jax.Array,
+    v_BTKD: jax.Array,
+    old: tuple[jax.Array, jax.Array],
     positions_BT: jax.Array,
     *,
     window: int | None,
     scale: float | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """A few queries against a cache in which a key's place is its position: later places are not seen yet."""
+    """Attend to a cache and to the new tokens themselves, whose keys and values are not in the cache yet.
+
+    Args:
+      old: keys and values [B, K, S, D], a key's place is its position. Seen are the places before a row's first query.
+      positions_BT: of the queries. The new keys lie one after the other from a row's first position on; a query sees
+        them up to its own position.
+    """
     scores = Scores(q_BTHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
-    behind_BTS = positions_BT[:, :, None] - jnp.arange(k_BSKD.shape[1])
-    return _softmax_attention(q_BTHD, k_BSKD, v_BSKD, scores.seen(behind_BTS), scores)
+    k_BKSD, v_BKSD = old
+    B, T, H, D = q_BTHD.shape
+    K, S = k_BKSD.shape[1:3]
+    q_BKGTD = q_BTHD.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4) * jnp.asarray(scores.scale, q_BTHD.dtype)
+    q_BKXD = q_BKGTD.reshape(B, K, -1, D)
+    knew_BKTD, vnew_BKTD = (jnp.swapaxes(x, 1, 2) for x in (k_BTKD, v_BTKD))
+
+    first_B11 = positions_BT[:, :1, None]
+    places_S = jnp.arange(S)
+    among = scores.seen(positions_BT[:, :, None] - (first_B11 + jnp.arange(T)))
+    parts = [(knew_BKTD, vnew_BKTD, among)]
+    if S:  # else a prompt is read from its beginning
+        before = scores.seen(positions_BT[:, :, None] - places_S) & (places_S < first_B11)
+        parts.append((k_BKSD, v_BKSD, before))
+
+    def products(keys: jax.Array, seen: jax.Array) -> jax.Array:
+        found = soft_cap(_by_head(q_BKXD, keys, 3), scores.softcap).reshape(B, K, H // K, T, -1)
+        return jnp.where(seen[:, None, None], found, -jnp.inf)
+
+    found = [products(keys, seen) for keys, _, seen in parts]
+    highest = reduce(jnp.maximum, [jnp.max(x, axis=-1, keepdims=True) for x in found])
+    found = [jnp.exp(x - highest) for x in found]
+    total = reduce(jnp.add, [jnp.sum(x, axis=-1, keepdims=True) for x in found])
+    shares = [(x / total).astype(v_BTKD.dtype).reshape(B, K, (H // K) * T, -1) for x in found]
+    out_BKXD = reduce(
+        jnp.add, [_by_head(share, values, 2) for share, (_, values, _) in zip(shares, parts, strict=True)]
+    )
+    out_BKGTD = out_BKXD.astype(q_BTHD.dtype).reshape(B, K, H // K, T, D)
+    return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)
+
+
+def _by_head(x_BKXY: jax.Array, y_BKYZ: jax.Array, summed: int) -> jax.Array:
+    """Multiply matrices of each row and head, in float32. Not by einsum, which swaps operands and then transposes."""
+    return jax.lax.dot_general(
+        x_BKXY, y_BKYZ, (((3,), (summed,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
+    )
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def lookup(table_VE: jax.Array, tokens_BS: jax.Array) -> jax.Array:
     return _constrain(table_VE[everywhere], "BSE", rules)
 
 
-def by_hand(function: Callable[..., Any], *, arguments: tuple[PartitionSpec, ...], results: Any) -> Callable[..., Any]:
+def by_hand(function: Callable[..., Any], *, arguments: tuple[Any, ...], results: Any) -> Callable[..., Any]:
     """Run `function` on each device's own parts, its collectives written out. Without a mesh, just run it."""
     if math.prod(ambient_sizes().values()) == 1:
         return function

@@ -40,8 +40,15 @@ class Dense(Generic[T]):
         return sharding.gather(self.value.astype(dtype), axes)
 
     def contract(self: Dense[jax.Array], equation: str, x: jax.Array) -> jax.Array:
-        axes = equation.split("->")[0].split(",")[1]
-        return jnp.einsum(equation, x, self.matrix(axes, x.dtype))
+        given, result = equation.split("->")
+        own, axes = given.split(",")
+        matrix = self.matrix(axes, x.dtype)
+        summed = [letter for letter in axes if letter in own]
+        if len(summed) == 1 or result != "".join(letter for letter in own + axes if letter not in summed):
+            return jnp.einsum(equation, x, matrix)
+        # Over several dimensions, in the order of the weight: einsum takes its own order and transposes the weight.
+        dims = tuple(own.index(letter) for letter in summed), tuple(axes.index(letter) for letter in summed)
+        return jax.lax.dot_general(x, matrix, (dims, ((), ())))
 
 
 def is_weight(value: object) -> bool:

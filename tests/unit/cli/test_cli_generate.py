@@ -89,7 +89,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     monkeypatch.setattr(forerun.loop, "loaded", module, raising=False)
     monkeypatch.setattr("forerun.loop.compilation.use_cache", lambda: None)
-    monkeypatch.setattr("forerun.generate.engine.Engine", lambda *_: engine())
+    monkeypatch.setattr("forerun.generate.engine.Engine", lambda *_, **__: engine())
     return calls
 
 

@@ -109,3 +109,12 @@ def test_what_is_not_a_number_is_not_a_token(wrong: float, temperature: float) -
 def test_settings_without_a_meaning(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError):
         Sampling(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_cpu_does_not_sort_the_vocabulary_for_top_k() -> None:
+    def chosen(logits_BV: jax.Array, keys_B: jax.Array) -> jax.Array:
+        return choose(logits_BV, keys_B, jnp.float32(0.8), Rule(False, top_k=4), 256)
+
+    program = jax.jit(chosen).lower(jnp.zeros((2, 256)), jax.random.split(jax.random.key(0), 2)).compile().as_text()
+    assert 'custom_call_target="TopK"' in program
+    assert " sort(" not in program

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerun.config.load import load
 from forerun.config.schema import Sample
+from forerun.generate.engine import Engine
 from forerun.hardware.devices import choose
 from forerun.loop.concrete import concrete
-from forerun.loop.sample import sample_text
+from forerun.loop.sample import NOT_FINITE, sample_text
 from forerun.loop.train import program_on
+from forerun.models.base import Model
 from forerun.program.build import Program
 
 SEQUENCE = 16
@@ -38,7 +41,8 @@ class Numbers:
 
 
 def greedy(program: Program, params: Any, ids: list[int], count: int) -> list[int]:
-    """The plain computation: all logits of exactly the tokens so far, no window, no filling."""
+    """The plain computation: all logits of exactly the tokens so far; a full window goes on with its second half."""
+    known = ids
 
     @jax.jit
     def all_logits(tokens_BS: jax.Array) -> jax.Array:
@@ -47,8 +51,11 @@ def greedy(program: Program, params: Any, ids: list[int], count: int) -> list[in
 
     for _ in range(count):
         with jax.set_mesh(program.mesh):
-            logits = all_logits(jnp.asarray([ids[-SEQUENCE:]], jnp.int32))
-        ids = [*ids, int(np.argmax(np.asarray(logits)[0, -1]))]
+            logits = all_logits(jnp.asarray([known], jnp.int32))
+        chosen = int(np.argmax(np.asarray(logits)[0, -1]))
+        ids, known = [*ids, chosen], [*known, chosen]
+        if len(known) > SEQUENCE:
+            known = known[-SEQUENCE // 2 :]
     return ids
 
 
@@ -58,11 +65,20 @@ class Trained:
     params: Any
 
 
-def on(devices: int, job_file: Path) -> Trained:
+def on(devices: int, job_file: Path, *changes: str) -> Trained:
     """Weights large enough that their choices are not all the same token."""
-    job = concrete(load(job_file, [f"devices={devices}"]).job)
+    job = concrete(load(job_file, [f"devices={devices}", *changes]).job)
     program = program_on(job, choose("cpu", devices), None)
-    return Trained(program, jax.tree.map(lambda leaf: leaf * 4, program.initial_state(3).params))
+    params = program.method.objective.own(program.initial_state(3).params)
+    return Trained(program, jax.tree.map(lambda leaf: leaf * 4 + 0.01, params))
+
+
+class WithoutCache:
+    """A model of one's own that has only what training needs."""
+
+    def __init__(self, model: Model) -> None:
+        self.vocab, self.heads = model.vocab, model.heads
+        self.specs, self.apply, self.flops_per_token = model.specs, model.apply, model.flops_per_token
 
 
 @pytest.fixture(scope="module")
@@ -99,3 +115,36 @@ def test_the_seed_decides_a_sample_with_temperature(single: Trained) -> None:
     )
     assert first == again
     assert first != other
+
+
+@pytest.mark.parametrize("change", ["lora.rank=4", "qat.group=16"])
+def test_a_sample_of_adapters_and_of_rounded_weights_is_the_plain_argmax(change: str, job_file: Path) -> None:
+    trained = on(1, job_file, change)
+    sample = Sample(prompt="5 60 7", tokens=6, temperature=0.0)
+    text = sample_text(trained.program, trained.params, Numbers(), sample, SEQUENCE, seed=0)
+    assert text == Numbers().decode(greedy(trained.program, trained.params, [5, 60, 7], 6))
+
+
+def test_a_sample_reads_its_prompt_once_and_decodes_the_rest(single: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Counter[str] = Counter()
+    for name in ("begin", "advance"):
+        kept = getattr(Engine, name)
+        monkeypatch.setattr(Engine, name, lambda *args, kept=kept, name=name: (calls.update([name]), kept(*args))[1])
+    monkeypatch.setattr(type(single.program.model), "apply", lambda *_: pytest.fail("a whole forward pass"))
+    sample = Sample(prompt="5 60 7", tokens=SEQUENCE - 3, temperature=0.0)
+    sample_text(single.program, single.params, Numbers(), sample, SEQUENCE, seed=0)
+    assert calls == {"begin": 1, "advance": SEQUENCE - 4}
+
+
+def test_a_model_without_a_cache_is_sampled_by_whole_passes(single: Trained) -> None:
+    program = replace(single.program, model=cast(Model, WithoutCache(single.program.model)))
+    sample = Sample(prompt="5 60 7", tokens=6, temperature=0.0)
+    text = sample_text(program, single.params, Numbers(), sample, SEQUENCE, seed=0)
+    assert text == Numbers().decode(greedy(single.program, single.params, [5, 60, 7], 6))
+
+
+def test_weights_that_are_not_numbers_do_not_end_the_run_with_an_error(single: Trained) -> None:
+    broken = jax.tree.map(lambda leaf: leaf * jnp.nan, single.params)
+    sample = Sample(prompt="5 60 7", tokens=6, temperature=0.0)
+    text = sample_text(single.program, broken, Numbers(), sample, SEQUENCE, seed=0)
+    assert text == f"5 60 7 {NOT_FINITE}"

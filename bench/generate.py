@@ -1,12 +1,12 @@
-"""Compare the CPU time of a decoded token with transformers': float32, greedy, one thread, in turns in one process.
+"""Compare the CPU time of a decoded token with transformers': float32, greedy, one thread, alternately in one process.
 
     python bench/generate.py                     # about 10 minutes on two idle cores; needs torch and transformers
     python bench/generate.py --model 132M --rounds 3 --tokens 16 --case 1x512    # a part of it, not recorded
 
-Two models of Qwen3's kind with random weights, read by both from the same folder. forerun is the stream that `forerun
-generate` runs (cache kept by the engine, tokens read at every step); transformers is `model.generate` with its cache.
-A ratio is forerun's CPU time over transformers', the median over the rounds; at most 1 is wanted everywhere. Time to
-read the prompt is given separately. The greedy tokens of both must be the same. Writes bench/results/generate.json.
+Both read the same two models, which have random weights and the architecture of Qwen3. forerun is the stream that
+`forerun generate` uses, with its cache and a token read at every step; transformers is `model.generate` with its cache.
+A ratio is the CPU time of forerun over that of transformers, the median of the rounds; the goal is at most 1. The time
+to read the prompt is measured separately. The greedy tokens of both must be equal. Writes bench/results/generate.json.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""A decoded token in the hands of the TPU compiler: the cache is read and written in place, never copied."""
+"""Compile one decoded token for TPUs: the program reads and writes the cache in place and never copies it."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -34,6 +35,14 @@ GEMMA = DecoderConfig(
     logit_softcap=30.0,
     kinds=(LayerKind(512, ROPE), LayerKind(None, ROPE)),
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_compile_cache() -> Iterator[None]:
+    """A program for a TPU cannot be read back on a machine without one."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
+from forerun.nn.cache import CachedLayer
 from forerun.nn.layers import soft_cap
 
 RESIDUAL = "attention_out"
@@ -61,7 +62,7 @@ def cached_attention(
     q_BTHD: jax.Array,
     k_BTKD: jax.Array,
     v_BTKD: jax.Array,
-    old: tuple[jax.Array, jax.Array],
+    old: CachedLayer,
     positions_BT: jax.Array,
     *,
     window: int | None,
@@ -71,14 +72,13 @@ def cached_attention(
     """Attend to a cache and to the new tokens themselves, whose keys and values are not in the cache yet.
 
     Args:
-      old: keys and values [B, K, S, D], a key's place is its position. Seen are the places before a row's first query.
+      old: a key's place is its position. Seen are the places before a row's first query.
       positions_BT: of the queries. The new keys lie one after the other from a row's first position on; a query sees
         them up to its own position.
     """
     scores = Scores(q_BTHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
-    k_BKSD, v_BKSD = old
     B, T, H, D = q_BTHD.shape
-    K, S = k_BKSD.shape[1:3]
+    K, S = old.values.shape[1:3]
     q_BKGTD = q_BTHD.reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4) * jnp.asarray(scores.scale, q_BTHD.dtype)
     q_BKXD = q_BKGTD.reshape(B, K, -1, D)
     knew_BKTD, vnew_BKTD = (jnp.swapaxes(x, 1, 2) for x in (k_BTKD, v_BTKD))
@@ -86,22 +86,24 @@ def cached_attention(
     first_B11 = positions_BT[:, :1, None]
     places_S = jnp.arange(S)
     among = scores.seen(positions_BT[:, :, None] - (first_B11 + jnp.arange(T)))
-    parts = [(knew_BKTD, vnew_BKTD, among)]
+    parts = [(CachedLayer(knew_BKTD, vnew_BKTD), among)]
     if S:  # else a prompt is read from its beginning
         before = scores.seen(positions_BT[:, :, None] - places_S) & (places_S < first_B11)
-        parts.append((k_BKSD, v_BKSD, before))
+        parts.append((old, before))
 
-    def products(keys: jax.Array, seen: jax.Array) -> jax.Array:
-        found = soft_cap(_by_head(q_BKXD, keys, 3), scores.softcap).reshape(B, K, H // K, T, -1)
+    def products(part: CachedLayer, seen: jax.Array) -> jax.Array:
+        found = soft_cap(_by_head(q_BKXD, part.keys, part.key_axes.index("D")), scores.softcap).reshape(
+            B, K, H // K, T, -1
+        )
         return jnp.where(seen[:, None, None], found, -jnp.inf)
 
-    found = [products(keys, seen) for keys, _, seen in parts]
+    found = [products(part, seen) for part, seen in parts]
     highest = reduce(jnp.maximum, [jnp.max(x, axis=-1, keepdims=True) for x in found])
     found = [jnp.exp(x - highest) for x in found]
     total = reduce(jnp.add, [jnp.sum(x, axis=-1, keepdims=True) for x in found])
     shares = [(x / total).astype(v_BTKD.dtype).reshape(B, K, (H // K) * T, -1) for x in found]
     out_BKXD = reduce(
-        jnp.add, [_by_head(share, values, 2) for share, (_, values, _) in zip(shares, parts, strict=True)]
+        jnp.add, [_by_head(share, part.values, 2) for share, (part, _) in zip(shares, parts, strict=True)]
     )
     out_BKGTD = out_BKXD.astype(q_BTHD.dtype).reshape(B, K, H // K, T, D)
     return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(B, T, H, D)

@@ -11,7 +11,8 @@ of one array per layer (`apart`), which a CPU reads without first copying a laye
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar, cast
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,40 +22,50 @@ from forerun.nn import sharding
 from forerun.nn.spec import Fill, ParamSpec
 
 T = TypeVar("T")
-AXES = "LBKSD"  # heads before places: both products of the attention read it without a transpose
+STACKED = "LBKSD"  # heads before places: both products of the attention read it without a transpose
+# Separate arrays are for CPUs, which multiply by a matrix faster if the dimension that is summed is not the last.
+KEYS, VALUES = "BKDS", "BKSD"
+
+
+class CachedLayer(NamedTuple):
+    """Keys and values of one layer, [B, K, S, D]. `key_axes` is the order of the keys' axes if it differs."""
+
+    keys: jax.Array
+    values: jax.Array
+    key_axes: str = VALUES
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Cache(Generic[T]):
-    keys: T | tuple[T, ...]  # [L, B, K, S, D], or L times [B, K, S, D]
-    values: T | tuple[T, ...]
+    """The keys and values of all layers, stacked or with an array for each layer."""
+
+    keys: T | tuple[T, ...]  # [L, B, K, S, D], or L times [B, K, D, S]
+    values: T | tuple[T, ...]  # [L, B, K, S, D], or L times [B, K, S, D]
 
     @staticmethod
     def specs(layers: int, rows: int, length: int, kv_heads: int, head_dim: int, dtype: Any) -> Cache[ParamSpec]:
-        one = ParamSpec((layers, rows, kv_heads, length, head_dim), AXES, Fill(0.0), dtype)
+        """Describe a stacked cache."""
+        one = ParamSpec((layers, rows, kv_heads, length, head_dim), STACKED, Fill(0.0), dtype)
         return Cache(one, one)
 
     def apart(self: Cache[ParamSpec]) -> Cache[ParamSpec]:
         """Describe the same cache with an array for each layer."""
 
-        def each(stacked: ParamSpec | tuple[ParamSpec, ...]) -> tuple[ParamSpec, ...]:
+        def each(stacked: ParamSpec | tuple[ParamSpec, ...], axes: str) -> tuple[ParamSpec, ...]:
             if isinstance(stacked, tuple):
                 return stacked
-            return (replace(stacked, shape=stacked.shape[1:], axes=stacked.axes[1:]),) * stacked.shape[0]
+            sizes = dict(zip(stacked.axes, stacked.shape, strict=True))
+            return (replace(stacked, shape=tuple(sizes[axis] for axis in axes), axes=axes),) * sizes["L"]
 
-        return Cache(each(self.keys), each(self.values))
+        return Cache(each(self.keys, KEYS), each(self.values, VALUES))
 
-    def layer(self: Cache[jax.Array], number: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-        """Return keys and values of one layer, [B, K, S, D]. Layers that are apart have a plain number."""
-
-        def one(layers: jax.Array | tuple[jax.Array, ...]) -> jax.Array:
-            if isinstance(layers, tuple):
-                assert isinstance(number, int)
-                return layers[number]
-            return jax.lax.dynamic_index_in_dim(layers, number, keepdims=False)
-
-        return one(self.keys), one(self.values)
+    def layer(self: Cache[jax.Array], number: jax.Array | int) -> CachedLayer:
+        """Return keys and values of one layer. Layers that are apart have a plain number."""
+        if isinstance(self.keys, tuple) and isinstance(self.values, tuple):
+            assert isinstance(number, int)
+            return CachedLayer(self.keys[number], self.values[number], KEYS)
+        return CachedLayer(*(jax.lax.dynamic_index_in_dim(x, number, keepdims=False) for x in (self.keys, self.values)))
 
     def with_tokens(
         self: Cache[jax.Array], positions_BT: jax.Array, k_LBTKD: Any, v_LBTKD: Any, *, after_BTE: jax.Array
@@ -69,29 +80,40 @@ class Cache(Generic[T]):
             to place 0, where it does no harm): a compiler that may write before the last layer has read the old cache
             copies the cache first, and XLA for CPUs drops `optimization_barrier` before it decides that.
         """
+        layers = len(self.keys) if isinstance(self.keys, tuple) else 0
+        axes = [KEYS] * layers + [VALUES] * layers if layers else [STACKED, STACKED]
         old, structure = jax.tree.flatten(self)
         given = jax.tree.leaves((k_LBTKD, v_LBTKD))
-        new = [jnp.swapaxes(x, -3, -2).astype(array.dtype) for x, array in zip(given, old, strict=True)]
-        if old[0].shape[-2] == 0:
+        new = [_arranged(x, names).astype(array.dtype) for x, array, names in zip(given, old, axes, strict=True)]
+        if old[0].size == 0:
             return cast(Cache[jax.Array], jax.tree.unflatten(structure, new))
         first_B = jnp.where(jnp.isnan(after_BTE[:, 0, 0]), 0, positions_BT[:, 0])
         # Every device writes its own rows and heads; the places of a row are never split.
         sizes = sharding.ambient_sizes()
-        specs = [sharding.partition(o.shape, AXES[-o.ndim :], sizes, sharding.ACTIVATIONS) for o in old]
-        write = sharding.by_hand(_written, arguments=(specs, specs, PartitionSpec(specs[0][-4])), results=specs)
+        specs = [
+            sharding.partition(o.shape, names, sizes, sharding.ACTIVATIONS) for o, names in zip(old, axes, strict=True)
+        ]
+        rows = PartitionSpec(specs[0][axes[0].index("B")])
+        write = sharding.by_hand(partial(_written, axes), arguments=(specs, specs, rows), results=specs)
         return cast(Cache[jax.Array], jax.tree.unflatten(structure, write(old, new, first_B)))
 
 
-def _written(old: list[jax.Array], new: list[jax.Array], first_B: jax.Array) -> list[jax.Array]:
+def _arranged(tokens: jax.Array, axes: str) -> jax.Array:
+    """Return new keys or values, [L, B, T, K, D] or [B, T, K, D], in the order of the cache's axes."""
+    given = "LBSKD"[-tokens.ndim :]
+    return jnp.transpose(tokens, [given.index(axis) for axis in axes])
+
+
+def _written(axes: list[str], old: list[jax.Array], new: list[jax.Array], first_B: jax.Array) -> list[jax.Array]:
     """Write one row after the other, in place. With `vmap` it would be a scatter, which copies the cache."""
 
     def row(number: jax.Array | int, arrays: list[jax.Array]) -> list[jax.Array]:
-        def put(array: jax.Array, tokens: jax.Array) -> jax.Array:
-            layers = (0,) * (array.ndim - 4)
-            own = jax.lax.dynamic_slice_in_dim(tokens, number, 1, axis=len(layers))
-            return jax.lax.dynamic_update_slice(array, own, (*layers, number, 0, first_B[number], 0))
+        def put(array: jax.Array, tokens: jax.Array, names: str) -> jax.Array:
+            own = jax.lax.dynamic_slice_in_dim(tokens, number, 1, axis=names.index("B"))
+            starts = {"B": number, "S": first_B[number]}
+            return jax.lax.dynamic_update_slice(array, own, [starts.get(axis, 0) for axis in names])
 
-        return [put(array, tokens) for array, tokens in zip(arrays, new, strict=True)]
+        return [put(array, tokens, names) for array, tokens, names in zip(arrays, new, axes, strict=True)]
 
     rows = first_B.shape[0]
     return row(0, old) if rows == 1 else jax.lax.fori_loop(0, rows, row, old)

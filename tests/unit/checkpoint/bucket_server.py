@@ -1,7 +1,7 @@
 """Run gcp-storage-emulator in its own process, with two corrections.
 
-It obeys `ifGenerationMatch=0`, and a multipart upload keeps all its bytes: the emulator's parser drops a carriage return
-at the end of the content, because it takes it for a part of the line end that follows.
+It obeys `ifGenerationMatch=0`, and a multipart upload keeps all its bytes: the emulator's parser drops a carriage
+return at the end of the content, because it takes it for a part of the line end that follows.
 
 with bucket(folder) as environment:         # for the process under test
     subprocess.run(..., env=os.environ | environment)
@@ -94,7 +94,9 @@ def serve(folder: str) -> None:
     emulator._decode_raw_data, emulator._read_data = remember, with_exact_content
     for name in ("_multipart_upload", "_media_upload"):
         setattr(objects, name, with_precondition(getattr(objects, name)))
-    server = emulator.create_server("127.0.0.1", 0, False, BUCKET, data_dir=folder)  # a port that nobody can take meanwhile
+    server = emulator.create_server(
+        "127.0.0.1", 0, False, BUCKET, data_dir=folder
+    )  # a port that nobody can take meanwhile
     server.start()
     print(f"{READY}{server._api._httpd.server_port}", flush=True)
     threading.Event().wait()

@@ -69,7 +69,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (here / "text.txt").write_bytes(text.read_bytes()[:6000])
     (here / "job.yaml").write_text(JOB)
     said = made(load(here / "job.yaml").job)
-    assert "188 rows x 32 tokens x 8 of 257 logits = 235.73 KiB (40 bytes a token) in 16 shards" in said
+    assert "188 rows x 32 tokens x 8 of 257 logits = " in said
+    assert "(40 bytes a token) in 16 shards" in said
     assert "cache: about " in said
     assert "no price is known for this device" in said
     return here

@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -33,10 +34,19 @@ def busy():
 """
 
 
+@contextmanager
+def children_with_ctrl_c() -> Iterator[None]:
+    """Start children that react to SIGINT: it is ignored if the tests run in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def started(program: str, *arguments: str) -> subprocess.Popen[str]:
     """Start a program that reacts to SIGINT, in a process group of its own, and wait until it says that it is ready."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if the tests run in the background
-    try:
+    with children_with_ctrl_c():
         child = subprocess.Popen(
             [sys.executable, "-c", BEGIN + program, *arguments],
             env={**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONUNBUFFERED": ""},
@@ -45,8 +55,6 @@ def started(program: str, *arguments: str) -> subprocess.Popen[str]:
             text=True,
             start_new_session=True,
         )
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert child.stdout is not None
     if child.stdout.readline() != "ready\n":
         child.kill()
@@ -199,13 +207,14 @@ print("ready", file=sys.__stdout__, flush=True)
 native()
 """
     reader, terminal = pty.openpty()
-    child = subprocess.Popen(
-        [sys.executable, "-c", BEGIN + program],
-        env={**os.environ, "PYTHONPATH": str(SOURCE), "TERM": "xterm"},
-        stdout=terminal,
-        stderr=terminal,
-        start_new_session=True,
-    )
+    with children_with_ctrl_c():
+        child = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + program],
+            env={**os.environ, "PYTHONPATH": str(SOURCE), "TERM": "xterm"},
+            stdout=terminal,
+            stderr=terminal,
+            start_new_session=True,
+        )
     os.close(terminal)
     shown = b""
     while b"ready" not in shown:
@@ -222,8 +231,7 @@ native()
 def test_the_entry_point_handles_ctrl_c_before_it_imports_the_command(entry: str, tmp_path: Path) -> None:
     """A job file that is a pipe without a writer would be waited for; a folder of modules says when imports begin."""
     (tmp_path / "sitecustomize.py").write_text(SLOW_IMPORT, "utf-8")
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
+    with children_with_ctrl_c():
         child = subprocess.Popen(
             [sys.executable, "-m", entry, "check", "job.yaml"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), str(SOURCE))), "SLOW": entry},
@@ -232,8 +240,6 @@ def test_the_entry_point_handles_ctrl_c_before_it_imports_the_command(entry: str
             text=True,
             start_new_session=True,
         )
-    finally:
-        signal.signal(signal.SIGINT, before)
     with child:
         assert child.stdout is not None
         assert child.stdout.readline() == "importing\n"

@@ -49,7 +49,7 @@ checkpoint: {{every: {every}}}
 sample: {{tokens: 0}}
 """
 RESUMED = re.compile(r"^state .*  step (\d+) from ", re.MULTILINE)
-BEGUN = re.compile(r"^state .*  (?:step (\d+) from |fresh, )", re.MULTILINE)
+BEGUN = re.compile(r"^state .*  (?:step (\d+) from |random weights)", re.MULTILINE)
 NOT_OURS = ("JAX_NUMPY_DTYPE_PROMOTION", "FORERUN_WORKER", "PYTHONWARNINGS", "PYTHONDONTWRITEBYTECODE")
 
 

@@ -54,6 +54,7 @@ hypothesis.settings.load_profile("ci")
 QUICKLY = (
     "contract",
     "unit/cli",
+    "unit/doctor",
     "unit/evaluate",
     "unit/exchange",
     "unit/generate",

@@ -26,9 +26,12 @@ class Readout:
     softcap: float | None = None
 
     def logits(self) -> jax.Array:
-        """All logits at once, [B, S, V] in float32: for a few tokens, never for a training batch."""
-        logits = jnp.einsum("BSE,VE->BSV", self.hidden_BSE, self.matrix_VE, preferred_element_type=jnp.float32)
-        return soft_cap(logits, self.softcap)
+        """Return all logits, [B, S, V] in float32: for a few tokens, never for a training batch."""
+        # The matrix comes first: for a few rows XLA's CPU compiler then needs half the time.
+        logits_VBS = jax.lax.dot_general(
+            self.matrix_VE, self.hidden_BSE, (((1,), (2,)), ((), ())), preferred_element_type=jnp.float32
+        )
+        return soft_cap(jnp.moveaxis(logits_VBS, 0, -1), self.softcap)
 
 
 class Model(Protocol):

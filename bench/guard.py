@@ -66,7 +66,7 @@ def built(fields: dict[str, Any], devices: Any, guarded: bool, shape: MeshShape)
     make = partial(build, job, model_of(job.model), make_mesh(shape, devices), derive(job, shape, None))
     if guarded:
         return make()
-    building.make_step = lambda *given: make_step(*given[:-1])  # type: ignore[assignment]
+    building.make_step = lambda *given: make_step(*given[:-2])  # type: ignore[assignment]
     try:
         return make()
     finally:

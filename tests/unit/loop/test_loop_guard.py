@@ -180,7 +180,7 @@ def rig() -> Rig:
     program = build(job, model_of(job.model), mesh, derive(job, shape, None))
     assert program.derived.accumulation == 2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_module, "make_step", lambda *given: make_step(*given[:-1]))
+        patch.setattr(build_module, "make_step", lambda *given: make_step(*given[:-2]))
         plain = build(job, model_of(job.model), mesh, derive(job, shape, None))
     random_ids = np.random.default_rng(0)
 

@@ -39,7 +39,7 @@ FACTS: dict[str, Any] = {
 PROGRAM = "HloModule m\nENTRY %main (p: f32[8,128]) -> f32[8,128] {\n  ROOT %p = f32[8,128] parameter(0)\n}\n"
 STAND_IN = """#!{python} -S
 import json, os, sys
-folder = sys.argv[-1]
+folder = sys.argv[4]  # after -P -m forerun.plan.worker; the folder of a custom model may follow
 print("E0000 00:00:1 common_lib.cc:554] noise of the library", file=sys.stderr, flush=True)
 def put(name, text, mode="w"):
     with open(os.path.join(folder, name + ".new"), mode) as file:

@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def both(name: str) -> tuple[Any, Engine]:
-    """The same random weights in transformers and in forerun."""
+    """Return a model with random weights in transformers, and an engine of forerun with the same weights."""
     torch.manual_seed(0)
     config = transformers.Qwen3Config(
         vocab_size=VOCAB, max_position_embeddings=4096, head_dim=64, intermediate_size=1536, **MODELS[name]
@@ -105,6 +105,7 @@ def both(name: str) -> tuple[Any, Engine]:
 
 
 def measured(reference: Any, engine: Engine, rows: int, prompt: int, tokens: int, rounds: int) -> dict[str, Any]:
+    """Compare the tokens once, then the CPU times alternately."""
     prompts = np.random.default_rng(0).integers(3, VOCAB, (rows, prompt)).tolist()
     expected, *_ = theirs(reference, prompts, 8)
     found, *_ = ours(engine, prompts, tokens)  # compile
@@ -126,7 +127,7 @@ def measured(reference: Any, engine: Engine, rows: int, prompt: int, tokens: int
 
 
 def ours(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float, float]:
-    """(tokens of each row, CPU s until the first, CPU s for each step after it)."""
+    """Return the tokens of each row, the CPU seconds until the first token, and those of each step after it."""
     began = time.process_time()
     stream = Stream(engine, prompts, Settings(tokens, Sampling(0)))
     steps = [next(stream)]
@@ -137,7 +138,7 @@ def ours(engine: Engine, prompts: list[list[int]], tokens: int) -> tuple[list[li
 
 
 def theirs(reference: Any, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float, float]:
-    """The same. A criterion that never stops notes when each token was there."""
+    """Return the same for transformers. A stopping criterion that never stops records the time of each token."""
     ids, noted = torch.tensor(prompts), []
 
     def note(ids: Any, scores: Any, **_: Any) -> Any:

@@ -150,7 +150,7 @@ FAULTS = (
     Fault(
         "second",
         "a second launch of a run under way, with --take-over",
-        "both processes go on from the moment of the second's claim",
+        "both processes continue from the moment of the second's claim",
         "runs_owner.py second {n}",
         1,
         30,

@@ -1,12 +1,12 @@
-"""What comparing checksums costs: the CPU time of a feed with checksums of blocks, and without, in turns in one run.
+"""Cost of block checksums: the CPU time of a feed with and without them, measured alternately in one run.
 
     python bench/blocks.py                    # a few minutes on two idle cores
     python bench/blocks.py --before OTHER/src # also compares with the feed of another source tree
 
-The store is that of `bench/feed.py`. Each variant is a separate process: `on` compares every block that it reads, `off`
-reads the same files without comparing, `before` is the other source tree. In each round each of them takes the same
+The store is that of `bench/feed.py`. Each variant is a separate process: `on` verifies every block that it reads, `off`
+reads the same files without verification, `before` is the other source tree. In each round, each process takes the same
 batches through its feed, one process after the other and in changing order. The figure is the median over rounds of the
-ratio of CPU times (all threads of the process): other processes on the machine count less in it than in wall time.
+ratio of CPU times (all threads of the process), which depend less on other load than wall time.
 Writes bench/results/blocks.json and blocks.md.
 """
 

@@ -1,17 +1,18 @@
-"""What proving a checkpoint costs: a save's blocking time and a restore, against Orbax alone, in turns in one process.
+"""Cost of proven checkpoints: time of a blocking save and of a restore, compared with Orbax alone in one process.
 
     python bench/checkpoint.py                        # about 5 minutes on two cores; 10 GB of memory and of disk
     python bench/checkpoint.py --sizes 0.5 --rounds 5
 
-The state is of a training run's shape: float32 weights in layers, twice as much for the optimizer, a step and a key.
+The state has the structure of a training run: float32 weights in layers, twice as much for the optimizer, a step and a
+key.
 
-Three ways, one after the other in every round, in an order that turns: `orbax` is Orbax as it comes (it compresses),
-`orbax plain` is Orbax with the settings that forerun gives it (no compression), `forerun` is the Store: digests, the
-commit record, verification. Blocking is the time of the call to save; `whole` is until the checkpoint is committed.
-The files are in the page cache for all three. A ratio is the median of the one over the median of the other; seconds
-of the processor are recorded as well, since they say more than the clock does if the machine has other work.
+Each round measures three variants, in rotating order. `orbax` is Orbax with its defaults (it compresses). `orbax plain`
+is Orbax with forerun's settings (no compression). `forerun` is the CheckpointStore: digests, the commit record and
+verification. `blocking` is the time of the call to save; `whole` is the time until the checkpoint is committed. The
+files are in the page cache for all three. A ratio compares two medians. CPU seconds are recorded as well, because they
+depend less on other load.
 
-Writes bench/results/checkpoint.json and leaves with code 1 if a target is missed.
+Writes bench/results/checkpoint.json, and exits with code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ def context(way: str) -> Any:
 def saved(way: str, folder: Path, state: Any) -> dict[str, float]:
     from orbax.checkpoint import v1 as orbax
 
-    from forerun.checkpoint.store import Store
+    from forerun.checkpoint.store import CheckpointStore
 
     if way == "forerun":
-        with Store(folder / way, keep=1) as store:
+        with CheckpointStore(folder / way, keep=1) as store:
             _, blocking, _ = timed(lambda: store.save(1, state, {"data": "digest", "loss": 1.0}))
             _, rest, _ = timed(store.wait)
         return {"blocking_seconds": blocking, "whole_seconds": blocking + rest}

@@ -1,10 +1,9 @@
-"""Makes docs/assets/data-view.png and data-view.svg: what `forerun data` shows of a real chat set, as page and in a
-terminal.
+"""Draw docs/assets/data-view.png and data-view.svg: output of `forerun data` for real chats, as page and in a terminal.
 
     pip install chitchat-dataset        # MIT, 7,168 dialogues
     python bench/data_picture.py path/of/SmolLM2-135M-Instruct/tokenizer.json    # needs chromium, some seconds
 
-`--html FILE` keeps the page, `--dark` and `--width 400` show it otherwise, `--text` prints the terminal's view.
+`--html FILE` keeps the page, `--dark` and `--width 400` change its appearance, `--text` prints the terminal's view.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from plan_picture import THEME, without_blanks, without_links
 from rich.console import Console
 
 from forerun.config.load import load
-from forerun.data.view.look import Look
-from forerun.data.view.opened import look_of
-from forerun.data.view.page import page
-from forerun.data.view.terminal import print_look
-from forerun.loop.corpus import open_corpus
+from forerun.data.inspect.corpus_report import CorpusReport
+from forerun.data.inspect.open_corpus import report_of
+from forerun.data.inspect.page import page
+from forerun.data.inspect.terminal import print_report
+from forerun.inputs.job_corpus import open_corpus
 
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 DIALOGUES = 2000
@@ -59,7 +58,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         look = chat_look(args.tokenizer, Path(folder))
         if args.text:
-            print_look(Console(highlight=False), look)
+            print_report(Console(highlight=False), look)
             return 0
         file = args.html or Path(folder) / "data.html"
         file.write_text(page(look), encoding="utf-8")
@@ -68,18 +67,18 @@ def main() -> int:
     return 0
 
 
-def chat_look(tokenizer: Path, folder: Path) -> Look:
-    """As the command finds it."""
+def chat_look(tokenizer: Path, folder: Path) -> CorpusReport:
+    """Return the view of the data that `forerun data` computes."""
     lines = (json.dumps({"messages": messages}, ensure_ascii=False) for messages in conversations())
     (folder / "chitchat.jsonl").write_text("\n".join(lines), encoding="utf-8")
     job = folder / "chitchat.yaml"
     job.write_text(JOB.format(folder=folder, tokenizer=tokenizer.resolve()), encoding="utf-8")
     loaded = load(job, ()).job
-    return look_of(loaded, open_corpus(loaded))
+    return report_of(loaded, open_corpus(loaded))
 
 
 def conversations() -> list[list[dict[str, str]]]:
-    """Dialogues as messages; who begins is the user."""
+    """Return dialogues as messages. The first speaker is the user."""
     raw = json.loads(resources.files("chitchat_dataset").joinpath("dataset.json").read_text("utf-8"))
     found = []
     for dialogue in islice(raw.values(), DIALOGUES):
@@ -105,10 +104,10 @@ def photograph(file: Path, picture: Path, width: int, height: int, dark: bool) -
         subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
-def terminal_picture(look: Look) -> str:
+def terminal_picture(look: CorpusReport) -> str:
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="standard")
     console.print("[green]$[/] [bold]forerun data chitchat.yaml[/]\n", highlight=False)
-    print_look(console, look)
+    print_report(console, look)
     svg = console.export_svg(title="forerun data", theme=THEME, unique_id="data", font_aspect_ratio=0.6)
     return without_links(without_blanks(svg))
 

@@ -1,13 +1,13 @@
-"""What K costs: the gradient of a student by a teacher's K likeliest tokens and their tail, over that by all of them.
+"""Gradient error of top-K distillation: a student's gradient with K teacher tokens and their tail, and with all tokens.
 
     PYTHONPATH=src:tests python bench/distil_top_k.py stories15m            # minutes on two cores
     PYTHONPATH=src:tests python bench/distil_top_k.py smollm2
 
-Teacher: a real model (see tests/real_weights). Student: the same with every matrix rounded to 4 bits per column, which
-is what recovery training begins with. Text: Alice in Wonderland (quickstart). The gradient is of T^2 KL by
-all of the student's weights; the error is |g_K - g| / |g|. `without` is the same with the tail left out and the K made
-to sum to one, as is often done. Values are rounded to 16 bits as in a cache.
-Prints a table and writes bench/results/distil_top_k_MODEL.json.
+The teacher is a real model (see tests/real_weights). The student is the same model with every matrix rounded to 4 bits
+per column, as at the start of recovery training. The text is Alice in Wonderland (quickstart). The gradient is that of
+T^2 KL with respect to all of the student's weights; the error is |g_K - g| / |g|. `without` omits the tail and
+normalises the K probabilities to one, as is common. Values are rounded to 16 bits as in a cache. Prints a table and
+writes bench/results/distil_top_k_MODEL.json.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from forerun.config import schema
-from forerun.data.taught.layout import Layout
+from forerun.data.teacher_cache.layout import Layout
 from forerun.data.tokenizer import checkpoint_tokenizer
 from forerun.hardware.mesh import MeshShape
-from forerun.loop.loaded import pretrained_params, wanted_params
+from forerun.inputs.load_model import abstract_plain_params, pretrained_params
 from forerun.models.base import Readout
 from forerun.models.pretrained import pretrained
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
-from forerun.nn.weights import Dense, map_weights
+from forerun.nn.weights.dense import Dense, map_weights
 from forerun.objectives.chunked import Rule, chunked
 from forerun.objectives.record import record
-from forerun.objectives.soft import HIDDEN, IDS, MATRIX, TAIL, VALUES, Beside, WrittenDown
+from forerun.objectives.soft import HIDDEN, IDS, MATRIX, TAIL, VALUES, CachedTeacherLoss, LiveTeacherLoss
 from forerun.program.build import make_mesh
 from real_weights import folders
 
@@ -47,7 +47,7 @@ CHUNK = 32
 
 
 def rounded(params: Any) -> Any:
-    """Every matrix in 16 steps between the extremes of each column."""
+    """Return the parameters with every matrix rounded to 16 levels per column."""
 
     def leaf(weight: Any) -> Any:
         if not isinstance(weight, Dense):
@@ -64,7 +64,7 @@ def main(name: str) -> None:
     section = schema.Model(name=str(folder()))
     model = model_of(section)
     mesh = make_mesh(MeshShape(1, 1, 1), jax.devices()[:1])
-    teacher = pretrained_params(section, wanted_params(model, mesh, "float32"))
+    teacher = pretrained_params(section, abstract_plain_params(model, mesh, "float32"))
     student = rounded(teacher)
     ids = checkpoint_tokenizer(pretrained(section).snapshot).encode(TEXT.read_text()[2000:30_000])
     tokens = jnp.asarray(ids[: rows * sequence].reshape(rows, sequence), jnp.int32)
@@ -75,7 +75,7 @@ def main(name: str) -> None:
         return model.apply(params, tokens, jnp.ones_like(tokens), where, Compute())
 
     def gradient(rule: Rule, sides: Any, tables: Any) -> tuple[float, np.ndarray]:
-        """By way of the last hidden states, so that the network's own backward pass is compiled once."""
+        """Return the loss and the flat gradient. The network's backward pass is separate, so it is compiled once."""
 
         def loss(hidden: jax.Array, matrix: jax.Array, sides: Any, tables: Any) -> jax.Array:
             return chunked(rule, hidden, matrix, weights, sides, tables, CHUNK)["loss"] / weights.size
@@ -95,7 +95,7 @@ def main(name: str) -> None:
     hidden, matrix = jax.jit(said)(teacher)
     results = []
     for temperature in TEMPERATURES:
-        loss, whole = gradient(Beside(1.0, temperature, model.vocab), {HIDDEN: hidden}, {MATRIX: matrix})
+        loss, whole = gradient(LiveTeacherLoss(1.0, temperature, model.vocab), {HIDDEN: hidden}, {MATRIX: matrix})
         for top_k in (*KEPT, model.vocab):
             began = time.monotonic()
 
@@ -105,8 +105,8 @@ def main(name: str) -> None:
 
             values, numbers, tails = jax.jit(kept)(hidden, matrix)
             sides = {VALUES: values, IDS: numbers, TAIL: tails[..., 0]}
-            near, some = gradient(WrittenDown(1.0, temperature), sides, {})
-            _, bare = gradient(WrittenDown(1.0, temperature), {**sides, TAIL: jnp.zeros_like(tails[..., 0])}, {})
+            near, some = gradient(CachedTeacherLoss(1.0, temperature), sides, {})
+            _, bare = gradient(CachedTeacherLoss(1.0, temperature), {**sides, TAIL: jnp.zeros_like(tails[..., 0])}, {})
             row = {
                 "model": name,
                 "temperature": temperature,

@@ -1,20 +1,21 @@
-"""What reading and writing a 4 GB checkpoint costs: host memory beyond the arrays, and speed against safetensors alone.
+"""Cost of reading and writing a 4 GB checkpoint: host memory beyond the arrays, and speed compared with safetensors.
 
     python bench/exchange.py                 # about 4 minutes on two cores; needs 8 GB of disk and 16 GB of memory
 
 A checkpoint of Llama's shape with random bfloat16 weights is written in shards, one tensor at a time. Each measurement
-is a process of its own with 8 virtual CPU devices, mesh 1x8x1.
+is a separate process with 8 virtual CPU devices, mesh 1x8x1.
 
-Memory: peak resident set (VmHWM) of the process, less what it held before (VmRSS after a tiny program has run on the
-devices, then VmHWM is reset), less the bytes of the resulting arrays. Pages of the mapped files count while they are
-mapped. For writing, the arrays are there before the reset, so nothing is taken off for them.
+Memory is the peak resident set (VmHWM) of the process, minus its resident set before, minus the bytes of the resulting
+arrays. The resident set before (VmRSS) is read after a tiny program has run on the devices; then VmHWM is reset. Pages
+of mapped files count while they are mapped. For writing, the arrays exist before the reset, so their bytes are not
+subtracted.
 
-Speed: seconds of `read_params` (opening and checking the files included) against `safe_open` and `get_tensor` of every
-tensor, into numpy; in turns in one process, the files in the page cache for both. `kept` holds all tensors, as an
-import must; `dropped` frees each before the next. The ratio is the median of the one over the median of the other.
-Seconds of the processor are recorded as well: they say more than the clock does if the machine has other work.
+Speed compares the seconds of `read_params` (including opening and checking the files) with `safe_open` and `get_tensor`
+of every tensor, into numpy. Both are measured alternately in one process, with the files in the page cache. `kept`
+keeps all tensors, as an import must; `dropped` frees each before the next. A ratio compares two medians. CPU seconds
+are recorded as well, because they depend less on other load.
 
-Writes bench/results/exchange.json and leaves with code 1 if a target is missed.
+Writes bench/results/exchange.json, and exits with code 1 if a target is missed.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ ROOT = Path(__file__).parent
 LAYERS, EMBED, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCAB = 28, 2048, 16, 16, 128, 8192, 32_000
 SHARD_BYTES = 10**9
 ROUNDS = 3
-MOST_MEMORY_BYTES = 600 * 10**6
+MAX_MEMORY_BYTES = 600 * 10**6
 LEAST_SPEED = 0.8
 DEVICES = 8
 
@@ -50,13 +51,13 @@ def model() -> Any:
 
 
 def make(folder: Path) -> None:
-    """The checkpoint, with no more of it in memory than one tensor."""
+    """Write the checkpoint with at most one tensor in memory."""
     import ml_dtypes
     import numpy as np
 
-    from forerun.exchange.shards import Planned, Shards, shards_of
     from forerun.models.families import llama
     from forerun.models.keys import entries
+    from forerun.weights_io.shards import Planned, Shards, shards_of
 
     random = np.random.default_rng(0)
     found = entries(llama.TABLE, model().specs(), model().stacks)
@@ -86,21 +87,21 @@ def wanted(dtype: str) -> Any:
 def imported(folder: Path, dtype: str) -> Any:
     import jax
 
-    from forerun.exchange.read import read_params
-    from forerun.hub.weights import open_weights
+    from forerun.hub.safetensors.tensors import open_weights
     from forerun.models.families import llama
+    from forerun.weights_io.read import read_params
 
     with open_weights(folder) as weights:
         return jax.block_until_ready(read_params(weights, llama.TABLE, model(), wanted(dtype)))
 
 
 def memory(folder: Path, dtype: str) -> dict[str, int]:
-    """Peaks of one import and of the export after it."""
+    """Return the peak memory of one import and of the export after it, beyond the arrays."""
     import jax
     import jax.numpy as jnp
 
-    from forerun.exchange.write import write_params
     from forerun.models.families import llama
+    from forerun.weights_io.write import write_params
 
     for device in jax.devices():
         jax.device_put(jnp.ones((256, 256)), device).sum().block_until_ready()
@@ -145,7 +146,7 @@ def speed(folder: Path, dtype: str) -> dict[str, Any]:
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     cpu_seconds: dict[str, list[float]] = {name: [] for name in ways}
-    alone(False)  # the files into the page cache
+    alone(False)  # read the files into the page cache
     for _ in range(ROUNDS):
         for name, way in ways.items():
             began, cpu_began = time.perf_counter(), time.process_time()
@@ -163,7 +164,7 @@ def speed(folder: Path, dtype: str) -> dict[str, Any]:
 
 
 def reset_peak() -> int:
-    """Set VmHWM back to the present and say what that is."""
+    """Reset VmHWM to the current resident set, and return that in bytes."""
     Path("/proc/self/clear_refs").write_text("5")
     return status("VmRSS")
 
@@ -200,7 +201,7 @@ def in_a_process(part: str, folder: Path, dtype: str) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--part", choices=["make", "memory", "speed"])
-    parser.add_argument("--folder", type=Path, help="keep the checkpoint here, and use it if it is there")
+    parser.add_argument("--folder", type=Path, help="folder of the checkpoint; an existing one is used")
     parser.add_argument("--dtype", default="bfloat16")
     given = parser.parse_args()
     if given.part == "make":
@@ -225,8 +226,8 @@ def main() -> None:
     (ROOT / "results/exchange.json").write_text(json.dumps(result, indent=2) + "\n")
     parts = [result["bfloat16"], result["float32"]]
     met = [
-        all(part["import_beyond_arrays_bytes"] <= MOST_MEMORY_BYTES for part in parts),
-        all(part["export_beyond_arrays_bytes"] <= MOST_MEMORY_BYTES for part in parts),
+        all(part["import_beyond_arrays_bytes"] <= MAX_MEMORY_BYTES for part in parts),
+        all(part["export_beyond_arrays_bytes"] <= MAX_MEMORY_BYTES for part in parts),
         all(part["written_files_equal"] for part in parts),
         result["bfloat16"]["ratio_to_kept"] >= LEAST_SPEED,
     ]

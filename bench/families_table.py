@@ -1,4 +1,4 @@
-"""The table of docs/families.md, from what the tests of the families wrote down.
+"""Write the table of docs/families.md from the records of the family tests.
 
 FORERUN_TABLES=tables pytest -m torch tests && python bench/families_table.py tables
 """
@@ -17,11 +17,18 @@ ROWS = (
     "Llama 2, 3.x", "SmolLM2", "SmolLM3", "Qwen2, 2.5", "Qwen3", "Mistral",
     "Gemma 2", "Gemma 3 (text)", "Phi-3, Phi-4-mini", "OLMo 2", "GPT-2",
 )  # fmt: skip
-FIRST = ("logits", "gradients", "round trip", "greedy", "head", "RoPE scaling")  # then any other, and the refused
+FIRST = (
+    "logits",
+    "gradients",
+    "round trip",
+    "greedy",
+    "head",
+    "RoPE scaling",
+)  # then other columns, and "refused" last
 
 
 def collected(folder: Path) -> dict[str, dict[str, Any]]:
-    """Row -> column -> value: the largest of numbers, the union of lists, and of truths whether all are."""
+    """Return row -> column -> value. Numbers are merged by maximum, lists by union, and booleans by "and"."""
     found: dict[str, dict[str, Any]] = {}
     for file in sorted(folder.glob("families-*.jsonl")):
         for line in file.read_text().splitlines():

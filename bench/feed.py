@@ -1,10 +1,10 @@
-"""How many tokens a second reach the devices: packed batches of a warm store, built, carried and placed.
+"""Throughput of the feed: tokens per second of packed batches that are built from a warm store and placed.
 
     python bench/feed.py                     # about a minute on two idle cores
 
-A real store of 50 million tokens (bytes; documents of 30 to 3,000), packed both ways; the consumer takes placed batches
-as fast as they come. Start-up is left out: the clock starts at the tenth batch. Writes bench/results/feed.json and
-feed.md.
+The store has 50 million tokens (bytes; documents of 30 to 3,000) and is packed in both ways. The consumer takes placed
+batches as fast as possible. Start-up is excluded: the clock starts at the tenth batch. Writes bench/results/feed.json
+and feed.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PLACES = (("concatenate", 1024, 32), ("concatenate", 2048, 128), ("whole", 1024,
 
 
 def opened(folder: Path, sequence: int, packing: str) -> Corpus:
-    """The store is built once, then found by its content."""
+    """Return the corpus. The first call builds the store; later calls find it by the digest of its content."""
     data = Data(path=str(folder / "text.jsonl"), store=str(folder / "store"), packing=packing)
     return open_corpus(data, Dialect(ByteTokenizer()), sequence=sequence)
 
@@ -49,16 +49,14 @@ def write_text(folder: Path) -> None:
             out.write(json.dumps({"text": letters[start : start + length]}) + "\n")
 
 
-def tokens_per_second(
-    folder: Path, sequence: int, batch: int, packing: str, feeders: int, seconds: float
-) -> dict[str, Any]:
+def tokens_per_second(folder: Path, sequence: int, batch: int, packing: str, seconds: float) -> dict[str, Any]:
     batches = Batches(opened(folder, sequence, packing).rows, seed=0, batch=batch)
     device = jax.devices("cpu")[0]
 
     def place(batch: Any) -> Any:
         return jax.device_put(batch, device)
 
-    with Feed(batches, place, 0, 10**9, feeders=feeders) as feed:
+    with Feed(batches, place, 0, 10**9) as feed:
         for _ in range(WARM):
             jax.block_until_ready(next(feed))
         began, taken = time.perf_counter(), 0
@@ -70,14 +68,13 @@ def tokens_per_second(
         "packing": packing,
         "sequence": sequence,
         "batch": batch,
-        "feeders": feeders,
         "tokens_per_second": round(rate),
     }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=5.0, help="for each line of the table")
+    parser.add_argument("--seconds", type=float, default=5.0, help="time to measure each line of the table")
     parser.add_argument("--write", type=Path, default=ROOT / "results/feed.json")
     given = parser.parse_args(arguments)
     jax.config.update("jax_platforms", "cpu")
@@ -85,13 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_text(folder)
-        print("packing      sequence  batch  feeders  tokens/s")
+        print("packing      sequence  batch  tokens/s")
         for packing, sequence, batch in PLACES:
-            for feeders in (0, 1, 2):
-                line = tokens_per_second(folder, sequence, batch, packing, feeders, given.seconds)
-                rate = line["tokens_per_second"]
-                print(f"{packing:11}  {sequence:8}  {batch:5}  {feeders:7}  {rate:,}", flush=True)
-                lines.append(line)
+            line = tokens_per_second(folder, sequence, batch, packing, given.seconds)
+            print(f"{packing:11}  {sequence:8}  {batch:5}  {line['tokens_per_second']:,}", flush=True)
+            lines.append(line)
     best = max(line["tokens_per_second"] for line in lines)
     result = {"cores": os.cpu_count(), "store_tokens": TOKENS, "goal": GOAL, "best": best, "lines": lines}
     given.write.parent.mkdir(exist_ok=True)
@@ -101,15 +96,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    said = "| packing | sequence x batch | a thread | 1 feeder | 2 feeders |\n| --- | --- | ---: | ---: | ---: |\n"
-    for packing, sequence, batch in PLACES:
-        rates = [
-            f"{line['tokens_per_second'] / 1e6:.1f}M"
-            for line in lines
-            if (line["packing"], line["sequence"], line["batch"]) == (packing, sequence, batch)
-        ]
-        said += f"| {packing} | {sequence} x {batch} | {' | '.join(rates)} |\n"
-    return f"Tokens a second, on two cores, placed on a CPU device (`python bench/feed.py`; goal 2M):\n\n{said}"
+    said = "| packing | sequence x batch | tokens/s |\n| --- | --- | ---: |\n"
+    for line in lines:
+        rate = f"{line['tokens_per_second'] / 1e6:.1f}M"
+        said += f"| {line['packing']} | {line['sequence']} x {line['batch']} | {rate} |\n"
+    return f"Tokens per second on two cores, placed on a CPU device (`python bench/feed.py`; goal: 2M):\n\n{said}"
 
 
 if __name__ == "__main__":

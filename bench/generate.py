@@ -1,7 +1,7 @@
 """Compare the CPU time of a decoded token with transformers': float32, greedy, one thread, alternately in one process.
 
     python bench/generate.py                     # about 10 minutes on two idle cores; needs torch and transformers
-    python bench/generate.py --model 132M --rounds 3 --tokens 16 --case 1x512    # a part of it, not recorded
+    python bench/generate.py --model 132M --rounds 3 --tokens 16 --case 1x512    # one case, not recorded
 
 Both read the same two models, which have random weights and the architecture of Qwen3. forerun is the stream that
 `forerun generate` uses, with its cache and a token read at every step; transformers is `model.generate` with its cache.
@@ -36,7 +36,7 @@ from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
-from forerun.loop.loaded import pretrained_params, wanted_params
+from forerun.inputs.load_model import abstract_plain_params, pretrained_params
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
 from forerun.program.build import make_mesh
@@ -99,7 +99,7 @@ def both(name: str) -> tuple[Any, Engine]:
         reference.save_pretrained(folder)
         section = schema.Model(name=folder)
         model, mesh = model_of(section), make_mesh(MeshShape(1, 1, 1), jax.devices("cpu")[:1])
-        params = pretrained_params(section, wanted_params(model, mesh, "float32"))
+        params = pretrained_params(section, abstract_plain_params(model, mesh, "float32"))
         jax.block_until_ready(params)
     return reference, Engine(model, params, mesh, Compute(jnp.dtype("float32")), frozenset(), VOCAB, consume=True)
 

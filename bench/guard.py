@@ -1,13 +1,13 @@
-"""What the guard of a step costs: the step with it over the step without, in time and memory; and a look at the copies.
+"""Cost of the guard: time and memory of a step with it relative to one without, and time of a replica check.
 
     python bench/guard.py here       # a minute or two on two idle cores
     python bench/guard.py tpu        # needs libtpu, no TPU: minutes of compiling
 
-All are of one job and run in one process in turns (plain, guarded, guarded, plain, ...), so that a noisy machine hurts
-both alike. A look at the copies (guard.compare_every) is timed beside the step, on eight virtual devices that all hold
-the whole state, and given as a share of the steps between two looks. Memory is the compiler's own account, on this
-machine and for the quickstart on one TPU v6e, there with the step time that `plan` predicts.
-Each part writes its figures into bench/results/guard.json.
+Both steps belong to one job and run alternately in one process (plain, guarded, guarded, plain, ...), so that other
+load on the machine affects both equally. A replica check (guard.compare_every) is timed alternately with the step, on
+eight virtual devices that each hold the complete state. It is reported as a share of the steps between two checks.
+Memory is the compiler's figure, for this machine and for the quickstart on one TPU v6e. The latter also has the step
+time that `plan` predicts. Each part writes its figures into bench/results/guard.json.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from forerun.config.schema import Job
 from forerun.hardware.chips import chip_named
 from forerun.hardware.mesh import MeshShape
 from forerun.models.registry import model_of
-from forerun.plan.hlo import parse
-from forerun.plan.step_time import step_time
+from forerun.planner.hlo import parse
+from forerun.planner.time.step_time import step_time
 from forerun.program import build as building
 from forerun.program.build import Program, build, make_mesh
 from forerun.program.derive import derive
@@ -61,7 +61,7 @@ QUICKSTART = {
 
 
 def built(fields: dict[str, Any], devices: Any, guarded: bool, shape: MeshShape) -> Program:
-    """The job's program; without the guard, its step is made without a rule and only carries the watch along."""
+    """Return the job's program. Without the guard, the step has no rule and only carries the guard's state along."""
     job = Job.model_validate(fields)
     make = partial(build, job, model_of(job.model), make_mesh(shape, devices), derive(job, shape, None))
     if guarded:
@@ -129,8 +129,8 @@ def time_ratio(steps: dict[bool, tuple[Program, Any]]) -> dict[str, float]:
     }
 
 
-def looking() -> dict[str, float]:
-    """A look in turns with a step, eight copies of the state."""
+def replica_check_cost() -> dict[str, float]:
+    """Time a replica check alternately with a step, on eight copies of the state."""
     program = built(HERE, jax.devices()[:8], True, MeshShape(8, 1, 1))
     step, look = compiled(program), compiled_fingerprints(program.mesh, program.state)
     state, batch = program.initial_state(0), batch_for(program)
@@ -168,7 +168,7 @@ def on_tpu() -> dict[str, Any]:
 
 def here() -> dict[str, Any]:
     steps = pair(HERE, jax.devices()[:1], MeshShape(1, 1, 1))
-    return {**memory(steps), **time_ratio(steps), "look": looking()}
+    return {**memory(steps), **time_ratio(steps), "look": replica_check_cost()}
 
 
 def main() -> None:

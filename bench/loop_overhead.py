@@ -1,10 +1,10 @@
-"""What the training loop costs: `train`'s wall time per step over the bare compiled step fed from memory.
+"""Overhead of the training loop: `train`'s wall time per step relative to the bare compiled step, fed from memory.
 
     python bench/loop_overhead.py            # about 4 minutes on two idle cores
 
-Both run the same compiled program in one process, in turns (bare, loop, bare, loop, ...), so that a noisy
-machine hurts both alike. The loop is the real one: data, prefetch thread, placing, guards, metrics file,
-display off a terminal. Checkpoints are left out: their cost depends on the disk and on how often.
+Both run the same compiled program in one process, alternately (bare, loop, bare, loop, ...), so that other load on the
+machine affects both equally. The loop is the real one: data, prefetch thread, placement, guards, metrics file, and the
+display without a terminal. Checkpoints are excluded, because their cost depends on the disk and on their interval.
 Writes bench/results/loop_overhead.json.
 """
 
@@ -19,21 +19,22 @@ from pathlib import Path
 
 import jax
 
-from forerun.checkpoint.store import Store
+from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.loop.compilation import compile_step
-from forerun.loop.concrete import concrete, open_corpus
-from forerun.loop.copies import Copies
-from forerun.loop.folder import RunFolder
-from forerun.loop.guard import guard_of
-from forerun.loop.pace import Pace
-from forerun.loop.placement import Placement
-from forerun.loop.steps import Steps, run_steps
-from forerun.loop.train import batches_of, program_on
-from forerun.loop.validation import Validation
-from forerun.supervise.worker import unattended
-from forerun.track.display import make_display
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.resolve_job import resolve
+from forerun.inputs.run_folder import RunFolder
+from forerun.inputs.saved_files import saved_files
+from forerun.run.compile_step import compile_step
+from forerun.run.guard import guard_of
+from forerun.run.placement import Placement
+from forerun.run.replicas import ReplicaCheck
+from forerun.run.throughput import Throughput
+from forerun.run.train import PreparedRun, ResumePoint, batches_of, program_on, train_steps
+from forerun.run.validation import Validation
+from forerun.supervise.worker.worker import silent_worker
+from forerun.track.display.make_display import make_display
 
 ROOT = Path(__file__).parent
 ROUNDS, STEPS = 12, 30
@@ -52,11 +53,12 @@ JOB = {
 def main() -> None:
     job = Job.model_validate(JOB)
     corpus = open_corpus(job)
-    job = concrete(job, corpus)
-    program = program_on(job, choose("cpu", None), len(corpus.rows))
+    resolved, devices = resolve(job, corpus), choose("cpu", None)
+    job, program = resolved.job, program_on(resolved, devices, len(corpus.rows))
     batches = batches_of(job, program, corpus)
     display = make_display(io.StringIO())
     step = compile_step(program, display)
+    schedule = program.placed_schedule()
     memory = [Placement(program.batch)(batches.batch_at(number)) for number in range(STEPS)]
 
     def bare() -> float:
@@ -64,7 +66,7 @@ def main() -> None:
         jax.block_until_ready(state)
         began = time.perf_counter()
         for batch in memory:
-            state, metrics = step._run(state, batch)
+            state, metrics = step._run(state, batch, schedule)
         jax.block_until_ready((state, metrics))
         return (time.perf_counter() - began) / STEPS
 
@@ -73,27 +75,24 @@ def main() -> None:
         jax.block_until_ready(state)
         with tempfile.TemporaryDirectory() as name:
             folder = RunFolder(Path(name))
-            with Store(folder.path / "checkpoints", keep=1) as store:
+            with CheckpointStore(folder.path / "checkpoints", keep=1) as store:
                 store.save = lambda *_: None  # type: ignore[method-assign]
                 began = time.perf_counter()
-                pace, worker = Pace(program, 0, None), unattended()
-                guard, copies = guard_of(job, folder), Copies(program, None)
-                steps = Steps(
-                    job=job,
+                prepared = PreparedRun(
+                    resolved=resolved,
+                    devices=devices,
+                    corpus=corpus,
                     program=program,
-                    step=step,
+                    compiled_step=step,
                     batches=batches,
-                    pace=pace,
-                    guard=guard,
-                    copies=copies,
-                    validation=Validation(job, program, corpus, display),
-                    store=store,
-                    record={},
                     folder=folder,
-                    display=display,
-                    worker=worker,
+                    replica_check=ReplicaCheck(program, None),
+                    validation=Validation(job, program, corpus, display),
                 )
-                jax.block_until_ready(run_steps(steps, state))
+                saved, throughput = saved_files(store, 0), Throughput(program, 0, None)
+                resume = ResumePoint(saved, guard_of(job, folder, saved, display.warn), None, {}, None)
+                final = train_steps(prepared, resume, state, throughput, store, display, silent_worker())
+                jax.block_until_ready(final)
                 return (time.perf_counter() - began) / STEPS
 
     bare(), loop()  # warm

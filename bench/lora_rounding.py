@@ -1,11 +1,11 @@
-"""Why forerun's LoRA and PEFT's come apart at a high learning rate: each in 32 and in 64 bits, on the same batches.
+"""Divergence of forerun's LoRA and PEFT's at high learning rates: each in 32 and in 64 bits, on the same batches.
 
     python bench/lora_rounding.py            # some minutes on two cores; needs torch, transformers and peft
 
-The checkpoint, adapters and batches of tests/contract/test_lora_steps.py, twenty steps at several learning rates. If
-the two differed in what they compute, they would in 64 bits too. forerun has no 64-bit mode: here the name float32
-stands for float64, in jax and in torch, once the weights are read. Writes bench/results/lora_rounding.json and prints
-the table of docs/methods/lora.md.
+Uses the checkpoint, adapters and batches of tests/contract/test_lora_steps.py, for twenty steps at several learning
+rates. If the two computed different functions, they would also differ in 64 bits. forerun has no 64-bit mode: once the
+weights are read, this script replaces the name float32 by float64 in jax and in torch. Writes
+bench/results/lora_rounding.json and prints the table of docs/methods/lora.md.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ LORA = "{rank: 4, base: float32, start: first}"
 
 
 def ours(folder: Path, rate: str, bits: int) -> dict[str, list[float]]:
-    """Losses and learning rates of forerun's step."""
+    """Return losses and learning rates of forerun's steps."""
     import jax
     import jax.numpy as jnp
 
     from forerun.hardware.devices import choose
-    from forerun.loop.concrete import concrete
-    from forerun.loop.corpus import open_corpus
-    from forerun.loop.given import given_of
-    from forerun.loop.train import batches_of, program_on
+    from forerun.inputs.base_weights import read_file_weights
+    from forerun.inputs.job_corpus import open_corpus
+    from forerun.inputs.resolve_job import resolve
     from forerun.nn import rope
+    from forerun.run.train import batches_of, program_on
 
     job = job_in(folder, LORA, f"optimizer.lr={rate}")
     corpus = open_corpus(job)
-    job, chosen = concrete(job, corpus), choose("cpu", 1)
-    program = program_on(job, chosen, corpus.rows.epoch)
+    resolved, chosen = resolve(job, corpus), choose("cpu", 1)
+    job, program = resolved.job, program_on(resolved, chosen, corpus.rows.epoch)
     batches = batches_of(job, program, corpus)
-    state = program.initial_state(job.seed, given_of(job, program))
+    state = program.initial_state(job.seed, read_file_weights(resolved, program))
     if bits == 64:
         jax.config.update("jax_enable_x64", True)
         jnp.float32 = jnp.float64  # type: ignore[misc, assignment]
         rope.frequencies = lambda one: one.theta ** (-np.arange(0, one.dims, 2) / one.dims)  # type: ignore[assignment]
         precision = job.precision.model_copy(update={"compute": "float64", "params": "float64"})
-        program = program_on(job.model_copy(update={"precision": precision}), chosen, corpus.rows.epoch)
+        program = program_on(resolved.with_values(precision=precision), chosen, corpus.rows.epoch)
     step, found, rates = jax.jit(program.step), [], []
     state = jax.tree.map(lambda x: widened(x, bits), state)
     for number in range(job.steps or 0):
@@ -73,7 +73,7 @@ def widened(x: Any, bits: int) -> Any:
 
 
 def theirs(folder: Path, rate: str, bits: int, rates: list[float]) -> list[float]:
-    """Losses of PEFT + torch."""
+    """Return the losses of PEFT + torch."""
     import peft
     import torch
 
@@ -90,14 +90,14 @@ def theirs(folder: Path, rate: str, bits: int, rates: list[float]) -> list[float
 
 
 def clip(learning: list[Any], largest: float) -> None:
-    """As optax does it. torch divides by the norm + 1e-6, which in 64 bits would be all that is seen."""
+    """Clip gradients as optax does. torch divides by the norm + 1e-6, which dominates the difference in 64 bits."""
     norm = sum(p.grad.square().sum() for p in learning) ** 0.5
     for p in learning:
         p.grad.mul_(largest / max(float(norm), largest))
 
 
-def asked(*words: str) -> Any:
-    """This script in a process of its own: what it changes in jax and torch stays there."""
+def run_in_child(*words: str) -> Any:
+    """Run this script in a separate process, which isolates its changes of jax and torch, and return its result."""
     done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -107,9 +107,9 @@ def asked(*words: str) -> Any:
 def measured(folder: Path, rate: str) -> dict[str, Any]:
     losses: dict[str, list[float]] = {}
     for bits in ("32", "64"):
-        mine = asked("ours", str(folder), rate, bits)
+        mine = run_in_child("ours", str(folder), rate, bits)
         losses[f"ours {bits}"] = mine["losses"]
-        losses[f"theirs {bits}"] = asked("theirs", str(folder), rate, bits, json.dumps(mine["rates"]))
+        losses[f"theirs {bits}"] = run_in_child("theirs", str(folder), rate, bits, json.dumps(mine["rates"]))
 
     def apart(one: str, other: str) -> float:
         return float(np.abs(np.array(losses[one]) / np.array(losses[other]) - 1).max())

@@ -1,12 +1,13 @@
-"""Does the trainer's memory grow? A tiny model trains for 2,000 steps in a real `forerun train`.
+"""Growth of the trainer's memory: a tiny model is trained for 2,000 steps by a real `forerun train`.
 
     python bench/memory.py                          # about two minutes on two idle cores
-    python bench/memory.py --set data.feeders=1     # more keys of the job, as `forerun train` takes them
+    python bench/memory.py --set data.ledger=true  # with overrides, as in `forerun train`
 
-Reads the peak (VmHWM) and the resident memory (VmRSS) of the trainer's process every 50 steps. Two figures: the peak
-after 2,000 steps over the peak after 200, and the median of what is resident in steps 1800 to 2000 over that of 200 to
-400. The allocator gives memory back in blocks of about 8 MiB, so the second swings by a few percent in both directions.
-Writes bench/results/memory.json and leaves with code 1 if the peak has grown by more than 1 %.
+Reads the peak (VmHWM) and the resident memory (VmRSS) of the trainer's process every 50 steps. It reports two ratios:
+the peak after 2,000 steps to the peak after 200, and the median resident memory in steps 1800 to 2000 to that in steps
+200 to
+400. The allocator returns memory in blocks of about 8 MiB, so the second ratio varies by a few percent in both
+directions. Writes bench/results/memory.json, and exits with code 1 if the peak has grown by more than 1 %.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ log_every: 1
 
 
 def memory_of(pid: int) -> tuple[int, int] | None:
-    """(peak, resident) bytes of a process that may have gone."""
+    """Return the peak and the resident bytes of a process, or None if it has ended."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -50,7 +51,7 @@ def memory_of(pid: int) -> tuple[int, int] | None:
 
 
 def last_step(metrics: Path) -> int:
-    """Of the last whole line; the file may not be there yet."""
+    """Return the step of the last complete line, or 0 if the file does not exist or is empty."""
     if not metrics.exists():
         return 0
     with metrics.open("rb") as file:
@@ -60,7 +61,7 @@ def last_step(metrics: Path) -> int:
 
 
 def sampled(folder: Path, settings: list[str]) -> dict[int, tuple[int, int]]:
-    """Peak and resident bytes by step, one sample for every EVERY steps."""
+    """Return peak and resident bytes by step, with one sample per EVERY steps."""
     job = folder / "job.yaml"
     job.write_text(JOB.format(text=ROOT.parent.absolute() / "examples/quickstart/text", steps=STEPS))
     command = [sys.executable, "-m", "forerun.cli.main", "train", str(job), *settings]

@@ -1,10 +1,10 @@
-"""Every method at the size of Qwen3-0.6B: peak HBM by the TPU compiler on two slices, and how much learns.
+"""Peak HBM and trained parameters of every method at the size of Qwen3-0.6B, from the TPU compiler on two slices.
 
     python bench/methods_table.py              # writes bench/results/methods.json; some minutes
     python bench/methods_table.py --only lora
 
-All of them with 32 sequences of 1024 tokens a step, four at a time on a device. The table in docs/methods/index.md is
-made from the results by tests/contract/test_methods_table.py.
+All methods use 32 sequences of 1024 tokens per step, four at a time on a device.
+tests/contract/test_methods_table.py writes the table in docs/methods/index.md from the results.
 """
 
 from __future__ import annotations

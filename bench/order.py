@@ -1,13 +1,13 @@
-"""Resuming late in a large set: the first batch of step 1,000,000, out of 10^9 documents really on disk.
+"""Cost of a resume in a large data set: the first batch of step 1,000,000, out of 10^9 documents on disk.
 
     python bench/order.py build FOLDER [--documents 1000000000]   # about 9 GB of offsets and plan; minutes
-    python bench/order.py resume FOLDER [--step 1000000] [--warm] # in a fresh process: seconds and memory
+    python bench/order.py resume FOLDER [--step 1000000] [--warm] # in a new process: seconds and memory
     python bench/order.py rates                                   # planning, permutation and row building
 
-The documents have 1 .. 400 tokens. Their offsets (8 bytes each) and the packing plan are real files; the tokens are a
-sparse file, so reading them costs system calls, as real ones would, but no disk space. `resume` first takes the files
-out of the page cache, as on a host that has just started; with --warm it does not. Writes bench/results/order.json and
-order.md. Delete FOLDER afterwards.
+The documents have 1 to 400 tokens. Their offsets (8 bytes each) and the packing plan are real files. The tokens are a
+sparse file: reading them costs the same system calls as real tokens, but no disk space. `resume` first removes the
+files from the page cache, as on a host that has just started; with --warm it does not. Writes bench/results/order.json
+and order.md. Delete FOLDER afterwards.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from forerun.data.disk_array import DiskArray
 from forerun.data.documents import InMemory
-from forerun.data.ondisk import OnDisk
 from forerun.data.order.batches import Batches
 from forerun.data.order.permutation import permuted
-from forerun.data.order.whole import Whole
+from forerun.data.order.whole_documents import WholeDocuments
 
 RESULTS = Path(__file__).parent / "results/order.json"
 SEQUENCE, BATCH, LONGEST = 2048, 64, 400
@@ -35,10 +35,10 @@ SEQUENCE, BATCH, LONGEST = 2048, 64, 400
 
 @dataclass(frozen=True)
 class Index:
-    """Documents as two files."""
+    """Documents that are stored as two files: token ids and offsets."""
 
-    ids: OnDisk
-    offsets: OnDisk
+    ids: DiskArray
+    offsets: DiskArray
     digest: str
     largest: int = 0
     masked: bool = False
@@ -61,7 +61,7 @@ class Index:
 
 
 def opened(folder: Path) -> Index:
-    ids, offsets = (OnDisk(folder / f"{name}.bin", np.dtype(d)) for name, d in (("ids", "<u2"), ("offsets", "<i8")))
+    ids, offsets = (DiskArray(folder / f"{name}.bin", np.dtype(d)) for name, d in (("ids", "<u2"), ("offsets", "<i8")))
     return Index(ids, offsets, f"order-{len(offsets) - 1}")
 
 
@@ -79,7 +79,7 @@ def build(folder: Path, documents: int) -> None:
         out.truncate(2 * total)
     print(f"{documents:,} documents, {total:,} tokens; planning", flush=True)
     began, cpu = time.perf_counter(), time.process_time()
-    rows = Whole(opened(folder), SEQUENCE, plan_folder=folder)
+    rows = WholeDocuments(opened(folder), SEQUENCE, plan_folder=folder)
     seconds = time.perf_counter() - began
     plan_bytes = sum(file.stat().st_size for file in folder.glob("*/*"))
     said = {
@@ -95,20 +95,20 @@ def build(folder: Path, documents: int) -> None:
 
 
 def memory() -> dict[str, int]:
-    """Bytes in memory now, and at most so far."""
+    """Return the peak, the anonymous and the file-mapped resident bytes of this process."""
     lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
     found = {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if words[0].startswith(("VmHWM", "Rss"))}
     return {"peak": found["VmHWM"], "anonymous": found["RssAnon"], "file_mapped": found["RssFile"]}
 
 
 def _process_seconds() -> float:
-    """Since this process was started, Python and imports included."""
+    """Return the seconds since this process was started, including Python and imports."""
     ticks = int(Path("/proc/self/stat").read_text().rsplit(")", 1)[1].split()[19])
     return float(Path("/proc/uptime").read_text().split()[0]) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _forget(folder: Path) -> None:
-    """Take the files out of the page cache."""
+    """Remove the files from the page cache."""
     for file in folder.rglob("*.bin"):
         with file.open("rb") as source:
             os.fsync(source.fileno())
@@ -119,7 +119,7 @@ def resume(folder: Path, step: int, warm: bool) -> None:
     if not warm:
         _forget(folder)
     before, began = memory(), time.perf_counter()
-    rows = Whole(opened(folder), SEQUENCE, plan_folder=folder)
+    rows = WholeDocuments(opened(folder), SEQUENCE, plan_folder=folder)
     batches = Batches(rows, seed=7, batch=BATCH)
     open_seconds = time.perf_counter() - began
     batch = batches.batch_at(step)
@@ -139,7 +139,7 @@ def resume(folder: Path, step: int, warm: bool) -> None:
 
 
 def rates() -> None:
-    """Per second of one core's time, so that a busy machine changes little."""
+    """Measure and record rates per second of CPU time, which other load on the machine hardly affects."""
     rng = np.random.default_rng(0)
     began = time.process_time()
     permuted(np.arange(1 << 22), 10**9, 7)
@@ -151,7 +151,7 @@ def rates() -> None:
         _ = documents.digest
         for sequence in (1024, 2048):
             began = time.process_time()
-            rows = Whole(documents, sequence)
+            rows = WholeDocuments(documents, sequence)
             planning = time.process_time() - began
             batches, count = Batches(rows, seed=1, batch=16), 0
             began = time.process_time()
@@ -176,21 +176,21 @@ def _keep(name: str, said: dict[str, Any]) -> None:
 
 
 def table(known: dict[str, Any]) -> str:
-    """For docs/data.md."""
+    """Return the table that docs/data.md includes, or an empty text until both kinds of resume are measured."""
     both = [known[name] for name in ("resume", "resume_warm") if name in known]
     if len(both) < 2:
         return ""
     rows = [
         ("open and first batch, seconds", *(f"{one['first_batch_seconds']:.2f}" for one in both)),
         ("with Python and imports, seconds", *(f"{one['process_seconds_with_imports']:.1f}" for one in both)),
-        ("memory it takes, MB", *(f"{one['rss_increase_bytes'] / 1e6:.0f}" for one in both)),
+        ("additional memory, MB", *(f"{one['rss_increase_bytes'] / 1e6:.0f}" for one in both)),
     ]
-    said = "| | files not in the page cache | files in it |\n| --- | ---: | ---: |\n"
+    said = "| | files not in the page cache | files in the page cache |\n| --- | ---: | ---: |\n"
     said += "".join(f"| {' | '.join(row)} |\n" for row in rows)
     first = both[0]
     return said + (
-        f"\nThe index is 8 bytes a document and the packing plan {first['plan_bytes_per_document']}; the plan of all "
-        f"{first['documents']:,} took {first['plan_cpu_seconds']:.0f} seconds of one core, once.\n"
+        f"\nThe index has 8 bytes per document, and the packing plan {first['plan_bytes_per_document']}. Planning all "
+        f"{first['documents']:,} documents took {first['plan_cpu_seconds']:.0f} seconds of CPU time, once.\n"
     )
 
 

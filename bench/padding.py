@@ -1,9 +1,10 @@
-"""How much of a step is padding: real dialogues, each in a row of its own, concatenated, or whole documents packed.
+"""Share of padding for real dialogues: one row per dialogue, concatenated, or packed as complete documents.
 
     pip download --no-deps -d FOLDER chitchat-dataset
     python bench/padding.py FOLDER/chitchat_dataset-*.whl path/to/tokenizer.json     # about 20 s
 
-The dialogues of PyPI's chitchat-dataset (MIT) as ChatML. Prints a table and writes bench/results/padding.json.
+The data are the dialogues of PyPI's chitchat-dataset (MIT) as ChatML. Prints a table and writes
+bench/results/padding.json.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from tokenizers import Tokenizer
 
 from forerun.data.documents import InMemory
 from forerun.data.order.concatenated import Concatenated
-from forerun.data.order.whole import Whole
+from forerun.data.order.whole_documents import WholeDocuments
 
 RESULTS = Path(__file__).parent / "results/padding.json"
 
 
 def dialogues(wheel: Path) -> list[str]:
-    """Each as ChatML; who speaks first is the user."""
+    """Return each dialogue as ChatML. The first speaker is the user."""
     with zipfile.ZipFile(wheel) as archive:
         told = json.loads(archive.read("chitchat_dataset/dataset.json"))
     texts = []
@@ -45,12 +46,12 @@ def tokenized(texts: list[str], file: Path) -> InMemory:
 
 
 def measured(documents: InMemory, sequence: int) -> dict[str, Any]:
-    """Rows and the share of positions that hold a token, for the three ways."""
+    """Return the number of rows and the share of positions with a token, for each of the three ways."""
     positions = np.maximum(np.diff(documents.offsets) - 1, 0)
     alone = int((-(-positions // sequence)).sum())
     stream = Concatenated(documents, sequence)
     began = time.perf_counter()
-    whole = Whole(documents, sequence)
+    whole = WholeDocuments(documents, sequence)
     seconds = time.perf_counter() - began
     taken = whole.take(np.arange(len(whole)))
     assert (taken["segments"] > 0).sum() == whole.report.positions == positions.sum()

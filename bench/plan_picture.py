@@ -1,4 +1,4 @@
-"""Makes docs/assets/plan.svg: the table of a real plan, as a terminal shows it.
+"""Draw docs/assets/plan.svg: the table of a real plan, as a terminal shows it.
 
 python bench/plan_picture.py        # half a minute; needs libtpu (the `plan` extra), no TPU
 """
@@ -15,19 +15,20 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from forerun.config.load import load
-from forerun.plan.answers import answers
-from forerun.plan.money import Tariff
-from forerun.plan.order import in_order, order_note
-from forerun.plan.progress import Progress
-from forerun.plan.question import questions_of, slices_named
-from forerun.plan.report import print_table
+from forerun.planner.compile.compile_progress import Progress
+from forerun.planner.compile.pool import answers
+from forerun.planner.compile.request import requests_of, slices_named
+from forerun.planner.cost.job_cost import Tariff
+from forerun.planner.report.table import print_table
+from forerun.planner.search.row_order import in_order, order_note
+from forerun.resolve.resolved_job import ResolvedJob
 
 HERE = Path(__file__).resolve().parent
 PICTURE = HERE.parent / "docs" / "assets" / "plan.svg"
 JOB, SLICES = HERE / "jobs" / "llama3.1-8b.yaml", ("v5e-8", "v4-16", "v6e-8", "v5p-16")
 COLUMNS, CHARACTER_WIDTH = 116, 12
 FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
-# Dark, so that it stands out on a white page and on a dark one alike.
+# Dark, because a dark terminal is readable on white and on dark pages.
 THEME = TerminalTheme(
     (22, 27, 34),
     (230, 237, 243),
@@ -46,7 +47,7 @@ THEME = TerminalTheme(
 
 def main() -> int:
     job = load(JOB, ()).job
-    questions = questions_of(job, slices_named(SLICES))
+    questions = requests_of(ResolvedJob(job), slices_named(SLICES))
     with Progress(questions) as progress:
         verdicts = in_order(answers(questions, progress.phase), "balanced", Tariff())
     note = order_note(verdicts, "balanced", Tariff())
@@ -63,7 +64,7 @@ def main() -> int:
 
 
 def without_blanks(svg: str) -> str:
-    """Some viewers drop the blanks at the start of a text, so every text starts at its first letter."""
+    """Return the SVG with every text starting at its first letter: some viewers drop leading spaces."""
 
     def moved(found: re.Match[str]) -> str:
         head, x, middle, tail, content = found.groups()
@@ -78,7 +79,7 @@ def without_blanks(svg: str) -> str:
 
 
 def without_links(svg: str) -> str:
-    """Rich's picture asks a server for its font; ours uses what the reader has."""
+    """Return the SVG with local fonts: Rich's SVG loads its font from a server."""
     svg = re.sub(r"\s*@font-face \{.*?\}\n", "\n", svg, flags=re.DOTALL)
     svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"font-family: (Fira Code, monospace|arial)", f"font-family: {FONT}", svg)

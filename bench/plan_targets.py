@@ -1,4 +1,4 @@
-"""Plans every target of the first cut, one compile after the other, and records what the compiler said.
+"""Plan every target job, one compile after the other, and record the compiler's results.
 
 python bench/plan_targets.py        # a few minutes; needs libtpu (the `plan` extra), no TPU
 python bench/plan_targets.py lora   # only jobs with this in their name; the other rows stay as they were
@@ -18,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 
 from forerun.config.load import load
-from forerun.plan.question import Question, questions_of, slices_named
-from forerun.plan.report import as_json
-from forerun.plan.verdict import verdict
+from forerun.planner.compile.fit_result import verdict
+from forerun.planner.compile.request import CompileRequest, requests_of, slices_named
+from forerun.planner.report.table import as_json
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
 HERE = Path(__file__).resolve().parent
@@ -29,7 +30,7 @@ RESULTS = HERE / "results" / "plan_targets.json"
 
 @dataclass(frozen=True)
 class Target:
-    """`fits` is what is demanded; `at_most_gib` only where a figure is."""
+    """A job on a slice, with the required result: whether it fits, and an optional limit of peak GiB per device."""
 
     job: str
     slice: str
@@ -38,9 +39,9 @@ class Target:
     fits: bool = True
     at_most_gib: float | None = None
 
-    def question(self) -> Question:
+    def question(self) -> CompileRequest:
         job = load(HERE / "jobs" / f"{self.job}.yaml", self.overrides).job
-        return questions_of(job, slices_named([self.slice]))[0]
+        return requests_of(ResolvedJob(job), slices_named([self.slice]))[0]
 
     def met(self, row: dict[str, Any]) -> bool:
         below = self.at_most_gib is None or row["hbm_peak_bytes"] <= self.at_most_gib * GIB

@@ -1,11 +1,11 @@
-"""What quantization-aware training saves: validation loss after rounding, with and without it.
+"""Benefit of quantization-aware training: validation loss after rounding, with and without it.
 
     python bench/qat.py            # a few minutes on two idle cores
 
-A small model of bytes learns the quickstart's novels, paragraph by paragraph, a twentieth kept back. From its
-checkpoint three ways go on for the same number of steps on the same batches: in floats (whose end is also rounded: what
-one gets without this method), rounded in every step, and rounded at rest with an adapter on top. Two seeds. Writes
-bench/results/qat.json and prints the table of docs/methods/qat.md.
+A small byte model is trained on the paragraphs of the quickstart's novels, with a twentieth held out. Three runs
+continue from its checkpoint, for the same number of steps and on the same batches: in floats, rounded in every step,
+and with a frozen rounded base and an adapter. The float model is also rounded at the end, which is the result without
+QAT. There are two seeds. Writes bench/results/qat.json and prints the table of docs/methods/qat.md.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 
 import jax
 
+from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.loop.concrete import concrete
-from forerun.loop.corpus import open_corpus
-from forerun.loop.export import export
-from forerun.loop.given import given_of
-from forerun.loop.train import program_on, train
-from forerun.loop.validation import Validation
-from forerun.supervise.worker import unattended
-from forerun.track.display import make_display
+from forerun.inputs.base_weights import read_file_weights
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.resolve_job import resolve
+from forerun.run.train import program_on, train
+from forerun.run.validation import Validation
+from forerun.supervise.worker.worker import silent_worker
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parent
@@ -89,9 +89,9 @@ class Bench:
             qat = "qat=" + json.dumps(scheme)
             found = (
                 before,
-                self.looked_at(seed, f"model={base}", qat),
+                self.initial_loss(seed, f"model={base}", qat),
                 in_floats,
-                self.looked_at(seed, f"model={longer}", qat),
+                self.initial_loss(seed, f"model={longer}", qat),
                 self.trained(f"qat-{seed}-{number}", seed, *further, qat, "optimizer.lr=2e-3"),
                 self.trained(f"adapter-{seed}-{number}", seed, *further, qat, ADAPTER, "optimizer.lr=6e-3"),
             )
@@ -99,19 +99,19 @@ class Bench:
             yield {"weights": name, "seed": seed, **losses}
 
     def trained(self, name: str, seed: int, *changes: str) -> float:
-        """The last validation loss of a run."""
+        """Train a run and return its last validation loss."""
         assert train(self.job(f"name={name}", f"seed={seed}", *changes), self.display) is not None
-        looks = [row for row in read_metrics(self.folder / "runs" / name / "metrics.jsonl") if "validation_loss" in row]
-        return float(looks[-1]["validation_loss"])
+        rows = [row for row in read_metrics(self.folder / "runs" / name / "metrics.jsonl") if "validation_loss" in row]
+        return float(rows[-1]["validation_loss"])
 
-    def looked_at(self, seed: int, *changes: str) -> float:
-        """The validation loss before any step."""
+    def initial_loss(self, seed: int, *changes: str) -> float:
+        """Return the validation loss before any step."""
         job = self.job("name=look", f"seed={seed}", "steps=1", *changes)
         corpus = open_corpus(job)
-        job = concrete(job, corpus)
-        program = program_on(job, choose("cpu", 1), corpus.rows.epoch)
-        state = program.initial_state(job.seed, given_of(job, program))
-        look = Validation(job, program, corpus, self.display).look(0, state, unattended())
+        resolved = resolve(job, corpus)
+        job, program = resolved.job, program_on(resolved, choose("cpu", 1), corpus.rows.epoch)
+        state = program.initial_state(job.seed, read_file_weights(resolved, program))
+        look = Validation(job, program, corpus, self.display).look(0, state, silent_worker())
         assert look is not None
         return look.loss
 
@@ -124,7 +124,7 @@ class Bench:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """Mean over the seeds; in parentheses what rounding has cost, against the same in floats."""
+    """Return the table: means over the seeds, with the increase over floats in parentheses."""
     lines = ["| weights | " + " | ".join(WAYS) + " |", "| --- " * (1 + len(WAYS)) + "|"]
     for name in dict.fromkeys(row["weights"] for row in rows):
         mine = [row for row in rows if row["weights"] == name]

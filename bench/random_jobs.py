@@ -1,12 +1,12 @@
-"""Plans random job files with the TPU compiler, as `forerun plan FILE --on SLICE` does, and records what came of them.
+"""Plan random job files with the TPU compiler, as `forerun plan FILE --on SLICE` does, and record the outcomes.
 
-python bench/random_jobs.py --count 40 --seed 0     # about 15 s a job on two cores; needs libtpu, no TPU
-python bench/random_jobs.py --no-compiler --count 1000      # everything of `plan` but the compiler, about a minute
+python bench/random_jobs.py --count 40 --seed 0     # about 15 s per job on two cores; needs libtpu, no TPU
+python bench/random_jobs.py --no-compiler --count 1000      # all of `plan` except the compiler, about a minute
 
-Even seeds are small jobs that are right; odd seeds are anything without a mistake in the file, of up to 70B
-parameters. Each ends as fits, does not fit, refused, no answer (in ten minutes), or crash; a crash is a bug of ours.
-What was recorded is not asked again. With --no-compiler each file goes through the checks of
-tests/unit/plan/job_trials.py; CI does this for the first 200 seeds.
+Even seeds are small valid jobs. Odd seeds are any jobs without a mistake in the file, of up to 70B parameters. The
+outcome of each is fits, does not fit, refused, no answer (within ten minutes), or crash; a crash is a bug of forerun.
+Recorded seeds are not planned again. With --no-compiler, each file goes through the checks of
+tests/unit/planner/search/job_trials.py; CI does this for the first 200 seeds.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ROOT = HERE.parent
 RESULTS = HERE / "results" / "random_jobs.json"
 PLANS = HERE / "results" / "random_plans.json"
 TIMEOUT_SECONDS = 600
-sys.path.append(str(ROOT / "tests" / "unit" / "plan"))
+sys.path.append(str(ROOT / "tests" / "unit" / "planner" / "search"))
 
 from job_files import DATA, DATA_TEXT, SMALL_SLICES, JobFile, job_file, small_file  # noqa: E402
 from job_trials import Trial, normalised, read_and_planned  # noqa: E402
 
 
 def sample(seed: int) -> tuple[JobFile, str]:
-    """The job file of a seed and the slice that it is planned for."""
+    """Return the job file of a seed and the slice that it is planned for."""
     if seed % 2 == 0:
         small = small_file(seed)
         return small, small.on
@@ -68,7 +68,7 @@ def planned(seed: int, folder: Path) -> dict[str, Any]:
 
 
 def judged(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The outcome, with the figures or the words that it rests on."""
+    """Return the outcome of a plan, with its figures or its error message."""
     said = done.stderr.strip()
     rows = json.loads(done.stdout)["slices"] if done.stdout.strip() else []
     if rows:
@@ -116,7 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--count", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
-    parser.add_argument("--no-compiler", action="store_true", help="check everything of `plan` but the compiler")
+    parser.add_argument("--no-compiler", action="store_true", help="check all of `plan` except the compiler")
     args = parser.parse_args()
     if args.no_compiler:
         return plan_without_compiler(range(args.seed, args.seed + args.count))

@@ -1,12 +1,12 @@
-"""Do the methods improve a real model? stories15M on sentences of three novels, held-out loss, two seeds.
+"""Improvement of a real model by each method: stories15M on sentences of three novels, held-out loss, two seeds.
 
-    python bench/real_result.py            # all of it: SFT, LoRA, distillation; writes results and picture
+    python bench/real_result.py            # SFT, LoRA and distillation; writes results and picture
     python bench/real_result.py --only sft # one of them (distil needs sft's first seed)
 
-Every sentence of the novels is cut in two: the first half is the prompt, the second is learned. A twentieth of the
-sentences, chosen by their hash, is never trained on; all figures are its loss in nats per token of the second halves.
-The teacher of the distillation is the model that the first seed of SFT made; its student begins as the model that SFT
-began with, and sees the teacher's probabilities instead of the sentences' own next tokens.
+Every sentence of the novels is split in two: the first half is the prompt, and the second half has loss. A twentieth of
+the sentences, chosen by their hash, is held out. All figures are the held-out loss in nats per token of the second
+halves. The teacher of the distillation is the SFT model of the first seed. Its student starts from the same model as
+SFT, and is trained on the teacher's probabilities instead of the sentences' next tokens.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def forerun(*words: str, cwd: Path) -> None:
 
 
 def write_sentences(target: Path) -> None:
-    """As prompts and completions, from the example's conversations."""
+    """Write the example's conversations as prompts and completions."""
     with target.open("w") as out:
         for line in (ROOT / "examples/sft/dialogues.jsonl").read_text().splitlines():
             said = [message["content"] for message in json.loads(line)["messages"][1:]]
@@ -70,16 +70,16 @@ def write_sentences(target: Path) -> None:
                 out.write(json.dumps({"prompt": prompt, "completion": f" {completion}"}) + "\n")
 
 
-def looks(folder: Path, run: str) -> list[tuple[int, float]]:
-    """(step, held-out loss) of a run."""
+def validation_losses(folder: Path, run: str) -> list[tuple[int, float]]:
+    """Return (step, held-out loss) of each validation of a run."""
     lines = map(json.loads, (folder / "runs" / run / "metrics.jsonl").read_text().splitlines())
     return [(line["step"], line["validation_loss"]) for line in lines if "validation_loss" in line]
 
 
 def held_out(folder: Path, model: str, name: str) -> float:
-    """Of a model as it is: one step at a rate that changes nothing."""
+    """Return the held-out loss of a model. It runs one step at a learning rate that changes nothing."""
     forerun("train", "job.yaml", f"model={model}", f"name={name}", "steps=1", "optimizer.lr=1e-30", cwd=folder)
-    return looks(folder, name)[-1][1]
+    return validation_losses(folder, name)[-1][1]
 
 
 def tried(folder: Path, method: str, seed: int) -> dict[str, Any]:
@@ -90,8 +90,8 @@ def tried(folder: Path, method: str, seed: int) -> dict[str, Any]:
             forerun("export", "runs/sft-0", "--to", "teacher", cwd=folder)
         forerun("cache", "job.yaml", "model=./base", *words, cwd=folder)
     forerun("train", "job.yaml", "model=./base", f"name={name}", *words, cwd=folder)
-    curve = looks(folder, name)
-    if method == "distil":  # its own loss is not that of the others
+    curve = validation_losses(folder, name)
+    if method == "distil":  # its validation loss includes the soft loss, so it cannot be compared with the others
         forerun("export", f"runs/{name}", "--to", f"made-{name}", cwd=folder)
         final = held_out(folder, f"./made-{name}", f"look-{name}")
     else:
@@ -103,7 +103,7 @@ def tried(folder: Path, method: str, seed: int) -> dict[str, Any]:
 
 
 def picture(results: dict[str, Any]) -> str:
-    """Held-out loss by step: a line for every seed."""
+    """Return the SVG of the held-out loss by step, with a line per seed."""
     width, height, left, bottom = 640, 320, 52, 36
     base = results["base"]
     series = {(method, one["seed"]): [[0, base], *one["curve"]] for method in METHODS if method != "distil"
@@ -147,7 +147,9 @@ def picture(results: dict[str, Any]) -> str:
 def main() -> None:
     words = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     words.add_argument("--only", action="append", default=[], choices=list(METHODS))
-    words.add_argument("--folder", type=Path, default=ROOT / ".cache" / "real_result", help="runs are kept here")
+    words.add_argument(
+        "--folder", type=Path, default=ROOT / ".cache" / "real_result", help="folder of the runs, which are kept"
+    )
     given = words.parse_args()
     folder = given.folder
     folder.mkdir(parents=True, exist_ok=True)

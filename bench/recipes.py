@@ -1,12 +1,12 @@
-"""The figures at the head of every recipe: planned at real size by the TPU compiler, run at tiny size.
+"""Figures in the header of every recipe: planned at real size by the TPU compiler, and run at tiny size.
 
     python bench/recipes.py                 # all: a few minutes; writes bench/results/recipes.json and the recipes
     python bench/recipes.py --only lora     # one of them
-    python bench/recipes.py --check         # only compare the recipes' heads with the results
+    python bench/recipes.py --check         # only compare the recipes' headers with the results
 
-A plan takes the named size of the recipe's model in its place, because the compiler needs dimensions and no weights.
-A tiny run takes a model of 70k parameters, made here, and the examples' data; its losses say that the recipe learns,
-not what your model will reach.
+A plan uses the named size instead of the recipe's model, because the compiler needs dimensions but no weights. A tiny
+run uses a model of 70k parameters, which is made here, and the examples' data. Its losses show that the recipe trains,
+not which loss your model will reach.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SMALL = [
     "precision.compute=float32", "remat=none", "optimizer.warmup=1", "validation.every=6", "validation.patience=null",
     "validation.batches=2", "checkpoint.every=6", "checkpoint.keep_best=0", "sample.tokens=0", "data.validation=0.1",
 ]  # fmt: skip
-# Rates for a model that knows nothing yet.
+# Learning rates for a model that is nearly untrained.
 RATES = {"lora": 1e-2, "qlora": 1e-2, "dpo": 3e-3, "custom": 3e-3}
 
 
@@ -54,7 +54,7 @@ def forerun(*words: str, cwd: Path) -> str:
 
 
 def planned(recipe: Recipe, folder: Path) -> list[dict[str, Any]]:
-    """One line a slice, as `forerun plan` says it."""
+    """Return the results of `forerun plan`, one per slice."""
     folder = folder / "planned"
     folder.mkdir(exist_ok=True)
     forerun("init", "--recipe", recipe.name, f"{recipe.name}.yaml", cwd=folder)
@@ -78,7 +78,7 @@ def _verdict(one: dict[str, Any]) -> dict[str, Any]:
 
 
 def tiny_model(folder: Path, run: Run = forerun) -> Path:
-    """A Hugging Face folder of a Qwen3-like model with bytes for tokens, trained for a moment."""
+    """Train a Qwen3-like byte model for 30 steps, and return its Hugging Face folder."""
     job = "model: {layers: 2, embed: 32, heads: 4, kv_heads: 2, mlp: 96, qk_norm: true}\ndata: novel.txt\nsteps: 30\n"
     (folder / "tiny.yaml").write_text(job)
     (folder / "novel.txt").write_text(novel(60_000))
@@ -93,7 +93,7 @@ def novel(characters: int) -> str:
 
 
 def tiny_data(recipe: Recipe, folder: Path) -> str:
-    """The recipe's data at tiny size, under the name it has there."""
+    """Write the recipe's data at tiny size, and return its name, which is the one in the recipe."""
     conversations = (ROOT / "examples/sft/dialogues.jsonl").read_text().splitlines()[:200]
     if recipe.data == "texts":
         (folder / "texts").mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ def tiny_data(recipe: Recipe, folder: Path) -> str:
 
 
 def tiny_words(recipe: Recipe, folder: Path, model: Path, run: Run = forerun) -> list[str]:
-    """Writes the recipe's job; what must stand behind `forerun train` to run it at tiny size."""
+    """Write the recipe's job, and return the arguments of `forerun train` that run it at tiny size."""
     job = f"tiny-{recipe.name}.yaml"
     run("init", "--recipe", recipe.name, job, "--data", tiny_data(recipe, folder), cwd=folder)
     words = [job, *SMALL, f"optimizer.lr={RATES.get(recipe.name, 1e-3)}"]
@@ -126,21 +126,21 @@ def tiny_words(recipe: Recipe, folder: Path, model: Path, run: Run = forerun) ->
 
 
 def ran(recipe: Recipe, folder: Path, model: Path, run: Run = forerun) -> dict[str, Any]:
-    """The tiny run's losses."""
+    """Run the recipe at tiny size, and return its first and final loss and its steps."""
     run("train", *tiny_words(recipe, folder, model, run), cwd=folder)
     summary = json.loads((folder / "runs" / f"tiny-{recipe.name}" / "summary.json").read_text())
     return {name: round(summary[name], 4) for name in ("first_loss", "final_loss")} | {"steps": TINY_STEPS}
 
 
 def head(result: dict[str, Any]) -> str:
-    """The lines of a recipe's head that state figures."""
+    """Return the lines of a recipe's header that have figures."""
     lines = [f"# Planned for {result['size']} by the TPU compiler, list prices (python bench/recipes.py):\n"]
     lines += [f"#   {_said(one)}\n" for one in result["planned"]]
     tiny = result["tiny"]
     lines += [
-        f"# Expected loss: of a model of 70k parameters, which CI trains, {tiny['first_loss']:.2f} falls to "
-        f"{tiny['final_loss']:.2f} in {tiny['steps']} steps;\n",
-        "# yours begins at its own loss on your data, which `validation` shows.\n",
+        f"# Expected loss: {tiny['first_loss']:.2f} to {tiny['final_loss']:.2f} in {tiny['steps']} steps, "
+        "for the model of 70k parameters that CI trains.\n",
+        "# The loss of your model on your data is another one: see `validation`.\n",
     ]
     return "".join(lines)
 
@@ -183,7 +183,7 @@ def main() -> None:
                 )
                 print(recipe.name, head(results[recipe.name]), sep="\n", flush=True)
             elif with_head(recipe, results[recipe.name]) != recipe.text:
-                sys.exit(f"{recipe.name}: its head does not say what {RESULTS.name} says; run this without --check")
+                sys.exit(f"{recipe.name}: its header differs from {RESULTS.name}; run this without --check")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Is the search right? Every candidate of a space is compiled, then the search asks on its own.
+"""Quality of the search: its result compared with the best of all compiled candidates.
 
-python bench/search_quality.py      # an hour on two cores; needs libtpu, no TPU. Goes on where it stopped.
+python bench/search_quality.py      # an hour on two cores; needs libtpu, no TPU. Resumes where it stopped.
 
-Compiled are all candidates but those whose weights, optimizer and saved activations cannot fit: also the ones that the
-search rules out as needless. The answers are recorded, and the search is given them one by one as it asks. Met if the
-plan that it finds is within 5 % of the best of the whole space, in what its goal counts.
+All candidates are compiled except those whose weights, optimizer and saved activations cannot fit. This includes
+candidates that the search skips as unnecessary. The results are recorded, and the search then receives them one by one
+as it requests them. The goal is met if the plan that it finds is within 5 % of the best of the complete space, by the
+measure of the search's goal.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from typing import Any
 from forerun.config.schema import Job
 from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import Slice
-from forerun.plan.candidates import MANY_COPIES, SPLIT, Bounds, Candidate, Space, space_of
-from forerun.plan.compiler import CompilerFailure
-from forerun.plan.strategy import GOALS, Goal, Outcome, Standing, Strategy
-from forerun.plan.verdict import verdict
+from forerun.planner.compile.compiler import CompilerFailure
+from forerun.planner.compile.fit_result import verdict
+from forerun.planner.search.space import MANY_COPIES, SPLIT, Bounds, Candidate, Space, space_of
+from forerun.planner.search.strategy import GOALS, Goal, Outcome, Strategy, TimeAndCost
+from forerun.resolve.resolved_job import ResolvedJob
 
 RESULTS = Path(__file__).resolve().parent / "results" / "search_quality.json"
 WITHIN = 1.05
@@ -41,7 +43,7 @@ class Task:
 
     def space(self) -> Space:
         job = Job.model_validate({"name": self.name, "data": "text", "steps": 1000, **self.job})
-        return space_of(job, self.on, Bounds(usd_per_hour, needs_price=True))
+        return space_of(ResolvedJob(job), self.on, Bounds(usd_per_hour, needs_price=True))
 
 
 TASKS = (
@@ -67,7 +69,7 @@ def main() -> int:
     for task in TASKS:
         space = task.space()
         entry = record["tasks"].setdefault(task.name, {"on": task.on, "job": task.job, "answers": {}})
-        missing = [one for one in whole(space) if str(one) not in entry["answers"]]
+        missing = [one for one in possible_candidates(space) if str(one) not in entry["answers"]]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for n, (one, answer) in enumerate(zip(missing, pool.map(partial(compiled, space), missing), strict=True)):
                 entry["answers"][str(one)] = answer
@@ -83,15 +85,15 @@ def main() -> int:
     return 0 if met else 1
 
 
-def whole(space: Space) -> list[Candidate]:
-    """All that might fit, the needless ones among them."""
+def possible_candidates(space: Space) -> list[Candidate]:
+    """Return all candidates that might fit, including those that the search skips as unnecessary."""
     needless = [one for one, why in space.dropped.items() if why in (SPLIT, MANY_COPIES)]
     return [*space.candidates, *needless]
 
 
 def compiled(space: Space, one: Candidate) -> dict[str, Any]:
     try:
-        answer = verdict(one.question(space.job), threading.Event())
+        answer = verdict(one.question(space.resolved), threading.Event())
     except CompilerFailure as failure:
         return {"failure": str(failure).splitlines()[0][:200]}
     seconds = answer.step.mid_seconds if answer.step else None
@@ -99,11 +101,12 @@ def compiled(space: Space, one: Candidate) -> dict[str, Any]:
 
 
 def searched(space: Space, goal: Goal, answers: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The strategy alone, one question after the other."""
+    """Run the strategy on recorded results, one request after the other, and compare its choice with the best."""
     rates = {name: usd_per_hour(group[0].slice) for name, group in space.by_slice.items()}
     strategy = Strategy(space, goal, {name: None if rate is None else rate / 3600 for name, rate in rates.items()})
     told = {
-        one: Outcome(answers[str(one)].get("step_seconds"), answers[str(one)].get("peak_bytes")) for one in whole(space)
+        one: Outcome(answers[str(one)].get("step_seconds"), answers[str(one)].get("peak_bytes"))
+        for one in possible_candidates(space)
     }
     known: dict[Candidate, Outcome] = {}
     order = []
@@ -111,7 +114,7 @@ def searched(space: Space, goal: Goal, answers: dict[str, dict[str, Any]]) -> di
         known[one] = told[one]
         order.append(str(one))
 
-    def best(outcomes: dict[Candidate, Outcome]) -> tuple[float, Candidate, Standing]:
+    def best(outcomes: dict[Candidate, Outcome]) -> tuple[float, Candidate, TimeAndCost]:
         fitting = [(one, strategy.standing(one, o.seconds)) for one, o in outcomes.items() if o.seconds is not None]
         winner, standing = min(fitting, key=lambda pair: pair[1].score(goal))
         return standing.score(goal), winner, standing

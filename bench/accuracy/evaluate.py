@@ -1,4 +1,4 @@
-"""Plays the recorded programs again with the constants of the step-time model as they are now, and sums up.
+"""Simulate the recorded programs again with the current constants of the step-time model, and print a summary.
 
 python bench/accuracy/evaluate.py             # table and summary of both halves; needs the cache of predict.py
 python bench/accuracy/evaluate.py --record    # also writes the new figures into bench/results/accuracy.jsonl
@@ -16,14 +16,14 @@ from predict import RESULTS, recomputed_by_compiler, recorded, scheduled_path
 from runs import Run, halves, runs
 
 from forerun.hardware.slices import slice_named
-from forerun.plan.hlo import parse
-from forerun.plan.machine import assumed
-from forerun.plan.simulation import Simulation
-from forerun.plan.step_time import step_time
+from forerun.planner.hlo import parse
+from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.simulation import Simulation
+from forerun.planner.time.step_time import step_time
 
 
 def replayed(run: Run) -> dict[str, Any]:
-    """The model's word on the program that was scheduled for this run."""
+    """Return the model's prediction for the scheduled program of this run."""
     scheduled = gzip.decompress(scheduled_path(run).read_bytes()).decode()
     module, chip = parse(scheduled), slice_named(run.slice).chip
     step = step_time(module, chip)
@@ -38,7 +38,7 @@ def replayed(run: Run) -> dict[str, Any]:
 
 
 def rows(replay: bool) -> list[dict[str, Any]]:
-    """One for each published run that compiled, with its error: predicted / published - 1."""
+    """Return a row for each published run that compiled, with its error: predicted / published - 1."""
     all_runs, known = runs(), recorded()
     half_of = halves(all_runs)
     found = []
@@ -71,7 +71,7 @@ def summary(some: list[dict[str, Any]]) -> dict[str, float | int]:
 
 
 def uncalibrated(row: dict[str, Any]) -> dict[str, Any]:
-    """The same run as the model had it before calibration."""
+    """Return the row of a run with its prediction before calibration."""
     scale = row["uncalibrated_seconds"] / row["seconds"]
     return {
         **row,

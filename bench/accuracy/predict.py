@@ -1,9 +1,9 @@
-"""Compiles every published run and records what the step-time model says. Resumable: what is there is not repeated.
+"""Compile every published run and record the predicted step time. Runs that are already recorded are skipped.
 
 python bench/accuracy/predict.py [name ...]    # ten minutes or so; needs libtpu (the `plan` extra), no TPU
 
-One JSON line a run goes to bench/results/accuracy.jsonl. The scheduled programs, from which `evaluate.py` plays the
-steps again with other constants, are kept outside the repository (FORERUN_ACCURACY_CACHE, or ~/.cache/forerun).
+Writes one JSON line per run to bench/results/accuracy.jsonl. The scheduled programs, which `evaluate.py` simulates
+again with other constants, are stored outside the repository (FORERUN_ACCURACY_CACHE, or ~/.cache/forerun).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any
 from runs import Run, runs
 
 from forerun.errors import UserError
-from forerun.plan import compiler
-from forerun.plan.hlo import Module, parse
+from forerun.planner.compile import compiler
+from forerun.planner.hlo import Module, parse
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy.jsonl"
 CACHE = Path(os.environ.get("FORERUN_ACCURACY_CACHE", Path.home() / ".cache" / "forerun" / "accuracy"))
@@ -35,7 +35,7 @@ _here = threading.local()
 
 
 def job_hash(run: Run) -> str:
-    """Of what is asked: the job and its slice."""
+    """Return the hash of the compile request: the job and its slice."""
     return hashlib.sha256(run.question().to_json().encode()).hexdigest()[:12]
 
 
@@ -50,7 +50,10 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 
 def recomputed_by_compiler(scheduled: str) -> int:
-    """Instructions that the compiler repeats for lack of HBM, beyond the job's own remat: another program then."""
+    """Return the number of instructions that the compiler repeats for lack of HBM, beyond the job's own remat.
+
+    If it is not zero, the program is not the one that was measured.
+    """
     return len(re.findall(r"^\s+%?[\w.\-]*\.remat[\w.]* = ", scheduled, re.MULTILINE))
 
 
@@ -59,7 +62,7 @@ def is_current(run: Run, row: dict[str, Any] | None) -> bool:
 
 
 class Truncated(Exception):
-    """The compiler was still writing."""
+    """Raised if the compiler has not finished writing the program."""
 
 
 def _keep_scheduled(scheduled: str) -> Module:
@@ -101,7 +104,7 @@ def main(names: list[str]) -> int:
     known = recorded()
     wanted = [run for run in runs() if not is_current(run, known.get(run.name))]
     wanted = [run for run in wanted if not names or any(name in run.name for name in names)]
-    wanted.sort(key=lambda run: run.generation == "tpu7x")  # minutes each
+    wanted.sort(key=lambda run: run.generation == "tpu7x")  # last, because each takes minutes
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda run: record(predict(run)), wanted))
     return 0

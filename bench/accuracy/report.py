@@ -1,4 +1,4 @@
-"""Writes the figures of bench/results/accuracy.jsonl into docs/accuracy.md and draws docs/assets/accuracy.svg.
+"""Write the figures of bench/results/accuracy.jsonl into docs/accuracy.md and draw docs/assets/accuracy.svg.
 
 python bench/accuracy/report.py
 """
@@ -37,7 +37,7 @@ def main() -> int:
 
 
 def blocks(found: list[dict[str, Any]]) -> dict[str, str]:
-    """The parts of the page that are figures."""
+    """Return the generated parts of the page by the names of their markers."""
     held = [row for row in found if row["half"] == "held-out"]
     calibration = [row for row in found if row["half"] == "calibration"]
     return {
@@ -47,7 +47,7 @@ def blocks(found: list[dict[str, Any]]) -> dict[str, str]:
         "calibration": table(calibration),
         "not counted": table([row for row in found if row["half"] == "not counted"]),
         "if counted": if_counted(found),
-        "left out": left_out(),
+        "not predicted": not_predicted(),
     }
 
 
@@ -69,10 +69,10 @@ def goal(held: list[dict[str, Any]]) -> str:
     s = summary(held)
     words = {True: "reached", False: "missed"}
     return (
-        f"Goals, on the {s['runs']} held-out runs: a median error of 7 % at most ({s['median_error']:.1%}, "
-        f"{words[s['median_error'] <= 0.07]}), nine of ten within 20 % ({s['within_20_percent']:.0%}, "
-        f"{words[s['within_20_percent'] >= 0.9]}), four of five in the printed range ({s['covered']:.0%}, "
-        f"{words[s['covered'] >= 0.8]}).\n"
+        f"Goals for the {s['runs']} held-out runs:\n\n"
+        f"- median error of at most 7 %: {s['median_error']:.1%}, {words[s['median_error'] <= 0.07]};\n"
+        f"- 90 % within 20 %: {s['within_20_percent']:.0%}, {words[s['within_20_percent'] >= 0.9]};\n"
+        f"- 80 % in the printed range: {s['covered']:.0%}, {words[s['covered'] >= 0.8]}.\n"
     )
 
 
@@ -101,13 +101,13 @@ def if_counted(found: list[dict[str, Any]]) -> str:
     half_of = halves(runs())
     s = summary([row for row in found if half_of[row["family"]] == "held-out"])
     return (
-        f"With those of held-out families counted, the held-out half would have {s['runs']} runs, a median error of "
+        f"If those of held-out families were counted, the held-out half would have {s['runs']} runs, a median error of "
         f"{s['median_error']:.1%}, {s['within_20_percent']:.0%} within 20 % and {s['covered']:.0%} in the range.\n"
     )
 
 
-def left_out() -> str:
-    """Runs that could not be predicted."""
+def not_predicted() -> str:
+    """Return the list of runs that could not be predicted, with the reasons."""
     known = recorded()
     lines = []
     for run in runs():
@@ -122,7 +122,7 @@ def left_out() -> str:
 
 
 def picture(found: list[dict[str, Any]]) -> str:
-    """Predicted against published seconds, both logarithmic, with a band of 20 %."""
+    """Return the SVG of predicted against published seconds, both logarithmic, with a band of 20 %."""
     values = [row[key] for row in found for key in ("published_seconds", "seconds")]
     low, high = math.log10(min(values)) - 0.15, math.log10(max(values)) + 0.15
 

@@ -1,9 +1,9 @@
-"""The published runs that the step-time model is held against, as forerun jobs, and how they are split in halves.
+"""Published runs that the step-time model is compared with, as forerun jobs, and their split into halves.
 
-Each run is one that somebody measured on real TPUs and published with its dimensions. The split is by family (a
-recipe or a sweep: its sizes, slices and learning rates stay together): within a generation, families in the order of
-sha256(name) each go to the half that has fewer runs so far, calibration first. That was fixed here before the first
-prediction was looked at. A family that is added later must not move the others: its half is the last bit of its hash.
+Each run was measured on real TPUs and published with its dimensions. The split is by family (a recipe or a sweep: its
+sizes, slices and learning rates stay together). Within a generation, families are ordered by sha256(name), and each
+goes to the half that has fewer runs so far, calibration first. This rule was fixed before the first prediction was
+inspected. A family that is added later must not move the others: the last bit of its hash decides its half.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from typing import Any
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
-from forerun.plan.question import Question, questions_of
+from forerun.planner.compile.request import CompileRequest, requests_of
+from forerun.resolve.resolved_job import ResolvedJob
 
 HERE = Path(__file__).resolve().parent
 PUBLISHED = HERE / "published.csv"
 TOKENIZER_VOCAB = 128_256  # the Llama 3 tokenizer, of all Marin runs
-SHORTEST_SECONDS = 0.1  # below, a Marin step measures its loader, its logging and Python
+SHORTEST_SECONDS = 0.1  # shorter Marin steps measure the loader, the logging and Python
 SEEN = ("tpu-recipes/llama3.1-8b",)
 LATER = ("tpuchat/164m",)
 
@@ -36,22 +37,22 @@ class Run:
     seconds: float  # per optimizer step, as published or by the formula in `derived`
     source: str
     job: dict[str, Any]
-    derived: str = ""  # how `seconds` follows from what was published, where it was not published itself
+    derived: str = ""  # how `seconds` was computed, if it was not published
     note: str = ""
-    unlike: str = ""  # why forerun's program cannot be that of the run: shown, but in no calibration and no summary
+    unlike: str = ""  # why forerun has no equivalent program; such a run is listed, but in no calibration or summary
 
     @property
     def generation(self) -> str:
         return slice_named(self.slice).chip.name
 
-    def question(self) -> Question:
+    def question(self) -> CompileRequest:
         content = {"name": "accuracy", "data": "none", "steps": 1000, **self.job}
         job = Job.model_validate_json(json.dumps(content))
-        return questions_of(job, [slice_named(self.slice)])[0]
+        return requests_of(ResolvedJob(job), [slice_named(self.slice)])[0]
 
 
 def halves(all_runs: list[Run]) -> dict[str, str]:
-    """Family -> calibration or held-out. What the prototype of the model was built on is never held out."""
+    """Return family -> calibration or held-out. Families that the prototype was built on are never held out."""
     found = {family: ("calibration", "held-out")[_digest(family) % 2] for family in LATER}
     for generation in sorted({run.generation for run in all_runs}):
         sizes = Counter(run.family for run in all_runs if run.generation == generation and run.family not in LATER)
@@ -71,7 +72,7 @@ def runs() -> list[Run]:
     return [*trillium(), *v5p_recipe(), *ironwood(), *maxtext_defaults(), *v4_maxtext(), *marin(), *tpuchat()]
 
 
-# tpu-recipes of AI-Hypercomputer, MaxText.
+# Runs of AI-Hypercomputer's tpu-recipes (MaxText).
 _RECIPES = "AI-Hypercomputer/tpu-recipes@c8cfe2f:training"
 _QKV = ("layer_in", "query", "key", "value")
 _LLAMA_405B = {
@@ -120,7 +121,7 @@ def trillium() -> list[Run]:
             "v6e-8",
             6.32,
             f"{_RECIPES}/trillium/Mistral-7B-MaxText/README.md",
-            # MaxText's mistral-7b attends to the whole sequence.
+            # MaxText's mistral-7b attends to the complete sequence.
             {
                 "model": {**_LLAMA_405B, "layers": 32, "embed": 4096, "heads": 32, "mlp": 14336, "vocab": 32000},
                 "sequence": 8192,
@@ -219,7 +220,7 @@ def v5p_recipe() -> list[Run]:
 
 
 def ironwood() -> list[Run]:
-    """tpu7x: 2 devices a chip."""
+    """Return the runs on tpu7x, which has 2 devices per chip."""
     kept = _named(keep=(*_QKV, "attention_out"))
     found = [
         Run(
@@ -252,7 +253,7 @@ def ironwood() -> list[Run]:
 
 
 def _default_size(scale: int) -> dict[str, Any]:
-    """MaxText's `global_parameter_scale`: heads and mlp double first, then embed, then layers."""
+    """Return the model of MaxText's `global_parameter_scale`: heads and mlp double first, then embed, then layers."""
     base, rest = divmod(scale.bit_length() - 1, 3)
     heads = 16 << (base + (rest > 0))
     return {
@@ -268,7 +269,10 @@ def _default_size(scale: int) -> dict[str, Any]:
 
 
 def full_attention_flops(model: dict[str, Any], sequence: int) -> float:
-    """Per token, as MaxText counted before its pull request 1988: 6 a weight, attention without the causal half."""
+    """Return the FLOPs per token as MaxText counted before its pull request 1988.
+
+    It counts 6 per weight, and attention over all positions, also those that the causal mask excludes.
+    """
     width = model["heads"] * model["head_dim"]
     layer = model["embed"] * (2 * width + 2 * model["kv_heads"] * model["head_dim"] + 3 * model["mlp"])
     weights = model["layers"] * layer + model["vocab"] * model["embed"]
@@ -281,7 +285,7 @@ def _from_tflops(model: dict[str, Any], sequence: int, each: float, tflops: floa
 
 
 def maxtext_defaults() -> list[Run]:
-    """MaxText's default sizes on v5e and v5p, with the scripts beside the tables that they stand in."""
+    """Return MaxText's default sizes on v5e and v5p, with the scripts next to the published tables."""
     found = []
     offloaded = _named(("query", "key", "value"))
     for generation, chips, scale, each, tp, remat, tflops in (
@@ -322,7 +326,11 @@ def maxtext_defaults() -> list[Run]:
 
 
 def v4_maxtext() -> list[Run]:
-    """2023: two MLP matrices of width F and heads of 256; here three of 2/3 F, the same weights and FLOPs."""
+    """Return MaxText's v4 runs of 2023.
+
+    They had two MLP matrices of width F and heads of 256. Here, three matrices of width 2/3 F have the same weights and
+    FLOPs.
+    """
     found = []
     for scale, slice_name, chips, each, layers, embed, heads, mlp, tflops in (
         (22, "v4-128", 64, 13, 48, 6144, 24, 24576, 156),
@@ -355,10 +363,10 @@ def v4_maxtext() -> list[Run]:
 
 
 def marin() -> list[Run]:
-    """Speedruns of marin-community: Levanter, FSDP over all chips, float32 weights, bfloat16 compute, full remat.
+    """Return speedruns of marin-community: Levanter, FSDP, float32 weights, bfloat16 compute, full remat.
 
-    Splash attention took no heads of 64 in August 2025 (jax issue 30861), and Levanter fell back on a loop over blocks
-    of its own, which forerun does not have: those runs are compiled with forerun's XLA attention and not counted.
+    Splash attention did not support heads of 64 in August 2025 (jax issue 30861). Levanter used its own loop over
+    blocks instead, which forerun does not have. Those runs are compiled with forerun's XLA attention and not counted.
     """
     found = []
     with PUBLISHED.open() as file:
@@ -397,7 +405,7 @@ def marin() -> list[Run]:
 
 
 def tpuchat() -> list[Run]:
-    """A pre-training notebook on one chip: 16 micro-batches of 4, everything in bfloat16, nothing recomputed."""
+    """Return the runs of a notebook on one chip: 16 micro-batches of 4, all in bfloat16, nothing recomputed."""
     model = {
         "layers": 8,
         "embed": 1024,

@@ -1,4 +1,4 @@
-"""Writes pairs.jsonl: the same request, answered by a helpful neighbour (chosen) and by an unhelpful one (rejected)."""
+"""Write pairs.jsonl: requests with the answer of a helpful neighbour (chosen) and of an unhelpful one (rejected)."""
 
 from __future__ import annotations
 

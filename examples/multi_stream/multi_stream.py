@@ -1,12 +1,12 @@
-"""A decoder with several residual streams, mixed at every layer by a doubly stochastic matrix.
+"""A decoder with several residual streams, which a doubly stochastic matrix mixes at every layer.
 
-Each attention and each MLP reads a weighted sum of the streams and writes its result to all of them. The streams are
-mixed by a matrix whose rows and columns sum to 1: at any depth their mean stays and their size cannot grow. What is
-read, written and mixed depends on the token. This file is all that forerun needs to train, plan and check the model.
+Each attention and each MLP reads a weighted sum of the streams and writes its result to all of them. The rows and
+columns of the mixing matrix sum to 1, so at any depth the mean of the streams stays and their size cannot grow. All
+weights depend on the token. forerun needs no other file to train, plan and check the model.
 
-N streams, M the same on the other side of a matrix, J what a connection decides for a token (N to read, N to write,
+Dimensions: N streams, M the same as inputs of a matrix, J weights of a connection for a token (N to read, N to write,
 N x N to mix), B batch, S sequence, E embed, H heads, D head, F mlp, V vocab, L layers. Streams come first in a shape: a
-TPU pads the last two dimensions to 8 x 128 and more, so four streams there would take two to four times the memory.
+TPU pads the last two dimensions to at least 8 x 128, so four streams there would need two to four times the memory.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from forerun.nn.compute import Compute, residual
 from forerun.nn.rope import Rope, angles, rotate
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
-from forerun.nn.weights import Dense, contract
+from forerun.nn.weights.dense import Dense, contract
 
 T = TypeVar("T")
 
 
 def doubly_stochastic(logits_NM: jax.Array, iterations: int) -> jax.Array:
-    """The matrices over the first two dimensions with rows and columns that sum to 1, whatever the logits.
+    """Return matrices over the first two dimensions whose rows and columns sum to 1, for any logits.
 
-    Sinkhorn's iterations in log space, where nothing overflows and each gradient is a softmax's; however far they got,
-    Altschuler's rounding then makes the sums right: shrink what is too large, spread what is missing.
+    Sinkhorn's iterations run in log space, where nothing overflows and each gradient is that of a softmax. Altschuler's
+    rounding then corrects the sums after any number of iterations: it shrinks large ones and spreads what is missing.
     """
     log_NM = logits_NM.astype(jnp.float32)
 
@@ -56,7 +56,7 @@ def doubly_stochastic(logits_NM: jax.Array, iterations: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class NearIdentity:
-    """Logits of a matrix that is almost the identity: 0 on its diagonal, `-off` elsewhere."""
+    """An initializer for logits of a matrix close to the identity: 0 on the diagonal, `-off` elsewhere."""
 
     off: float
 
@@ -67,7 +67,7 @@ class NearIdentity:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Connection(Generic[T]):
-    """How one attention or MLP hangs on the streams: logits, and what a token adds to them."""
+    """How one attention or MLP is connected to the streams: constant logits, and the part that depends on the token."""
 
     read: T
     write: T
@@ -103,7 +103,7 @@ class Params(Generic[T]):
 
 @dataclass(frozen=True)
 class MultiStream:
-    """`vocab` comes from forerun; the rest are the job's `model.options`."""
+    """The model. forerun passes `vocab`; the other fields come from the job's `model.options`."""
 
     vocab: int
     embed: int = 128
@@ -111,8 +111,8 @@ class MultiStream:
     layers: int = 4
     mlp: int = 384
     streams: int = 4
-    iterations: int = 20  # of Sinkhorn
-    off: float = 8.0  # how near the identity the mixing starts: e ** -off is what a stream gets of another
+    iterations: int = 20  # Sinkhorn's iterations
+    off: float = 8.0  # how close to the identity the mixing starts: a stream gets e ** -off of another
     theta: float = 10_000.0
 
     def specs(self) -> Params[ParamSpec]:
@@ -120,7 +120,7 @@ class MultiStream:
         D, into, back = E // H, Normal(0.02), Normal(0.02 / math.sqrt(2 * self.layers))
         norm = ParamSpec((E,), "E", Fill(1.0), decay=False)
         connection = Connection(
-            read=ParamSpec((N,), "N", Normal(0.5), decay=False),  # unequal: equal streams would stay equal
+            read=ParamSpec((N,), "N", Normal(0.5), decay=False),  # random, because equal streams would stay equal
             write=ParamSpec((N,), "N", Normal(0.5), decay=False),
             mix=ParamSpec((N, N), "NM", NearIdentity(self.off), decay=False),
             token=Dense(ParamSpec((N, E, N * (N + 2)), "NEJ", Normal(1 / math.sqrt(N * E)), inputs=2)),
@@ -174,7 +174,7 @@ class MultiStream:
     def connected(
         self, connection: Connection[jax.Array], x_NBSE: jax.Array, branch: Callable[[jax.Array], jax.Array]
     ) -> jax.Array:
-        """mix x + write branch(read x), for each token its own; the sums over streams are in float32."""
+        """Return mix x + write branch(read x), with weights for each token. Sums over streams are in float32."""
         N, dtype = self.streams, x_NBSE.dtype
         wide_NBSE = x_NBSE.astype(jnp.float32)
         size_BS = jax.lax.rsqrt(jnp.mean(jnp.square(wide_NBSE), axis=(0, 3)) + 1e-6)
@@ -193,7 +193,7 @@ class MultiStream:
         return (mixed_NBSE + write_NBS[..., None] * y_BSE).astype(dtype)
 
     def flops_per_token(self, sequence: int) -> float:
-        """6 per weight that multiplies, and causal attention; mixing streams is no matrix product."""
+        """Return 6 per weight that multiplies, plus causal attention. Mixing streams is not a matrix product."""
         weights = count([leaf for leaf in jax.tree.leaves(self.specs().blocks) if leaf.decay])
         attending = 12.0 * self.layers * self.embed * sequence / 2
         return 6.0 * (weights + self.vocab * self.embed) + attending

@@ -1,7 +1,7 @@
-"""An objective of your own: next-token cross-entropy with a z-loss, a small pull of the logits' normaliser towards 1.
+"""A custom objective: next-token cross-entropy with a z-loss.
 
-log Z = logsumexp(logits) drifts when nothing holds it; `weight * (log Z)^2` per token does. It is had without the full
-logits ever existing: what a token costs is log Z - its logit, and its logit is one dot product.
+Without a penalty, log Z = logsumexp(logits) can drift. The z-loss adds `weight * (log Z)^2` per token, which pulls Z
+towards 1. No full logits are needed: the loss of a token is log Z minus its logit, and its logit is one dot product.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from forerun.objectives.cross_entropy import token_nats
 
 @dataclass(frozen=True)
 class ZLoss(Plain):
-    """`chunk` is given by forerun; everything else comes from `objective.options` of the job."""
+    """Cross-entropy plus z-loss. forerun passes `chunk`; the other fields come from the job's `objective.options`."""
 
     chunk: int
     weight: float = 1e-4
 
-    nats: ClassVar[str | None] = "nats"  # of the sums below, the one that has a perplexity
+    nats: ClassVar[str | None] = "nats"  # the sum below whose perplexity is reported
 
     # --8<-- [start:loss]
     def __call__(self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute) -> Sums:
@@ -38,7 +38,7 @@ class ZLoss(Plain):
         log_z_BS = nats_BS + soft_cap(logit_BS, out.softcap)
         nats = jnp.sum(nats_BS * batch.weights)
         squares = jnp.sum(jnp.square(log_z_BS) * batch.weights)
-        told = {"nats": nats, "log_z_squared": squares}  # per token in metrics.jsonl, and at validation
+        told = {"nats": nats, "log_z_squared": squares}  # reported per token in metrics.jsonl and at validation
         return Sums(nats + self.weight * squares, jnp.sum(batch.weights), told)
 
     # --8<-- [end:loss]

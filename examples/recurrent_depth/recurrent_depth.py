@@ -1,10 +1,10 @@
 """A recurrent-depth language model: one small stack of layers, run many times over two states.
 
-A low-level state is refined `low_cycles` times with the tokens in view, then a high-level state once with what came of
-it; `high_cycles` such rounds make the depth. Only the last `trained_cycles` rounds have a gradient: what comes before
-them costs a forward pass and keeps nothing. This file is all that forerun needs to train, plan and check the model.
+In each of `high_cycles` rounds, the layers update a low state `low_cycles` times, with the tokens added each time. Then
+they update a high state once with the result. Only the last `trained_cycles` rounds have a gradient; the earlier rounds
+need a forward pass and keep no activations. forerun needs no other file to train, plan and check the model.
 
-B batch, S sequence, E embed, H heads, D head, F mlp, V vocab, L layers of the stack.
+Dimensions: B batch, S sequence, E embed, H heads, D head, F mlp, V vocab, L layers of the stack.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from forerun.nn.compute import Compute, residual
 from forerun.nn.rope import Angles, Rope, angles, rotate
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
-from forerun.nn.weights import Dense, contract
+from forerun.nn.weights.dense import Dense, contract
 
 T = TypeVar("T")
 Layer = Callable[[jax.Array, "Block[jax.Array]"], jax.Array]
@@ -49,14 +49,14 @@ class Block(Generic[T]):
 @dataclass(frozen=True)
 class Params(Generic[T]):
     embed: T  # also the read-out
-    high: T  # frozen: where the high state starts at every position
-    low: T  # frozen: no gradient reaches the start through rounds that have none
+    high: T  # frozen: the initial high state of every position
+    low: T  # frozen, like `high`: no gradient reaches it through the rounds without one
     blocks: Block[T]  # every leaf with a leading L
 
 
 @dataclass(frozen=True)
 class RecurrentDepth:
-    """`vocab` comes from forerun; the rest are the job's `model.options`."""
+    """The model. forerun passes `vocab`; the other fields come from the job's `model.options`."""
 
     vocab: int
     embed: int = 128
@@ -65,7 +65,7 @@ class RecurrentDepth:
     mlp: int = 384
     high_cycles: int = 3
     low_cycles: int = 3
-    trained_cycles: int = 1  # of the high cycles, the last
+    trained_cycles: int = 1  # how many of the last high cycles have a gradient
     theta: float = 10_000.0
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class RecurrentDepth:
         V, E, H, F = self.vocab, self.embed, self.heads, self.mlp
         D = E // H
         wide, passes = Normal(1 / math.sqrt(E)), 2 * self.layers * (self.low_cycles + 1)
-        back = 1 / math.sqrt(passes)  # what all branches of a round add is as large as what it began with
+        back = 1 / math.sqrt(passes)  # all branches of a round together add as much as its input
         one = ParamSpec((E,), "E", Fill(1.0), decay=False)
         start = ParamSpec((E,), "E", Normal(1.0), trainable=False)
         block = Block(
@@ -120,7 +120,7 @@ class RecurrentDepth:
         return Readout(high_BSE, Dense(params.embed).matrix("VE", compute.dtype))
 
     def rounds(self, times: int, layer: Layer, states: States, blocks: Block[jax.Array], x_BSE: jax.Array) -> States:
-        """So many high cycles. The same layers serve both levels; the tokens come in again at every low cycle."""
+        """Return the states after `times` rounds. Both share the layers; each low cycle adds the tokens again."""
 
         def stacked(x_BSE: jax.Array) -> jax.Array:
             return jax.lax.scan(lambda x, block: (layer(x, block), None), x_BSE, blocks)[0]
@@ -138,7 +138,7 @@ class RecurrentDepth:
     def block(
         self, block: Block[jax.Array], x_BSE: jax.Array, turns: Angles, segments_BS: jax.Array, compute: Compute
     ) -> jax.Array:
-        """One layer. Norms come after each sum, so that no number of rounds makes a state grow."""
+        """Return the output of one layer. A norm after each sum keeps the state from growing over the rounds."""
         x_BSE = residual(constrain(x_BSE, "BSE"), "layer_in")
         q_BSHD = residual(rotate(contract("BSE,EHD->BSHD", x_BSE, block.query), turns), "query")
         k_BSHD = residual(rotate(contract("BSE,EHD->BSHD", x_BSE, block.key), turns), "key")
@@ -153,7 +153,7 @@ class RecurrentDepth:
         return layers.rms_norm(x_BSE + y_BSE, block.mlp_norm, 1e-5)
 
     def flops_per_token(self, sequence: int) -> float:
-        """A third of the work for passes without a gradient, all of it for the others; attention is causal."""
+        """Return FLOPs per token. A pass without a gradient needs a third of a trained pass; attention is causal."""
         weights = count([leaf for leaf in jax.tree.leaves(self.specs().blocks) if leaf.decay])
         forward = 2.0 * weights + 4.0 * self.layers * self.embed * sequence / 2
         thirds = self.high_cycles + 2 * self.trained_cycles

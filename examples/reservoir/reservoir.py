@@ -1,11 +1,11 @@
-"""A reservoir language model: a fixed random recurrent network, and a read-out that learns.
+"""A reservoir language model: a fixed random recurrent network with a trained read-out.
 
-The reservoir turns the past of each position into a vector of features. Nothing in it is trained, so no
-gradient walks back through time and nothing of it is kept for the backward pass; only the read-out
-costs what training costs. This file is all that forerun needs to train, plan and check the model.
+The reservoir turns the past of each position into a vector of features. It is not trained, so there is no
+backpropagation through time and no activation of it is kept; only the read-out has a backward pass. forerun needs
+no other file to train, plan and check the model.
 
-B batch, T time (the sequence, never split over devices), E embed, N reservoir units, M the same units
-on the other side of the recurrent matrix, F mlp, V vocab.
+Dimensions: B batch, T time (the sequence, never split over devices), E embed, N reservoir units, M the same units as
+outputs of the recurrent matrix, F mlp, V vocab.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from forerun.nn import layers
 from forerun.nn.compute import Compute, residual
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import Fill, Normal, ParamSpec
-from forerun.nn.weights import Dense, contract
+from forerun.nn.weights.dense import Dense, contract
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """Normal entries, a share of them kept, scaled so that a square matrix has the spectral radius.
+    """An initializer for a sparse random matrix with a given spectral radius and share of nonzero entries.
 
-    By the circular law the eigenvalues of an n x n matrix of independent entries fill a disc of radius
+    By the circular law, the eigenvalues of an n x n matrix of independent entries fill a disc of radius
     std x sqrt(n), whatever the distribution of the entries.
     """
 
@@ -59,18 +59,18 @@ class Params(Generic[T]):
 
 @dataclass(frozen=True)
 class Reservoir:
-    """`vocab` comes from forerun; the rest are the job's `model.options`."""
+    """The model. forerun passes `vocab`; the other fields come from the job's `model.options`."""
 
     vocab: int
     units: int = 512
     embed: int = 128
     mlp: int = 512
-    radius: float = 0.95  # of the recurrent matrix: below 1 the past fades
-    density: float = 0.2  # share of recurrent weights that are not zero
-    leak_slow: float = 0.1  # units differ in pace, from this share of a new state per token ...
-    leak_fast: float = 1.0  # ... to this one, in equal ratios
+    radius: float = 0.95  # spectral radius of the recurrent matrix: below 1, the state forgets the past
+    density: float = 0.2  # share of recurrent weights that are nonzero
+    leak_slow: float = 0.1  # units have different speeds: the share of the new state per token, from this one ...
+    leak_fast: float = 1.0  # ... to this one, in a geometric sequence
 
-    heads: ClassVar[None] = None  # no attention: tensor parallelism has no heads to divide
+    heads: ClassVar[None] = None  # no attention, so tensor parallelism has no heads to split
 
     def specs(self) -> Params[ParamSpec]:
         V, E, N, F = self.vocab, self.embed, self.units, self.mlp
@@ -103,10 +103,10 @@ class Reservoir:
         return Readout(hidden_BSE, params.head.matrix("VE", compute.dtype))
 
     def states(self, params: Params[jax.Array], tokens_BS: jax.Array, segments_BS: jax.Array, dtype: Any) -> jax.Array:
-        """[B, T, N]: the reservoir after each token. It starts from zero with every document.
+        """Return the state of the reservoir after each token, [B, T, N]. It restarts at zero with every document.
 
-        The state is kept in float32 and only multiplied in `dtype`: a slow unit changes by less than
-        bfloat16 can add.
+        The state is float32 and only the product uses `dtype`: bfloat16 would lose the small changes of a slow
+        unit.
         """
         drive_BSN = contract("BSE,EN->BSN", layers.embed(params.embed, tokens_BS, dtype), params.into)
         drive_TBN = jnp.moveaxis(constrain(drive_BSN, "BTN"), 1, 0)
@@ -128,7 +128,10 @@ class Reservoir:
         return constrain(jnp.moveaxis(states_TBN, 0, 1), "BTN")
 
     def flops_per_token(self, sequence: int) -> float:
-        """2 per weight that does not learn, 4 where a gradient need go no further back, 6 per other weight."""
+        """Return 2 per frozen weight, 4 per weight of the first trained layer, and 6 per other weight.
+
+        The first trained layer needs no gradient of its inputs.
+        """
         fixed = self.embed * self.units + self.units**2
         first = self.units * self.mlp
         learned = self.mlp * self.embed + self.embed * self.vocab

@@ -1,4 +1,4 @@
-"""Writes dialogues.jsonl: conversations in which the assistant finishes sentences of the quickstart's novels."""
+"""Write dialogues.jsonl: conversations in which the assistant finishes sentences of the quickstart's novels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONVERSATIONS = 1200
 
 
 def sentences() -> list[list[str]]:
-    """Of 8 to 20 words, in the order of the books, cut into words."""
+    """Return sentences of 8 to 20 words as lists of words, in the order of the books."""
     text = " ".join(path.read_text() for path in sorted(NOVELS.glob("*.txt")))
     found = re.findall(r"[A-Z][a-z][^.!?\[\]_\"*]{30,110}[.!?]", " ".join(text.split()))
     return [words for words in map(str.split, found) if 8 <= len(words) <= 20]

@@ -1,4 +1,4 @@
-"""rich's console and live display with filtered text: control sequences come from rich alone."""
+"""rich's console and live display with filtered text, so that only rich itself writes control sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ class SafeConsole(Console):
     """A console that shows control characters in texts as escapes, and does not interpret [markup] in them."""
 
     def __init__(self, *, file: TextIO | None = None, **settings: Any) -> None:
-        super().__init__(file=raw_stream(file or sys.stdout), highlight=False, markup=False, emoji=False, **settings)
+        # In a notebook rich would show everything as HTML, even text for a file. The API has its own HTML.
+        settings = {"force_jupyter": False, "highlight": False, "markup": False, "emoji": False, **settings}
+        super().__init__(file=raw_stream(file or sys.stdout), **settings)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
@@ -30,7 +32,7 @@ class SafeConsole(Console):
 
 
 class SafeLive(Live):
-    """A live display. rich interprets the escapes of what is printed meanwhile, so that is filtered first."""
+    """A live display. Text that is printed meanwhile is filtered, because rich interprets escape sequences in it."""
 
     _cursor: ExitStack | None = None
 
@@ -50,7 +52,7 @@ class SafeLive(Live):
             self._cursor.close()
 
     def _show_cursor(self) -> None:
-        """Give the terminal its cursor back when Ctrl-C ends the process: rich's own locks may be taken."""
+        """Show the cursor again when Ctrl-C ends the process. This does not use rich, whose locks may be held."""
         with suppress(OSError, ValueError):
             if self.console.is_terminal:
                 os.write(self.console.file.fileno(), SHOW_CURSOR)

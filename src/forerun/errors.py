@@ -1,8 +1,8 @@
-"""A user's mistake, told as what happened, why, and what to do about it.
+"""Errors that a user can correct, each with a stable code.
 
-`UserError` is for what the user can mend: the command prints three lines and leaves with code 2, or with 74 where a
-disk or a bucket fails.
-Everything else that escapes is our bug: the command says so and leaves with code 1.
+A `UserError` says what is wrong, why, and how to correct it. Its code, such as `E-DATA-017`, never changes its meaning:
+`forerun explain E-DATA-017` prints its entry in `forerun/error_codes`, and tests compare codes, not sentences. Every
+other exception that reaches the command line is a bug of forerun.
 """
 
 from __future__ import annotations
@@ -10,39 +10,68 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from forerun.exit_codes import STORAGE_FAILED, USER_MISTAKE
 from forerun.safe_text import clean
 
-USER_MISTAKE = 2
-STORAGE_FAILED = 74  # EX_IOERR
-OUR_BUG = 1
 # An OSError with one of these becomes a StorageError.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EFBIG)
 
 
 class UserError(Exception):
-    """Something the user can mend.
+    """An error that the user can correct.
 
     Args:
-      what: one line, what is wrong.
-      why: how we know, or where it stands (file and line, device, figure).
-      fix: the command or the edit that mends it.
+        code: The stable name of this kind of error, `E-AREA-NUMBER`.
+        what: One line that says what is wrong.
+        why: The evidence, such as a file and a line, a device or a number.
+        fix: The command or the edit that corrects it.
     """
 
     exit_code = USER_MISTAKE
 
-    def __init__(self, what: str, *, why: str, fix: str) -> None:
-        # Here, not where it is printed: pages, records and other processes take the parts.
+    def __init__(self, code: str, what: str, *, why: str, fix: str) -> None:
+        self.code = code
+        # The texts are cleaned here and not when they are printed, because pages, records and other processes use them.
         self.what, self.why, self.fix = clean(what), clean(why), clean(fix)
         super().__init__(self.what)
 
     def __str__(self) -> str:
-        lines = (("error", self.what), ("  why", self.why), ("  fix", self.fix))
+        first, *rest = self.what.split("\n")
+        what = "\n".join([f"{first}  [{self.code}]", *rest])
+        lines = (("error", what), ("  why", self.why), ("  fix", self.fix))
         return "\n".join(f"{label}: {_indented(text)}" for label, text in lines)
+
+    def parts(self) -> dict[str, str]:
+        """Return code, what, why and fix, from which another process can create the same error."""
+        return {"code": self.code, "what": self.what, "why": self.why, "fix": self.fix}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The parts of a UserError as a value, for code that reports a problem without raising it."""
+
+    code: str
+    what: str
+    why: str
+    fix: str
+
+    def error(self) -> UserError:
+        """Return the error of this problem."""
+        return UserError(self.code, self.what, why=self.why, fix=self.fix)
+
+
+class JobValueError(ValueError):
+    """A value that a validator of the job's schema rejects. It becomes a UserError with the file and the line."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class StorageError(UserError):
-    """A disk or a bucket fails, or is full. It may be well again without anybody's doing: a supervisor waits for it."""
+    """A disk or a bucket that fails or is full. It may recover, so a supervisor waits and tries again."""
 
     exit_code = STORAGE_FAILED
 
@@ -52,6 +81,6 @@ def _indented(text: str) -> str:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str | None:
-    """The known word nearest to `word`, or None if nothing is near."""
+    """Return the known word nearest to `word`, or None if no word is near."""
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return near[0] if near else None

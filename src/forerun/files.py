@@ -31,7 +31,7 @@ def atomic_write(path: Path, content: bytes | str, mode: int = 0o666) -> None:
 
 
 def write_output(path: Path, content: str, fix: str, mode: int = 0o666) -> None:
-    """Write a file that the user named, as `atomic_write` does; follow links, and write to a device directly.
+    """Write a file that the user named, like `atomic_write`. Follow links, and write to a device directly.
 
     Raises:
         UserError: The file cannot be written there, for example because the folder is missing.
@@ -44,20 +44,21 @@ def write_output(path: Path, content: str, fix: str, mode: int = 0o666) -> None:
         else:
             atomic_write(target, content, mode)
     except OSError as error:
-        # The user chose this path, so a missing permission is a mistake here and no fault of the disk.
+        # The user chose this path, so a missing permission is the user's mistake and not a fault of the disk.
         if error.errno in DISK_ERRORS and error.errno != errno.EACCES:
             error.filename = str(path)
             raise
-        raise UserError(f"{path} cannot be written", why=str(error.strerror), fix=fix) from error
+        raise UserError("E-SYSTEM-001", f"{path} cannot be written", why=str(error.strerror), fix=fix) from error
 
 
 def require_writable_folder(path: Path, key: str) -> None:
-    """Raise unless the folder that `key` names can be written, or created if it is missing. It is not created here.
+    """Raise an error unless the folder that `key` names can be written, or can be created. It is not created here.
 
     Raises:
         UserError: The path cannot be a folder, or the user may not write there.
         OSError: The disk is full or fails (`DISK_ERRORS`). `error.filename` is set.
     """
+    nearest = path
     try:
         nearest = _nearest(path)
         if not nearest.is_dir():
@@ -72,6 +73,7 @@ def require_writable_folder(path: Path, key: str) -> None:
             raise
         why = str(getattr(error, "strerror", None) or error)
         raise UserError(
+            "E-SYSTEM-002",
             f"{key}: files cannot be written to {path}",
             why=f"{nearest} does not allow new folders" if number == errno.ENOENT else why,
             fix=f"name a folder that you may write to: {key}=FOLDER",
@@ -91,7 +93,7 @@ def _nearest(path: Path) -> Path:
         except FileNotFoundError:
             continue
         except NotADirectoryError as error:
-            if error.filename is not None:  # a file is above it
+            if error.filename is not None:  # a parent of the path is a file
                 continue
             raise
         return part
@@ -117,7 +119,7 @@ def atomic_writer(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     except BaseException as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
-        # A failed write has no file name, and the name of the temporary file would mean nothing to the user.
+        # The error of a failed write has no file name, and the name of the temporary file means nothing to the user.
         if isinstance(error, OSError) and error.filename in (None, str(part)):
             error.filename, error.filename2 = str(path), None
         raise
@@ -150,7 +152,10 @@ def open_regular(path: Path | str) -> BinaryIO:
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise UserError(
-            f"{path} is {file_kind(mode)}, not a file", why="only regular files are read", fix="give a file"
+            "E-SYSTEM-003",
+            f"{path} is {file_kind(mode)}, not a file",
+            why="only regular files are read",
+            fix="give a file",
         )
     return open(descriptor, "rb")
 
@@ -167,6 +172,7 @@ def read_regular(path: Path | str, limit_bytes: int) -> bytes:
         size = os.fstat(file.fileno()).st_size
     if len(content) > limit_bytes:
         raise UserError(
+            "E-SYSTEM-004",
             f"{path} is too large",
             why=f"it has {Bytes(size)}, and the limit is {Bytes(limit_bytes)}",
             fix="check that this is the file you mean",

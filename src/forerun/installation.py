@@ -28,8 +28,8 @@ def install_command(extra: str | None = None, found: Distribution | None = None)
     If that place no longer exists, the command names the packages of the extra.
 
     Args:
-      extra: a key of `project.optional-dependencies`, or None for the dependencies of every installation.
-      found: the distribution to add it to; by default the installed one.
+        extra: A key of `project.optional-dependencies`, or None for the dependencies of every installation.
+        found: The distribution to which the extra is added, by default the installed one.
     """
     found = found or _installed()
     return shlex.join([*_installer(found), *_requirements(found, extra)])
@@ -78,7 +78,7 @@ def _repository(url: str, origin: dict[str, Any]) -> str:
 
 
 def _packages(found: Distribution, extra: str | None) -> list[str]:
-    """Return the packages that the distribution requires for `extra`, or without any."""
+    """Return the packages that the distribution requires for `extra`, or without an extra if it is None."""
     wanted = f"extra=='{extra}'" if extra else ""
     split = [line.partition(";") for line in found.requires or ()]
     return [
@@ -87,7 +87,7 @@ def _packages(found: Distribution, extra: str | None) -> list[str]:
 
 
 def _installer(found: Distribution | None) -> list[str]:
-    """Return the words that install into the running interpreter: by pip, or by uv in an environment without pip."""
+    """Return the start of the command that installs into the running interpreter, with pip or uv."""
     scripts = Path(sys.executable).parent
     if importlib.util.find_spec("pip") is not None:
         first = shutil.which("pip")

@@ -2,12 +2,13 @@
 
 Python runs signal handlers in the main thread, and only between two bytecodes. A compilation, a collective or a slow
 read would delay them for as long as it takes, and ending the interpreter while XLA's threads run can crash. So a daemon
-thread reads the signals (`signal.set_wakeup_fd`) and ends the process with `os._exit`. Nothing is unwound. That is
-safe because every file is written so that a kill at any moment leaves it complete or absent.
+thread reads the signals (`signal.set_wakeup_fd`) and ends the process with `os._exit`. Python does not run `finally`
+blocks then. That is safe, because every file is written so that a kill at any moment leaves it complete or absent.
 
 A phase that can do better uses one of these:
 
-- `cooperating`: the phase gets a call, and `LIMIT_SECONDS` to end on its own. Training saves a checkpoint there.
+- `cooperating`: a function of the phase is called, and the phase has `LIMIT_SECONDS` to end on its own. Training saves
+  a checkpoint in this time.
 - `raising`: KeyboardInterrupt is raised in the main thread, as Python does. The same limit applies.
 - `cleanup`: a short function that runs before the process ends, such as one that restores the terminal.
 
@@ -27,23 +28,24 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
-EXIT_CODE = 130
+from forerun.exit_codes import INTERRUPTED
+
 LIMIT_SECONDS = 1.3  # for a phase that stops on its own
-# For the cleanups and the last words: a full pipe or a slow disk must not delay the end.
+# Limits for the cleanups and the last message: a full pipe or a slow disk must not delay the end.
 END_SECONDS = 1.6  # after the first press
 END_AGAIN_SECONDS = 0.3  # after the second press
-COUNT_SECONDS = 0.5  # for the watching thread to see a press
+COUNT_SECONDS = 0.5  # for the daemon thread to count a press
 
 Report = Callable[[], str]
 
 
 class _State:
-    """What the threads share. Each field is replaced in one step, so reading needs no lock."""
+    """The state that threads share. Each field is replaced in one step, so reading needs no lock."""
 
     def __init__(self) -> None:
-        self.writer = -1  # of the pipe with the signal numbers; -1 before `install`
+        self.writer = -1  # the end of the pipe to which signal numbers are written; -1 before `install`
         self.presses = 0
-        self.since = 0.0  # when it was pressed first
+        self.since = 0.0  # the time of the first press
         self.deadline: float | None = None
         self.stops: tuple[Callable[[float], None], ...] = ()
         self.raising = 0
@@ -53,11 +55,11 @@ class _State:
 
 
 _state = _State()
-_writing = threading.Lock()  # of `cleanups`, which several threads may change
+_writing = threading.Lock()  # for `cleanups`, which several threads may change
 
 
 def install() -> None:
-    """Handle Ctrl-C in this process from now on. Main thread only; a SIGINT that is ignored stays ignored."""
+    """Handle Ctrl-C in this process from now on. Main thread only. A SIGINT that is ignored stays ignored."""
     if _state.writer < 0:
         reader, _state.writer = os.pipe()
         os.set_blocking(_state.writer, False)
@@ -74,6 +76,7 @@ def reinstall() -> None:
 
 
 def installed() -> bool:
+    """Return whether `install` was called in this process."""
     return _state.writer >= 0
 
 
@@ -88,9 +91,9 @@ def handled() -> None:
 
 
 def copy_signals_to(descriptor: int) -> bool:
-    """Write the numbers of all signals to a pipe too: there is one wakeup descriptor per process.
+    """Write the numbers of all signals to this pipe too, and return True.
 
-    Returns False if this process has no `install`, and the caller can have the wakeup descriptor.
+    A process has only one wakeup descriptor. Returns False if `install` does not use it, so that the caller can.
     """
     if not installed():
         return False
@@ -99,15 +102,16 @@ def copy_signals_to(descriptor: int) -> bool:
 
 
 def set_report(report: Report | None) -> None:
-    """Set what the last line says after "stopped by Ctrl-C", such as where the run resumes."""
+    """Set the function that returns the text after "stopped by Ctrl-C", such as where the run resumes."""
     _state.report = report
 
 
 @contextmanager
 def cooperating(stop: Callable[[float], None] = lambda seconds: None) -> Iterator[None]:
-    """Call `stop` at Ctrl-C, in a thread, with the seconds that the block then has to end; `pressed` is true by then.
+    """Call `stop` in a thread if Ctrl-C is pressed inside the block. `pressed` is already true then.
 
-    After the limit the process ends wherever it is, with the cleanups and the report.
+    The argument of `stop` is the number of seconds that the block has to end. After them the process ends in any case,
+    with the cleanups and the report.
     """
     before = _state.stops
     _state.stops = (*before, stop)
@@ -119,7 +123,7 @@ def cooperating(stop: Callable[[float], None] = lambda seconds: None) -> Iterato
 
 @contextmanager
 def raising() -> Iterator[None]:
-    """Raise KeyboardInterrupt in the main thread at Ctrl-C, for blocks that clean up in Python within the limit."""
+    """Raise KeyboardInterrupt in the main thread at Ctrl-C. For blocks that clean up in Python within the limit."""
     _state.raising += 1
     try:
         yield
@@ -141,11 +145,11 @@ def cleanup(function: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def children_without_ctrl_c() -> Iterator[None]:
-    """Start child processes in which SIGINT stays blocked; they end with this process by other means.
+    """Block SIGINT in child processes that are started inside the block. They end with this process by other means.
 
-    The terminal sends Ctrl-C to all processes of the group, and a child that is still importing would answer with a
-    traceback. Signals are blocked per thread and inherited, so no Ctrl-C of this process is lost if another thread
-    can take it.
+    The terminal sends Ctrl-C to all processes of the group, and a child that is still importing would print a
+    traceback. Signals are blocked per thread and inherited. So this process loses no Ctrl-C if another thread can
+    receive it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -161,14 +165,17 @@ def announce(text: str) -> None:
 
 
 def end() -> NoReturn:
-    """End the process with 130, from any thread: cleanups, what was printed, and the report, if there is time."""
+    """End the process with exit code 130, from any thread.
+
+    If there is time, run the cleanups, flush the output and print the report first.
+    """
     _end(words=True)
 
 
 def finish(code: int) -> NoReturn:
-    """End the process after its command: exit functions, then `os._exit`.
+    """End the process after its command: run the exit functions, then call `os._exit`.
 
-    The interpreter is not finalized: it would restore the default handler of SIGINT, and XLA's threads can crash it.
+    The interpreter is not finalized. That would restore the default handler of SIGINT, and XLA's threads can crash it.
     """
     if not pressed():
         with suppress(Exception):
@@ -180,10 +187,11 @@ def finish(code: int) -> NoReturn:
     if pressed():
         _run_cleanups()
         _last_words()
-    os._exit(EXIT_CODE if pressed() else code)
+    os._exit(INTERRUPTED if pressed() else code)
 
 
 def _watch(reader: int) -> None:
+    """Read signals and enforce the deadline, in the daemon thread."""
     while True:
         deadline = _state.deadline
         seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -200,6 +208,7 @@ def _watch(reader: int) -> None:
 
 
 def _pressed() -> None:
+    """Handle one press of Ctrl-C."""
     if not _state.presses:
         _state.since = time.monotonic()
     _state.presses += 1
@@ -213,7 +222,7 @@ def _pressed() -> None:
 
 
 def _in_main_thread(number: int, frame: FrameType | None) -> None:
-    """Run as Python's handler of SIGINT; the watching thread does the rest."""
+    """Raise KeyboardInterrupt inside `raising`. This is Python's handler of SIGINT; the daemon thread does the rest."""
     if not _state.raising:
         return
     # The block may call `handled` within microseconds, and must not do that before the press is counted.
@@ -237,7 +246,7 @@ def _end(words: bool) -> NoReturn:
         thread.start()
         left = _state.since + END_SECONDS - time.monotonic()
         thread.join(max(END_AGAIN_SECONDS, left) if words else END_AGAIN_SECONDS)
-    os._exit(EXIT_CODE)
+    os._exit(INTERRUPTED)
 
 
 def _run_cleanups() -> None:
@@ -247,7 +256,10 @@ def _run_cleanups() -> None:
 
 
 def _last_words() -> None:
-    """Print the last line. Nothing may take time after it: a save in the background could still be committed."""
+    """Print the last line. The process must end immediately afterwards.
+
+    Otherwise a save in the background could still be committed, and the report would be wrong.
+    """
     report = ""
     if _state.report is not None:
         with suppress(Exception):

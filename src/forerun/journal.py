@@ -1,7 +1,7 @@
-"""Append-only files of a run: JSON lines that each have a step, with a digest of everything written so far.
+"""Append-only files of a run. Each line is a JSON object with a step.
 
-A checkpoint records the length and the digest of each journal (`Seal`). A resumed run compares the file with them: the
-lines up to the checkpoint's step must be the recorded bytes, and later lines belong to steps that are run again.
+A checkpoint records the length and the digest of each journal (`Seal`). A resumed run compares the file with the seal.
+The lines up to the checkpoint's step must be the recorded bytes. Later lines belong to steps that are run again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Snapshot:
         """Return the bytes from `start` to `end`.
 
         Raises:
-          OSError: The file is shorter, because another program truncated it.
+            OSError: The file is shorter, because another program truncated it.
         """
         content = b""
         while len(content) < end - start:
@@ -67,18 +67,20 @@ class Snapshot:
 
 
 class Journal:
-    """Appends lines; each line reaches the operating system before `append` returns.
+    """An append-only file. Each line reaches the operating system before `append` returns.
 
-    Opening removes the lines after the step `last` and a line torn by a kill. It always writes a new file, because a
-    process that owned the run before may still append to the old one.
+    Opening removes the lines after the step `last`, and an incomplete line that a kill left. It always writes a new
+    file, because a former owner of the run may still append to the old one.
 
-    The training does not read its journals, so a damaged one does not stop it. Opening reports damage in one line and
-    continues with the lines that can be read. Other lines are moved to a file with the suffix `.damaged`.
+    Training does not read its journals, so a damaged one does not stop it. Opening reports damage in one message and
+    keeps the lines that can be read. Other lines are moved to a file with the suffix `.damaged`.
 
     Args:
-      last: the step of the checkpoint that the run resumes from; 0 for a new run.
-      seals: what the checkpoints up to `last` recorded about this file, the newest last.
-      is_entry: whether a line's content is valid, beyond having a step.
+        path: The file.
+        last: The step of the checkpoint that the run resumes from, or 0 for a new run.
+        seals: The seals of this file in the checkpoints up to `last`, the newest last.
+        tell: Receives a report of damage.
+        is_entry: Returns whether the content of a line is valid. That it has a step is already known.
     """
 
     def __init__(
@@ -102,17 +104,19 @@ class Journal:
         self._file = path.open("a+b")  # snapshots read it
 
     def append(self, line: bytes) -> None:
+        """Append a line, which ends with a newline."""
         self._file.write(line)
         self._file.flush()
         self._count(line)
 
     def seal(self, step: int) -> Seal:
         """Flush the file to the disk, and return its length and digest."""
-        # A checkpoint must not record lines that a power loss can still take away.
+        # A checkpoint must not record lines that a power loss could still remove.
         os.fsync(self._file.fileno())
         return Seal(step, self._bytes, self._digest.hexdigest())
 
     def snapshot(self) -> Snapshot:
+        """Return the current content for reading."""
         return Snapshot(self._file.fileno(), self._bytes)
 
     def close(self) -> None:
@@ -129,7 +133,7 @@ class Journal:
         self._bytes += len(content)
 
     def _reopen(self, path: Path, last: int, seals: Sequence[Seal], is_entry: Callable[[dict[str, Any]], bool]) -> str:
-        """Replace the file with its lines up to the step `last`, and return a description of its damage."""
+        """Replace the file with its lines up to the step `last`. Return a description of its damage, or ""."""
         matching = matching_seals(path, seals)
         if not seals or seals[-1] not in matching:
             return self._salvage(path, last, max(matching, key=lambda seal: seal.bytes, default=None), seals, is_entry)
@@ -147,13 +151,16 @@ class Journal:
         seals: Sequence[Seal],
         is_entry: Callable[[dict[str, Any]], bool],
     ) -> str:
-        """Keep the entries up to the step `last`; `intact` is the seal of the longest undamaged beginning."""
+        """Keep the valid lines up to the step `last`. Return a description of the damage, or "".
+
+        `intact` is the seal of the longest undamaged beginning.
+        """
         position = intact_lines = kept = 0
         damaged: list[tuple[int, bytes]] = []
         with path.open("rb") as old, atomic_writer(path) as new:
             for number, line in enumerate(old, 1):
                 if not line.endswith(b"\n"):
-                    break  # torn by a kill
+                    break  # incomplete because of a kill
                 position += len(line)
                 entry = entry_of(line)
                 if entry is None or not is_entry(entry):
@@ -180,7 +187,7 @@ class Journal:
 
 
 def matching_seals(path: Path, seals: Sequence[Seal]) -> list[Seal]:
-    """Return the seals that the beginning of the file still fits, in one pass over the file."""
+    """Return the seals that still match the beginning of the file, in one pass over the file."""
     found, digest, position = [], hashlib.sha256(), 0
     with path.open("rb") as file:
         for seal in sorted(seals, key=lambda seal: seal.bytes):
@@ -193,6 +200,7 @@ def matching_seals(path: Path, seals: Sequence[Seal]) -> list[Seal]:
 
 
 def _blocks(file: IO[bytes], count: int) -> Iterator[bytes]:
+    """Yield the next `count` bytes in blocks, or less if the file ends."""
     while count and (block := file.read(min(count, _BLOCK_BYTES))):
         count -= len(block)
         yield block

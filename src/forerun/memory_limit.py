@@ -1,4 +1,4 @@
-"""Memory limits of a process, and errors of a process that reaches them."""
+"""Memory limits of a process, and the errors that occur when they are reached."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def address_space_bytes() -> int | None:
 
 
 def require_address_space(needed_bytes: int, purpose: str) -> None:
-    """Reject a limit of the address space that is too low for `purpose`.
+    """Raise an error if the limit of the address space is too low for `purpose`.
 
-    jax and libtpu end the process when an allocation or a thread fails, so no error could be caught later.
+    jax and libtpu end the process if they cannot allocate memory or start a thread, so a later check is impossible.
 
     Raises:
         UserError: The limit is below `needed_bytes`.
@@ -29,6 +29,7 @@ def require_address_space(needed_bytes: int, purpose: str) -> None:
     if limit_bytes is None or limit_bytes >= needed_bytes:
         return
     raise UserError(
+        "E-SYSTEM-005",
         f"the memory limit is too low for {purpose}",
         why=f"the address space is limited to {Bytes(limit_bytes)}, and at least {Bytes(needed_bytes)} is needed",
         fix="ulimit -v unlimited, then the same command; a batch system or a service manager may set the limit",
@@ -67,4 +68,4 @@ def _short_of_memory(error: BaseException) -> UserError:
     threads, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     if "thread" in said and threads != resource.RLIM_INFINITY:
         limit += f", and the user to {threads} threads (ulimit -u)"
-    return UserError("memory ran out", why=f"{said}\n{limit}", fix=f"{fix}, then the same command")
+    return UserError("E-SYSTEM-006", "memory ran out", why=f"{said}\n{limit}", fix=f"{fix}, then the same command")

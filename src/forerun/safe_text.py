@@ -1,9 +1,9 @@
 r"""Text that is safe to show: `redact` hides credentials in URLs, `printable` makes control characters visible.
 
 `safe_streams` replaces stdout and stderr for a command, so a `print` anywhere cannot send a control sequence to the
-terminal. Only code that draws (forerun.console, the table of `check`) writes to the stream below, which `raw_stream`
-returns, and that code filters the text between its own colours. A filter for escape sequences on the raw stream would
-not do, because it cannot distinguish our colours from those in a user's file.
+terminal. Only code that draws (forerun.console, the table of `check`) writes to the underlying stream, which
+`raw_stream` returns. That code filters the text between its own colours. A filter on the underlying stream is not
+possible, because it cannot distinguish the colours of forerun from escape sequences in a user's file.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from typing import Self
 
 HIDDEN = "***"
-# Only the part after the scheme: a pattern that begins with a scheme needs quadratic time for a long word.
+# Matches only the part after the scheme. A pattern that begins with a scheme needs quadratic time for a long word.
 _ADDRESS = re.compile(r":(//?)([^\s\"<>`]+)")
 _AUTHORITY_END = re.compile(r"[/?#]")
 _PUNCTUATION = "'),.;:]}!"  # after a URL in a sentence
 _WEB = ("http", "https")
 # Controls but not \t and \n, bidirectional overrides, lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-# What a progress line on stderr begins with (ours and tqdm's); the text after it is filtered.
+# The start of a progress line on stderr, as forerun and tqdm write it. The text after it is filtered.
 _PROGRESS = re.compile(r"\r(?:\x1b\[K)?|\n*(?:\x1b\[A)+\Z")
 
 
@@ -48,7 +48,7 @@ def redact(text: str) -> str:
 
 
 def clean(text: str) -> str:
-    """Return `text` redacted and printable: for messages."""
+    """Return `text` redacted and printable, for messages."""
     return printable(redact(text))
 
 
@@ -66,14 +66,15 @@ def redacted_tree(value: Any) -> Any:
 def user_info(scheme: str, rest: str) -> str:
     """Return the user info of `scheme://rest` that is secret, with its @, or "".
 
-    `user@host` of sftp and `container@account` of abfs are not secret, but https sends a name without a password too.
+    `user@host` of sftp and `container@account` of abfs are not secret. For http and https, a name without a password is
+    secret too, because it is sent as a credential.
     """
     end = _AUTHORITY_END.search(rest)
     authority = rest[: end.start()] if end else rest
     info, at, _ = authority.rpartition("@")
     if at:
         return info + at if ":" in info or scheme.lower() in _WEB else ""
-    # A password with a / or # in it ends the authority early, at something that is not a port.
+    # A password that contains a / or # ends the authority early. The part after the colon is then not a port.
     host, colon, port = authority.partition(":")
     if end and colon and port and not port.isdigit() and not host.startswith("[") and "@" in rest:
         return rest[: rest.rindex("@") + 1]
@@ -100,10 +101,12 @@ def _redacted(found: re.Match[str]) -> str:
 
 
 class SafeStream:
-    """A text stream that filters what is written to it."""
+    """A text stream that filters the text that is written to it.
+
+    With `messages`, URLs are redacted too, and progress lines may move the cursor.
+    """
 
     def __init__(self, stream: TextIO, *, messages: bool = False) -> None:
-        """`messages`: URLs are redacted too, and progress lines may move the cursor."""
         self.raw = stream
         self._messages = messages
 
@@ -132,12 +135,12 @@ class SafeStream:
 
 
 def raw_stream(stream: TextIO) -> TextIO:
-    """Return the stream below a SafeStream, for code that draws and filters its own text."""
+    """Return the underlying stream of a SafeStream, for code that draws and filters its own text."""
     return stream.raw if isinstance(stream, SafeStream) else stream
 
 
 def safe_stream(stream: TextIO, *, messages: bool = False) -> TextIO:
-    """Return `stream` behind a filter; one that has a filter already as it is. A closed stream is None."""
+    """Return `stream` with a filter. A SafeStream, or None for a closed stream, is returned unchanged."""
     return (
         stream
         if stream is None or isinstance(stream, SafeStream)
@@ -147,7 +150,7 @@ def safe_stream(stream: TextIO, *, messages: bool = False) -> TextIO:
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """Filter stdout, and stderr as messages, while the block runs."""
+    """Filter stdout and stderr while the block runs. stderr is filtered as messages."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = safe_stream(sys.stdout), safe_stream(sys.stderr, messages=True)
     try:

@@ -1,6 +1,6 @@
-"""Numbers that carry their unit and print as a person would say them.
+"""Numbers with a unit that print in a readable form.
 
-Each is a plain `int` or `float` for arithmetic; only its text differs.
+Each is a plain `int` or `float` for arithmetic. Only its text differs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ KIB, MIB, GIB, TIB, PIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40, 1 << 50
 
 
 def digits(value: float, count: int) -> str:
-    """Return `value` rounded to that many significant digits, without an exponent: 0.27, 9.9, 1,230."""
+    """Return `value` rounded to `count` significant digits, without an exponent: 0.27, 9.9, 1,230."""
     if value == 0:
         return "0"
     rounded = float(f"{value:.{count - 1}e}")
@@ -20,7 +20,10 @@ def digits(value: float, count: int) -> str:
 
 
 class Bytes(int):
-    """Three significant digits. Below 100 GiB two decimals: HBM is known to 0.01 GiB, and a job may lack 0.05."""
+    """A number of bytes. It prints three significant digits, and two decimals between 1 and 100 GiB.
+
+    The size of HBM is known to 0.01 GiB, and a job may exceed it by only 0.05 GiB.
+    """
 
     def __str__(self) -> str:
         for size, unit in ((PIB, "PiB"), (TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
@@ -33,9 +36,11 @@ class Bytes(int):
 
 
 class Seconds(float):
+    """A time, which prints as milliseconds, seconds, minutes or hours."""
+
     def __str__(self) -> str:
         value = float(self)
-        if abs(value) < 0.9995:  # beyond, three digits would read 1e+03 ms
+        if abs(value) < 0.9995:  # above, three digits would print 1e+03 ms
             return f"{value * 1e3:.3g} ms"
         if abs(value) < 120:
             return f"{value:.1f} s"
@@ -47,7 +52,10 @@ class Seconds(float):
 
 
 class Usd(float):
-    """A predicted amount, as precise as step times are: two digits below $100, whole dollars, then three digits."""
+    """A predicted amount of dollars, printed as precisely as step times are predicted.
+
+    It prints two significant digits below $100, and three above.
+    """
 
     def __str__(self) -> str:
         value = float(self)
@@ -62,7 +70,7 @@ class Usd(float):
 
 
 class Count(int):
-    """Parameters, tokens, FLOPs: 596M, 8.03B."""
+    """A number of parameters, tokens or FLOPs, such as 596M or 8.03B."""
 
     def __str__(self) -> str:
         for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):

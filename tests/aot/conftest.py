@@ -9,9 +9,10 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
-from forerun.plan import compiler
-from forerun.plan.hlo import Module, parse
-from forerun.plan.question import Question
+from forerun.planner.compile import compiler
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.hlo import Module, parse
+from forerun.resolve.resolved_job import ResolvedJob
 
 ScheduledProgram = Callable[[Job, str], str]
 
@@ -28,7 +29,9 @@ def scheduled_program(monkeypatch: pytest.MonkeyPatch) -> ScheduledProgram:
     monkeypatch.setattr(compiler, "parse", kept)
 
     def program(job: Job, slice_name: str) -> str:
-        answer = compiler.ask(Question(job, slice_named(slice_name)), threading.Event(), lambda phase: None)
+        answer = compiler.ask(
+            CompileRequest(ResolvedJob(job), slice_named(slice_name)), threading.Event(), lambda phase: None
+        )
         assert answer.accepted
         return texts[-1]
 

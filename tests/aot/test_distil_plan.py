@@ -46,7 +46,7 @@ distil: {teacher: ./teacher, temperature: 2.0, anchor: 0.1}
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    from forerun.exchange.documents import write_tokenizer
+    from forerun.weights_io.documents import write_tokenizer
 
     (tmp_path / "teacher").mkdir()
     (tmp_path / "teacher/config.json").write_text(json.dumps(CONFIG))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
 pytestmark = pytest.mark.aot
@@ -116,7 +117,8 @@ def test_job_that_does_not_fit_beside_one_that_does(tmp_path: Path) -> None:
     peak = small["hbm_peak_bytes"] / GIB
     assert alone.returncode == 2
     assert f"{peak - 15.75:.2f} short" in alone.stdout
-    assert f"error: the job does not fit v5e-8\n  why: v5e-8 needs {peak:.2f} GiB of HBM" in alone.stderr
+    assert "[E-PLAN-017]\n" in alone.stderr
+    assert f"  why: v5e-8 needs {peak:.2f} GiB of HBM" in alone.stderr
     assert "micro_batch=" in alone.stderr
 
 
@@ -124,15 +126,15 @@ def test_the_compilers_own_figure_is_our_peak(tmp_path: Path) -> None:
     """Its out-of-memory check compares the total of the report that we read with the limit of our table."""
     from forerun.config.schema import Job
     from forerun.hardware.slices import slice_named
-    from forerun.plan.compiler import DUMP_FLAGS
-    from forerun.plan.memory import memory_report
-    from forerun.plan.question import Question
+    from forerun.planner.compile.compiler import DUMP_FLAGS
+    from forerun.planner.compile.request import CompileRequest
+    from forerun.planner.memory.memory_report import memory_report
 
     model = {"layers": 2, "embed": 2048, "heads": 16, "vocab": 8192}
     job = Job.model_validate({"model": model, "data": "x", "batch": 2048, "steps": 9})
-    text = Question(job, slice_named("v5e-8")).to_json() + "\n"
+    text = CompileRequest(ResolvedJob(job), slice_named("v5e-8")).to_json() + "\n"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": DUMP_FLAGS.format(folder=tmp_path)}
-    command = [sys.executable, "-m", "forerun.plan.worker", str(tmp_path)]
+    command = [sys.executable, "-m", "forerun.planner.compile.worker", str(tmp_path)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(command, env=env, text=True, **pipes) as child:
         assert child.stdin is not None
@@ -166,7 +168,7 @@ def test_model_beside_the_job(bigram: Path, tmp_path: Path) -> None:
 def test_broken_model_beside_the_job(bigram: Path) -> None:
     done = plan(bigram, "--on", "v5e-8", "model.name=net:Broken")
     assert done.returncode == 2
-    assert "error: v5e-8: model 'net:Broken' does not run\n  why: KeyError: 'nothing'" in done.stderr
+    assert re.search(r"v5e-8: .*'net:Broken'.*\[E-PLAN-007\]\n  why: KeyError: 'nothing'", done.stderr)
     assert f"{bigram.parent / 'net.py'}, line 26" in done.stderr
     assert "Traceback" not in done.stderr
 

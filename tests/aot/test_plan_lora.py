@@ -10,9 +10,10 @@ import pytest
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
-from forerun.plan import compiler
-from forerun.plan.question import Question, questions_of
-from forerun.plan.verdict import verdict
+from forerun.planner.compile import compiler
+from forerun.planner.compile.fit_result import verdict
+from forerun.planner.compile.request import CompileRequest, requests_of
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
 pytestmark = pytest.mark.aot
@@ -30,7 +31,7 @@ TINY = {
 
 def test_qwen3_06b_with_adapters_in_four_gib() -> None:
     job = load(JOBS / "lora-qwen3-0.6b.yaml").job
-    found = verdict(questions_of(job, [slice_named("v6e-1")])[0])
+    found = verdict(requests_of(ResolvedJob(job), [slice_named("v6e-1")])[0])
     assert found.fits
     assert found.memory.peak_bytes <= 4 * GIB
     assert found.memory.optimizer_bytes < 0.1 * GIB, "moments of the adapters alone"
@@ -41,5 +42,7 @@ def test_qwen3_06b_with_adapters_in_four_gib() -> None:
 )
 def test_quantized_bases_compile(slice_name: str, lora: dict[str, object]) -> None:
     job = Job.model_validate({**TINY, "lora": {"rank": 4, **lora}})
-    answer = compiler.ask(Question(job, slice_named(slice_name)), threading.Event(), lambda phase: None)
+    answer = compiler.ask(
+        CompileRequest(ResolvedJob(job), slice_named(slice_name)), threading.Event(), lambda phase: None
+    )
     assert answer.accepted

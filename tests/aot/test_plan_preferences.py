@@ -9,8 +9,9 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
-from forerun.plan import compiler
-from forerun.plan.question import Question
+from forerun.planner.compile import compiler
+from forerun.planner.compile.request import CompileRequest
+from forerun.resolve.resolved_job import ResolvedJob
 
 pytestmark = pytest.mark.aot
 
@@ -32,5 +33,7 @@ JOBS = {
 @pytest.mark.parametrize(("reference", "slice_name"), [("cached", "v6e-1"), ("beside", "v6e-1"), ("base", "v5e-8")])
 def test_it_compiles(reference: str, slice_name: str) -> None:
     job = Job.model_validate(BASE | JOBS[reference])
-    answer = compiler.ask(Question(job, slice_named(slice_name)), threading.Event(), lambda phase: None)
+    answer = compiler.ask(
+        CompileRequest(ResolvedJob(job), slice_named(slice_name)), threading.Event(), lambda phase: None
+    )
     assert answer.accepted

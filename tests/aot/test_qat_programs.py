@@ -8,8 +8,9 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
-from forerun.plan import compiler
-from forerun.plan.question import Question
+from forerun.planner.compile import compiler
+from forerun.planner.compile.request import CompileRequest
+from forerun.resolve.resolved_job import ResolvedJob
 
 pytestmark = pytest.mark.aot
 
@@ -34,5 +35,7 @@ FIELDS = {
 )
 def test_a_job_with_rounded_weights_compiles(slice_name: str, method: dict[str, object]) -> None:
     job = Job.model_validate({**FIELDS, **method})
-    answer = compiler.ask(Question(job, slice_named(slice_name)), threading.Event(), lambda phase: None)
+    answer = compiler.ask(
+        CompileRequest(ResolvedJob(job), slice_named(slice_name)), threading.Event(), lambda phase: None
+    )
     assert answer.accepted

@@ -15,16 +15,17 @@ from jax.experimental import topologies
 
 from forerun.config.schema import Job
 from forerun.hardware.chips import chip_named
-from forerun.hardware.devices import Chosen
+from forerun.hardware.devices import DeviceChoice
 from forerun.hardware.slices import slice_named
-from forerun.loop.compilation import CompiledStep
-from forerun.loop.train import program_on
-from forerun.plan import compiler
-from forerun.plan.calibration import calibration
-from forerun.plan.hlo import parse
-from forerun.plan.question import Question
-from forerun.plan.step_time import step_time
+from forerun.planner.compile import compiler
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.hlo import parse
+from forerun.planner.time.calibration import calibration
+from forerun.planner.time.step_time import step_time
 from forerun.program.build import program_hash
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.compile_step import CompiledStep
+from forerun.run.train import program_on
 
 pytestmark = pytest.mark.aot
 
@@ -44,12 +45,14 @@ def trained_on(slice_name: str, job: Job = JOB) -> Any:
     """What `train` would build if it stood on that slice."""
     wanted = slice_named(slice_name)
     topology = topologies.get_topology_desc(platform="tpu", topology_name=wanted.topology, **wanted.topology_options)
-    return program_on(job, Chosen("tpu", tuple(topology.devices), "for the test"), None)
+    return program_on(ResolvedJob(job), DeviceChoice("tpu", tuple(topology.devices), "for the test"), None)
 
 
 @pytest.mark.parametrize("slice_name", ["v5e-8"])
 def test_plan_and_train_have_one_program(slice_name: str) -> None:
-    answer = compiler.ask(Question(JOB, slice_named(slice_name)), threading.Event(), lambda phase: None)
+    answer = compiler.ask(
+        CompileRequest(ResolvedJob(JOB), slice_named(slice_name)), threading.Event(), lambda phase: None
+    )
     assert hash_in_a_new_process(JOB, slice_name) == answer.program
     changed = JOB.model_copy(update={"optimizer": JOB.optimizer.model_copy(update={"b1": 0.5})})
     assert hash_in_a_new_process(changed, slice_name) != answer.program
@@ -71,7 +74,7 @@ def test_train_predicts_what_plan_predicts(tmp_path: Path) -> None:
     finally:
         jax.config.update("jax_enable_compilation_cache", True)
     mine = CompiledStep(executable, program, "0", False).predicted_seconds(chip_named("v5e"))
-    answer = compiler.ask(Question(JOB, slice_named("v5e-8")), threading.Event(), lambda phase: None)
+    answer = compiler.ask(CompileRequest(ResolvedJob(JOB), slice_named("v5e-8")), threading.Event(), lambda phase: None)
     assert answer.step is not None
     assert mine == pytest.approx(answer.step.mid_seconds, rel=0.05)
     for name, factor in (("a", 1.1), ("b", 1.3), ("c", 1.2)):

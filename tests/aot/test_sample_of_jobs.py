@@ -8,19 +8,19 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "plan"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "planner" / "search"))
 
 from job_files import DATA, DATA_TEXT, small_file
 
 from forerun.config.load import load
 from forerun.errors import UserError
-from forerun.loop.concrete import concrete
+from forerun.inputs.resolve_job import resolve
 from forerun.models.sizes import decoder_config
-from forerun.plan.answers import answers
-from forerun.plan.money import Tariff, bill_of
-from forerun.plan.question import Question, questions_of, slices_named
-from forerun.plan.refusal import does_not_fit
-from forerun.plan.verdict import Verdict
+from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.compile.pool import answers
+from forerun.planner.compile.request import CompileRequest, requests_of, slices_named
+from forerun.planner.cost.job_cost import Tariff, job_cost_of
+from forerun.planner.report.misfit import does_not_fit
 
 pytestmark = pytest.mark.aot
 
@@ -28,12 +28,12 @@ SEEDS = (100, 102, 103, 104, 107, 122)  # five generations; every kind of remat;
 SIZE = {"float32": 4, "bfloat16": 2}
 
 
-def question(seed: int, folder: Path) -> Question | UserError:
+def question(seed: int, folder: Path) -> CompileRequest | UserError:
     file = small_file(seed)
     path = folder / f"small-{seed}.yaml"
     path.write_text(file.text, "utf-8")
     try:
-        [asked] = questions_of(concrete(load(path).job), slices_named([file.on]))
+        [asked] = requests_of(resolve(load(path).job), slices_named([file.on]))
     except UserError as error:
         return error
     return asked
@@ -43,7 +43,7 @@ def test_small_jobs_are_compiled_or_refused_with_a_fix(tmp_path: Path) -> None:
     (tmp_path / DATA).write_text(DATA_TEXT)
     asked = [question(seed, tmp_path) for seed in SEEDS]
     refusals = [one for one in asked if isinstance(one, UserError)]
-    verdicts = answers([one for one in asked if isinstance(one, Question)])
+    verdicts = answers([one for one in asked if isinstance(one, CompileRequest)])
     assert len(verdicts) >= 4, [str(error) for error in refusals]
     for verdict in verdicts:
         adds_up(verdict)
@@ -54,7 +54,7 @@ def test_small_jobs_are_compiled_or_refused_with_a_fix(tmp_path: Path) -> None:
         assert error.fix, error
 
 
-def adds_up(verdict: Verdict) -> None:
+def adds_up(verdict: FitResult) -> None:
     job, mesh = verdict.question.job, verdict.question.mesh_shape()
     memory = verdict.memory
     assert sum(verdict.ledger.values()) == memory.peak_bytes
@@ -74,6 +74,6 @@ def adds_up(verdict: Verdict) -> None:
         assert sum(verdict.step.parts_seconds.values()) == pytest.approx(verdict.step.mid_seconds)
         assert verdict.mfu is not None
         assert 0 < verdict.mfu < 1
-        bill = bill_of(verdict, Tariff())
+        bill = job_cost_of(verdict, Tariff())
         assert bill is not None
         assert 0 < bill.hours.low <= bill.hours.mid <= bill.hours.high < math.inf

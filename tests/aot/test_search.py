@@ -26,8 +26,9 @@ checkpoint: {every: 100000000}
 SEARCH = """
 import sys
 from forerun.config.load import load
-from forerun.plan.search import run_search
-code = run_search(load(sys.argv[1]).job, goal="cheapest", on=sys.argv[2])
+from forerun.planner.search.search import run_search
+from forerun.resolve.resolved_job import ResolvedJob
+code = run_search(ResolvedJob(load(sys.argv[1]).job), goal="cheapest", on=sys.argv[2])
 assert "jax" not in sys.modules, "the compilers have processes of their own"
 sys.exit(code)
 """
@@ -54,7 +55,7 @@ def test_search_then_the_same_again(tmp_path: Path) -> None:
 
     again = python(tmp_path, "-c", SEARCH, "tiny.yaml", "v5e-1")
     assert (again.returncode, again.stderr) == (0, "")
-    assert f"0 compiled, {asked} known from before" in again.stdout
+    assert f"0 compiled, {asked} from the cache" in again.stdout
     rows = [line for line in first.stdout.splitlines() if "v5e-1 " in line]
     assert [line for line in again.stdout.splitlines() if "v5e-1 " in line] == rows
 

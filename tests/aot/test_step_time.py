@@ -9,9 +9,9 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
-from forerun.plan.hlo import parse
-from forerun.plan.machine import machine_of
-from forerun.plan.simulation import Simulation
+from forerun.planner.hlo import parse
+from forerun.planner.time.chip_model import chip_model_of
+from forerun.planner.time.simulation import Simulation
 
 pytestmark = pytest.mark.aot
 
@@ -38,11 +38,11 @@ def test_matmul_flops(slice_name: str, fields: dict[str, Any], scheduled_program
     job = Job.model_validate({"model": MODEL, "data": "nothing", "sequence": SEQUENCE, "steps": 10, **fields})
     wanted = slice_named(slice_name)
     module = parse(scheduled_program(job, slice_name))
-    spent = Simulation(module, machine_of(wanted.chip), wanted.chip.name).run()
+    spent = Simulation(module, chip_model_of(wanted.chip), wanted.chip.name).run()
     assert spent.flops["matmul"] == pytest.approx(matmul_flops(job.batch * SEQUENCE // wanted.devices), rel=0.02)
     assert sum(spent.by_kind.values()) == pytest.approx(spent.seconds)
     if "mesh" in fields:
         rows = job.batch * SEQUENCE // wanted.devices  # tensor parallelism splits the residual stream, too
-        kept = LAYERS * rows * EMBED * 2 / machine_of(wanted.chip).host_bytes_per_second
+        kept = LAYERS * rows * EMBED * 2 / chip_model_of(wanted.chip).host_bytes_per_second
         assert spent.busy["to host"] == pytest.approx(kept, rel=0.1)
         assert spent.busy["from host"] == pytest.approx(kept, rel=0.1)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from forerun.hub.documents import read_json
-from forerun.hub.weights import open_weights
+from forerun.hub.safetensors.tensors import open_weights
 from forerun.models.families.base import Family
 from forerun.models.families.registry import read_config
 from forerun.models.keys import entries, leaves_of

@@ -15,14 +15,15 @@ from forerun.checkpoint.weights import newest_step
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.loop.concrete import concrete
-from forerun.loop.corpus import open_corpus
-from forerun.loop.folder import RunFolder
-from forerun.loop.loaded import method_params, whole_mesh
-from forerun.loop.train import batches_of, program_on, train
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.load_model import fsdp_mesh, method_params
+from forerun.inputs.resolve_job import resolve
+from forerun.inputs.run_folder import RunFolder
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
-from forerun.track.display import make_display
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.train import batches_of, program_on, train
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
 TEXT = "\n\n".join(f"{n} apples and {n % 7} pears are {n + n % 7} fruits, said the {n % 3}. child." for n in range(60))
@@ -105,7 +106,7 @@ def torch_losses(model: Any, job: Job, rates: list[float]) -> list[float]:
     ]
     adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
     corpus = open_corpus(job)
-    batches = batches_of(job, program_on(concrete(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
+    batches = batches_of(job, program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
     losses = []
     for number, rate in enumerate(rates):
         batch = batches.batch_at(number)
@@ -140,8 +141,8 @@ def torch_logits(model: Any, ids: NDArray[Any]) -> NDArray[Any]:
 def our_logits(run: Path, ids: NDArray[Any]) -> NDArray[Any]:
     """Of the leaves that the run trained, rounding and all, in float32."""
     job = load(run / "job.yaml").job
-    model, mesh, folder = model_of(job.model), whole_mesh(job), RunFolder(run)
-    params = method_params(folder, newest_step(folder.checkpoints(job)), job, model, mesh)
+    model, mesh, folder = model_of(job.model), fsdp_mesh(job), RunFolder(run)
+    params = method_params(folder, newest_step(folder.checkpoints(job)), ResolvedJob(job), mesh)
     positions = np.broadcast_to(np.arange(ids.shape[1], dtype=np.int32), ids.shape)
     return np.asarray(jax.jit(lambda p: model.apply(p, ids, np.ones_like(ids), positions, Compute()).logits())(params))
 

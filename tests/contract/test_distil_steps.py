@@ -18,17 +18,18 @@ import numpy as np
 import pytest
 from tiny_qwen3 import VOCAB, tiny_model, write_tokenizer
 
+from forerun.commands.cache_teacher import cache
+from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.loop.cache import cache
-from forerun.loop.concrete import concrete
-from forerun.loop.corpus import open_corpus
-from forerun.loop.export import export
-from forerun.loop.train import Finished, batches_of, program_on, train
-from forerun.track.display import StepView, make_display
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.resolve_job import resolve
+from forerun.run.train import TrainResult, batches_of, program_on, train
+from forerun.track.display.display import StepView
+from forerun.track.display.make_display import make_display
+from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
-from forerun.track.plain import PlainDisplay
 
 pytestmark = pytest.mark.torch
 
@@ -52,7 +53,7 @@ distil: {{teacher: ./teacher, temperature: 2.0, soft: 0.6}}
 """
 ANCHORED = ("distil.anchor=0.5", "distil.anchor_share=1.0")
 CACHED = ("distil.cache=words", f"distil.top_k={VOCAB}")
-Trained = tuple[Finished, list[dict[str, Any]]]
+Trained = tuple[TrainResult, list[dict[str, Any]]]
 
 
 def checkpoint(folder: Path, width: int, seed: int, extra: str = "") -> None:
@@ -113,7 +114,7 @@ def torch_losses(job: Job, rates: list[float]) -> np.ndarray:
     ]
     adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
     corpus = open_corpus(job)
-    batches = batches_of(job, program_on(concrete(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
+    batches = batches_of(job, program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
     found = []
 
     def kl(theirs: Any, ours: Any, temperature: float) -> Any:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from forerun.config.load import load
-from forerun.loop.train import train
-from forerun.track.display import make_display
+from forerun.run.train import train
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "dpo"
@@ -30,4 +30,4 @@ def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert rows[-1]["validation_rewards/accuracies"] == 1.0
     assert "accuracy 100.0%" in out.getvalue()
     assert "validation: 17 of " in out.getvalue()
-    assert "reference: the model as it is now, asked once about every pair" in out.getvalue()
+    assert "reference: the starting model, evaluated once on every pair" in out.getvalue()

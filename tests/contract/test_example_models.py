@@ -25,14 +25,14 @@ import pytest
 
 from forerun.config.load import load
 from forerun.config.schema import Job, Remat
-from forerun.loop.train import train
 from forerun.models.base import Model
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
 from forerun.nn.spec import initial
-from forerun.track.display import StepView
+from forerun.run.train import train
+from forerun.track.display.display import StepView
+from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
-from forerun.track.plain import PlainDisplay
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

@@ -14,14 +14,15 @@ from lora_reference import checkpoint, job_in, torch_logits, torch_model
 
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.loop.adapter import read_adapter, write_adapter
-from forerun.loop.given import given_of
-from forerun.loop.train import program_on
+from forerun.inputs.base_weights import read_file_weights
+from forerun.inputs.peft_folder import read_adapter, write_adapter
 from forerun.methods.names import family_named
-from forerun.nn import lowrank
 from forerun.nn.compute import Compute
-from forerun.nn.lowrank import LowRank
-from forerun.nn.weights import map_weights
+from forerun.nn.weights import lowrank
+from forerun.nn.weights.dense import map_weights
+from forerun.nn.weights.lowrank import LowRank
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.train import program_on
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 IDS = np.frombuffer(b"5 pears and 2 apples", np.uint8)
@@ -31,7 +32,7 @@ def prepared(folder: Path, family: str, lora: str) -> tuple[Any, Any, Any]:
     """(job, program, parameters) with adapters that change something."""
     checkpoint(folder / "base", family)
     job = job_in(folder, f"{{{lora}, base: float32}}")
-    program = program_on(job, choose("cpu", 1), 100)
+    program = program_on(ResolvedJob(job), choose("cpu", 1), 100)
     key = jax.random.key(5)
 
     def moved(weight: Any) -> Any:
@@ -40,7 +41,11 @@ def prepared(folder: Path, family: str, lora: str) -> tuple[Any, Any, Any]:
         length = weight.length if weight.length is None else weight.length * 1.25
         return replace(weight, up=0.1 * jax.random.normal(key, weight.up.shape), length=length)
 
-    return job, program, map_weights(moved, program.initial_state(0, given_of(job, program)).params)
+    return (
+        job,
+        program,
+        map_weights(moved, program.initial_state(0, read_file_weights(ResolvedJob(job), program)).params),
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_peft_loads_it_with_equal_logits(family: str, lora: str, tmp_path: Path)
     np.testing.assert_allclose(np.asarray(ours(lowrank.plain(params, jnp.float32))), expected, atol=3e-5)
     assert np.abs(np.asarray(ours(lowrank.bare(params))) - expected).max() > 1e-2, "the adapters change nothing"
 
-    back = read_adapter(tmp_path / "peft", job, program.model, program.state.params)
+    back = read_adapter(tmp_path / "peft", ResolvedJob(job), program.state.params)
     for path, halves in back.items():
         weight = getattr(getattr(params, path.split(".")[0]), path.split(".")[1])
         for name, array in halves.items():
@@ -85,5 +90,5 @@ def test_dora_on_part_of_a_fused_module_is_refused(tmp_path: Path) -> None:
     named = family_named(job.model)
     assert named is not None
     (tmp_path / "peft").mkdir()
-    with pytest.raises(UserError, match=r"on part of self_attn\.qkv_proj has no PEFT form"):
+    with pytest.raises(UserError, match=r"self_attn\.qkv_proj.*E-WEIGHTS-001"):
         write_adapter(tmp_path / "peft", params, job, named, program.model, "base")

@@ -1,4 +1,4 @@
-"""The tables of docs/methods/index.md say what was measured, and name tests that are there.
+"""The tables of docs/methods/index.md: they match the measurements, and the tests that they name exist.
 
 `UPDATE_DOCS=1 pytest tests/contract/test_methods_table.py` writes them.
 """
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "methods" / "index.md"
 BEGIN = "<!-- {}: written by tests/contract/test_methods_table.py -->\n"
 END = "<!-- end of {} -->"
-# What each equals and to how much, and the test that says so.
+# The reference of each method with its tolerance, and the test that compares them.
 REFERENCES = {
     "pretrain": ("transformers, logits and gradients", "tests/contract/test_reference_logits.py",
                  "test_gradients_of_the_mean_loss"),
@@ -54,7 +54,7 @@ def results(name: str) -> Any:
 
 def table() -> str:
     lines = [
-        "| method | equals | peak on v6e-1 | on v5e-8 | learns | recompiles | resumed | export, its logits apart by |",
+        "| method | reference | peak on v6e-1 | on v5e-8 | trained | recompiles | resumed | export, error of logits |",
         "| --- | --- | ---: | ---: | ---: | ---: | --- | --- |",
     ]
     tiny = results("methods_tiny")
@@ -73,8 +73,8 @@ def table() -> str:
 
 def real() -> str:
     found = results("real_result")
-    lines = ["| | seed 0 | seed 1 | better than at the start by at least |", "| --- | ---: | ---: | ---: |"]
-    lines.append(f"| at the start | {found['base']:.3f} | | |")
+    lines = ["| | seed 0 | seed 1 | smallest improvement |", "| --- | ---: | ---: | ---: |"]
+    lines.append(f"| before training | {found['base']:.3f} | | |")
     for name in ("sft", "lora", "distil"):
         losses = [one["held_out"] for one in found[name]]
         gain = found["base"] - max(losses)

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 
 from forerun.config.load import load
-from forerun.config.objective import OwnObjective
+from forerun.config.objective import CustomObjective
 from forerun.errors import UserError
-from forerun.loop.train import train
 from forerun.models.base import Readout
 from forerun.objectives.batch import Batch
-from forerun.objectives.registry import own_objective
-from forerun.track.display import make_display
+from forerun.objectives.registry import custom_objective
+from forerun.run.train import train
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "objective"
@@ -34,7 +34,7 @@ def _beside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made(**options: Any) -> Any:
-    return own_objective(OwnObjective(name="zloss:ZLoss", options=options), 4)
+    return custom_objective(CustomObjective(name="zloss:ZLoss", options=options), 4)
 
 
 @pytest.mark.torch
@@ -100,19 +100,17 @@ def test_the_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 WRONG = {
-    "nothing:Here": ("module 'nothing' was not found", "beside the job file"),
-    "zloss:Nothing": ("has no attribute 'Nothing'", "a class of that module"),
-    "types:SimpleNamespace": ("lacks ", "forerun.objectives.base.Objective"),
+    "nothing:Here": r"'nothing'.*E-MODEL-007",
+    "zloss:Nothing": r"'Nothing'.*E-MODEL-008",
+    "types:SimpleNamespace": "E-MODEL-010",
 }
 
 
 @pytest.mark.usefixtures("_beside")
 @pytest.mark.parametrize("name", WRONG)
 def test_mistakes_are_told(name: str) -> None:
-    what, why = WRONG[name]
-    with pytest.raises(UserError, match=what) as caught:
-        own_objective(OwnObjective(name=name), 4)
-    assert why in caught.value.why
+    with pytest.raises(UserError, match=WRONG[name]):
+        custom_objective(CustomObjective(name=name), 4)
 
 
 def test_what_a_run_holds_is_not_for_an_objective_to_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +122,13 @@ def test_what_a_run_holds_is_not_for_an_objective_to_say(tmp_path: Path, monkeyp
         "    def extras(self, rows, sequence): return {'more': None}\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UserError, match="its extras is not that of Plain"):
-        own_objective(OwnObjective(name="greedy_loss:Greedy"), 4)
+    with pytest.raises(UserError, match="E-METHOD-004"):
+        custom_objective(CustomObjective(name="greedy_loss:Greedy"), 4)
 
 
 @pytest.mark.usefixtures("_beside")
 def test_options_that_it_does_not_take() -> None:
-    with pytest.raises(UserError, match="does not take these options") as caught:
+    with pytest.raises(UserError, match="E-MODEL-009") as caught:
         made(wieght=1)
     assert "wieght" in caught.value.why
     assert "chunk is added by forerun" in caught.value.fix
@@ -138,10 +136,10 @@ def test_options_that_it_does_not_take() -> None:
 
 def test_a_name_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("model: qwen3-0.6b\ndata: x\nobjective: zloss\n")
-    with pytest.raises(UserError, match=r"is not module\.path:Class"):
+    with pytest.raises(UserError, match=r"module\.path:Class.*E-JOB-031"):
         load(tmp_path / "job.yaml")
     (tmp_path / "job.yaml").write_text("model: qwen3-0.6b\ndata: x\nobjective: a:B\npreferences: dpo\n")
-    with pytest.raises(UserError, match="objective and preferences are both given"):
+    with pytest.raises(UserError, match="E-JOB-032"):
         load(tmp_path / "job.yaml")
 
 

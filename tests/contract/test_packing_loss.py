@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forerun.data.documents import InMemory, in_memory
-from forerun.data.order.whole import Whole
+from forerun.data.order.whole_documents import WholeDocuments
 from forerun.models.decoder import Decoder
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import spec
@@ -66,7 +66,7 @@ def separately(held: InMemory) -> dict[tuple[int, int], np.ndarray]:
 
 def largest_difference(segments_as_packed: bool) -> float:
     held = documents()
-    rows = Whole(held, S)
+    rows = WholeDocuments(held, S)
     taken = rows.take(np.arange(len(rows)))
     segments = taken["segments"] if segments_as_packed else np.minimum(taken["segments"], 1)
     together, alone = losses(taken["tokens"], taken["targets"], segments, taken["positions"]), separately(held)
@@ -94,6 +94,6 @@ def test_without_segments_they_would_not() -> None:
 
 @pytest.mark.parametrize("too_long", ["keep_start", "keep_end", "drop"])
 def test_what_is_left_out_is_not_in_the_loss(too_long: Any) -> None:
-    rows = Whole(documents(), S, too_long=too_long)
+    rows = WholeDocuments(documents(), S, too_long=too_long)
     kept = sum(min(n - 1, S) if too_long != "drop" or n - 1 <= S else 0 for n in LENGTHS)
     assert rows.take(np.arange(len(rows)))["weights"].sum() == kept == rows.report.learned

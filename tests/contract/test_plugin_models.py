@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from spec_shapes import shapes_of
 
 from forerun.config.load import load
 from forerun.config.schema import Job
@@ -24,11 +25,12 @@ from forerun.models.base import Model
 from forerun.models.registry import model_of
 from forerun.models.sizes import is_plugin
 from forerun.nn.compute import Compute
-from forerun.nn.spec import ParamSpec, abstract, initial, is_spec, map_specs, split
+from forerun.nn.spec import ParamSpec, initial, is_spec, map_specs, split
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program, build, make_mesh
 from forerun.program.derive import derive
 from forerun.program.state import Metrics, State
+from forerun.resolve.resolved_job import ResolvedJob
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 VOCAB, SEQUENCE, BATCH = 64, 16, 8
@@ -149,7 +151,7 @@ def test_initial_arrays_have_the_abstract_shapes(name: str) -> None:
     specs = made(name).specs()
     arrays = parameters(made(name))
     assert jax.tree.map(lambda x: (x.shape, x.dtype), arrays) == jax.tree.map(
-        lambda x: (x.shape, x.dtype), abstract(specs)
+        lambda x: (x.shape, x.dtype), shapes_of(specs)
     )
     assert all(np.isfinite(array).all() for array in jax.tree.leaves(arrays))
 
@@ -280,11 +282,11 @@ def product_flops(jaxpr: Any) -> float:
 @pytest.mark.aot
 @each_model
 def test_lowers_for_a_slice_without_a_tpu(name: str) -> None:
-    from forerun.plan.question import Question
-    from forerun.plan.worker import program_for
+    from forerun.planner.compile.request import CompileRequest
+    from forerun.planner.compile.worker import program_for
 
     job = job_of(name, sequence=128, precision={}, remat="full")
-    lowered = program_for(Question(job, slice_named("v5e-8"))).trace().lower()
+    lowered = program_for(CompileRequest(ResolvedJob(job), slice_named("v5e-8"))).trace().lower()
     text = lowered.as_text()
     assert "mhlo.num_partitions = 8" in text
     assert ("tpu_custom_call" in text) == (made(name).heads is not None), "attention is the splash kernel"
@@ -293,9 +295,9 @@ def test_lowers_for_a_slice_without_a_tpu(name: str) -> None:
 @pytest.mark.parametrize(
     ("named", "text"),
     [
-        ("halfway:Half", "lacks vocab, specs, apply, flops_per_token"),
-        ("halfway:Whole", "has no attribute 'Whole'"),
-        ("nowhere:Half", "module 'nowhere' was not found"),
+        ("halfway:Half", r"vocab, specs, apply, flops_per_token.*E-MODEL-010"),
+        ("halfway:Whole", r"'Whole'.*E-MODEL-008"),
+        ("nowhere:Half", r"'nowhere'.*E-MODEL-007"),
     ],
 )
 def test_a_plugin_that_lacks_a_part_is_told_so(

@@ -18,10 +18,10 @@ from tiny_qwen3 import tiny_model
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.loop.concrete import concrete
-from forerun.loop.corpus import open_corpus
-from forerun.loop.train import batches_of, program_on, train
-from forerun.track.display import make_display
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.resolve_job import resolve
+from forerun.run.train import batches_of, program_on, train
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
 pytestmark = pytest.mark.torch
@@ -75,7 +75,7 @@ def torch_run(folder: Path, job: Job, rates: list[float], loss_name: str) -> lis
     ]
     adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
     corpus = open_corpus(job)
-    batches = batches_of(job, program_on(concrete(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
+    batches = batches_of(job, program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
     steps = []
     for number in range(STEPS):
         batch = batches.batch_at(number)
@@ -113,7 +113,7 @@ def test_twenty_steps_follow_torch(loss: str, tmp_path: Path, monkeypatch: pytes
     out = io.StringIO()
     with make_display(out) as display:
         assert train(job, display) is not None
-    assert "reference: the model as it is now, asked once about every pair" in out.getvalue()
+    assert "reference: the starting model, evaluated once on every pair" in out.getvalue()
     rows = read_metrics(tmp_path / "runs" / job.name / "metrics.jsonl")
     theirs = torch_run(tmp_path, job, [row["lr"] for row in rows], loss)
     assert rows[-1]["rewards/accuracies"] > 0.5, "it has learned nothing"

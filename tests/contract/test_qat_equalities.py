@@ -16,23 +16,23 @@ from test_equalities import ONE, assert_near, built, packed, run
 
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.weights import newest_step
+from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.methods import Lora
 from forerun.config.qat import Qat
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.exchange.packed import unpack
 from forerun.hardware.mesh import MeshShape
-from forerun.loop.export import export
-from forerun.loop.folder import RunFolder
-from forerun.loop.loaded import method_params, run_params, whole_mesh
-from forerun.loop.train import train
-from forerun.models.registry import model_of
+from forerun.inputs.load_model import fsdp_mesh, method_params, run_params
+from forerun.inputs.run_folder import RunFolder
 from forerun.nn import sharding
-from forerun.nn.fakequant import FakeQuantized
-from forerun.nn.lowrank import LowRank
-from forerun.track.display import make_display
+from forerun.nn.weights.fakequant import FakeQuantized
+from forerun.nn.weights.lowrank import LowRank
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.train import train
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
+from forerun.weights_io.packed import unpack
 
 STEPS = 4
 
@@ -117,8 +117,7 @@ def trained(job: Job) -> Path:
 
 def params_of(run: Path) -> Any:
     job, folder = load(run / "job.yaml").job, RunFolder(run)
-    model, mesh = model_of(job.model), whole_mesh(job)
-    return method_params(folder, newest_step(folder.checkpoints(job)), job, model, mesh)
+    return method_params(folder, newest_step(folder.checkpoints(job)), ResolvedJob(job), fsdp_mesh(job))
 
 
 LEARNED = "qat={weights: int4, group: 16, scales: learned}"
@@ -163,7 +162,7 @@ def test_dense_is_the_rounded_weights_as_floats(finished: Path, tmp_path: Path) 
     export(str(finished), str(tmp_path / "out"), dense=True, dtype="bfloat16")
     tensors = load_file(tmp_path / "out/model.safetensors")
     job, folder = load(finished / "job.yaml").job, RunFolder(finished)
-    plain = run_params(folder, STEPS, job, model_of(job.model), whole_mesh(job), "float32")
+    plain = run_params(folder, STEPS, ResolvedJob(job), fsdp_mesh(job), "float32")
     got = tensors["model.layers.0.mlp.up_proj.weight"].astype(np.float32)
     np.testing.assert_allclose(got.T, plain.blocks.up.value[0], rtol=2**-8)
     assert (tmp_path / "out/config.json").read_text().count("quantization_config") == 0
@@ -172,7 +171,7 @@ def test_dense_is_the_rounded_weights_as_floats(finished: Path, tmp_path: Path) 
 def test_a_code_that_was_written_wrongly_never_counts(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from forerun.exchange import packed as packing
+    from forerun.weights_io import packed as packing
 
     packed_rightly = packing.pack
     monkeypatch.setattr(packing, "pack", lambda codes, bits: packed_rightly(codes, bits) ^ 1)
@@ -186,7 +185,7 @@ def test_a_code_that_was_written_wrongly_never_counts(
     [
         ("qat.group=24", "qat.group: 24 does not divide the 32 inputs of blocks.query", "choose a divisor of 32"),
         ("qat.targets=gait", "qat.targets: no matrix is called 'gait'", "all-linear"),
-        ("lora.rank=2", "qat.scales: learned beside lora", ""),
+        ("lora.rank=2", "qat.scales: learned is not possible with lora", ""),
     ],
 )
 def test_what_cannot_be_is_said(change: str, what: str, fix: str, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from qat_reference import losses, recovering_model, rounded_model
 from safetensors.numpy import load_file
 from test_sft_steps import checkpoint
 
+from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.loop.concrete import concrete
-from forerun.loop.corpus import open_corpus
-from forerun.loop.export import export
-from forerun.loop.train import batches_of, program_on, train
-from forerun.track.display import make_display
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.resolve_job import resolve
+from forerun.run.train import batches_of, program_on, train
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
 pytestmark = pytest.mark.torch
@@ -61,7 +61,7 @@ def trained(job: Job) -> Path:
 
 def batches_in(job: Job) -> list[Any]:
     corpus = open_corpus(job)
-    program = program_on(concrete(job, corpus), choose("cpu", 1), corpus.rows.epoch)
+    program = program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch)
     found = batches_of(job, program, corpus)
     return [found.batch_at(number) for number in range(STEPS)]
 

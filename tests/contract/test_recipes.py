@@ -236,11 +236,11 @@ def test_a_written_job_is_read_back_as_it_was_asked_for(name: str, tmp_path: Pat
     assert job.model.name == model
     assert job.data.path == data
     assert "MODEL" not in target.read_text()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="E-JOB-008"):
         written(RECIPES[name], target)
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match="no recipe") as caught:
+    with pytest.raises(UserError, match="E-JOB-007") as caught:
         recipe_named("qlra")
     assert caught.value.fix == "did you mean 'qlora'?"

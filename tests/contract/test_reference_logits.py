@@ -15,7 +15,7 @@ from forerun.models.decoder import Block, Decoder, Params
 from forerun.models.sizes import DecoderConfig
 from forerun.nn.attention import Kernel
 from forerun.nn.compute import Compute
-from forerun.nn.weights import Dense
+from forerun.nn.weights.dense import Dense
 from forerun.objectives.batch import Batch
 from forerun.objectives.next_token import NextToken
 

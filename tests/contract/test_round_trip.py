@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from forerun.exchange.match import dtypes_of
-from forerun.exchange.read import read_params
-from forerun.exchange.write import write_params
 from forerun.hardware.mesh import MeshShape
-from forerun.hub.weights import open_weights
+from forerun.hub.safetensors.tensors import open_weights
 from forerun.nn.sharding import stored
 from forerun.nn.spec import map_specs
 from forerun.program.build import make_mesh
+from forerun.weights_io.match import dtypes_of
+from forerun.weights_io.read import read_params
+from forerun.weights_io.write import write_params
 
 pytestmark = pytest.mark.torch
 

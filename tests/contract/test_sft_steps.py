@@ -18,11 +18,11 @@ from tiny_qwen3 import tiny_model, write_tokenizer
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.loop.concrete import concrete
-from forerun.loop.corpus import open_corpus
-from forerun.loop.train import batches_of, program_on, train
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.resolve_job import resolve
 from forerun.objectives.batch import NAMES
-from forerun.track.display import make_display
+from forerun.run.train import batches_of, program_on, train
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
 pytestmark = pytest.mark.torch
@@ -70,7 +70,7 @@ def torch_losses(folder: Path, job: Job, rates: list[float]) -> list[float]:
     groups = [{"params": matrices, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
     corpus = open_corpus(job)
-    batches = batches_of(job, program_on(concrete(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
+    batches = batches_of(job, program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
     losses = []
     for number in range(STEPS):
         batch = batches.batch_at(number)

@@ -21,25 +21,27 @@ from safetensors.numpy import load_file, save_file
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.exchange import documents
-from forerun.exchange.packed import unpack, write_packed, write_scales
-from forerun.exchange.write import write_params
 from forerun.hardware.devices import choose
-from forerun.loop.given import given_of
-from forerun.loop.loaded import pretrained_params, whole_mesh
-from forerun.loop.train import program_on
-from forerun.methods.kept import rounding_told
+from forerun.inputs.base_weights import read_file_weights
+from forerun.inputs.load_model import fsdp_mesh, pretrained_params
+from forerun.methods.kept import rounding_messages
 from forerun.methods.method import MODEL, method_of
 from forerun.models import pretrained
 from forerun.models.families.registry import family_for
 from forerun.models.pretrained import config_of
 from forerun.models.registry import model_of
 from forerun.models.rounding import QUANTIZATION, RECORD
-from forerun.nn import lowrank, spec
+from forerun.nn import spec
 from forerun.nn.compute import Compute
-from forerun.nn.fakequant import FakeQuantized
-from forerun.nn.weights import is_weight
+from forerun.nn.weights import lowrank
+from forerun.nn.weights.dense import is_weight
+from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.program.state import abstract_params
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.train import program_on
+from forerun.weights_io import documents
+from forerun.weights_io.packed import unpack, write_packed, write_scales
+from forerun.weights_io.write import write_params
 
 Codes = dict[str, tuple[np.ndarray, np.ndarray]]
 LLAMA = {"layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "tied": False, "vocab": 64}
@@ -101,7 +103,7 @@ def written(folder: Path, job: Job, params: Any, *, dense: bool, dtype: str = "F
 
 def begun(job: Job) -> tuple[Any, Codes]:
     """The model's weights at step 0 of a run, and their integers."""
-    model, mesh, method = model_of(job.model), whole_mesh(job), method_of(job, chunk=1)
+    model, mesh, method = model_of(job.model), fsdp_mesh(job), method_of(job, chunk=1)
     before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
     given = {MODEL: pretrained_params(job.model, abstract_params(method.reads(before), mesh))}
 
@@ -137,7 +139,7 @@ def logits(job: Job, params: Any) -> np.ndarray:
     def computed(params: Any) -> jax.Array:
         return model.apply(params, tokens, np.ones_like(tokens), positions, Compute()).logits()
 
-    with jax.set_mesh(whole_mesh(job)):
+    with jax.set_mesh(fsdp_mesh(job)):
         return np.asarray(jax.jit(computed)(params))
 
 
@@ -160,7 +162,7 @@ def test_the_second_stage_begins_with_the_integers_of_the_first(kind: str, form:
     under = job_of(str(folder), qat=computed, lora=LORA)
     assert_same(begun(under)[1], expected)
     assert_same(begun(job_of(str(folder), qat=KINDS[kind]))[1], expected)
-    assert [is_warning for _, is_warning in rounding_told(under)] == [False]
+    assert [is_warning for _, is_warning in rounding_messages(under)] == [False]
 
 
 def test_integers_that_computed_scales_cannot_keep_are_told(tmp_path: Path) -> None:
@@ -171,7 +173,7 @@ def test_integers_that_computed_scales_cannot_keep_are_told(tmp_path: Path) -> N
         folder = written(tmp_path / f"{lines}", first, first_stage(first)[0], dense=True)
         told: list[str] = []
         job = job_of({"name": str(folder)}, qat=computed, devices=8, batch=8, remat="none")
-        given_of(job, program_on(job, choose("cpu", 8), 8), tell=told.append)
+        read_file_weights(ResolvedJob(job), program_on(ResolvedJob(job), choose("cpu", 8), 8), tell=told.append)
         assert len(told) == lines
 
 
@@ -204,7 +206,7 @@ def test_other_settings_round_again_and_are_told(tmp_path: Path) -> None:
     folder = written(tmp_path / "first", first, params, dense=False)
     for sections in ({"qat": {"weights": "int8", "group": 16}}, {"qat": {"weights": "int4", "group": 8}},
                      {"lora": LORA | {"base": "int4", "block": 16}}, {}):  # fmt: skip
-        assert [is_warning for _, is_warning in rounding_told(job_of(str(folder), **sections))] == [True]
+        assert [is_warning for _, is_warning in rounding_messages(job_of(str(folder), **sections))] == [True]
     eight, _ = begun(job_of(str(folder), qat={"weights": "int8", "group": 16}))
     plain = lowrank.plain(params, "float32")
     np.testing.assert_allclose(

@@ -103,6 +103,7 @@ class Lines:
 RUNS = {
     "schema": ("schema", "--output", "schema.json"),
     "hardware": ("hardware", "chips"),
+    "explain": ("explain", "E-JOB-018"),
     "init": ("init", "--recipe", "pretrain", "new.yaml"),
     "doctor": ("doctor",),
     "data": ("data", "job.yaml", "--samples", "1"),

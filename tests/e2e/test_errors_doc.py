@@ -33,7 +33,7 @@ def test_the_text_is_printed_exactly(entry: dict[str, str], shell: dict[str, str
     child = subprocess.run(["bash", "-c", entry["command"]], cwd=ROOT, env=shell, capture_output=True, text=True)
     assert child.returncode == 2, child.stderr
     above, _, error = child.stderr.partition("error: ")
-    assert all(line.startswith(("v5e-1: ", "compiling what could")) for line in above.splitlines()), above
+    assert all(line.startswith(("v5e-1: ", "compiling changes")) for line in above.splitlines()), above
     assert f"error: {error}" == entry["text"] + "\n"
     assert "Traceback" not in child.stdout
 

@@ -109,7 +109,7 @@ def test_transformers_computes_the_same(work: Path, monkeypatch: pytest.MonkeyPa
     import torch
     import transformers
 
-    from forerun.loop.loaded import load_model
+    from forerun.inputs.load_model import load_model
     from forerun.nn.compute import Compute
 
     monkeypatch.chdir(work)

@@ -41,7 +41,7 @@ def test_adapters_learn_beside_a_model_at_rest(place: Path, shell: dict[str, str
     run("forerun train examples/lora/base.yaml", place, shell)
     run("forerun export runs/lora-base --to examples/lora/base", place, shell)
     told = run("forerun train examples/lora/job.yaml", place, shell)
-    assert re.search(r"parameters, [\d.]+ ?k of them learn", told), told
+    assert re.search(r"parameters, [\d.]+ ?k of them trainable", told), told
     first, last = looks(place, "lora")
     expected = [float(found) for found in re.findall(r"validation loss (\d\.\d\d)", readme)]
     assert [first, last] == pytest.approx(expected, abs=0.15)

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.store import Store
+from forerun.checkpoint.store import CheckpointStore
 from forerun.config.load import load
+from forerun.exit_codes import STOPPED
 from forerun.hardware.devices import choose
-from forerun.loop.concrete import concrete
-from forerun.loop.train import program_on
+from forerun.inputs.resolve_job import resolve
 from forerun.program.state import State
-from forerun.supervise.limits import STOPPED
+from forerun.run.train import program_on
 from forerun.track.metrics import read_metrics
 
 pytestmark = pytest.mark.timing
@@ -133,9 +133,9 @@ def losses(folder: Path) -> dict[int, str]:
 
 
 def final_state(folder: Path, job_file: Path) -> State:
-    job = concrete(load(job_file).job)
+    job = resolve(load(job_file).job)
     program = program_on(job, choose("cpu", DEVICES), None)
-    with closing(Store(folder / "checkpoints", keep=2)) as store:
+    with closing(CheckpointStore(folder / "checkpoints", keep=2)) as store:
         assert store.newest() == STEPS
         return store.restore(STEPS, program.state)
 

@@ -23,15 +23,15 @@ import numpy as np
 import tensorstore
 from orbax.checkpoint._src.serialization import tensorstore_utils
 
-from forerun.checkpoint import bucket
-from forerun.checkpoint.patience import Patience
 from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.store import Store
+from forerun.checkpoint.storage import bucket
+from forerun.checkpoint.storage.retries import RetrySchedule
+from forerun.checkpoint.store import CheckpointStore
 from forerun.errors import UserError
 
 STEP_SECONDS = 0.02
 COMPRESSED = 20
-PATIENCE = Patience(first_seconds=0.1, most_seconds=1.0, total_seconds=600.0)
+PATIENCE = RetrySchedule(first_seconds=0.1, most_seconds=1.0, total_seconds=600.0)
 
 
 def compress() -> None:
@@ -73,7 +73,7 @@ def leftovers(address: str) -> list[str]:
 def run(address: str, last: int, every: int) -> None:
     longest = {"save": 0.0, "check": 0.0, "waited": 0.0}
     told: list[str] = []
-    with Store(address, keep=2, patience=PATIENCE, tell=told.append) as store:
+    with CheckpointStore(address, keep=2, patience=PATIENCE, tell=told.append) as store:
         found = store.restore_newest(like())
         good = found is None or all(
             np.asarray(a).tobytes() == np.asarray(b).tobytes()

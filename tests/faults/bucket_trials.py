@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 sys.path.append(str(Path(__file__).resolve().parent))
-sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "checkpoint"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "checkpoint" / "storage"))
 
 from bucket_proxy import Proxy
 from bucket_server import BUCKET, bucket

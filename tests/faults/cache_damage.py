@@ -7,6 +7,7 @@ result, and the entry must be good afterwards. One JSON line per trial, each a f
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import tempfile
@@ -18,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax._src import compilation_cache
 
-from forerun.loop.compilation import CACHE_HIT, events_counted
-from forerun.loop.sealed import SUFFIX, Sealed, use_sealed
+from forerun.run.compile_cache import SUFFIX, SealedCache, use_sealed
+from forerun.run.compile_step import CACHE_HIT, count_events
 
 Bytes = bytearray
 
@@ -60,7 +61,7 @@ def run(folder: Path, factor: float) -> tuple[float, bool]:
     """The program's result, and whether it came from the cache."""
     jax.clear_caches()
     compilation_cache.reset_cache()
-    with events_counted(CACHE_HIT) as counts:
+    with count_events(CACHE_HIT) as counts:
         value = float(jax.jit(lambda x: (x @ x).sum() * factor)(jnp.ones((8, 8))))
     return value, counts[CACHE_HIT] > 0
 
@@ -86,8 +87,8 @@ def trial(number: int, folder: Path) -> dict[str, Any]:
         file.write_bytes(raw)
     if kind is another_program:
         for file in damaged:
-            Sealed(mine).put("another program", b"not this one")
-            file.write_bytes(Sealed(mine)._file("another program").read_bytes())
+            SealedCache(mine).put("another program", b"not this one")
+            file.write_bytes(SealedCache(mine)._file("another program").read_bytes())
     value, used = run(mine, factor)
     again = run(mine, factor)
     return {
@@ -101,6 +102,8 @@ def trial(number: int, folder: Path) -> dict[str, Any]:
 
 
 def use(folder: Path) -> None:
+    """Use a cache as the user to whom it belongs: each has a key."""
+    os.environ["XDG_CONFIG_HOME"] = str(folder.with_name(f"config of {folder.name}"))
     folder.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     compilation_cache.reset_cache()

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.store import Store
+from forerun.checkpoint.store import CheckpointStore
 
 STEPS = (10, 20, 30)
 PAGE = 4096
@@ -42,7 +42,7 @@ WHOLE = {step: [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(state_of(
 
 
 def make(folder: Path) -> None:
-    with Store(folder, keep=len(STEPS)) as store:
+    with CheckpointStore(folder, keep=len(STEPS)) as store:
         for step in STEPS:
             store.save(step, state_of(step), {"step": step})
 
@@ -112,7 +112,7 @@ def swap(random: Random, folder: Path) -> Path:
 KINDS: tuple[Callable[[Random, Path], Path], ...] = (flip, zero, truncate, remove, swap)
 
 
-def is_whole(folder: Path, aside: Path, step: int) -> bool:
+def is_complete(folder: Path, aside: Path, step: int) -> bool:
     names = files_of(aside, step)
     return all(
         (folder / name).exists() and (folder / name).read_bytes() == (aside / name).read_bytes() for name in names
@@ -124,7 +124,7 @@ def trial(number: int, folder: Path, aside: Path) -> dict[str, Any]:
     kind = KINDS[number % len(KINDS)]
     while True:  # until something has changed: a page of zeros, or one file twice, is no damage
         name = kind(random, folder)
-        whole = [step for step in STEPS if is_whole(folder, aside, step)]
+        whole = [step for step in STEPS if is_complete(folder, aside, step)]
         if 30 not in whole:
             break
     found = Reader(folder).restore_newest(LIKE) if whole else None

@@ -39,12 +39,12 @@ import numpy as np
 from runs import states
 
 from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.store import SaveFailed, Store
+from forerun.checkpoint.store import CheckpointStore, SaveFailed
 
 CALLS = ("openat", "mkdir", "write", "pwrite64", "pwritev", "writev", "ftruncate", "fsync", "fdatasync", "close")
 CALLS += ("rename", "link", "unlink", "unlinkat", "rmdir")
 FAILING = {"mkdir": 3, "writev": 3, "fsync": 12, "rename": 1, "link": 1, "unlink": 2, "unlinkat": 4}
-MOST_POINTS = 400
+MAX_POINTS = 400
 SECONDS = 300
 
 
@@ -128,7 +128,7 @@ def found_in(folder: Path) -> dict[str, Any]:
 
     def look(say: Callable[[Any], None], _: Callable[[], None]) -> None:
         step = restored_step(folder)
-        with Store(folder, keep=1) as store:
+        with CheckpointStore(folder, keep=1) as store:
             left = leftovers(folder)
             store.save(step + 1, state_of(step + 1), {})
             store.wait()
@@ -142,7 +142,7 @@ def found_in(folder: Path) -> dict[str, Any]:
 def save_for_ever(folder: Path) -> Callable[[Callable[[Any], None], Callable[[], None]], None]:
     def saver(say: Callable[[Any], None], _: Callable[[], None]) -> None:
         step = restored_step(folder)
-        with Store(folder, keep=2) as store:
+        with CheckpointStore(folder, keep=2) as store:
             say({"restored": step, "leftovers": leftovers(folder)})
             while True:
                 step += 1
@@ -214,7 +214,7 @@ def saves(folder: Path) -> Callable[[Callable[[Any], None], Callable[[], None]],
     """One save in peace; then, once told, two, of which the second removes what the first left to remove."""
 
     def saver(say: Callable[[Any], None], wait: Callable[[], None]) -> None:
-        with Store(folder, keep=1) as store:
+        with CheckpointStore(folder, keep=1) as store:
             for step in (1, 2, 3):
                 store.save(step, state_of(step), {"step": step})
                 store.wait()
@@ -229,7 +229,7 @@ def saves_and_goes_on(folder: Path) -> Callable[[Callable[[Any], None], Callable
     """One save in peace, one in trouble, one in peace."""
 
     def saver(say: Callable[[Any], None], wait: Callable[[], None]) -> None:
-        with Store(folder, keep=1) as store:
+        with CheckpointStore(folder, keep=1) as store:
             store.save(1, state_of(1), {})
             store.wait()
             say({"committed": 1})
@@ -312,7 +312,7 @@ def killed_at(call: str, when: int, folder: Path) -> dict[str, Any] | None:
 
 def syscall_kills(calls: Sequence[str], every: int = 1) -> Iterator[dict[str, Any]]:
     for call in calls:
-        for when in range(1, MOST_POINTS, every):
+        for when in range(1, MAX_POINTS, every):
             with tempfile.TemporaryDirectory() as name:
                 result = killed_at(call, when, Path(name, "checkpoints"))
             if result is None:

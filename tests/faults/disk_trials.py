@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 from runs import PATIENCE_SECONDS, Bench, Outcome, Run
 
-from forerun.errors import STORAGE_FAILED
+from forerun.exit_codes import STORAGE_FAILED
 
 DISK_BYTES = 200 << 20
 KINDS = ("full", "eio")

@@ -38,12 +38,13 @@ from forerun.config.schema import Job
 from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import entries
 from forerun.hardware.devices import choose
-from forerun.loop import train as loop
-from forerun.loop.concrete import concrete, open_corpus
-from forerun.loop.placement import Placement
-from forerun.track.display import StepView
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.resolve_job import resolve
+from forerun.run import train as loop
+from forerun.run.placement import Placement
+from forerun.track.display.display import StepView
+from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
-from forerun.track.plain import PlainDisplay
 
 STEPS, EVERY, WINDOW = 24, 5, 8
 KINDS = ("nan once", "nan tied killed", "spike tied", "spike once", "nan tied", "spike tied killed")
@@ -149,8 +150,7 @@ class Oracle:
 
     def __init__(self, job: Job) -> None:
         corpus = open_corpus(job)
-        job = concrete(job, corpus)
-        self._program = loop.program_on(job, choose("cpu", 1), corpus.rows.epoch)
+        self._program = loop.program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch)
         self._step = self._program.trace().lower().compile()
         self._schedule = self._program.placed_schedule()
         self._seed, self._batches = job.seed, loop.batches_of(job, self._program, corpus)

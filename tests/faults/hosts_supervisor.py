@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from forerun.errors import UserError
-from forerun.supervise.hosts import Hosts
-from forerun.supervise.limits import Limits
+from forerun.supervise.host_address import Hosts
+from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.supervisor import supervise
 
 if __name__ == "__main__":

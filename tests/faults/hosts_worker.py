@@ -22,10 +22,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from forerun.errors import STORAGE_FAILED
-from forerun.supervise.limits import STOPPED
-from forerun.supervise.stop import Stopped
-from forerun.supervise.worker import Worker, connect
+from forerun.exit_codes import STOPPED, STORAGE_FAILED
+from forerun.supervise.worker.stop import Stopped
+from forerun.supervise.worker.worker import Worker, connect
 
 Step = Callable[[int, str], str]
 Leave = Callable[[], None]

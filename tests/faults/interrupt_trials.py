@@ -37,7 +37,7 @@ from runs import ROOT, TEXT
 from teacher_folder import write_teacher
 
 from forerun.checkpoint.log import Log
-from forerun.checkpoint.place import PART, Local
+from forerun.checkpoint.storage.place import PART, Local
 
 LIMIT_SECONDS = 2.0
 GIVE_UP_SECONDS = 120.0
@@ -75,7 +75,6 @@ sample: {tokens: 0}
 """
 COMMANDS: dict[str, tuple[str, ...]] = {
     "train": ("train", "job.yaml", "name=t"),
-    "train feeders": ("train", "job.yaml", "name=f", "data.feeders=2"),
     "train cold": ("train", "job.yaml", "name=c", "data.store=store-{trial}"),
     "generate": ("generate", "runs/base", "Once upon a time", "--max-tokens", "400"),
     "generate batch": ("generate", "runs/base", "--batch", "prompts.jsonl", "--out", "answers-{trial}.jsonl"),

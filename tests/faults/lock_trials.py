@@ -14,8 +14,8 @@ sys.path.append(str(Path(__file__).resolve().parent))
 
 from forerun.errors import UserError
 from forerun.hardware.devices import Absence
-from forerun.supervise import chip
-from forerun.supervise.chip import free_chip_for
+from forerun.supervise import free_tpu
+from forerun.supervise.free_tpu import require_free_tpu_for
 
 KINDS = ("live", "dead", "race")
 HOLD = (
@@ -56,7 +56,7 @@ def trial(kind: str, seed: int) -> dict[str, Any]:
             said: list[str] = []
             refused = verdict(device, path, said)
         finally:
-            chip.read_lock = READ
+            free_tpu.read_lock = READ
             process.kill()
             process.communicate()
         there = path.exists()
@@ -69,19 +69,19 @@ def trial(kind: str, seed: int) -> dict[str, Any]:
     return {**about, "told": refused or "".join(said)}
 
 
-READ = chip.read_lock
+READ = free_tpu.read_lock
 
 
 def taken_meanwhile(path: Path, how: str) -> subprocess.Popen[str]:
     """Looked at when nobody held it, and held from then on."""
     seen = READ(path)
-    chip.read_lock = lambda *_: seen
+    free_tpu.read_lock = lambda *_: seen
     return holder(path, how)
 
 
 def verdict(device: Any, path: Path, said: list[str]) -> str | None:
     try:
-        free_chip_for(device, said.append, path, WithTpu())
+        require_free_tpu_for(device, said.append, path, WithTpu())
     except UserError as error:
         return error.what
     return None

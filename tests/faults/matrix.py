@@ -88,7 +88,7 @@ FAULTS = (
     Fault(
         "sigkill",
         "SIGKILL at any moment, EXACT",
-        f"{SIGNALS}, half of them supervised; half of the kills aimed at a save under way",
+        f"{SIGNALS}, half of them supervised; half of the kills aimed at a save in progress",
         "runs_rig.py sigkill {n}",
         6,
         200,
@@ -114,8 +114,8 @@ FAULTS = (
     ),
     Fault(
         "looks",
-        "SIGTERM inside a look at the validation, then SIGKILL after 30, 10 or 3 s",
-        f"{SIGNALS} that looks at what it kept back after every fifth step; half of them supervised",
+        "SIGTERM during a validation, then SIGKILL after 30, 10 or 3 s",
+        f"{SIGNALS} that validates after every fifth step; half of them supervised",
         "runs_looks.py {n}",
         2,
         30,
@@ -123,7 +123,7 @@ FAULTS = (
     ),
     Fault(
         "restart",
-        "killed and started again, caches warm",
+        "killed and restarted with warm caches",
         f"{SIGNALS}: from the start of the process to its first new step",
         "runs_rig.py restart {n}",
         2,
@@ -141,7 +141,7 @@ FAULTS = (
     ),
     Fault(
         "reject",
-        "a second launch of a run under way is rejected, EXACT",
+        "a second launch of a running job is rejected, EXACT",
         f"{SIGNALS}, stopped while a second process starts",
         "runs_owner.py reject {n}",
         1,
@@ -149,7 +149,7 @@ FAULTS = (
     ),
     Fault(
         "second",
-        "a second launch of a run under way, with --take-over",
+        "a second launch of a running job, with --take-over",
         "both processes continue from the moment of the second's claim",
         "runs_owner.py second {n}",
         1,
@@ -158,7 +158,7 @@ FAULTS = (
     ),
     Fault(
         "late",
-        "a writer that wakes up late",
+        "a stopped process that resumes after another took over the run",
         "SIGSTOP, a second launcher with --take-over, SIGCONT",
         "runs_owner.py late {n}",
         1,
@@ -176,8 +176,8 @@ FAULTS = (
     ),
     Fault(
         "kill in saves",
-        "SIGKILL while one save follows the other",
-        "a saver without steps in between",
+        "SIGKILL during back-to-back saves",
+        "a process that only saves, without steps",
         "checkpoint_kill.py random {n}",
         20,
         200,
@@ -185,19 +185,19 @@ FAULTS = (
     ),
     Fault("system calls", "SIGKILL at every system call of a save", "strace", "checkpoint_kill.py syscalls", 0, 1),
     Fault("failing calls", "EIO and ENOSPC from system calls of a save", "strace", "checkpoint_kill.py errors", 0, 1),
-    Fault("cache", "the compile cache damaged or foreign", "seven kinds", "cache_damage.py {n}", 35, 300),
+    Fault("cache", "a damaged or foreign compile cache", "seven kinds of damage", "cache_damage.py {n}", 35, 300),
     hosts("kill", "kill -9 of one of four hosts' workers, EXACT", "a real run of four hosts", 1, 20),
     hosts("kill-coordinator", "kill -9 of the coordinator, EXACT", "SIGKILL to host 0's worker", 0, 20),
-    hosts("kill-host", "a whole host gone for a second, EXACT", "SIGKILL to supervisor and worker", 0, 10),
-    hosts("stop", "alive but stuck: stopped; named, EXACT", "SIGSTOP to a worker", 1, 20),
-    hosts("sigterm", "SIGTERM to one of four hosts, all on one step, EXACT", "then all are started again", 1, 20),
+    hosts("kill-host", "a host is gone for a second, EXACT", "SIGKILL to supervisor and worker", 0, 10),
+    hosts("stop", "a stopped worker is found and named, EXACT", "SIGSTOP to a worker", 1, 20),
+    hosts("sigterm", "SIGTERM to one of four hosts: all stop after one step, EXACT", "then all restart", 1, 20),
     Fault("hosts resize", "4, 2, 1, then 8 hosts", "one run, stopped and resumed", "runs_hosts.py resize {n}", 0, 1),
-    hosts("sleep", "alive but stuck: asleep before a step; named", "the worker sleeps", 0, 20, named, SMALL),
-    hosts("kill-leader", "the leader gone for a second", "SIGKILL to host 0's supervisor", 0, 10, good, SMALL),
-    hosts("freeze-host", "a host stands still for 10 s", "SIGSTOP, SIGCONT to all of it", 0, 10, good, SMALL),
+    hosts("sleep", "a worker that sleeps before a step is found", "the worker sleeps", 0, 20, named, SMALL),
+    hosts("kill-leader", "the leader is gone for a second", "SIGKILL to host 0's supervisor", 0, 10, good, SMALL),
+    hosts("freeze-host", "a host hangs for 10 s", "SIGSTOP, SIGCONT to its processes", 0, 10, good, SMALL),
     Fault(
         "partition",
-        "one of three hosts cut off for 8 s",
+        "one of three hosts loses its connection for 8 s",
         "network namespaces, link down",
         "hosts_net_rig.py cut {n} 8",
         0,
@@ -207,7 +207,7 @@ FAULTS = (
     ),
     Fault(
         "scan",
-        "a stranger looks for open ports",
+        "a port scan from outside the run",
         "network namespaces",
         "hosts_net_rig.py scan {n}",
         0,
@@ -215,10 +215,17 @@ FAULTS = (
         nothing_open,
         root=True,
     ),
-    Fault("storm", "faults of all kinds, one every 20 to 60 s", "minutes of it", "storm.py --minutes {n}", 0, 20),
+    Fault(
+        "storm",
+        "faults of all kinds, one every 20 to 60 s",
+        "one run under constant faults",
+        "storm.py --minutes {n}",
+        0,
+        20,
+    ),
     Fault(
         "flip",
-        "one bit flips in one host's weights; found, named, EXACT",
+        "one bit flips in one host's weights: found, host named, EXACT",
         "three hosts that compare their copies every second step",
         "runs_flip.py {n}",
         1,
@@ -249,9 +256,9 @@ FAULTS = (
     *(
         Fault(f"storage {kind}", what, how, f"storage_rig.py {kind} {{n}}", ci, night)
         for kind, what, how, ci, night in (
-            ("tracker-500", "the tracker answers 500", "a server of our own", 1, 5),
-            ("tracker-hang", "the tracker does not answer", "a server of our own", 0, 5),
-            ("tracker-close-later", "the tracker goes away in the middle", "a server of our own", 0, 5),
+            ("tracker-500", "the tracker answers 500", "a test server", 1, 5),
+            ("tracker-hang", "the tracker does not answer", "a test server", 0, 5),
+            ("tracker-close-later", "the tracker closes connections during the run", "a test server", 0, 5),
             ("clock-restarts", "the clock jumps between restarts", "libfaketime", 0, 10),
             ("clock-run", "the clock jumps in a run", "libfaketime", 0, 10),
             ("lock-dead", "the TPU's lock is held by a dead process", "a lock file", 1, 10),
@@ -305,7 +312,7 @@ def chosen(part: str, only: list[str], trials: int | None) -> list[tuple[Fault, 
         if fault.name not in only and (only or count == 0):
             continue
         if not fault.rig.exists() or (fault.root and os.geteuid() != 0):
-            print(f"left out: {fault.name} ({'needs root' if fault.rig.exists() else f'{fault.rig.name} is not here'})")
+            print(f"skipped: {fault.name} ({'needs root' if fault.rig.exists() else f'{fault.rig.name} is not here'})")
             continue
         found.append((fault, count or fault.night))
     return found

@@ -25,7 +25,7 @@ from typing import Any, Self
 from hosts_job import gone
 
 from forerun.checkpoint.log import Commit, Log
-from forerun.checkpoint.place import PART, Local
+from forerun.checkpoint.storage.place import PART, Local
 
 ROOT = Path(__file__).resolve().parents[2]
 BRAKE = Path(__file__).resolve().parent / "brake"

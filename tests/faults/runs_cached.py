@@ -29,11 +29,11 @@ from runs import ROOT, TEXT, Bench, Run
 from runs_hosts import STOPPED, TOLERANCE, HostsRun
 from teacher_folder import write_teacher
 
+from forerun.commands.cache_teacher import cache
 from forerun.config.load import load
-from forerun.loop.cache import cache
-from forerun.loop.reference import read_said, write_said
-from forerun.loop.train import train
-from forerun.track.display import make_display
+from forerun.run.preference_reference import read_log_probs, write_log_probs
+from forerun.run.train import train
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
 HOSTS, STEPS, EVERY, STOP_AT = 2, 24, 5, 6
@@ -110,11 +110,11 @@ def forget_half(job: HostsRun) -> int:
         other = job.cache(1) / file.relative_to(job.cache(0))
         other.parent.mkdir(exist_ok=True)
         shutil.copy(file, other)
-        said = read_said(file, KEPT_BACK[file.name.partition("-")[0]])
+        said = read_log_probs(file, KEPT_BACK[file.name.partition("-")[0]])
         assert said is not None
         assert not np.isnan(said).any()
         said[::2] = np.nan
-        write_said(file, said)
+        write_log_probs(file, said)
         lost += len(said[::2])
     return lost
 

@@ -41,11 +41,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from forerun.loop.guard import Flights
+from forerun.run.pipeline import StepPipeline
 from forerun.objectives.next_token import NextToken
 
 FLIP = Path(__file__).with_name("flip")
-start = Flights.start
+dispatch = StepPipeline.dispatch
 
 
 @dataclass(frozen=True)
@@ -53,24 +53,24 @@ class Flipping(NextToken):
     pass
 
 
-def flipping(self, state, number, batch):
+def flipping(self, step, batch):
     try:
         wanted = json.loads(FLIP.read_text())
     except FileNotFoundError:  # also if the host that it is for removes it right now
         wanted = {}
-    if wanted.get("host") == jax.process_index() and wanted["step"] == number:
+    if wanted.get("host") == jax.process_index() and wanted["step"] == step:
         FLIP.unlink()
-        array = state.params.embed
+        array = self.state.params.embed
         [shard] = array.addressable_shards
         raw = np.array(shard.data)
         raw.view(np.uint32).reshape(-1)[wanted["at"] % raw.size] ^= np.uint32(1 << wanted["bit"])
         parts = [jax.device_put(raw, shard.device)]
         damaged = jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
-        state = replace(state, params=replace(state.params, embed=damaged))
-    return start(self, state, number, batch)
+        self.state = replace(self.state, params=replace(self.state.params, embed=damaged))
+    dispatch(self, step, batch)
 
 
-Flights.start = flipping
+StepPipeline.dispatch = flipping
 '''
 FOUND = re.compile(r"error: step (\d+): silent corruption on host (\d+) device")
 

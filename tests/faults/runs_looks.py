@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from runs import JOB, TEXT, Bench, Outcome, Run
 
-from forerun.supervise.limits import STOPPED
+from forerun.exit_codes import STOPPED
 
 GRACES = (30, 10, 3)
 HITS_OF_A_RUN = 10

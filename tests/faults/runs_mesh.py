@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import Bench, Run, arrays_digest, digest, state_digest
 
 from forerun.checkpoint.log import Log
-from forerun.checkpoint.place import Local
+from forerun.checkpoint.storage.place import Local
 
 Mesh = tuple[int, int, int]
 TURN, LAST = 10, 60
@@ -129,10 +129,11 @@ def restored_digest(run: Run, mesh: Mesh) -> str:
     from forerun.checkpoint.reader import Reader
     from forerun.config.load import load
     from forerun.hardware.devices import choose
-    from forerun.loop.train import program_on
+    from forerun.resolve.resolved_job import ResolvedJob
+    from forerun.run.train import program_on
 
     job = load(run.folder / "job.yaml", words(mesh)).job
-    program = program_on(job, choose("cpu", size(mesh)), None)
+    program = program_on(ResolvedJob(job), choose("cpu", size(mesh)), None)
     return arrays_digest(Reader(run.checkpoints).restore(TURN, program.state))
 
 

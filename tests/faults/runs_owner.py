@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from runs import Bench, Outcome, Run
 
 from forerun.checkpoint.log import Claim, Commit, Log
-from forerun.checkpoint.place import Local
+from forerun.checkpoint.storage.place import Local
 
 USER_ERROR = 2
 

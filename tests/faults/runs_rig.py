@@ -26,9 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from hosts_job import gone
-from runs import PATIENCE_SECONDS, Bench, Outcome, Run, children
+from runs import PATIENCE_SECONDS, Bench, Outcome, Run
 
-from forerun.supervise.limits import STOPPED
+from forerun.exit_codes import STOPPED
 
 Line = dict[str, Any]
 HITS_OF_A_RUN = 10
@@ -164,30 +164,19 @@ def in_save(run: Run, chance: random.Random) -> None:
 
 
 def in_data_wait(run: Run, chance: random.Random) -> None:
-    """The processes that build batches stand still, and those that are ready are used up."""
-    for pid in feeders(run):
-        run.kill(pid, signal.SIGSTOP)
+    """No batch is built any more, and those that are ready are used up."""
+    run.bench.brake(0, run.bench.steps, data_seconds=PATIENCE_SECONDS)
     before = -1
     while before != (before := run.last_step()):
         time.sleep(1.0)
 
 
-def feeders(run: Run) -> list[int]:
-    worker = run.worker()
-    assert worker is not None
-    found = [pid for pid in children(worker) if b"resource_tracker" not in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert found, "no feeders"
-    return found
-
-
 def let_go(run: Run, seconds: float) -> None:
-    """The feeders, once the step is committed that the loop waited after: a stopped process cannot leave."""
-    stopped = feeders(run)
+    """Build batches again, once the step is committed after which the loop waited."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and run.newest() != run.last_step():
         time.sleep(0.02)
-    for pid in stopped:
-        run.kill(pid, signal.SIGCONT)
+    run.bench.release()
 
 
 def in_compile(run: Run, chance: random.Random) -> None:
@@ -243,8 +232,7 @@ def stopped(bench: Bench, run: Run, number: int, grace: int) -> Line:
     reach, stepping, supervise, whom = WINDOWS[window]
     chance = random.Random(f"sigterm {number}")
     before = run.last_step()
-    words = ["data.feeders=1"] if window == "waiting for data" else []
-    run.start(*words, supervise=supervise, environment=cold(bench, number) if "compile" in window else None)
+    run.start(supervise=supervise, environment=cold(bench, number) if "compile" in window else None)
     if stepping:
         assert run.wait_for_new_step(before), run.said_now()
     slow = slowed(run) if "slower" in window else None

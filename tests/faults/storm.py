@@ -41,7 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from hosts_job import reserved_port
 from runs import DEVICES, Bench, Run
 
-from forerun.supervise.limits import Limits
+from forerun.supervise.protocol.limits import Limits
 
 EVERY = 25
 DISK_BYTES = 300 << 20

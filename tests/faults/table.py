@@ -1,4 +1,4 @@
-"""Writes the figures of tests/faults/results/matrix.jsonl into docs/faults.md and draws docs/assets/recovery.svg.
+"""Write the figures of tests/faults/results/matrix.jsonl into docs/faults.md and draw docs/assets/recovery.svg.
 
 python tests/faults/table.py [RESULTS]
 """
@@ -25,12 +25,12 @@ WIDTH, LEFT, ROW, TOP = 720, 200, 30, 34
 FONT = 'font-family="sans-serif" font-size="12"'
 RECOVERY = ("recovery_seconds", "recover_seconds", "restart_seconds")
 PARTS = {
-    "imports_seconds": "Python, imports (most of it jax), devices",
-    "data_seconds": "data: tokens are in their store",
+    "imports_seconds": "Python, imports (mostly jax), devices",
+    "data_seconds": "data (the tokens are in the token store)",
     "trace_seconds": "tracing the step",
-    "lower_seconds": "lowering it",
-    "compile_seconds": "the compiled step, from the cache",
-    "state_seconds": "the state from its checkpoint, verified",
+    "lower_seconds": "lowering the step",
+    "compile_seconds": "loading the compiled step from the cache",
+    "state_seconds": "loading and verifying the state of the checkpoint",
 }
 WORDS = {
     "recovery_seconds": "recovery {} s",
@@ -38,10 +38,10 @@ WORDS = {
     "detect_seconds": "detected in {} s",
     "restart_seconds": "{} s",
     "imports_seconds": "of which imports {} s",
-    "stop_seconds": "gone in {} s",
+    "stop_seconds": "exited in {} s",
     "seconds": "recovery {} s",
-    "lost_steps": "{} steps done again",
-    "worst_relative": "loss apart by {}",
+    "lost_steps": "{} steps repeated",
+    "worst_relative": "loss differs by {}",
     "double_commits": "double commits {}",
     "late_steps": "found after {} steps",
 }
@@ -64,7 +64,7 @@ def spoken(value: float) -> str:
 
 
 def figures(fault: Fault, trials: list[Line]) -> str:
-    """`recovery 6.1 s, worst 9.8 s`: the median, and the worst."""
+    """Return the median and the worst of each figure, as in `recovery 6.1 s, worst 9.8 s`."""
     parts = []
     for key in fault.figures:
         if found := values(trials, key):
@@ -116,7 +116,7 @@ def failures(found: dict[str, list[Line]]) -> str:
 
 
 def restart(found: dict[str, list[Line]]) -> str:
-    """Medians over the restarts, part by part."""
+    """Return the table of the parts of a restart: the median over all restarts of each."""
     trials = [line for line in found["restart"] if "about" not in line]
     if not trials:
         return "Not measured yet.\n"
@@ -124,13 +124,13 @@ def restart(found: dict[str, list[Line]]) -> str:
     rest = middle["restart_seconds"] - sum(middle[key] for key in PARTS)
     lines = ["| part | seconds |", "|---|---|"]
     lines += [f"| {words} | {middle[key]:.2f} |" for key, words in PARTS.items()]
-    lines.append(f"| opening the run, the first step, and {middle['steps_again']:.0f} steps done again | {rest:.2f} |")
-    lines.append(f"| all: from the start of the process to a new step | {middle['restart_seconds']:.2f} |")
+    lines.append(f"| opening the run, the first step, and {middle['steps_again']:.0f} repeated steps | {rest:.2f} |")
+    lines.append(f"| total: from the start of the process to a new step | {middle['restart_seconds']:.2f} |")
     return "\n".join(lines) + "\n"
 
 
 def picture(found: dict[str, list[Line]]) -> str:
-    """A row of dots for every fault that a run recovers from, one per trial, on a common axis of seconds."""
+    """Return the SVG: a row of dots per fault that a run recovers from, one per trial, on a common axis of seconds."""
     rows = []
     for fault in FAULTS:
         seconds = [value for key in RECOVERY for value in values(found[fault.name], key)]
@@ -158,7 +158,7 @@ def picture(found: dict[str, list[Line]]) -> str:
         y = TOP + ROW * number + ROW / 2
         parts.append(f'<text x="{LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{name} ({len(seconds)})</text>')
         for index, value in enumerate(seconds):
-            shift = (index * 7 % 15) - 7  # beside each other, so that many do not look like one
+            shift = (index * 7 % 15) - 7  # vertical offset, so that equal values stay visible
             parts.append(
                 f'<circle cx="{x(value):.1f}" cy="{y + shift:.1f}" r="2.6" fill="#1f6feb" fill-opacity="0.55"/>'
             )

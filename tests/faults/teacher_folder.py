@@ -7,14 +7,14 @@ from pathlib import Path
 import jax
 
 from forerun.config import schema
-from forerun.exchange import documents
-from forerun.exchange.write import write_params
 from forerun.hardware.mesh import MeshShape
 from forerun.models.families.registry import family_for
 from forerun.models.pretrained import config_of
 from forerun.models.registry import model_for
 from forerun.nn.spec import initial
 from forerun.program.build import make_mesh
+from forerun.weights_io import documents
+from forerun.weights_io.write import write_params
 
 
 def write_teacher(folder: Path) -> None:

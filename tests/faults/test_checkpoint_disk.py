@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from forerun.checkpoint.disk_space import needed_bytes, require_disk_space, saved_bytes
 from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.room import needed_bytes, require_room, saved_bytes
-from forerun.checkpoint.store import SaveFailed, Store
+from forerun.checkpoint.store import CheckpointStore, SaveFailed
 from forerun.errors import UserError
 
 DISK_BYTES = 8 << 20
@@ -60,7 +60,7 @@ def filled(disk: Path, leave: int) -> Path:
     return ballast
 
 
-def saved(store: Store, step: int) -> SaveFailed | None:
+def saved(store: CheckpointStore, step: int) -> SaveFailed | None:
     try:
         store.save(step, state_of(step), {})
         store.wait()
@@ -69,7 +69,7 @@ def saved(store: Store, step: int) -> SaveFailed | None:
     return None
 
 
-def tidied(store: Store, disk: Path, free: int) -> None:
+def tidied(store: CheckpointStore, disk: Path, free: int) -> None:
     """Removed as the next save would; what writes late does so once."""
     deadline = time.monotonic() + 300
     while free_bytes(disk) != free:
@@ -90,7 +90,7 @@ def test_full_at_every_phase_of_a_save(disk: Path) -> None:
     folder = disk / "checkpoints"
     one = int(saved_bytes(LIKE))
     failures = late = 0
-    with Store(folder, keep=1) as store:
+    with CheckpointStore(folder, keep=1) as store:
         store.save(1, state_of(1), {})
         store.wait()
         step = 1
@@ -101,7 +101,7 @@ def test_full_at_every_phase_of_a_save(disk: Path) -> None:
                 step += 1
             else:
                 failures += 1
-                assert f"step {step} is whole" in failure.fix
+                assert f"resumes from step {step}" in failure.fix
                 if free_bytes(disk) != before:  # a writer that was still ending when the save had failed
                     late += 1
                     tidied(store, disk, before)
@@ -119,22 +119,22 @@ def test_full_at_every_phase_of_a_save(disk: Path) -> None:
 def test_a_process_that_starts_on_a_full_disk_finds_its_checkpoint(disk: Path) -> None:
     """Even if not a byte can be written; it can go on when there is room."""
     folder = disk / "checkpoints"
-    with Store(folder, keep=1) as store:
+    with CheckpointStore(folder, keep=1) as store:
         store.save(1, state_of(1), {})
     ballast = filled(disk, 0)
     assert_whole(folder, 1)
-    with pytest.raises(UserError, match="cannot be taken over") as error:
-        Store(folder, keep=1)
+    with pytest.raises(UserError, match="E-CHECKPOINT-010") as error:
+        CheckpointStore(folder, keep=1)
     assert "No space left" in error.value.why
     ballast.unlink()
-    with Store(folder, keep=1) as store:
+    with CheckpointStore(folder, keep=1) as store:
         store.save(2, state_of(2), {})
     assert_whole(folder, 2)
 
 
 def test_a_disk_that_turns_read_only(disk: Path) -> None:
     folder = disk / "checkpoints"
-    with Store(folder, keep=2) as store:
+    with CheckpointStore(folder, keep=2) as store:
         store.save(1, state_of(1), {})
         store.wait()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -153,14 +153,14 @@ def test_the_room_is_asked_for_as_it_is_needed(disk: Path) -> None:
     folder = disk / "checkpoints"
     needed = int(needed_bytes(LIKE, keep=2))
     ballast = filled(disk, needed - needed // 10)
-    with pytest.raises(UserError, match=r"need 3.* MiB, and there is room for"):
-        require_room(folder, needed)
+    with pytest.raises(UserError, match=r"3\..*E-CHECKPOINT-009"):
+        require_disk_space(folder, needed)
     ballast.unlink()
     filled(disk, needed + needed // 50)
-    require_room(folder, needed)
-    with Store(folder, keep=2) as store:
+    require_disk_space(folder, needed)
+    with CheckpointStore(folder, keep=2) as store:
         for step in range(1, 8):
             store.save(step, state_of(step), {"data": "digest"})
         store.wait()
-        require_room(folder, needed)
+        require_disk_space(folder, needed)
     assert_whole(folder, 7)

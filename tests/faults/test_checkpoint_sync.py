@@ -16,9 +16,9 @@ CALLS = "openat,fsync,fdatasync,link,linkat,rename,renameat,renameat2,unlink,unl
 SAVER = """
 import os, sys
 import jax.numpy as jnp
-from forerun.checkpoint.store import Store
+from forerun.checkpoint.store import CheckpointStore
 folder = sys.argv[1]
-with Store(folder + "/checkpoints", keep=1) as store:
+with CheckpointStore(folder + "/checkpoints", keep=1) as store:
     for step in (1, 2):
         store.save(step, {"w": jnp.ones((64, 64)), "step": jnp.int32(step)}, {"step": step})
         store.wait()

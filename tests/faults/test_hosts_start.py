@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hosts_job import PatientJob, gone
 
-from forerun.errors import STORAGE_FAILED
+from forerun.exit_codes import STORAGE_FAILED
 
 pytestmark = pytest.mark.timing
 
@@ -22,23 +22,23 @@ ENDLESS = 1_000_000
 GATHER_SECONDS = 15  # for those that do come: they are there already, and try every two seconds
 
 
-def knocks(job: PatientJob, index: int, **others: Any) -> None:
-    """Starts a host, and returns when it has come to where the leader will listen: nobody knows how long that takes."""
-    with socket.create_server((job.leader, job.port)) as door:
-        door.settimeout(900)
+def start_connecting(job: PatientJob, index: int, **others: Any) -> None:
+    """Start a host, and return when it tries to connect to the leader, which may take long on a busy machine."""
+    with socket.create_server((job.leader, job.port)) as server:
+        server.settimeout(900)
         job.start(index, **others)
-        door.accept()[0].close()
+        server.accept()[0].close()
 
 
 def test_a_missing_host_is_named(tmp_path: Path) -> None:
     with PatientJob(tmp_path, 3, steps=STEPS, limits={"gather": 600}) as job:
-        knocks(job, 2)
+        start_connecting(job, 2)
         job.limits["gather"] = GATHER_SECONDS
         job.start(0)
         assert job.wait() == [2, 2]
         for index in (0, 2):
-            assert f"error: host 1 did not come within {GATHER_SECONDS:.1f} s" in job.said(index)
-            assert f"127.0.0.1:{job.port} there are: host 0 (" in job.said(index)
+            assert f"error: host 1 did not connect within {GATHER_SECONDS:.1f} s" in job.said(index)
+            assert f"connected to 127.0.0.1:{job.port}: host 0 (" in job.said(index)
         assert job.notes("pid") == []
 
 
@@ -86,12 +86,12 @@ def test_hosts_that_differ_are_named(tmp_path: Path) -> None:
 
 def test_another_number_of_hosts_is_refused(tmp_path: Path) -> None:
     with PatientJob(tmp_path, 2, steps=STEPS, limits={"gather": 600}) as job:
-        knocks(job, 1, hosts={"count": 3})
+        start_connecting(job, 1, hosts={"count": 3})
         job.limits["gather"] = GATHER_SECONDS
         job.start(0)
         assert job.wait() == [2, 2]
-        assert "host 1 counts 3 hosts, the leader 2" in job.said(1)
-        assert "host 1 did not come" in job.said(0)
+        assert "host 1 was started with 3 hosts, the leader with 2" in job.said(1)
+        assert "host 1 did not connect" in job.said(0)
 
 
 def test_two_hosts_with_one_index(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_two_hosts_with_one_index(tmp_path: Path) -> None:
         job.start_all().until("step", 1, step=5)
         second = job.start(1, name="second")
         assert second.wait(300) == 2
-        assert "two supervisors say that they are host 1" in (tmp_path / "second.log").read_text()
+        assert "two supervisors claim to be host 1" in (tmp_path / "second.log").read_text()
         assert job.log("fault") == []
         assert all(child.poll() is None for child in (job.supervisors[0], job.supervisors[1]))
 

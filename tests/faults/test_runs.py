@@ -39,9 +39,9 @@ def test_killed_twice_on_its_way_it_is_exact(bench: Bench, expected: Outcome) ->
     assert all(line["recovery_seconds"] > 0 for line in lines)
 
 
-def test_stopped_in_steps_and_in_a_compilation_it_is_exact(bench: Bench, expected: Outcome) -> None:
+def test_stopped_in_steps_in_a_wait_for_data_and_in_a_compilation_it_is_exact(bench: Bench, expected: Outcome) -> None:
     with bench.run("stopped") as run:
-        for window in ("steps", "compile"):
+        for window in ("steps", "waiting for data", "compile"):
             with bench.held_back(4, bench.steps, step_seconds=2.0):  # for a minute, should the signal be late
                 line = stopped(bench, run, list(WINDOWS).index(window), grace=120)
             assert (line["code"], line["good"]) == (75, True), line
@@ -98,7 +98,7 @@ def test_the_table_has_medians_and_worst_cases() -> None:
         {"fault": "sigkill", "about": {"load_before_after": [1.2, 2.4]}},
     ]
     [row] = [line for line in table.table(found).splitlines() if line.startswith("| **SIGKILL at any")]
-    assert "| 2 of 3 | recovery 6 s, worst 9; 3 steps done again; 3 inside a save | 2 |" in row
+    assert "| 2 of 3 | recovery 6 s, worst 9; 3 steps repeated; 3 inside a save | 2 |" in row
     assert "sigkill, trial 2" in table.failures(found)
     assert "mesh" in table.missing(found)
     assert table.picture(found).count("<circle") == 3

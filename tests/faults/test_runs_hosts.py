@@ -12,7 +12,7 @@ import sys
 import pytest
 from hosts_job import listened_on
 from runs import Bench, Outcome, children
-from runs_hosts import EVERY, HostsRun, announced, reference, struck
+from runs_hosts import EVERY, STOPPED, HostsRun, announced, reference, strike, struck
 
 pytestmark = pytest.mark.timing
 
@@ -79,3 +79,18 @@ def test_a_killed_host_and_an_announced_stop_change_nothing(bench: Bench, expect
         assert job.wait() == [0, 0], job.said()
         assert expected.differs_in(job.run.outcome()) == []
         assert job.said_file(1).read_text().count("loss") == 0, "one host speaks for all"
+
+
+def test_a_save_that_takes_longer_than_the_grace_time_is_refused(bench: Bench) -> None:
+    """The leader knows the time from the worker of `forerun train`. The save of step 5 ends before that of step 10."""
+    with (
+        HostsRun(bench, "refused", 1) as job,
+        bench.held_back(2 * EVERY + 4, STEPS, step_seconds=2.0, saved_seconds=3600.0),
+    ):
+        job.start_all().until_step(2 * EVERY + 2)
+        strike("sigterm", job, 0)
+        assert job.wait() == [STOPPED], job.said()
+        [agreed] = job.log("agreed")
+        assert agreed["remaining_seconds"] > 1.0, "without a time of a save, the leader would have approved it"
+        assert agreed["save"] is False
+        assert job.run.newest() == job.run.last_step() // EVERY * EVERY, "only the saves of the schedule exist"

@@ -18,23 +18,24 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_assertions import assert_error
 from teacher_folder import write_teacher
 
+from forerun.commands.cache_teacher import cache
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.data import checked_json
 from forerun.data.corpus import Corpus
-from forerun.data.taught.layout import Layout
-from forerun.data.taught.reader import Taught
-from forerun.data.taught.shards import DRAFT, MANIFEST
+from forerun.data.teacher_cache.layout import Layout
+from forerun.data.teacher_cache.reader import CachedTeacherRows
+from forerun.data.teacher_cache.shards import DRAFT, MANIFEST
 from forerun.errors import UserError
-from forerun.loop.cache import cache
-from forerun.loop.concrete import concrete
-from forerun.loop.corpus import open_corpus
-from forerun.loop.taught import taught
-from forerun.supervise.member import Member
-from forerun.supervise.verdicts import differing
-from forerun.track.display import make_display
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.resolve_job import resolve
+from forerun.inputs.teacher_targets import with_teacher_targets
+from forerun.supervise.leader.member import Member
+from forerun.supervise.leader.verdicts import differing
+from forerun.track.display.make_display import make_display
 
 JOB = """\
 model: {layers: 1, embed: 16, heads: 2}
@@ -85,7 +86,7 @@ def job(folder: Path, tmp_path: Path) -> Callable[..., Job]:
 
 def student(job: Job) -> Corpus:
     corpus = open_corpus(job)
-    return taught(concrete(job, corpus), corpus)
+    return with_teacher_targets(resolve(job, corpus), corpus)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -142,7 +143,7 @@ def test_it_may_end_between_any_two_files(folder: Path, tmp_path: Path, monkeypa
         with pytest.raises(Killed):
             made(job)
     monkeypatch.undo()
-    assert "cache: goes on, " in made(job)
+    assert "cache: resumes, " in made(job)
     assert content(tmp_path / "words") == content(folder / "words")
 
 
@@ -153,15 +154,13 @@ def test_a_damaged_shard_is_found_before_use_and_made_again(folder: Path, job: C
     corpus.rows.take(np.arange(36))
     with pytest.raises(UserError) as caught:
         corpus.rows.take(np.arange(30, 40))
-    assert caught.value.what == f"{words / '00003.bin'} is damaged"
-    assert caught.value.why == "row 36 is not what was written: its checksum differs"
-    assert caught.value.fix == "forerun cache JOB finds all damaged shards and makes them again"
+    assert_error(caught.value, "E-DATA-073", what=f"{words / '00003.bin'} ", why="row 36 ", fix="forerun cache JOB")
     (words / "00005.bin").unlink()
-    with pytest.raises(UserError, match=r"00005.bin is damaged\n.*it is gone"):
+    with pytest.raises(UserError, match=r"00005\.bin.*E-DATA-073"):
         student(job())
     said = made(job())
-    assert "00003.bin is damaged or gone: it is made again" in said
-    assert "cache: goes on, 164 of 188 rows are there" in said
+    assert "00003.bin is damaged or missing: it is computed again" in said
+    assert "cache: resumes, 164 of 188 rows are complete" in said
     assert content(words) == content(folder / "words")
 
 
@@ -223,9 +222,7 @@ def test_a_cache_of_another_job_is_refused(
         return
     with pytest.raises(UserError) as caught:
         student(job(*overrides))
-    assert "was not made for this job" in caught.value.what
-    assert why in caught.value.why
-    assert caught.value.fix == "change the job back, or make another: forerun cache JOB distil.cache=OTHER_FOLDER"
+    assert_error(caught.value, "E-RUN-040", why=why, fix="forerun cache JOB distil.cache=OTHER_FOLDER")
 
 
 def test_hosts_with_different_copies_are_told_apart(job: Callable[..., Job], tmp_path: Path) -> None:
@@ -236,7 +233,7 @@ def test_hosts_with_different_copies_are_told_apart(job: Callable[..., Job], tmp
     manifest["shards"][3] = manifest["shards"][2]
     file.write_bytes(checked_json.encode(manifest))
     theirs = student(job()).digest
-    members = {n: Member(n, "", f"host-{n}", 1, None, facts={FACT: said}) for n, said in enumerate((mine, theirs))}
+    members = {n: Member(n, "", f"host-{n}", 1, 0.0, facts={FACT: said}) for n, said in enumerate((mine, theirs))}
     told = differing(members)
     assert told is not None
     assert told.why == f"host 0: {mine}; host 1: {theirs}"
@@ -245,24 +242,24 @@ def test_hosts_with_different_copies_are_told_apart(job: Callable[..., Job], tmp
 
 
 def test_what_is_not_there_or_not_finished_is_refused(job: Callable[..., Job], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no teacher's words yet"):
+    with pytest.raises(UserError, match="E-RUN-039"):
         student(job(f"distil.cache={tmp_path / 'none'}"))
     manifest = tmp_path / "words" / MANIFEST
     content, _ = checked_json.decode(manifest.read_bytes())
     manifest.write_bytes(checked_json.encode({**content, "shards": [*content["shards"][:-2], None, None]}))
-    with pytest.raises(UserError, match="is not finished: 14 of 16 shards"):
+    with pytest.raises(UserError, match=r"14.*16.*E-DATA-072"):
         student(job())
     manifest.write_bytes(checked_json.encode({**content, "format": 7}))
-    with pytest.raises(UserError, match=r"is not the manifest of a teacher's cache\n.*format 7"):
+    with pytest.raises(UserError, match=r"(?s)E-DATA-075.*7"):
         student(job())
 
 
 def test_teachers_that_cannot_be_asked(job: Callable[..., Job], folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"distil.teacher: qwen3-0.6b is a size without weights"):
+    with pytest.raises(UserError, match=r"distil\.teacher:.*qwen3-0\.6b.*E-RUN-028"):
         made(job("distil.teacher=qwen3-0.6b"))
-    with pytest.raises(UserError, match="the job has no teacher"):
+    with pytest.raises(UserError, match="E-RUN-005"):
         made(job("distil=null"))
-    with pytest.raises(UserError, match=r"distil.cache names no folder"):
+    with pytest.raises(UserError, match=r"distil\.cache.*E-RUN-006"):
         made(job("distil.cache=null"))
     shutil.copytree(folder / "teacher", tmp_path / "teacher")
     file = tmp_path / "teacher" / "tokenizer.json"
@@ -271,14 +268,14 @@ def test_teachers_that_cannot_be_asked(job: Callable[..., Job], folder: Path, tm
     file.write_text(json.dumps(said))
     with pytest.raises(UserError) as caught:
         made(job(f"distil.teacher={tmp_path / 'teacher'}"))
-    assert caught.value.what == f"distil.teacher: the tokenizer of {tmp_path / 'teacher'} is not the student's"
-    assert caught.value.why.startswith("a text becomes other tokens: bytes:257 for the student, tokenizer.json:")
+    assert_error(caught.value, "E-RUN-042", what=str(tmp_path / "teacher"), why="bytes:257")
+    assert "tokenizer.json:" in caught.value.why
 
 
 def test_a_reader_travels_to_another_process_as_a_name(folder: Path) -> None:
     import pickle
 
-    reader = Taught(folder / "words", ("v", "i", "t"), 1.0, np.uint16, first=3)
+    reader = CachedTeacherRows(folder / "words", ("v", "i", "t"), 1.0, np.uint16, first=3)
     before = reader.take(np.arange(4))
     packed = pickle.dumps(reader)
     assert len(packed) < 1000

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from forerun.cli.main import main
-from forerun.errors import STORAGE_FAILED
+from forerun.exit_codes import STORAGE_FAILED
 
 DISK_BYTES = 256 << 10
 JOB = """\

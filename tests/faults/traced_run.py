@@ -18,8 +18,8 @@ os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"  # the program runs for mi
 import numpy as np
 
 from forerun.config.load import load
-from forerun.loop import train as loop
-from forerun.track.plain import PlainDisplay
+from forerun.run import train as loop
+from forerun.track.display.plain import PlainDisplay
 
 BAD_STEP = 3
 JOB = """\

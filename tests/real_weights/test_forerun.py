@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from forerun.exchange.read import read_params
-from forerun.exchange.write import write_params
 from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
-from forerun.hub.chat import render
+from forerun.hub.chat.template import render
 from forerun.hub.snapshot import snapshot
-from forerun.loop.loaded import Loaded, load_model, wanted_params
+from forerun.inputs.load_model import LoadedModel, abstract_plain_params, load_model
 from forerun.models.families.registry import read_config
 from forerun.models.registry import model_for
+from forerun.weights_io.read import read_params
+from forerun.weights_io.write import write_params
 
 pytestmark = pytest.mark.torch
 
@@ -26,7 +26,7 @@ STORY = "Once upon a time"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
-def greedy(loaded: Loaded, ids: list[int], count: int) -> list[int]:
+def greedy(loaded: LoadedModel, ids: list[int], count: int) -> list[int]:
     engine = Engine(
         loaded.model, loaded.params, loaded.mesh, loaded.compute, eos=loaded.eos, vocab=loaded.tokenizer.vocab
     )
@@ -70,7 +70,7 @@ def test_out_as_it_came_in(name: str, tmp_path: Path, request: pytest.FixtureReq
     model = model_for(config)
     loaded = load_model(str(folder), device="cpu", devices=1, dtype="float32")
     with found.open_weights() as weights:
-        params = read_params(weights, family.table, model, wanted_params(model, loaded.mesh, "float32"))
+        params = read_params(weights, family.table, model, abstract_plain_params(model, loaded.mesh, "float32"))
     write_params(tmp_path, params, family.table, model, "F32")
     before, after = load_file(folder / "model.safetensors"), load_file(tmp_path / "model.safetensors")
     assert set(before) == set(after)

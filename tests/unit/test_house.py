@@ -144,7 +144,28 @@ def unspecified_encodings(path: Path) -> Iterator[ast.Call]:
 def test_no_child_process_imports_from_the_working_directory() -> None:
     """`forerun` also sets PYTHONSAFEPATH, which would hide a flag that is missing here."""
     starts = r"sys\.executable,(?! \*WORKER)|^WORKER = \("
-    lines = [line for file in SOURCE.rglob("*.py") for line in file.read_text("utf-8").splitlines()]
-    found = [line.strip() for line in lines if re.search(starts, line)]
+    texts = [
+        re.sub(r"sys\.executable,\n\s*", "sys.executable, ", file.read_text("utf-8")) for file in SOURCE.rglob("*.py")
+    ]
+    found = [line.strip() for text in texts for line in text.splitlines() if re.search(starts, line)]
     assert len(found) >= 5
     assert [line for line in found if not re.search(r'"-[PI]",', line)] == []
+
+
+def test_no_attribute_is_guessed_through_two_objects() -> None:
+    """A model declares its capabilities; nested `getattr` calls would read an undeclared interface."""
+    found = [path for path in MODULES if re.search(r"getattr\(\s*getattr\(", path.read_text("utf-8"))]
+    assert [str(path.relative_to(SOURCE)) for path in found] == []
+
+
+def test_only_config_and_methods_read_the_method_sections() -> None:
+    """Other packages ask `job.method`, so that a new method does not change every place that depends on one."""
+    sections = {"lora", "qat", "distil", "preferences"}
+    others = [path for path in MODULES if path.relative_to(SOURCE).parts[0] not in ("config", "methods")]
+    found = [
+        f"{path.relative_to(SOURCE)}:{node.lineno}"
+        for path in others
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in sections
+    ]
+    assert found == []

@@ -15,7 +15,7 @@ from rich.text import Text
 from forerun.console import SafeConsole, SafeLive
 from forerun.errors import UserError
 from forerun.safe_text import SafeStream, clean, printable, raw_stream, redact, safe_streams
-from forerun.track.terminal import TerminalDisplay
+from forerun.track.display.terminal import TerminalDisplay
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b8m\x1b[8m\u202egood\r"
 CONTROLS = {chr(n) for n in range(0x110000) if unicodedata.category(chr(n)) == "Cc"} - {"\n", "\t"}
@@ -92,7 +92,7 @@ def test_a_long_text_takes_linear_time(text: str) -> None:
 
 
 def test_the_parts_of_an_error_are_clean() -> None:
-    error = UserError(HOSTILE, why=f"why {HOSTILE}", fix="curl http://a:SECRET@host")
+    error = UserError("E-DATA-999", HOSTILE, why=f"why {HOSTILE}", fix="curl http://a:SECRET@host")
     for text in (error.what, error.why, error.fix, str(error), repr(error)):
         assert not set(text) & CONTROLS
         assert "SECRET" not in text

@@ -1,1 +1,1 @@
-"""Saving the state while training goes on, and reading it back onto any mesh."""
+"""Checkpoints: the state is saved while the training continues, and can be restored onto any mesh."""

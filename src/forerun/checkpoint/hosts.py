@@ -1,4 +1,4 @@
-"""What the hosts of one run must agree on before they go on; alone, a host agrees with itself."""
+"""Agreement between the hosts of a run. With a single host, these functions need no communication."""
 
 from __future__ import annotations
 
@@ -7,26 +7,31 @@ import numpy as np
 
 
 def is_first() -> bool:
-    """The one that writes records and removes files for all."""
+    """Return whether this is host 0, which writes records and removes files for all hosts."""
     return jax.process_index() == 0
 
 
 def part() -> tuple[int, int]:
-    """Which of how many this host is."""
+    """Return the number of this host and the number of hosts."""
     return jax.process_index(), jax.process_count()
 
 
 def several() -> bool:
+    """Return whether the run has more than one host."""
     return jax.process_count() > 1
 
 
-def everybody() -> set[int] | None:
-    """All hosts by number, for Orbax: told who they are, it waits for them at jax's coordinator, and not in collectives
-    that could come between those of a step."""
+def all_hosts() -> set[int] | None:
+    """Return the numbers of all hosts for Orbax; None if there is only one.
+
+    With these numbers, Orbax synchronizes the hosts through jax's coordinator. Otherwise it would use collectives,
+    which could mix with those of a training step.
+    """
     return set(range(jax.process_count())) if several() else None
 
 
-def told_by_first(number: int) -> int:
+def broadcast_from_first(number: int) -> int:
+    """Return the number that host 0 passes to this function. All hosts must call it."""
     if jax.process_count() == 1:
         return number
     from jax.experimental import multihost_utils
@@ -35,6 +40,7 @@ def told_by_first(number: int) -> int:
 
 
 def true_on_all(here: bool) -> bool:
+    """Return whether `here` is true on all hosts. All hosts must call it."""
     if jax.process_count() == 1:
         return here
     from jax.experimental import multihost_utils

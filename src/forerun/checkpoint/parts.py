@@ -1,10 +1,10 @@
 """Copies of a run's append-only files next to its checkpoints, in parts that are written once.
 
-A save writes the bytes that the files gained since the save before, then its commit record names all parts of each
-file. A part that no record names does not count, so a killed save leaves nothing that is ahead of the checkpoint.
+A save writes the bytes that were appended to each file since the last save. Then its commit record names all parts of
+each file. A part that no record names does not count, so a killed save leaves nothing that is ahead of the checkpoint.
 
-Small parts are written again as one larger part, as in a log-structured merge tree: a file of n saves has O(log n)
-parts, and each byte is written O(log n) times.
+Small parts are merged into larger ones, as in a log-structured merge tree. A file of n saves has O(log n) parts, and
+each byte is written O(log n) times.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from forerun.checkpoint.log import Commit
-from forerun.checkpoint.place import Place
+from forerun.checkpoint.storage.place import StoragePlace
 from forerun.units import MIB
 
 FOLDER = "files"
 PARTS = "parts"  # key of a checkpoint's record
-LARGEST_BYTES = 32 * MIB  # of a part; it is in memory while it is written
+LARGEST_BYTES = 32 * MIB  # maximum size of a part, which is in memory while it is written
 
 _NAME = re.compile(r"\d+-(?P<fence>\d+)-\d+-[a-z]+-\d+")
 
 Recorded = Mapping[str, Sequence[Sequence[Any]]]  # by file: name and bytes of each part
-Attach = Callable[[Place, str], Recorded]
+Attach = Callable[[StoragePlace, str], Recorded]
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
+    """A stored part of a file: its name and its size."""
+
     name: str
     bytes: int
 
@@ -41,15 +43,21 @@ class Snapshot(Protocol):
     def read(self, start: int, end: int) -> bytes: ...
 
 
-def write_parts(place: Place, save: str, file: str, content: Snapshot, earlier: Sequence[Part]) -> list[Part]:
-    """Store what `content` has beyond the `earlier` parts, and return all parts.
+def write_parts(
+    place: StoragePlace, save: str, file: str, content: Snapshot, earlier: Sequence[FilePart]
+) -> list[FilePart]:
+    """Store the bytes of `content` that the `earlier` parts do not have, and return all parts.
 
     Args:
-      save: the folder of the save, which no other save has; it becomes a part of the names.
+      place: where the checkpoints are stored.
+      save: the folder of the save, which is unique. It becomes a part of the names.
       file: a word that identifies the file.
+      content: the file at the moment of the save.
+      earlier: the parts of the last save.
     """
     kept = list(earlier)
     start = sum(part.bytes for part in kept)
+    # Merge: write the last parts again if they are not larger than the bytes that follow them.
     while kept and kept[-1].bytes <= content.size - start and content.size - start < LARGEST_BYTES:
         start -= kept.pop().bytes
     while start < content.size:
@@ -57,24 +65,24 @@ def write_parts(place: Place, save: str, file: str, content: Snapshot, earlier: 
         name = f"{FOLDER}/{save}-{file}-{start}"
         if not place.create(name, body):
             raise FileExistsError(0, "a part of another save has this name", name)
-        kept.append(Part(name, len(body)))
+        kept.append(FilePart(name, len(body)))
         start += len(body)
     return kept
 
 
-def read_parts(place: Place, parts: Iterable[Part]) -> Iterator[bytes | memoryview]:
-    """Yield the content of a file. The caller compares its digest."""
+def read_parts(place: StoragePlace, parts: Iterable[FilePart]) -> Iterator[bytes | memoryview]:
+    """Yield the content of a file. It is not verified: the caller compares its digest."""
     for part in parts:
         yield from place.blocks(part.name, 0, part.bytes)
 
 
-def recorded_parts(record: Mapping[str, Any], file: str) -> list[Part]:
-    """Return the parts of a file that a checkpoint's record names; none if an older version saved it.
+def recorded_parts(record: Mapping[str, Any], file: str) -> list[FilePart]:
+    """Return the parts of a file that a checkpoint's record names. Records of older versions name none.
 
     Raises:
-      ValueError: a name is not one that `write_parts` makes. It could name any file of this machine.
+      ValueError: a name does not have the form that `write_parts` gives it, so it could name any file of this machine.
     """
-    parts = [Part(str(name), int(size)) for name, size in record.get(PARTS, {}).get(file, ())]
+    parts = [FilePart(str(name), int(size)) for name, size in record.get(PARTS, {}).get(file, ())]
     for part in parts:
         folder, _, name = part.name.partition("/")
         if folder != FOLDER or not _NAME.fullmatch(name):
@@ -82,8 +90,8 @@ def recorded_parts(record: Mapping[str, Any], file: str) -> list[Part]:
     return parts
 
 
-def remove_unnamed(place: Place, fence: int, commits: Iterable[Commit]) -> None:
-    """Remove the parts of the owner `fence` and of former owners that no commit names."""
+def remove_unnamed(place: StoragePlace, fence: int, commits: Iterable[Commit]) -> None:
+    """Remove parts that no commit names, if the owner with the fencing number `fence` or an earlier one wrote them."""
     named = {name for commit in commits for parts in commit.record.get(PARTS, {}).values() for name, _ in parts}
     for name in place.names(FOLDER):
         match = _NAME.fullmatch(name)

@@ -1,7 +1,7 @@
-"""Reading a run's checkpoints: nothing in the folder is touched, and no byte is parsed that was not verified.
+"""Reader of a run's checkpoints. It changes nothing in the folder, and parses only verified files.
 
-To read the arrays while the digests are computed would hide their time (a seventh of a restore's, in seconds of the
-processor), but Orbax, given damaged files, writes hundreds of lines of its own to the terminal.
+Reading the arrays while the digests are computed would hide the time of the digests (a seventh of the processor time of
+a restore). It is not done, because Orbax writes hundreds of lines to the terminal if it reads damaged files.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import jax
 from orbax.checkpoint import v1 as orbax
 
 from forerun.checkpoint import hosts
-from forerun.checkpoint.log import Broken, Commit, Log
+from forerun.checkpoint.log import BrokenRecord, Commit, Log
 from forerun.checkpoint.manifest import Damage, damage
-from forerun.checkpoint.patience import NONE, Away, Patience
-from forerun.checkpoint.place import place_of
-from forerun.checkpoint.quiet import quiet_orbax
+from forerun.checkpoint.orbax_logs import quiet_orbax
+from forerun.checkpoint.storage.place import place_of
+from forerun.checkpoint.storage.retries import NONE, RetrySchedule, StorageUnavailable
 from forerun.checkpoint.tree import first_difference
 from forerun.errors import UserError
 
@@ -30,10 +30,10 @@ STEP_FOLDER = re.compile(r"(?P<step>\d+)-(?P<fence>\d+)-(?P<attempt>\d+)(\.(orba
 
 
 @dataclass(frozen=True)
-class Skipped:
-    """A checkpoint that could not be used, and why; its step is not known if the record itself is damaged."""
+class SkippedCheckpoint:
+    """A checkpoint that could not be used, and why."""
 
-    step: int | None
+    step: int | None  # None: the record is damaged, so the step is unknown
     commit: int
     why: str
 
@@ -42,23 +42,32 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Restored(Generic[T]):
+class RestoredCheckpoint(Generic[T]):
+    """A restored state, its commit, and newer checkpoints that were skipped."""
+
     state: T
     step: int
     commit: int
     record: dict[str, Any]
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[SkippedCheckpoint, ...]
 
 
 class Damaged(UserError):
-    """The files are not what was committed."""
+    """The files of a checkpoint differ from its record."""
 
 
 class Reader:
-    """What looks by a command that a person waits for fails at once if the bucket is away; a run has `patience`."""
+    """Reads and verifies the checkpoints in a folder.
+
+    Args:
+      folder: the folder or bucket of the checkpoints.
+      patience: how long to try again if a bucket does not answer. By default it fails immediately, which suits commands
+        for which a user waits.
+      tell: receives a line for each failed try.
+    """
 
     def __init__(
-        self, folder: Path | str, patience: Patience = NONE, tell: Callable[[str], None] = lambda text: None
+        self, folder: Path | str, patience: RetrySchedule = NONE, tell: Callable[[str], None] = lambda text: None
     ) -> None:
         quiet_orbax()
         self.place = place_of(folder, patience, tell)
@@ -66,39 +75,43 @@ class Reader:
 
     def identity(self) -> str:
         """Return the random text that identifies the run, also after a change of owner."""
-        return self.place.patiently(self.log.identity)
+        return self.place.with_retries(self.log.identity)
 
     def steps(self) -> list[int]:
-        """The steps of committed checkpoints, ascending."""
+        """Return the steps of committed checkpoints, ascending."""
         return sorted({commit.step for commit in self.commits()})
 
     def newest(self) -> int | None:
-        """The step of the highest commit number."""
+        """Return the step of the newest commit, or None."""
         commits = self.commits()
         return commits[-1].step if commits else None
 
     def record(self, step: int) -> dict[str, Any]:
-        """What `save` was given as the record of this step."""
+        """Return the record that was passed to `save` at this step."""
         return dict(self.commit(step).record)
 
     def commit(self, step: int) -> Commit:
-        """The newest commit of this step."""
+        """Return the newest commit of this step. Raise UserError if there is none."""
         found = [commit for commit in self.commits() if commit.step == step]
         if not found:
             raise UserError(
+                "E-CHECKPOINT-003",
                 f"there is no checkpoint of step {step}",
                 why=f"{self.place.address} has {', '.join(map(str, self.steps())) or 'none'}",
-                fix="take one of these",
+                fix="choose one of these steps",
             )
         return found[-1]
 
     def damage(self, step: int) -> Damage | None:
-        """Verify without reading any array."""
+        """Verify the files of a checkpoint without restoring it. Return the first damage, or None."""
         commit = self.commit(step)
         return damage(self.place, commit.folder, commit.files)
 
     def newest_good(self) -> int | None:
-        """The step of the newest checkpoint whose files are what was committed."""
+        """Return the step of the newest checkpoint that is not damaged.
+
+        If all are damaged, return the newest one, so that reading it reports the damage. None: there is no checkpoint.
+        """
         commits = self.commits()
         for commit in reversed(commits):
             if damage(self.place, commit.folder, commit.files) is None:
@@ -106,65 +119,85 @@ class Reader:
         return commits[-1].step if commits else None
 
     def restore(self, step: int, like: T, *, part: str | None = None) -> T:
-        """The state of `step` as the tree of `like`, whose leaves are `jax.ShapeDtypeStruct`s with shardings; or only
-        that `part` of it. Raises `Damaged` if a file is not what was committed."""
-        return self._restored(self.commit(step), like, part)
+        """Return the state of `step`, on the devices.
 
-    def restore_newest(self, like: T, *, part: str | None = None) -> Restored[T] | None:
-        """The newest checkpoint whose files are what was committed, and which newer ones were not; None if there is
-        no checkpoint at all. Raises if there are checkpoints and none is good."""
-        skipped: list[Skipped] = []
-        for record in reversed(self.place.patiently(self.log.records)):
-            if isinstance(record, Broken):
-                skipped.append(Skipped(None, record.number, record.why))
+        Args:
+          step: the step of the checkpoint.
+          like: a tree of `jax.ShapeDtypeStruct`s with shardings, whose structure the result has.
+          part: the key of a part of the state to restore alone, for example `params`; None: the complete state.
+
+        Raises:
+          Damaged: a file differs from the record.
+          UserError: there is no such checkpoint, or it belongs to another model.
+        """
+        return self._restore_commit(self.commit(step), like, part)
+
+    def restore_newest(self, like: T, *, part: str | None = None) -> RestoredCheckpoint[T] | None:
+        """Return the newest checkpoint that is not damaged; None if there is no checkpoint.
+
+        Args:
+          like: a tree of `jax.ShapeDtypeStruct`s with shardings, whose structure the result has.
+          part: the key of a part of the state to restore alone; None: the complete state.
+
+        Raises:
+          Damaged: there are checkpoints, and all are damaged.
+        """
+        skipped: list[SkippedCheckpoint] = []
+        for record in reversed(self.place.with_retries(self.log.records)):
+            if isinstance(record, BrokenRecord):
+                skipped.append(SkippedCheckpoint(None, record.number, record.why))
             elif isinstance(record, Commit):
                 try:
-                    state = self._restored(record, like, part)
+                    state = self._restore_commit(record, like, part)
                 except Damaged as error:
-                    skipped.append(Skipped(record.step, record.number, error.why))
+                    skipped.append(SkippedCheckpoint(record.step, record.number, error.why))
                     continue
-                return Restored(state, record.step, record.number, dict(record.record), tuple(skipped))
+                return RestoredCheckpoint(state, record.step, record.number, dict(record.record), tuple(skipped))
         if skipped:
             raise Damaged(
+                "E-CHECKPOINT-004",
                 "no checkpoint can be used",
                 why="\n".join(map(str, skipped)),
-                fix=f"check the disk under {self.place.address}; to train anew, start over with --fresh",
+                fix=f"check the disk under {self.place.address}; to train from the beginning, use --fresh",
             )
         self.require_records()
         return None
 
     def require_records(self) -> None:
-        """Folders of steps without any record are not ours to use or to remove."""
-        self.place.patiently(self._require_records)
+        """Raise UserError if the folder has checkpoints but no records, because these must not be used or removed."""
+        self.place.with_retries(self._require_records)
 
     def _require_records(self) -> None:
         if self.log.records():
             return
         found = [name for name in self.place.names() if name.isdigit() or STEP_FOLDER.fullmatch(name)]
-        if found and not self.log.records():  # asked again: a run that has just begun claims the folder, then saves
+        # Read the log again: a run that has just started may have claimed the folder and saved in the meantime.
+        if found and not self.log.records():
             raise UserError(
+                "E-CHECKPOINT-005",
                 f"{self.place.address} has checkpoints without commit records",
-                why=f"{', '.join(found[:5])}: written by a forerun before commit records, or commits/ was removed; "
-                "without one, nobody can say whether they are whole",
-                fix="put commits/ back, or start over with --fresh (the old folder is kept, renamed)",
+                why=f"{', '.join(found[:5])}: written by a version of forerun without commit records, or commits/ was "
+                "removed; without records, forerun cannot verify them",
+                fix="restore commits/, or start over with --fresh (the old folder is renamed and kept)",
             )
 
     def commits(self) -> list[Commit]:
         """Return the commits that can be read, ascending by number."""
-        found = self.place.patiently(self.log.commits)
+        found = self.place.with_retries(self.log.commits)
         if not found:
             self.require_records()
         return found
 
-    def _restored(self, commit: Commit, like: T, part: str | None) -> T:
+    def _restore_commit(self, commit: Commit, like: T, part: str | None) -> T:
+        """Verify the files of a commit, compare its tree with `like`, and load its arrays."""
         if any(leaf.sharding is None for leaf in jax.tree.leaves(like)):
             raise ValueError("restore needs a sharding on every leaf")
-        patiently = self.place.patiently
+        with_retries = self.place.with_retries
         share = hosts.part()
-        self._require_good(commit, patiently(lambda: damage(self.place, commit.folder, commit.files, share)))
+        self._require_good(commit, with_retries(lambda: damage(self.place, commit.folder, commit.files, share)))
         self._require_same_model(commit, like, part)
         context = orbax.Context()
-        context.multiprocessing.active_processes = hosts.everybody()
+        context.multiprocessing.active_processes = hosts.all_hosts()
         context.pytree.loading.partial_load = part is not None
 
         def load() -> Any:
@@ -172,12 +205,16 @@ class Reader:
                 return orbax.load(f"{self.place.address}/{commit.folder}", like if part is None else {part: like})
 
         try:
-            state = patiently(load) if share[1] == 1 else load()  # hosts that load together cannot try again alone
-        except (jax.errors.JaxRuntimeError, Away):  # the devices' trouble or the network's, not the file's
+            state = with_retries(load) if share[1] == 1 else load()  # hosts that load together cannot retry one by one
+        except (
+            jax.errors.JaxRuntimeError,
+            StorageUnavailable,
+        ):  # a fault of the devices or the network, not of the files
             raise
         except Exception as error:
             raise UserError(
-                f"the checkpoint of step {commit.step} cannot be read, though its files are what was committed",
+                "E-CHECKPOINT-006",
+                f"the checkpoint of step {commit.step} cannot be read, although its files are unchanged",
                 why=first_line(error),
                 fix="run the same command again; if it fails again, please report it with this text",
             ) from error
@@ -189,26 +226,29 @@ class Reader:
         older = [other.step for other in self.log.commits() if other.number < commit.number]
         where = f"{self.place.address}/{commit.folder}"
         raise Damaged(
+            "E-CHECKPOINT-007",
             f"the checkpoint of step {commit.step} is damaged",
             why=f"{found or 'another host found it damaged'}\n{where}",
-            fix=f"take the one before it, step {older[-1]}"
+            fix=f"use the checkpoint before it, step {older[-1]}"
             if older
             else "check the disk; there is no older checkpoint",
         )
 
     def _require_same_model(self, commit: Commit, like: Any, part: str | None) -> None:
-        saved = self.place.patiently(lambda: orbax.metadata(f"{self.place.address}/{commit.folder}").metadata)
+        saved = self.place.with_retries(lambda: orbax.metadata(f"{self.place.address}/{commit.folder}").metadata)
         if part is not None:
             saved, like = {part: saved.get(part)}, {part: like}
         difference = first_difference(saved, like)
         if difference is not None:
             raise UserError(
-                f"the checkpoint of step {commit.step} is of another model or optimizer",
+                "E-CHECKPOINT-008",
+                f"the checkpoint of step {commit.step} belongs to another model or optimizer",
                 why=f"{difference.name}: {difference.saved or 'nothing'} in the checkpoint, "
                 f"{difference.wanted or 'nothing'} in the job\n{self.place.address}/{commit.folder}",
-                fix="set the job back to what it was, or give it another name to start afresh",
+                fix="undo the change of the job, or give it another name to start a new run",
             )
 
 
 def first_line(error: Exception) -> str:
+    """Return the first line of an exception's text, or the name of its type."""
     return (str(error).splitlines() or [type(error).__name__])[0]

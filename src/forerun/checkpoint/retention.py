@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the last, one every so many steps, and the best."""
+"""The rules that select which checkpoints are kept: the newest, one every N steps, and the best."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from forerun.checkpoint.log import Commit
 
 @dataclass(frozen=True)
 class Retention:
-    """A checkpoint stays if any of the three rules keeps it.
+    """Rules for the checkpoints to keep. A checkpoint is kept if any of the three rules selects it.
 
     Args:
-      last: the newest so many.
-      every: each whose step is a multiple of this.
-      best: the so many whose record has the lowest `figure`; without a finite one, a checkpoint is not among them.
+      last: number of newest checkpoints to keep.
+      every: keep checkpoints whose step is a multiple of this; None: this rule selects none.
+      best: number of checkpoints with the lowest `figure` to keep. Those without a finite figure are never selected.
+      figure: key of the record that ranks checkpoints.
     """
 
     last: int
@@ -25,7 +26,10 @@ class Retention:
     figure: str = "loss"
 
     def kept(self, commits: Sequence[Commit]) -> list[Commit]:
-        """Of `commits`, by ascending number. What lies ahead of the newest is left from before a rewind: it goes."""
+        """Return the commits to keep, by ascending number.
+
+        Earlier commits with a step not below that of the newest are not kept: the run was rewound after them.
+        """
         if not commits:
             return []
         newest = commits[-1]
@@ -39,6 +43,7 @@ class Retention:
         ][::-1]
 
     def _figure(self, commit: Commit) -> float:
+        """Return the figure of a commit, or infinity if it has no finite one."""
         value = commit.record.get(self.figure)
         finite = isinstance(value, int | float) and math.isfinite(value)
         return float(value) if finite else math.inf  # type: ignore[arg-type]

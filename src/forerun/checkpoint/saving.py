@@ -1,19 +1,140 @@
-"""How Orbax saves: its settings, and a copy of the state from which a save can be tried again."""
+"""Writers, which store the arrays of a save in its folder.
+
+A save has two phases. `start` runs in the thread that trains, and returns as soon as the next step may reuse the
+state's buffers. `write` runs in the background, and returns when the arrays are stored.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import jax
 from orbax.checkpoint import v1 as orbax
 
 from forerun.checkpoint import hosts
+from forerun.checkpoint.orbax_logs import forget, release
+from forerun.checkpoint.storage.place import StoragePlace
+
+
+class Writer(Protocol):
+    """Writes the arrays of one save."""
+
+    @property
+    def folder(self) -> str:
+        """The folder of the newest try."""
+
+    @property
+    def tries(self) -> int:
+        """Number of tries that `write` has begun."""
+
+    def start(self, state: Any) -> None:
+        """Start to copy or write a pytree of arrays. Called once, before `write` begins its work."""
+
+    def write(self) -> str:
+        """Wait until all arrays are stored, and return their folder."""
+
+
+class SingleTryWriter:
+    """Writes the arrays once, directly from the devices.
+
+    This is for a disk, where waiting does not help, and for several hosts. Hosts that save together cannot try again
+    one by one. Their failed save raises an error, and the supervisors restart the run.
+    """
+
+    tries = 1
+
+    def __init__(self, place: StoragePlace, context: orbax.Context, new_folder: Callable[[], str]) -> None:
+        self._place, self._context, self.folder = place, context, new_folder()
+        self._response: orbax.AsyncResponse[None] | None = None
+
+    def start(self, state: Any) -> None:
+        if hosts.is_first():
+            self._place.require_folders(self.folder)
+        self._response = begin_save(self._place, self._context, self.folder, state)
+
+    def write(self) -> str:
+        assert self._response is not None
+        finish_save(self._response)
+        return self.folder
+
+
+class RetryingWriter:
+    """Writes from a copy of the arrays in the host's memory, and tries again while the place does not answer.
+
+    This is for one host that saves to a bucket. Each try has its own folder, because threads of an earlier try may
+    still be writing.
+    """
+
+    def __init__(self, place: StoragePlace, context: orbax.Context, new_folder: Callable[[], str]) -> None:
+        self._place, self._context, self._new_folder = place, context, new_folder
+        self.folder, self.tries = new_folder(), 0
+        self._copy: Any = None
+
+    def start(self, state: Any) -> None:
+        self._copy = host_copy(state)
+
+    def write(self) -> str:
+        try:
+            self._place.with_retries(self._try)
+        finally:
+            self._copy = None  # it is as large as the state
+        return self.folder
+
+    def _try(self) -> None:
+        self.tries += 1
+        if self.tries > 1:
+            self.folder = self._new_folder()
+        self._place.require_folders(self.folder)
+        finish_save(begin_save(self._place, self._context, self.folder, self._copy))
+
+
+def writer_for(place: StoragePlace, context: orbax.Context, new_folder: Callable[[], str]) -> Writer:
+    """Return the writer for one save to this place.
+
+    Args:
+      place: where the checkpoints are stored.
+      context: settings of Orbax.
+      new_folder: returns the name of a new folder at each call.
+    """
+    retries = place.patience is not None and not hosts.several()
+    return (RetryingWriter if retries else SingleTryWriter)(place, context, new_folder)
+
+
+def begin_save(place: StoragePlace, context: orbax.Context, folder: str, state: Any) -> orbax.AsyncResponse[None]:
+    """Start a save by Orbax. It has copied the state from the devices when this function returns."""
+    try:
+        with context:
+            return orbax.save_async(f"{place.address}/{folder}", state)
+    except BaseException:  # also Ctrl-C
+        release_threads()
+        raise
+
+
+def finish_save(response: orbax.AsyncResponse[None]) -> None:
+    """Wait until a save by Orbax has ended on all hosts. Raise its error if it failed."""
+    try:
+        response.result()
+    except BaseException:
+        release_threads()
+        raise
+    finally:
+        forget(response)
+
+
+def release_threads() -> None:
+    """End the threads of Orbax that wait for the folders of a failed save. They would wait for minutes.
+
+    This does nothing on several hosts, because the signals that end the threads would not reach the other hosts.
+    """
+    if not hosts.several():
+        release()
 
 
 def host_copy(state: Any) -> Any:
     """Return a copy of the arrays in the host's memory.
 
-    The copy is begun before the next step may reuse the devices' buffers, and this function does not wait for its end.
+    The copy starts before the next step may reuse the devices' buffers. This function does not wait until it ends.
     """
 
     def copy(leaf: Any) -> Any:
@@ -25,11 +146,12 @@ def host_copy(state: Any) -> Any:
 
 
 def orbax_context() -> orbax.Context:
-    """Return the settings for saves."""
+    """Return the settings of Orbax for saves."""
     context = orbax.Context()
-    context.multiprocessing.active_processes = hosts.everybody()
-    # Cutting replicated arrays into slices, one per replica, would compile programs in the middle of a run.
+    context.multiprocessing.active_processes = hosts.all_hosts()
+    # To cut replicated arrays into slices, one per replica, Orbax would compile programs in the middle of a run.
     context.array.saving.use_replica_parallel = False
-    # Trained weights shrink by a twelfth, for most of a save's time; and without it the disk needed is known.
+    # Compression makes trained weights smaller by only a twelfth, and takes most of a save's time. Without it, the
+    # space that a checkpoint needs is known before the run.
     context.array.saving.use_compression = False
     return context

@@ -1,8 +1,8 @@
-"""A run's checkpoints in one folder: written by Orbax in the background, proven, committed and kept by us.
+"""The checkpoints of a run, in one folder.
 
-Orbax (`orbax.checkpoint.v1`, which it announces as the top level of its 1.0) writes the arrays of a save into a folder
-of their own, `<step>-<fence>-<attempt>`. When they are whole, a thread of ours computes the digest of every file and
-appends one record to the log (`forerun.checkpoint.log`). A folder without a record does not exist.
+Orbax (`orbax.checkpoint.v1`, which becomes the top level of its 1.0) writes the arrays of a save into a new folder,
+`<step>-<fence>-<attempt>`. When they are complete, a background thread computes the digest of every file and appends
+one record to the log (`forerun.checkpoint.log`). A folder without a record does not count.
 """
 
 from __future__ import annotations
@@ -26,61 +26,68 @@ import numpy as np
 from orbax.checkpoint import v1 as orbax
 
 from forerun.checkpoint import hosts
-from forerun.checkpoint.log import Broken, Commit
+from forerun.checkpoint.log import BrokenRecord, Commit
 from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.parts import PARTS, Attach, remove_unnamed
-from forerun.checkpoint.patience import Away, Patience
-from forerun.checkpoint.quiet import forget, release
-from forerun.checkpoint.reader import STEP_FOLDER, Reader, Restored, first_line
+from forerun.checkpoint.reader import STEP_FOLDER, Reader, RestoredCheckpoint, first_line
 from forerun.checkpoint.retention import Retention
-from forerun.checkpoint.saving import host_copy, orbax_context
+from forerun.checkpoint.saving import Writer, orbax_context, release_threads, writer_for
+from forerun.checkpoint.storage.retries import RetrySchedule, StorageUnavailable
 from forerun.errors import StorageError, UserError
 from forerun.units import Seconds
 
 T = TypeVar("T")
 
-_DISK_TROUBLE = ("os_error_code", "Failed writing", "No space left", "Read-only file system", "Permission denied")
-_REMOVALS = 5
+_DISK_ERRORS = ("os_error_code", "Failed writing", "No space left", "Read-only file system", "Permission denied")
+_REMOVALS = 5  # tries to remove a failed save
 _BETWEEN_REMOVALS_SECONDS = 0.05
-_QUIET_SECONDS = 2.0  # of waiting for a save before it is told, and then between two words about it
-_BETWEEN_WORDS_SECONDS = 30.0
+_QUIET_SECONDS = 2.0  # waiting time for a save before it is reported
+_BETWEEN_REPORTS_SECONDS = 30.0  # between two such reports
 
 
 class SaveFailed(StorageError):
-    """The run may go on without this checkpoint; what was committed before is whole."""
+    """A checkpoint was not saved. Those that were committed before are complete, and the run may continue."""
 
 
 class TakenOver(UserError):
-    """Another process owns the run now: this one must stop."""
+    """Another process owns the run now, so this one must stop."""
 
 
 @dataclass
-class _Saving:
-    """A save under way. Where there may be several tries, they write the `copy`; else `save` has `started` the one."""
+class _Save:
+    """A save under way.
+
+    The training thread sets `started` after `writer.start`. The background thread waits for it, and sets `done` after
+    the commit. Both futures also pass on exceptions.
+    """
 
     step: int
     record: dict[str, Any]
-    folder: str
+    writer: Writer
     attach: Attach | None = None
-    copy: Any = None
-    tries: int = 0
     began: float = field(default_factory=time.monotonic)
-    started: Future[orbax.AsyncResponse[None] | None] = field(default_factory=Future)
+    started: Future[None] = field(default_factory=Future)
     done: Future[None] = field(default_factory=Future)
 
 
-class Store:
-    """Checkpoints by step, of which those stay that `keep` says (a number: the newest so many).
+class CheckpointStore:
+    """Saves and restores checkpoints by step.
 
-    Opening it takes the run over (to look only, there is `Reader`): a process that owned it before is refused its next
-    commit, and what interrupted saves of former owners left behind is removed. `save` returns as soon as the state
-    is copied. What goes wrong afterwards is raised by `check`, which costs nothing and is meant to be called at every
-    step, and by `save`, `wait` and `close`. On several hosts every process makes the same calls.
+    Opening a store takes the run over (`Reader` only reads). Former owners cannot commit any more, and leftovers of
+    their interrupted saves are removed. On several hosts, every process must make the same calls.
 
-    A bucket that does not answer is not an error for as long as `patience` says: the save is tried again in the
-    background, from a copy of the state in the host's memory, while steps go on. Only the next save waits for it.
-    `tell` gets a line about each such trouble and wait, always in the thread that calls the store. (Hosts that save
-    together cannot try again one by one: there a failed save is raised, and their supervisors start again.)
+    `save` returns as soon as the state is copied. Later errors are raised by `check`, which is cheap and meant for
+    every step, and by `save`, `wait` and `close`.
+
+    If a bucket does not answer, the save is tried again in the background within `patience`, while steps continue. It
+    uses a copy of the state in the host's memory. Only the next save waits for it.
+
+    Args:
+      folder: the folder or bucket of the checkpoints.
+      keep: which checkpoints are kept; a number keeps that many of the newest.
+      owner: the name of this process in the log; by default the host name and the process id.
+      patience: how long to try again if a bucket does not answer.
+      tell: receives a line about each failed try and long wait, always in the thread that calls the store.
     """
 
     def __init__(
@@ -89,57 +96,61 @@ class Store:
         *,
         keep: int | Retention,
         owner: str | None = None,
-        patience: Patience | None = None,
+        patience: RetrySchedule | None = None,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.retention = keep if isinstance(keep, Retention) else Retention(last=keep)
-        self._tell, self._words, self._thread = tell, deque[str](), threading.get_ident()
-        self.reader = Reader(folder, patience or Patience(), self._say)
+        self._tell, self._lines, self._thread = tell, deque[str](), threading.get_ident()
+        self.reader = Reader(folder, patience or RetrySchedule(), self._report)
         self.reader.require_records()
         self._log, self._place = self.reader.log, self.reader.place
         self._context = orbax_context()
-        self._saving: _Saving | None = None
+        self._saving: _Save | None = None
         self._attempts = 0
         self.save_seconds: float | None = None  # of the last save, from its call to its commit
-        self.fence = hosts.told_by_first(self._claimed(owner) if hosts.is_first() else 0)
+        self.fence = hosts.broadcast_from_first(self._claim(owner) if hosts.is_first() else 0)
         self._next = self.fence + 1
         if hosts.several():
             self._rehearse()
 
     def save(self, step: int, state: Any, record: Mapping[str, Any], attach: Attach | None = None) -> None:
-        """Save a pytree of arrays and a record that JSON can hold; waits only for an earlier save.
+        """Start to save a pytree of arrays. Wait only for an earlier save, and for the copy of the arrays.
 
-        `attach` stores parts of the run's files, in the background before the commit, and returns what to record.
+        Args:
+          step: the step of the checkpoint.
+          state: the arrays.
+          record: values for the commit record, which JSON can represent.
+          attach: stores parts of the run's files, in the background before the commit, and returns what to record.
+
+        Raises:
+          SaveFailed: an earlier save failed, or this one cannot be started.
+          TakenOver: another process owns the run now.
         """
         self._settle()
-        saving = _Saving(step, json.loads(json.dumps(record)), self._new_folder(step), attach)
-        # The thread is there before Orbax's are busy: to start one then would cost the step milliseconds.
-        threading.Thread(target=self._finish, args=(saving,), name="checkpoint", daemon=True).start()
+        writer = writer_for(self._place, self._context, lambda: self._new_folder(step))
+        save = _Save(step, json.loads(json.dumps(record)), writer, attach)
+        # Start the thread before those of Orbax are busy. Starting it later would delay the step by milliseconds.
+        threading.Thread(target=self._finish, args=(save,), name="checkpoint", daemon=True).start()
         try:
-            if self._place.patience is not None and hosts.part()[1] == 1:
-                saving.copy = host_copy(state)
-                saving.started.set_result(None)
-            else:
-                if hosts.is_first():
-                    self._place.require_folders(saving.folder)
-                saving.started.set_result(self._begun(saving.folder, state))
-        except BaseException as error:  # also Ctrl-C: the end of the process would wait for Orbax's threads
-            _release_threads()
-            if not saving.started.done():
-                saving.started.set_exception(error)
+            writer.start(state)
+            save.started.set_result(None)
+        except BaseException as error:  # also Ctrl-C: otherwise the process would wait for Orbax's threads at its end
+            release_threads()
+            if not save.started.done():
+                save.started.set_exception(error)
             if isinstance(error, Exception):
-                saving.done.result()
+                save.done.result()  # raises the error as the background thread explains it
             raise
-        self._saving = saving
+        self._saving = save
 
     def check(self) -> None:
-        """Tell and raise what went wrong in the background since the last call, if anything did."""
-        self._tell_words()
+        """Report messages from the background. Raise the error of a save that has failed since the last call."""
+        self._report_lines()
         if self._saving is not None and self._saving.done.done():
             self._settle()
 
     def steps(self) -> list[int]:
-        """The steps of committed checkpoints, ascending; a save under way is not among them."""
+        """Return the steps of committed checkpoints, ascending. A save under way is not included."""
         return self.reader.steps()
 
     def newest(self) -> int | None:
@@ -151,11 +162,11 @@ class Store:
     def restore(self, step: int, like: T) -> T:
         return self.reader.restore(step, like)
 
-    def restore_newest(self, like: T) -> Restored[T] | None:
+    def restore_newest(self, like: T) -> RestoredCheckpoint[T] | None:
         return self.reader.restore_newest(like)
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Return when the save under way is committed; after `seconds`, without it and False."""
+        """Wait for the save under way. Return whether it was committed within `seconds`."""
         return self._settle(seconds)
 
     def close(self) -> None:
@@ -167,33 +178,36 @@ class Store:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None and self._saving is not None and self._saving.tries > 1:
-            self._settle(0.0)  # who ends a run does not wait for a bucket that is away
+        if error is not None and self._saving is not None and self._saving.writer.tries > 1:
+            self._settle(0.0)  # a failed run does not wait for a bucket that does not answer
         self.close()
 
-    def _claimed(self, owner: str | None) -> int:
+    def _claim(self, owner: str | None) -> int:
+        """Claim the run, remove leftovers of former owners, and return the fencing number."""
         name = owner or f"{socket.gethostname()}:{os.getpid()}"
         try:
-            fence = self._place.patiently(lambda: self._log.claim(name)).fence
-        except Away:
+            fence = self._place.with_retries(lambda: self._log.claim(name)).fence
+        except StorageUnavailable:
             raise
         except OSError as error:
             raise StorageError(
+                "E-CHECKPOINT-010",
                 f"the run in {self._place.address} cannot be taken over: nothing can be written there",
                 why=first_line(error),
-                fix="make room and mend permissions there, then run the same command again",
+                fix="free space or correct the permissions there, then run the same command again",
             ) from error
         with suppress(OSError):
             self._remove_leftovers(fence, fence)
         return fence
 
     def _rehearse(self) -> None:
-        """On several hosts: does each see the same folder? And a small save, for what Orbax compiles at its first."""
+        """Check that this host sees the folder of host 0, and do a small save: Orbax compiles in its first one."""
         owner = self._log.owner()
         if owner is None or owner.number != self.fence:
             raise UserError(
+                "E-CHECKPOINT-011",
                 f"this host does not see what host 0 writes to {self._place.address}",
-                why=f"claim {self.fence} of host 0 is not there: is it a disk of this host alone?",
+                why=f"claim {self.fence} of host 0 is not there; the folder may be on a disk of this host only",
                 fix="put the run's folder on a file system that all hosts share, or in a bucket",
             )
         folder = f"0-{self.fence}-0"
@@ -207,135 +221,113 @@ class Store:
         return f"{step}-{self.fence}-{self._attempts}"
 
     def _settle(self, seconds: float | None = None) -> bool:
-        saving, self._saving = self._saving, None
-        if saving is None:
+        """Wait for the save under way, and raise its error. Return False if it did not end within `seconds`."""
+        save, self._saving = self._saving, None
+        if save is None:
             return True
         deadline = None if seconds is None else time.monotonic() + seconds
         pause = _QUIET_SECONDS
-        while not saving.done.done():
+        while not save.done.done():
             left = None if deadline is None else deadline - time.monotonic()
-            wait_for([saving.done], pause if left is None else max(0.0, min(pause, left)))
-            self._tell_words()
-            age = Seconds(time.monotonic() - saving.began)
-            if saving.done.done():
+            wait_for([save.done], pause if left is None else max(0.0, min(pause, left)))
+            self._report_lines()
+            age = Seconds(time.monotonic() - save.began)
+            if save.done.done():
                 break
             if left is not None and left <= pause:
-                self._tell(f"the checkpoint of step {saving.step} is not saved after {age}, and is given up")
+                self._tell(f"the checkpoint of step {save.step} was not saved within {age}, and is given up")
                 return False
-            self._tell(f"waiting for the checkpoint of step {saving.step}, begun {age} ago")
-            pause = _BETWEEN_WORDS_SECONDS
-        self._tell_words()
-        saving.done.result()
+            self._tell(f"waiting for the checkpoint of step {save.step}, which started {age} ago")
+            pause = _BETWEEN_REPORTS_SECONDS
+        self._report_lines()
+        save.done.result()
         return True
 
-    def _say(self, text: str) -> None:
-        """A line for the user, from any thread; from the background it waits for the next call."""
+    def _report(self, text: str) -> None:
+        """Report a line to the user. A line from a background thread is kept for the next call of the store."""
         if threading.get_ident() == self._thread:
             self._tell(text)
         else:
-            self._words.append(text)
+            self._lines.append(text)
 
-    def _tell_words(self) -> None:
-        while self._words:
-            self._tell(self._words.popleft())
+    def _report_lines(self) -> None:
+        """Report the lines that background threads have left."""
+        while self._lines:
+            self._tell(self._lines.popleft())
 
-    def _finish(self, saving: _Saving) -> None:
-        """In the background: from the arrays' last byte to the record."""
+    def _finish(self, save: _Save) -> None:
+        """Finish a save in the background thread, and pass on its result or its error."""
         try:
-            self._commit(saving)
-            self.save_seconds = time.monotonic() - saving.began
+            self._write_and_commit(save)
+            self.save_seconds = time.monotonic() - save.began
         except BaseException as error:
-            saving.copy = None
-            saving.done.set_exception(error)
+            save.done.set_exception(error)
         else:
-            saving.copy = None
-            saving.done.set_result(None)
+            save.done.set_result(None)
 
-    def _commit(self, saving: _Saving) -> None:
-        step = saving.step
+    def _write_and_commit(self, save: _Save) -> None:
+        """Write the arrays, compute the digests, append the record, and clean up.
+
+        All hosts write. The first host does the rest for all of them.
+        """
         try:
-            response = saving.started.result()
-            if response is not None:
-                committed = self._written(saving, response)
-            else:
-                committed = self._place.patiently(lambda: self._attempt(saving))
-        except Away as error:
-            raise self._not_saved(step, error) from error  # what it left, the next owner removes
+            save.started.result()
+            folder = save.writer.write()
+            if not hosts.is_first():
+                return
+            files = self._digest(save, folder)
+            committed = self._place.with_retries(lambda: self._append_record(save.step, folder, files, save.record))
+        except StorageUnavailable as error:
+            raise self._not_saved(save.step, error) from error  # the next owner removes the files of this save
         except Exception as error:
-            self._discard(saving.folder)
-            if self._is_taken_over():  # a new owner removes what we were writing: then this is no trouble of the disk
-                raise self._taken_over(step) from error
-            if isinstance(error, OSError) or any(words in str(error) for words in _DISK_TROUBLE):
-                raise self._not_saved(step, error) from error
+            self._discard(save.writer.folder)
+            if self._is_taken_over():  # the new owner may have removed the files: the disk is not at fault
+                raise self._taken_over(save.step) from error
+            if isinstance(error, OSError) or any(words in str(error) for words in _DISK_ERRORS):
+                raise self._not_saved(save.step, error) from error
             raise
         if not committed:
-            self._discard(saving.folder)
-            raise self._taken_over(step)
-        if hosts.is_first():
-            self._clean()
+            self._discard(folder)
+            raise self._taken_over(save.step)
+        self._clean()
 
-    def _begun(self, folder: str, state: Any) -> orbax.AsyncResponse[None]:
-        try:
-            with self._context:
-                return orbax.save_async(f"{self._place.address}/{folder}", state)
-        except BaseException:
-            _release_threads()
-            raise
+    def _digest(self, save: _Save, folder: str) -> dict[str, tuple[int, str]]:
+        """Flush the arrays, store the parts of the run's files, and return size and digest of each array file."""
+        self._place.flush(folder)
+        if (attach := save.attach) is not None:
+            save.record[PARTS] = self._place.with_retries(lambda: attach(self._place, folder))
+        return self._place.with_retries(lambda: manifest_of(self._place, folder))
 
-    def _attempt(self, saving: _Saving) -> bool:
-        """From the copy, each time into a folder of its own: writers of the time before may still be ending."""
-        saving.tries += 1
-        if saving.tries > 1:
-            saving.folder = self._new_folder(saving.step)
-        self._place.require_folders(saving.folder)
-        return self._written(saving, self._begun(saving.folder, saving.copy))
-
-    def _written(self, saving: _Saving, response: orbax.AsyncResponse[None]) -> bool:
-        """Arrays, digests, record; False if another owner has taken the record's number."""
-        try:
-            response.result()
-        except BaseException:
-            _release_threads()
-            raise
-        finally:
-            forget(response)
-        if not hosts.is_first():
-            return True
-        self._place.flush(saving.folder)
-        if (attach := saving.attach) is not None:
-            saving.record[PARTS] = self._place.patiently(lambda: attach(self._place, saving.folder))
-        files = self._place.patiently(lambda: manifest_of(self._place, saving.folder))
-        return self._place.patiently(lambda: self._appended(saving.step, saving.folder, files, saving.record))
-
-    def _appended(self, step: int, folder: str, files: dict[str, tuple[int, str]], record: dict[str, Any]) -> bool:
+    def _append_record(self, step: int, folder: str, files: dict[str, tuple[int, str]], record: dict[str, Any]) -> bool:
+        """Append the commit record. Return False if another owner has taken its number."""
         while True:
             commit = Commit(self._next, self.fence, step, folder, files, record)
             if self._log.commit(commit):
                 self._next += 1
                 return True
-            there = next((other for other in self._log.records() if other.number == commit.number), None)
-            if not isinstance(there, Commit) or there.fence != self.fence:
+            existing = next((other for other in self._log.records() if other.number == commit.number), None)
+            if not isinstance(existing, Commit) or existing.fence != self.fence:
                 return False
-            self._next += 1  # ours, from a write that succeeded though it was told to have failed
-            if there.folder == folder:
+            self._next += 1  # a write of this process succeeded although it was reported as failed
+            if existing.folder == folder:
                 return True
 
     def _clean(self) -> None:
-        """Remove what need not stay: records first, so that a kill in between leaves files that do not count."""
-        with suppress(OSError):  # what cannot be removed now, the next save or the next owner removes
+        """Remove checkpoints that are not kept, records first: a kill in between leaves files that do not count."""
+        with suppress(OSError):  # the next save or the next owner removes the rest
             commits = self._log.commits()
             kept = self.retention.kept(commits)
             for commit in commits:
                 if commit not in kept:
                     self._log.remove(commit)
-            self._log.bury_broken()
+            self._log.replace_broken()
             self._remove_leftovers(self.fence, self._next - 1)
 
     def _remove_leftovers(self, fence: int, last: int) -> None:
-        """Folders of this owner and of former ones, which can commit nothing more, that no record names."""
+        """Remove folders that no record names, of this owner and of former ones, which cannot commit any more."""
         records = self._log.records()
-        if any(isinstance(record, Broken) for record in records):
-            return  # it may name any of them
+        if any(isinstance(record, BrokenRecord) for record in records):
+            return  # a broken record may name any of them
         named = {record.folder for record in records if isinstance(record, Commit)}
         self._log.remove_parts(last)
         for name in self._place.names():
@@ -345,11 +337,14 @@ class Store:
         remove_unnamed(self._place, fence, [record for record in records if isinstance(record, Commit)])
 
     def _discard(self, folder: str) -> None:
-        """A failed save must not keep a full disk full. Its writers may still be ending: hence more than one try."""
+        """Remove a failed save, so that a full disk does not stay full.
+
+        Threads of Orbax may still create files, so this tries more than once.
+        """
         try:
             if not hosts.is_first() or any(commit.folder == folder for commit in self._log.commits()):
                 return
-        except Away:
+        except StorageUnavailable:
             return
         for _ in range(_REMOVALS):
             try:
@@ -363,16 +358,17 @@ class Store:
             time.sleep(_BETWEEN_REMOVALS_SECONDS)
 
     def _not_saved(self, step: int, error: Exception) -> SaveFailed:
-        if isinstance(error, Away):
-            why = f"{error.what}, in {Seconds((self._place.patience or Patience()).total_seconds)}: {error.why}"
-            fix = "mend the network or the bucket; the same command resumes from the newest checkpoint there"
-            return SaveFailed(f"the checkpoint of step {step} was not saved", why=why, fix=fix)
+        if isinstance(error, StorageUnavailable):
+            why = f"{error.what}, in {Seconds((self._place.patience or RetrySchedule()).total_seconds)}: {error.why}"
+            fix = "check the network and the bucket; the same command resumes from the newest checkpoint there"
+            return SaveFailed("E-CHECKPOINT-016", f"the checkpoint of step {step} was not saved", why=why, fix=fix)
         newest = self.newest()
-        rest = "no earlier one exists" if newest is None else f"step {newest} is whole: the same command resumes there"
+        rest = "no earlier one exists" if newest is None else f"the same command resumes from step {newest}"
         return SaveFailed(
+            "E-CHECKPOINT-017",
             f"the checkpoint of step {step} was not saved",
             why=first_line(error),
-            fix=f"make room and mend permissions in {self._place.address}; {rest}",
+            fix=f"free space or correct the permissions in {self._place.address}; {rest}",
         )
 
     def _is_taken_over(self) -> bool:
@@ -386,13 +382,8 @@ class Store:
         owner = self._log.owner()
         who = f"claim {owner.number} by {owner.owner}" if owner else "its claim cannot be read"
         return TakenOver(
+            "E-CHECKPOINT-012",
             f"the checkpoint of step {step} was not saved: another process has taken this run over",
             why=f"{who}; this process holds claim {self.fence}\n{self._place.address}",
-            fix="nothing, if that one was meant to go on; else stop it and start the same command again",
+            fix="nothing, if the other process should continue; otherwise stop it and run the same command again",
         )
-
-
-def _release_threads() -> None:
-    """After a save that failed on one host: end the threads of Orbax that would wait for its folders for minutes."""
-    if not hosts.several():
-        release()

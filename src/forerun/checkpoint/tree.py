@@ -1,4 +1,4 @@
-"""Does a saved tree fit the job's? Compared leaf by leaf, by name, shape and dtype, before anything is read."""
+"""Comparison of a saved tree with the job's, by name, shape and dtype of each leaf, before any array is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import jax.numpy as jnp
 
 
 @dataclass(frozen=True)
-class Leaf:
+class SavedLeaf:
+    """Shape and dtype of an array, printed for example as `float32[32000,512]`."""
+
     shape: tuple[int, ...]
     dtype: str
 
@@ -21,15 +23,20 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first leaf that differs; None where one side does not have it."""
+    """A leaf that differs; `saved` or `wanted` is None if that side does not have it."""
 
     name: str
-    saved: Leaf | None
-    wanted: Leaf | None
+    saved: SavedLeaf | None
+    wanted: SavedLeaf | None
 
 
 def first_difference(saved: Any, wanted: Any) -> Difference | None:
-    """`saved` is what the checkpoint says of itself (nested dicts and lists), `wanted` the job's pytree of shapes."""
+    """Return the first leaf that differs, or None.
+
+    Args:
+      saved: metadata of the checkpoint, as nested dicts and lists.
+      wanted: the job's pytree of shapes.
+    """
     have, want = dict(_saved_leaves(saved, ())), dict(_wanted_leaves(wanted))
     for name in (*want, *(name for name in have if name not in want)):
         if have.get(name) != want.get(name):
@@ -37,14 +44,14 @@ def first_difference(saved: Any, wanted: Any) -> Difference | None:
     return None
 
 
-def _wanted_leaves(tree: Any) -> Iterator[tuple[str, Leaf]]:
+def _wanted_leaves(tree: Any) -> Iterator[tuple[str, SavedLeaf]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.eval_shape(jax.random.key_data, leaf)
-        yield jax.tree_util.keystr(path, simple=True, separator="."), Leaf(tuple(leaf.shape), str(leaf.dtype))
+            leaf = jax.eval_shape(jax.random.key_data, leaf)  # keys are saved as integers
+        yield jax.tree_util.keystr(path, simple=True, separator="."), SavedLeaf(tuple(leaf.shape), str(leaf.dtype))
 
 
-def _saved_leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Leaf]]:
+def _saved_leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, SavedLeaf]]:
     if tree is None:
         return
     if isinstance(tree, dict):
@@ -54,4 +61,4 @@ def _saved_leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Leaf]
         for index, value in enumerate(tree):
             yield from _saved_leaves(value, (*path, str(index)))
     else:
-        yield ".".join(path), Leaf(tuple(tree.shape), str(tree.dtype))
+        yield ".".join(path), SavedLeaf(tuple(tree.shape), str(tree.dtype))

@@ -1,4 +1,4 @@
-"""The weights alone of a run's newest good checkpoint, for reading: a run may go on meanwhile."""
+"""Weights of a run's checkpoints, for commands that only read them. The run may continue meanwhile."""
 
 from __future__ import annotations
 
@@ -11,11 +11,15 @@ from forerun.errors import UserError
 
 
 def newest_step(folder: Path | str) -> int:
-    """The step of the newest checkpoint whose files are what was committed; damaged ones are passed over."""
+    """Return the step of the newest checkpoint that is not damaged. Raise UserError if the run has no checkpoint.
+
+    If all checkpoints are damaged, this is the newest one, and reading it reports the damage.
+    """
     reader = Reader(folder)
     found = reader.newest_good()
     if found is None:
         raise UserError(
+            "E-CHECKPOINT-013",
             f"{str(folder).rpartition('/')[0]} has no checkpoint yet",
             why=f"{folder} is empty or missing",
             fix="train it first: forerun train job.yaml",
@@ -24,8 +28,16 @@ def newest_step(folder: Path | str) -> int:
 
 
 def chosen_step(folder: Path | str, which: str) -> int:
-    """`newest`, `best` (the lowest loss on the validation, or on the training data where there is none; of those that
-    are kept), or a number. Its files are verified when it is read."""
+    """Return the step that `--step` selects. Its files are verified when it is read.
+
+    Args:
+      folder: the folder of the checkpoints.
+      which: `newest`, `best`, or the number of a step. The best is the kept checkpoint with the lowest recorded loss,
+        which is that of the validation, or of the training if the job has no validation data.
+
+    Raises:
+      UserError: there is no such checkpoint, or none has a loss.
+    """
     if which == "newest":
         return newest_step(folder)
     reader = Reader(folder)
@@ -35,13 +47,21 @@ def chosen_step(folder: Path | str, which: str) -> int:
     known = {step: loss for step, loss in losses.items() if isinstance(loss, float) and math.isfinite(loss)}
     if not known:
         raise UserError(
+            "E-CHECKPOINT-014",
             f"no checkpoint of {folder} has a loss to choose the best by",
             why=f"checkpoints: {', '.join(map(str, losses)) or 'none'}",
-            fix="leave --step out: the newest is taken",
+            fix="omit --step to use the newest checkpoint",
         )
     return min(known, key=lambda step: (known[step], -step))
 
 
 def restore_weights(folder: Path | str, step: int, like: Any, *, part: str = "params") -> Any:
-    """`part` of the state (params, or average) as the tree of `like`: shapes with shardings. Verified."""
+    """Return a part of the state of `step`, after its files were verified.
+
+    Args:
+      folder: the folder of the checkpoints.
+      step: the step of the checkpoint.
+      like: a tree of shapes with shardings, whose structure the result has.
+      part: `params` or `average`.
+    """
     return Reader(folder).restore(step, like, part=part)

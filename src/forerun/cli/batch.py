@@ -1,4 +1,4 @@
-"""`forerun generate --batch`: every line of a JSONL file, in its order, and on from where an earlier run stopped."""
+"""`forerun generate --batch`: answer every line of a JSONL file in order, and resume an earlier run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from forerun.cli.source import Source, opened, settings_of
+from forerun.cli.source import opened, settings_of
 from forerun.errors import UserError
 from forerun.files import read_regular
+from forerun.progress import ProgressBar
 from forerun.safe_text import printable
-from forerun.units import GIB, Seconds
+from forerun.units import GIB
+
+if TYPE_CHECKING:
+    from forerun.api.language_model import LanguageModel
 
 MAX_BATCH_BYTES = GIB
 
@@ -28,19 +32,21 @@ def run_batch(args: argparse.Namespace) -> int:
         print(f"{out} has all {done} answers already", file=sys.stderr)
         return 0
     settings = settings_of(args)
-    source = opened(args)
-    ids = prompts_of(source, questions)
+    model = opened(args)
+    ids = prompts_of(model, questions)
     for number, prompt in enumerate(ids, start=1):
-        source.engine.check(prompt, f"{args.batch}, line {number}")
+        model.engine.check(prompt, f"{args.batch}, line {number}")
 
-    from forerun.generate.writing import Writing
-
-    progress = Progress(done, len(questions))
-    with written(out) as file:
+    if done:
+        print(f"{done} of {len(questions)} were answered before", file=sys.stderr)
+    tokens, began = 0, time.monotonic()
+    is_drawable = out is not None or not sys.stdout.isatty()  # answers on the terminal would mix with a bar
+    with written(out) as file, ProgressBar("answers", every_seconds=0, live=is_drawable) as progress:
+        progress.start(len(questions), done)
         for first in range(done, len(ids), args.rows):
             some = ids[first : first + args.rows]
-            turns = [source.turn_stop if "messages" in one else () for one in questions[first : first + args.rows]]
-            writing = Writing(source.engine, some, settings, source.decode, args.stop, row_stops=turns, first_row=first)
+            turns = [model.turn_stop if "messages" in one else () for one in questions[first : first + args.rows]]
+            writing = model.write(some, settings, args.stop, row_stops=turns, first_row=first)
             for _ in writing:
                 pass
             for question, answer in zip(questions[first:], writing.answers, strict=False):
@@ -48,19 +54,28 @@ def run_batch(args: argparse.Namespace) -> int:
                 content = json.dumps(line, ensure_ascii=file is sys.stdout)
                 file.write(printable(content) + "\n")
             file.flush()
-            progress.say(len(some), sum(answer.tokens for answer in writing.answers))
+            tokens += sum(answer.tokens for answer in writing.answers)
+            speed = tokens / max(time.monotonic() - began, 1e-9)
+            progress.update(first + len(some), f"{speed:.0f} tokens/s")
     return 0
 
 
 def read_questions(path: Path) -> list[dict[str, Any]]:
-    """`{"prompt": ...}` or `{"messages": [...]}` of every line."""
+    """Return the `{"prompt": ...}` or `{"messages": [...]}` object of every line."""
     try:
         lines = read_regular(path, MAX_BATCH_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--batch {path} cannot be read", why=str(error), fix="name a JSONL file in UTF-8") from error
+        raise UserError(
+            "E-COMMAND-001", f"--batch {path} cannot be read", why=str(error), fix="name a JSONL file in UTF-8"
+        ) from error
     questions = [_question(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
     if not questions:
-        raise UserError(f"--batch {path} is empty", why="it has no line", fix='write lines such as {"prompt": "..."}')
+        raise UserError(
+            "E-COMMAND-002",
+            f"--batch {path} is empty",
+            why="it has no line",
+            fix='write lines such as {"prompt": "..."}',
+        )
     return questions
 
 
@@ -84,18 +99,18 @@ def _question(line: str, where: str) -> dict[str, Any]:
 
 def _unfit(where: str, why: str) -> UserError:
     fix = '{"prompt": "Once"} or {"messages": [{"role": "user", "content": "Hello"}]}'
-    return UserError(f"{where} is no question", why=why, fix=fix)
+    return UserError("E-COMMAND-003", f"{where} is no question", why=why, fix=fix)
 
 
-def prompts_of(source: Source, questions: Sequence[dict[str, Any]]) -> list[list[int]]:
+def prompts_of(model: LanguageModel, questions: Sequence[dict[str, Any]]) -> list[list[int]]:
     """Return the tokens of the prompts. All messages go through the chat template together, in one child process."""
     conversations = [question["messages"] for question in questions if "messages" in question]
-    rendered = iter(source.chat_ids(conversations) if conversations else ())
-    return [source.plain_ids(one["prompt"]) if "prompt" in one else next(rendered) for one in questions]
+    rendered = iter(model.chat_ids(conversations) if conversations else ())
+    return [model.plain_ids(one["prompt"]) if "prompt" in one else next(rendered) for one in questions]
 
 
 def resumed(out: Path, questions: Sequence[dict[str, Any]]) -> int:
-    """How many answers `out` holds already. A last line that was cut off is taken away."""
+    """Return the number of answers that `out` has already. Remove an incomplete last line."""
     if not out.is_file():  # a pipe or a device holds no earlier answers
         return 0
     content = out.read_bytes()
@@ -110,6 +125,7 @@ def resumed(out: Path, questions: Sequence[dict[str, Any]]) -> int:
             same = False
         if not same:
             raise UserError(
+                "E-COMMAND-004",
                 f"{out}, line {number} does not answer line {number} of the questions",
                 why="an earlier run would be continued, but it had other questions",
                 fix=f"name another file with --out, or remove {out}",
@@ -128,30 +144,12 @@ def written(out: Path | None) -> Iterator[IO[str]]:
     try:
         file = out.open("a", encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written", why=str(error), fix="name another file") from error
+        raise UserError(
+            "E-COMMAND-005", f"--out {out} cannot be written", why=str(error), fix="name another file"
+        ) from error
     try:
         with file:
             yield file
     except OSError as error:
         error.filename = error.filename or str(out)  # a failed write has no file name
         raise
-
-
-class Progress:
-    """One line on stderr per group of rows: how many, how fast, how long still. On a terminal it is the same line."""
-
-    def __init__(self, done: int, total: int) -> None:
-        self._begun_at = self._done = done
-        self._total, self._tokens, self._began = total, 0, time.monotonic()
-        if done:
-            print(f"{done} of {total} were answered before", file=sys.stderr)
-
-    def say(self, answers: int, tokens: int) -> None:
-        self._done, self._tokens = self._done + answers, self._tokens + tokens
-        spent = max(time.monotonic() - self._began, 1e-9)
-        left = Seconds(spent / (self._done - self._begun_at) * (self._total - self._done))
-        told = f"{self._done}/{self._total} answers, {self._tokens / spent:.0f} tokens/s"
-        told += f", {left} to go" if self._done < self._total else f", {Seconds(spent)} in all"
-        terminal = sys.stderr.isatty()
-        end = "\n" if not terminal or self._done == self._total else ""
-        print(f"\r\x1b[K{told}" if terminal else told, end=end, file=sys.stderr, flush=True)

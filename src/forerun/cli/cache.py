@@ -1,27 +1,21 @@
-"""`forerun cache`: a teacher reads the job's data once, and students learn from what was written down."""
+"""`forerun cache`: store the logits of a teacher once, so that students can learn from them."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 
-from forerun.config.load import load
-from forerun.models.plugin import use_job_folder
+from forerun.exit_codes import USER_MISTAKE
 from forerun.units import Bytes, Seconds, Usd
 
 
 def run(args: argparse.Namespace) -> int:
-    loaded = load(args.job, args.overrides)
-    use_job_folder(loaded.path.parent)
+    """Compute the cache of a teacher, or print its size, time and price on slices."""
     if args.on:
         return _planned(args)
-    from forerun.loop.cache import cache
-    from forerun.supervise.chip import free_chip_for
-    from forerun.track.display import make_display
+    from forerun.api.exporting import cache_teacher
+    from forerun.api.jobs import load_job
 
-    free_chip_for(loaded.job.device, print)
-    with make_display(sys.stdout) as display:
-        written = cache(loaded.job, display)
+    written = cache_teacher(load_job(args.job, *args.overrides))
     layout = written.layout
     print(
         f"done: {layout.rows} rows, {Bytes(layout.total_bytes)} in {written.folder}; "
@@ -31,37 +25,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _planned(args: argparse.Namespace) -> int:
-    """Size, time and price on slices that are not here: by the TPU compiler."""
-    from forerun.loop.cache import described, layout_of, require_folder
-    from forerun.loop.concrete import concrete
-    from forerun.loop.corpus import model_vocab, open_corpus
-    from forerun.models.registry import model_of
-    from forerun.models.teacher import teacher_section
-    from forerun.plan.answers import answers
-    from forerun.plan.cache import cached_verdict
-    from forerun.plan.money import Tariff
-    from forerun.plan.progress import Progress
-    from forerun.plan.question import slices_named
-    from forerun.plan.recording import possible_slices, recording_bill, recording_question
+    """Print size, time and price on slices, by the TPU compiler. No TPU is needed."""
+    from forerun.api.exporting import plan_teacher_cache
+    from forerun.api.jobs import load_job
 
-    job = load(args.job, args.overrides).job
-    slices, tariff = slices_named(args.on), Tariff(args.zone, args.prices)
-    tariff.check()
-    slices, impossible = possible_slices(job, slices)
-    require_folder(job)
-    corpus = open_corpus(job)
-    job = concrete(job, corpus)
-    vocab = model_vocab(job)
-    assert vocab is not None, "the job is concrete"
-    layout = layout_of(job, corpus, model_of(teacher_section(job)), vocab)
-    print(f"cache: {described(layout)}")
-    questions = [recording_question(job, one) for one in slices]
-    with Progress(questions, plain_lines=True) as progress:
-        verdicts = answers(questions, progress.phase, cached_verdict)
-    for one in impossible:
+    plan = plan_teacher_cache(load_job(args.job, *args.overrides), on=args.on, zone=args.zone, prices=args.prices)
+    print(f"cache: {plan.description}")
+    for one in plan.impossible:
         print(one.text)
-    for verdict in verdicts:
-        name, bill = verdict.question.slice.name, recording_bill(verdict, layout.rows, tariff)
+    for verdict, bill in plan.results:
+        name = verdict.question.slice.name
         if idle := verdict.question.idle_text():
             print(idle)
         if bill is None:
@@ -82,6 +55,6 @@ def _planned(args: argparse.Namespace) -> int:
         )
     print(
         "before the first batch: start and compile as in forerun plan, and the teacher's files. Not counted: shards "
-        "are written while the teacher goes on, so a slow disk costs time; on spot, a preemption and the wait after it"
+        "are written while the teacher runs, so a slow disk costs time; on spot, a preemption and the wait after it"
     )
-    return 0 if any(verdict.fits for verdict in verdicts) else 2
+    return 0 if plan.fits else USER_MISTAKE

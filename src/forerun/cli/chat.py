@@ -6,15 +6,18 @@ import argparse
 import contextlib
 import re
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forerun import interrupt
-from forerun.cli.source import Source, opened, settings_of
+from forerun.cli.source import opened, settings_of
 from forerun.errors import UserError
-from forerun.interrupt import EXIT_CODE
+from forerun.exit_codes import INTERRUPTED
+
+if TYPE_CHECKING:
+    from forerun.api.language_model import LanguageModel
 
 RESET, SHOW_HELP, LEAVE = "/reset", "/help", ("/exit", "/quit")
-INTERRUPTED = "\x03"  # what the terminal would send for Ctrl-C; no line of a user has it
+CTRL_C = "\x03"  # what the terminal would send for Ctrl-C; no line of a user has it
 HELP = (
     f"Ctrl-C stops an answer, {RESET} forgets the conversation, {SHOW_HELP} shows this, "
     f"{LEAVE[0]}, Ctrl-D or Ctrl-C twice leaves"
@@ -24,8 +27,8 @@ COMMAND = re.compile(r"/[A-Za-z]+")
 
 def run(args: argparse.Namespace) -> int:
     settings_of(args)
-    source = opened(args)
-    source.template()
+    model = opened(args)
+    assert model.chat_template  # raises if there is none
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (arrow keys and history for input())
     if sys.stdin.isatty():
@@ -34,8 +37,8 @@ def run(args: argparse.Namespace) -> int:
     messages: list[dict[str, Any]] = list(opening)
     before = ""
     while (said := _asked()) is not None:
-        if said == before == INTERRUPTED:  # the second in a row
-            return EXIT_CODE
+        if said == before == CTRL_C:  # the second in a row
+            return INTERRUPTED
         before = said
         if said in LEAVE:
             break
@@ -45,14 +48,14 @@ def run(args: argparse.Namespace) -> int:
         elif COMMAND.fullmatch(said):
             unknown = "" if said == SHOW_HELP else f"there is no command {said}; to send it as text, write /{said}\n"
             print(f"({unknown}{HELP})", file=sys.stderr)
-        elif said and said != INTERRUPTED:
+        elif said and said != CTRL_C:
             said = said[1:] if COMMAND.fullmatch(said[1:]) else said
-            messages = _answered(source, args, [*messages, {"role": "user", "content": said}]) or messages
+            messages = _answered(model, args, [*messages, {"role": "user", "content": said}]) or messages
     return 0
 
 
 def _asked() -> str | None:
-    """Return the next line, INTERRUPTED for Ctrl-C, or None at the end."""
+    """Return the next line, CTRL_C for Ctrl-C, or None at the end."""
     terminal = sys.stdin.isatty()
     try:
         if not terminal:  # a file or a pipe: a user who presses Ctrl-C wants the command to end
@@ -66,16 +69,13 @@ def _asked() -> str | None:
     except KeyboardInterrupt:
         print(f"\n({HELP})", file=sys.stderr)
         interrupt.handled()
-        return INTERRUPTED
+        return CTRL_C
 
 
-def _answered(source: Source, args: argparse.Namespace, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The conversation with its answer; empty if this message cannot be answered, which is told."""
-    from forerun.generate.writing import Writing
-
+def _answered(model: LanguageModel, args: argparse.Namespace, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the conversation with its answer. If the message cannot be answered, print why and return nothing."""
     try:
-        prompts, stop = source.chat_ids([messages]), [*args.stop, *source.turn_stop]
-        writing = Writing(source.engine, prompts, settings_of(args), source.decode, stop)
+        writing = model.write(model.chat_ids([messages]), settings_of(args), [*args.stop, *model.turn_stop])
     except UserError as error:
         print(error, file=sys.stderr)
         return []

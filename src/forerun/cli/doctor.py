@@ -1,4 +1,4 @@
-"""`forerun doctor`: what is wrong with this machine, and how to mend it."""
+"""`forerun doctor`: find problems of this machine, and print how to fix them."""
 
 from __future__ import annotations
 

@@ -7,12 +7,14 @@ import sys
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.loop.export import export
+    from forerun.api.exporting import export
 
     def say(words: str) -> None:
         print(words, file=sys.stderr, flush=True)
 
-    exported = export(args.run, args.to, dtype=args.dtype, merge=args.merge, dense=args.dense, which=args.step, say=say)
+    exported = export(
+        args.run, args.to, dtype=args.dtype, merge=args.merge, dense=args.dense, step=args.step, report=say
+    )
     print(f"done: {exported.folder}")
     print(f"      {exported.proof}")
     if exported.is_adapter:

@@ -1,4 +1,4 @@
-"""`forerun generate`: go on from one prompt, or from every line of a file."""
+"""`forerun generate`: continue one prompt, or every line of a file."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from forerun.errors import UserError
 def run(args: argparse.Namespace) -> int:
     if (args.prompt is None) == (args.batch is None):
         raise UserError(
+            "E-COMMAND-011",
             "forerun generate needs a prompt" if args.batch is None else "a prompt and --batch were both given",
-            why="it goes on from one prompt, or from the lines of a file",
+            why="it continues one prompt, or the lines of a file",
             fix=f'forerun generate {args.source} "Once upon a time", or --batch prompts.jsonl',
         )
     if args.batch is not None:
@@ -20,14 +21,14 @@ def run(args: argparse.Namespace) -> int:
 
         return run_batch(args)
     if args.out is not None:
-        raise UserError("--out is for --batch", why="one prompt is answered on stdout", fix="add > file instead")
+        raise UserError(
+            "E-COMMAND-012", "--out is for --batch", why="one prompt is answered on stdout", fix="add > file instead"
+        )
     from forerun.cli.source import opened, settings_of
 
     settings = settings_of(args)
-    source = opened(args)
-    from forerun.generate.writing import Writing
-
-    writing = Writing(source.engine, [source.plain_ids(args.prompt)], settings, source.decode, args.stop)
+    model = opened(args)
+    writing = model.write([model.plain_ids(args.prompt)], settings, args.stop)
     for _, piece in writing:
         print(piece, end="", flush=True)
     print()

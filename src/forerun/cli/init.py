@@ -1,4 +1,4 @@
-"""`forerun init`: a job to begin with, after three questions at most."""
+"""`forerun init`: write a first job file, after at most three questions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from forerun.config.recipes import RECIPES, Recipe, recipe_named, written
+from forerun.api.jobs import create_job
+from forerun.config.recipes import RECIPES, Recipe, recipe_named
 from forerun.errors import UserError
 
 
@@ -17,22 +18,23 @@ def run(args: argparse.Namespace) -> int:
     else:
         recipe, model, data = _asked(args)
     note = _about_size(model) if model else None
-    files = written(recipe, target, model, data)
+    files = create_job(target, recipe.name, model=model, data=data)
     print(f"wrote {' and '.join(map(str, files))}")
     if note:
         print(f"warning: {note}", file=sys.stderr)
-    print(f"next: forerun check {target}, then forerun plan {target}; the file's first lines say the rest")
+    print(f"next: forerun check {target}, then forerun plan {target}; the first lines of the file explain the rest")
     return 0
 
 
 def _asked(args: argparse.Namespace) -> tuple[Recipe, str, str]:
     if not sys.stdin.isatty():
         raise UserError(
-            "nobody is there to be asked",
+            "E-COMMAND-014",
+            "forerun init cannot ask questions here",
             why="the input is not a terminal, and no --recipe is given",
             fix=f"forerun init --recipe sft job.yaml; recipes: {', '.join(RECIPES)}",
         )
-    print("What shall be trained?")
+    print("Which recipe?")
     for number, one in enumerate(RECIPES.values(), 1):
         print(f"  {number}  {one.name:<9} {one.summary}")
     recipe = _chosen(_answer("recipe", "sft"))

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def print_warnings(job: Job) -> None:
     """Print what is probably a mistake in the job, apart from what the command writes to stdout."""
-    from forerun.loop.job_warnings import warnings_of
+    from forerun.inputs.job_warnings import warnings_of
 
     for text in warnings_of(job):
         print(f"warning: {text}", file=sys.stderr, flush=True)

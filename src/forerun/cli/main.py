@@ -1,4 +1,4 @@
-"""The command `forerun`: finds the chosen command, and turns what it raises into words and an exit code."""
+"""The command `forerun`: run the chosen command, and turn its errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from forerun import interrupt
 from forerun.cli import words
 from forerun.config.addresses import check_arguments
 from forerun.config.protocols import check_options
-from forerun.errors import DISK_ERRORS, OUR_BUG, StorageError, UserError, did_you_mean
+from forerun.errors import DISK_ERRORS, StorageError, UserError, did_you_mean
+from forerun.exit_codes import INTERRUPTED, OUR_BUG, PIPE_CLOSED
 from forerun.memory_limit import out_of_memory, require_address_space
-from forerun.safe_text import safe_streams
+from forerun.safe_text import clean, raw_stream, safe_streams
 from forerun.units import KIB
 
-INTERRUPTED = 130
-PIPE_CLOSED = 141
 # The smallest job that works on a machine of two cores: 600,000 KiB for `check` and `data`, 1,800,000 KiB for `train`.
 # Below that, jax ends the process with SIGABRT or SIGSEGV in most cases, and no error could be shown.
 ADDRESS_SPACE_BYTES = dict.fromkeys(("check", "data", "plan"), 550_000 * KIB)
@@ -27,7 +26,10 @@ ADDRESS_SPACE_BYTES |= dict.fromkeys(("train", "cache", "generate", "chat", "eva
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command. Exit codes: 0 done, 1 a bug of ours, 2 the user's mistake, 74 a disk or bucket, 130 Ctrl-C."""
+    """Run one command and return its exit code.
+
+    0 is success, 1 a bug in forerun, 2 a mistake of the user, 74 a problem of a disk or bucket, 130 Ctrl-C.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     # pydantic would search all installed packages for plugins, which takes longer than the rest of a config error
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
@@ -46,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def told(error: BaseException, arguments: Sequence[str]) -> int:
-    """Says what went wrong, to the one being handled; its exit code."""
+    """Print the error that is being handled, and return its exit code."""
     asked = _traceback_printed(arguments)
     if isinstance(error, UserError):
         if not asked:
-            print(error, file=sys.stderr)
+            print_error(error)
         return error.exit_code
     if isinstance(error, KeyboardInterrupt):
         if not interrupt.pressed():  # else it is the last line of the process
@@ -60,17 +62,27 @@ def told(error: BaseException, arguments: Sequence[str]) -> int:
         return PIPE_CLOSED
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         trouble = _disk_trouble(error)
-        print(trouble, file=sys.stderr)
+        print_error(trouble)
         return trouble.exit_code
     if (mistake := out_of_memory(error) or _locale_mistake(error)) is not None:
-        print(mistake, file=sys.stderr)
+        print_error(mistake)
         return mistake.exit_code
     print(_bug_text(error, () if asked else arguments), file=sys.stderr)
     return OUR_BUG
 
 
+def print_error(error: UserError) -> None:
+    """Print an error on stderr. On a terminal its code is dim."""
+    text, code = clean(str(error)), f"[{error.code}]"
+    if sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+        text = text.replace(code, f"\x1b[2m{code}\x1b[0m", 1)
+        print(text, file=raw_stream(sys.stderr))
+    else:
+        print(text, file=sys.stderr)
+
+
 def _set_up_process() -> None:
-    """Make every text printable, and no new file writable for everybody, here and in child processes."""
+    """Make every text printable, and new files not writable for other users, here and in child processes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # in an ASCII locale, 'é' is printed as '\\xe9'
@@ -87,7 +99,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     name, *rest = arguments
     if name == "--version":
-        from forerun import __version__
+        from forerun.version import __version__
 
         print(f"forerun {__version__}")
         return 0
@@ -107,17 +119,19 @@ def _unknown(name: str) -> UserError:
     if name.startswith("-"):
         near = did_you_mean(name, words.GLOBAL_OPTIONS)
         fix = f"did you mean '{near}'?" if near else "put the options of a command after its name"
-        return UserError(f"unknown option '{name}'", why="it stands before any command", fix=fix)
+        return UserError("E-COMMAND-015", f"unknown option '{name}'", why="it is in front of the command", fix=fix)
     if Path(name).suffix in (".yaml", ".yml"):
         fix = f"did you mean 'forerun train {name}'?"
     else:
         near = did_you_mean(name, words.COMMANDS)
         fix = f"did you mean 'forerun {near}'?" if near else "see: forerun --help"
-    return UserError(f"unknown command '{name}'", why=f"commands: {', '.join(words.COMMANDS)}", fix=fix)
+    return UserError(
+        "E-COMMAND-016", f"unknown command '{name}'", why=f"commands: {', '.join(words.COMMANDS)}", fix=fix
+    )
 
 
 def _traceback_printed(arguments: Sequence[str]) -> bool:
-    """Prints the traceback if `--debug` asks for it; it ends with the text of the error."""
+    """Print the traceback, which ends with the text of the error, if `--debug` is given; return whether it is."""
     if "--debug" not in arguments:
         return False
     import traceback
@@ -127,12 +141,13 @@ def _traceback_printed(arguments: Sequence[str]) -> bool:
 
 
 def _disk_trouble(error: OSError) -> StorageError:
-    """Of a file that no other text is about."""
+    """Return the error for a failed read or write that no other code reports."""
     file = str(error.filename or "a file")
     return StorageError(
+        "E-COMMAND-017",
         f"{file} cannot be written or read",
         why=str(error.strerror),
-        fix="make room, or mend the disk or its permissions; the same command goes on from what is whole",
+        fix="free some space, or repair the disk or its permissions; the same command then resumes",
     )
 
 
@@ -142,6 +157,7 @@ def _locale_mistake(error: BaseException) -> UserError | None:
     if not isinstance(error, UnicodeEncodeError) or encoding == "utf-8":
         return None
     return UserError(
+        "E-COMMAND-018",
         f"{error.object!a} cannot be used as a file name in this locale",
         why=f"the encoding of file names and arguments is {encoding}",
         fix="export LC_ALL=C.UTF-8, and unset PYTHONUTF8 or set it to 1",
@@ -149,7 +165,7 @@ def _locale_mistake(error: BaseException) -> UserError | None:
 
 
 def _bug_text(error: BaseException, arguments: Sequence[str]) -> str:
-    """What to say of our own mistake, and with which arguments to run again for the traceback."""
+    """Return the message about a bug in forerun, with the command that prints its traceback."""
     import shlex
 
     text = f"this is a bug in forerun: {type(error).__name__}: {error}".rstrip(": ")
@@ -158,7 +174,7 @@ def _bug_text(error: BaseException, arguments: Sequence[str]) -> str:
 
 
 def _reader_left() -> bool:
-    """Whether the reader of our output is gone (`forerun check job.yaml | head`), so nobody is left to tell."""
+    """Return whether the reader of the output has closed its pipe, as in `forerun check job.yaml | head`."""
     import select
 
     try:
@@ -169,7 +185,7 @@ def _reader_left() -> bool:
     poll.register(output, select.POLLOUT)
     if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
         return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # what is still buffered goes nowhere
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output)  # discards what is still buffered
     return True
 
 

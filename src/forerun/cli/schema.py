@@ -10,9 +10,9 @@ from forerun.files import write_output
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.config.load import json_schema
+    from forerun.api.jobs import job_schema
 
-    text = json.dumps(json_schema(), indent=2)
+    text = json.dumps(job_schema(), indent=2)
     if args.output is None:
         print(text)
         return 0

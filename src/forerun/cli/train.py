@@ -1,4 +1,4 @@
-"""`forerun train`: run a job to its end, or go on where it stopped."""
+"""`forerun train`: train a job to its end, or resume it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forerun import interrupt
+from forerun.api.jobs import warn
 from forerun.cli.main import told
-from forerun.cli.source import warn
-from forerun.config.load import Loaded, load, values
+from forerun.config.load import LoadedJob, load, values
+from forerun.exit_codes import INTERRUPTED, STOPPED
 from forerun.models.plugin import use_job_folder
 from forerun.units import Count, Seconds
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
-    from forerun.loop.train import Finished
-    from forerun.supervise.worker import Worker
+    from forerun.run.train import TrainResult
+    from forerun.supervise.worker.worker import Worker
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.supervise.worker import connect
+    from forerun.supervise.worker.worker import connect
 
     worker = connect(_imports)
     loaded = load(args.job, args.overrides)
@@ -35,41 +36,38 @@ def run(args: argparse.Namespace) -> int:
     return _train(args, loaded, worker)
 
 
-def _started_by_user(args: argparse.Namespace, loaded: Loaded) -> int:
+def _started_by_user(args: argparse.Namespace, loaded: LoadedJob) -> int:
     """Take the lock of the run, then train or supervise. A supervisor's workers do not come here."""
-    from forerun.loop.folder import folder_of
-    from forerun.supervise.hosts import given
-    from forerun.supervise.run_lock import owned
+    from forerun.api.training import run_lock
+    from forerun.supervise.host_address import given
 
     supervised = args.supervise or args.host or args.leader
     lock: AbstractContextManager[None] = nullcontext()
-    # Host 0 holds the lock for all hosts. A bucket has no locks.
-    if (not supervised or given(args.host, args.leader).leads) and "://" not in loaded.job.runs:
-        lock = owned(folder_of(loaded.job).path, take_over=args.take_over, tell=warn)
+    if not supervised or given(args.host, args.leader).leads:  # host 0 holds the lock for all hosts
+        lock = run_lock(loaded.job, take_over=args.take_over, warn=warn)
     with lock:
         return _supervised(args, loaded) if supervised else _train(args, loaded, None)
 
 
-def _train(args: argparse.Namespace, loaded: Loaded, worker: Worker | None) -> int:
+def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None) -> int:
     """Train in this process."""
-    from forerun.supervise.worker import alone
+    from forerun.supervise.worker.worker import alone
 
     use_job_folder(loaded.path.parent)
-    from forerun.supervise.chip import free_chip_for
-    from forerun.supervise.limits import STOPPED
+    from forerun.supervise.free_tpu import require_free_tpu_for
 
     if worker is None:
-        free_chip_for(loaded.job.device, print)
+        require_free_tpu_for(loaded.job.device, print)
         worker = alone()
         interrupt.set_report(lambda: resumption(loaded.job, fresh=args.fresh))
-    with worker.leaving(lambda error: told(error, sys.argv[1:])):
-        from forerun.loop.train import train
-        from forerun.track.display import make_display
+    with worker.exit_on_failure(lambda error: told(error, sys.argv[1:])):
+        from forerun.api.training import train_here
+        from forerun.track.display.make_display import make_display
 
         with make_display(sys.stdout if worker.first else open(os.devnull, "w", encoding="utf-8")) as display:
-            finished = train(loaded.job, display, fresh=args.fresh, worker=worker)
+            finished = train_here(loaded.job, display, fresh=args.fresh, worker=worker)
     if finished is None:
-        return interrupt.EXIT_CODE if interrupt.pressed() else STOPPED
+        return INTERRUPTED if interrupt.pressed() else STOPPED
     if worker.first and finished.state is not None:
         _tell(loaded, finished)
     return 0
@@ -78,8 +76,8 @@ def _train(args: argparse.Namespace, loaded: Loaded, worker: Worker | None) -> i
 def resumption(job: Job, *, fresh: bool = False) -> str:
     """Return where the same command resumes the run, from the checkpoints that are on the disk now."""
     from forerun.checkpoint.log import Log
-    from forerun.checkpoint.place import Local
-    from forerun.loop.folder import folder_of
+    from forerun.checkpoint.storage.place import Local
+    from forerun.inputs.run_folder import folder_of
 
     again = "the same command without --fresh" if fresh else "the same command"
     checkpoints = folder_of(job).checkpoints(job)
@@ -92,12 +90,12 @@ def resumption(job: Job, *, fresh: bool = False) -> str:
 
 
 def _imports() -> None:
-    """What takes most of the time between a start and the first step."""
-    importlib.import_module("forerun.loop.train")
-    importlib.import_module("forerun.track.display")
+    """Import the modules that take most of the time between the start and the first step."""
+    importlib.import_module("forerun.run.train")
+    importlib.import_module("forerun.track.display.display")
 
 
-def _tell(loaded: Loaded, finished: Finished) -> None:
+def _tell(loaded: LoadedJob, finished: TrainResult) -> None:
     summary: dict[str, Any] = finished.summary
     losses = [summary["first_loss"], summary["final_loss"]]
     # There is no loss if all steps were skipped or metrics.jsonl was deleted. A loss that is not finite is null there.
@@ -116,16 +114,16 @@ def _tell(loaded: Loaded, finished: Finished) -> None:
         print(f"\nsample:\n{finished.sample}")
 
 
-def _supervised(args: argparse.Namespace, loaded: Loaded) -> int:
-    """This process watches; the one that trains is its child, started again when it dies or stands still."""
-    from forerun.loop.folder import folder_of, require_usable, set_aside
-    from forerun.supervise.hosts import given
+def _supervised(args: argparse.Namespace, loaded: LoadedJob) -> int:
+    """Supervise a child process that trains. It is restarted if it crashes or makes no progress."""
+    from forerun.inputs.run_folder import folder_of, rename_existing_run, require_usable
+    from forerun.supervise.host_address import given
     from forerun.supervise.supervisor import supervise
 
     hosts = given(args.host, args.leader)
     require_usable(loaded.job)
     if args.fresh and hosts.leads:
-        set_aside(loaded.job)
+        rename_existing_run(loaded.job)
     command = [sys.executable, "-P", "-m", "forerun.cli.main", "train", args.job, *args.overrides]
     told = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
     identity = {"job": hashlib.sha256(told.encode()).hexdigest()[:16]}

@@ -1,4 +1,4 @@
-"""The job file: its schema, YAML and `a.b=c` overrides, and where each value came from.
+"""The job file: its schema, the YAML reader, `a.b=c` overrides, and the origin of each value.
 
-Knows nothing of jax or devices. A job that leaves this room is complete and frozen.
+This package does not import jax and does not access devices. A loaded job is complete and immutable.
 """

@@ -1,4 +1,4 @@
-"""Rejecting credentials in the URLs of a job. A job is stored, shared and published: a secret must not be in it."""
+"""Check for credentials in the URLs of a job. A job is stored, shared and published, so it must not contain secrets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qsl
 
-from forerun.errors import UserError
+from forerun.errors import JobValueError, UserError
 from forerun.safe_text import user_info
 
 # A URL, or a chain of them as fsspec writes it: simplecache::https://host/file
@@ -36,7 +36,7 @@ _SIGNED = (
 
 
 def check_addresses(value: Any, key: str) -> None:
-    """Raise ValueError if a text in `value` is a URL with a credential in it. The message does not contain it."""
+    """Raise ValueError if a text in `value` is a URL that contains a credential. The message does not repeat it."""
     for text in _texts(value):
         found = _URL.match(text)
         if found:
@@ -44,28 +44,34 @@ def check_addresses(value: Any, key: str) -> None:
 
 
 def check_arguments(arguments: Sequence[str]) -> None:
-    """Raise UserError if an argument of a command is a URL with a credential in it."""
+    """Raise UserError if an argument of a command is a URL that contains a credential."""
     for argument in arguments:
         option, equals, value = argument.partition("=")
         given = value if equals and option.startswith("-") else argument
         try:
             check_addresses(given, option if given is value else "command line")
         except ValueError as error:
-            raise UserError(str(error), why="other users see the arguments of a command", fix="change it") from None
+            raise UserError(
+                "E-JOB-001", str(error), why="other users see the arguments of a command", fix="change it"
+            ) from None
 
 
 def _check(scheme: str, rest: str, key: str) -> None:
     if user_info(scheme, rest):
         other = _ALTERNATIVES.get(key) or _ALTERNATIVES.get(scheme, "use the settings of the store's driver")
-        raise ValueError(f"{key}: a user name or password must not be in the URL of a job; {other}")
+        raise JobValueError("E-JOB-022", f"{key}: a user name or password must not be in the URL of a job; {other}")
     query = "".join(re.split(r"[?#]", rest, maxsplit=1)[1:])
     for name, _ in parse_qsl(re.sub(r"[?#;]", "&", query), keep_blank_values=True):
         if _CREDENTIAL.search(name):
             other = _ALTERNATIVES.get(key, _SIGNED)
-            raise ValueError(f"{key}: the parameter '{name[:40]}' of the URL looks like a credential; {other}")
-    # Text after a blank would not be recognised as a part of the URL, and not be redacted.
+            raise JobValueError(
+                "E-JOB-023", f"{key}: the parameter '{name[:40]}' of the URL looks like a credential; {other}"
+            )
+    # Text after a blank would not be recognised as a part of the URL, so it would not be redacted in output.
     if _NOT_IN_URL.search(query):
-        raise ValueError(f"{key}: the query of a URL cannot contain blanks or quotes; write a blank as %20")
+        raise JobValueError(
+            "E-JOB-024", f"{key}: the query of a URL cannot contain blanks or quotes; write a blank as %20"
+        )
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -1,8 +1,9 @@
-"""What other trainers call a key or a value of the job, so that an unknown name can be answered with the right one."""
+"""Names of keys and values in other trainers. An error about an unknown name can then suggest the right one."""
 
 from __future__ import annotations
 
-# By the last part of the name, in lower case, with underscores. Names like `btach` are found without this table.
+# Our key: the names in other trainers (last part of the name, lower case, underscores). Misspelled names such as
+# `btach` are found without this table.
 _KEYS = {
     "optimizer.lr": "learning_rate peak_lr max_lr base_lr",
     "optimizer.warmup": "warmup_ratio warmup_steps num_warmup_steps lr_warmup_steps",
@@ -47,11 +48,11 @@ VALUES = {
 
 
 def key_alias(name: str) -> str | None:
-    """Return the key that `name` means in other trainers, or None. `name` may be an option such as --learning-rate."""
+    """Return the key that `name` of another trainer means, or None. `name` may be an option such as --learning-rate."""
     plain = name.rpartition(".")[2].lstrip("-").replace("-", "_").lower()
     return KEYS.get(plain)
 
 
 def value_alias(key: str, value: object) -> str | None:
-    """Return the value of `key` that `value` means elsewhere, or None."""
+    """Return the value of `key` that `value` of another trainer means, or None."""
     return VALUES.get(key, {}).get(str(value).lower())

@@ -1,4 +1,4 @@
-"""The `data` section of a job: where the text is, how it becomes tokens and rows, and what is held out."""
+"""The `data` section of a job: the sources, tokenization, packing, and the held-out share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from forerun.config.section import Section, about, shorthand
+from forerun.errors import JobValueError
 
 COLUMNS = ("text", "messages", "prompt", "completion", "chosen", "rejected", "input_ids")
 
@@ -14,12 +15,19 @@ COLUMNS = ("text", "messages", "prompt", "completion", "chosen", "rejected", "in
 def _columns() -> Any:
     return Field(
         default_factory=dict,
-        description="what the file's columns are called, as in {text: content}",
+        description="names of the file's columns, for example {text: content}",
         json_schema_extra={
-            "reason": "text, messages, prompt and completion, input_ids",
+            "reason": "standard names: text, messages, prompt and completion, input_ids",
             "propertyNames": {"enum": list(COLUMNS)},
         },
     )
+
+
+def _require_known_columns(columns: dict[str, str]) -> dict[str, str]:
+    unknown = sorted(set(columns) - set(COLUMNS))
+    if unknown:
+        raise JobValueError("E-JOB-025", f"data.columns: unknown {unknown[0]!r}; known: {', '.join(COLUMNS)}")
+    return columns
 
 
 def _separator() -> Any:
@@ -35,9 +43,9 @@ def _separator() -> Any:
 class Part(Section):
     """One source of a mixture."""
 
-    path: str = about("as data.path", "the job must say it")
+    path: str = about("as data.path", "no default")
     weight: float | None = about(
-        "its share of the rows, against the other weights", "none anywhere: every row once per epoch", None, gt=0
+        "share of the rows, relative to the other weights", "no part has a weight: every row once per epoch", None, gt=0
     )
     columns: dict[str, str] = _columns()
     separator: str | None = _separator()
@@ -45,95 +53,109 @@ class Part(Section):
     @field_validator("columns")
     @classmethod
     def _known(cls, columns: dict[str, str]) -> dict[str, str]:
-        unknown = sorted(set(columns) - set(COLUMNS))
-        if unknown:
-            raise ValueError(f"data.columns: unknown {unknown[0]!r}; known: {', '.join(COLUMNS)}")
-        return columns
+        return _require_known_columns(columns)
 
 
 class Data(Section):
+    """The data of a job, and how it becomes rows of tokens."""
+
     path: str | None = about(
-        "a file, a folder or a glob: text, JSONL, CSV, Parquet, Arrow; hf://datasets/owner/name", "or a mixture", None
+        "a file, a folder or a glob: text, JSONL, CSV, Parquet, Arrow; hf://datasets/owner/name",
+        "the sources are in data.mixture",
+        None,
     )
     mixture: dict[str, Annotated[Part, shorthand("path")]] = Field(
         default_factory=dict,
         description="several sources by name, each with path, weight and columns",
-        json_schema_extra={"reason": "one source: path"},
+        json_schema_extra={"reason": "empty: one source, data.path"},
     )
     tokenizer: str | None = about(
-        "'bytes', the path of a tokenizer.json, or a folder that has one",
-        "a checkpoint's own; without one, bytes, but not for chat",
+        "'bytes', the path of a tokenizer.json, or a folder that contains one",
+        "the checkpoint's own; without a checkpoint, bytes, except for chat",
         None,
     )
     columns: dict[str, str] = _columns()
     separator: str | None = _separator()
     packing: Literal["auto", "concatenate", "whole"] = about(
-        "concatenate: one stream, cut into rows; whole: documents stay in one piece",
-        "auto: text is concatenated, chat stays whole",
+        "concatenate: join documents and cut the stream into rows; whole: keep each document in one piece",
+        "auto: concatenate for text, whole for chat",
         "auto",
     )
     too_long: Literal["auto", "split", "keep_start", "keep_end", "drop", "stop"] = about(
-        "what a document longer than the sequence becomes, when documents stay whole",
-        "auto: split, so nothing is lost; of a preference pair the shared prompt loses its start",
+        "what happens to a document that is longer than the sequence, with packing: whole",
+        "auto: split, so nothing is lost; a preference pair loses the start of its shared prompt",
         "auto",
     )
     loss_on: Literal["answers", "all"] = about(
-        "tokens that are learned: the assistant's or the completion, or all",
-        "answers: nobody trains a model to ask; plain text is learned whole",
+        "tokens with loss: answers (the assistant's messages or the completion), or all",
+        "answers: the model should not learn to ask; plain text has loss on all tokens",
         "answers",
     )
     chat_template: str | None = about(
-        "a Jinja file, or 'chatml'", "the checkpoint's own; without one the job must say it", None
+        "a Jinja file, or 'chatml'", "the checkpoint's own; required for chat if there is none", None
     )
     apply_template: bool | None = about(
-        "write prompt and completion rows, and preference pairs of plain texts, with the chat template: the prompt as "
-        "the user's message, the completion as the assistant's",
-        "off: plain texts are joined as they are, with a warning if the model has a chat template",
+        "apply the chat template to prompt and completion rows, and to preference pairs of plain texts: the prompt "
+        "becomes the user's message, the completion the assistant's",
+        "plain texts are joined unchanged, with a warning if the model has a chat template",
         None,
     )
     special_tokens: bool = about(
-        "special tokens written out in a text count as such", "no: a text cannot forge the end of a turn", False
+        "encode texts of special tokens in the data as special tokens",
+        "false: a text cannot forge the end of a turn",
+        False,
     )
     validation: float = about("share of the data held out for validation", "none", 0.0, ge=0, lt=1)
     validation_by: Literal["documents", "rows"] = about(
         "documents: held out by the hash of their content; rows: packed rows of `sequence` tokens, an exact share",
-        "documents: no document is on both sides, whatever the sequence",
+        "documents: no document is in both parts, whatever the sequence length",
         "documents",
     )
     bad_rows: float = about(
-        "bad rows that may be passed over: a share if below 1, else a number", "0: the first one stops", 0.0, ge=0
+        "bad rows that may be skipped: a share if below 1, else a number", "0: the first one is an error", 0.0, ge=0
     )
-    bad_files: int = about("damaged files that may be passed over", "0: the first one stops", 0, ge=0)
+    bad_files: int = about("damaged files that may be skipped", "0: the first one is an error", 0, ge=0)
     store: str | None = about("folder of the tokenized documents", "~/.cache/forerun/tokens", None)
-    workers: int | None = about("processes that tokenize", "one per core", None, gt=0, le=1024)
-    feeders: int = about("processes that build batches", "0: threads, fast enough for most", 0, ge=0, le=256)
-    ledger: bool = about("write the example ids of every step to ledger.jsonl", "off: a line a step", False)
+    workers: int | None = about("number of processes that tokenize", "one per core", None, gt=0, le=1024)
+    feeders: int = about(
+        "deprecated, without effect: a thread builds batches",
+        "0: no warning",
+        0,
+        editors={"deprecated": True},
+        ge=0,
+        le=256,
+    )
+    ledger: bool = about("write the example ids of every step to ledger.jsonl", "off: it is one line per step", False)
 
     @field_validator("columns")
     @classmethod
     def _known(cls, columns: dict[str, str]) -> dict[str, str]:
-        return Part(path="", columns=columns).columns
+        return _require_known_columns(columns)
 
     @model_validator(mode="after")
     def _one_place(self) -> Data:
         if not self.path and not self.mixture:
-            raise ValueError("data.path is missing: a file, a folder or a glob; or name several in data.mixture")
+            raise JobValueError(
+                "E-JOB-026", "data.path is missing: a file, a folder or a glob; or name several in data.mixture"
+            )
         if self.path and self.mixture:
-            raise ValueError("data.path and data.mixture are both given: keep one")
+            raise JobValueError("E-JOB-027", "data.path and data.mixture are both given: keep one")
         for key in ("columns", "separator"):
             if self.mixture and getattr(self, key):
-                raise ValueError(f"data.{key} beside data.mixture: write {key} into each part of the mixture")
+                raise JobValueError(
+                    "E-JOB-028", f"data.{key} is not possible with data.mixture: write {key} into each part"
+                )
         given = [part.weight is not None for part in self.mixture.values()]
         if any(given) and not all(given):
-            raise ValueError("data.mixture: give every part a weight, or none of them")
+            raise JobValueError("E-JOB-029", "data.mixture: give every part a weight, or none of them")
         return self
 
     @property
     def parts(self) -> dict[str, Part]:
-        """The sources by name; a single one is called data."""
+        """The sources by name. A single source is called `data`."""
         return self.mixture or {"data": Part(path=self.path or "", columns=self.columns, separator=self.separator)}
 
     @property
     def where(self) -> str:
-        """For messages: the path, or the names of the mixture."""
+        """The path, or the names of the mixture, for messages."""
         return self.path or f"mixture of {', '.join(self.mixture)}"

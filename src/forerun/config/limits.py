@@ -1,7 +1,7 @@
-"""Bounds on the dimensions of a model, for a job's own keys and for the config.json of a checkpoint.
+"""Limits on the dimensions of a model, for the keys of a job and for the config.json of a checkpoint.
 
-No published model comes near an upper bound. A number beyond it is a mistake or an attack, and working with it could
-take hours: a model of 10^9 layers is a list of 10^9 layers.
+No published model is near an upper limit. A number above it is a mistake or an attack, and could take hours to process:
+a model of 10^9 layers would be a list of 10^9 layers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 MAX_LAYERS = 1024  # Llama 3.1 405B has 126
-MAX_WIDTH = 1 << 18  # of the residual stream; Llama 3.1 405B has 16,384
+MAX_WIDTH = 1 << 18  # width of the residual stream; Llama 3.1 405B has 16,384
 MAX_HEADS = 4096
 MAX_HEAD_WIDTH = 1 << 14
 MAX_MLP = 1 << 20

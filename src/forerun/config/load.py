@@ -1,4 +1,4 @@
-"""A job file and `a.b=c` overrides become one checked Job, and every value knows where it came from."""
+"""Load a job file with `a.b=c` overrides into a validated Job, and record the origin of each value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import ValidationError
 
-from forerun.config import given, keys
+from forerun.config import keys, merge
 from forerun.config.mistakes import user_error
 from forerun.config.schema import Job
 from forerun.config.section import Section
@@ -21,54 +21,70 @@ from forerun.safe_text import redacted_tree
 
 @dataclass(frozen=True)
 class Origin:
-    """Who set a value: `where` is job.yaml:7, command line or default."""
+    """The origin of a value. `where` is for the user: `job.yaml:7`, `command line` or `default`."""
 
     kind: Literal["default", "file", "override"]
     where: str
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A job, the origin of every leaf key such as `optimizer.lr`, and the file it came from."""
+class LoadedJob:
+    """A job, the origin of each leaf key such as `optimizer.lr`, and the job file."""
 
     job: Job
     origins: dict[str, Origin]
     path: Path
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Loaded:
-    """Reads a job file, applies the overrides from left to right, and checks the whole.
+def load(path: str | Path, overrides: Sequence[str] = ()) -> LoadedJob:
+    """Read a job file, apply the overrides from left to right, and validate the result.
 
-    An override replaces what stands at its key: `remat=none` drops a whole `remat:` section,
-    `remat.policy=none` one line of it.
+    An override replaces the value at its key. `remat=none` replaces the complete `remat` section, and
+    `remat.policy=none` replaces one key in it.
+
+    Args:
+      path: the job file.
+      overrides: texts of the form `a.b=c`.
 
     Raises:
-      UserError: names every mistake with its file and line.
+      UserError: the file cannot be read, or the job is invalid. The error lists each mistake with its file and line.
     """
     path = Path(path)
-    read = given.read(path, overrides)
+    read = merge.read(path, overrides)
     try:
         job = Job.model_validate({"name": _default_name(path), **read.tree})
     except ValidationError as error:
         raise user_error(error, read) from None
-    return Loaded(job, {_dotted(leaf): _origin(leaf, read) for leaf, _ in _leaves((), job)}, path)
+    return LoadedJob(job, {_dotted(leaf): _origin(leaf, read) for leaf, _ in _leaves((), job)}, path)
+
+
+def origins_of(job: Job) -> dict[str, Origin]:
+    """Return the origins of a job that was created in Python: a value either differs from its default or does not."""
+    changed = {_dotted(path) for path, _ in _branches((), job.model_dump(exclude_defaults=True))}
+    return {
+        key: Origin("override", "set in Python") if key in changed else Origin("default", "default")
+        for key in values(job)
+    }
 
 
 def _default_name(path: Path) -> str:
-    """The file's name, or its folder's if the file is just called `job`; made fit for a folder under runs/."""
+    """Return a name for the run's folder: the name of the file, or that of its folder if the file is called `job`.
+
+    Characters that are not safe in a folder name are replaced.
+    """
     name = path.resolve().parent.name if path.stem == "job" else path.stem
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".") or "job"
 
 
-def _origin(path: KeyPath, read: given.Given) -> Origin:
+def _origin(path: KeyPath, read: merge.Given) -> Origin:
     if path not in read.lines:
         return Origin("default", "default")
     line = read.lines[path]
-    return Origin("override", given.COMMAND_LINE) if line is None else Origin("file", f"{read.file.name}:{line}")
+    return Origin("override", merge.COMMAND_LINE) if line is None else Origin("file", f"{read.file.name}:{line}")
 
 
 def values(job: Job) -> dict[str, Any]:
-    """Return every leaf of a job under its key path in `Loaded.origins`, redacted, for display and comparison."""
+    """Return the redacted value of each leaf key, for display and comparison. `LoadedJob.origins` has the same keys."""
     return {_dotted(path): redacted_tree(value) for path, value in _leaves((), job)}
 
 
@@ -86,17 +102,25 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
         yield path, value
 
 
-def dump(job: Job, *, defaults: bool = True) -> str:
-    """Return the complete job as YAML; without `defaults`, only what differs from them.
+def _branches(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield every key of nested dictionaries, sections included."""
+    for name, inner in value.items() if isinstance(value, dict) else ():
+        yield (*path, name), inner
+        yield from _branches((*path, name), inner)
 
-    Loading it gives an equal job, except that the queries of URLs are redacted: the text is stored and published.
+
+def dump(job: Job, *, defaults: bool = True) -> str:
+    """Return the job as YAML. Without `defaults`, keys with their default values are omitted.
+
+    Loading the text gives an equal job, except that the queries of URLs are redacted, because the text is stored and
+    published.
     """
     content = redacted_tree(job.model_dump(exclude_defaults=not defaults))
     return str(yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=1_000_000))
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a job file, for editors: completion, the meaning of keys, red lines under mistakes."""
+    """Return the JSON Schema of a job file. Editors use it for completion, descriptions and validation."""
     schema = Job.model_json_schema()
     for name in keys.shorthands():
         section = schema["properties"][name]

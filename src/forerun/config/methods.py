@@ -1,36 +1,40 @@
-"""How a model learns, beyond the next token with all of its weights: each method is a section that a job may have."""
+"""The `lora` section, and the training method that the sections of a job select together."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import PositiveInt
 
+from forerun.config.distil import Distil
+from forerun.config.preferences import Preferences
+from forerun.config.qat import Qat
 from forerun.config.section import Section, about
 from forerun.config.targets import ALL_LINEAR, TARGETS, Targets, patterns_of
 
 
 class Lora(Section):
-    """Adapters beside the weights of a model at rest; only they learn, and only they are saved."""
+    """Low-rank adapters for the frozen weights of a model. Only the adapters are trained and saved."""
 
-    rank: PositiveInt = about("columns of an adapter", "8 is enough for a style or a format; 16 to 64 for more", 8)
-    alpha: float = about("an adapter counts alpha / rank", "twice the usual rank, as its authors", 16.0, gt=0)
+    rank: PositiveInt = about("rank of an adapter", "8 is enough for a style or a format; 16 to 64 for more", 8)
+    alpha: float = about("adapters are scaled by alpha / rank", "twice the default rank, a common choice", 16.0, gt=0)
     targets: Targets = about(
         TARGETS,
-        "all matrices but the read-out: no worse than fewer of a larger rank",
+        "all matrices except the output layer: no worse than fewer adapters with a larger rank",
         ALL_LINEAR,
     )
-    dropout: float = about("share of an adapter's inputs left out in training", "off: data is the better cure", 0.0,
+    dropout: float = about("share of an adapter's inputs dropped in training", "off: more data is a better remedy", 0.0,
                            ge=0, lt=1)  # fmt: skip
-    rslora: bool = about("an adapter counts alpha / sqrt(rank)", "off: PEFT's default", False)
-    dora: bool = about("each output's length learns by itself (DoRA)", "off: slower, for a small gain", False)
+    rslora: bool = about("scale adapters by alpha / sqrt(rank)", "off: PEFT's default", False)
+    dora: bool = about("train the magnitude of each output separately (DoRA)", "off: slower, for a small gain", False)
     base: Literal["float32", "bfloat16", "int8", "int4", "nf4"] = about(
-        "how the matrices at rest are kept; with int8, int4 and nf4 (QLoRA) all but these rests in bfloat16",
-        "half the memory of float32; they are never updated",
+        "type of the frozen matrices; with int8, int4 and nf4 (QLoRA), other frozen weights are in bfloat16",
+        "half the memory of float32; frozen weights need no precision for updates",
         "bfloat16",
     )
-    block: int = about("inputs that share a scale, with int8, int4 and nf4", "QLoRA's", 64, gt=0, multiple_of=2)
-    start: str | None = about("a PEFT folder whose adapters are the first ones", "none: adapters that change nothing",
+    block: int = about("inputs that share a scale, with int8, int4 and nf4", "as in QLoRA", 64, gt=0, multiple_of=2)
+    start: str | None = about("a PEFT folder with initial adapters", "new adapters that change nothing at first",
                               None)  # fmt: skip
 
     @property
@@ -39,7 +43,7 @@ class Lora(Section):
 
     @property
     def resting(self) -> str:
-        """The dtype of what rests and is not quantized."""
+        """The dtype of the frozen weights that are not quantized."""
         return "bfloat16" if self.is_quantized else self.base
 
     @property
@@ -49,3 +53,74 @@ class Lora(Section):
     @property
     def scale(self) -> float:
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
+
+
+@dataclass(frozen=True)
+class TrainingMethod:
+    """The training method that the four method sections of a job select.
+
+    Only `config` and `methods` read the sections. Other packages use these properties, so that a new method changes the
+    properties and not every place that depends on a method.
+    """
+
+    lora: Lora | None
+    qat: Qat | None
+    distil: Distil | None
+    preferences: Preferences | None
+
+    @property
+    def trains_adapters(self) -> bool:
+        """Whether adapters are trained and the model's own weights stay fixed."""
+        return self.lora is not None
+
+    @property
+    def adapter(self) -> Lora | None:
+        """The shape of the adapters, or None if the model's own weights are trained."""
+        return self.lora
+
+    @property
+    def initial_adapter(self) -> str | None:
+        """The PEFT folder with the initial adapters, or None for new adapters."""
+        return self.lora.start if self.lora is not None else None
+
+    @property
+    def exports_adapter(self) -> bool:
+        """Whether an export contains only the adapters. Adapters of a rounded base are exported together with it."""
+        return self.lora is not None and self.qat is None
+
+    @property
+    def may_hold_other_weights(self) -> bool:
+        """Whether a run may have other weights than the model's: adapters, learned scales, a teacher or a reference."""
+        has_scales = self.qat is not None and self.qat.scales == "learned"
+        has_reference = self.preferences is not None and self.preferences.reference == "beside"
+        return self.lora is not None or self.distil is not None or has_scales or has_reference
+
+    @property
+    def integer_weights(self) -> Literal["int4", "int8"] | None:
+        """The integer type that weights are rounded to in every forward pass, or None."""
+        return self.qat.weights if self.qat is not None else None
+
+    @property
+    def trains_rounded_weights(self) -> bool:
+        """Whether the trained weights are rounded. With adapters, the rounded weights are frozen."""
+        return self.qat is not None and self.lora is None
+
+    @property
+    def recomputes_scales(self) -> bool:
+        """Whether every step computes the scales of rounded, trained weights from these weights."""
+        return self.trains_rounded_weights and self.qat is not None and self.qat.scales == "computed"
+
+    @property
+    def data_is_pairs(self) -> bool:
+        """Whether each row of the data is a pair of a preferred and a rejected answer."""
+        return self.preferences is not None
+
+    @property
+    def teacher(self) -> Distil | None:
+        """The settings of the teacher, or None without distillation."""
+        return self.distil
+
+    @property
+    def runs_teacher(self) -> bool:
+        """Whether every step runs the teacher. False if there is none, or if its logits are cached."""
+        return self.distil is not None and self.distil.cache is None

@@ -1,4 +1,4 @@
-"""Every mistake that the schema finds in a job, told with its file, its line and how to mend it."""
+"""Validation errors of a job as one user error, with the file, the line and a fix for each mistake."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pydantic import ValidationError
 
 from forerun.config import keys
 from forerun.config.aliases import key_alias, value_alias
-from forerun.config.given import Given
+from forerun.config.merge import Given
 from forerun.config.protocols import ProtocolError
 from forerun.config.source import BEGIN, KeyPath, flow
-from forerun.errors import UserError, did_you_mean
+from forerun.errors import JobValueError, UserError, did_you_mean
 from forerun.safe_text import redact
 
 if TYPE_CHECKING:
@@ -40,14 +40,22 @@ _LIMITS = {
     "less_than": ("lt", "less than"),
     "less_than_equal": ("le", "at most"),
 }
+OTHER_VALUE = "E-JOB-021"  # for a validator's error without a code
 _EXAMPLES = {"model": "Qwen/Qwen3-0.6B", "data": "path/of/texts", "data.path": "path/of/texts"}
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake. A key that is `missing` because another was `meant` to be it is told only once."""
+    """One mistake in a job.
+
+    Args:
+      path: the key that is wrong.
+      meant: the known key that an unknown key probably means, if there is one.
+      missing: the missing key, if the mistake is a missing key. It is not reported if an unknown key means it.
+    """
 
     path: KeyPath
+    code: str
     what: str
     why: str
     fix: str
@@ -56,28 +64,31 @@ class Mistake:
 
 
 def user_error(error: ValidationError, given: Given) -> UserError:
-    """All mistakes of a job in one error, in the order of the file."""
+    """Return one error with all mistakes of a job, in the order of the file."""
     found = list(_mistakes(error.errors(include_url=False), given))
     meant = {part for mistake in found if mistake.meant for part in (mistake.meant, mistake.meant.partition(".")[0])}
     found = [mistake for mistake in found if mistake.missing not in meant]
     found.sort(key=lambda mistake: _line(mistake.path, given))
     if len(found) == 1:
         only = found[0]
-        return UserError(only.what, why=f"{given.place(only.path)} {only.why}", fix=only.fix)
+        return UserError(only.code, only.what, why=f"{given.place(only.path)} {only.why}", fix=only.fix)
     begin = f"; {BEGIN}" if {"model", "data"} <= {mistake.missing for mistake in found} else ""
     return UserError(
+        "E-JOB-004",
         f"{len(found)} mistakes in the job",
-        why="\n".join(f"{given.place(m.path)}: {m.what}; {m.fix}" for m in found),
+        why="\n".join(f"{given.place(m.path)}: {m.what} [{m.code}]; {m.fix}" for m in found),
         fix=f"fix them, then run: forerun check {given.file}{begin}",
     )
 
 
 def _line(path: KeyPath, given: Given) -> float:
+    """Return the line of a key in the file, or infinity for a key of the command line."""
     _, _, line = given.place(path).rpartition(":")
     return int(line) if line.isdigit() else float("inf")
 
 
 def _mistakes(errors: Iterable[ErrorDetails], given: Given) -> Iterator[Mistake]:
+    """Yield a mistake for each of pydantic's errors. The errors of all alternatives of a union are one mistake."""
     alternatives: dict[KeyPath, list[tuple[KeyPath, ErrorDetails]]] = {}
     for details in errors:
         path, union = _path(details, given.tree)
@@ -88,8 +99,8 @@ def _mistakes(errors: Iterable[ErrorDetails], given: Given) -> Iterator[Mistake]
         elif details["type"] == "missing":
             yield _missing(path)
         elif details["type"] == "value_error":
-            own = _own_words(path, str(details["ctx"]["error"]), given)
             raised = details["ctx"]["error"]
+            own = _own_words(path, raised, given)
             yield (
                 replace(own, why=f"{own.why}: {raised.why}", fix=raised.fix)
                 if isinstance(raised, ProtocolError)
@@ -103,7 +114,7 @@ def _mistakes(errors: Iterable[ErrorDetails], given: Given) -> Iterator[Mistake]
 
 
 def _path(details: ErrorDetails, tree: Any) -> tuple[KeyPath, KeyPath | None]:
-    """The key path inside what was given, and where pydantic began to try alternatives, if it did."""
+    """Return the key path of an error, and the path of the union whose alternatives pydantic tried, or None."""
     path: KeyPath = ()
     union: KeyPath | None = None
     for step in details["loc"]:
@@ -129,12 +140,13 @@ def _unknown(path: KeyPath, given: Given) -> Mistake:
     why = f"has it, but {section or 'a job'} has no '{name}'"
     meant = _meant(section, name, known)
     if meant:
-        return Mistake(path, what, why, f"did you mean '{meant}'?", meant=meant)
+        return Mistake(path, "E-JOB-018", what, why, f"did you mean '{meant}'?", meant=meant)
     fix = f"remove it; known here: {', '.join(known)}"
-    return Mistake(path, what, why, fix)
+    return Mistake(path, "E-JOB-018", what, why, fix)
 
 
 def _meant(section: str, name: str, known: Sequence[str]) -> str | None:
+    """Return the key that an unknown name probably means, or None: an alias, a similar name, or a key elsewhere."""
     alias = key_alias(name)
     if alias is not None and name not in known:
         return alias
@@ -153,27 +165,29 @@ def _missing(path: KeyPath) -> Mistake:
     meaning = keys.meaning(key)
     return Mistake(
         path,
+        "E-JOB-019",
         f"'{key}' is missing",
-        f"does not say it{': ' if meaning else ''}{meaning}",
+        f"does not set it{': ' if meaning else ''}{meaning}",
         f"add it, for example: {path[-1]}: {_EXAMPLES.get(key, '...')}",
         missing=key,
     )
 
 
-def _own_words(path: KeyPath, message: str, given: Given) -> Mistake:
-    """A validator's message; one about the whole job is placed at the keys that it names."""
+def _own_words(path: KeyPath, error: ValueError, given: Given) -> Mistake:
+    """Return a mistake with a validator's message. A message about a section is placed at the keys that it names."""
+    code, message = error.code if isinstance(error, JobValueError) else OTHER_VALUE, str(error)
     named = _named(path, message, given)
     if not named:
-        return Mistake(path, message, "as a whole", "change the job")
+        return Mistake(path, code, message, "as a whole", "change the job")
     others = [f"{given.place(other)} sets {_dotted(other)}" for other in named[1:]]
     why = ", ".join([f"sets {_dotted(named[0])}", *others])
-    return Mistake(named[0], message, why, f"change {' or '.join(map(_dotted, named))}")
+    return Mistake(named[0], code, message, why, f"change {' or '.join(map(_dotted, named))}")
 
 
 def _named(path: KeyPath, message: str, given: Given) -> list[KeyPath]:
-    """Return the keys of the job that a message about the section at `path` names, the most specific of each.
+    """Return the keys that a message about the section at `path` names. Of nested keys, only the innermost counts.
 
-    The section may be in the file while the key that is wrong comes from the command line.
+    This finds the place of a mistake if the section is in the file and the wrong key comes from the command line.
     """
     if path and not isinstance(_at(path, given.tree), dict):
         return [path]
@@ -202,7 +216,7 @@ def _wrong(path: KeyPath, errors: Sequence[ErrorDetails], given: Given) -> Mista
     field = keys.fields().get(key)
     meaning = keys.meaning(key) if field else ""
     why = f"sets {key}{f' ({meaning})' if meaning else ''}"
-    return Mistake(path, what, why, _fix(path, value, errors, given))
+    return Mistake(path, "E-JOB-020", what, why, _fix(path, value, errors, given))
 
 
 def _at(path: KeyPath, tree: Any) -> Any:
@@ -231,7 +245,7 @@ def _listed(choices: Sequence[str]) -> str:
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return "a section of keys"
-    text = redact(f"'{value}'" if isinstance(value, str) else flow(value))  # before it is cut
+    text = redact(f"'{value}'" if isinstance(value, str) else flow(value))  # redact before the text is shortened
     return text if len(text) <= 60 else f"{text[:56]}...{text[-1]}"
 
 
@@ -262,7 +276,7 @@ def _fix(path: KeyPath, value: Any, errors: Sequence[ErrorDetails], given: Given
 
 
 def _written(path: KeyPath, text: str, given: Given) -> str:
-    """A setting as the user would write it there: a line of the file, or an override."""
+    """Return a setting as the user would write it in that place: as a line of the file, or as an override."""
     if given.on_command_line(path):
         quoted = f"'{text}'" if '"' in text else text
         return f"{_dotted(path)}={quoted}"

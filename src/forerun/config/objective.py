@@ -1,4 +1,4 @@
-"""An objective of the user's own, named by its class."""
+"""The `objective` section of a job: a custom objective."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from forerun.config.section import Section, about
+from forerun.errors import JobValueError
 
 
-class OwnObjective(Section):
-    """A class `module.path:Class` beside the job file or installed; docs/own.md says what it must have."""
+class CustomObjective(Section):
+    """A class `module.path:Class`, installed or next to the job file. docs/own.md describes its interface."""
 
-    name: str = about("module.path:Class", "the job must say it")
+    name: str = about("module.path:Class", "no default")
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="arguments of the class",
-        json_schema_extra={"reason": "the class's own defaults"},
+        json_schema_extra={"reason": "the defaults of the class"},
     )
 
     @field_validator("name")
@@ -24,14 +25,18 @@ class OwnObjective(Section):
     def _class_of_a_module(cls, name: str) -> str:
         module, colon, made = name.partition(":")
         if not colon or not all(part.isidentifier() for part in (*module.split("."), made)):
-            raise ValueError(f"objective.name: {name!r} is not module.path:Class; write for example my_loss:ZLoss")
+            raise JobValueError(
+                "E-JOB-031", f"objective.name: {name!r} is not module.path:Class; write for example my_loss:ZLoss"
+            )
         return name
 
 
 def require_one_objective(job: Any) -> None:
-    """Of the sections that say what is learned a job has one at most, and that one can be had."""
+    """Raise if a job has more than one section that defines what is learned, or a reference that is not possible."""
     given = [name for name in ("objective", "preferences", "distil") if getattr(job, name, None) is not None]
     if len(given) > 1:
-        raise ValueError(f"{given[0]} and {given[1]} are both given: each says what is learned, keep one")
+        raise JobValueError(
+            "E-JOB-032", f"{given[0]} and {given[1]} are both given: each defines what is learned; keep one"
+        )
     if job.preferences is not None:
         job.preferences.require_reference(adapters=job.lora is not None)

@@ -1,4 +1,4 @@
-"""Learning from pairs of answers, one preferred to the other: DPO and its kin."""
+"""The `preferences` section of a job: learning from pairs of answers with DPO and related losses."""
 
 from __future__ import annotations
 
@@ -7,25 +7,32 @@ from typing import Literal
 from pydantic import model_validator
 
 from forerun.config.section import Section, about
+from forerun.errors import JobValueError
 
 USUAL_SMOOTHING = 0.1
 
 
 class Preferences(Section):
-    """Rows with the columns chosen and rejected, and perhaps prompt. The reference is the model that the run began
-    with: how far the model moves from it is what beta holds back."""
+    """Pairs of answers: rows with the columns chosen and rejected, and optionally prompt.
+
+    The reference is the model that the run starts with. `beta` limits how far the model moves away from it.
+    """
 
     loss: Literal["dpo", "ipo", "cdpo"] = about(
-        "dpo; ipo: a margin to reach, per token; cdpo: some labels are the wrong way round", "the one most used", "dpo"
+        "dpo; ipo: reach a margin per token; cdpo: some labels are swapped", "the most common loss", "dpo"
     )
     beta: float = about(
-        "how strongly the reference holds back", "its authors'; ipo: 1/(2 beta) is the margin", 0.1, gt=0
+        "how strongly the model is kept near the reference",
+        "as in the DPO paper; with ipo, the margin is 1/(2 beta)",
+        0.1,
+        gt=0,
     )
     smoothing: float | None = about(
-        "cdpo: the share of pairs whose label is wrong", "0.1 with cdpo, else none", None, ge=0, lt=0.5
+        "share of pairs whose labels are swapped, for cdpo", "0.1 with cdpo, else none", None, ge=0, lt=0.5
     )
     reference: Literal["auto", "base", "cached", "beside"] = about(
-        "base: the model without its adapters; cached: computed once before the first step; beside: a frozen copy",
+        "base: the model without its adapters; cached: log-probabilities, computed once before the first step; "
+        "beside: a frozen copy in memory",
         "auto: base with lora, else cached",
         "auto",
     )
@@ -33,27 +40,32 @@ class Preferences(Section):
     @model_validator(mode="after")
     def _smoothing(self) -> Preferences:
         if self.smoothing is not None and self.loss != "cdpo":
-            raise ValueError(f"preferences.smoothing: {self.loss} has none; write loss: cdpo, or remove it")
+            raise JobValueError(
+                "E-JOB-033", f"preferences.smoothing: {self.loss} does not use it; write loss: cdpo, or remove it"
+            )
         return self
 
     def require_reference(self, *, adapters: bool) -> None:
-        """That the reference can be had in a job with or without adapters."""
+        """Raise if the reference is not possible in a job with or without adapters."""
         if self.reference == "base" and not adapters:
-            raise ValueError(
-                "preferences.reference: base needs lora, without it all weights move; write cached or beside"
+            raise JobValueError(
+                "E-JOB-034",
+                "preferences.reference: base needs lora: without it, all weights change; write cached or beside",
             )
         if self.reference == "beside" and adapters:
-            raise ValueError("preferences.reference: beside lora the base is there already; write base or cached")
+            raise JobValueError(
+                "E-JOB-035", "preferences.reference: with lora, the base is the reference already; write base or cached"
+            )
 
     @property
     def wrong_share(self) -> float:
-        """Of the labels: 0 but with cdpo."""
+        """The share of pairs whose labels are swapped. It is 0 for all losses except cdpo."""
         if self.loss != "cdpo":
             return 0.0
         return USUAL_SMOOTHING if self.smoothing is None else self.smoothing
 
     def reference_with(self, *, adapters: bool) -> Literal["base", "cached", "beside"]:
-        """What auto means."""
+        """Return the reference, with `auto` resolved for a job with or without adapters."""
         if self.reference == "auto":
             return "base" if adapters else "cached"
         return self.reference

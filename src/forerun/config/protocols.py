@@ -1,7 +1,7 @@
-"""Which protocols the addresses of a job and of a command may have.
+"""The protocols that are allowed in the addresses of a job and of a command.
 
-fsspec knows about 70 protocols. Some of them run code or open other addresses that a file names (`reference://`,
-`simplecache::`), so an address must be on the list of its key before fsspec sees it.
+fsspec supports about 70 protocols. Some of them run code, or open other addresses that a file names (`reference://`,
+`simplecache::`). The protocol of an address is therefore checked against a list before fsspec gets the address.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from forerun.errors import UserError
+from forerun.errors import JobValueError, UserError
 from forerun.safe_text import redact
 
 DATA_PROTOCOLS = ("file", "gs", "gcs", "s3", "https", "hf")
 CHECKPOINT_PROTOCOLS = ("gs",)
 
-# Keys of a job and options of a command that name a file or a folder of this machine.
+# Keys of a job, and options of a command, that name a file or a folder on this machine.
 LOCAL_KEYS = (
     "runs",
     "data.store",
@@ -54,11 +54,11 @@ _COPIES = {
 }
 
 
-class ProtocolError(ValueError):
-    """An address that its key does not allow; `fix` is what to write instead."""
+class ProtocolError(JobValueError):
+    """A key has an address that it does not allow. `fix` says what to write instead."""
 
-    def __init__(self, what: str, why: str, fix: str) -> None:
-        super().__init__(what)
+    def __init__(self, code: str, what: str, why: str, fix: str) -> None:
+        super().__init__(code, what)
         self.why, self.fix = why, fix
 
 
@@ -85,7 +85,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         if isinstance(data := options.get("data"), str):
             require_data_address(data, "--data")
     except ProtocolError as error:
-        raise UserError(str(error), why=error.why, fix=error.fix) from None
+        raise UserError(error.code, str(error), why=error.why, fix=error.fix) from None
 
 
 def require_data_address(address: str, key: str = "data.path") -> None:
@@ -95,7 +95,7 @@ def require_data_address(address: str, key: str = "data.path") -> None:
     try:
         _require(address, key, DATA_PROTOCOLS)
     except ProtocolError as error:
-        raise UserError(str(error), why=error.why, fix=error.fix) from None
+        raise UserError(error.code, str(error), why=error.why, fix=error.fix) from None
 
 
 def _require(address: str, key: str, allowed: Sequence[str]) -> None:
@@ -103,6 +103,7 @@ def _require(address: str, key: str, allowed: Sequence[str]) -> None:
     listed = ", ".join(f"{name}://" for name in allowed)
     if "::" in address:
         raise ProtocolError(
+            "E-JOB-005",
             f"{key}: chained addresses (::) are not allowed",
             f"{_shown(address)} would open another address; one of {listed} is allowed",
             f"name the file itself, or copy it to this machine and set {key} to the copy",
@@ -111,12 +112,14 @@ def _require(address: str, key: str, allowed: Sequence[str]) -> None:
         if _LOOPBACK.match(address):
             return
         raise ProtocolError(
+            "E-JOB-006",
             f"{key}: http:// is allowed for a server on this machine only",
-            f"everyone on the way to {_shown(address)} could change the data",
+            f"anyone on the network path to {_shown(address)} could change the data",
             "write https://, or fetch the file first, for example with curl, and name the copy",
         )
     if protocol not in allowed:
         raise ProtocolError(
+            "E-JOB-049",
             f"{key}: {_shown(protocol)}:// is not an allowed protocol",
             f"allowed are {listed} and paths of this machine",
             "name a folder of this machine, or gs://BUCKET/FOLDER"
@@ -142,6 +145,7 @@ def _not_local(address: str, key: str) -> ProtocolError:
     elif key in ("data.store", "distil.cache"):
         fix = f"name a folder of this machine, or of a file system that it has mounted: {key}=FOLDER"
     return ProtocolError(
+        "E-JOB-050",
         f"{key}: {protocol}:// is not supported here",
         f"{_shown(address)} is an address, and {key} is a file or a folder of this machine",
         fix,

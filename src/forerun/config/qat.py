@@ -1,4 +1,4 @@
-"""Quantization-aware training: weights that learn as the integers they will be shipped as."""
+"""The `qat` section of a job: quantization-aware training."""
 
 from __future__ import annotations
 
@@ -13,23 +13,25 @@ BITS = {"int4": 4, "int8": 8}
 
 
 class Qat(Section):
-    """Weights rounded in every forward pass; beside lora they rest, rounded, and the adapters make up for it."""
+    """Weights that are rounded in every forward pass. With lora, the rounded weights are frozen."""
 
-    weights: Literal["int4", "int8"] = about("what a weight is rounded to", "a quarter of bfloat16's memory", "int4")
+    weights: Literal["int4", "int8"] = about(
+        "integer type of the rounded weights", "a quarter of bfloat16's memory", "int4"
+    )
     group: PositiveInt | None = about(
         "neighbouring inputs that share a scale; null: all inputs of an output channel",
-        "32: half a bit more a weight, and much closer than a whole channel with int4",
+        "32: half a bit more per weight, and with int4 much more precise than a scale per channel",
         32,
     )
     activations: Literal["int8"] | None = about(
-        "what a matrix's inputs are rounded to, with a scale per token", "none: memory is what int4 is for", None
+        "integer type of a matrix's inputs, with a scale per token", "the purpose of int4 is to save memory", None
     )
     scales: Literal["computed", "learned"] = about(
-        "computed: from the largest weight at every step; learned: by their own gradient (LSQ)",
-        "nothing to tune",
+        "computed: from the largest weight in every step; learned: with their own gradient (LSQ)",
+        "computed: needs no tuning",
         "computed",
     )
-    targets: Targets = about(TARGETS, "all matrices but the read-out, which is sensitive", ALL_LINEAR)
+    targets: Targets = about(TARGETS, "all matrices except the output layer, which is sensitive", ALL_LINEAR)
 
     @property
     def bits(self) -> int:

@@ -1,13 +1,14 @@
-"""The job: everything a run is, as frozen data. Knows nothing of jax, files or devices.
+"""The schema of a job: an immutable description of a run. It does not depend on jax, files or devices.
 
-A field's `description` says what it is; `reason` says why its default is what it is. Both are
-printed by `forerun check` and stand in the JSON Schema that editors read.
+The `description` of a field says what the key is. The `reason` says why its default is what it is. `forerun check`
+prints both, and they are in the JSON Schema for editors.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -16,16 +17,17 @@ from forerun.config.checkpoint import Checkpoint, PositiveInt
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
 from forerun.config.distil import Distil
-from forerun.config.methods import Lora
-from forerun.config.objective import OwnObjective, require_one_objective
+from forerun.config.methods import Lora, TrainingMethod
+from forerun.config.objective import CustomObjective, require_one_objective
 from forerun.config.preferences import Preferences
 from forerun.config.qat import Qat
 from forerun.config.section import Section, about, shorthand
 from forerun.config.track import Track
+from forerun.errors import JobValueError
 
 Device = Literal["tpu", "gpu", "cpu"]
 DType = Literal["bfloat16", "float32"]
-Sequences = Annotated[int, Field(gt=0, le=10**7)]  # of a batch: ways to divide it are counted one by one
+Sequences = Annotated[int, Field(gt=0, le=10**7)]  # limited, because the divisors of a batch are enumerated
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 FOLDER_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
@@ -33,9 +35,9 @@ RESIDUALS = ("layer_in", "query", "key", "value", "attention_out", "mlp_gate", "
 
 
 class RopeScaling(Section):
-    """Llama-3 frequency scaling for contexts beyond the one trained first."""
+    """RoPE frequency scaling of Llama 3, for contexts longer than the original one."""
 
-    factor: limits.Factor = about("how much longer the context became", "Llama 3.1 used 8", 8.0)
+    factor: limits.Factor = about("ratio of the new to the original context length", "Llama 3.1", 8.0)
     low: limits.Factor = about("low frequency factor", "Llama 3.1", 1.0)
     high: limits.Factor = about("high frequency factor", "Llama 3.1", 4.0)
     original: limits.Positions = about("context length before scaling", "Llama 3.1", 8192)
@@ -45,26 +47,26 @@ class Model(Section):
     """A Hugging Face checkpoint, a named size, a size with changes, free dimensions, or a `module.path:Class`."""
 
     name: str | None = about(
-        "hub name or folder; with random weights: named size, module.path:Class", "free dimensions without a name", None
+        "hub name or folder; with random weights: named size, module.path:Class", "free dimensions", None
     )
-    revision: str | None = about("branch, tag or commit of a hub name", "its main branch", None)
+    revision: str | None = about("branch, tag or commit of a hub name", "the main branch", None)
     layers: limits.Layers | None = about("number of blocks", "from the named size", None)
     embed: limits.Width | None = about("width of the residual stream", "from the named size", None)
     heads: limits.Heads | None = about("query heads", "from the named size", None)
     kv_heads: limits.Heads | None = about("key/value heads", "named size, else = heads", None)
     head_dim: limits.HeadWidth | None = about("width of a head", "named size, else embed / heads", None)
     mlp: limits.MlpWidth | None = about("width inside the MLP", "named size, else 8/3 embed", None)
-    vocab: limits.Vocabulary | None = about("vocabulary", "named size, else the tokenizer's", None)
-    tied: bool | None = about("input and output embedding are one", "named size, else yes", None)
+    vocab: limits.Vocabulary | None = about("size of the vocabulary", "named size, else the tokenizer's", None)
+    tied: bool | None = about("input and output embedding share one matrix", "named size, else yes", None)
     qkv_bias: bool | None = about("bias on q, k, v (Qwen2)", "named size, else no", None)
     qk_norm: bool | None = about("RMSNorm on q and k (Qwen3)", "named size, else no", None)
-    window: limits.Positions | None = about("sliding attention window", "named size, else none", None)
+    window: limits.Positions | None = about("length of the sliding attention window", "named size, else none", None)
     rope_theta: limits.Theta | None = about("RoPE base", "named size, else 10000", None)
     rope_scaling: RopeScaling | None = about("Llama-3 RoPE scaling", "from the named size", None)
     norm_eps: limits.Epsilon | None = about("RMSNorm epsilon", "named size, else 1e-6", None)
     options: dict[str, Any] = Field(
         default_factory=dict,
-        description="arguments of your own model class",
+        description="arguments of a custom model class",
         json_schema_extra={"reason": "only for module.path:Class"},
     )
 
@@ -73,30 +75,42 @@ class Model(Section):
     def _class_of_a_module(cls, name: str | None) -> str | None:
         module, colon, made = (name or "").partition(":")
         if colon and not all(part.isidentifier() for part in (*module.split("."), made)):
-            raise ValueError(f"model.name: {name!r} is not module.path:Class; write for example my_model:Net")
+            raise JobValueError(
+                "E-JOB-036", f"model.name: {name!r} is not module.path:Class; write for example my_model:Net"
+            )
         return name
 
 
 class Optimizer(Section):
-    lr: float = about("peak learning rate", "a usual AdamW start for small models", 3e-4, gt=0)
+    """AdamW with a learning-rate schedule, gradient clipping and an optional moving average."""
+
+    lr: float = about("peak learning rate", "a usual AdamW value for small models", 3e-4, gt=0)
     schedule: Literal["cosine", "linear", "constant"] = about(
-        "shape after warm-up", "cosine is the common choice", "cosine"
+        "shape of the schedule after warm-up", "cosine is the common choice", "cosine"
     )
-    warmup: float = about("share of the steps, or a number of steps if >= 1", "3 % is enough with AdamW", 0.03, ge=0)
-    final_lr: Fraction = about("last rate as a share of lr", "a tenth keeps learning to the end", 0.1)
-    weight_decay: float = about("on matrices only, never on norms and biases", "AdamW for language models", 0.1, ge=0)
-    b1: Fraction = about("first moment", "AdamW", 0.9)
-    b2: Fraction = about("second moment", "0.95 is steadier than 0.999 for language models", 0.95)
-    eps: float = about("AdamW epsilon", "Optax", 1e-8, gt=0)
-    clip: float | None = about("global gradient norm limit; null: none", "1.0 stops rare spikes", 1.0, gt=0)
-    ema: Fraction | None = about("decay of an averaged copy of the weights", "off: costs one more copy", None)
+    warmup: float = about(
+        "warm-up: share of the steps, or a number of steps if >= 1", "3 % is enough with AdamW", 0.03, ge=0
+    )
+    final_lr: Fraction = about("final learning rate as a share of lr", "0.1: the model learns until the end", 0.1)
+    weight_decay: float = about(
+        "weight decay of matrices, not of norms and biases", "usual for language models", 0.1, ge=0
+    )
+    b1: Fraction = about("decay of the first moment", "AdamW's default", 0.9)
+    b2: Fraction = about("decay of the second moment", "0.95 is steadier than 0.999 for language models", 0.95)
+    eps: float = about("AdamW epsilon", "Optax's default", 1e-8, gt=0)
+    clip: float | None = about(
+        "limit of the global gradient norm; null: no clipping", "1.0 stops rare spikes", 1.0, gt=0
+    )
+    ema: Fraction | None = about(
+        "decay of a moving average of the weights", "off: it needs another copy of the weights", None
+    )
 
 
 _AXIS_SIZE = {"anyOf": [{"const": -1}, {"minimum": 1}]}
 
 
 class Mesh(Section):
-    """How devices are laid out. One axis may be -1: whatever is left."""
+    """The layout of the devices. One axis may be -1, which means all remaining devices."""
 
     data: int = about(
         "copies of the model, each with its part of the batch",
@@ -104,27 +118,33 @@ class Mesh(Section):
         1,
         editors=_AXIS_SIZE,
     )
-    fsdp: int = about("batch and weights split together", "-1: every device that is left", -1, editors=_AXIS_SIZE)
+    fsdp: int = about(
+        "parts into which the batch and the weights are split", "-1: all remaining devices", -1, editors=_AXIS_SIZE
+    )
     tp: int = about(
-        "every layer split across devices", "only for large models: it talks all the time", 1, editors=_AXIS_SIZE
+        "parts into which each layer is split",
+        "1: only large models need it, because it communicates in every layer",
+        1,
+        editors=_AXIS_SIZE,
     )
 
     @field_validator("data", "fsdp", "tp")
     @classmethod
     def _devices(cls, size: int, info: ValidationInfo) -> int:
         if size < 1 and size != -1:
-            raise ValueError(
-                f"mesh.{info.field_name}: {size} is not a number of devices; write 1 or more, or -1 for what is left"
+            raise JobValueError(
+                "E-JOB-037",
+                f"mesh.{info.field_name}: {size} is not a number of devices; write 1 or more, or -1 for the rest",
             )
         return size
 
 
 class Remat(Section):
-    """What the backward pass finds in memory; the rest is computed again."""
+    """Activations that are kept in memory for the backward pass. The others are computed again."""
 
     policy: Literal["none", "full", "dots", "named"] = about(
         "none: keep all, dots: keep matmuls, full: keep layer inputs, named: keep the lists below",
-        "full: smallest that needs no host",
+        "full: the least memory without offloading",
         "full",
     )
     keep: tuple[str, ...] = about("residuals kept in device memory", "policy named only", ())
@@ -142,103 +162,148 @@ class Remat(Section):
         names = (*self.keep, *self.offload)
         unknown = sorted(set(names) - set(RESIDUALS))
         if unknown:
-            raise ValueError(f"unknown residual {unknown[0]!r}; known: {', '.join(RESIDUALS)}")
+            raise JobValueError("E-JOB-038", f"unknown residual {unknown[0]!r}; known: {', '.join(RESIDUALS)}")
         if names and self.policy != "named":
-            raise ValueError("keep and offload need policy: named")
+            raise JobValueError("E-JOB-039", "keep and offload need policy: named")
         if len(set(names)) != len(names):
-            raise ValueError("a residual is named twice")
+            raise JobValueError("E-JOB-040", "a residual is named twice")
         return self
 
 
 class Precision(Section):
-    params: DType = about("master weights and optimizer state", "float32: small updates are not lost", "float32")
-    compute: DType = about("matrix multiplications", "what the TPU's matrix unit multiplies", "bfloat16")
+    """The dtypes of weights and computation."""
+
+    params: DType = about(
+        "dtype of master weights and optimizer state", "float32: small updates are not lost", "float32"
+    )
+    compute: DType = about("dtype of matrix multiplications", "the native type of the TPU's matrix unit", "bfloat16")
 
 
 class Guard(Section):
-    """Steps whose figures are wrong are never taken: run again once, then left out with their batch."""
+    """The divergence guard. A rejected step is run again once; if it is rejected again, its batch is skipped."""
 
     spike: float | None = about(
-        "a gradient norm this many times the recent median is wrong; null: only what is not finite is",
-        "30: far beyond what clipping is for, so it is a fault or broken data",
+        "reject a gradient norm above this many times the recent median; null: reject only non-finite values",
+        "30: far above what clipping handles, so it is a fault or bad data",
         30.0,
         gt=1,
     )
-    window: int = about("steps that the median is of", "old norms say little", 64, ge=1, le=4096)
-    skips: int = about("batches that may be left out, in all", "more is not an accident", 10, ge=0, le=10**6)
-    in_a_row: int = about("batches that may be left out one after the other", "more is not the data", 3, ge=0, le=1000)
+    window: int = about("number of recent steps in the median", "older norms say little", 64, ge=1, le=4096)
+    skips: int = about("batches that may be skipped in total", "more is not an accident", 10, ge=0, le=10**6)
+    in_a_row: int = about("consecutive batches that may be skipped", "more is not caused by the data", 3, ge=0, le=1000)
     compare_every: PositiveInt | None = about(
-        "steps between comparisons of the copies of the state that devices hold",
-        "none: a search for bad hardware",
+        "steps between comparisons of the state's replicas on different devices",
+        "only needed to find faulty hardware",
         None,
     )
 
 
 class Validation(Section):
+    """Evaluations on held-out documents during a run, and early stopping."""
+
     every: PositiveInt | None = about(
-        "steps between looks at the documents that data.validation keeps back",
+        "steps between evaluations on the documents that data.validation holds out",
         "checkpoint.every; 100 if that is auto",
         None,
     )
-    batches: PositiveInt = about("rows looked at, at most so many batches, always the same", "a small price", 32)
-    patience: PositiveInt | None = about("stop after so many looks without a lower loss", "never", None)
+    batches: PositiveInt = about(
+        "maximum batches of an evaluation, always the same rows", "an evaluation stays cheap", 32
+    )
+    patience: PositiveInt | None = about("stop after this many evaluations without a lower loss", "never", None)
 
 
 class Sample(Section):
-    prompt: str = about("text that the trained model continues", "any start will do", "The ")
-    tokens: int = about("tokens to write", "enough to read", 120, ge=0)
-    temperature: float = about("0 is greedy", "small models repeat themselves when greedy", 0.8, ge=0)
+    """Sample text that is generated at the end of a run."""
+
+    prompt: str = about("text that the trained model continues", "any text works", "The ")
+    tokens: int = about("number of tokens to generate", "enough to read", 120, ge=0)
+    temperature: float = about(
+        "sampling temperature; 0: greedy", "small models repeat themselves when greedy", 0.8, ge=0
+    )
 
 
 class Job(Section):
-    """One run, whole."""
+    """The complete description of one run."""
 
     name: str = about(
-        "folder under runs/",
-        "the job file's name; of job.yaml, its folder's",
+        "name of the run and of its folder in runs/",
+        "the name of the job file, or of its folder if it is job.yaml",
         "job",
         editors={"pattern": f"^{FOLDER_NAME}$"},
     )
-    seed: int = about("weights and data order", "any number", 0, ge=0, lt=2**32)
+    seed: int = about("seed of random weights and data order", "any number", 0, ge=0, lt=2**32)
     device: Literal["auto", "tpu", "gpu", "cpu"] | Annotated[tuple[Device, ...], Field(min_length=1)] = about(
-        "auto, one of tpu/gpu/cpu, or a list to fall back along", "auto: TPU, then GPU, then CPU", "auto"
+        "auto, one of tpu/gpu/cpu, or a list in order of preference", "auto: TPU, then GPU, then CPU", "auto"
     )
-    devices: PositiveInt | None = about("use only this many", "all that are there", None)
+    devices: PositiveInt | None = about("number of devices to use", "all available devices", None)
     model: Annotated[Model, shorthand("name")]
     data: Annotated[Data, shorthand("path")]
     sequence: PositiveInt = about("tokens in a sequence", "common for small models", 1024)
-    batch: Sequences = about("sequences per optimizer step, over all devices", "the same on every device", 32)
+    batch: Sequences = about("sequences per optimizer step, over all devices", "independent of the devices", 32)
     micro_batch: Sequences | None = about(
-        "sequences per device at a time", "the whole batch at once: no accumulation", None
+        "sequences per device at a time", "the complete batch in one pass: no accumulation", None
     )
-    steps: PositiveInt | None = about("optimizer steps", "one epoch if epochs is not given either", None)
-    epochs: float | None = about("passes over the data, instead of steps", "steps decide", None, gt=0, le=1e6)
+    steps: PositiveInt | None = about("number of optimizer steps", "one epoch, unless epochs is set", None)
+    epochs: float | None = about("passes over the data, instead of steps", "steps is used", None, gt=0, le=1e6)
     optimizer: Optimizer = Optimizer()
     mesh: Mesh = Mesh()
     remat: Annotated[Remat, shorthand("policy")] = Remat()
     precision: Precision = Precision()
-    lora: Lora | None = about("adapters: see below", "none: all weights learn", None)
+    lora: Lora | None = about("train adapters: see below", "all weights are trained", None)
     preferences: Annotated[Preferences | None, shorthand("loss")] = about(
-        "learn from pairs of answers: see below", "none: learn the next token", None
+        "learn from pairs of answers: see below", "next-token prediction", None
     )
-    objective: Annotated[OwnObjective | None, shorthand("name")] = about(
-        "an objective of your own, module.path:Class: see below", "none: learn the next token", None
+    objective: Annotated[CustomObjective | None, shorthand("name")] = about(
+        "a custom objective, module.path:Class: see below", "next-token prediction", None
     )
-    qat: Qat | None = about("weights that learn as integers: see below", "none: weights stay floats", None)
-    distil: Annotated[Distil | None, shorthand("teacher")] = about("a teacher: see below", "none: the text alone", None)
+    qat: Qat | None = about("train with rounded weights: see below", "weights are not rounded", None)
+    distil: Annotated[Distil | None, shorthand("teacher")] = about(
+        "learn from a teacher: see below", "no teacher", None
+    )
     attention: Literal["auto", "splash", "cudnn", "xla"] = about(
         "attention kernel", "auto: splash on TPU, cuDNN on GPU, XLA elsewhere", "auto"
     )
     loss_chunk: PositiveInt | None = about(
-        "positions of the sequence whose logits exist at one time", "keeps a device's logits under 512 MiB", None
+        "positions whose logits are in memory at one time", "keeps a device's logits under 512 MiB", None
     )
     guard: Guard = Guard()
     checkpoint: Checkpoint = Checkpoint()
     validation: Validation = Validation()
-    log_every: PositiveInt = about("steps between lines of metrics", "every step is cheap", 1)
+    log_every: PositiveInt = about("steps between rows in metrics.jsonl", "1: a row is cheap", 1)
     track: Annotated[Track, shorthand("to")] = Track()
     sample: Sample = Sample()
-    runs: str = about("where run folders go", "in the folder you stand in", "runs")
+    runs: str = about("folder of the run folders", "in the current folder", "runs")
+
+    if TYPE_CHECKING:
+        # pydantic accepts shorthands such as `model="qwen3-0.6b"` and dictionaries, which the types of the fields hide.
+        def __init__(self, *, model: Model | str | dict[str, Any], data: Data | str | dict[str, Any], **more: Any): ...
+
+    @property
+    def method(self) -> TrainingMethod:
+        """The training method that the job's sections select."""
+        return TrainingMethod(self.lora, self.qat, self.distil, self.preferences)
+
+    def _repr_html_(self) -> str:
+        """Return the job as a table for notebooks: the values that differ from their defaults, then all others."""
+        from forerun.pages.render import render
+        from forerun.safe_text import redacted_tree
+
+        changed = dict(_leaves("", self.model_dump(exclude_defaults=True)))
+        values = _leaves("", redacted_tree(self.model_dump()))
+        rows = [(key, "-" if value is None else str(value), key not in changed) for key, value in values]
+        return render("job.html.jinja", name=self.name, rows=rows)
+
+    def with_teacher_revision(self, revision: str | None) -> Job:
+        """Return the job with another revision of its teacher. A job without a teacher is returned unchanged."""
+        if self.distil is None:
+            return self
+        return self.model_copy(update={"distil": self.distil.model_copy(update={"revision": revision})})
+
+    def with_initial_adapter(self, folder: str | None) -> Job:
+        """Return the job with another folder of initial adapters. A job without adapters is returned unchanged."""
+        if self.lora is None:
+            return self
+        return self.model_copy(update={"lora": self.lora.model_copy(update={"start": folder})})
 
     @model_validator(mode="before")
     @classmethod
@@ -250,7 +315,7 @@ class Job(Section):
     @model_validator(mode="after")
     def _one_length(self) -> Job:
         if self.steps is not None and self.epochs is not None:
-            raise ValueError("steps and epochs are both given: keep one")
+            raise JobValueError("E-JOB-041", "steps and epochs are both given: keep one")
         return self
 
     @model_validator(mode="after")
@@ -261,31 +326,47 @@ class Job(Section):
     @model_validator(mode="after")
     def _validation(self) -> Job:
         if self.validation.patience is not None and not self.data.validation:
-            raise ValueError("validation.patience: no document is kept back; set data.validation, e.g. 0.05")
+            raise JobValueError(
+                "E-JOB-042", "validation.patience: no documents are held out; set data.validation, for example 0.05"
+            )
         every, save = self.validation.every, self.checkpoint.every
         judged = self.data.validation and self.checkpoint.keep_best
         if judged and every is not None and save != "auto" and save % every:
-            raise ValueError(
-                f"checkpoint.keep_best needs a look at every save: checkpoint.every={save} must be a "
-                f"multiple of validation.every ({every})"
+            raise JobValueError(
+                "E-JOB-043",
+                f"checkpoint.keep_best needs an evaluation at every save: checkpoint.every={save} must be a "
+                f"multiple of validation.every ({every})",
             )
         return self
 
     @model_validator(mode="after")
     def _scales(self) -> Job:
         if self.qat and self.lora and self.qat.scales == "learned":
-            raise ValueError("qat.scales: learned beside lora: only adapters learn then; remove it")
+            raise JobValueError(
+                "E-JOB-044", "qat.scales: learned is not possible with lora, which trains only adapters; remove it"
+            )
         if self.qat and self.lora and self.lora.is_quantized:
-            raise ValueError(
-                f"lora.base: {self.lora.base} beside qat, which rounds the base already; remove one of them"
+            raise JobValueError(
+                "E-JOB-045",
+                f"lora.base: {self.lora.base} is not possible with qat, which rounds the base already; remove one",
             )
         return self
 
     @model_validator(mode="after")
     def _folder_name(self) -> Job:
         if not re.fullmatch(FOLDER_NAME, self.name):
-            raise ValueError(
+            raise JobValueError(
+                "E-JOB-046",
                 f"name: {self.name!r} is not a safe folder name; use letters, digits, '.', '_' and '-', no '.' first "
-                "(without this key it is the name of the file)"
+                "(without this key it is the name of the file)",
             )
         return self
+
+
+def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted key and the value of each leaf of nested dictionaries."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(f"{key}.{name}" if key else str(name), inner)
+    else:
+        yield key, value

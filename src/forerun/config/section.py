@@ -1,4 +1,4 @@
-"""What sections of the job are made of: strict, frozen, and every field with its meaning and its reason."""
+"""Base class and helpers for the sections of a job. Each field has a description and a reason for its default."""
 
 from __future__ import annotations
 
@@ -13,18 +13,27 @@ from forerun.config.protocols import check_protocol
 def about(
     description: str, reason: str, default: Any = ..., *, editors: dict[str, Any] | None = None, **limits: Any
 ) -> Any:
-    """A field with its meaning and the reason for its default. `editors`: a limit that a validator checks in its
-    own words, as JSON Schema says it."""
+    """Return a pydantic field.
+
+    Args:
+      description: what the key is.
+      reason: why the default is what it is.
+      default: the default value. Without it, the key is required.
+      editors: entries for the JSON Schema, for limits that a validator checks with its own message.
+      **limits: limits that pydantic checks.
+    """
     return Field(default, description=description, json_schema_extra={"reason": reason, **(editors or {})}, **limits)
 
 
 class Section(BaseModel):
+    """A section of a job: strict types, no unknown keys, immutable."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, hide_input_in_errors=True)
 
     @field_validator("*")
     @classmethod
     def _allowed_addresses(cls, value: Any, info: ValidationInfo) -> Any:
-        """Reject credentials in every key of every section, and protocols that a key does not allow."""
+        """Raise for credentials in any key, and for protocols that a key does not allow."""
         name = cls.__name__.lower().replace("part", "data.mixture")
         section = "" if name == "job" else f"{name}."
         check_addresses(value, f"{section}{info.field_name}")
@@ -33,5 +42,5 @@ class Section(BaseModel):
 
 
 def shorthand(field: str) -> Any:
-    """`model: qwen3-0.6b` means `model: {name: qwen3-0.6b}`."""
+    """Return a validator that turns a text into a section: `model: qwen3-0.6b` means `model: {name: qwen3-0.6b}`."""
     return BeforeValidator(lambda value: {field: value} if isinstance(value, str) else value)

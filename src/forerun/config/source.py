@@ -1,7 +1,7 @@
-"""YAML text as plain values, with the line on which every key stands.
+"""A YAML reader that returns plain values and the line of each key.
 
-Scalars follow YAML 1.2 core: `8e-5` is a number, `no` and `on` are text, only `true` and `false` are
-booleans. Tags, anchors and repeated keys are refused, so a file can mean only what it shows.
+Scalars follow the core schema of YAML 1.2: `8e-5` is a number, `no` and `on` are texts, and only `true` and `false` are
+booleans. Tags, anchors and repeated keys are rejected, so that a file means exactly what it shows.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from forerun.files import read_regular
 from forerun.units import MIB
 
 MAX_JOB_BYTES = MIB
-MAX_VALUES = 10_000  # the parser needs a minute for a MiB of short values
+MAX_VALUES = 10_000  # without a limit, a MiB of short values would take a minute to parse
 
 KeyPath = tuple[str | int, ...]
 BEGIN = "`forerun init new.yaml` writes a job to begin with"
@@ -36,7 +36,7 @@ _CORE: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Source:
-    """What a YAML text says and where it says it; `lines` counts from 1."""
+    """The values of a YAML text, and the line of each key, counted from 1."""
 
     tree: Any
     lines: dict[KeyPath, int]
@@ -45,13 +45,13 @@ class Source:
 class _RefusedError(Exception):
     """Valid YAML that a job may not contain."""
 
-    def __init__(self, what: str, line: int, fix: str) -> None:
+    def __init__(self, code: str, what: str, line: int, fix: str) -> None:
         super().__init__(what)
-        self.what, self.line, self.fix = what, line, fix
+        self.code, self.what, self.line, self.fix = code, what, line, fix
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes with the lines they stand on; builds no objects."""
+    """Composes YAML nodes, which have line numbers. Constructs no objects."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -63,23 +63,30 @@ class _Loader(yaml.SafeLoader):
         self._values += 1
         if self._values > MAX_VALUES:
             raise _RefusedError(
-                f"a job has more than {MAX_VALUES} keys and values", line, "check that this is the file you mean"
+                "E-JOB-051",
+                f"a job has more than {MAX_VALUES} keys and values",
+                line,
+                "check that this is the file you mean",
             )
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise _RefusedError(
+                "E-JOB-052",
                 "YAML anchors and aliases (& and *) are not allowed in a job",
                 line,
                 "write the value out, or put text in quotes",
             )
         if tag := getattr(event, "tag", None):
             raise _RefusedError(
-                f"the YAML tag {tag} is not allowed in a job", line, "remove the tag, or put text in quotes"
+                "E-JOB-053",
+                f"the YAML tag {tag} is not allowed in a job",
+                line,
+                "remove the tag, or put text in quotes",
             )
         return super().compose_node(parent, index)
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what this module reads back as the same values."""
+    """Writes YAML that this module reads back as the same values."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -93,26 +100,29 @@ for _reader_or_writer in (_Loader, Dumper):
 
 
 def flow(value: Any) -> str:
-    """A value on one line, as it would stand in a file or in an override."""
+    """Return a value as YAML on one line, as in a file or in an override."""
     text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, allow_unicode=True, width=1_000_000)
     return str(text).removesuffix("\n").removesuffix("\n...")
 
 
 def read_file(path: Path) -> Source:
-    """The job file at `path`: a mapping, and the line of every key in it."""
+    """Read the job file at `path`. Raise UserError if it is not a YAML mapping."""
     text = _text(path)
     source = _parsed(text, lambda line: f"{path}:{line}", _syntax_fix)
     if source.tree is None:
-        raise UserError(f"{path} is empty", why="a job needs at least model and data", fix=BEGIN)
+        raise UserError("E-JOB-009", f"{path} is empty", why="a job needs at least model and data", fix=BEGIN)
     if not isinstance(source.tree, dict):
         raise UserError(
-            f"{path} is not a job", why=f"{path}:1 does not start with 'key: value'", fix="write lines like: batch: 32"
+            "E-JOB-010",
+            f"{path} is not a job",
+            why=f"{path}:1 does not start with 'key: value'",
+            fix="write lines like: batch: 32",
         )
     return source
 
 
 def read_value(text: str, where: str) -> Any:
-    """A value from the command line, read as the same text in a file would be."""
+    """Return the value of a text from the command line, as if it were in a file. `where` is for errors."""
     return _parsed(text, lambda _: where, lambda _: "put quotes around the value, like name='\"a: b\"'").tree
 
 
@@ -123,15 +133,17 @@ def _text(path: Path) -> str:
         return read_regular(path, MAX_JOB_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         why = f"byte {error.start} cannot be read"
-        raise UserError(f"{path} is not UTF-8 text", why=why, fix="save it as UTF-8") from None
+        raise UserError("E-JOB-011", f"{path} is not UTF-8 text", why=why, fix="save it as UTF-8") from None
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"there is no file {path}", why=_nearby(path), fix=_suggestion(path)) from None
+        raise UserError("E-JOB-012", f"there is no file {path}", why=_nearby(path), fix=_suggestion(path)) from None
     except IsADirectoryError:
         raise UserError(
-            f"{path} is a folder", why="a job is one YAML file", fix=_suggestion(path / "job.yaml")
+            "E-JOB-013", f"{path} is a folder", why="a job is one YAML file", fix=_suggestion(path / "job.yaml")
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read", why=str(error), fix="check the path and its permissions") from None
+        raise UserError(
+            "E-JOB-014", f"{path} cannot be read", why=str(error), fix="check the path and its permissions"
+        ) from None
 
 
 def _job_files(folder: Path) -> list[str]:
@@ -165,19 +177,26 @@ def _parsed(text: str, where: Callable[[int], str], syntax_fix: Callable[[str], 
         lines: dict[KeyPath, int] = {}
         return Source(None if node is None else _value(node, (), lines), lines)
     except _RefusedError as error:
-        raise UserError(error.what, why=where(error.line), fix=error.fix) from None
+        raise UserError(error.code, error.what, why=where(error.line), fix=error.fix) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(
-            "a character that YAML does not allow", why=f"{where(line)}: {error.reason}", fix="remove the character"
+            "E-JOB-015",
+            "a character that YAML does not allow",
+            why=f"{where(line)}: {error.reason}",
+            fix="remove the character",
         ) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = where(mark.line + 1 if mark else 1)
         problem = error.problem or error.context or "syntax error"
-        raise UserError("this is not valid YAML", why=f"{place}: {problem}", fix=syntax_fix(problem)) from None
+        raise UserError(
+            "E-JOB-016", "this is not valid YAML", why=f"{place}: {problem}", fix=syntax_fix(problem)
+        ) from None
     except RecursionError:
-        raise UserError("nested too deeply", why=where(1), fix="a job needs at most three levels") from None
+        raise UserError(
+            "E-JOB-017", "nested too deeply", why=where(1), fix="a job needs at most three levels"
+        ) from None
     finally:
         if loader is not None:
             loader.dispose()
@@ -187,7 +206,7 @@ def _syntax_fix(problem: str) -> str:
     if "\\t" in problem:
         return "indent with spaces, not tabs"
     if "mapping values are not allowed" in problem:
-        return "indent the keys of a section alike; text that contains ': ' needs quotes"
+        return "indent all keys of a section equally; text that contains ': ' needs quotes"
     if "expected a single document" in problem or "but found another document" in problem:
         return "a job is one document: remove the '---' line"
     return "look for a missing ':' or quote and for uneven indentation, on this line or the one before"
@@ -210,12 +229,12 @@ def _mapping(node: yaml.MappingNode, path: KeyPath, lines: dict[KeyPath, int]) -
     for key_node, value_node in node.value:
         line = key_node.start_mark.line + 1
         if not isinstance(key_node, yaml.ScalarNode):
-            raise _RefusedError("a key is a list or a mapping", line, "write lines like: batch: 32")
+            raise _RefusedError("E-JOB-054", "a key is a list or a mapping", line, "write lines like: batch: 32")
         key: str = key_node.value
         if key in tree:
             first = lines[*path, key]
             raise _RefusedError(
-                f"the key '{key}' stands twice, first on line {first}", line, "keep one of the two lines"
+                "E-JOB-055", f"the key '{key}' appears twice, first on line {first}", line, "keep one of the two lines"
             )
         lines[*path, key] = line
         tree[key] = _value(value_node, (*path, key), lines)
@@ -234,7 +253,9 @@ def _scalar(node: yaml.Node) -> Any:
             return int(text[2:], {"0o": 8, "0x": 16}[text[:2]]) if text[:2] in ("0o", "0x") else int(text)
         except ValueError:
             line = node.start_mark.line + 1
-            raise _RefusedError(f"a number has {len(text)} digits", line, "write a smaller number") from None
+            raise _RefusedError(
+                "E-JOB-056", f"a number has {len(text)} digits", line, "write a smaller number"
+            ) from None
     if kind == "float":
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return text

@@ -1,4 +1,4 @@
-"""Which weights a method is for: a word for all of them, or names."""
+"""The `targets` of a method: a word for all matrices, or names of weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 ALL_LINEAR = "all-linear"
-TARGETS = "'all-linear', or names of weights: query, q_proj, blocks.*, each may have wildcards"
+TARGETS = "'all-linear', or names of weights, which may have wildcards: query, q_proj, blocks.*"
 
 
 def _listed(value: Any) -> Any:

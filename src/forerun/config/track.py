@@ -1,4 +1,4 @@
-"""The job's section on trackers."""
+"""The `track` section of a job: trackers that receive its metrics."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 from pydantic import field_validator, model_validator
 
 from forerun.config.section import Section, about
+from forerun.errors import JobValueError
 
 
 class Track(Section):
-    """Where metrics are sent besides metrics.jsonl; a tracker that is down never stops or slows a run."""
+    """Trackers that receive the metrics, in addition to metrics.jsonl. They never stop or slow down a run."""
 
-    to: tuple[str, ...] = about("tensorboard, mlflow, or module.path:Class of your own", "none: metrics.jsonl", ())
+    to: tuple[str, ...] = about("tensorboard, mlflow, or a custom module.path:Class", "none: only metrics.jsonl", ())
     url: str | None = about("address of the MLflow server", "the variable MLFLOW_TRACKING_URI", None)
-    experiment: str = about("MLflow experiment", "one for all runs", "forerun", min_length=1)
+    experiment: str = about("name of the MLflow experiment", "one for all runs", "forerun", min_length=1)
 
     @model_validator(mode="before")
     @classmethod
@@ -31,7 +32,9 @@ class Track(Section):
             module, colon, made = name.partition(":")
             yours = colon and all(part.isidentifier() for part in (*module.split("."), made))
             if name not in ("tensorboard", "mlflow") and not yours:
-                raise ValueError(f"track.to: unknown {name!r}; known: tensorboard, mlflow, or module.path:Class")
+                raise JobValueError(
+                    "E-JOB-047", f"track.to: unknown {name!r}; known: tensorboard, mlflow, or module.path:Class"
+                )
         if len(set(to)) != len(to):
-            raise ValueError("track.to: a tracker is named twice")
+            raise JobValueError("E-JOB-048", "track.to: a tracker is named twice")
         return to

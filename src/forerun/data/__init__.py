@@ -1,1 +1,1 @@
-"""From files to batches: tokens, packed rows, and an order that is a pure function of seed and step."""
+"""Training data: from files to tokens, packed rows, and batches whose order depends only on the seed and the step."""

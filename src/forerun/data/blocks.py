@@ -5,9 +5,10 @@ second part and of the size of `NAME`; the owner of the file records it (`unit.j
 A reader compares the blocks that it reads, the page with their checksums, and the second part with the root. Reading
 one number of a large file therefore reads one block and one page, not all checksums.
 
-A block has 4 KiB, the size of a page of memory: the system reads nothing less from a disk, so a small read at a random
-place reads no more data than without checksums. Measured for reads of 8 bytes to 4 KiB: blocks of 4 KiB were as fast as
-any; 1 KiB needs more calls (up to 1.2 times the time), 16 KiB (1.1 to 1.4 times) and 64 KiB (2 to 2.5) more bytes.
+A block has 4 KiB, the size of a page of memory. The system reads at least a page from a disk, so a small read at a
+random place reads no more data than without checksums. In measurements with reads of 8 bytes to 4 KiB, blocks of 4 KiB
+were as fast as any. Blocks of 1 KiB need more calls (up to 1.2 times the time). Blocks of 16 KiB (1.1 to 1.4 times)
+and 64 KiB (2 to 2.5 times) read more bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from forerun.errors import UserError
 
 BLOCK_BYTES = 4096
 SUM_BYTES = 8
-PAGE_BYTES = 4096  # of checksums
+PAGE_BYTES = 4096  # of a page of checksums
 PAGE_BLOCKS = PAGE_BYTES // SUM_BYTES
 CACHED_PAGES = 16  # for each open file: 64 KiB, the checksums of 32 MiB
 SUFFIX = ".sums"
@@ -37,6 +38,7 @@ class BlockSums:
         self._size_bytes = 0
 
     def update(self, data: bytes) -> None:
+        """Add the next bytes of the file."""
         self._size_bytes += len(data)
         data = self._rest + data if self._rest else data
         end = len(data) // BLOCK_BYTES * BLOCK_BYTES
@@ -56,13 +58,13 @@ class Blocks:
     def __init__(self, file: Path, root: str) -> None:
         self.file, self.root = file, root
         self._size_bytes = file.stat().st_size
-        # A partial instead of a method: a reference to `self` would keep it alive until the garbage collection.
+        # A partial instead of a method: a cache with a reference to `self` is a cycle, which is freed late.
         self._page = lru_cache(CACHED_PAGES)(partial(_page, _Pages(file, root, self._size_bytes)))
 
     def require(self, data: bytes, block: int) -> None:
-        """Raise a UserError unless `data` equals what was written from the block with this number on.
+        """Raise UserError if `data`, which starts with the block of this number, differs from its checksums.
 
-        `data` ends at the end of a block or of the file. The caller uses these bytes and does not read them again.
+        `data` ends at the end of a block or of the file. The caller must use these bytes and not read them again.
         """
         page, at = divmod(block * SUM_BYTES, PAGE_BYTES)
         sums = self._page(page)
@@ -86,7 +88,7 @@ class Blocks:
 
 
 class _Pages:
-    """The file of checksums. It is opened for each page: a store has hundreds of files open already."""
+    """The file of checksums. It is opened for each page, because a store has hundreds of files open already."""
 
     def __init__(self, file: Path, root: str, size_bytes: int) -> None:
         self.file, self._root, self._data_bytes = file.with_name(file.name + SUFFIX), root, size_bytes
@@ -94,6 +96,7 @@ class _Pages:
 
     @cached_property
     def second(self) -> bytes:
+        """The checksums of all pages, compared with the root."""
         size = -(-self.first_bytes // PAGE_BYTES) * SUM_BYTES
         second = self.read(self.first_bytes, size + 1)
         if _root(second, self._data_bytes) != self._root:
@@ -112,6 +115,7 @@ class _Pages:
 
 
 def _page(pages: _Pages, number: int) -> bytes:
+    """Return a page of checksums. Raise UserError if it differs from its own checksum."""
     start = number * PAGE_BYTES
     found = pages.read(start, min(PAGE_BYTES, pages.first_bytes - start))
     if xxh3_64_digest(found) != pages.second[number * SUM_BYTES : (number + 1) * SUM_BYTES]:
@@ -122,6 +126,7 @@ def _page(pages: _Pages, number: int) -> bytes:
 def damage(file: Path, why: str) -> UserError:
     """Return the error for a damaged file of a unit or of a packing plan."""
     return UserError(
+        "E-DATA-001",
         f"{file} is damaged",
         why=why,
         fix=f"remove its folder and run the same command again, which rebuilds only that folder: rm -r {file.parent}",

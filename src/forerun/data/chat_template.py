@@ -5,7 +5,7 @@ from __future__ import annotations
 from forerun.config import schema
 from forerun.errors import UserError
 from forerun.files import read_regular
-from forerun.hub.chat import CHATML, MAX_TEMPLATE_BYTES
+from forerun.hub.chat.template import CHATML, MAX_TEMPLATE_BYTES
 
 BUILT_IN = {"chatml": CHATML}
 
@@ -19,6 +19,7 @@ def job_template(data: schema.Data) -> str | None:
         return read_regular(name, MAX_TEMPLATE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
+            "E-DATA-002",
             f"data.chat_template: {name} cannot be read",
             why=getattr(error, "strerror", None) or str(error),
             fix="name a Jinja file, or data.chat_template=chatml",

@@ -12,7 +12,7 @@ CLAIMS = (KEY, b'"blocks":')  # keys that only objects with a checksum have
 
 
 def encode(value: dict[str, Any], indent: int | None = None) -> bytes:
-    """Return the object as JSON, its checksum as its last value."""
+    """Return the object as JSON, with its checksum as the last value."""
     separators = (",", ":") if indent is None else None
     body = json.dumps(value, indent=indent, separators=separators).encode()[:-1].rstrip()
     return body + _end(body)
@@ -22,11 +22,11 @@ def decode(raw: bytes) -> tuple[dict[str, Any], bool]:
     """Return the object and whether it has a checksum. Objects written by earlier versions have none.
 
     Raises:
-        ValueError: This is not JSON, or not what was written.
+        ValueError: The bytes are not a JSON object, or differ from their checksum.
     """
     body = raw[: -len(_end(b""))]
     checked = raw == body + _end(body)
-    # One damaged byte must not turn an object with a checksum into one without.
+    # One damaged byte must not make an object with a checksum look like one of an earlier version, without checksum.
     if not checked and any(claim in raw for claim in CLAIMS):
         raise ValueError("it differs from its checksum")
     value = json.loads(raw)

@@ -1,4 +1,4 @@
-"""Opening the job's data: sources, tokens and rows in one call, with the counts a user wants to see."""
+"""The data of a job: its sources, tokens and packed rows, with counts and warnings for the user."""
 
 from __future__ import annotations
 
@@ -12,70 +12,71 @@ from forerun.data.chat_template import job_template, template_origin
 from forerun.data.documents import Documents
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
-from forerun.data.order.pairs import Pairs, short_of
+from forerun.data.order.pairs import Pairs, describe_too_long
 from forerun.data.order.permutation import ORDER
 from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import Subset, held_out, packer_of
-from forerun.data.order.whole import Whole
+from forerun.data.order.too_long import resolve_policy
+from forerun.data.order.whole_documents import WholeDocuments
 from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.plain import LIKELY_SEPARATOR, likely_separators
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import Tokenizer
-from forerun.data.tokens.build import Limits, Progress, build
+from forerun.data.tokens.build import BuildProgress, Limits, build
 from forerun.data.tokens.recipe import Recipe, recipe_for
-from forerun.data.tokens.store import Store, open_store
+from forerun.data.tokens.store import TokenStore, open_store
 from forerun.data.turns import turn_end
 from forerun.errors import UserError
 from forerun.units import Count
 
-OnProgress = Callable[[str, Progress], None]
+OnProgress = Callable[[str, BuildProgress], None]
 CHAT_FORMS = ("messages", "chosen/rejected")
-PLANS = "rows"  # folder of packing plans, inside a store's
-MANY_SEPARATORS = 3  # in the beginning of a file that is one document
+PLANS = "rows"  # folder of packing plans, in the folder of a store
+MANY_SEPARATORS = 3  # at the start of a file that is one document; from this number on, a note is printed
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the model reads: its tokenizer, and how a conversation becomes text."""
+    """The model's tokenizer, and the chat template that turns a conversation into text."""
 
     tokenizer: Tokenizer
     template: str | None = None
-    special: Mapping[str, str] = field(default_factory=dict)
+    special: Mapping[str, str] = field(default_factory=dict)  # texts of special tokens that the template uses
 
 
 @dataclass(frozen=True)
-class Part:
-    """One source, its tokens and its rows."""
+class CorpusPart:
+    """One source of the data, with its tokens and its packed rows."""
 
     name: str
     source: Source
-    store: Store
+    store: TokenStore
     rows: PackedRows
     kept: PackedRows | None = None  # rows that are held out for validation
     wanted: float = 0.0  # the share that the job asks to hold out
-    notes: tuple[str, ...] = ()  # what is probably not meant, for warnings
+    notes: tuple[str, ...] = ()  # settings that are probably a mistake, for warnings
 
     @property
-    def plans(self) -> list[Whole]:
-        """Return the rows whose packing plan is stored with the tokens."""
+    def plans(self) -> list[WholeDocuments]:
+        """The rows whose packing plan is stored with the tokens."""
         packers = {id(rows): rows for rows in (packer_of(rows) for rows in (self.rows, self.kept) if rows is not None)}
-        return [rows for rows in packers.values() if isinstance(rows, Whole)]
+        return [rows for rows in packers.values() if isinstance(rows, WholeDocuments)]
 
     @property
     def held_out(self) -> HeldOut | None:
-        """Return what is held out for validation; None if the job asks for nothing."""
+        """The data that is held out for validation; None if the job does not ask for validation."""
         if not self.wanted:
             return None
         train, kept, held = self.store.train, self.store.validation, self.kept
         if isinstance(self.rows, Subset) or isinstance(held, Subset):
-            mine = 0 if held is None else len(held)
+            held_count = 0 if held is None else len(held)
             count = len(packer_of(self.rows))
-            return HeldOut(self.wanted, "rows", mine, count, mine / count)
+            return HeldOut(self.wanted, "rows", held_count, count, held_count / count)
         sides, word = (2, "pairs") if isinstance(self.rows, Pairs) else (1, "documents")
-        mine, tokens = (0, 0) if kept is None else (len(kept), kept.tokens)
-        whole = train.tokens + tokens
-        return HeldOut(self.wanted, word, mine // sides, (len(train) + mine) // sides, tokens / whole)
+        held_count, tokens = (0, 0) if kept is None else (len(kept), kept.tokens)
+        all_tokens = train.tokens + tokens
+        return HeldOut(self.wanted, word, held_count // sides, (len(train) + held_count) // sides, tokens / all_tokens)
 
     @property
     def checked(self) -> bool:
@@ -84,11 +85,13 @@ class Part:
 
     @property
     def line(self) -> str:
-        """`3 files, jsonl, column text  12 documents  1.02M tokens  996 rows of 1024  0.0% padding`, and what else
-        became of documents."""
+        """A summary: `3 files, jsonl, column text  12 documents  1.02M tokens  996 rows of 1024  0.0% padding`.
+
+        Documents that are too long, bad rows and held-out data follow if there are any.
+        """
         report, store = self.rows.report, self.store
         word = "pair" if isinstance(self.rows, Pairs) else "document"
-        said = [
+        texts = [
             self.source.recognised,
             f"{report.documents} {word}{'' if report.documents == 1 else 's'}",
             f"{Count(report.tokens)} tokens",
@@ -96,38 +99,38 @@ class Part:
             f"{report.padding_share:.1%} padding",
         ]
         if report.too_long and isinstance(self.rows, Pairs):
-            said.append(short_of(report))
-        elif report.too_long and isinstance(packer_of(self.rows), Whole):
-            said.append(f"{report.too_long} longer than a row: {report.became.replace('_', ' ')}")
+            texts.append(describe_too_long(report))
+        elif report.too_long and isinstance(packer_of(self.rows), WholeDocuments):
+            texts.append(f"{report.too_long} longer than a row: {report.became.replace('_', ' ')}")
         if store.bad:
-            said.append(f"{store.bad} bad rows passed over")
+            texts.append(f"{store.bad} bad rows skipped")
         if (held := self.held_out) is not None and held.held:
-            said.append(f"validation: {held.counted}")
-        return "  ".join(said)
+            texts.append(f"validation: {held.counted}")
+        return "  ".join(texts)
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All data of a job, ready to be cut into batches."""
+    """All data of a job as packed rows, from which batches are made."""
 
     tokenizer: Tokenizer
-    parts: tuple[Part, ...]
+    parts: tuple[CorpusPart, ...]
     rows: Mixture
     kept: Mixture | None = None  # for validation
 
     @cached_property
     def digest(self) -> str:
-        """Of the tokens, their packing and mixture, and of the order in which they come."""
+        """Digest of the tokens, their packing and their mixture, and the name of the order."""
         return f"{self.rows.digest} {ORDER}"
 
     @property
     def largest(self) -> int:
-        """The largest token id of all."""
+        """Largest token id of the training data."""
         return max(part.store.train.largest for part in self.parts)
 
     @property
     def warnings(self) -> list[str]:
-        """Return what is probably not meant in each part, and the parts whose damage would go unnoticed."""
+        """Warnings about probable mistakes in each part, and about parts without checksums."""
         held = [part.held_out for part in self.parts]
         far = [f"{part.name}: {one.warning}" for part, one in zip(self.parts, held, strict=True) if one and one.is_far]
         notes = [f"{part.name}: {note}" for part in self.parts for note in part.notes]
@@ -140,11 +143,11 @@ class Corpus:
         return [*far, *notes, *unchecked]
 
     def lines(self) -> list[str]:
-        """What was found, for the display: one line, or one for each part of a mixture."""
+        """Return summaries for the display: one line, or one for each part of a mixture."""
         if len(self.parts) == 1:
             return [self.parts[0].line]
         seen = zip(self.parts, self.rows.passes, strict=True)
-        return [f"{part.name}: {part.line}  {passes:.3g} passes an epoch" for part, passes in seen]
+        return [f"{part.name}: {part.line}  {passes:.3g} passes per epoch" for part, passes in seen]
 
 
 def open_corpus(
@@ -156,17 +159,25 @@ def open_corpus(
     pairs: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Corpus:
-    """Every source of `data`, tokenized unless that was done before, in rows of `sequence`.
+    """Return the data of a job. Sources that are not tokenized yet are tokenized first.
 
-    `vocab` is the model's, if it is known: ids that come from the user's own tokenizing are held to it. `pairs`: the
-    job learns preferences, and from nothing else.
+    Args:
+      data: the data section of the job.
+      dialect: the tokenizer and the chat template.
+      sequence: positions of a row.
+      vocab: the model's number of token ids, if it is known. Sources that contain token ids are checked against it.
+      pairs: whether the job trains on preference pairs. Then all sources must be pairs, and otherwise none.
+      on_progress: called with the name of a part and the progress of its tokenization.
+
+    Raises:
+      UserError: a source cannot be read, or its form does not match the job.
     """
     parts = tuple(
-        _opened(name, part, data, dialect, sequence, vocab, pairs, on_progress) for name, part in data.parts.items()
+        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress) for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     rows = Mixture([part.rows for part in parts], weights or None, list(data.parts))
-    return Corpus(dialect.tokenizer, parts, rows, _kept(parts))
+    return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts))
 
 
 def tokenize(
@@ -175,9 +186,17 @@ def tokenize(
     data: schema.Data,
     *,
     shard: tuple[int, int] = (0, 1),
-    on_progress: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[BuildProgress], None] | None = None,
 ) -> Path:
-    """The folder of the source's tokens, made by worker processes if they are not there yet."""
+    """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
+
+    Args:
+      source: the files to tokenize.
+      recipe: how rows become tokens.
+      data: the data section of the job, for the store, the number of workers and the limits on bad rows.
+      shard: (i, n) builds only every n-th unit of the store, from unit i on.
+      on_progress: called with the progress.
+    """
     return build(
         source,
         recipe,
@@ -192,20 +211,21 @@ def tokenize(
 def recipe_of(
     source: Source, data: schema.Data, dialect: Dialect, vocab: int | None = None, *, pairs: bool = False
 ) -> Recipe:
-    """How the rows of `source` become tokens; a form that the job does not learn from is refused."""
+    """Return how the rows of `source` become tokens. Raise UserError if the job cannot train on their form."""
     _require_form(source, data, pairs)
-    given = source.form == "input_ids"
-    if given and vocab is None and data.tokenizer is None and dialect.tokenizer.path == "bytes":
+    has_ids = source.form == "input_ids"
+    if has_ids and vocab is None and data.tokenizer is None and dialect.tokenizer.path == "bytes":
         raise UserError(
-            f"{source.files[0].name}: token ids, and no tokenizer or vocabulary to hold them to",
-            why="data.tokenizer and model.vocab are both open",
+            "E-DATA-003",
+            f"{source.files[0].name}: token ids, but no tokenizer or vocabulary to check them against",
+            why="neither data.tokenizer nor model.vocab is set",
             fix="name the tokenizer that made them: data.tokenizer=PATH/tokenizer.json",
         )
     applied = applies_template(source.form, data)
     chat = source.form in CHAT_FORMS or applied
     return recipe_for(
         dialect.tokenizer,
-        vocab=vocab if given else None,
+        vocab=vocab if has_ids else None,
         template=_template(source, data, dialect) if chat else None,
         special=dict(dialect.special) if chat else None,
         loss_on=data.loss_on,
@@ -217,56 +237,56 @@ def recipe_of(
 
 
 def applies_template(form: str, data: schema.Data) -> bool:
-    """Return whether plain texts of this form become messages."""
+    """Return whether the job turns plain texts of this form into messages of a conversation."""
     return bool(data.apply_template) and form in ("prompt/completion", "chosen/rejected")
 
 
 def store_root(data: schema.Data) -> Path:
+    """Return the folder of all token stores: `data.store`, or a folder of the cache."""
     if data.store is not None:
         return Path(data.store)
     return cache_folder() / "tokens"
 
 
 def _require_form(source: Source, data: schema.Data, pairs: bool) -> None:
+    """Raise UserError if the job cannot train on rows of the source's form, or not with its other settings."""
     file, are_pairs = source.files[0].name, source.form == "chosen/rejected"
     if are_pairs and not pairs:
         raise UserError(
-            f"{file}: preference pairs (chosen, rejected), and the job does not learn preferences",
-            why="next-token training has no use for a rejected answer",
-            fix="add preferences: dpo; or learn the chosen answers alone: data.columns.completion=chosen",
+            "E-DATA-004",
+            f"{file}: preference pairs (chosen, rejected), but the job does not train on preferences",
+            why="next-token training does not use rejected answers",
+            fix="add preferences: dpo; or train on the chosen answers only: data.columns.completion=chosen",
         )
     if pairs and not are_pairs:
         raise UserError(
-            f"{file}: the job learns preferences, and the rows are {source.form}",
-            why="a preference is a row with the columns chosen and rejected, and perhaps prompt",
+            "E-DATA-005",
+            f"{file}: the job trains on preferences, but the rows are {source.form}",
+            why="a preference is a row with the columns chosen and rejected, and optionally prompt",
             fix="name the columns: data.columns.chosen=NAME data.columns.rejected=NAME",
         )
     if not are_pairs:
         return
     if data.validation and data.validation_by == "rows":
         raise UserError(
-            "data.validation_by=rows does not go with preference pairs",
-            why="the figures of a reference model belong to complete pairs",
+            "E-DATA-006",
+            "data.validation_by=rows cannot be used with preference pairs",
+            why="the log-probabilities of a reference model belong to complete pairs",
             fix="remove data.validation_by: pairs are held out by the hash of their content",
         )
     if data.loss_on == "all" or data.packing != "auto":
         key, value = ("loss_on", "all") if data.loss_on == "all" else ("packing", data.packing)
         raise UserError(
-            f"data.{key}={value} does not go with preference pairs",
-            why="the two answers of a pair are compared, and stand in one row",
+            "E-DATA-007",
+            f"data.{key}={value} cannot be used with preference pairs",
+            why="the two answers of a pair are compared, so both must be in one row",
             fix=f"remove data.{key}",
         )
-    if data.too_long in ("split", "keep_start"):
-        how = "split" if data.too_long == "split" else "cut at its end"
-        raise UserError(
-            f"data.too_long={data.too_long}: a pair cannot be {how}",
-            why="both answers stand whole in one row, or they could not be compared",
-            fix="data.too_long=keep_end (the default: the shared prompt loses its start), drop or stop",
-        )
+    resolve_policy(data.too_long, pairs=True)
 
 
 def packing_of(data: schema.Data, form: str) -> str:
-    """`pairs`, `concatenate` or `whole`: by what the rows are, or the job's."""
+    """Return the packing: `pairs` for pairs, else `data.packing`; by default `concatenate` for text, else `whole`."""
     if form == "chosen/rejected":
         return "pairs"
     if data.packing != "auto":
@@ -275,16 +295,16 @@ def packing_of(data: schema.Data, form: str) -> str:
 
 
 def packed(documents: Documents, packing: str, sequence: int, data: schema.Data, plans: Path | None) -> PackedRows:
+    """Return rows of `sequence` positions. `plans` is the folder for packing plans; None: plans stay in memory."""
     if packing == "concatenate":
         return Concatenated(documents, sequence)
+    too_long = resolve_policy(data.too_long, pairs=packing == "pairs")
     if packing == "pairs":
-        policy = data.too_long
-        return Pairs(documents, sequence, too_long=policy if policy in ("drop", "stop") else "keep_end")
-    policy = data.too_long
-    return Whole(documents, sequence, too_long="split" if policy == "auto" else policy, plan_folder=plans)
+        return Pairs(documents, sequence, too_long=too_long)
+    return WholeDocuments(documents, sequence, too_long=too_long, plan_folder=plans)
 
 
-def _opened(
+def _open_part(
     name: str,
     part: schema.Part,
     data: schema.Data,
@@ -293,7 +313,7 @@ def _opened(
     vocab: int | None,
     pairs: bool,
     on_progress: OnProgress | None,
-) -> Part:
+) -> CorpusPart:
     source = open_source(part)
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
@@ -306,11 +326,11 @@ def _opened(
     else:
         kept = packed(store.validation, packing, sequence, data, folder / PLANS) if store.validation else None
     notes = tuple(_notes(source, recipe, data, dialect))
-    return Part(name, source, store, rows, kept, data.validation, notes)
+    return CorpusPart(name, source, store, rows, kept, data.validation, notes)
 
 
 def _notes(source: Source, recipe: Recipe, data: schema.Data, dialect: Dialect) -> Iterator[str]:
-    """Yield what the user probably did not mean, each with the key that changes it."""
+    """Yield notes about settings that are probably a mistake, each with the key that changes it."""
     template = "data.chat_template" if data.chat_template else "the model's chat template" if dialect.template else None
     if source.form == "prompt/completion" and template and data.apply_template is None:
         yield (
@@ -336,20 +356,22 @@ def _notes(source: Source, recipe: Recipe, data: schema.Data, dialect: Dialect) 
             )
 
 
-def _kept(parts: tuple[Part, ...]) -> Mixture | None:
-    """Every document kept back counts once, whatever the parts' weights."""
+def _held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
+    """Return the held-out rows of all parts. Each row counts once, because weights are for training only."""
     kept = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
     return Mixture(list(kept.values()), None, list(kept)) if kept else None
 
 
 def _template(source: Source, data: schema.Data, dialect: Dialect) -> str | None:
+    """Return the job's chat template, or else the model's. Raise UserError if one is needed and both are missing."""
     if data.chat_template is not None:
         return job_template(data)
     needed = "conversations" if source.form == "messages" else "data.apply_template" if data.apply_template else None
     if dialect.template is None and needed:
         raise UserError(
-            f"{source.files[0].name}: {needed}, and no chat template",
-            why="the model brings none, so nothing says how a conversation becomes text",
-            fix="data.chat_template=chatml, or the path of a Jinja file",
+            "E-DATA-009",
+            f"{source.files[0].name}: {needed}, but no chat template",
+            why="the model has no chat template, so forerun cannot convert a conversation to text",
+            fix="set data.chat_template=chatml, or the path of a Jinja file",
         )
     return dialect.template

@@ -1,7 +1,7 @@
-"""Tokenized documents laid end to end in one address space: token `a` of all tokens, document `d` of all documents.
+"""Tokenized documents in one address space, in which all documents follow each other without gaps.
 
-Whatever holds documents (a store on disk, a few texts in memory) is read through `Documents`, and packing needs
-nothing else of it.
+An address is the number of a token, counted over all documents. Packing reads documents only through the protocol
+`Documents`, whether they are in a store on disk or in memory.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ Mask = NDArray[np.bool_]
 
 
 class Documents(Protocol):
-    """Document d is the tokens `begins(d)` .. `begins(d + 1)`, its end-of-document id included."""
+    """Tokenized documents. Document d is the tokens `begins(d)` .. `begins(d + 1) - 1`, with its end-of-document id."""
 
     def __len__(self) -> int:
-        """Documents."""
+        """Return the number of documents."""
 
     @property
     def tokens(self) -> int:
-        """Of all documents together."""
+        """Number of tokens of all documents."""
 
     @property
     def largest(self) -> int:
-        """The largest token id of all."""
+        """Largest token id of all documents."""
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits of all tokens, borders and masks: the same data, the same digest."""
+        """Twelve hex digits that identify all tokens, document borders and masks."""
 
     @property
     def masked(self) -> bool:
-        """Whether some token is not to be learned: whether `read` may give a mask."""
+        """Whether some tokens have no loss, so that `read` may return a mask."""
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
-        """Where documents begin; `len(self)` is allowed and gives `tokens`."""
+        """Return the address of the first token of each document. `len(self)` is allowed and gives `tokens`."""
 
     def holding(self, addresses: ArrayLike) -> NDArray[np.int64]:
-        """The documents that hold these tokens."""
+        """Return the document that contains each address."""
 
     def read(self, start: int, stop: int) -> tuple[Tokens, Mask | None]:
-        """Tokens `start` .. `stop`, and which of them are to be learned; None: all of them."""
+        """Return the tokens `start` .. `stop - 1`, and a mask of those with loss; None if all have loss."""
 
 
 @dataclass(frozen=True)
 class InMemory:
-    """Documents as two or three arrays."""
+    """Documents in memory, as two or three arrays."""
 
     ids: Tokens
-    offsets: NDArray[np.int64]  # documents + 1
-    learned: Mask | None = None
+    offsets: NDArray[np.int64]  # first token of each document, then the number of tokens
+    learned: Mask | None = None  # tokens with loss; None: all
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -72,11 +72,11 @@ class InMemory:
 
     @cached_property
     def digest(self) -> str:
-        whole = hashlib.sha256(self.ids.astype(np.int32).tobytes())
-        whole.update(self.offsets.tobytes())
+        sha256 = hashlib.sha256(self.ids.astype(np.int32).tobytes())
+        sha256.update(self.offsets.tobytes())
         if self.learned is not None:
-            whole.update(self.learned.tobytes())
-        return whole.hexdigest()[:12]
+            sha256.update(self.learned.tobytes())
+        return sha256.hexdigest()[:12]
 
     @property
     def masked(self) -> bool:
@@ -93,7 +93,12 @@ class InMemory:
 
 
 def in_memory(documents: Iterable[ArrayLike], learned: Iterable[ArrayLike] | None = None) -> InMemory:
-    """The documents given as lists of ids, their ends included."""
+    """Return documents from lists of token ids, which include the end-of-document ids.
+
+    Args:
+      documents: ids of each document.
+      learned: for each document, which of its tokens have loss; None: all.
+    """
     arrays = [np.asarray(document, np.int32) for document in documents]
     offsets = np.concatenate([[0], np.cumsum([len(array) for array in arrays])]).astype(np.int64)
     masks = None if learned is None else np.concatenate([np.asarray(mask, np.bool_) for mask in learned])

@@ -1,4 +1,4 @@
-"""How large a share of the data is held out for validation, and whether that is what the job asks for."""
+"""The share of the data that is held out for validation, compared with the share that the job asks for."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ FAR = 2.0  # a share this many times larger or smaller than the job's is reporte
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What is held out for validation: `held` of `count` documents or rows, `share` of the tokens."""
+    """The data that is held out for validation: `held` of `count` items, which have `share` of the tokens."""
 
-    wanted: float
-    by: str  # documents, rows or pairs
+    wanted: float  # the share that the job asks for
+    by: str  # what is counted: documents, rows or pairs
     held: int
     count: int
     share: float
 
     @property
     def is_far(self) -> bool:
-        """Whether the share is far from what the job asks for."""
+        """Whether the share is far from the one that the job asks for."""
         return not self.wanted / FAR <= self.share <= self.wanted * FAR
 
     def __str__(self) -> str:
-        """`1 of 3 documents, 35.2 % of the tokens; the job asks for 2 %`."""
+        """Return for example `1 of 3 documents, 35.2 % of the tokens; the job asks for 2 %`."""
         return f"{self.number}, {self.asked}"
 
     @property
@@ -40,8 +40,8 @@ class HeldOut:
 
     @property
     def warning(self) -> str:
-        """Say what is held out instead of what was asked for, and which key gives an exact share."""
-        what = f"data.validation={self.wanted:g} asks for {100 * self.wanted:.3g} %, and {self.counted} are held out"
+        """A warning with both shares, the cause of the difference, and the key that gives an exact share."""
+        what = f"data.validation={self.wanted:g} asks for {100 * self.wanted:.3g} %, but {self.counted} are held out"
         if self.by == "rows":
             return f"{what}: there are too few rows for that share; use more data or a shorter sequence"
         why = f"complete {self.by} are held out by their hash, and there are too few for an exact share"

@@ -1,4 +1,4 @@
-"""Text to token ids and back: plain bytes, or a tokenizer.json."""
+"""Tokenizers: plain bytes, or a tokenizer.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
 
 
 class Tokenizer(Protocol):
-    """`eos` ends a document; `name` says for the record which tokenizer it was, contents included."""
+    """Converts text to token ids and back.
+
+    `eos` is the id that ends a document. `name` identifies the tokenizer and its content in records.
+    """
 
     @property
     def name(self) -> str: ...
@@ -42,23 +45,23 @@ class Tokenizer(Protocol):
     def eos(self) -> int: ...
     @property
     def specials(self) -> Mapping[str, int]:
-        """The special tokens: text to id."""
+        """Ids of the special tokens, by their text."""
 
     def encode(self, text: str) -> NDArray[np.int32]: ...
     def encode_prompt(self, text: str) -> NDArray[np.int32]:
-        """With what stands in front of every prompt (Llama's <s>)."""
+        """Return the ids of a prompt, with the tokens that belong before every prompt (such as Llama's <s>)."""
 
     def decode(self, ids: ArrayLike) -> str: ...
 
 
 class ByteTokenizer:
-    """Ids 0..255 are the bytes of UTF-8 text, 256 ends a document: a vocabulary of 257."""
+    """A tokenizer whose ids 0..255 are the bytes of UTF-8 text. Id 256 ends a document, so the vocabulary is 257."""
 
     name = "bytes:257"
     path = "bytes"
     vocab = 257
     eos = 256
-    specials: Mapping[str, int] = MappingProxyType({})  # the end has no text
+    specials: Mapping[str, int] = MappingProxyType({})  # the end of a document has no text
 
     def encode(self, text: str) -> NDArray[np.int32]:
         return np.frombuffer(text.encode("utf-8", errors="surrogateescape"), np.uint8).astype(np.int32)
@@ -67,13 +70,13 @@ class ByteTokenizer:
         return self.encode(text)
 
     def decode(self, ids: ArrayLike) -> str:
-        """The text of `ids`: document ends are left out, bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of `ids`. Document ends are omitted, and bytes that are not UTF-8 become U+FFFD."""
         array = np.asarray(ids)
         return array[array < 256].astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 class FileTokenizer:
-    """A tokenizer.json. No special token is added; those written out in the text are recognised."""
+    """A tokenizer.json. `encode` adds no special tokens, but recognises those that are written out in the text."""
 
     def __init__(self, name: str, inner: tokenizers.Tokenizer, eos: int, path: str = "") -> None:
         self.name, self.eos, self._inner, self.path = name, eos, inner, path
@@ -88,38 +91,50 @@ class FileTokenizer:
         return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_prompt(self, text: str) -> NDArray[np.int32]:
-        """Begun as the tokenizer begins a text; what it would put at the end (T5's </s>) would end the answer."""
+        """Return the ids of a prompt, with the special tokens that the tokenizer adds at its start.
+
+        Those that it adds at the end (such as T5's </s>) are removed, because they would end the answer.
+        """
         found = self._inner.encode(text, add_special_tokens=True)
         ids, special = np.asarray(found.ids, np.int32), found.special_tokens_mask
         behind = next((n for n, mark in enumerate(reversed(special)) if not mark), 0)
         return ids[: len(ids) - behind]
 
     def content(self) -> dict[str, Any]:
-        """What a tokenizer.json of it says."""
-        said: dict[str, Any] = json.loads(self._inner.to_str())
-        return said
+        """Return the tokenizer as the JSON object of a tokenizer.json."""
+        content: dict[str, Any] = json.loads(self._inner.to_str())
+        return content
 
     def decode(self, ids: ArrayLike) -> str:
         return self._inner.decode(np.asarray(ids).ravel().tolist(), skip_special_tokens=True)
 
 
 def load_tokenizer(spec: str) -> Tokenizer:
-    """Read `bytes`, the path of a tokenizer.json, or a folder that has one."""
+    """Return the tokenizer that `data.tokenizer` names.
+
+    Args:
+      spec: `bytes`, the path of a tokenizer.json, or a folder that contains one. In a folder, the `eos_token` of
+        tokenizer_config.json ends a document.
+
+    Raises:
+      UserError: the path does not exist, or is not a tokenizer that forerun can use.
+    """
     if spec == "bytes":
         return ByteTokenizer()
     path = tokenizer_path(spec)
-    return _from_file(path, _configured_end(path.parent) if path.parent == _local(spec) else None)
+    return _from_file(path, _configured_eos(path.parent) if path.parent == _local(spec) else None)
 
 
 def tokenizer_path(spec: str) -> Path:
-    """Return the tokenizer.json that `data.tokenizer` names, itself or by its folder."""
+    """Return the path of the tokenizer.json that `data.tokenizer` names, directly or by its folder."""
     path = _local(spec)
     if not path.is_dir():
         return path
     if not (path / FILE_NAME).is_file():
         raise UserError(
+            "E-DATA-078",
             f"data.tokenizer: {spec} has no {FILE_NAME}",
-            why="it is a folder, and forerun reads no other form of tokenizer",
+            why="it is a folder, and forerun reads tokenizers only from a tokenizer.json",
             fix="save it once with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(folder)",
         )
     return path / FILE_NAME
@@ -129,19 +144,20 @@ def _local(spec: str) -> Path:
     return local_path(spec, key="data.tokenizer", wanted="tokenizer.json, or a folder that has one")
 
 
-def _configured_end(folder: Path) -> str | None:
-    """Return the end of a document that the tokenizer_config.json beside a tokenizer names."""
+def _configured_eos(folder: Path) -> str | None:
+    """Return the `eos_token` of the tokenizer_config.json in `folder`; None if there is none."""
     file = folder / CONFIG_NAME
     return special_text(read_json(file).get("eos_token")) if file.is_file() else None
 
 
 def checkpoint_tokenizer(snapshot: Snapshot) -> Tokenizer:
-    """A checkpoint's own, with the token that its tokenizer_config.json calls the end."""
+    """Return the tokenizer of a checkpoint. The `eos_token` of its tokenizer_config.json ends a document."""
     path = snapshot.file("tokenizer.json")
     if path is None:
         raise UserError(
+            "E-DATA-079",
             f"{snapshot.name} has no tokenizer.json",
-            why="forerun reads no other form of tokenizer",
+            why="forerun reads tokenizers only from a tokenizer.json",
             fix="save it once with transformers (AutoTokenizer.from_pretrained(...).save_pretrained(folder)) and name "
             "the file: data.tokenizer=folder/tokenizer.json",
         )
@@ -149,12 +165,13 @@ def checkpoint_tokenizer(snapshot: Snapshot) -> Tokenizer:
 
 
 def special_text(value: object) -> str | None:
-    """A special token is written as a string or as an object with its content."""
+    """Return the text of a special token, or None. Its value is a string, or an object with the key `content`."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) else None
 
 
 def _from_file(path: Path, end: str | None = None) -> FileTokenizer:
+    """Return the tokenizer of a file. The first of `end` and EOS_NAMES that it knows ends a document."""
     raw, inner = read_tokenizer(path)
     for name in (end, *EOS_NAMES) if end else EOS_NAMES:
         eos = inner.token_to_id(name)
@@ -163,6 +180,7 @@ def _from_file(path: Path, end: str | None = None) -> FileTokenizer:
             inner.no_padding()
             return FileTokenizer(f"{path.name}:{hashlib.sha256(raw).hexdigest()[:16]}", inner, eos, str(path))
     raise UserError(
+        "E-DATA-080",
         f"data.tokenizer: {path} has no token that ends a document",
         why=f"none of {', '.join(EOS_NAMES)} is in its vocabulary",
         fix='add {"content": "<|endoftext|>", "special": true, ...} to its added_tokens',

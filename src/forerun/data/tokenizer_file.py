@@ -1,4 +1,4 @@
-"""Reading a tokenizer.json that may be hostile: limits on its size, its values and the growth of texts."""
+"""Safe reading of an untrusted tokenizer.json: limits on its size, its values and the growth of texts."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def read_tokenizer(path: Path) -> tuple[bytes, tokenizers.Tokenizer]:
         inner = tokenizers.Tokenizer.from_buffer(raw)
     except Exception as error:  # the library raises nothing more specific
         raise UserError(
+            "E-DATA-081",
             f"data.tokenizer: {path} is not a tokenizer.json",
             why=str(error).splitlines()[0][:500],
             fix="give the tokenizer.json that comes with the model, or data.tokenizer=bytes",
@@ -55,6 +56,7 @@ def read_content(path: Path) -> bytes:
         raw = read_regular(path, MAX_FILE_BYTES)
     except OSError as error:
         raise UserError(
+            "E-DATA-082",
             f"data.tokenizer: {path} cannot be read",
             why=str(error.strerror),
             fix="check the file and its permissions",
@@ -85,6 +87,7 @@ def growth(part: Any) -> int:
 
 def _unsafe(path: Path, why: str) -> UserError:
     return UserError(
+        "E-DATA-083",
         f"data.tokenizer: {path} cannot be used",
         why=f"{why}; no published tokenizer needs that",
         fix="use the tokenizer.json of the model's publisher, and do not trust this one",

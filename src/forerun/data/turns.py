@@ -1,34 +1,38 @@
-"""Conversations for a model that answers: their tokens as in training, and where the model's turn ends."""
+"""Prompts for chat: conversations tokenized as in training, and the end of the assistant's turn."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from forerun.data.tokenizer import Tokenizer
-from forerun.data.tokens.coder import open_coder, special_pattern
-from forerun.data.tokens.conversation import any_text, spoil_messages
+from forerun.data.tokenizer_file import read_content
+from forerun.data.tokens.protection import Protection, is_protected, special_pattern
 from forerun.errors import UserError
-from forerun.hub.chat import Message, render_all
-from forerun.hub.turns import turn_tail
+from forerun.hub.chat.template import Message, render_all
+from forerun.hub.chat.turn_end import turn_tail
 
 
 @dataclass(frozen=True)
 class TurnEnd:
-    """The end of the assistant's turn: one token, or a text of several tokens; neither if the template has none."""
+    """The end of the assistant's turn: a text, and its token if it is a single one.
+
+    Both are None if the template does not end turns.
+    """
 
     token: int | None = None
-    text: str | None = None  # the token's text, or the text that is spelled out
+    text: str | None = None
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts at which an answer ends because no single token does it."""
+        """Texts that end an answer; empty if a single token ends it."""
         return () if self.text is None or self.token is not None else (self.text,)
 
 
 def turn_end(template: str | None, special: Mapping[str, str], tokenizer: Tokenizer) -> TurnEnd:
-    """Find the end of a turn by rendering a short conversation."""
+    """Return the end of a turn, which is found by rendering a short conversation."""
     tail = "" if template is None else turn_tail(template, special)
     if not tail:
         return TurnEnd()
@@ -47,31 +51,38 @@ def chat_prompts(
     special_tokens: bool = False,
     origin: str | None = None,
 ) -> list[list[int]]:
-    """Return the tokens of each conversation and of the beginning of its answer.
+    """Return the tokens of each conversation, with the template's generation prompt at the end.
 
-    Special tokens that are written out in a message stay plain text, as in training, unless `special_tokens`: a
-    message cannot end its own turn.
+    Args:
+      conversations: the messages of each conversation.
+      template: the Jinja text of the chat template.
+      special: texts of special tokens that the template uses, by name.
+      tokenizer: the tokenizer of the model.
+      special_tokens: encode special tokens that are written out in a message as such. By default they stay plain text,
+        as in training, so that a message cannot end its own turn.
+      origin: what errors call the template; None for the model's own.
     """
-    pattern = special_pattern(list(tokenizer.specials))
-    plain = [one if special_tokens else spoil_messages(one, pattern) for one in conversations]
-    texts = render_all(template, plain, special=special, origin=origin)
+    protection = Protection(tokenizer.specials, tokenizer.vocab, lambda: read_content(Path(tokenizer.path)))
+    protected = [one if special_tokens else protection.protect(one) for one in conversations]
+    texts = render_all(template, protected, special=special, origin=origin)
     return [
-        _ids(tokenizer.encode(text)) if one is before else _spelled_out(text, before, tokenizer)
-        for text, one, before in zip(texts, plain, conversations, strict=True)
+        _ids(tokenizer.encode(text)) if one is before else _encode_protected(text, before, tokenizer, protection)
+        for text, one, before in zip(texts, protected, conversations, strict=True)
     ]
 
 
-def _spelled_out(text: str, messages: Sequence[Message], tokenizer: Tokenizer) -> list[int]:
+def _encode_protected(
+    text: str, messages: Sequence[Message], tokenizer: Tokenizer, protection: Protection
+) -> list[int]:
     """Encode a rendered conversation whose messages have special tokens written out."""
-    coder = open_coder(tokenizer.path)
-    if any_text(messages, coder.private.search):
+    if protection.is_ambiguous(messages):
         raise UserError(
-            "a message has a special token beside characters for private use",
-            why="the encoder uses these characters to spell the token out",
+            "E-DATA-110",
+            "a message contains both a special token and private-use characters",
+            why="the encoder uses these characters to encode the token as plain text",
             fix="remove one of them from the message",
         )
-    ((ids, _),) = coder.written([text])
-    return _ids(ids)
+    return _ids(protection.encode(text)[0] if is_protected(text) else tokenizer.encode(text))
 
 
 def _ids(ids: Any) -> list[int]:

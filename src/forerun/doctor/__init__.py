@@ -1,4 +1,4 @@
-"""What is wrong with this machine, and how to mend it: one function per check.
+"""Checks of this machine and its installation: one function per check.
 
-Each check looks at one thing, says what it saw, and gives the command that puts it right.
+Each check examines one thing, and returns what it found and the command that fixes it.
 """

@@ -1,4 +1,4 @@
-"""What the checks look at, as data, so that a test can show them any machine."""
+"""The inputs of the checks as data, so that a test can describe any machine."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from forerun.doctor.lock import Lock, read_lock
-from forerun.doctor.sight import Sight, look
+from forerun.doctor.device_probe import DeviceProbe, look
 from forerun.hardware.devices import ThisMachine
-from forerun.supervise.tpu_hosts import attribute
+from forerun.hardware.tpu_hosts import attribute
+from forerun.hardware.tpu_lock import Lock, read_lock
 
 Status = Literal["ok", "warn", "FAIL"]
 PACKAGES = (
@@ -35,7 +35,7 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check found. A fix is the command or the edit that helps; empty when nothing is wrong."""
+    """The result of one check. `fix` is the command or edit that helps; empty if nothing is wrong."""
 
     name: str
     status: Status
@@ -45,7 +45,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Machine:
-    """The inputs of the checks. `sight` and `unwritable` are functions because they cost something."""
+    """The inputs of the checks. `sight` and `unwritable` are functions because calling them is expensive."""
 
     python: tuple[int, int, int] = (3, 11, 0)
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -53,11 +53,11 @@ class Machine:
     environment: Mapping[str, str] = field(default_factory=dict)
     attached_tpu: str | None = None
     lock: Lock | None = None
-    sight: Callable[[], Sight] = Sight
+    sight: Callable[[], DeviceProbe] = DeviceProbe
     runs_free_bytes: int = 0
     cache_folder: str = ""
-    jax_bytecode: str = ""  # where the compiled form of jax's first module is, or would be
-    unwritable: Callable[[str], str | None] = lambda folder: None
+    jax_bytecode: str = ""  # path of the bytecode of jax/__init__.py, whether it exists or not
+    unwritable: Callable[[str], str | None] = lambda folder: None  # why a folder is not writable, or None
     file_exists: Callable[[str], bool] = lambda path: True
     memory_available_bytes: int | None = None
     shm_bytes: int | None = None
@@ -65,7 +65,7 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """The machine we run on."""
+        """Return this machine."""
         return cls(
             python=sys.version_info[:3],
             versions={name: version for name in PACKAGES if (version := _version(name))},
@@ -86,7 +86,7 @@ class Machine:
 
 
 def cache_folder(environment: Mapping[str, str]) -> str:
-    """Where compiled programs are kept: jax's own variable, else forerun's folder in the user's cache."""
+    """Return the folder of compiled programs: that of jax's variable, else forerun's folder in the user's cache."""
     given = environment.get("JAX_COMPILATION_CACHE_DIR")
     base = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME", ""), ".cache")
     return given or os.path.join(base, "forerun")
@@ -100,18 +100,19 @@ def _version(package: str) -> str | None:
 
 
 def _bytecode(package: str) -> str:
+    """Return the path of a package's bytecode, or an empty string if the package is not installed."""
     found = importlib.util.find_spec(package)
     return importlib.util.cache_from_source(found.origin) if found and found.origin else ""
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder above that exists."""
+    """Return the path if it exists, else its nearest parent that exists."""
     path = path.absolute()
     return path if path.exists() else _existing(path.parent)
 
 
 def _unwritable(folder: str) -> str | None:
-    """Why nothing can be written in the folder, or where it would be made; None if it can."""
+    """Return why the folder (or the nearest existing parent) is not writable, or None if it is."""
     try:
         with tempfile.TemporaryFile(dir=_existing(Path(folder))):
             return None
@@ -120,6 +121,7 @@ def _unwritable(folder: str) -> str | None:
 
 
 def _memory_available() -> int | None:
+    """Return the available memory in bytes, or None if it is unknown."""
     try:
         lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
     except OSError:

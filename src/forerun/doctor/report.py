@@ -1,12 +1,12 @@
-"""`forerun doctor`: one line per check, with the fix beneath where something is wrong."""
+"""The command `forerun doctor`: one line per check, followed by the fix if something is wrong."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from forerun.doctor import accelerators, surroundings, versions
+from forerun.doctor import accelerators, environment_checks, versions
 from forerun.doctor.machine import Finding, Machine
-from forerun.errors import USER_MISTAKE
+from forerun.exit_codes import USER_MISTAKE
 
 CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     versions.check_python,
@@ -19,21 +19,29 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     accelerators.check_device_count,
     accelerators.check_lock,
     accelerators.check_hosts,
-    surroundings.check_platforms,
-    surroundings.check_torch_xla_variables,
-    surroundings.check_xla_flags,
-    surroundings.check_preload,
-    surroundings.check_disk,
-    surroundings.check_cache,
-    surroundings.check_bytecode,
-    surroundings.check_memory,
-    surroundings.check_shm,
+    environment_checks.check_platforms,
+    environment_checks.check_torch_xla_variables,
+    environment_checks.check_xla_flags,
+    environment_checks.check_preload,
+    environment_checks.check_disk,
+    environment_checks.check_cache,
+    environment_checks.check_bytecode,
+    environment_checks.check_memory,
+    environment_checks.check_shm,
 )
 NAME_WIDTH = 14
 
 
 def run(smoke: bool, machine: Machine | None = None) -> int:
-    """Print the findings; 0 if nothing failed, else 2. With `smoke`, then train for a minute on what is here."""
+    """Run all checks and print their findings.
+
+    Args:
+        smoke: Also train for about a minute on this machine's devices.
+        machine: The machine to check; this one by default.
+
+    Returns:
+        The exit code: 0 if nothing failed, else 2.
+    """
     here = machine or Machine.here()
     findings = []
     for check in CHECKS:
@@ -50,15 +58,15 @@ def run(smoke: bool, machine: Machine | None = None) -> int:
 
 
 def line(finding: Finding) -> str:
-    """`ok    disk            52 GiB free`, and the fix on a second line."""
+    """Return a line such as `ok    disk            52 GiB free`, with the fix on a second line."""
     first = f"{finding.status:4}  {finding.name:{NAME_WIDTH}}  {finding.found}"
     return f"{first}\n{'':6}{'fix:':{NAME_WIDTH}}  {finding.fix}" if finding.fix else first
 
 
 def verdict(findings: Iterable[Finding]) -> str:
-    """How many failed and how many only warn."""
+    """Return a summary: how many checks failed and how many warn."""
     states = [finding.status for finding in findings]
     failed, warned = states.count("FAIL"), states.count("warn")
     if not failed and not warned:
-        return f"{len(states)} checks, all well"
-    return f"{len(states)} checks: {failed} failed, {warned} to look at"
+        return f"{len(states)} checks, all passed"
+    return f"{len(states)} checks: {failed} failed, {warned} with warnings"

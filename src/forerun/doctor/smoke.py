@@ -1,4 +1,4 @@
-"""`forerun doctor --smoke`: a minute of real training on whatever is here, a line for each thing that must work."""
+"""The command `forerun doctor --smoke`: about a minute of real training, with one line per test."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ STEPS_MOST = 400
 
 @dataclass
 class Bench:
-    """What one line leaves for the next."""
+    """The folder of the tests, and objects (`made`) that one test passes on to the next."""
 
     folder: Path
     made: dict[str, Any] = field(default_factory=dict)
 
 
 def run() -> int:
-    """0 if every line is ok, else 2."""
+    """Run the tests until one fails, and print a line for each. Return 0 if all pass, else 2."""
     with tempfile.TemporaryDirectory(prefix="forerun-smoke-") as name:
         bench = Bench(Path(name))
         for title, line in LINES:
             began = time.perf_counter()
             try:
                 found = line(bench)
-            except Exception as error:  # any failure at all is what this command is here to show
+            except Exception as error:  # this command exists to report any failure
                 why = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
                 print(f"FAIL  {title}: {why}")
                 return UserError.exit_code
@@ -41,6 +41,7 @@ def run() -> int:
 
 
 def smoke_job(folder: Path, devices: int) -> Job:
+    """Return a job with a small model, whose batch divides over all devices."""
     return Job.model_validate(
         {
             "name": "smoke",
@@ -56,34 +57,36 @@ def smoke_job(folder: Path, devices: int) -> Job:
 
 
 def _device(bench: Bench) -> str:
+    """Choose the devices."""
     from forerun.hardware.devices import choose
 
     bench.made["chosen"] = chosen = choose("auto", None)
     return f"{len(chosen.devices)} x {chosen.devices[0].device_kind}, {chosen.reason}"
 
 
-def _data(bench: Bench) -> str:
-    """Text that every Python brings along."""
+def _prepare_data(bench: Bench) -> str:
+    """Prepare training data from the help texts that are part of every Python installation."""
     import pydoc_data.topics
 
-    from forerun.loop.concrete import concrete
-    from forerun.loop.corpus import open_corpus
+    from forerun.inputs.job_corpus import open_corpus
+    from forerun.inputs.resolve_job import resolve
 
     (bench.folder / "text").mkdir()
     (bench.folder / "text" / "topics.txt").write_text("\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
     job = smoke_job(bench.folder, len(bench.made["chosen"].devices))
     corpus = open_corpus(job)
-    bench.made.update(corpus=corpus, job=concrete(job, corpus))
+    bench.made.update(corpus=corpus, job=resolve(job, corpus))
     return corpus.lines()[0]
 
 
 def _compiled_step(bench: Bench) -> str:
+    """Compile the training step and run it once."""
+    from forerun.run.placement import Placement
+    from forerun.run.train import batches_of, program_on
 
-    from forerun.loop.placement import Placement
-    from forerun.loop.train import batches_of, program_on
-
-    job, corpus = bench.made["job"], bench.made["corpus"]
-    program = program_on(job, bench.made["chosen"], corpus.rows.epoch)
+    resolved, corpus = bench.made["job"], bench.made["corpus"]
+    job = resolved.job
+    program = program_on(resolved, bench.made["chosen"], corpus.rows.epoch)
     batches = batches_of(job, program, corpus)
     executable = program.trace().lower().compile(compiler_options=program.compiler_options or None)
     schedule = program.placed_schedule()
@@ -100,31 +103,35 @@ def _compiled_step(bench: Bench) -> str:
 
 
 def _gradients(bench: Bench) -> str:
-    """The same batch on one device and on all: the gradient norms must agree."""
+    """Compare the gradient norms of the same batch on one device and on all devices."""
+    from forerun.hardware.devices import DeviceChoice
+    from forerun.run.placement import Placement
+    from forerun.run.train import batches_of, program_on
 
-    from forerun.hardware.devices import Chosen
-    from forerun.loop.placement import Placement
-    from forerun.loop.train import batches_of, program_on
-
-    job, chosen, corpus = bench.made["job"], bench.made["chosen"], bench.made["corpus"]
+    resolved, chosen, corpus = bench.made["job"], bench.made["chosen"], bench.made["corpus"]
+    job = resolved.job
     if len(chosen.devices) == 1:
         return "one device, nothing to compare"
-    alone = Chosen(chosen.platform, chosen.devices[:1], chosen.reason)
+    alone = DeviceChoice(chosen.platform, chosen.devices[:1], chosen.reason)
     norms = []
     for these in (alone, chosen):
-        program = program_on(job, these, corpus.rows.epoch)
+        program = program_on(resolved, these, corpus.rows.epoch)
         batch = Placement(program.batch)(batches_of(job, program, corpus).batch_at(0))
         step = program.trace().lower().compile(compiler_options=program.compiler_options or None)
         norms.append(float(step(program.initial_state(job.seed), batch, program.placed_schedule())[1].grad_norm))
     apart = abs(norms[0] - norms[1]) / norms[0]
-    if apart > 2e-2:  # bfloat16 sums in another order
+    if apart > 2e-2:  # smaller differences come from bfloat16 sums in another order
         raise UserError(
-            f"gradient norms differ by {apart:.2%}", why=f"{norms[0]} alone, {norms[1]} together", fix="report a bug"
+            "E-DOCTOR-001",
+            f"gradient norms differ by {apart:.2%}",
+            why=f"{norms[0]} alone, {norms[1]} together",
+            fix="report a bug",
         )
     return f"norm {norms[0]:.4f} on one device, {norms[1]:.4f} on {len(chosen.devices)}"
 
 
-def _trains(bench: Bench) -> str:
+def _train(bench: Bench) -> str:
+    """Train for TRAIN_SECONDS or STEPS_MOST steps, and check that the loss falls."""
     made = bench.made
     began, number, metrics = time.perf_counter(), 1, None
     while number < STEPS_MOST and (number < 5 or time.perf_counter() - began < TRAIN_SECONDS):
@@ -134,45 +141,52 @@ def _trains(bench: Bench) -> str:
     made["steps_done"] = number
     loss, tokens = float(metrics.loss), number * made["program"].derived.tokens_per_step
     if not loss < made["first_loss"]:
-        raise UserError(f"loss did not fall: {made['first_loss']:.3f} -> {loss:.3f}", why="", fix="report a bug")
+        raise UserError(
+            "E-DOCTOR-002", f"loss did not fall: {made['first_loss']:.3f} -> {loss:.3f}", why="", fix="report a bug"
+        )
     speed = tokens / (time.perf_counter() - began)
     return f"{number} steps, loss {made['first_loss']:.3f} -> {loss:.3f}, {speed:,.0f} tokens/s"
 
 
-def _saved(bench: Bench) -> str:
+def _save_and_restore(bench: Bench) -> str:
+    """Save a checkpoint, read it back, and compare all arrays."""
     import jax
     import numpy as np
 
-    from forerun.checkpoint.store import Store
+    from forerun.checkpoint.store import CheckpointStore
 
     made = bench.made
-    with Store(bench.folder / "checkpoints", keep=1) as store:
+    with CheckpointStore(bench.folder / "checkpoints", keep=1) as store:
         store.save(made["steps_done"], made["state"], {})
         store.wait()
         made["restored"] = store.restore(made["steps_done"], made["program"].state)
     pairs = zip(jax.tree.leaves(made["state"]), jax.tree.leaves(made["restored"]), strict=True)
     equal = all(np.array_equal(jax.device_get(a), jax.device_get(b)) for a, b in pairs)
     if not equal:
-        raise UserError("what was read back is not what was saved", why="arrays differ", fix="check the disk")
+        raise UserError(
+            "E-DOCTOR-003", "the checkpoint differs after it was read back", why="arrays differ", fix="check the disk"
+        )
     return f"step {made['steps_done']}, {len(jax.tree.leaves(made['state']))} arrays, equal bit for bit"
 
 
-def _resumed(bench: Bench) -> str:
-    """One more step from memory and from the checkpoint: the same loss, to the bit."""
+def _resume(bench: Bench) -> str:
+    """Compute one more step from memory and from the checkpoint. The losses must be equal bit for bit."""
     made = bench.made
     batch = made["batch"](made["steps_done"])
     losses = [float(made["step"](state, batch)[1].loss) for state in (made["state"], made["restored"])]
     if losses[0] != losses[1]:
-        raise UserError("the resumed run differs", why=f"{losses[0]!r} and {losses[1]!r}", fix="report a bug")
+        raise UserError(
+            "E-DOCTOR-004", "the resumed run differs", why=f"{losses[0]!r} and {losses[1]!r}", fix="report a bug"
+        )
     return f"loss {losses[0]:.6f} both from memory and from the checkpoint"
 
 
 LINES: tuple[tuple[str, Callable[[Bench], str]], ...] = (
     ("device", _device),
-    ("data", _data),
+    ("data", _prepare_data),
     ("one compiled step", _compiled_step),
     ("gradients equal across devices", _gradients),
-    ("training", _trains),
-    ("checkpoint saved and read back", _saved),
-    ("resumed", _resumed),
+    ("training", _train),
+    ("checkpoint saved and read back", _save_and_restore),
+    ("resumed", _resume),
 )

@@ -1,7 +1,7 @@
-"""What people see when TPU training goes wrong, why, and what helps in forerun.
+"""Common problems of training on TPUs, with their causes and fixes in forerun.
 
-Gathered from the troubleshooting parts of five TPU guides, with their stale facts set right. `docs/doctor.md` shows
-the same table; `python -m forerun.doctor.symptoms` prints it.
+They come from the troubleshooting sections of five TPU guides, with outdated facts corrected. `docs/doctor.md` has the
+same table, and `python -m forerun.doctor.symptoms` prints it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import textwrap
 from dataclasses import dataclass
 
-from forerun.supervise.tpu_hosts import EVERYWHERE
+from forerun.hardware.tpu_hosts import EVERYWHERE
 
 
 @dataclass(frozen=True)
 class Symptom:
+    """A row of the table."""
+
     symptom: str
     cause: str
     fix: str
@@ -23,8 +25,8 @@ SYMPTOMS = (
     Symptom(
         "no TPU is found, jax shows CPU",
         "Not a TPU machine, libtpu missing, `JAX_PLATFORMS` set, or another process has the TPU.",
-        "`forerun doctor` says which. In a notebook choose the TPU runtime and restart. `device: tpu` in the job "
-        "turns a silent fallback into an error.",
+        "`forerun doctor` reports the cause. In a notebook choose the TPU runtime and restart. `device: tpu` in the "
+        "job turns a silent fallback into an error.",
     ),
     Symptom(
         "torch_xla is not found or does not install",
@@ -34,38 +36,37 @@ SYMPTOMS = (
     ),
     Symptom(
         "a v6e-1 (Colab v6e) shows 1 device, not 8",
-        "That is right: v6e-1 is one chip with one TensorCore. Names of v5e and v6e count chips.",
+        "This is correct: v6e-1 is one chip with one TensorCore. Names of v5e and v6e count chips.",
         "`mesh: {data: 1, fsdp: 1, tp: 1}`, or leave `mesh` out. A 2x2x2 mesh needs v6e-8.",
     ),
     Symptom(
         "a v4-8 or v5p-8 shows 4 devices, not 8",
-        "Their names count TensorCores, two to a chip, and jax shows one device per chip. v2-8 and v3-8 do show 8.",
+        "Their names count TensorCores, two per chip, and jax shows one device per chip. v2-8 and v3-8 do show 8.",
         "Plan for 4 devices. `forerun hardware slices` lists chips and devices of every name.",
     ),
     Symptom(
         "the TPU cannot be created: version, size or zone refused",
-        "v6e wants the runtime version `v2-alpha-tpuv6e`; there is no `--tpu-size`; us-central2-b is a v4 zone.",
+        "v6e needs the runtime version `v2-alpha-tpuv6e`; there is no `--tpu-size`; us-central2-b is a v4 zone.",
         "`forerun hardware prices` lists zones by chip, `forerun hardware slices` the sizes.",
     ),
     Symptom(
         "nothing happens for minutes at the start",
         "The first step is being compiled: 20 to 75 seconds for a usual step. The 15 to 30 minutes of older "
         "guides come from several torch_xla graphs.",
-        "forerun shows tracing, lowering and compiling with the time passed, and keeps the result: the next start "
-        "reads the cache.",
+        "forerun shows the time of tracing, lowering and compiling, and caches the result for the next start.",
     ),
     Symptom(
         "every step takes minutes, or step 2 compiles again",
-        "A shape, dtype or layout changes between steps, so the program is compiled anew.",
-        "Cannot happen silently: the step is compiled once, and a second compilation stops the run with the name "
-        "of the argument that changed. There is no `mark_step` and no `zero_grad` to get wrong.",
+        "A shape, dtype or layout changes between steps, so the program is compiled again.",
+        "forerun compiles the step once. A second compilation stops the run with the name of the argument that "
+        "changed. There is no `mark_step` and no `zero_grad` to get wrong.",
     ),
     Symptom(
         "nothing happens at all, on one of several hosts",
         "A program started on one host of a slice waits for the others. 16 and more v5e or v6e chips are several "
         "hosts.",
         f"Start the same command on every host: `{EVERYWHERE}`. `--host auto` reads the host's number from the TPU; "
-        "every host needs the job, the data and the secret (docs/hosts.md). `forerun doctor` says how many there are.",
+        "every host needs the job, the data and the secret (docs/hosts.md). `forerun doctor` reports how many exist.",
     ),
     Symptom(
         "RESOURCE_EXHAUSTED, out of memory",
@@ -77,9 +78,9 @@ SYMPTOMS = (
     ),
     Symptom(
         "the process is killed in the middle",
-        "A spot TPU was taken back, or the host ran out of memory.",
-        "Run the same command again: it goes on from the newest checkpoint with the same data. `checkpoint.every` "
-        "bounds what is lost.",
+        "A spot TPU was preempted, or the host ran out of memory.",
+        "Run the same command again: it resumes from the newest checkpoint with the same data. `checkpoint.every` "
+        "limits how many steps are lost.",
     ),
     Symptom(
         "training is slow, the TPU waits",
@@ -96,42 +97,36 @@ SYMPTOMS = (
     ),
     Symptom(
         "the result differs from the GPU's",
-        "Guides double the batch, raise the learning rate by 1.2 or stop shuffling on TPUs. No property of the "
-        "hardware asks for any of it.",
-        "forerun changes nothing by device: same batch, order, learning rate. Accumulation works on TPUs as anywhere.",
+        "Guides double the batch, raise the learning rate by 1.2 or stop shuffling on TPUs. The hardware "
+        "requires none of this.",
+        "forerun uses the same batch, order and learning rate on every device. Accumulation works on TPUs, too.",
     ),
     Symptom(
         "aten::kl_div: autograd kernel not registered for XLA",
-        "A gap of torch_xla.",
-        "Does not exist in jax.",
+        "torch_xla lacks this operation.",
+        "Does not occur with jax.",
     ),
     Symptom(
         "the TPU is already in use; libtpu lock file",
-        "One process at a time has the TPU: a second notebook or a run left behind holds it.",
-        "`forerun doctor` names the process. Remove `/tmp/libtpu_lockfile` only if it says that the holder is gone.",
+        "Only one process at a time can use the TPU: a second notebook or a run left behind holds it.",
+        "`forerun doctor` names the process. Remove `/tmp/libtpu_lockfile` only if no process holds it.",
     ),
     Symptom(
         "the first answer of a trained model is slow",
-        "Sampling is another program and is compiled at its first call.",
+        "Sampling is a separate program, which is compiled at its first call.",
         "The second call is fast, and the cache keeps the program for later starts.",
     ),
     Symptom(
         "it costs more than the guide said",
-        "Guides quote one chip for a whole slice, or spot against on demand. v5e-8 is 8 x 1.20 = 9.60 USD/h in "
+        "Guides quote the price of one chip for a complete slice, or a spot price. v5e-8 is 8 x 1.20 = 9.60 USD/h in "
         "the US, v6e-1 is 2.70 and v6e-8 21.60 (on demand, 2026-08-21).",
         "`forerun hardware prices`, per chip-hour with date and zone; multiply by chips.",
     ),
 )
 
 
-def markdown() -> str:
-    """The table as it stands in docs/doctor.md."""
-    rows = [f"| {entry.symptom} | {entry.cause} | {entry.fix} |" for entry in SYMPTOMS]
-    return "\n".join(["| symptom | cause | fix |", "| --- | --- | --- |", *rows])
-
-
 def listing(width: int = 100) -> str:
-    """The table for a terminal."""
+    """Return the table as text for a terminal."""
     return "\n\n".join(
         "\n".join(
             [

@@ -1,4 +1,4 @@
-"""Checks of what is installed: versions that fit together or not."""
+"""Checks of the installed packages: whether they exist and their versions match."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ NEEDED = ("optax", "orbax-checkpoint", "numpy")
 
 
 def check_python(machine: Machine) -> Finding:
+    """Fail if Python is too old."""
     text = ".".join(map(str, machine.python))
     if machine.python[:2] < OLDEST_PYTHON:
         return Finding("python", "FAIL", f"{text}; forerun needs 3.11 or newer", "install Python 3.11 or newer")
@@ -20,6 +21,7 @@ def check_python(machine: Machine) -> Finding:
 
 
 def check_jax(machine: Machine) -> Finding:
+    """Fail if jax or jaxlib is missing, or if their versions differ."""
     jax, jaxlib = machine.versions.get("jax"), machine.versions.get("jaxlib")
     if not jax or not jaxlib:
         missing = "jax" if not jax else "jaxlib"
@@ -31,7 +33,7 @@ def check_jax(machine: Machine) -> Finding:
 
 
 def check_libtpu(machine: Machine) -> Finding:
-    """libtpu is compiler and runtime in one; only the one that this jax pins is known to fit."""
+    """Check libtpu, which is both compiler and runtime. Only the version that this jax pins is known to work."""
     found, pin = machine.versions.get("libtpu"), libtpu_pin(machine.jax_requires)
     if machine.versions.get("libtpu-nightly"):
         return Finding(
@@ -46,13 +48,13 @@ def check_libtpu(machine: Machine) -> Finding:
     if not found:
         return Finding("libtpu", "warn", "not installed: `forerun plan` cannot compile", install_command("plan"))
     if pin and not fnmatch(found, pin):
-        why = f"{found}, but jax {machine.versions.get('jax')} pins {pin}; with another one reading programs fails"
+        why = f"{found}, but jax {machine.versions.get('jax')} pins {pin}; other versions cannot load its programs"
         return Finding("libtpu", "FAIL", why, f"pip install 'libtpu=={pin}'")
     return Finding("libtpu", "ok", f"{found}" + (f", as jax pins it ({pin})" if pin else ""))
 
 
 def libtpu_pin(jax_requires: tuple[str, ...]) -> str | None:
-    """The version pattern of jax's `tpu` extra: `0.0.42.*`."""
+    """Return the libtpu version pattern of jax's `tpu` extra, such as `0.0.42.*`, or None."""
     for line in jax_requires:
         found = re.match(r"libtpu\s*==\s*([\w.*]+)\s*;.*extra\s*==\s*['\"]tpu['\"]", line)
         if found:
@@ -61,6 +63,7 @@ def libtpu_pin(jax_requires: tuple[str, ...]) -> str | None:
 
 
 def check_libraries(machine: Machine) -> Finding:
+    """Fail if a required library is missing."""
     missing = [name for name in NEEDED if not machine.versions.get(name)]
     if missing:
         return Finding("libraries", "FAIL", f"{', '.join(missing)} not installed", install_command())
@@ -68,8 +71,9 @@ def check_libraries(machine: Machine) -> Finding:
 
 
 def check_torch_xla(machine: Machine) -> Finding:
+    """Warn if torch_xla is installed, because it can lock the TPU."""
     found = machine.versions.get("torch-xla")
     if not found:
         return Finding("torch_xla", "ok", "not installed")
-    why = f"{found} is installed: it brings its own libtpu and can take the TPU; its last release is 2.9.0"
+    why = f"{found} is installed: it has its own libtpu and can lock the TPU; its last release is 2.9.0"
     return Finding("torch_xla", "warn", why, "pip uninstall -y torch_xla (forerun does not need it)")

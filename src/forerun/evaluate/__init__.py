@@ -1,4 +1,4 @@
-"""How good a model is: log-probabilities of given tokens, loss on held-out text, and lm-eval's tasks.
+"""Evaluation of a model: log-probabilities of given tokens, loss on held-out text, and tasks of lm-eval.
 
-Knows models and arrays; tokenizers, files and generation only as functions handed in.
+Depends on models and arrays only. Tokenizers, files and generation are passed in as functions.
 """

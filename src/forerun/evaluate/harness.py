@@ -1,8 +1,12 @@
-"""forerun's model behind lm-eval's own interface. Imports lm-eval: `tasks.py` says what is missing without it.
+"""The adapter from forerun's models to the interface of lm-eval.
 
-Tokens are made as lm-eval's HFLM makes them, so that its scores and ours are of the same thing: spaces at the end of
-a context belong to the continuation, the continuation's tokens are those of the whole text behind the context's, an
-empty context is the beginning (or end) token, long contexts lose their oldest tokens.
+Imports lm-eval; `tasks.py` reports an error if it is not installed. Texts are tokenized exactly as in HFLM of lm-eval,
+so that the scores are comparable:
+
+- Spaces at the end of a context belong to the continuation.
+- The tokens of the continuation are those of the complete text after the tokens of the context.
+- An empty context is the beginning (or end) token.
+- Long contexts lose their oldest tokens.
 """
 
 from __future__ import annotations
@@ -15,18 +19,18 @@ from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, po
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from forerun.errors import UserError
-from forerun.evaluate.language import Generate, Language, Messages, Wish
-from forerun.evaluate.scoring import Progress, Scorer
+from forerun.evaluate.language import Generate, GenerationRequest, Language, Messages
+from forerun.evaluate.scoring import OnProgress, Scorer
 
-MAX_TOKENS = 256  # as HFLM, for tasks that do not say
-WITHOUT_EFFECT = {"num_beams": 1, "repetition_penalty": 1.0, "length_penalty": 1.0}  # values that change nothing
+MAX_TOKENS = 256  # the default of HFLM, for tasks that do not set it
+WITHOUT_EFFECT = {"num_beams": 1, "repetition_penalty": 1.0, "length_penalty": 1.0}  # values without effect
 
 
 class HarnessModel(TemplateLM):
-    """Give it to `lm_eval.simple_evaluate(model=...)`."""
+    """A model for `lm_eval.simple_evaluate(model=...)`."""
 
     def __init__(
-        self, scorer: Scorer, language: Language, generate: Generate, progress: Progress | None = None
+        self, scorer: Scorer, language: Language, generate: Generate, progress: OnProgress | None = None
     ) -> None:
         super().__init__()
         self._scorer, self._language, self._generate, self._progress = scorer, language, generate, progress
@@ -56,7 +60,7 @@ class HarnessModel(TemplateLM):
         return self._language.name.replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Opened as the tokenizer opens every text, unless the text itself begins so."""
+        """Return the ids of a text, with the tokenizer's opening ids unless the text already begins with them."""
         if add_special_tokens is None:
             begins = self._language.prefix_text
             add_special_tokens = not (begins and string.startswith(begins))
@@ -76,7 +80,7 @@ class HarnessModel(TemplateLM):
         return answers
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Of whole texts: each token once, in windows of the longest context."""
+        """Return the log-probability of each text. Every token is scored once, in windows of the longest context."""
         windows: list[tuple[int, list[int], list[int]]] = []
         for number, request in enumerate(requests):
             rolled = get_rolling_token_windows(
@@ -95,9 +99,9 @@ class HarnessModel(TemplateLM):
         return sums
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Requests of the same wish are written together, the longest prompts first."""
+        """Return the generated texts. Requests with the same settings form batches, the longest prompts first."""
         prompts = [self.tok_encode(request.args[0]) for request in requests]
-        groups: dict[Wish, list[int]] = {}
+        groups: dict[GenerationRequest, list[int]] = {}
         for number, request in enumerate(requests):
             groups.setdefault(self._wish(request.args[1]), []).append(number)
         texts, done = [""] * len(requests), 0
@@ -121,24 +125,26 @@ class HarnessModel(TemplateLM):
     def apply_chat_template(self, chat_history: Messages, add_generation_prompt: bool = True) -> str:
         if self._language.render is None:
             raise UserError(
+                "E-EVAL-001",
                 "--chat: this model has no chat template",
-                why="neither its tokenizer_config.json nor a chat_template.jinja gives one",
-                fix="leave --chat out",
+                why="neither its tokenizer_config.json nor a chat_template.jinja has one",
+                fix="remove --chat",
             )
         text = self._language.render(chat_history, add_generation_prompt)
         if add_generation_prompt or not chat_history:
             return text
-        last = chat_history[-1]["content"].strip()  # the answer has begun and is to go on
+        last = chat_history[-1]["content"].strip()  # the model must continue this answer, so remove the end of the turn
         return text[: text.rindex(last) + len(last)]
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
         return self._language.chat_template if chat_template else None
 
-    def _wish(self, given: dict[str, Any]) -> Wish:
+    def _wish(self, given: dict[str, Any]) -> GenerationRequest:
+        """Return the generation settings of a task. Raise a UserError for one that forerun does not support."""
         asked = dict(normalize_gen_kwargs(given, self.max_gen_toks))
         stop = handle_stop_sequences(asked.pop("until", None), eos=None)
         temperature = float(asked.pop("temperature", 0.0))
-        wish = Wish(
+        wish = GenerationRequest(
             max_tokens=asked.pop("max_gen_toks"),
             stop=tuple(text for text in stop if text),
             temperature=temperature if asked.pop("do_sample", False) else 0.0,
@@ -148,19 +154,21 @@ class HarnessModel(TemplateLM):
         for key, value in asked.items():
             if WITHOUT_EFFECT.get(key) != value:
                 raise UserError(
+                    "E-EVAL-002",
                     f"a task wants {key}={value} for its answers",
                     why="forerun chooses tokens by temperature, top_k and top_p only",
-                    fix="take it out of the task's generation_kwargs, or choose another task",
+                    fix="remove it from the task's generation_kwargs, or choose another task",
                 )
         return wish
 
-    def _room(self, wish: Wish) -> int:
-        """Tokens of a prompt that leave space for the answer."""
+    def _room(self, wish: GenerationRequest) -> int:
+        """Return the number of prompt tokens that leave space for the answer."""
         room = self.max_length - wish.max_tokens
         if room < 1:
             raise UserError(
+                "E-EVAL-003",
                 f"a task wants {wish.max_tokens} new tokens, the context has {self.max_length}",
-                why="nothing of the prompt would be left",
-                fix=f"--context {2 * wish.max_tokens}, or a smaller max_gen_toks in the task",
+                why="the context would have no space for the prompt",
+                fix=f"set --context {2 * wish.max_tokens}, or a smaller max_gen_toks in the task",
             )
         return room

@@ -1,4 +1,4 @@
-"""What lm-eval's tasks need beside scores: text to tokens and back, and how tokens are to be chosen."""
+"""The tokenizer functions and generation settings that tasks of lm-eval need."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Wish:
-    """How a task wants its answers written. Temperature 0 takes the likeliest token."""
+class GenerationRequest:
+    """Generation settings of a task. Temperature 0 chooses the most probable token."""
 
     max_tokens: int
     stop: tuple[str, ...]
@@ -19,20 +19,20 @@ class Wish:
     top_p: float | None = None
 
 
-# Tokens that follow each prompt, until the end token, a stop text (which may be among them) or the most that may be.
-Generate = Callable[[Sequence[Sequence[int]], Wish], list[list[int]]]
+# Returns the new tokens of each prompt, until the end token, a stop text (which may be included) or the maximum number.
+Generate = Callable[[Sequence[Sequence[int]], GenerationRequest], list[list[int]]]
 
 
 @dataclass(frozen=True)
 class Language:
-    """A tokenizer, as functions. No function adds special tokens by itself."""
+    """A tokenizer as functions, which do not add special tokens."""
 
     name: str
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
     eos: int
-    prefix: int  # stands before a text that has nothing before it: the beginning token, else the end token
+    prefix: int  # the context of a text without one: the beginning token, or else the end token
     prefix_text: str | None = None
-    opening: tuple[int, ...] = ()  # what the tokenizer puts before every text
+    opening: tuple[int, ...] = ()  # ids that the tokenizer adds before every text
     chat_template: str | None = None
-    render: Callable[[Messages, bool], str] | None = None  # (messages, whether the answer is to begin) -> text
+    render: Callable[[Messages, bool], str] | None = None  # (messages, whether to add a generation prompt) -> text

@@ -1,4 +1,4 @@
-"""Loss on held-out rows, by the same objective that training makes small."""
+"""Loss on held-out text, computed by the same next-token objective as in training."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from forerun.objectives.next_token import NextToken
 
 
 @dataclass(frozen=True)
-class HeldOut:
-    """What all predicted tokens cost together, and of how much text they are."""
+class HeldOutText:
+    """The loss on held-out text."""
 
-    nats: float
-    tokens: int
+    nats: float  # negative log-likelihood of all predicted tokens
+    tokens: int  # predicted tokens
     text_bytes: int
 
     @property
     def loss(self) -> float:
-        """Nats per token."""
+        """The loss in nats per token."""
         return self.nats / self.tokens
 
     @property
@@ -40,7 +40,7 @@ class HeldOut:
 
     @property
     def bits_per_byte(self) -> float:
-        """Comparable between tokenizers."""
+        """The loss in bits per byte of text, which is comparable between tokenizers."""
         return self.nats / math.log(2) / self.text_bytes
 
 
@@ -53,8 +53,21 @@ def held_out(
     *,
     text_bytes: int,
     done: Callable[[], None] | None = None,
-) -> HeldOut:
-    """The loss of batches [B, S] of one shape, B being what the mesh splits evenly. `done` is called after each."""
+) -> HeldOutText:
+    """Return the loss on batches of held-out text.
+
+    Args:
+        model: The model.
+        params: Parameters with their stored sharding.
+        mesh: The device mesh.
+        compute: The settings of the computation.
+        batches: Batches [B, S], all of one shape. The mesh must divide B evenly.
+        text_bytes: The size of the text.
+        done: A function that is called after each batch.
+
+    Raises:
+        UserError: The loss is not finite, or there is no token to predict.
+    """
     parts = math.prod(mesh.shape.get(axis, 1) for axis in BATCH_AXES)
 
     def sums(params: Any, batch: Batch[jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -75,10 +88,13 @@ def held_out(
             done()
     if not math.isfinite(nats):
         raise UserError(
+            "E-EVAL-004",
             "the loss on held-out text is not finite",
             why="the weights hold NaN or infinity, or overflow the dtype",
-            fix="try --dtype float32; if it stays, the checkpoint itself is broken",
+            fix="try --dtype float32; if the error remains, the checkpoint itself is broken",
         )
     if not tokens:
-        raise UserError("no token to predict", why="every document has only one token", fix="give more text")
-    return HeldOut(nats, round(tokens), text_bytes)
+        raise UserError(
+            "E-EVAL-005", "no token to predict", why="every document has only one token", fix="give more text"
+        )
+    return HeldOutText(nats, round(tokens), text_bytes)

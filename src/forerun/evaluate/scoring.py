@@ -1,6 +1,7 @@
-"""How likely given tokens are after given contexts, on any mesh. B rows, S places, C chunk of them, E embed, V vocab.
+"""Log-probabilities of given tokens after given contexts, on any mesh.
 
-Requests are sorted into buckets of length, each compiled once. Logits exist for a chunk of the places at a time.
+B rows, S positions, C chunk of positions, E embed, V vocab. Requests are sorted into length buckets, and a program is
+compiled once per bucket. Logits are computed for one chunk of positions at a time.
 """
 
 from __future__ import annotations
@@ -25,31 +26,35 @@ from forerun.nn.sharding import BATCH_AXES, batched, constrain
 from forerun.objectives.cross_entropy import chunk_length
 
 SHORTEST = 32
-LOGITS_BYTES = 256 << 20  # of one device, at a time
+LOGITS_BYTES = 256 << 20  # limit for the logits of a chunk on one device
 
 Request = tuple[Sequence[int], Sequence[int]]  # context, continuation
-Progress = Callable[[int, int], None]  # (done, of how many); first with 0
+OnProgress = Callable[[int, int], None]  # (done, total); first called with 0 done
 
 
 @dataclass(frozen=True)
 class Score:
-    """Of one continuation. `is_greedy`: taking the likeliest token each time would have written it."""
+    """The score of one continuation."""
 
     logprobs: tuple[float, ...]  # nats, one per token
-    is_greedy: bool
+    is_greedy: bool  # whether greedy decoding would generate this continuation
 
     @property
     def logprob_sum(self) -> float:
+        """The log-probability of the continuation, in nats."""
         return math.fsum(self.logprobs)
 
 
 class Scorer:
-    """A model on its devices, asked for probabilities.
+    """A model on its devices that scores given tokens.
 
     Args:
-      params: arrays as they are stored on the mesh.
-      rows: requests that are computed together; rounded up to what the mesh splits evenly.
-      context: the longest input in tokens; older tokens of a longer one are left out.
+        model: The model.
+        params: Parameters with their stored sharding.
+        mesh: The device mesh.
+        compute: The settings of the computation.
+        rows: Requests per batch, rounded up to a multiple that the mesh divides evenly.
+        context: The longest input in tokens. The oldest tokens of a longer input are dropped.
     """
 
     def __init__(
@@ -62,8 +67,16 @@ class Scorer:
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._program = jax.jit(self._scored, out_shardings=(everywhere, everywhere))
 
-    def token_logprobs(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Score]:
-        """A score for each request, in their order. The longest are computed first."""
+    def token_logprobs(self, requests: Sequence[Request], progress: OnProgress | None = None) -> list[Score]:
+        """Return a score for each request, in the order of the requests. The longest are computed first.
+
+        Args:
+            requests: Pairs of context and continuation, as ids.
+            progress: A function that is called with the number of finished and of all requests.
+
+        Raises:
+            UserError: A request has no tokens, is too long or has unknown ids, or the logits are not finite.
+        """
         rows = [self._row(number, *request) for number, request in enumerate(requests)]
         scores: list[Score | None] = [None] * len(rows)
         done = 0
@@ -81,31 +94,37 @@ class Scorer:
         return [score for score in scores if score is not None]
 
     def _row(self, number: int, context: Sequence[int], continuation: Sequence[int]) -> _Row:
-        """The last tokens that fit: of each, all but the last are read, and all but the first can be scored."""
+        """Return the inputs and targets of a request, truncated to the last tokens that fit the context."""
         if not context or not continuation:
             missing = "continuation" if context else "context"
             raise UserError(
+                "E-EVAL-006",
                 f"request {number + 1}: its {missing} has no tokens",
-                why="a probability is that of a token after another one",
-                fix="look at the text of the task: the tokenizer must find a token on both sides of the border",
+                why="a score is the probability of at least one token after at least one other",
+                fix="check the text of the task: both its context and its continuation need at least one token",
             )
         if len(continuation) > self.context:
             raise UserError(
-                f"request {number + 1}: {len(continuation)} tokens are to be scored, {self.context} can be read",
-                why="the tokens that are scored must fit into one context",
-                fix=f"--context {len(continuation)}, if the model was trained for so many; otherwise another task",
+                "E-EVAL-007",
+                f"request {number + 1}: the continuation has {len(continuation)} tokens, the context {self.context}",
+                why="all tokens that are scored must fit into one context",
+                fix=f"set --context {len(continuation)} if the model was trained for it, or choose another task",
             )
         whole = [*context, *continuation][-(self.context + 1) :]
         if max(whole) >= self.model.vocab or min(whole) < 0:
             raise UserError(
+                "E-EVAL-008",
                 f"request {number + 1} has the token {max(whole)}",
-                why=f"the model knows {self.model.vocab}: its tokenizer belongs to another model",
+                why=f"the vocabulary has {self.model.vocab} tokens: the tokenizer belongs to another model",
                 fix="use the tokenizer.json that came with the weights",
             )
         return _Row(whole[:-1], whole[1:], len(continuation))
 
     def _computed(self, rows: Sequence[_Row]) -> Iterator[tuple[list[int], NDArray[Any], NDArray[Any]]]:
-        """Request numbers with their arrays [B, S]. While one batch is looked at, the next is computed."""
+        """Yield the request numbers of each batch with its arrays [B, S].
+
+        The devices compute the next batch while the caller processes this one.
+        """
         waiting: tuple[list[int], jax.Array, jax.Array] | None = None
         for numbers, length in _batches(rows, self.rows):
             ahead = (numbers, *self._launched([rows[number] for number in numbers], length))
@@ -116,6 +135,7 @@ class Scorer:
             yield waiting[0], np.asarray(waiting[1]), np.asarray(waiting[2])
 
     def _launched(self, rows: Sequence[_Row], length: int) -> tuple[jax.Array, jax.Array]:
+        """Start the computation of a batch, and return its arrays without waiting for them."""
         tokens, targets = (np.zeros((self.rows, length), np.int32) for _ in range(2))
         lengths = np.zeros(self.rows, np.int32)
         for place, row in enumerate(rows):
@@ -143,17 +163,19 @@ class Scorer:
 
 @dataclass(frozen=True)
 class _Row:
+    """The tokens of one request."""
+
     inputs: list[int]
     targets: list[int]
-    scored: int  # of the last targets
+    scored: int  # number of targets at the end that are scored
 
 
 def token_scores(out: Readout, targets_BS: jax.Array, chunk: int) -> tuple[jax.Array, jax.Array]:
-    """[B, S]: the log-probability of each target in float32, and whether it is the likeliest token."""
+    """Return the log-probability of each target in float32, and whether it is the most probable token, both [B, S]."""
     B, S = targets_BS.shape
     if S % chunk:
         raise ValueError(f"{S} places do not divide into chunks of {chunk}")
-    hidden_BSE = constrain(out.hidden_BSE, "BXE")  # chunks are cut along S, so no device may hold a part of it
+    hidden_BSE = constrain(out.hidden_BSE, "BXE")  # chunks are cut along S, so S must not be split (X is never split)
 
     def one(piece: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         hidden_BCE, targets_BC = piece
@@ -172,7 +194,10 @@ def token_scores(out: Readout, targets_BS: jax.Array, chunk: int) -> tuple[jax.A
 
 
 def _batches(rows: Sequence[_Row], size: int) -> Iterator[tuple[list[int], int]]:
-    """(request numbers, padded length) of each batch, the longest first: what does not fit fails at once."""
+    """Yield the request numbers and the padded length of each batch.
+
+    The longest come first, so that a batch that does not fit in memory fails immediately.
+    """
     buckets: defaultdict[int, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         buckets[length_bucket(len(row.inputs), SHORTEST)].append(number)
@@ -185,7 +210,8 @@ def _batches(rows: Sequence[_Row], size: int) -> Iterator[tuple[list[int], int]]
 def _require_finite(logprobs: Sequence[float]) -> None:
     if not all(math.isfinite(value) for value in logprobs):
         raise UserError(
+            "E-EVAL-009",
             "the model's logits are not finite",
             why="its weights hold NaN or infinity, or overflow the dtype",
-            fix="try --dtype float32; if it stays, the checkpoint itself is broken",
+            fix="try --dtype float32; if the error remains, the checkpoint itself is broken",
         )

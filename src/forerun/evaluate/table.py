@@ -1,4 +1,7 @@
-"""The results of tasks as lm-eval shows them. Its own printer is not used: it may fork beside the devices' threads."""
+"""The result table of tasks, in the format of lm-eval.
+
+The printer of lm-eval is not used, because it may fork a process, which is not safe with the threads of the devices.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ NOT_METRICS = ("alias", "name", "sample_len", "sample_count")
 
 
 def results_table(results: Mapping[str, Any]) -> str:
-    """Markdown, a line per metric; the tasks of a group stand below it, indented."""
+    """Return a Markdown table with a line per metric. The tasks of a group are below it, indented."""
     lines: list[tuple[str, ...]] = []
     for name, depth in _order(results):
         lines += _metric_lines(results, name, depth)
@@ -40,7 +43,7 @@ def _metric_lines(results: Mapping[str, Any], name: str, depth: int) -> list[tup
 
 
 def _order(results: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """(name, depth), each group before what is in it."""
+    """Return the name and depth of each group and task, with each group before its members."""
     inside: Mapping[str, list[str]] = results.get("group_subtasks", {})
     known = {*results["results"], *results.get("groups", {})}
     order: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""Tasks of lm-eval, by name or from YAML files, run on a model of ours."""
+"""Runs tasks of lm-eval, given by name or as YAML files, on a model of forerun."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ from typing import Any
 
 from forerun.errors import UserError, did_you_mean
 from forerun.evaluate.language import Generate, Language
-from forerun.evaluate.scoring import Progress, Scorer
+from forerun.evaluate.scoring import OnProgress, Scorer
 from forerun.evaluate.table import results_table
 from forerun.installation import install_command
 
-BOOTSTRAP = 1000  # resamplings for the standard error of metrics that have no formula for it
+BOOTSTRAP = 1000  # bootstrap samples for the standard error of metrics without a formula for it
 TO_SHOW = ("results", "groups", "group_subtasks", "versions", "n-shot", "n-samples", "higher_is_better")
 
 
 @dataclass(frozen=True)
 class TaskResults:
+    """The results of tasks, as a table and as values."""
+
     table: str
-    values: dict[str, Any]  # as lm-eval gives them, without its samples
+    values: dict[str, Any]  # results of lm-eval, without its samples
 
 
-def require_harness() -> None:
+def require_lm_eval() -> None:
+    """Raise a UserError if lm-eval is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UserError(
+            "E-EVAL-010",
             "--tasks needs lm-eval",
-            why="it brings the tasks and their metrics, and is not installed",
+            why="this package, which has the tasks and their metrics, is not installed",
             fix=install_command("eval"),
         )
 
@@ -45,10 +49,23 @@ def run_tasks(
     *,
     limit: int | None = None,
     chat: bool = False,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> TaskResults:
-    """`names` are tasks, groups or tags of lm-eval, YAML files, or folders of them; `limit` examples of each."""
-    require_harness()
+    """Run tasks of lm-eval, and return their results.
+
+    Args:
+        names: Tasks, groups or tags of lm-eval, YAML files, or folders of YAML files.
+        scorer: The model, for log-probabilities.
+        language: The tokenizer.
+        generate: The function that generates answers.
+        limit: The number of examples of each task, or None for all.
+        chat: Whether to apply the chat template.
+        progress: A function that is called with the number of finished and of all requests.
+
+    Raises:
+        UserError: lm-eval is not installed, or a task is unknown, cannot be loaded, or runs code of the model.
+    """
+    require_lm_eval()
     with _quiet_harness():
         import lm_eval
 
@@ -68,7 +85,10 @@ def run_tasks(
 
 
 def _tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
-    """lm-eval's own tasks are looked through only if one of them is named: there are thousands."""
+    """Return the task manager and the loaded tasks.
+
+    The built-in tasks of lm-eval are indexed only if one of them is named, because there are thousands.
+    """
     from lm_eval.tasks import TaskManager
 
     folders = [Path(name) for name in names if Path(name).is_dir()]
@@ -76,7 +96,10 @@ def _tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
     own = TaskManager(include_defaults=False, include_path=[str(folder) for folder in folders]).all_tasks
     if folders and not own:
         raise UserError(
-            f"{folders[0]} holds no task", why="no YAML file in it says `task: NAME`", fix="see docs/eval.md"
+            "E-EVAL-011",
+            f"{folders[0]} contains no task",
+            why="no YAML file in it has a line `task: NAME`",
+            fix="see docs/eval.md",
         )
     plain = [name for name in names if Path(name) not in (*folders, *files)]
     manager = TaskManager(include_defaults=bool(plain), include_path=[str(folder) for folder in folders] or None)
@@ -84,17 +107,19 @@ def _tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
         if name not in manager.all_tasks:
             near = did_you_mean(name, manager.all_tasks)
             raise UserError(
+                "E-EVAL-012",
                 f"unknown task '{name}'",
-                why="lm-eval has none of this name, and it is no YAML file and no folder",
+                why="lm-eval has no task of this name, and it is not a YAML file or a folder",
                 fix=f"did you mean '{near}'?" if near else "see all names: lm-eval ls tasks",
             )
     loaded: list[Any] = []
     for name in (*plain, *map(str, files), *own):
         try:
             built = manager.load([name])
-        except Exception as error:  # of a dozen libraries, for want of a file, a network or a right word
+        except Exception as error:  # many libraries can fail here: files, network, YAML
             text = str(error).strip() or type(error).__name__
             raise UserError(
+                "E-EVAL-013",
                 f"task '{name}' cannot be loaded",
                 why=text.splitlines()[0],
                 fix="its data must be in the cache, on the network or in a local file: see docs/eval.md",
@@ -106,32 +131,37 @@ def _tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
 
 
 def _require_harmless(tasks: dict[str, Any]) -> None:
+    """Raise a UserError for a task that runs the answers of the model as code."""
     for name, task in tasks.items():
         if getattr(task, "UNSAFE_CODE", False):
             raise UserError(
+                "E-EVAL-014",
                 f"task '{name}' runs the model's answers as code",
-                why="what a model writes is not safe to run on this machine",
+                why="code that a model writes is not safe to run on this machine",
                 fix="choose another task; or export the model and run lm-eval yourself in a sandbox",
             )
 
 
 def _is_inner(item: Any, built: Any) -> bool:
-    """Whether another group of the same answer holds it already."""
+    """Return whether another group that was loaded with it already contains it."""
     return any(getattr(item, "name", None) in children for children in (built["group_map"] or {}).values())
 
 
 def _is_yaml(name: str) -> bool:
+    """Return whether the name is a YAML file. Raise a UserError if that file does not exist."""
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         return False
     if not path.is_file():
-        raise UserError(f"--tasks: {name} does not exist", why=f"looked for {path.absolute()}", fix="mend the path")
+        raise UserError(
+            "E-EVAL-015", f"--tasks: {name} does not exist", why=f"looked for {path.absolute()}", fix="correct the path"
+        )
     return True
 
 
 @contextlib.contextmanager
 def _quiet_harness() -> Iterator[None]:
-    """Standard output stays ours; no process is forked beside the threads of the devices."""
+    """Redirect the output of lm-eval to stderr, hide its log, and keep it from forking beside the device threads."""
     before = os.environ.get("DISABLE_MULTIPROC")
     os.environ["DISABLE_MULTIPROC"] = "1"
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Text from a trained model: a key/value cache, one compiled program per bucket of lengths, and token after token.
+"""Text generation with a key/value cache and one compiled program per length bucket.
 
-Knows models and arrays; tokenizers and files only as functions handed in.
+Depends on models and arrays only. Tokenizers and files are passed in as functions.
 """

@@ -1,6 +1,6 @@
-"""The compiled half of generation: prompts into the cache, then one token per row and step, on any mesh.
+"""The device side of generation: reads prompts into the cache, then computes one token per row and step, on any mesh.
 
-Each program is compiled once per bucket of lengths. B rows, T new tokens, S places of the cache, V vocabulary.
+Each program is compiled once per length bucket. B rows, T new tokens, S slots of the cache, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from numpy.typing import NDArray
 from forerun.errors import UserError
 from forerun.generate.buckets import CHUNK, SHORTEST, prompt_chunks, row_bucket
 from forerun.generate.sampling import Rule, Sampling, choose
-from forerun.generate.uncached import Recomputing
-from forerun.models.base import Model, Readout
+from forerun.generate.uncached import UncachedModel
+from forerun.models.base import Model, Readout, capabilities_of
 from forerun.nn import spec
-from forerun.nn.cache import Cache
 from forerun.nn.compute import Compute
+from forerun.nn.kv_cache import Cache
 from forerun.nn.lengths import length_bucket
-from forerun.nn.rope import LongRope
 from forerun.nn.sharding import ACTIVATIONS, BATCH_AXES, partition
 
 
 class CachedModel(Model, Protocol):
-    """A model that can be asked for one token after the other."""
+    """A model with a cache of earlier tokens, which can compute new tokens alone."""
 
     def cache(self, rows: int, length: int, dtype: Any) -> Any:
-        """A tree of ParamSpec."""
+        """Return the cache for `rows` texts of up to `length` tokens, as a tree of ParamSpec."""
 
     def extend(
         self, params: Any, tokens_BT: jax.Array, positions_BT: jax.Array, cache: Any, compute: Compute
@@ -42,7 +41,7 @@ class CachedModel(Model, Protocol):
 
 @dataclass(frozen=True)
 class Settings:
-    """What is asked for. The same seed gives the same tokens, whatever else is in the batch."""
+    """Settings of a generation. The same seed gives the same tokens, regardless of the other rows in the batch."""
 
     max_tokens: int = 128
     sampling: Sampling = Sampling()
@@ -51,30 +50,35 @@ class Settings:
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
             raise UserError(
-                f"{self.max_tokens} tokens are nothing to generate", why="at least one is needed", fix="such as 128"
+                "E-GENERATE-001",
+                f"cannot generate {self.max_tokens} tokens",
+                why="the number of tokens must be at least 1",
+                fix="set it to a positive number, such as 128",
             )
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a stream stands on the devices: each row's newest token, its place, and all keys and values before it."""
+class DevicePlace:
+    """The state of a stream on the devices."""
 
-    tokens_B: jax.Array
-    positions_B: jax.Array
-    cache: Any
-    length: int  # places in the cache
+    tokens_B: jax.Array  # the newest token of each row
+    positions_B: jax.Array  # its position
+    cache: Any  # keys and values of all earlier tokens
+    length: int  # slots of the cache
 
 
 class Engine:
-    """A model on its devices.
+    """A model on its devices, with the compiled programs for generation.
 
     Args:
-      model: with `cache` and `extend` beside `apply`, or else every token is computed from the whole text.
-      params: arrays as they are stored on the mesh, in the computing dtype.
-      eos: ids that end a row.
-      vocab: ids of the tokenizer; the model may have more, which are never chosen.
-      consume: `params` belong to the engine and may be deleted. On a single CPU device their layers are then taken
-        apart, which makes a decoded token faster and takes longer to compile.
+        model: The model. Without `cache` and `extend`, every token is computed from the complete text.
+        params: Parameters with their stored sharding, in the compute dtype.
+        mesh: The device mesh.
+        compute: The settings of the computation.
+        eos: Token ids that end a row.
+        vocab: The number of ids of the tokenizer. Further ids of the model are never chosen.
+        consume: Whether the engine may delete `params`. On a single CPU device it then separates their layers. This
+            makes decoding faster and compilation slower.
     """
 
     def __init__(
@@ -93,8 +97,8 @@ class Engine:
         self._apart = consume and unstacked is not None and mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
         self.params = unstacked(params) if unstacked is not None and self._apart else params
         self.eos, self.vocab = eos, min(vocab, model.vocab)
-        self.positions: int | None = getattr(getattr(model, "config", None), "positions", None)
-        self.switch = _switch(model)
+        capabilities = capabilities_of(model)
+        self.positions, self.switch = capabilities.positions, capabilities.rope_switch
         self._everywhere = NamedSharding(mesh, PartitionSpec())
         cache = spec.map_specs(self._laid_out, self._cache_specs(self._row_multiple, length_bucket(1, SHORTEST)))
         results = (self._everywhere, self._everywhere, cache)
@@ -105,33 +109,47 @@ class Engine:
         self._grow = jax.jit(self._longer_cache, static_argnames=("rows", "length"), out_shardings=cache)
 
     def rows(self, count: int) -> int:
-        """Rows of a batch that holds so many."""
+        """Return the number of rows of a batch for `count` prompts, including padding."""
         return row_bucket(count, self._row_multiple)
 
     def check(self, prompt: Sequence[int], name: str) -> None:
-        """Whether a prompt can be continued; `name` is how the error speaks of it."""
+        """Raise a UserError if a prompt cannot be continued. `name` refers to the prompt in the error."""
         if not prompt:
-            raise UserError(f"{name} is empty", why="there is no token to go on from", fix="write at least one word")
+            raise UserError(
+                "E-GENERATE-002",
+                f"{name} is empty",
+                why="the model needs at least one token to continue from",
+                fix="write at least one word",
+            )
         if self.positions is not None and len(prompt) > self.positions:
             raise UserError(
+                "E-GENERATE-003",
                 f"{name} has {len(prompt)} tokens",
-                why=f"this model knows {self.positions} positions and no more",
+                why=f"this model has only {self.positions} positions",
                 fix=f"shorten it to fewer than {self.positions} tokens, or use a model with a longer context",
             )
         if max(prompt) >= self.model.vocab:
             raise UserError(
+                "E-GENERATE-004",
                 f"{name} has the token {max(prompt)}",
-                why=f"the model knows {self.model.vocab}: its tokenizer belongs to another model",
+                why=f"the vocabulary has {self.model.vocab} tokens: the tokenizer belongs to another model",
                 fix="use the tokenizer.json that came with the weights",
             )
 
     def put(self, array: Any) -> jax.Array:
-        """A small array, whole on every device."""
+        """Return a small array, replicated on every device."""
         return jax.device_put(array, self._everywhere)
 
-    def begin(self, sequences: Sequence[Sequence[int]], room: int, chooser: Chooser) -> Place:
-        """All rows read into a fresh cache, with `room` for more, and the token that follows each."""
+    def begin(self, sequences: Sequence[Sequence[int]], room: int, chooser: Chooser) -> DevicePlace:
+        """Read all sequences into a new cache, and choose the next token of each.
+
+        Args:
+            sequences: The tokens of each row.
+            room: Free slots in the cache after the longest sequence.
+            chooser: The rule for choosing tokens.
+        """
         rows, lengths = len(sequences), [len(sequence) for sequence in sequences]
+        # With LongRope the length of a row decides its rotation, so each row must be read in one chunk.
         chunk = max(CHUNK, max(lengths)) if self.switch is not None else CHUNK
         chunks, size = prompt_chunks(max(lengths), chunk)
         padded = np.zeros((rows, chunks * size), np.int32)
@@ -141,7 +159,7 @@ class Engine:
         last_B = self.put(np.asarray(lengths, np.int32) - 1)
         tokens_B = self.put(np.zeros(rows, np.int32))
         with jax.set_mesh(self.mesh):
-            # Our own models read the first chunk without a cache: there is nothing in it yet.
+            # Built-in models read the first chunk without a cache, because it would be empty. Others get zeros.
             cache = (
                 None if isinstance(self._cache_specs(rows, length), Cache) else self._empty(rows=rows, length=length)
             )
@@ -149,10 +167,17 @@ class Engine:
                 piece, first = self.put(padded[:, start : start + size]), self.put(np.int32(start))
                 prompts = (self.params, piece, first, last_B, tokens_B, cache)
                 tokens_B, positions_B, cache = self.read(*prompts, *chooser.arguments, rule=chooser.rule, length=length)
-        return Place(tokens_B, positions_B, cache, length)
+        return DevicePlace(tokens_B, positions_B, cache, length)
 
-    def advance(self, place: Place, furthest: int, alive_B: jax.Array, chooser: Chooser) -> Place:
-        """One more token per row; only living rows move on. `furthest` is the place of the newest token of any."""
+    def advance(self, place: DevicePlace, furthest: int, alive_B: jax.Array, chooser: Chooser) -> DevicePlace:
+        """Compute one more token per row.
+
+        Args:
+            place: The state after the last step.
+            furthest: The largest position of a newest token. The cache grows if it has no slot for it.
+            alive_B: The rows that continue. The positions of the other rows do not change.
+            chooser: The rule for choosing tokens.
+        """
         cache, length = place.cache, place.length
         with jax.set_mesh(self.mesh):
             if furthest >= length:
@@ -161,7 +186,7 @@ class Engine:
             tokens_B, positions_B, cache = self.step(
                 self.params, place.tokens_B, place.positions_B, alive_B, cache, *chooser.arguments, rule=chooser.rule
             )
-        return Place(tokens_B, positions_B, cache, length)
+        return DevicePlace(tokens_B, positions_B, cache, length)
 
     def _read(
         self,
@@ -178,14 +203,15 @@ class Engine:
         rule: Rule,
         length: int,
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """Read a chunk of all prompts. Rows that end in it get their next token, the others keep `chosen_B`.
+        """Read a chunk of all prompts; return the chosen tokens, their positions and the cache.
 
-        Without a cache it is the first chunk, which makes one with `length` places.
+        Rows that end in this chunk get their next token; the others keep `chosen_B`. If `cache` is None, this is the
+        first chunk, and a cache with `length` slots is created.
         """
         B, T = tokens_BT.shape
         before = self._empty_cache(rows=B, length=0) if cache is None else cache
         ahead_B = jnp.maximum(last_B - start, 0)
-        # Padding repeats the last position: it stays within the model's positions and lengthens no row.
+        # Padding repeats the last position, so that it never exceeds the model's positions or makes a row longer.
         positions_BT = start + jnp.minimum(jnp.arange(T, dtype=jnp.int32), ahead_B[:, None])
         readout, after = self.model.extend(params, tokens_BT, positions_BT, before, self.compute)
         cache = self._longer_cache(after, rows=B, length=length) if cache is None else after
@@ -208,6 +234,7 @@ class Engine:
         *,
         rule: Rule,
     ) -> tuple[jax.Array, jax.Array, Any]:
+        """Compute the next token of each row; return the tokens, their positions and the cache."""
         known_B1 = jnp.maximum(tokens_B, 0)[:, None]
         readout, cache = self.model.extend(params, known_B1, positions_B[:, None], cache, self.compute)
         next_B = self._chosen(readout, positions_B + 1, seed, rows_B, temperature, rule)
@@ -216,7 +243,7 @@ class Engine:
     def _chosen(
         self, readout: Readout, places_B: jax.Array, seed: jax.Array, rows_B: jax.Array, temperature: Any, rule: Rule
     ) -> jax.Array:
-        """The key of a token comes from the seed, its row and its place alone."""
+        """Return the next token of each row. Its random key depends only on the seed, the row and the position."""
         fold = jax.vmap(jax.random.fold_in)
         keys_B = fold(jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(rows_B), places_B)
         return choose(readout.logits()[:, 0], keys_B, temperature, rule, self.vocab)
@@ -243,7 +270,7 @@ class Engine:
 
 
 class Chooser:
-    """How the tokens of one stream are chosen, on the devices."""
+    """The sampling rule of one stream, with its arguments on the devices."""
 
     def __init__(self, engine: Engine, settings: Settings, rows: NDArray[np.uint32]) -> None:
         sampling = settings.sampling
@@ -255,17 +282,6 @@ class Chooser:
         )
 
 
-def has_cache(model: Model) -> bool:
-    """Return whether a model gives one token after the other without reading the text before it again."""
-    return hasattr(model, "cache") and hasattr(model, "extend")
-
-
 def _cached(model: Model) -> CachedModel:
-    return model if has_cache(model) else Recomputing(model)  # type: ignore[return-value]
-
-
-def _switch(model: Model) -> int | None:
-    """The length beyond which rotary positions change for the whole row, earlier tokens included (LongRope)."""
-    kinds = getattr(getattr(model, "config", None), "layer_kinds", ())
-    found = {kind.rope.scaling.original for kind in kinds if kind.rope and isinstance(kind.rope.scaling, LongRope)}
-    return min(found, default=None)
+    """Return `model` if it has a cache, or a wrapper that reads the complete text again for every token."""
+    return model if capabilities_of(model).has_cache else UncachedModel(model)  # type: ignore[return-value]

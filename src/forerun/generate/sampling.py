@@ -1,6 +1,6 @@
-"""Which token comes next: the likeliest, or a random one of those that temperature, top-k and top-p leave.
+"""Choice of the next token: greedy, or random sampling with temperature, top-k and top-p.
 
-B rows, V vocabulary. In the order of transformers: temperature, then top-k, then top-p.
+B rows, V vocabulary. The order is that of transformers: temperature, then top-k, then top-p.
 """
 
 from __future__ import annotations
@@ -13,12 +13,15 @@ import numpy as np
 
 from forerun.errors import UserError
 
-NOT_A_NUMBER = -1  # chosen where the logits are not finite
+NOT_A_NUMBER = -1  # the result for a row whose logits are not finite
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Temperature 0 takes the likeliest token. `top_k` and `top_p` narrow the choice; None leaves it open."""
+    """Settings of random sampling.
+
+    Temperature 0 chooses the most probable token. `top_k` and `top_p` restrict the choice, unless they are None.
+    """
 
     temperature: float = 0.8
     top_k: int | None = None
@@ -27,21 +30,29 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf"):
             raise UserError(
+                "E-GENERATE-005",
                 f"temperature {self.temperature} cannot be used",
-                why="it divides the logits: 0 takes the likeliest token, 1 samples what the model says",
-                fix="a number from 0 to about 2",
+                why="it divides the logits: 0 takes the likeliest token, 1 keeps the probabilities of the model",
+                fix="use a number from 0 to about 2",
             )
         if self.top_k is not None and self.top_k < 1:
             raise UserError(
-                f"top-k {self.top_k} leaves no token", why="it is how many tokens may be chosen", fix="1 or more"
+                "E-GENERATE-006",
+                f"top-k {self.top_k} leaves no token",
+                why="it is the number of tokens to choose from",
+                fix="use 1 or more",
             )
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise UserError(
-                f"top-p {self.top_p} is not a share of probability", why="it is above 0, at most 1", fix="such as 0.9"
+                "E-GENERATE-007",
+                f"top-p {self.top_p} is not a probability",
+                why="it must be above 0 and at most 1",
+                fix="use a value such as 0.9",
             )
 
     @property
     def rule(self) -> Rule:
+        """The settings for which a program is compiled."""
         if self.temperature == 0:
             return Rule(greedy=True)
         return Rule(False, self.top_k, None if self.top_p == 1 else self.top_p)
@@ -49,7 +60,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a program is compiled for; the temperature is one of its arguments."""
+    """Sampling settings for which a program is compiled. The temperature is an argument of the program instead."""
 
     greedy: bool
     top_k: int | None = None
@@ -57,22 +68,33 @@ class Rule:
 
 
 def choose(logits_BV: jax.Array, keys_B: jax.Array, temperature: jax.Array, rule: Rule, vocab: int) -> jax.Array:
-    """One token per row, each by its own key. Ids from `vocab` on only fill the embedding up: never chosen."""
+    """Return one token per row, [B], or NOT_A_NUMBER for a row whose logits are not finite.
+
+    Args:
+        logits_BV: The logits of the next token.
+        keys_B: A random key for each row.
+        temperature: The temperature; ignored if the rule is greedy.
+        rule: The sampling settings.
+        vocab: The number of real ids. Higher ids are padding of the embedding and are never chosen.
+    """
     real = jnp.arange(logits_BV.shape[-1]) < vocab
     logits_BV = jnp.where(real, logits_BV.astype(jnp.float32), -jnp.inf)
     highest_B1 = jnp.max(logits_BV, axis=-1, keepdims=True)
     if rule.greedy:
         chosen_B = jnp.argmax(logits_BV, axis=-1)
     else:
-        scaled_BV = (logits_BV - highest_B1) / temperature  # the highest is 0, however cold it is
+        scaled_BV = (logits_BV - highest_B1) / temperature  # the highest is 0 at any temperature
         chosen_B = jax.vmap(jax.random.categorical)(keys_B, narrowed(scaled_BV, rule))
     return jnp.where(jnp.isfinite(highest_B1[:, 0]), chosen_B.astype(jnp.int32), NOT_A_NUMBER)
 
 
 def narrowed(logits_BV: jax.Array, rule: Rule) -> jax.Array:
-    """Minus infinity for what top-k and top-p leave out. Equal logits stay or go together."""
+    """Return the logits with minus infinity for tokens that top-k and top-p exclude.
+
+    Tokens with equal logits are either all kept or all excluded.
+    """
     if rule.top_k is not None:
-        # Without the barrier the slice below is merged with that of the top_k, and a CPU sorts the whole vocabulary.
+        # Without the barrier, XLA merges the slice below with that of top_k, and a CPU sorts the complete vocabulary.
         best_BK, _ = jax.lax.optimization_barrier(jax.lax.top_k(logits_BV, min(rule.top_k, logits_BV.shape[-1])))
         logits_BV = jnp.where(logits_BV >= best_BK[:, -1:], logits_BV, -jnp.inf)
     if rule.top_p is not None:
@@ -82,10 +104,10 @@ def narrowed(logits_BV: jax.Array, rule: Rule) -> jax.Array:
 
 
 def _least_share(shares_BV: jax.Array, top_p: float) -> jax.Array:
-    """The largest share such that all from it on reach `top_p` together, [B, 1].
+    """Return the largest probability such that all tokens of at least that probability sum to `top_p`, [B, 1].
 
-    Found by halving, over the bits of a float: those of positive floats are in the order of their values, so 30 sums
-    are exact, where sorting a vocabulary takes many times as long.
+    This is a binary search over the bits of a float: positive floats have the same order as their bits as integers.
+    About 30 sums give the exact result, and sorting a vocabulary would take many times as long.
     """
 
     def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:

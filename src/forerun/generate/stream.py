@@ -1,4 +1,4 @@
-"""The host's half of generation: which rows live, when the cache must grow, and reading one step behind the devices."""
+"""The host side of generation: tracks which rows are done, and reads tokens one step behind the devices."""
 
 from __future__ import annotations
 
@@ -8,25 +8,37 @@ from typing import Literal
 import numpy as np
 
 from forerun.errors import UserError
-from forerun.generate.engine import Chooser, Engine, Place, Settings
+from forerun.generate.engine import Chooser, DevicePlace, Engine, Settings
 from forerun.generate.sampling import NOT_A_NUMBER
 
-ROOM = 256  # places kept free behind the longest prompt, so that short answers never outgrow their cache
+ROOM = 256  # free cache slots after the longest prompt, so that the cache does not grow for short answers
 
 Finish = Literal["eos", "length", "stopped"]
 
 
 class NotFinite(UserError):
-    """The logits of a row are NaN or infinite: there is no next token."""
+    """An error for logits that are NaN or infinite, so that no next token can be chosen."""
 
 
 class Stream:
-    """New tokens of several prompts, step by step: each item has one token per row, None for a row that is done.
+    """An iterator over the new tokens of several prompts: one token per row and step, None for a row that is done.
 
-    While the caller looks at one step's tokens the devices already work on the next. A row is done after an id
-    of `engine.eos` (which is not given out), after `max_tokens`, at the end of the model's positions, or when the
-    caller says `stop(row)`. `first_row` is the number of the first prompt in a longer list: a row's random numbers
-    depend on its number, not on its neighbours.
+    While the caller processes the tokens of a step, the devices already compute the next one. A row is done after:
+
+    - an id of `engine.eos`, which is not returned,
+    - `max_tokens` tokens,
+    - the last position of the model, or
+    - a call of `stop(row)`.
+
+    Args:
+        engine: The model.
+        prompts: The tokens of each prompt.
+        settings: The settings of the generation.
+        first_row: The number of the first prompt in a longer list. The random numbers of a row depend on its number.
+
+    Raises:
+        UserError: A prompt is empty, too long, or has ids outside the vocabulary.
+        NotFinite: The logits of a row are not finite (while iterating).
     """
 
     def __init__(
@@ -59,7 +71,7 @@ class Stream:
         return next(self._steps)
 
     def stop(self, row: int) -> None:
-        """No more tokens for this row."""
+        """Stop the generation of this row."""
         self._end(row, "stopped")
 
     def _end(self, row: int, why: Finish) -> None:
@@ -80,27 +92,32 @@ class Stream:
                 return
             place = ahead or self._engine.begin(self._sequences, room, self._chooser)
 
-    def _ahead(self, place: Place, given: int) -> Place | None:
-        """The next step, set off before this one is read; None where it is not wanted, or needs this one's tokens."""
+    def _ahead(self, place: DevicePlace, given: int) -> DevicePlace | None:
+        """Start the next step before the tokens of this one are read, and return its state.
+
+        Return None if no row continues, or if the next step needs the tokens of this one on the host.
+        """
         going_on = self._alive & (given + 1 < self._budget)
         if not going_on.any():
             return None
         places = self._prompt_lengths + given
         if self._engine.switch is not None and (places[going_on] == self._engine.switch).any():
-            return None  # all keys of such a row turn otherwise from here on: it is read again from the start
+            return None  # LongRope rotates all keys of such a row differently from here on: read it again
         if not np.array_equal(going_on, self._sent):
             self._sent, self._sent_B = going_on, self._engine.put(going_on)
         return self._engine.advance(place, int(places[going_on].max()), self._sent_B, self._chooser)
 
     def _accepted(self, tokens: np.ndarray[tuple[int], np.dtype[np.int32]], given: int) -> list[int | None]:
+        """Record the tokens of a step, and return them, with None for a row that is done."""
         out: list[int | None] = [None] * self._rows
         for row in np.flatnonzero(self._alive).tolist():
             token = int(tokens[row])
             if token == NOT_A_NUMBER:
                 raise NotFinite(
+                    "E-GENERATE-008",
                     "the model's logits are not finite",
                     why=f"row {row + 1}, after {given} tokens: its weights hold NaN or infinity, or overflow the dtype",
-                    fix="try --dtype float32; if it stays, the checkpoint itself is broken",
+                    fix="try --dtype float32; if the error remains, the checkpoint itself is broken",
                 )
             if token in self._engine.eos:
                 self._end(row, "eos")

@@ -1,20 +1,20 @@
-"""Tokens to text as they come: nothing is shown that a later token could still change or take back."""
+"""Incremental decoding of tokens to text. Text is returned only when later tokens cannot change it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # what a tokenizer makes of the first bytes of a character
-CONTEXT = 4  # tokens before, so that a tokenizer keeps the space in front of a word
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"  # a tokenizer decodes an incomplete character to this
+CONTEXT = 4  # earlier tokens that are decoded too, so that the tokenizer keeps the space before a word
 
 
 class TextStream:
     """The text of one row.
 
     Args:
-      decode: ids to text.
-      stop: texts that end the answer; they are not part of it.
-      prompt: the ids before, of which the last give the first token its context.
+        decode: A function from ids to text.
+        stop: Texts that end the answer. They are not part of it.
+        prompt: The ids of the prompt. The last ones are the context of the first token.
     """
 
     def __init__(
@@ -22,12 +22,12 @@ class TextStream:
     ) -> None:
         self._decode, self._stop = decode, tuple(text for text in stop if text)
         self._ids = list(prompt[-CONTEXT:])
-        self._from, self._upto = 0, len(self._ids)  # the context, and the ids whose text is out
-        self._held, self._over = "", False
-        self.stopped = False  # by one of the stop texts
+        self._from, self._upto = 0, len(self._ids)  # start of the context, and end of the ids whose text was returned
+        self._held, self._over = "", False  # text that may be the start of a stop text, and whether the row is done
+        self.stopped = False  # whether a stop text ended the row
 
     def push(self, token: int) -> str:
-        """The text that is certain with this token."""
+        """Add a token, and return the new text that later tokens cannot change."""
         if self._over:
             return ""
         self._ids.append(token)
@@ -38,7 +38,7 @@ class TextStream:
         return self._released(whole[len(shown) :])
 
     def finish(self) -> str:
-        """What was held back: no more tokens come."""
+        """Return the remaining text. No tokens may follow."""
         if self._over:
             return ""
         shown, whole = self._decode(self._ids[self._from : self._upto]), self._decode(self._ids[self._from :])
@@ -47,6 +47,7 @@ class TextStream:
         return text
 
     def _released(self, new: str) -> str:
+        """Add new text, and return the part that cannot belong to a stop text."""
         text = self._held + new
         if found := [place for stop in self._stop if (place := text.find(stop)) >= 0]:
             self._held, self._over, self.stopped = "", True, True
@@ -57,5 +58,5 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How long an end of `text` is a beginning of `stop`."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,6 +1,6 @@
-"""Generation with a model that has only `apply`: its cache is the text itself, read again for every token.
+"""Generation with a model that has only `apply`: its cache is the text, which is read again for every token.
 
-B rows, T new tokens, S places.
+B rows, T new tokens, S positions.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from forerun.models.base import Model, Readout
+from forerun.models.base import Capabilities, Model, Readout, capabilities_of
 from forerun.nn.compute import Compute
 from forerun.nn.spec import Fill, ParamSpec, Tree
 
 
 @dataclass(frozen=True)
-class Recomputing:
-    """A model with `cache` and `extend`, made from one without. The cost of a token grows with the text before it.
+class UncachedModel:
+    """A wrapper that adds `cache` and `extend` to a model. The cost of a token grows with the text before it.
 
-    The model is causal, so what is behind the last token of a row does not matter.
+    The model is causal, so values after the last token of a row have no effect.
     """
 
     model: Model
@@ -32,6 +32,10 @@ class Recomputing:
     @property
     def heads(self) -> int | None:
         return self.model.heads
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(capabilities_of(self.model), has_cache=True)
 
     def specs(self) -> Tree:
         return self.model.specs()
@@ -45,13 +49,13 @@ class Recomputing:
         return self.model.flops_per_token(sequence)
 
     def cache(self, rows: int, length: int, dtype: Any) -> ParamSpec:
-        """Return the spec of the tokens so far. A token's place is its position, as in `forerun.nn.cache`."""
-        return ParamSpec((rows, length), "BT", Fill(0.0), jnp.int32)  # tensor parallelism would split an S
+        """Return the spec of the tokens so far. A token's index is its position, as in `forerun.nn.kv_cache`."""
+        return ParamSpec((rows, length), "BT", Fill(0.0), jnp.int32)  # not the letter S, which tp would split
 
     def extend(
         self, params: Any, tokens_BT: jax.Array, positions_BT: jax.Array, cache: jax.Array, compute: Compute
     ) -> tuple[Readout, jax.Array]:
-        """Return the read-out at the new tokens, and the text with them."""
+        """Return the read-out at the new tokens, and the text including them."""
 
         def put(old_S: jax.Array, new_T: jax.Array, place: jax.Array) -> jax.Array:
             return jax.lax.dynamic_update_slice(old_S, new_T, (place,))

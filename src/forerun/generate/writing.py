@@ -1,4 +1,4 @@
-"""Prompts to text: tokens of the stream become words, stop texts end a row, and each answer says how it ended."""
+"""Generation of text from prompts, with stop texts and the reason why each answer ended."""
 
 from __future__ import annotations
 
@@ -13,17 +13,24 @@ from forerun.generate.text import TextStream
 
 @dataclass
 class Answer:
-    """What a prompt has got so far. `tokens` were generated; "eos": the model ended it, "stop": a stop text did."""
+    """The answer to a prompt so far."""
 
     text: str = ""
-    tokens: int = 0
-    finish: Literal["eos", "stop", "length"] | None = None
+    tokens: int = 0  # number of generated tokens
+    finish: Literal["eos", "stop", "length"] | None = None  # ended by the model, a stop text or a limit; None: not yet
 
 
-class Writing:
-    """Iterate for (row, piece of text) as the pieces become certain; `answers` holds all of it at any time.
+class TextGeneration:
+    """An iterable over (row, piece of text). `answers` has the complete text so far.
 
-    `stop` are texts that end any row, `row_stops` those that end one: a list for each prompt.
+    Args:
+        engine: The model.
+        prompts: The tokens of each prompt.
+        settings: The settings of the generation.
+        decode: A function from ids to text.
+        stop: Texts that end any row.
+        row_stops: Additional texts that end one row, a list for each prompt.
+        first_row: The number of the first prompt in a longer list, for its random numbers.
     """
 
     def __init__(
@@ -52,6 +59,7 @@ class Writing:
                     yield row, piece
 
     def _took(self, row: int, token: int | None) -> str:
+        """Process the token of a row, and return its new text."""
         answer, text = self.answers[row], self._texts[row]
         if answer.finish is not None:
             return ""

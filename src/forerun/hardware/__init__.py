@@ -1,1 +1,1 @@
-"""Chips, slices and prices as sourced tables, mesh arithmetic, and the devices that are here. No jax at import."""
+"""Tables of chips, slices and prices, mesh arithmetic, and the devices of this machine. Does not import jax."""

@@ -1,4 +1,4 @@
-"""What one chip can do, from the table `tables/chips.csv`."""
+"""Properties of chips, from the table `tables/chips.csv`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from forerun.units import GIB, MIB
 class Chip:
     """One chip. None means that no figure was found, never zero.
 
-    Rates are of the data sheet and of the whole chip; `usable_bytes` is what the TPU compiler lets one JAX device
-    use. `ici_bytes_per_second` is both ways over all links of the chip, `link_bytes_per_second` one way over one link.
+    Rates are those of the data sheet, for the complete chip. `usable_bytes` is the HBM that the TPU compiler can use on
+    one JAX device. `ici_bytes_per_second` is both ways over all links of the chip, `link_bytes_per_second` one way over
+    one link.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Chip:
 
     @property
     def bf16_flops_per_device(self) -> float | None:
-        """Peak of one JAX device: the chip's, shared by the devices it shows."""
+        """Peak FLOP/s of one JAX device: the chip's peak divided by its number of devices."""
         return None if self.bf16_flops is None else self.bf16_flops / self.devices_per_chip
 
     @property
@@ -45,18 +46,19 @@ class Chip:
 
 @cache
 def chips() -> tuple[Chip, ...]:
-    """All chips of the table, TPUs first."""
+    """Return all chips of the table, TPUs first."""
     return tuple(_chip(row) for row in shipped("chips.csv").rows)
 
 
 def chip_named(name: str) -> Chip:
-    """The chip of that name; v5litepod and the marketing names are understood."""
+    """Return the chip of that name. `v5litepod` and marketing names such as `trillium` are accepted."""
     known = {chip.name.lower(): chip for chip in chips()}
     wanted = canonical_name(name)
     if wanted.lower() in known:
         return known[wanted.lower()]
     near = did_you_mean(name.lower(), known)
     raise UserError(
+        "E-HARDWARE-001",
         f"no chip is called {name!r}" + (f": did you mean {known[near].name}?" if near else ""),
         why=f"known chips: {', '.join(chip.name for chip in chips())}",
         fix="forerun hardware chips",
@@ -75,12 +77,13 @@ _OTHER_NAMES = {
 
 
 def canonical_name(generation: str) -> str:
-    """One spelling for each generation: `v5litepod` and `V5E` are `v5e`."""
+    """Return the canonical spelling of a generation: `v5litepod` and `V5E` become `v5e`."""
     plain = generation.strip().lower()
     return _OTHER_NAMES.get(plain, plain)
 
 
-# As jax spells `device.device_kind`. H100 PCIe and H200 are other chips than the H100 SXM of the table: no entry.
+# Values of jax's `device.device_kind`. For each TPU, the name that this jax version uses comes first.
+# H100 PCIe and H200 have no entry: they differ from the H100 SXM of the table.
 _DEVICE_KINDS = {
     "TPU v2": "v2",
     "TPU v3": "v3",
@@ -104,9 +107,14 @@ _DEVICE_KINDS = {
 
 
 def chip_of_device_kind(kind: str) -> Chip | None:
-    """The chip behind a `device.device_kind` of jax, or None if the table does not have it (then there is no MFU)."""
+    """Return the chip of a jax `device.device_kind`, or None for an unknown chip. MFU is then unknown, too."""
     name = _DEVICE_KINDS.get(kind.strip())
     return chip_named(name) if name else None
+
+
+def device_kind_of(chip: Chip) -> str | None:
+    """Return the `device.device_kind` that jax uses for the devices of a chip, or None if it is unknown."""
+    return next((kind for kind, name in _DEVICE_KINDS.items() if name == chip.name), None)
 
 
 def _chip(row: Row) -> Chip:

@@ -1,4 +1,7 @@
-"""Which devices a job runs on, and why those. Asks jax only for what a cheap look at the machine has not ruled out."""
+"""The choice of devices for a job, with the reason.
+
+Cheap checks of the machine come first. jax opens only a platform that they have not ruled out.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from forerun.errors import UserError
 from forerun.installation import install_command
 
 ORDER = ("tpu", "gpu", "cpu")
-_SPOKEN = {"tpu": "TPU", "gpu": "GPU", "cpu": "CPU"}
+_LABELS = {"tpu": "TPU", "gpu": "GPU", "cpu": "CPU"}
 _TPU_HINTS = ("TPU_ACCELERATOR_TYPE", "TPU_WORKER_ID", "TPU_NAME")
 _GOOGLE = "0x1ae0"
-# PCI ids of v2/v3, v4, v5p, v5e, v6e, tpu7x; Google's network card has the same vendor.
+# PCI ids of v2/v3, v4, v5p, v5e, v6e, tpu7x. The vendor is not enough: Google's network card has the same one.
 _TPU_PCI_IDS = ("0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076")
 _GPU_FILES = ("dev/nvidia0", "dev/nvidiactl", "dev/dxg", "dev/kfd")
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
@@ -25,58 +28,66 @@ _ROCM_PLUGINS = ("jax_rocm60_plugin", "jax_rocm7_plugin")
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The devices of a run. `reason` is always told to the user, `warning` loudly."""
+class DeviceChoice:
+    """The devices of a run."""
 
     platform: str
     devices: tuple[Any, ...]
-    reason: str
+    reason: str  # always shown to the user
     warning: str | None = None
 
 
 @dataclass(frozen=True)
 class Absence:
-    """Why a platform cannot be used, and what would change that. `attached`: its hardware is here all the same."""
+    """The reason why a platform cannot be used, and its fix."""
 
     why: str
     fix: str
-    attached: bool = False
+    attached: bool = False  # whether its hardware exists in this machine nevertheless
 
 
 class Probe(Protocol):
-    """What `choose` asks of a machine."""
+    """The interface of a machine that `choose` needs."""
 
     def absence(self, platform: str) -> Absence | None:
-        """Why the platform cannot be here, found without loading its runtime; None if it may be here."""
+        """Return why the platform cannot be used, without loading its runtime; None if it may be usable."""
 
     def devices(self, platform: str) -> tuple[Any, ...]:
-        """The platform's devices as jax shows them; RuntimeError if there are none."""
+        """Return the platform's jax devices; raise RuntimeError if there are none."""
 
 
-def choose(device: str | tuple[str, ...], count: int | None, probe: Probe | None = None) -> Chosen:
-    """The devices for `device:` and `devices:` of a job.
+def choose(device: str | tuple[str, ...], count: int | None, probe: Probe | None = None) -> DeviceChoice:
+    """Return the devices for the keys `device` and `devices` of a job.
 
-    `auto` takes TPU, then GPU, then CPU. A tuple is tried in its order, with a warning if the first is not taken. An
-    explicit device that is not here is an error.
+    Args:
+        device: `auto` tries TPU, then GPU, then CPU. A tuple is tried in its order, with a warning if its first
+            platform cannot be used.
+        count: Number of devices; None is all.
+        probe: The machine to examine; this machine by default.
+
+    Raises:
+        UserError: None of the platforms can be used, or the machine has fewer devices than `count`.
     """
     machine = probe or ThisMachine()
     order = ORDER if device == "auto" else (device,) if isinstance(device, str) else device
     if not order or set(order) - set(ORDER):
         raise UserError(
+            "E-HARDWARE-002",
             f"device: {device!r} is not a device",
             why="known: auto, tpu, gpu, cpu, or a list of them",
             fix="device: auto",
         )
     missing: dict[str, Absence] = {}
     for platform in order:
-        found = _look(machine, platform)
+        found = _find_devices(machine, platform)
         if not isinstance(found, Absence):
             return _chosen(device, platform, found, count, missing)
         missing[platform] = found
     raise _absent(order, missing)
 
 
-def _look(machine: Probe, platform: str) -> tuple[Any, ...] | Absence:
+def _find_devices(machine: Probe, platform: str) -> tuple[Any, ...] | Absence:
+    """Return the devices of a platform, or the reason why it cannot be used."""
     ruled_out = machine.absence(platform)
     if ruled_out:
         return ruled_out
@@ -91,7 +102,7 @@ def _look(machine: Probe, platform: str) -> tuple[Any, ...] | Absence:
 def _opening_fix(text: str) -> str:
     if re.search(r"already in use|lockfile|multi-process lock", text):
         return "end the other process that uses the TPU; `forerun doctor` names it"
-    return "`forerun doctor` looks for the cause (another process on the TPU, versions that do not fit)"
+    return "`forerun doctor` looks for the cause (another process on the TPU, versions that do not match)"
 
 
 def _chosen(
@@ -100,10 +111,12 @@ def _chosen(
     found: tuple[Any, ...],
     count: int | None,
     missing: Mapping[str, Absence],
-) -> Chosen:
+) -> DeviceChoice:
+    """Return the first `count` of the found devices with the reason; raise an error if there are fewer."""
     if count is not None and count > len(found):
-        virtual = f"; virtual ones: XLA_FLAGS=--xla_force_host_platform_device_count={count}"
+        virtual = f"; for virtual devices: XLA_FLAGS=--xla_force_host_platform_device_count={count}"
         raise UserError(
+            "E-HARDWARE-003",
             f"devices: {count} is more than the {_counted(platform, len(found))} here",
             why=f"jax shows {_counted(platform, len(found))}",
             fix=f"devices={len(found)}, or leave devices out" + (virtual if platform == "cpu" else ""),
@@ -112,36 +125,37 @@ def _chosen(
     size = f"{len(used)} device{'s' if len(used) != 1 else ''}"
     if len(used) < len(found):
         size = f"{len(used)} of {len(found)} devices"
-    absent = ", ".join(f"no {_SPOKEN[name]} ({absence.why})" for name, absence in missing.items())
+    absent = ", ".join(f"no {_LABELS[name]} ({absence.why})" for name, absence in missing.items())
     if device == "auto":
         reason = f"auto: {absent}, so {platform} with {size}" if missing else f"auto: {platform} with {size}"
     else:
         reason = f"{platform} with {size}, as the job says" + (f"; {absent}" if missing else "")
-    return Chosen(platform, used, reason, _warning(device, platform, missing))
+    return DeviceChoice(platform, used, reason, _warning(device, platform, missing))
 
 
 def _warning(device: str | tuple[str, ...], platform: str, missing: Mapping[str, Absence]) -> str | None:
-    told = {name: absence for name, absence in missing.items() if device != "auto" or absence.attached}
-    if not told:
+    """Return a warning if a preferred platform was skipped. With `auto`, only attached hardware counts."""
+    relevant = {name: absence for name, absence in missing.items() if device != "auto" or absence.attached}
+    if not relevant:
         return None
-    causes = "; ".join(f"{_SPOKEN[name]}: {absence.why}" for name, absence in told.items())
+    causes = "; ".join(f"{_LABELS[name]}: {absence.why}" for name, absence in relevant.items())
     if device == "auto":
-        first = next(iter(told))
-        return f"a {_SPOKEN[first]} is attached but not used ({causes}); running on {platform}. {told[first].fix}"
+        first = next(iter(relevant))
+        return f"a {_LABELS[first]} is attached but not used ({causes}); running on {platform}. {relevant[first].fix}"
     return f"falling back to {platform} ({causes})"
 
 
 def _absent(order: tuple[str, ...], missing: Mapping[str, Absence]) -> UserError:
-    names = " or ".join(f"a {_SPOKEN[name]}" for name in order)
-    whys = "\n".join(f"{_SPOKEN[name]}: {missing[name].why}" for name in order)
+    names = " or ".join(f"a {_LABELS[name]}" for name in order)
+    whys = "\n".join(f"{_LABELS[name]}: {missing[name].why}" for name in order)
     fixes = dict.fromkeys(missing[name].fix for name in order)
     lost = "this machine has none" if not any(missing[name].attached for name in order) else "it cannot be used here"
-    fixes["does it fit a TPU? forerun plan JOB --on v5e-8 needs none"] = None
-    return UserError(f"the job asks for {names}, and {lost}", why=whys, fix="\n".join(fixes))
+    fixes["to check whether it fits a TPU (needs none): forerun plan JOB --on v5e-8"] = None
+    return UserError("E-HARDWARE-004", f"the job asks for {names}, and {lost}", why=whys, fix="\n".join(fixes))
 
 
 def _counted(platform: str, count: int) -> str:
-    return f"{count} {_SPOKEN[platform]} device{'s' if count != 1 else ''}"
+    return f"{count} {_LABELS[platform]} device{'s' if count != 1 else ''}"
 
 
 def _installed(package: str) -> bool:
@@ -150,13 +164,14 @@ def _installed(package: str) -> bool:
 
 @dataclass(frozen=True)
 class ThisMachine:
-    """The machine we run on. `root`, `environment` and `installed` can be others in tests."""
+    """This machine. Tests can replace `root`, `environment` and `installed`."""
 
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     installed: Callable[[str], bool] = _installed
 
     def absence(self, platform: str) -> Absence | None:
+        """Return why the platform cannot be used, from JAX_PLATFORMS, installed packages and device files."""
         allowed = self._allowed()
         if allowed and not {platform, *({"cuda", "rocm"} if platform == "gpu" else ())} & set(allowed):
             setting = self.environment["JAX_PLATFORMS"]
@@ -168,22 +183,23 @@ class ThisMachine:
             return Absence(why, install_command("cuda"), self._attached(platform))
         if platform != "cpu" and not self._attached(platform):
             return Absence(
-                "none is attached to this machine", f"run on a machine with a {_SPOKEN[platform]}, or device=auto"
+                "none is attached to this machine", f"run on a machine with a {_LABELS[platform]}, or device=auto"
             )
         return None
 
     def devices(self, platform: str) -> tuple[Any, ...]:
+        """Return the platform's jax devices, without opening other accelerators."""
         import jax
 
         if not self._allowed():
-            # Only what was chosen is opened: `device: cpu` on a TPU machine must not take the TPU, and a machine
-            # without one must not show libtpu's complaints. No effect if a backend is open already.
+            # Open only the chosen platform: `device: cpu` on a TPU machine must not lock the TPU, and a machine
+            # without a TPU must not print libtpu's errors. This has no effect if a backend is already open.
             name = ("cuda" if any(map(self.installed, _CUDA_PLUGINS)) else "rocm") if platform == "gpu" else platform
             jax.config.update("jax_platforms", "cpu" if platform == "cpu" else f"{name},cpu")
         return tuple(jax.devices(platform))
 
     def attached_tpu(self) -> str | None:
-        """What shows that a TPU is attached (a device file or a PCI card), or None."""
+        """Return the device file or PCI card that shows that a TPU is attached, or None."""
         for file in sorted((self.root / "dev").glob("accel[0-9]*")):
             return f"/dev/{file.name}"
         for vendor in sorted((self.root / "sys/bus/pci/devices").glob("*/vendor")):
@@ -196,10 +212,12 @@ class ThisMachine:
         return f"/dev/vfio/{groups[0].name} and {hint}" if groups and hint else None
 
     def attached_gpu(self) -> str | None:
+        """Return the device file that shows that a GPU is attached, or None."""
         return next((f"/{file}" for file in _GPU_FILES if (self.root / file).exists()), None)
 
     def _attached(self, platform: str) -> bool:
         return bool(self.attached_tpu() if platform == "tpu" else self.attached_gpu() if platform == "gpu" else True)
 
     def _allowed(self) -> tuple[str, ...]:
+        """Return the platforms in JAX_PLATFORMS; empty if it is not set."""
         return tuple(name.strip() for name in self.environment.get("JAX_PLATFORMS", "").split(",") if name.strip())

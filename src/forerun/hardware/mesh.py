@@ -1,4 +1,4 @@
-"""The mesh data x fsdp x tp: resolved and checked against devices, batch and heads before anything is compiled."""
+"""The mesh data x fsdp x tp, and its checks against devices, batch and heads before anything is compiled."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ REST = -1
 
 @dataclass(frozen=True)
 class MeshShape:
-    """How devices are laid out. `data` and `fsdp` split the batch, `fsdp` and `tp` split the weights."""
+    """The sizes of the mesh axes. `data` and `fsdp` split the batch, `fsdp` and `tp` split the weights."""
 
     data: int
     fsdp: int
@@ -26,32 +26,45 @@ class MeshShape:
 
     @property
     def data_parallel(self) -> int:
-        """Parts that the batch is cut into."""
+        """Number of parts that the batch is split into."""
         return self.data * self.fsdp
 
     def __str__(self) -> str:
         return f"{self.data}x{self.fsdp}x{self.tp}"
 
     def overrides(self) -> str:
-        """The mesh as it is written on the command line."""
+        """Return the mesh as command-line overrides."""
         return f"mesh.data={self.data} mesh.fsdp={self.fsdp} mesh.tp={self.tp}"
 
 
 def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this machine") -> MeshShape:
-    """The mesh for so many devices; one axis may be -1, which takes what is left. `place` has them."""
+    """Return the mesh for a number of devices.
+
+    Args:
+        data: Size of the axis; -1 means all remaining devices, for one axis only. The same holds for `fsdp` and `tp`.
+        fsdp: See `data`.
+        tp: See `data`.
+        devices: Number of devices that the mesh must use.
+        place: What has these devices, for the error message.
+
+    Raises:
+        UserError: A size is invalid, or the sizes do not match the number of devices.
+    """
     wanted = (data, fsdp, tp)
     for axis, size in zip(AXES, wanted, strict=True):
         if size < 1 and size != REST:
             raise UserError(
+                "E-HARDWARE-005",
                 f"mesh.{axis}={size} is not a number of devices",
-                why="an axis is 1 or more, or -1 for whatever is left",
+                why="an axis is 1 or more, or -1 for all remaining devices",
                 fix=f"set mesh.{axis}=1, or mesh.{axis}=-1",
             )
     open_axes = [axis for axis, size in zip(AXES, wanted, strict=True) if size == REST]
     if len(open_axes) > 1:
         raise UserError(
+            "E-HARDWARE-006",
             f"{' and '.join(f'mesh.{axis}' for axis in open_axes)} are -1",
-            why="only one axis can take what is left",
+            why="only one axis can use the remaining devices",
             fix=f"set mesh.{open_axes[0]}=1 and leave mesh.{open_axes[1]}=-1",
         )
     given = prod(size for size in wanted if size != REST)
@@ -63,7 +76,7 @@ def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this mach
 
 
 def valid_meshes(devices: int) -> list[MeshShape]:
-    """Every mesh that uses exactly so many devices."""
+    """Return every mesh that uses exactly `devices` devices."""
     return [
         MeshShape(data, fsdp, devices // data // fsdp)
         for data in divisors(devices)
@@ -72,24 +85,28 @@ def valid_meshes(devices: int) -> list[MeshShape]:
 
 
 def nearest_meshes(wanted: tuple[int, int, int], devices: int, count: int = 3) -> list[MeshShape]:
-    """The valid meshes nearest to the wanted one: sum of |log ratio| over the axes; an axis of -1 is not compared."""
+    """Return the valid meshes nearest to the wanted one.
+
+    The distance is the sum of |log ratio| over the axes. An axis of -1 is not compared.
+    """
 
     def distance(mesh: MeshShape) -> tuple[float, float, int, int]:
         sizes = (mesh.data, mesh.fsdp, mesh.tp)
         ratios = [abs(log(size / want)) for size, want in zip(sizes, wanted, strict=True) if want != REST]
-        # Rounded so that equal distances tie; then the smaller tp, which talks less, and the smaller data, which
-        # holds fewer copies of the weights.
+        # Round so that equal distances tie. Then prefer a smaller tp, which communicates less, and a smaller data,
+        # which has fewer copies of the weights.
         return (round(sum(ratios), 9), round(max(ratios, default=0.0), 9), mesh.tp, mesh.data)
 
     return sorted(valid_meshes(devices), key=distance)[:count]
 
 
 def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: int | None) -> None:
-    """Batch and heads must divide evenly over the mesh."""
+    """Raise an error unless batch, micro-batch and heads divide evenly over the mesh."""
     parts = shape.data_parallel
     if batch % parts:
         near = sorted({max(batch // parts, 1) * parts, (batch // parts + 1) * parts})
         raise UserError(
+            "E-HARDWARE-007",
             f"batch={batch} does not divide over {parts} data-parallel devices",
             why=f"mesh {shape}: data x fsdp = {shape.data} x {shape.fsdp} = {parts}",
             fix=" or ".join(f"batch={value}" for value in near),
@@ -98,6 +115,7 @@ def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: in
         share = batch // parts
         near = _nearest_divisors(share, micro_batch)
         raise UserError(
+            "E-HARDWARE-008",
             f"micro_batch={micro_batch} does not divide the {share} sequences of a device",
             why=f"batch {batch} over {parts} data-parallel devices (mesh {shape}) is {share} each",
             fix=" or ".join(f"micro_batch={value}" for value in near)
@@ -106,6 +124,7 @@ def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: in
     if heads is not None and heads % shape.tp:
         near = _nearest_divisors(heads, shape.tp)
         raise UserError(
+            "E-HARDWARE-009",
             f"mesh.tp={shape.tp} does not divide the model's {heads} heads",
             why="tensor parallelism gives every device the same number of heads",
             fix=" or ".join(f"mesh.tp={value}" for value in near),
@@ -113,6 +132,7 @@ def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: in
 
 
 def _impossible(wanted: tuple[int, int, int], given: int, devices: int, place: str) -> UserError:
+    """Return the error for a mesh that does not match the devices. `given` is the product of its fixed axes."""
     text = "x".join("?" if size == REST else str(size) for size in wanted)
     if REST in wanted:
         what = f"mesh {text} cannot be filled: the {devices} devices of {place} do not divide by {given}"
@@ -124,17 +144,20 @@ def _impossible(wanted: tuple[int, int, int], given: int, devices: int, place: s
     elif devices == 4 and given == 8:
         why += "; a v4-8 or v5p-8 is 4 chips and 4 devices, as its name counts TensorCores"
     near = nearest_meshes(wanted, devices)
-    return UserError(what, why=why, fix="use one of these:\n" + "\n".join(f"- {mesh.overrides()}" for mesh in near))
+    return UserError(
+        "E-HARDWARE-010", what, why=why, fix="use one of these:\n" + "\n".join(f"- {mesh.overrides()}" for mesh in near)
+    )
 
 
 def divisors(number: int) -> list[int]:
-    """In order. The larger ones are the partners of those up to the root."""
+    """Return the divisors of a number in ascending order."""
+    # Each divisor above the square root has a partner below it.
     small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
     return sorted({*small, *(number // size for size in small)})
 
 
 def _nearest_divisors(number: int, wanted: int) -> list[int]:
-    """The largest divisor below and the smallest above."""
+    """Return the largest divisor up to `wanted` and the smallest from `wanted` on, if it exists."""
     known = divisors(number)
     below = [size for size in known if size <= wanted]
     above = [size for size in known if size >= wanted]

@@ -1,4 +1,4 @@
-"""What a chip costs per hour and where, from the dated table `tables/prices.csv` and a file of the user's."""
+"""Prices of chips per hour and zone, from the dated table `tables/prices.csv` and the user's price file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ MAX_PRICES_BYTES = 8 * MIB
 
 @dataclass(frozen=True)
 class Price:
-    """USD per chip-hour in one zone. `kind` tells one host (single) from more (pod) for v2 and v3, else it is empty."""
+    """USD per chip-hour in one zone.
+
+    For v2 and v3, `kind` is `single` for slices with one host and `pod` for larger ones. Otherwise it is empty.
+    """
 
     generation: str
     zone: str
@@ -35,9 +38,10 @@ class Price:
 
 
 def prices(override_file: str | None = None) -> list[Price]:
-    """The shipped prices; rows of the user's file replace those of the same generation, zone and kind, or add to them.
+    """Return the shipped prices, with those of the user's file added.
 
-    A row of the user's without a kind replaces every kind.
+    A row of the user's file replaces shipped rows of the same generation, zone and kind. Without a kind, it replaces
+    all kinds.
     """
     if override_file is None:
         return list(_shipped())
@@ -54,10 +58,17 @@ def prices(override_file: str | None = None) -> list[Price]:
 def cheapest(
     chip_name: str, zone: str | None = None, spot: bool = False, hosts: int = 1, override_file: str | None = None
 ) -> Price | None:
-    """The lowest price of a chip, in one zone or anywhere; None where no price is known.
+    """Return the lowest price of a chip, or None if no price is known.
 
-    A zone that the table does not know at all is an error.
-    `hosts` matters for v2 and v3 only, where more than one host costs the pod price.
+    Args:
+        chip_name: The chip.
+        zone: One zone; None is all zones.
+        spot: Compare spot prices instead of on-demand prices.
+        hosts: Hosts of the slice. It matters only for v2 and v3, where more than one host costs the pod price.
+        override_file: The user's price file.
+
+    Raises:
+        UserError: The zone has no price of any chip, or the chip or the file is invalid.
     """
     known = prices(override_file)
     generation = chip_named(chip_name).name
@@ -71,20 +82,21 @@ def cheapest(
         and price.kind in ("", "pod" if hosts > 1 else "single")
         and not (spot and price.usd_per_chip_hour_spot is None)
     ]
-    # Equal on-demand prices: the zone with the lower spot price comes first.
+    # With equal on-demand prices, prefer the zone with the lower spot price.
     return min(fitting, key=lambda price: (_usd(price, spot), price.usd_per_chip_hour_spot or math.inf), default=None)
 
 
 def check_zone(zone: str, known: list[Price]) -> None:
-    """A zone that no price names is a mistake."""
+    """Raise an error if no price is known in the zone."""
     zones = sorted({price.zone for price in known})
     if zone in zones:
         return
     near = did_you_mean(zone, zones)
     raise UserError(
+        "E-HARDWARE-011",
         f"no price is known in zone {zone!r}" + (f": did you mean {near}?" if near else ""),
         why=f"the price table has {len(zones)} zones",
-        fix="forerun hardware prices, or add the zone in a price file of your own",
+        fix="forerun hardware prices, or add the zone to your own price file",
     )
 
 
@@ -98,10 +110,12 @@ def _shipped() -> tuple[Price, ...]:
 
 
 def _override(path: Path) -> list[Price]:
+    """Return the prices of the user's file."""
     try:
         table = parsed(read_regular(path, MAX_PRICES_BYTES).decode("utf-8").splitlines())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
+            "E-HARDWARE-012",
             f"the price file {path} cannot be read",
             why=str(error),
             fix="check the path; it is a CSV file with the columns " + ",".join(COLUMNS),
@@ -116,19 +130,22 @@ def _check_columns(path: Path, table: Table) -> None:
     if unknown:
         near = did_you_mean(unknown[0], COLUMNS)
         raise UserError(
+            "E-HARDWARE-013",
             f"{path}: unknown column {unknown[0]!r}" + (f": did you mean {near}?" if near else ""),
             why="columns of a price file: " + ",".join(COLUMNS),
             fix="rename or remove the column in the header line",
         )
     if missing:
         raise UserError(
+            "E-HARDWARE-014",
             f"{path}: column {missing[0]!r} is missing",
-            why="needed: " + ",".join(REQUIRED) + "; may be left out: kind, " + SPOT + ", source",
+            why="needed: " + ",".join(REQUIRED) + "; optional: kind, " + SPOT + ", source",
             fix="add it to the header line",
         )
 
 
 def _price(row: Row, file: str) -> Price:
+    """Return the price in a row; raise an error that names the invalid cell."""
     generation = canonical_name(row.text("generation"))
     try:
         generation = chip_named(generation).name
@@ -142,16 +159,17 @@ def _price(row: Row, file: str) -> Price:
         raise _wrong(file, row, "source", "the line has more cells than the header; quote text that has a comma")
     on_demand = _amount(row, ON_DEMAND, file)
     if on_demand is None:
-        raise _wrong(file, row, ON_DEMAND, "a number of USD is needed; leave out zones without a price")
+        raise _wrong(file, row, ON_DEMAND, "a price in USD is needed; omit zones without a price")
     try:
         datetime.date.fromisoformat(row.text("date"))
     except ValueError as error:
-        raise _wrong(file, row, "date", "write it as 2026-08-21: a price without its date is worth nothing") from error
+        raise _wrong(file, row, "date", "every price needs its date: write it as 2026-08-21") from error
     spot, source = _amount(row, SPOT, file), row.text("source") or file
     return Price(generation, row.text("zone"), on_demand, spot, row.text("date"), source, row.text("kind"))
 
 
 def _amount(row: Row, column: str, file: str) -> float | None:
+    """Return the positive number in a cell, or None if it is empty."""
     try:
         value = row.number(column)
     except ValueError as error:
@@ -163,6 +181,7 @@ def _amount(row: Row, column: str, file: str) -> float | None:
 
 def _wrong(file: str, row: Row, column: str, why: str) -> UserError:
     return UserError(
+        "E-HARDWARE-015",
         f"{file} line {row.line}, column {column}: {row.text(column)!r} is not usable",
         why=why,
         fix=f"edit line {row.line} of {file}",

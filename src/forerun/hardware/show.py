@@ -1,4 +1,4 @@
-"""The hardware tables as aligned plain text of at most 100 columns, with date and source beneath."""
+"""The hardware tables as aligned plain text of at most 100 columns, followed by dates and sources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from forerun.units import GIB
 
 
 def chips_table() -> str:
-    """Every chip: rates, memory, devices."""
+    """Return the table of chips: rates, memory, devices."""
     head = ("chip", "bf16", "8-bit", "HBM", "usable", "HBM", "ICI", "devices", "chips", "VMEM")
     units = ("", "TFLOP/s", "TOP/s", "GB", "GiB/device", "GB/s", "GB/s", "/chip", "/host", "MiB/core")
     rows = [
@@ -32,14 +32,14 @@ def chips_table() -> str:
     ]
     sources = [f"  {chip.name:8} {chip.date}  {chip.source}" for chip in chips()]
     notes = [
-        "-: no figure found. HBM is what the vendor prints, usable what the TPU compiler lets one device use.",
-        "Rates are of the data sheet, for a whole chip; ICI is all links, both ways.",
+        "-: no figure found. HBM: as the vendor states it; usable: what the TPU compiler can use.",
+        "Rates are those of the data sheet, for a complete chip. ICI is all links, both ways.",
     ]
     return "\n".join([*_aligned([head, units, *rows], left=1, rule_after=2), "", *notes, "sources:", *sources])
 
 
 def slices_table() -> str:
-    """Every standard slice: chips, devices, hosts, memory, topology."""
+    """Return the table of standard slices: chips, devices, hosts, memory, topology."""
     head = ("slice", "chips", "devices", "hosts", "usable GiB", "topology")
     rows = [
         (
@@ -53,15 +53,15 @@ def slices_table() -> str:
         for entry in slices()
     ]
     notes = [
-        "The number in a name counts TensorCores for v2, v3, v4, v5p (two to a chip) and chips for v5e, v6e;",
+        "The number in a name counts TensorCores for v2, v3, v4, v5p (two per chip) and chips for v5e, v6e;",
         "tpu7x is named by its topology. v5litepod-8 is v5e-8. Other shapes: v5p:8x8x24.",
-        "sources: Cloud TPU page of each generation; devices and hosts asked of libtpu 0.0.42, 2026-11",
+        "sources: Cloud TPU page of each generation; devices and hosts from libtpu 0.0.42, 2026-11",
     ]
     return "\n".join([*_aligned([head, *rows], left=1, rule_after=1), "", *notes])
 
 
 def prices_table(prices_file: str | None = None, zone: str | None = None) -> str:
-    """Prices by chip and zone; of one zone if it is given."""
+    """Return the table of prices by chip and zone, for all zones or one."""
     known = prices(prices_file)
     if zone is not None:
         check_zone(zone, known)
@@ -95,12 +95,15 @@ TABLES = {"chips": chips_table, "slices": slices_table}
 
 
 def table(name: str, prices_file: str | None = None, zone: str | None = None) -> str:
-    """The table called chips, slices or prices."""
+    """Return the table with the name chips, slices or prices."""
     if name == "prices":
         return prices_table(prices_file, zone)
     if name not in TABLES:
         raise UserError(
-            f"no table is called {name!r}", why="known: chips, slices, prices", fix="forerun hardware chips"
+            "E-HARDWARE-016",
+            f"no table is called {name!r}",
+            why="known: chips, slices, prices",
+            fix="forerun hardware chips",
         )
     return TABLES[name]()
 
@@ -110,7 +113,10 @@ def _number(value: float | None, unit: float, form: str = ",.0f") -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], left: int, rule_after: int) -> list[str]:
-    """Columns of equal width: the first `left` flush left, the others flush right, a rule below the head."""
+    """Return lines with aligned columns: the first `left` columns to the left, the others to the right.
+
+    A rule follows the first `rule_after` rows.
+    """
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "  ".join(

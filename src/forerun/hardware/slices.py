@@ -1,7 +1,7 @@
-"""Slices by the names that people and clouds use, and the topology that the TPU compiler wants for each.
+"""TPU slices by their usual names, and the topology that the TPU compiler needs for each.
 
-N in a name counts TensorCores for v2, v3, v4 and v5p (two to a chip) and chips for v5e and v6e; tpu7x is named by its
-topology. Any generation may also be given with an explicit topology: `v5p:8x8x16`.
+The number in a name counts TensorCores for v2, v3, v4 and v5p (two per chip) and chips for v5e and v6e. tpu7x slices
+are named by their topology. Any generation may also be given with an explicit topology: `v5p:8x8x16`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ NAMED_BY_CORES = ("v2", "v3", "v4", "v5p")
 NAMED_BY_CHIPS = ("v5e", "v6e")
 # Chips in the largest single slice: v5p and v5e as in the sources of chips.csv, the others as generally known.
 LARGEST_CHIPS = {"v2": 256, "v3": 1024, "v4": 4096, "v5e": 256, "v5p": 6144, "v6e": 256, "tpu7x": 9216}
-CUBE = 4
+CUBE = 4  # sides of large 3D slices are multiples of this
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A slice. `topology` and `topology_options` are what `jax.experimental.topologies.get_topology_desc` takes."""
+    """A TPU slice.
+
+    `topology` and `topology_options` are arguments of `jax.experimental.topologies.get_topology_desc`.
+    """
 
     name: str
     chip: Chip
@@ -42,9 +45,13 @@ class Slice:
         return tuple(int(side) for side in self.topology.split(":")[1].split("x"))
 
     def used_devices(self, wanted: int | None) -> int:
-        """Return how many devices a job with `devices: wanted` uses here: all of them for None."""
+        """Return the number of devices that a job with `devices: wanted` uses on this slice; None means all.
+
+        Raise an error if the slice has fewer.
+        """
         if wanted is not None and wanted > self.devices:
             raise UserError(
+                "E-HARDWARE-017",
                 f"devices={wanted} is more than {self.name} has",
                 why=f"{self.name} has {self.devices} device{'' if self.devices == 1 else 's'}",
                 fix=f"devices={self.devices}, leave devices out, or choose a larger slice: {SHOW}",
@@ -54,7 +61,7 @@ class Slice:
 
 @cache
 def slices() -> tuple[Slice, ...]:
-    """The standard slices of every generation, smallest first."""
+    """Return the standard slices of every generation, smallest first."""
     return tuple(
         _slice(row.text("name"), row.text("generation"), _sides(row.text("topology")))
         for row in shipped("slices.csv").rows
@@ -62,21 +69,25 @@ def slices() -> tuple[Slice, ...]:
 
 
 def slice_named(name: str) -> Slice:
-    """The slice called `name`: v5e-8, v5litepod-8, v6e-1, v5p-8, v3-8, tpu7x-2x2x1, or v5p:8x8x16."""
+    """Return the slice with a name such as v5e-8, v5litepod-8, v6e-1, v5p-8, v3-8, tpu7x-2x2x1, or v5p:8x8x16.
+
+    Raises:
+        UserError: No such slice exists. The error suggests the nearest one.
+    """
     generation, mark, size = _parts(name)
     wanted = f"{generation}{mark}{size}"
     standard = {known.name: known for known in slices()}
     if wanted in standard:
         return standard[wanted]
     if generation not in CORES_PER_CHIP or not size:
-        raise _unknown(name, wanted, _confusion(generation, size))
+        raise _unknown(name, wanted, _common_mistake(generation, size))
     if mark == ":" and re.fullmatch(r"\d+(x\d+)+", size):
         return _explicit(name, generation, _sides(size))
-    raise _unknown(name, wanted, _confusion(generation, size))
+    raise _unknown(name, wanted, _common_mistake(generation, size))
 
 
 def _parts(name: str) -> tuple[str, str, str]:
-    """`v5litepod-8` as ("v5e", "-", "8")."""
+    """Return (generation, separator, size) of a name: `v5litepod-8` gives ("v5e", "-", "8")."""
     plain = name.strip().lower().removeprefix("tpu ").replace("tpu-v", "v").replace(" ", "")
     found = re.fullmatch(r"([a-z0-9]+?)(?:([-:])(.*))?", plain)
     if not found:
@@ -85,6 +96,7 @@ def _parts(name: str) -> tuple[str, str, str]:
 
 
 def _explicit(name: str, generation: str, sides: tuple[int, ...]) -> Slice:
+    """Return the slice with an explicit topology; raise an error if the topology is impossible."""
     for known in slices():
         if known.chip.name == generation and known.shape == sides:
             return known
@@ -102,20 +114,21 @@ def _explicit(name: str, generation: str, sides: tuple[int, ...]) -> Slice:
         why = "sides are written smallest first: " + "x".join(map(str, sorted(sides)))
     else:
         return _slice(f"{generation}:{shape}", generation, sides)
-    raise UserError(f"there is no slice {name!r}", why=why, fix=_fix(_nearest(generation, chips)))
+    raise UserError("E-HARDWARE-018", f"there is no slice {name!r}", why=why, fix=_fix(_nearest(generation, chips)))
 
 
 def _slice(name: str, generation: str, sides: tuple[int, ...]) -> Slice:
+    """Return the slice with the number of devices and hosts that follow from its topology."""
     chip, chips = chip_named(generation), prod(sides)
     options: dict[str, Any] = {}
     hosts = max(chips // 4, 1)
     if generation in NAMED_BY_CHIPS:
-        # One VM holds 1, 4 or 8 chips; larger slices are made of 4-chip VMs.
+        # A slice of one VM has 1, 4 or 8 chips. Larger slices consist of 4-chip VMs.
         bounds = {1: (1, 1, 1), 8: (2, 4, 1)}.get(chips, (2, 2, 1))
         options["chips_per_host_bounds"] = bounds
         hosts = chips // prod(bounds)
     if generation == "v4":
-        # Without it the compiler sees two half-memory devices per chip; Cloud shows one.
+        # Without this option the compiler has two devices per chip, each with half of the memory. Cloud TPUs have one.
         options["chip_config_name"] = "megacore"
     topology = f"{generation}:{'x'.join(map(str, sides))}"
     return Slice(name, chip, chips, chips * chip.devices_per_chip, hosts, topology, options)
@@ -125,8 +138,8 @@ def _sides(text: str) -> tuple[int, ...]:
     return tuple(int(side) for side in text.split("x"))
 
 
-def _confusion(generation: str, size: str) -> tuple[str, str | None] | None:
-    """(why, name to use) for the mistakes people really make, or None."""
+def _common_mistake(generation: str, size: str) -> tuple[str, str | None] | None:
+    """Return (why, suggested name) for common mistakes in names, or None. The suggestion may be None."""
     if generation == "v5":
         return "v5 is two chips: v5e (16 GB) and v5p (95 GB)", f"v5e-{size}" if size else "v5e-8"
     if generation in ("v6", "v6p"):
@@ -134,22 +147,23 @@ def _confusion(generation: str, size: str) -> tuple[str, str | None] | None:
     if generation in ("v7", "v7e", "tpu7", "tpuv7"):
         return "the seventh generation is called tpu7x and named by its topology", "tpu7x-2x2x1"
     if re.match(r"(tpu)?v?8", generation):
-        return "the table ends at tpu7x: no figures of the eighth generation are in it", None
+        return "the newest generation in the table is tpu7x", None
     if generation in ("t4", "l4", "a100", "h100"):
         return f"{generation.upper()} is a GPU; a slice is made of TPU chips", None
     if generation not in CORES_PER_CHIP:
         return None
     if re.fullmatch(r"\d+(x\d+)+", size):
         chips = prod(_sides(size))
-        return f"{size} is a topology of {chips} chips, and {generation} names carry a number", _nearest(
+        return f"{size} is a topology of {chips} chips, but {generation} slices are named by a number", _nearest(
             generation, chips
         )
     if not size.isdigit():
         return f"a slice name is the generation and a size, such as {_nearest(generation, 4)}", None
-    return _wrong_size(generation, int(size))
+    return _size_mistake(generation, int(size))
 
 
-def _wrong_size(generation: str, size: int) -> tuple[str, str | None]:
+def _size_mistake(generation: str, size: int) -> tuple[str, str | None]:
+    """Return (why, suggested name) for a number that no standard slice of the generation has."""
     if generation == "tpu7x":
         near = _nearest(generation, max(size // 2, 1))
         return "tpu7x is named by its topology: tpu7x-2x2x1 is 4 chips and 8 devices", near
@@ -159,15 +173,15 @@ def _wrong_size(generation: str, size: int) -> tuple[str, str | None]:
             generation, LARGEST_CHIPS[generation]
         )
     if generation in NAMED_BY_CORES:
-        why = f"{generation} names count TensorCores, two to a chip; the smallest is {generation}-8 with 4 chips"
-        # v4-4 nearly always means four chips.
+        why = f"{generation} names count TensorCores, two per chip; the smallest is {generation}-8 with 4 chips"
+        # A name such as v4-4 nearly always means four chips, not four cores.
         return why, _nearest(generation, size if size <= 4 else size / 2)
     why = f"{generation} names count chips (one TensorCore and one JAX device each): 1, 4, 8, 16, 32, 64, 128, 256"
     return why, _nearest(generation, size)
 
 
 def _nearest(generation: str, chips: float) -> str:
-    """The standard slice with the nearest number of chips by ratio; the larger of two equally near."""
+    """Return the standard slice with the nearest number of chips by ratio; the larger one of a tie."""
     own = [known for known in slices() if known.chip.name == generation]
     wanted = max(chips, 1)
     return min(own, key=lambda known: (max(known.chips / wanted, wanted / known.chips), -known.chips)).name
@@ -179,7 +193,12 @@ def _unknown(name: str, wanted: str, confusion: tuple[str, str | None] | None) -
     else:
         use = did_you_mean(wanted, [known.name for known in slices()])
         why = f"known generations: {', '.join(CORES_PER_CHIP)}"
-    return UserError(f"no slice is called {name!r}" + (f": did you mean {use}?" if use else ""), why=why, fix=_fix(use))
+    return UserError(
+        "E-HARDWARE-019",
+        f"no slice is called {name!r}" + (f": did you mean {use}?" if use else ""),
+        why=why,
+        fix=_fix(use),
+    )
 
 
 def _fix(use: str | None) -> str:

@@ -1,4 +1,5 @@
-"""A model by its name: a hub repository or a local folder, its files, and what they may contain.
+"""Access to the files of a model, in a hub repository or a local folder.
 
-Reads safetensors, JSON and tokenizer files; nothing that is read here can run. Knows nothing of jax or models.
+Reads safetensors, JSON and tokenizer files. All of them are data; no code from a file runs, except chat templates in a
+sandboxed child process. Does not import jax.
 """

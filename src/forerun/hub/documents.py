@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint: config.json and its kind, and the index of sharded weights."""
+"""JSON files of a checkpoint: config.json and similar files, and the index of sharded weights."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from forerun.errors import UserError
 from forerun.hub.files import open_regular, read_exactly, shown
-from forerun.hub.scanner import FaultError, Scanner
+from forerun.hub.json_scanner import FaultError, Scanner
 from forerun.units import MIB, Bytes
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -26,10 +26,20 @@ MAX_NAME_BYTES = 1024
 def read_json(
     path: Path, *, limit_bytes: int = MAX_JSON_BYTES, roots: tuple[Path, ...] | None = None
 ) -> dict[str, Any]:
-    """The object in `path`: bounded in size, values and depth, every key once, no NaN or Infinity."""
+    """Return the JSON object in `path`.
+
+    Args:
+        path: The file.
+        limit_bytes: The largest allowed size of the file.
+        roots: The folders that may contain the file after links are resolved. None means those of its checkpoint.
+
+    Raises:
+        UserError: The file is missing, too large or not valid. Limits on the number and depth of values apply too, and
+            duplicate keys, NaN and Infinity are not allowed.
+    """
     raw = _text(path, limit_bytes, roots)
     try:
-        # Each value follows one of these; counted before any object is made of them.
+        # Each value follows one of these characters. Count them before any object is built.
         if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
             raise FaultError(f"it has more than {MAX_VALUES} values")
         tree = json.loads(raw.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
@@ -50,9 +60,9 @@ def read_json(
 
 
 def read_index(folder: Path, roots: tuple[Path, ...] | None = None) -> dict[str, str] | None:
-    """Tensor name -> file name, from the index of sharded weights; None where the folder has no index.
+    """Return the file name of each tensor from the index of sharded weights, or None if the folder has no index.
 
-    File names are plain names of that folder: no path leads out of it.
+    File names have no directory part, so they cannot lead outside the folder.
     """
     path = folder / INDEX_NAME
     if not os.path.lexists(path):
@@ -65,7 +75,7 @@ def read_index(folder: Path, roots: tuple[Path, ...] | None = None) -> dict[str,
 
 
 def _weight_map(scan: Scanner) -> dict[str, str]:
-    """`{"metadata": {...}, "weight_map": {tensor: file}}`, in any order."""
+    """Return the weight map of an index `{"metadata": {...}, "weight_map": {tensor: file}}`. Keys have any order."""
     weight_map: dict[str, str] | None = None
     seen: set[str] = set()
     scan.expect(b"{", "the index")
@@ -160,4 +170,4 @@ def _check_depth(tree: Any) -> None:
 
 
 def _unsound(path: Path, why: str) -> UserError:
-    return UserError(f"{path} cannot be used", why=why, fix="fetch the file again, or mend it by hand")
+    return UserError("E-HUB-010", f"{path} cannot be used", why=why, fix="download the file again, or correct it")

@@ -1,4 +1,4 @@
-"""Opening files that others wrote: regular files only, and only where a checkpoint may keep them."""
+"""Safe opening of untrusted files: regular files only, and only in the folders of their checkpoint."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _SHOWN_CHARACTERS = 80
 
 
 def shown(text: str) -> str:
-    """A name from a file, fit for a terminal: quoted, escaped, cut."""
+    """Return text from a file in a form that is safe to print: quoted, escaped and shortened."""
     return ascii(text if len(text) <= _SHOWN_CHARACTERS else text[:_SHOWN_CHARACTERS] + "...")
 
 
 def roots_of(folder: Path) -> tuple[Path, ...]:
-    """Where the files of a checkpoint in `folder` may really lie.
+    """Return the folders that may contain the files of a checkpoint after links are resolved.
 
-    The folder itself; for a snapshot in a hub cache (models--owner--name/snapshots/commit) also the blobs that
-    its links lead to, those of the repository and those that repositories share.
+    This is the folder itself. For a snapshot in a hub cache (models--owner--name/snapshots/commit) it also includes the
+    targets of its links: the blobs of the repository, and the blobs that repositories share.
     """
     real = folder.resolve()
     if real.parent.name == "snapshots" and real.parents[1].name.startswith("models--"):
@@ -33,7 +33,10 @@ def roots_of(folder: Path) -> tuple[Path, ...]:
 
 @contextmanager
 def opened(path: Path, roots: tuple[Path, ...] | None = None) -> Iterator[int]:
-    """A descriptor of the regular file `path`, which a link may reach only inside `roots` (its folder by default)."""
+    """Open the regular file `path` and yield its descriptor.
+
+    Its real path must be inside `roots` (default: those of its folder), otherwise a UserError is raised.
+    """
     descriptor = open_regular(path, roots)
     try:
         yield descriptor
@@ -42,40 +45,49 @@ def opened(path: Path, roots: tuple[Path, ...] | None = None) -> Iterator[int]:
 
 
 def open_regular(path: Path, roots: tuple[Path, ...] | None = None) -> int:
-    """As `opened`, for a caller that closes it."""
+    """Return a descriptor as `opened` does. The caller must close it."""
     allowed = roots_of(path.parent) if roots is None else roots
     try:
         real = path.resolve(strict=True)
         if not any(real.is_relative_to(root) for root in allowed):
             raise UserError(
+                "E-HUB-011",
                 f"{path} is a link that leads outside its folder",
                 why=f"it leads to {real}",
-                fix=f"put the file itself there: cp --remove-destination {real} {path}, if you trust it",
+                fix=f"if you trust the file, replace the link by a copy: cp --remove-destination {real} {path}",
             )
-        # A pipe or a device must not block here, and a link put there since must not be followed.
+        # Opening a pipe or a device must not block. A link that appeared since `resolve` must not be followed.
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NOCTTY)
     except FileNotFoundError:
         missing = f"the link leads to {os.readlink(path)}" if path.is_symlink() else f"looked in {path.parent}"
-        raise UserError(f"{path} is missing", why=missing, fix="fetch the checkpoint again, whole") from None
+        raise UserError("E-HUB-012", f"{path} is missing", why=missing, fix="download all files again") from None
     except (OSError, RuntimeError, ValueError) as error:
-        raise UserError(f"{path} cannot be opened", why=str(error), fix="check the file and its permissions") from None
+        raise UserError(
+            "E-HUB-013", f"{path} cannot be opened", why=str(error), fix="check the file and its permissions"
+        ) from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         kind = file_kind(os.fstat(descriptor).st_mode)
         os.close(descriptor)
         raise UserError(
-            f"{path} is {kind}, not a file", why="only regular files are read", fix="fetch the checkpoint again"
+            "E-HUB-014",
+            f"{path} is {kind}, not a file",
+            why="forerun reads only regular files",
+            fix="download the checkpoint again",
         )
     return descriptor
 
 
 def read_exactly(descriptor: int, size: int, offset: int, path: Path) -> bytes:
-    """`size` bytes at `offset`; a file that has become shorter is told."""
+    """Return `size` bytes at `offset`. Raise a UserError if the file ends before that."""
     parts: list[bytes] = []
     while size > 0:
         part = os.pread(descriptor, size, offset)
         if not part:
             raise UserError(
-                f"{path} ends too early", why=f"no byte at offset {offset}", fix="fetch the file again, it is truncated"
+                "E-HUB-015",
+                f"{path} ends too early",
+                why=f"no byte at offset {offset}",
+                fix="download the file again: it is truncated",
             )
         parts.append(part)
         size, offset = size - len(part), offset + len(part)

@@ -1,6 +1,6 @@
-"""What a model's name means: a named size, a repository of the hub, a local folder, or a class of the user's own.
+"""Kinds of model names: a named size, a hub repository, a local folder or a custom class.
 
-Told from the text and, for `a/b`, from whether such a folder is here. Never touches the network.
+The kind depends on the text and, for `a/b`, on whether such a folder exists. The network is never used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PATH_STARTS = ("./", "../", "/", "~")
 
 
 def kind_of(name: str) -> Kind:
-    """What `name` means; a name with a slash that means nothing is the user's mistake."""
+    """Return the kind of a model's name. Raise a UserError for a name with a slash that has no kind."""
     if _PLUGIN.fullmatch(name):
         return "plugin"
     if is_folder(name):
@@ -31,6 +31,7 @@ def kind_of(name: str) -> Kind:
     if "/" not in name:
         return "size"
     raise UserError(
+        "E-HUB-017",
         f"model {name!r} is neither a hub name nor a folder",
         why=_doubt(name),
         fix="write owner/name as on the model's page (a revision has its own key), or a path that starts with ./ or /",
@@ -38,14 +39,14 @@ def kind_of(name: str) -> Kind:
 
 
 def is_repository(name: str) -> bool:
-    """`owner/name` by the hub's rules, unless a folder of that name is here."""
+    """Return whether `name` is a valid hub name `owner/name` and not a local folder."""
     return _is_repository_text(name) and not is_folder(name)
 
 
 def is_folder(name: str) -> bool:
-    """A path written as one (`./x`, `../x`, `/x`, `~/x`), or `a/b` where a folder with a config.json is.
+    """Return whether `name` is a path (`./x`, `../x`, `/x`, `~/x`), or `a/b` with a config.json in that folder.
 
-    A name without a slash is never a folder: exporting to `qwen3-0.6b` must not change what that size means.
+    A name without a slash is never a folder: an export to `qwen3-0.6b` must not change the meaning of that size.
     """
     if name in (".", "..") or name.startswith(_PATH_STARTS):
         return True
@@ -53,12 +54,12 @@ def is_folder(name: str) -> bool:
 
 
 def is_plugin(name: str) -> bool:
-    """`module.path:Class`."""
+    """Return whether `name` has the form `module.path:Class`."""
     return _PLUGIN.fullmatch(name) is not None
 
 
 def folder_path(name: str) -> Path:
-    """The folder that `name` means, absolute, `~` filled in."""
+    """Return the absolute path of the folder `name`, with `~` expanded."""
     return Path(name).expanduser().absolute()
 
 
@@ -73,12 +74,13 @@ def _is_repository_text(name: str) -> bool:
 
 
 def _doubt(name: str) -> str:
+    """Return why `name` is not a hub name."""
     if "://" in name:
-        return "it is an address, not a name"
+        return "it is a URL, not a name"
     if "@" in name:
         return "a name has no '@'"
     if name.count("/") > 1:
-        return "a hub name has one slash, and no folder with a config.json is at that path"
+        return "a hub name has one slash, and that path is not a folder with a config.json"
     if len(name) > _MAX_REPOSITORY_CHARACTERS:
         return f"a hub name has at most {_MAX_REPOSITORY_CHARACTERS} characters"
-    return "a hub name is owner/name in letters, digits, '-', '_' and '.', and no such folder is here"
+    return "a hub name is owner/name in letters, digits, '-', '_' and '.', and no such folder exists"

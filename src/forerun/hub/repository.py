@@ -1,6 +1,7 @@
-"""A repository of the hub, a model's or a dataset's: its list of files, and fetching some of them through its client.
+"""A model or dataset repository on the hub: listing and downloading its files through the hub client.
 
-The client brings its own cache, token, endpoint and offline switch (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE).
+The client has its own settings for cache, token, endpoint and offline mode (HF_HOME, HF_TOKEN, HF_ENDPOINT,
+HF_HUB_OFFLINE).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import StorageError
-from forerun.hub.refusal import RepositoryKind, refusal
+from forerun.hub.errors import RepositoryKind, to_user_error
 from forerun.units import MIB, Bytes
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -22,21 +23,21 @@ _SPARE_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class Listing:
-    """What a repository holds at `commit`: the bytes of each file by its path in the repository."""
+    """The files of a repository at a commit."""
 
     commit: str
-    sizes: dict[str, int]
+    sizes: dict[str, int]  # bytes of each file, by its path in the repository
 
 
 @dataclass(frozen=True)
 class Repository:
-    """`owner/name` on the hub."""
+    """A repository `owner/name` on the hub."""
 
     name: str
     kind: RepositoryKind = "model"
 
     def listing(self, revision: str | None) -> Listing:
-        """The files that the hub has."""
+        """Return the files of the repository at `revision` (None: its default branch)."""
         import huggingface_hub
 
         client = huggingface_hub.HfApi()
@@ -45,13 +46,13 @@ class Repository:
         try:
             about = ask(self.name, revision=revision, files_metadata=True, timeout=wait_seconds)
         except Exception as error:
-            raise refusal(error, self.name, revision, downloading=False, kind=self.kind) from error
+            raise to_user_error(error, self.name, revision, downloading=False, kind=self.kind) from error
         if about.sha is None:
             raise RuntimeError(f"the hub names no commit for {self.name}")
         return Listing(about.sha, {file.rfilename: file.size or 0 for file in about.siblings or ()})
 
     def download(self, revision: str | None, files: list[str], *, local: bool = False) -> Path:
-        """The folder of the snapshot, with these files in it; `local` asks only the cache."""
+        """Download the files and return the folder of the snapshot. With `local`, use only the cache."""
         import huggingface_hub
 
         try:
@@ -63,11 +64,11 @@ class Repository:
                 local_files_only=local,
             )
         except Exception as error:
-            raise refusal(error, self.name, revision, downloading=True, kind=self.kind) from error
+            raise to_user_error(error, self.name, revision, downloading=True, kind=self.kind) from error
         return Path(folder)
 
-    def check_room(self, commit: str, sizes: dict[str, int]) -> None:
-        """Refuse to fetch files of these sizes to a disk that cannot hold them."""
+    def check_disk_space(self, commit: str, sizes: dict[str, int]) -> None:
+        """Raise a StorageError if the cache's disk has too little space for files that are not cached yet."""
         from huggingface_hub import constants, try_to_load_from_cache
 
         needed = 0
@@ -80,25 +81,25 @@ class Repository:
         if needed and needed + _SPARE_BYTES > free:
             less = ", or name fewer of its files in data.path" if self.kind == "dataset" else ""
             raise StorageError(
-                f"the disk has no room for {self.name}",
-                why=f"{Bytes(needed)} are to be fetched, {Bytes(free)} are free in {cache}",
-                fix="make room there (`hf cache ls` shows what the cache holds), or set HF_HOME to a larger disk"
-                + less,
+                "E-HUB-028",
+                f"the disk has too little space for {self.name}",
+                why=f"the download needs {Bytes(needed)}, and {cache} has {Bytes(free)} free",
+                fix="free disk space (`hf cache ls` lists the cache), or set HF_HOME to a larger disk" + less,
             )
 
 
 def is_offline() -> bool:
-    """HF_HUB_OFFLINE."""
+    """Return whether HF_HUB_OFFLINE is set."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
 
 
 def is_commit(revision: str | None) -> bool:
-    """A whole commit hash: what it names never changes."""
+    """Return whether `revision` is a full commit hash, whose content never changes."""
     return revision is not None and _COMMIT.fullmatch(revision) is not None
 
 
 def _literal(name: str) -> str:
-    """A pattern that matches this name only."""
+    """Return a glob pattern that matches only this name."""
     return re.sub(r"([*?[])", r"[\1]", name)

@@ -1,7 +1,7 @@
-"""The files of a model, on this machine: a local folder as it is, or a repository fetched through the hub's client.
+"""The files of a model on this machine: a local folder, or a hub repository that is downloaded if needed.
 
-The client brings its own cache, token, endpoint and offline switch (HF_HOME, HF_TOKEN, HF_ENDPOINT,
-HF_HUB_OFFLINE). Only weights in safetensors, JSON and tokenizer files are ever asked for.
+The hub client has its own settings for cache, token, endpoint and offline mode (HF_HOME, HF_TOKEN, HF_ENDPOINT,
+HF_HUB_OFFLINE). forerun downloads only safetensors, JSON and tokenizer files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from forerun.hub.documents import INDEX_NAME, MAX_CONFIG_BYTES, read_json
 from forerun.hub.files import roots_of
 from forerun.hub.names import folder_path, is_folder, kind_of
 from forerun.hub.repository import Repository, is_commit, is_offline
-from forerun.hub.weights import PICKLE_ENDINGS, SINGLE_NAME, Weights, no_weights, open_weights, weight_files
+from forerun.hub.safetensors.tensors import PICKLE_ENDINGS, SINGLE_NAME, Weights, no_weights, open_weights, weight_files
 
 CONFIG_NAME = "config.json"
 TOKENIZER_NAMES = (
@@ -34,14 +34,14 @@ SMALL_NAMES = (CONFIG_NAME, "generation_config.json", INDEX_NAME, *TOKENIZER_NAM
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A model's files in `folder`; `revision` is the commit they are of, None for a local folder."""
+    """The files of a model in a folder."""
 
     name: str
     folder: Path
-    revision: str | None
+    revision: str | None  # the commit; None for a local folder
 
     def file(self, name: str) -> Path | None:
-        """The file of that name, if the model has it."""
+        """Return the path of a file, or None if the model does not have it."""
         path = self.folder / name
         return path if path.exists() else None
 
@@ -50,12 +50,12 @@ class Snapshot:
         return tuple(path for name in TOKENIZER_NAMES if (path := self.file(name)) is not None)
 
     def json(self, name: str) -> dict[str, Any] | None:
-        """The object in the JSON file of that name, if the model has it."""
+        """Return the object in a JSON file, or None if the model does not have the file."""
         path = self.file(name)
         return None if path is None else read_json(path)
 
     def config(self) -> dict[str, Any]:
-        """config.json."""
+        """Return the content of config.json."""
         return read_json(self.folder / CONFIG_NAME, limit_bytes=MAX_CONFIG_BYTES)
 
     def open_weights(self) -> Weights:
@@ -63,19 +63,30 @@ class Snapshot:
 
 
 def snapshot(name: str, revision: str | None = None, *, weights: bool = True) -> Snapshot:
-    """The files of the model `name`, fetched if need be; `weights=False` leaves the weights out."""
+    """Return the files of a model, downloaded if needed.
+
+    Args:
+        name: A folder, or `owner/name` on the hub.
+        revision: A branch, tag or commit of a hub repository, or None for its default branch.
+        weights: Whether the weights must be present too.
+
+    Raises:
+        UserError: The model does not exist, is incomplete, has no safetensors, or cannot be downloaded.
+    """
     if is_folder(name):
         return _local(name, revision, weights)
     if (Path(name) / "job.yaml").is_file():
         raise UserError(
+            "E-HUB-029",
             f"{name} is a run, not a model",
-            why="a run's folder has checkpoints and a job.yaml, but no config.json and no weights in safetensors",
-            fix=f"forerun export {name} --to my-model, then name ./my-model",
+            why="the folder of a run has checkpoints and a job.yaml, but no config.json and no safetensors",
+            fix=f"run `forerun export {name} --to my-model`, then name ./my-model",
         )
     if kind_of(name) != "repository":
         raise UserError(
-            f"model {name!r} has no files of its own",
-            why="a hub name is owner/name, a folder is written as a path",
+            "E-HUB-030",
+            f"model {name!r} has no files",
+            why="it is neither a hub name (owner/name) nor the path of a folder",
             fix=f"write owner/{name}, or ./{name} for a folder",
         )
     if revision is not None and is_commit(revision):
@@ -89,34 +100,41 @@ def _local(name: str, revision: str | None, weights: bool) -> Snapshot:
     folder = folder_path(name)
     if revision is not None:
         raise UserError(
+            "E-HUB-031",
             f"model {name}: a folder has no revision",
             why=f"revision {revision!r} was given",
             fix="remove the revision, or name a model of the hub",
         )
     if not folder.is_dir():
-        raise UserError(f"model {name}: there is no such folder", why=f"looked for {folder}", fix="mend the path")
+        raise UserError(
+            "E-HUB-032", f"model {name}: the folder does not exist", why=f"looked for {folder}", fix="correct the path"
+        )
     return _complete(Snapshot(name, folder, None), weights)
 
 
 def _fetched(name: str, revision: str | None, weights: bool) -> Snapshot:
-    """Look at the list of files first: what is refused costs no download, and a full disk is told before it is full."""
+    """Download a model and return its snapshot.
+
+    The list of files is checked first, so that an unusable model or a full disk is reported before the download.
+    """
     repository = Repository(name)
     listing = repository.listing(revision)
     sizes = {file: size for file, size in listing.sizes.items() if "/" not in file}
     _check_listing(name, list(sizes), weights)
     small = [file for file in SMALL_NAMES if file in sizes]
-    repository.check_room(listing.commit, {file: sizes[file] for file in small})
+    repository.check_disk_space(listing.commit, {file: sizes[file] for file in small})
     folder = repository.download(revision, small)
     if weights:
         files = weight_files(folder) if INDEX_NAME in sizes else [SINGLE_NAME]
         missing = [file for file in files if file not in sizes]
         if missing:
             raise UserError(
-                f"{name} lacks weights that its own index names",
-                why=f"{missing[0]} is not among its files, {len(missing)} of {len(files)} are missing",
-                fix="take another revision, or tell the model's authors",
+                "E-HUB-033",
+                f"{name} lacks weights that its index names",
+                why=f"{missing[0]} is not among its files; {len(missing)} of {len(files)} are missing",
+                fix="use another revision, or report it to the authors of the model",
             )
-        repository.check_room(listing.commit, {file: sizes[file] for file in files})
+        repository.check_disk_space(listing.commit, {file: sizes[file] for file in files})
         folder = repository.download(folder.name, files)
     return _complete(Snapshot(name, folder, folder.name), weights)
 
@@ -127,7 +145,7 @@ def _offline(name: str, revision: str | None, weights: bool) -> Snapshot:
 
 
 def _cached(name: str, commit: str, weights: bool) -> Snapshot | None:
-    """A commit never changes: if all of it is here, the hub need not be asked."""
+    """Return the cached snapshot of a commit, or None if it is incomplete. A commit never changes."""
     try:
         return _offline(name, commit, weights)
     except UserError:
@@ -135,12 +153,13 @@ def _cached(name: str, commit: str, weights: bool) -> Snapshot | None:
 
 
 def _complete(found: Snapshot, weights: bool) -> Snapshot:
-    """`found`, if it has what a model needs."""
+    """Return `found`. Raise a UserError if it has no config.json, or if weights are wanted and missing."""
     if not found.folder.joinpath(CONFIG_NAME).is_file():
         raise UserError(
+            "E-HUB-034",
             f"model {found.name} has no {CONFIG_NAME}",
             why=f"looked in {found.folder}",
-            fix="name the folder or the repository that holds config.json beside the weights",
+            fix="name the folder or repository that has config.json beside the weights",
         )
     names = [entry.name for entry in found.folder.iterdir()]
     if found.revision is None:
@@ -152,6 +171,7 @@ def _complete(found: Snapshot, weights: bool) -> Snapshot:
     absent = [file for file in files if not (found.folder / file).exists()]
     if absent:
         raise UserError(
+            "E-HUB-035",
             f"model {found.name} is not complete on this machine",
             why=f"{absent[0]} is missing in {found.folder}",
             fix=_fetch_again(found),
@@ -161,12 +181,12 @@ def _complete(found: Snapshot, weights: bool) -> Snapshot:
 
 def _fetch_again(found: Snapshot) -> str:
     if found.revision is None:
-        return "copy the missing files there, or fetch the checkpoint again"
-    return "run the same command with HF_HUB_OFFLINE unset: it fetches what is missing"
+        return "copy the missing files there, or download the checkpoint again"
+    return "run the same command with HF_HUB_OFFLINE unset: it downloads the missing files"
 
 
 def _check_listing(where: str, names: list[str], weights: bool) -> None:
-    """Refuse what has only pickle or, if weights are wanted, no weights at all."""
+    """Raise a UserError for a model that has only pickle files, or no weights although weights are wanted."""
     if SINGLE_NAME in names or INDEX_NAME in names:
         return
     if weights or any(name.endswith(PICKLE_ENDINGS) for name in names):

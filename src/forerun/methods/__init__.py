@@ -1,3 +1,4 @@
-"""Ways of training. A method is an objective and, where needed, transforms over specs: other leaf types in the place of
-plain weights. No loop and no model knows which one is at work.
+"""Training methods: an objective and, for LoRA and QAT, transforms that replace plain weights by other leaf types.
+
+The training loop and the models do not depend on the method.
 """

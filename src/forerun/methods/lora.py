@@ -1,4 +1,4 @@
-"""LoRA as a transform: matrices at rest, an adapter beside those that the job names."""
+"""LoRA as a transform of specs: all weights are frozen, and the matrices that the job names get an adapter."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from forerun.errors import UserError
 from forerun.methods.targets import chosen_paths, is_linear
 from forerun.models.keys import path_text
 from forerun.nn import spec
-from forerun.nn.lowrank import LowRank, norms
-from forerun.nn.quantized import Quantized, quantized_spec
 from forerun.nn.spec import Fill, ParamSpec, Tree
-from forerun.nn.weights import Dense, is_weight
+from forerun.nn.weights.dense import Dense, is_weight
+from forerun.nn.weights.lowrank import LowRank, norms
+from forerun.nn.weights.quantized import Quantized, quantized_spec
 
-ADAPTER = "adapter"  # among what is read from files: {path of a weight: {"down": ..., "up": ...}}
+ADAPTER = "adapter"  # key of adapters that were read from files: {path of a weight: {"down": ..., "up": ...}}
 
 
 @dataclass(frozen=True)
 class Uniform:
-    """Between -limit and limit."""
+    """Uniform values between -limit and limit."""
 
     limit: float
 
@@ -36,14 +36,17 @@ class Uniform:
 
 @dataclass(frozen=True)
 class LoraTransform:
-    """`names`: what transformers calls the weights, path by path, with {} for the layer; `dtype` is the adapters'."""
+    """The transform for LoRA and DoRA."""
 
     lora: Lora
-    dtype: str
-    names: Mapping[str, str] = field(hash=False)
+    dtype: str  # of the adapters
+    names: Mapping[str, str] = field(hash=False)  # path of a weight -> its name in transformers, with {} for the layer
 
     def reads(self, specs: Tree) -> Tree:
-        """Files are read as the base rests: a quantized matrix never lies dense on the devices."""
+        """Return the specs in which files are read: those of the frozen base.
+
+        A quantized base is quantized while it is read, so its dense matrices are never on the devices.
+        """
         specs = spec.cast(specs, jnp.dtype(self.lora.resting))
         if not self.lora.is_quantized:
             return specs
@@ -57,6 +60,7 @@ class LoraTransform:
         return jax.tree_util.tree_map_with_path(leaf, specs, is_leaf=is_weight)
 
     def specs(self, specs: Tree) -> Tree:
+        """Return the specs of a frozen base with an adapter on each target."""
         chosen = chosen_paths(specs, self.lora.patterns, self.names, "lora.targets")
 
         def leaf(path: Any, weight: Any) -> Any:
@@ -66,7 +70,10 @@ class LoraTransform:
         return jax.tree_util.tree_map_with_path(leaf, specs, is_leaf=lambda x: is_weight(x) or spec.is_spec(x))
 
     def start(self, specs: Tree, params: Tree, given: Mapping[str, Tree], key: jax.Array) -> Tree:
-        """Adapters that were read, or that change nothing yet: the first half as PEFT draws it, the second zero."""
+        """Return `params` with adapters: those in `given`, or new ones that do not change the model yet.
+
+        For new adapters, `down` has the distribution that PEFT uses, and `up` is zero.
+        """
 
         def leaf(path: Any, made: Any, weight: Any) -> Any:
             if not isinstance(made, LowRank):
@@ -100,7 +107,7 @@ class LoraTransform:
 
 
 def _dense(base: Any) -> tuple[tuple[int, ...], str, int, tuple[int, ...]]:
-    """(shape, letters, inputs) of one matrix, and the layers that are stacked, if they are."""
+    """Return shape, axes and inputs of one layer's matrix, and its layer dimension as a tuple (empty without one)."""
     if isinstance(base, Quantized):
         return base.shape, base.axes, base.inputs, base.codes.shape[:-3]
     s = base.value
@@ -109,19 +116,21 @@ def _dense(base: Any) -> tuple[tuple[int, ...], str, int, tuple[int, ...]]:
 
 
 def _require_blocks(path: str, s: ParamSpec, block: int) -> None:
+    """Raise a UserError if the inputs of a matrix do not divide into blocks."""
     shape, _, inputs, _ = _dense(Dense(s))
     ins = math.prod(shape[:inputs])
     if ins % block:
         fits = max((n for n in range(2, block, 2) if ins % n == 0), default=None)
         raise UserError(
+            "E-METHOD-001",
             f"lora.block={block} does not divide the inputs of {path}",
-            why=f"it has {ins} of them, and {block} share a scale",
-            fix=f"lora.block={fits}" if fits else "keep the base in bfloat16: lora.base=bfloat16",
+            why=f"it has {ins} inputs, and every {block} of them share a scale",
+            fix=f"set lora.block={fits}" if fits else "keep the base in bfloat16: lora.base=bfloat16",
         )
 
 
 def _lengths(weight: Any, made: LowRank[ParamSpec]) -> jax.Array:
-    """DoRA begins with the lengths that the base has."""
+    """Return the initial lengths of DoRA, which are those of the base."""
     assert made.length is not None
     matrix = weight.matrix("", jnp.float32)
     return (

@@ -1,4 +1,4 @@
-"""The job's method: what is to become small, and what stands in the place of the model's weights meanwhile."""
+"""The job's training method: its objective and the transforms of the model's weights."""
 
 from __future__ import annotations
 
@@ -10,48 +10,60 @@ from typing import Any, Protocol
 import jax
 
 from forerun.config.schema import Job
-from forerun.methods.distil import distil_of
 from forerun.methods.kept import kept_rounding
 from forerun.methods.lora import LoraTransform
 from forerun.methods.names import module_names
 from forerun.methods.qat import QatTransform
 from forerun.models.base import Model
+from forerun.models.pretrained import teacher_section
+from forerun.models.registry import model_of
 from forerun.nn import spec
-from forerun.nn.quantized import Quantized, quantized
 from forerun.nn.spec import Tree, is_spec
-from forerun.nn.weights import is_weight
+from forerun.nn.weights.dense import is_weight
+from forerun.nn.weights.quantized import Quantized, quantized
 from forerun.objectives.base import Objective
+from forerun.objectives.distil import Distil
 from forerun.objectives.next_token import NextToken
 from forerun.objectives.preference import Preference
-from forerun.objectives.registry import own_objective
+from forerun.objectives.registry import custom_objective
 
-MODEL = "model"  # the name of the job's own model among what is read from files
+MODEL = "model"  # the name of the job's model among the trees that are read from files
 
 
 class Transform(Protocol):
-    """From specs to specs, and the same for arrays."""
+    """A transform of a model's specs and arrays to other leaf types."""
 
     def reads(self, specs: Tree) -> Tree:
-        """The model's own specs as its files are to be read: in the dtype that they will rest in."""
+        """Return the specs in which the model's files are read: in the form and dtype that the run holds."""
 
     def specs(self, specs: Tree) -> Tree:
-        """Other leaf types, what learns, what is saved."""
+        """Return the specs that a run holds, with other leaf types and the flags `trainable` and `saved`."""
 
     def start(self, specs: Tree, params: Tree, given: Mapping[str, Tree], key: jax.Array) -> Tree:
-        """Arrays as `specs` says, from arrays of the specs before; `given` is what was read besides, by name."""
+        """Return arrays for `self.specs(specs)`.
+
+        Args:
+            specs: The specs before this transform.
+            params: Arrays for `specs`.
+            given: Other trees that were read from files, by name.
+            key: A random key for new parameters.
+        """
 
 
 @dataclass(frozen=True)
 class Method:
+    """The objective and the transforms of a job. The transforms apply in their order."""
+
     objective: Objective
     transforms: tuple[Transform, ...] = ()
-    drops: bool = False  # whether a step needs a key
+    drops: bool = False  # whether a step uses dropout and needs a random key
 
     def reads(self, specs: Tree) -> Tree:
+        """Return the specs in which the model's files are read."""
         return reduce(lambda made, transform: transform.reads(made), self.transforms, specs)
 
     def fresh(self, specs: Tree, key: jax.Array) -> Tree:
-        """The model's first weights where no file gives them, in the form that files are read in."""
+        """Return random initial weights in the form of `self.reads(specs)`, for a model without files."""
 
         def leaf(wanted: Any, weight: Any) -> Any:
             if isinstance(wanted, Quantized):
@@ -62,23 +74,33 @@ class Method:
         return jax.tree.map(leaf, self.reads(specs), made, is_leaf=lambda x: is_weight(x) or is_spec(x))
 
     def specs(self, specs: Tree) -> Tree:
-        """What a run holds, from the model's specs."""
+        """Return the specs that a run holds, given the model's specs."""
         specs = self.reads(specs)
         return self.objective.specs(reduce(lambda made, transform: transform.specs(made), self.transforms, specs))
 
     def start(self, specs: Tree, params: Tree, given: Mapping[str, Tree], key: jax.Array) -> Tree:
-        """Arrays for `self.specs(specs)`, from the model's arrays and what was read besides."""
+        """Return arrays for `self.specs(specs)`, from the model's arrays and other trees that were read from files.
+
+        Args:
+            specs: The model's specs.
+            params: Arrays for `self.reads(specs)`.
+            given: Other trees that were read from files, by name, for example an adapter or a teacher.
+            key: A random key for new parameters.
+        """
         return self.objective.start(self.dressed(specs, params, given, key), given)
 
     def dressed(self, specs: Tree, params: Tree, given: Mapping[str, Tree], key: jax.Array) -> Tree:
-        """The model's own arrays with the leaf types of the transforms."""
+        """Return the model's arrays with the leaf types of the transforms, without the objective's additions."""
         specs = self.reads(specs)
         for transform in self.transforms:
             specs, params = transform.specs(specs), transform.start(specs, params, given, key)
         return params
 
     def flops_per_token(self, model: Model, sequence: int) -> float:
-        """A matrix at rest has no gradient of its own: a third less. What learns beside it counts whole."""
+        """Return the FLOPs per token of a training step.
+
+        A frozen matrix needs no gradient, so it counts 4 per element instead of 6. An adapter counts 6.
+        """
         before, after = model.specs(), self.objective.own(self.specs(model.specs()))
         return self.objective.flops_per_token(model, sequence) + sum(
             _learned_flops(new) - _learned_flops(old)
@@ -88,7 +110,7 @@ class Method:
 
 
 def method_of(job: Job, chunk: int) -> Method:
-    """`chunk`: positions whose logits exist at one time."""
+    """Return the method of a job. `chunk` is the number of positions whose logits are in memory together."""
     objective = objective_of(job, chunk)
     transforms: list[Transform] = []
     if job.qat is not None:
@@ -100,9 +122,9 @@ def method_of(job: Job, chunk: int) -> Method:
 
 
 def objective_of(job: Job, chunk: int) -> Objective:
-    """What the job says is to become small."""
+    """Return the objective of a job. `chunk` is the number of positions whose logits are in memory together."""
     if job.objective is not None:
-        return own_objective(job.objective, chunk)
+        return custom_objective(job.objective, chunk)
     if job.distil is not None:
         return distil_of(job, chunk)
     if job.preferences is not None:
@@ -113,9 +135,33 @@ def objective_of(job: Job, chunk: int) -> Objective:
 
 
 def _learned_flops(weight: Any) -> float:
-    """2 per number for its gradient, and 4 more for what is not the model's own matrix."""
+    """Return the FLOPs per token that depend on the method.
+
+    These are 2 per trainable element for its gradient, and 4 more per element that is not in the model's own matrix.
+    """
     leaves = jax.tree.leaves(weight, is_leaf=is_spec)
     base = getattr(weight, "base", None)
     own = set(map(id, jax.tree.leaves(base, is_leaf=is_spec))) if base is not None else set(map(id, leaves))
     learned = sum(2.0 * leaf.size for leaf in leaves if leaf.trainable)
     return learned + sum(4.0 * leaf.size for leaf in leaves if id(leaf) not in own)
+
+
+def distil_of(job: Job, chunk: int) -> Distil:
+    """Return the objective for distillation.
+
+    `chunk` is sized for the logits of one model. Teacher and student need twice the memory, so it is halved, unless the
+    job sets `loss_chunk`.
+    """
+    said, student = job.distil, model_of(job.model)
+    assert said is not None
+    return Distil(
+        chunk if job.loss_chunk else -(-chunk // 2),
+        said.soft,
+        said.temperature,
+        teacher=model_of(teacher_section(job)) if said.cache is None else None,
+        top_k=min(said.top_k, student.vocab),
+        vocab=student.vocab,
+        anchor=said.anchor,
+        anchor_share=said.anchor_share,
+        seed=job.seed,
+    )

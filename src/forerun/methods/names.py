@@ -1,4 +1,4 @@
-"""What the weights of a model are called elsewhere: `blocks.query` is q_proj to everybody who knows PEFT."""
+"""Names of a model's weights in transformers and PEFT, for example `q_proj` for `blocks.query`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.models.sizes import is_plugin
 
 
 def family_named(section: Model) -> Family | None:
-    """The family whose tables name the tensors; None for a model that has no Hugging Face form."""
+    """Return the family whose table names the tensors, or None for a model without a Hugging Face form."""
     if is_plugin(section):
         return None
     if is_checkpoint(section):
@@ -23,7 +23,10 @@ def family_named(section: Model) -> Family | None:
 
 
 def module_names(section: Model) -> dict[str, str]:
-    """Path of a weight -> name of its module in transformers, with {} for the layer. Fused ones share a name."""
+    """Return the module name in transformers for each path of a weight, with {} for the layer.
+
+    Weights that are fused in transformers share a name. The result is empty for a model without a Hugging Face form.
+    """
     family = family_named(section)
     tensors = family.table if family else ()
     return {part.leaf: one.name.removesuffix(".weight") for one in tensors for part in one.parts}

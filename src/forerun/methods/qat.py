@@ -1,4 +1,4 @@
-"""Quantization-aware training as a transform: weights that are rounded in every forward pass."""
+"""Quantization-aware training (QAT) as a transform of specs: every forward pass rounds the target weights."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from forerun.errors import UserError
 from forerun.methods.targets import chosen_paths
 from forerun.models.keys import path_text
 from forerun.models.rounding import Rounding
-from forerun.nn.fakequant import FakeQuantized, scale_spec
 from forerun.nn.spec import ParamSpec, Tree
-from forerun.nn.weights import is_weight
+from forerun.nn.weights.dense import is_weight
+from forerun.nn.weights.fakequant import FakeQuantized, scale_spec
 
 
 @dataclass(frozen=True)
 class QatTransform:
-    """`names`: what transformers calls the weights, path by path, with {} for the layer; `given`: how the files of the
-    model were rounded, if in the way that the job wants; `rests`: whether only adapters learn."""
+    """The transform for QAT."""
 
     qat: Qat
-    names: Mapping[str, str] = field(hash=False)
-    given: Rounding | None = None
-    rests: bool = False
+    names: Mapping[str, str] = field(hash=False)  # path of a weight -> its name in transformers, with {} for the layer
+    given: Rounding | None = None  # the rounding of the model's files, if it is that of the job
+    rests: bool = False  # whether the weights are frozen, because the job trains only adapters
 
     def reads(self, specs: Tree) -> Tree:
-        """Weights that the files have as integers are read with their scales."""
+        """Return the specs in which files are read: weights that the files have as integers keep their scales."""
         if self.given is None:
             return specs
         chosen = chosen_paths(specs, self.qat.patterns, self.names, "qat.targets")
@@ -43,6 +42,7 @@ class QatTransform:
         return jax.tree_util.tree_map_with_path(leaf, specs, is_leaf=is_weight)
 
     def specs(self, specs: Tree) -> Tree:
+        """Return the specs with fake-quantized target weights."""
         chosen = chosen_paths(specs, self.qat.patterns, self.names, "qat.targets")
 
         def leaf(path: Any, weight: Any) -> Any:
@@ -51,7 +51,10 @@ class QatTransform:
         return jax.tree_util.tree_map_with_path(leaf, specs, is_leaf=is_weight)
 
     def start(self, specs: Tree, params: Tree, given: Mapping[str, Tree], key: jax.Array) -> Tree:
-        """Learned scales begin as the computed ones: the first forward pass is that of the rounded model."""
+        """Return `params` with fake-quantized target weights.
+
+        Learned scales start as the computed ones, so the first forward pass is that of the rounded model.
+        """
 
         def leaf(made: Any, weight: Any) -> Any:
             if not isinstance(made, FakeQuantized):
@@ -84,8 +87,9 @@ class QatTransform:
         group = self.qat.group
         if group is not None and total % group:
             raise UserError(
+                "E-METHOD-002",
                 f"qat.group: {group} does not divide the {total} inputs of {path}",
-                why="every group of inputs has a scale of its own, and groups are of one size",
+                why="every group of inputs has its own scale, and all groups have the same size",
                 fix=f"choose a divisor of {total}, or null for one scale per output channel",
             )
         return FakeQuantized(
@@ -100,7 +104,7 @@ class QatTransform:
 
 
 def _kept(made: FakeQuantized[Any], weight: FakeQuantized[jax.Array]) -> FakeQuantized[jax.Array]:
-    """Return the weight as the run holds it, with the codes and scales that it was read with."""
+    """Return a weight that was read as integers in the form that the run holds, with the same codes and scales."""
     if made.scale is not None:
         return weight
     if made.log_scale is None:

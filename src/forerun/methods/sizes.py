@@ -1,4 +1,4 @@
-"""What a job's weights and optimizer take at rest, whatever its method, before anything is compiled."""
+"""Memory of a job's weights, optimizer state and gradients, computed from specs without compiling."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from forerun.nn import spec
 
 
 @dataclass(frozen=True)
-class Resting:
-    """Over all devices, each array once."""
+class StateBytes:
+    """Bytes of all arrays, each counted once, regardless of how many devices hold it."""
 
-    state_bytes: int
-    gradient_bytes: int  # as large as what learns
+    state_bytes: int  # weights and optimizer state
+    gradient_bytes: int  # as large as the trainable weights
 
 
-def resting(job: Job) -> Resting:
-    """The vocabulary of the job's model must be known."""
+def resting(job: Job) -> StateBytes:
+    """Return the bytes of a job's state and gradients. The vocabulary of its model must be known."""
     specs = method_of(job, chunk=1).specs(spec.cast(model_of(job.model).specs(), jnp.dtype(job.precision.params)))
     leaves = jax.tree.leaves(specs, is_leaf=spec.is_spec)
     weights = sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves)
     learned = sum(leaf.size * jnp.dtype(leaf.dtype).itemsize for leaf in leaves if leaf.trainable)
-    copies = 2 + (job.optimizer.ema is not None)  # two moments, and the average
-    return Resting(weights + copies * learned, learned)
+    copies = 2 + (job.optimizer.ema is not None)  # Adam's two moments, and the EMA of the weights
+    return StateBytes(weights + copies * learned, learned)

@@ -1,4 +1,4 @@
-"""Which matrices a section of the job means: by their own names, or by those that transformers gives them."""
+"""Selection of matrices by the target names of a job, which are names of forerun or of transformers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,32 @@ import jax
 from forerun.config.targets import ALL_LINEAR
 from forerun.errors import UserError
 from forerun.models.keys import path_text
-from forerun.nn.fakequant import FakeQuantized
-from forerun.nn.quantized import Quantized
 from forerun.nn.spec import Tree
-from forerun.nn.weights import Dense, is_weight
+from forerun.nn.weights.dense import Dense, is_weight
+from forerun.nn.weights.fakequant import FakeQuantized
+from forerun.nn.weights.quantized import Quantized
 
 
 def is_linear(weight: Any) -> bool:
-    """A matrix that multiplies: plain, rounded or in few bits; a read-out is used whole and is none."""
+    """Return whether a leaf is the matrix of a linear layer: dense, fake-quantized or quantized.
+
+    A read-out matrix is not a linear layer here.
+    """
     return isinstance(weight, Quantized) or (isinstance(weight, Dense | FakeQuantized) and weight.value.inputs > 0)
 
 
 def chosen_paths(specs: Tree, patterns: Sequence[str], names: Mapping[str, str], key: str) -> set[str]:
-    """The paths of the matrices that any pattern means. `names`: what transformers calls the weights, path by path;
-    `key`: where the job says the patterns, for messages."""
+    """Return the paths of the matrices that match at least one pattern.
+
+    Args:
+        specs: The model's specs.
+        patterns: Names, patterns with wildcards, or "all-linear".
+        names: The path of each weight, with its name in transformers.
+        key: The job's key for the patterns, for errors.
+
+    Raises:
+        UserError: A pattern matches no matrix.
+    """
     flat = jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_weight)
     linear = [path_text(path) for path, leaf in flat if is_linear(leaf)]
     found: set[str] = set()
@@ -37,7 +49,7 @@ def chosen_paths(specs: Tree, patterns: Sequence[str], names: Mapping[str, str],
 
 
 def _is_called(path: str, names: Mapping[str, str], pattern: str) -> bool:
-    block = path.replace("tail.", "blocks.", 1)  # layers that make no whole period are layers like all others
+    block = path.replace("tail.", "blocks.", 1)  # targets do not distinguish layers in the tail
     name = names.get(block, "")
     called = (path, block, path.rpartition(".")[2], name, name.rpartition(".")[2])
     return any(fnmatchcase(one, pattern) for one in called if one)
@@ -47,7 +59,8 @@ def _no_match(pattern: str, linear: list[str], names: Mapping[str, str], key: st
     called = {name for path in linear for name in (path, names.get(path, path))}
     known = sorted({name.rpartition(".")[2] for name in called})
     return UserError(
+        "E-METHOD-003",
         f"{key}: no matrix is called {pattern!r}",
-        why=f"this model has {', '.join(known)}" if known else f"this model has no matrices that {key} could mean",
-        fix=f"write one of them, or {ALL_LINEAR!r}",
+        why=f"this model has {', '.join(known)}" if known else f"this model has no matrices for {key}",
+        fix=f"use one of these names, or {ALL_LINEAR!r}",
     )

@@ -1,4 +1,4 @@
-"""Model families, one file each: specs, apply, FLOPs and the names of Hugging Face's weights.
+"""Models: parameter specs, forward pass, FLOPs, and the Hugging Face names of their weights.
 
-A model is written for one device. Parallelism, LoRA and quantization come to it from outside, through its specs.
+A model is written for one device. Parallelism, LoRA and quantization are added from outside, through its specs.
 """

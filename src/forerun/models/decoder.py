@@ -1,6 +1,6 @@
-"""The decoder family: Llama, Qwen2, Qwen3, Mistral, SmolLM, Gemma, Phi, OLMo and free dimensions.
+"""The decoder: Llama, Qwen2, Qwen3, Mistral, SmolLM, Gemma, Phi, OLMo and free dimensions.
 
-B batch, S sequence, T new tokens, E embed, F mlp, H heads, K kv heads, D head, V vocab, L layers.
+Letters: B batch, S sequence, T new tokens, E embed, F mlp, H heads, K kv heads, D head, V vocab, L layers.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from forerun.models.base import Readout
+from forerun.models.base import Capabilities, Readout
 from forerun.models.keys import Stack
 from forerun.models.layout import per_layer, per_layer_with_outputs, unstacked
+from forerun.models.parameter_axes import bias_axes, matrix_axes, norm_axes, outer_axes, shape_of
 from forerun.models.sizes import DecoderConfig, LayerKind
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
-from forerun.nn.cache import Cache
 from forerun.nn.compute import Compute, residual
+from forerun.nn.kv_cache import Cache
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
-from forerun.nn.weights import Dense, contract
+from forerun.nn.weights.dense import Dense, contract
 
 T = TypeVar("T")
-Attend = Callable[[jax.Array, jax.Array, jax.Array, LayerKind], jax.Array]
 Carry = tuple[jax.Array, jax.Array | int]  # the residual stream and the number of the layer
 NewTokens = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, K, D]
 
@@ -35,7 +35,7 @@ NewTokens = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Block(Generic[T]):
-    """One layer. What a family does not have is None, and no leaf."""
+    """Parameters of one layer. A parameter that the family does not have is None."""
 
     attention_norm: T | None = None
     query: Dense[T]
@@ -62,15 +62,19 @@ class Block(Generic[T]):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Params(Generic[T]):
+    """Parameters of a decoder."""
+
     embed: T
-    blocks: Block[T]  # every leaf with a leading L
+    blocks: Block[T]  # stacked layers: every leaf has a leading L
     norm: T
-    head: Dense[T] | None  # None: the embedding is used again
-    tail: Block[T] | None = None  # layers that are left over when kinds repeat
+    head: Dense[T] | None  # None: the embedding is the output matrix
+    tail: Block[T] | None = None  # stacked layers at the end that do not fill a period of layer kinds
 
 
 @dataclass(frozen=True)
 class Decoder:
+    """A decoder model."""
+
     config: DecoderConfig
 
     @property
@@ -82,19 +86,27 @@ class Decoder:
         return self.config.heads
 
     @property
+    def capabilities(self) -> Capabilities:
+        c = self.config
+        return Capabilities(
+            layers=c.layers, attention_softcap=c.attention_softcap, layer_kinds=c.layer_kinds, has_cache=True
+        )
+
+    @property
     def stacks(self) -> tuple[Stack, ...]:
-        """Which layers lie in which part of the parameters."""
+        """The parts of the parameters that contain layers, in order."""
         c = self.config
         whole = Stack("blocks", 0, c.layers - c.tail_layers)
         return (whole, Stack("tail", whole.layers, c.tail_layers)) if c.tail_layers else (whole,)
 
     def specs(self) -> Params[ParamSpec]:
-        c = self.config
+        c, axes = self.config, outer_axes(self.config)
+        embed, head = axes["embed"], axes.get("head")
         return Params(
-            embed=ParamSpec((c.vocab, c.embed), "VE", Normal(0.02)),
+            embed=ParamSpec(shape_of(c, embed), embed, Normal(0.02)),
             blocks=stack(_block_specs(c), c.layers - c.tail_layers),
-            norm=_scale(c, (c.embed,), "E"),
-            head=None if c.tied else Dense(ParamSpec((c.vocab, c.embed), "VE", Normal(0.02), inputs=0)),
+            norm=_scale(c, axes["norm"]),
+            head=Dense(ParamSpec(shape_of(c, head), head, Normal(0.02), inputs=0)) if head else None,
             tail=stack(_block_specs(c), c.tail_layers) if c.tail_layers else None,
         )
 
@@ -125,17 +137,19 @@ class Decoder:
         def layer(kind: LayerKind, x_BSE: jax.Array, block: Block[jax.Array]) -> jax.Array:
             return self.block(block, x_BSE, turns.get(kind), partial(attend, kind=kind))
 
+        # One step per layer kind: windows and RoPE are static, so each kind has its own code in the scan body.
         steps = [compute.checkpointed(partial(layer, kind)) for kind in c.layer_kinds]
         x_BSE = self._embed(params, tokens_BS, compute)
         x_BSE = per_layer(steps, x_BSE, params.blocks, params.tail)
         return self._readout(params, x_BSE, compute)
 
     def unstacked(self, params: Params[jax.Array]) -> Params[jax.Array]:
-        """Take the layers apart for `extend` on a CPU; `params` cannot be used any more."""
+        """Return `params` with separate layers, for `extend` on a CPU. The arrays of `params` are deleted."""
         unstacked_params: Params[jax.Array] = unstacked(params, self.stacks)
         return unstacked_params
 
     def cache(self, rows: int, length: int, dtype: Any) -> Cache[ParamSpec]:
+        """Return the specs of a key/value cache for `rows` texts of up to `length` tokens."""
         c = self.config
         return Cache.specs(c.layers, rows, length, c.kv_heads, c.head_dim, dtype)
 
@@ -147,10 +161,17 @@ class Decoder:
         cache: Cache[jax.Array],
         compute: Compute,
     ) -> tuple[Readout, Cache[jax.Array]]:
-        """The next tokens of each row, at their own positions, and the cache with their keys and values in it.
+        """Compute new tokens of each row, and return their read-out and the cache with their keys and values.
 
-        Places are consecutive from a row's first position on; what fills up a row repeats its last position. A row
-        that grows beyond LongRope's original context is read again from its start, with all keys and values anew.
+        A caller must read a row again from its start when it grows beyond LongRope's original context, because all of
+        its keys change.
+
+        Args:
+            params: Parameters, stacked or from `unstacked`.
+            tokens_BT: New tokens. A shorter row is padded at its end.
+            positions_BT: Consecutive positions in each row. Padding repeats the last position of its row.
+            cache: Keys and values of the earlier tokens.
+            compute: The compute dtype. Its attention kernel and remat policy are not used.
         """
         c = self.config
         turns = self._angles(positions_BT, jnp.ones_like(positions_BT))
@@ -179,9 +200,19 @@ class Decoder:
         turns: Angles | None,
         attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     ) -> jax.Array:
-        """One layer, without its layer dimension."""
+        """Return the output of one layer, [B, S, E].
+
+        Args:
+            block: Parameters of the layer, without a layer dimension.
+            x_BSE: The residual stream.
+            turns: The RoPE angles, or None for a layer without positions.
+            attend: A function of queries, keys and values that returns the attention output.
+        """
+        # Names of `residual` are those that the job's remat policy can keep. `layer_in` has the layout of the residual
+        # stream (split along S by tp), so a kept input takes 1 / tp of the memory.
         x_BSE = residual(constrain(x_BSE, "BSE"), "layer_in")
 
+        # ---- Attention ----
         y_BSE = self._norm(x_BSE, block.attention_norm)
         q_BSHD = self._heads("BSE,EHD->BSHD", y_BSE, block.query, block.query_bias, block.query_norm)
         k_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.key, block.key_bias, block.key_norm)
@@ -193,6 +224,7 @@ class Decoder:
         y_BSE = _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
         x_BSE = x_BSE + self._norm(y_BSE, block.attention_post_norm)
 
+        # ---- Gated MLP ----
         y_BSE = self._norm(x_BSE, block.mlp_norm)
         gate_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.gate), block.gate_bias), "mlp_gate")
         up_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.up), block.up_bias), "mlp_up")
@@ -200,7 +232,11 @@ class Decoder:
         return x_BSE + self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm)
 
     def flops_per_token(self, sequence: int) -> float:
-        """6 per weight that multiplies, and causal attention: 12 E_heads S/2 per layer."""
+        """Return the FLOPs per token of a forward and backward pass.
+
+        Counts 6 per matrix element (2 forward, 4 backward). Causal attention adds 12 x heads x head_dim x S/2 per
+        layer, or less with a window. The embedding counts only if it is also the output matrix.
+        """
         c = self.config
         matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - c.vocab * c.embed
         if c.tied:
@@ -210,7 +246,7 @@ class Decoder:
         return 6.0 * matrices + 12.0 * c.heads * c.head_dim * seen
 
     def _angles(self, positions_BS: jax.Array, segments_BS: jax.Array) -> dict[LayerKind, Angles]:
-        """Once for all layers of a kind; layers without positions have none."""
+        """Return the RoPE angles of each layer kind, which its layers share. Kinds without positions are absent."""
         return {kind: angles(kind.rope, positions_BS, segments_BS) for kind in self.config.layer_kinds if kind.rope}
 
     def _embed(self, params: Params[jax.Array], tokens_BS: jax.Array, compute: Compute) -> jax.Array:
@@ -227,7 +263,7 @@ class Decoder:
         return x if scale is None else layers.rms_norm(x, scale, c.norm_eps, around_one=c.norm_around_one)
 
     def _heads(self, equation: str, x: jax.Array, weight: Dense[jax.Array], bias: Any, norm: Any) -> jax.Array:
-        """To heads, with Qwen2's bias or Qwen3's norm where the family has one."""
+        """Return the projection of `x` to heads, with the bias (Qwen2) or norm (Qwen3) if the family has one."""
         return self._norm(_plus(contract(equation, x, weight), bias), norm)
 
 
@@ -242,49 +278,24 @@ def _plus(y: jax.Array, bias: jax.Array | None) -> jax.Array:
 
 
 def _mean_window(sequence: int, window: int) -> float:
-    """Positions seen on average under a sliding window."""
+    """Return the mean number of visible positions under a sliding window."""
     window = min(window, sequence)
     return window * (1 - window / (2 * sequence))
 
 
 def _block_specs(c: DecoderConfig) -> Block[ParamSpec]:
-    E, H, K, D, F = c.embed, c.heads, c.kv_heads, c.head_dim, c.mlp
     into = Normal(0.02)
-    back = Normal(0.02 / (2 * c.layers) ** 0.5)  # both branches of all layers add up in the residual stream
-
-    def matrix(shape: tuple[int, ...], axes: str, init: Normal, inputs: int = 1) -> Dense[ParamSpec]:
-        return Dense(ParamSpec(shape, axes, init, inputs=inputs))
-
-    def norm(wanted: bool, shape: tuple[int, ...], axes: str) -> ParamSpec | None:
-        return _scale(c, shape, axes) if wanted else None
-
-    def bias(wanted: bool, shape: tuple[int, ...], axes: str) -> ParamSpec | None:
-        return ParamSpec(shape, axes, Fill(0.0), decay=False) if wanted else None
-
-    together = c.norm_heads_together
-    return Block(
-        attention_norm=norm(c.norms != "after", (E,), "E"),
-        query=matrix((E, H, D), "EHD", into),
-        key=matrix((E, K, D), "EKD", into),
-        value=matrix((E, K, D), "EKD", into),
-        out=matrix((H, D, E), "HDE", back, inputs=2),
-        query_bias=bias(c.qkv_bias, (H, D), "HD"),
-        key_bias=bias(c.qkv_bias, (K, D), "KD"),
-        value_bias=bias(c.qkv_bias, (K, D), "KD"),
-        out_bias=bias(c.out_bias, (E,), "E"),
-        query_norm=norm(c.qk_norm, *(((H, D), "HD") if together else ((D,), "D"))),
-        key_norm=norm(c.qk_norm, *(((K, D), "KD") if together else ((D,), "D"))),
-        attention_post_norm=norm(c.norms != "before", (E,), "E"),
-        mlp_norm=norm(c.norms != "after", (E,), "E"),
-        gate=matrix((E, F), "EF", into),
-        up=matrix((E, F), "EF", into),
-        down=matrix((F, E), "FE", back),
-        gate_bias=bias(c.mlp_bias, (F,), "F"),
-        up_bias=bias(c.mlp_bias, (F,), "F"),
-        down_bias=bias(c.mlp_bias, (E,), "E"),
-        mlp_post_norm=norm(c.norms != "before", (E,), "E"),
-    )
+    back = Normal(0.02 / (2 * c.layers) ** 0.5)  # 2 x layers outputs add up in the residual stream
+    start = {"out": back, "down": back}
+    inputs = {"out": 2}  # it sums over H and D
+    members: dict[str, Any] = {
+        name: Dense(ParamSpec(shape_of(c, axes), axes, start.get(name, into), inputs=inputs.get(name, 1)))
+        for name, axes in matrix_axes().items()
+    }
+    members |= {name: _scale(c, axes) for name, axes in norm_axes(c).items()}
+    members |= {name: ParamSpec(shape_of(c, axes), axes, Fill(0.0), decay=False) for name, axes in bias_axes(c).items()}
+    return Block(**members)
 
 
-def _scale(c: DecoderConfig, shape: tuple[int, ...], axes: str) -> ParamSpec:
-    return ParamSpec(shape, axes, Fill(0.0 if c.norm_around_one else 1.0), decay=False)
+def _scale(c: DecoderConfig, axes: str) -> ParamSpec:
+    return ParamSpec(shape_of(c, axes), axes, Fill(0.0 if c.norm_around_one else 1.0), decay=False)

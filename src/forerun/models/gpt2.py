@@ -1,5 +1,7 @@
-"""GPT-2: learned positions, LayerNorm and biases. B batch, S sequence, T new tokens, E embed, F mlp, H heads, D head,
-V vocab, P positions, L layers."""
+"""GPT-2, with learned positions, LayerNorm and biases.
+
+Letters: B batch, S sequence, T new tokens, E embed, F mlp, H heads, D head, V vocab, P positions, L layers.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,17 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from forerun.models.base import Readout
+from forerun.models.base import Capabilities, Readout
 from forerun.models.keys import Stack
 from forerun.models.layout import per_layer, per_layer_with_outputs, unstacked
 from forerun.models.sizes import Gpt2Config
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
-from forerun.nn.cache import Cache
 from forerun.nn.compute import Compute, residual
+from forerun.nn.kv_cache import Cache
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
-from forerun.nn.weights import Dense, contract
+from forerun.nn.weights.dense import Dense, contract
 
 T = TypeVar("T")
 Carry = tuple[jax.Array, jax.Array | int]  # the residual stream and the number of the layer
@@ -29,7 +31,9 @@ NewTokens = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
-class Block(Generic[T]):
+class Gpt2Block(Generic[T]):
+    """Parameters of one layer."""
+
     attention_norm: T
     attention_norm_bias: T
     query: Dense[T]
@@ -50,16 +54,20 @@ class Block(Generic[T]):
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Params(Generic[T]):
+class Gpt2Params(Generic[T]):
+    """Parameters of GPT-2."""
+
     embed: T
     positions: T
-    blocks: Block[T]
+    blocks: Gpt2Block[T]  # stacked layers: every leaf has a leading L
     norm: T
     norm_bias: T
 
 
 @dataclass(frozen=True)
 class Gpt2:
+    """A GPT-2 model."""
+
     config: Gpt2Config
 
     @property
@@ -71,12 +79,16 @@ class Gpt2:
         return self.config.heads
 
     @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(layers=self.config.layers, positions=self.config.positions, has_cache=True)
+
+    @property
     def stacks(self) -> tuple[Stack, ...]:
         return (Stack("blocks", 0, self.config.layers),)
 
-    def specs(self) -> Params[ParamSpec]:
+    def specs(self) -> Gpt2Params[ParamSpec]:
         c = self.config
-        return Params(
+        return Gpt2Params(
             embed=ParamSpec((c.vocab, c.embed), "VE", Normal(0.02)),
             positions=ParamSpec((c.positions, c.embed), "PE", Normal(0.01)),
             blocks=stack(_block_specs(c), c.layers),
@@ -86,7 +98,7 @@ class Gpt2:
 
     def apply(
         self,
-        params: Params[jax.Array],
+        params: Gpt2Params[jax.Array],
         tokens_BS: jax.Array,
         segments_BS: jax.Array,
         positions_BS: jax.Array,
@@ -94,32 +106,36 @@ class Gpt2:
     ) -> Readout:
         attend = partial(attention, segments_BS=segments_BS, window=None, kernel=compute.attention)
 
-        def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> jax.Array:
+        def layer(x_BSE: jax.Array, block: Gpt2Block[jax.Array]) -> jax.Array:
             return self.block(block, x_BSE, attend)
 
         x_BSE = self._embed(params, tokens_BS, positions_BS, compute)
         return self._readout(params, per_layer([compute.checkpointed(layer)], x_BSE, params.blocks), compute)
 
-    def unstacked(self, params: Params[jax.Array]) -> Params[jax.Array]:
-        """Take the layers apart for `extend` on a CPU; `params` cannot be used any more."""
-        unstacked_params: Params[jax.Array] = unstacked(params, self.stacks)
+    def unstacked(self, params: Gpt2Params[jax.Array]) -> Gpt2Params[jax.Array]:
+        """Return `params` with separate layers, for `extend` on a CPU. The arrays of `params` are deleted."""
+        unstacked_params: Gpt2Params[jax.Array] = unstacked(params, self.stacks)
         return unstacked_params
 
     def cache(self, rows: int, length: int, dtype: Any) -> Cache[ParamSpec]:
+        """Return the specs of a key/value cache for `rows` texts of up to `length` tokens."""
         c = self.config
         return Cache.specs(c.layers, rows, length, c.heads, c.head_dim, dtype)
 
     def extend(
         self,
-        params: Params[jax.Array],
+        params: Gpt2Params[jax.Array],
         tokens_BT: jax.Array,
         positions_BT: jax.Array,
         cache: Cache[jax.Array],
         compute: Compute,
     ) -> tuple[Readout, Cache[jax.Array]]:
-        """The next tokens of each row, at their own positions, and the cache with their keys and values in it."""
+        """Compute new tokens of each row, and return their read-out and the cache with their keys and values.
 
-        def layer(carry: Carry, block: Block[jax.Array]) -> tuple[Carry, NewTokens]:
+        `positions_BT` is consecutive in each row; padding at the end of a row repeats its last position.
+        """
+
+        def layer(carry: Carry, block: Gpt2Block[jax.Array]) -> tuple[Carry, NewTokens]:
             x_BTE, number = carry
             new: list[NewTokens] = []
 
@@ -135,11 +151,11 @@ class Gpt2:
 
     def block(
         self,
-        block: Block[jax.Array],
+        block: Gpt2Block[jax.Array],
         x_BSE: jax.Array,
         attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
     ) -> jax.Array:
-        """One layer, without its layer dimension."""
+        """Return the output of one layer, [B, S, E]. The parameters in `block` have no layer dimension."""
         c = self.config
         x_BSE = residual(constrain(x_BSE, "BSE"), "layer_in")
 
@@ -155,18 +171,21 @@ class Gpt2:
         return x_BSE + _biased("BSF,FE->BSE", jax.nn.gelu(up_BSF, approximate=True), block.down, block.down_bias)
 
     def flops_per_token(self, sequence: int) -> float:
-        """6 per weight that multiplies (the tied embedding once), and causal attention: 12 E S/2 per layer."""
+        """Return the FLOPs per token of a forward and backward pass.
+
+        Counts 6 per matrix element (the tied embedding once), and 12 x E x S/2 per layer for causal attention.
+        """
         c = self.config
         matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - c.positions * c.embed
         return 6.0 * matrices + 12.0 * c.layers * c.embed * sequence / 2
 
     def _embed(
-        self, params: Params[jax.Array], tokens_BS: jax.Array, positions_BS: jax.Array, compute: Compute
+        self, params: Gpt2Params[jax.Array], tokens_BS: jax.Array, positions_BS: jax.Array, compute: Compute
     ) -> jax.Array:
         x_BSE = layers.embed(params.embed, tokens_BS, compute.dtype)
         return x_BSE + layers.embed(params.positions, positions_BS, compute.dtype)
 
-    def _readout(self, params: Params[jax.Array], x_BSE: jax.Array, compute: Compute) -> Readout:
+    def _readout(self, params: Gpt2Params[jax.Array], x_BSE: jax.Array, compute: Compute) -> Readout:
         x_BSE = layers.layer_norm(x_BSE, params.norm, params.norm_bias, self.config.norm_eps)
         return Readout(x_BSE, Dense(params.embed).matrix("VE", compute.dtype))
 
@@ -176,15 +195,15 @@ def _biased(equation: str, x: jax.Array, weight: Dense[jax.Array], bias: jax.Arr
     return y + bias.astype(y.dtype)
 
 
-def _block_specs(c: Gpt2Config) -> Block[ParamSpec]:
+def _block_specs(c: Gpt2Config) -> Gpt2Block[ParamSpec]:
     E, H, D, F = c.embed, c.heads, c.head_dim, c.mlp
     into = Normal(0.02)
-    back = Normal(0.02 / (2 * c.layers) ** 0.5)  # both branches of all layers add up in the residual stream
+    back = Normal(0.02 / (2 * c.layers) ** 0.5)  # 2 x layers outputs add up in the residual stream
 
     def projection() -> Dense[ParamSpec]:
         return Dense(ParamSpec((E, H, D), "EHD", into))
 
-    return Block(
+    return Gpt2Block(
         attention_norm=_fill((E,), "E", 1.0),
         attention_norm_bias=_fill((E,), "E", 0.0),
         query=projection(),

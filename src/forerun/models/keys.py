@@ -1,7 +1,8 @@
-"""The names and layouts of a checkpoint's tensors, as data: one table serves reading and writing alike.
+"""Names and layouts of a checkpoint's tensors, as tables that serve both reading and writing.
 
-A `Tensor` says which leaf it holds and how its dimensions read in the leaf's letters: `"(HD) E"` is a matrix whose rows
-are heads and head, while the leaf may be `EHD`. Both ways are a reshape and a transpose, so they cannot disagree.
+A `Tensor` names the leaf that it contains, and gives the letters of its dimensions: `"(HD) E"` is a matrix whose rows
+are H times D, while the leaf may be `EHD`. Reading and writing are the same reshape and transpose in both directions,
+so they cannot disagree.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ LAYER = "{}"  # in a tensor's name: the number of its layer
 
 @dataclass(frozen=True)
 class Stack:
-    """`layers` of them from number `first` on, under the name of their part of the parameters."""
+    """Consecutive layers that are stacked in one part of the parameters."""
 
-    name: str
-    first: int
+    name: str  # of the part, "blocks" or "tail"
+    first: int  # number of its first layer in the model
     layers: int
 
 
 @dataclass(frozen=True)
 class Part:
-    """A leaf, and the letters of the tensor's dimensions (those of one dimension in parentheses)."""
+    """The leaf that is stored in a tensor or in a part of it.
+
+    `form` has the letters of the tensor's dimensions, with the letters of one flattened dimension in parentheses.
+    """
 
     leaf: str
     form: str
@@ -37,7 +41,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a checkpoint. Several parts lie one after the other along dimension `along`."""
+    """One tensor of a checkpoint. Several parts are concatenated along dimension `along`."""
 
     name: str
     parts: tuple[Part, ...]
@@ -45,36 +49,30 @@ class Tensor:
 
 
 def tensor(name: str, leaf: str, form: str) -> Tensor:
+    """Return a tensor that contains one leaf."""
     return Tensor(name, (Part(leaf, form),))
 
 
 def fused(name: str, *parts: tuple[str, str], along: int = 0) -> Tensor:
+    """Return a tensor that contains several leaves, each given as (leaf, form)."""
     return Tensor(name, tuple(Part(leaf, form) for leaf, form in parts), along)
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one tensor holds of one leaf: a layer of it or all of it, in the tensor's order of dimensions.
-
-    `split` is the tensor's slice with one dimension per letter; `order` transposes that into the leaf's order.
-    """
+    """The part of a tensor that contains one leaf, or one layer of it."""
 
     path: str  # of the leaf in the parameters, "blocks.query.value"
-    layer: int | None  # in that leaf; None if it has no layers
-    start: int  # along the tensor's dimension `along`
-    shape: tuple[int, ...]  # of the slice, as it lies in the tensor
-    split: tuple[int, ...]
-    order: tuple[int, ...]
-
-    @property
-    def back(self) -> tuple[int, ...]:
-        """The transpose from the leaf's order into the tensor's."""
-        return tuple(self.order.index(n) for n in range(len(self.order)))
+    layer: int | None  # index in that leaf; None if it has no layer dimension
+    start: int  # offset along the tensor's dimension `along`
+    shape: tuple[int, ...]  # of the slice in the tensor
+    split: tuple[int, ...]  # shape of the slice with one dimension per letter
+    order: tuple[int, ...]  # transposes that into the leaf's order of dimensions
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor with its layer filled in."""
+    """A tensor of a particular model: its full name with the layer number, its shape and its pieces."""
 
     name: str
     shape: tuple[int, ...]
@@ -83,10 +81,17 @@ class Entry:
 
 
 def entries(table: Iterable[Tensor], specs: Tree, stacks: Sequence[Stack]) -> list[Entry]:
-    """Every tensor of a model's checkpoint, in the order of the table, layers ascending.
+    """Return every tensor of a model's checkpoint, in the order of the table, with ascending layers.
 
-    Names of leaves that the model does not have (a bias, an untied head) drop out; a leaf that no tensor
-    holds is a mistake of the table.
+    Tensors of leaves that the model does not have (a bias, an untied head) are omitted.
+
+    Args:
+        table: The tensors of the family, with {} for the layer in their names.
+        specs: The parameters of the model, a tree of ParamSpec.
+        stacks: The stacked layers of the model.
+
+    Raises:
+        ValueError: The table has no tensor for a leaf, or a form does not match its leaf.
     """
     leaves = leaves_of(specs)
     found: list[Entry] = []
@@ -111,7 +116,7 @@ def entries(table: Iterable[Tensor], specs: Tree, stacks: Sequence[Stack]) -> li
 
 
 def leaves_of(specs: Tree) -> dict[str, ParamSpec]:
-    """Path -> spec, paths as `blocks.query.value`."""
+    """Return the specs by path, for example `blocks.query.value`."""
     import jax
 
     from forerun.nn.spec import is_spec
@@ -121,13 +126,14 @@ def leaves_of(specs: Tree) -> dict[str, ParamSpec]:
 
 
 def path_text(path: Any) -> str:
+    """Return a path of a JAX tree as text, with dots between its parts."""
     import jax
 
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def _path(leaf: str, leaves: Mapping[str, Any]) -> str | None:
-    """A table says `blocks.query`; the leaf may be `blocks.query.value`."""
+    """Return the path of a table's leaf, or None. `blocks.query` may mean the leaf `blocks.query.value`."""
     return next((path for path in (leaf, f"{leaf}.value") if path in leaves), None)
 
 
@@ -162,5 +168,5 @@ def _entry(one: Tensor, name: str, leaves: Mapping[str, ParamSpec], layer: int |
 
 
 def groups(form: str) -> list[str]:
-    """`"(HD) E"` -> ["HD", "E"]."""
+    """Return the letters of each dimension of a form: `"(HD) E"` gives ["HD", "E"]."""
     return [inside or single for inside, single in re.findall(r"\((\w+)\)|(\w)", form)]

@@ -1,10 +1,10 @@
-"""Layers in stacks: how a model runs through them.
+"""Stacked layers, and how a model runs through them.
 
-Layers of one kind are one stack under one scan. Where kinds repeat (Gemma: five local layers and a global one), a scan
-step runs one period; layers that make no whole period lie in a stack of their own, the tail.
+Layers of one kind are one stack, and one scan runs them. If kinds repeat (Gemma: five local layers and a global one),
+a scan step runs one period. Layers at the end that do not fill a period are in a separate stack, the tail.
 
-For generation on a CPU a stack may also be a tuple of its layers, which then run one after the other without a scan: a
-CPU copies the weights of a layer out of its stack before it multiplies by them, and a decoded token uses them once.
+For generation on a CPU, a stack may also be a tuple of layers, which run one after the other without a scan. A CPU
+copies the weights of a layer out of its stack before it multiplies by them, and a decoded token uses them only once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ StepWithOutput = Callable[[Any, Any], tuple[Any, Any]]  # (carry, one layer's we
 
 
 def per_layer(steps: Sequence[Step], carry: Any, blocks: Any, tail: Any = None) -> Any:
-    """The carry after all layers. `steps` is one period: layer n takes step n modulo its length."""
+    """Return the carry after all layers.
+
+    Args:
+        steps: One period of layer functions: layer n uses `steps[n % len(steps)]`.
+        carry: The input of the first layer.
+        blocks: The weights of the layers, stacked or in a tuple.
+        tail: The weights of the layers at the end that do not fill a period, or None.
+    """
 
     def silent(step: Step) -> StepWithOutput:
         return lambda carry, block: (step(carry, block), None)
@@ -35,7 +42,10 @@ def per_layer(steps: Sequence[Step], carry: Any, blocks: Any, tail: Any = None) 
 def per_layer_with_outputs(
     steps: Sequence[StepWithOutput], carry: Any, blocks: Any, tail: Any = None
 ) -> tuple[Any, Any]:
-    """Return the carry after all layers, and their outputs: stacked, or in a tuple where the layers are in one."""
+    """Return the carry after all layers, and the outputs of the layers: stacked, or in tuples if `blocks` is a tuple.
+
+    The arguments are those of `per_layer`, but each step also returns an output.
+    """
     period = len(steps)
     if isinstance(blocks, tuple):
         outputs = []
@@ -56,7 +66,7 @@ def per_layer_with_outputs(
 
 
 def _unrolled(steps: Sequence[StepWithOutput], carry: Any, stacked: Any) -> tuple[Any, Any]:
-    """One after the other, for as many layers as are stacked."""
+    """Run the stacked layers one after the other without a scan; return the carry and the stacked outputs."""
     count = jax.tree.leaves(stacked)[0].shape[0]
     outputs = []
     for n, step in enumerate(steps[:count]):
@@ -66,7 +76,10 @@ def _unrolled(steps: Sequence[StepWithOutput], carry: Any, stacked: Any) -> tupl
 
 
 def unstacked(params: Any, stacks: Sequence[Stack]) -> Any:
-    """Take the stacks apart, one tuple of layers each, and free every stacked array: never are two of all in memory."""
+    """Return `params` with each stack as a tuple of layers.
+
+    Each stacked array is deleted as soon as it is copied, so that the weights are never in memory twice.
+    """
 
     def apart(leaf: jax.Array) -> tuple[jax.Array, ...]:
         layers = tuple(leaf[n] for n in range(leaf.shape[0]))

@@ -1,4 +1,4 @@
-"""Plug-ins: classes that a job file names as `module.path:Class`. Finds, imports, creates and checks them.
+"""Plug-ins: classes that a job file names as `module.path:Class`. Functions to find, import, create and check them.
 
 The job's folder is never on `sys.path`, where any library could find code in it. A finder searches the folder only
 while the module of a plug-in is imported, and only in the thread that imports it.
@@ -22,13 +22,13 @@ from forerun.errors import UserError
 
 @dataclass(frozen=True)
 class Plugin:
-    """What kind of class it is, and how mistakes in it are told."""
+    """A kind of plug-in, with the texts for its error messages."""
 
     kind: str  # model, objective
-    options: str  # the job's key for its arguments
-    added: str  # which arguments are not the user's
-    needs: tuple[str, ...]
-    protocol: str  # where what it needs is written down
+    options: str  # the job's key for the arguments of the class
+    added: str  # a phrase that names the arguments that forerun adds
+    needs: tuple[str, ...]  # names of the required members
+    protocol: str  # the class that documents the required members
 
 
 _job_folder: Path | None = None
@@ -64,7 +64,7 @@ def import_plugin(module: str) -> ModuleType:
     """Import the module of a plug-in, which may import other modules of the job's folder in turn."""
     if _job_folder is None:
         return importlib.import_module(module)
-    # jax tries optional packages while it is imported (nvidia, libtpu): none of them may come from the folder.
+    # jax imports optional packages when it is imported (nvidia, libtpu). None of them may come from the job's folder.
     importlib.import_module("jax")
     finder = _JobFolderFinder(_job_folder)
     sys.meta_path.append(finder)
@@ -93,8 +93,8 @@ class _JobFolderFinder:
     ) -> ModuleSpec | None:
         if path is not None or threading.get_ident() != self._thread:
             return None
-        # jax imports all modules of this namespace package. It searches for the package when it is imported; this line
-        # covers a jax release that searches later, when a plug-in starts a backend.
+        # jax imports all modules of this namespace package. It searches for the package when jax is imported. This
+        # check covers a jax release that searches later, when a plug-in starts a backend.
         if fullname == "jax_plugins":
             return None
         found = PathFinder.find_spec(fullname, [self._folder])
@@ -103,34 +103,47 @@ class _JobFolderFinder:
         return found
 
 
-def made_by(name: str, arguments: dict[str, Any], plugin: Plugin) -> Any:
-    """The class of that name, called with the arguments."""
+def create_plugin(name: str, arguments: dict[str, Any], plugin: Plugin) -> Any:
+    """Import the class `module.path:Class` and return an instance with all required members.
+
+    Args:
+        name: The class as `module.path:Class`.
+        arguments: Keyword arguments of the class.
+        plugin: The kind of plug-in, for the required members and for error messages.
+
+    Raises:
+        UserError: The module or class does not exist, rejects the arguments, or lacks a member.
+    """
     module_name, _, class_name = name.partition(":")
     try:
         made = getattr(import_plugin(module_name), class_name)(**arguments)
     except ModuleNotFoundError as error:
         raise UserError(
+            "E-MODEL-007",
             f"{plugin.kind} {name!r}: module {error.name!r} was not found",
-            why="modules are looked for beside the job file and among installed packages",
+            why="forerun searches the folder of the job file and the installed packages",
             fix=f"put {module_name}.py beside the job file, or install its package",
         ) from error
     except AttributeError as error:
         raise UserError(
+            "E-MODEL-008",
             f"{plugin.kind} {name!r}: {error}",
-            why="the part behind the colon is a class of that module",
-            fix="mend the name",
+            why="the name after the colon must be a class of that module",
+            fix="correct the name",
         ) from error
     except TypeError as error:
         raise UserError(
-            f"{plugin.kind} {name!r} does not take these options",
+            "E-MODEL-009",
+            f"{plugin.kind} {name!r} does not accept these options",
             why=str(error),
-            fix=f"{plugin.options} are the arguments of the class; {plugin.added}",
+            fix=f"set {plugin.options} to the arguments of the class; {plugin.added}",
         ) from error
     lacks = [part for part in plugin.needs if not hasattr(made, part)]
     if lacks:
         raise UserError(
+            "E-MODEL-010",
             f"{plugin.kind} {name!r} lacks {', '.join(lacks)}",
-            why=f"what a class of your own must have is listed in {plugin.protocol}",
-            fix="see docs/own.md, with an example",
+            why=f"{plugin.protocol} lists the required members",
+            fix="add them; docs/own.md has an example",
         )
     return made

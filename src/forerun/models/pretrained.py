@@ -1,11 +1,11 @@
-"""The dimensions of the job's model, whatever names it: a checkpoint, a named size or free dimensions. Free of jax."""
+"""The dimensions of the job's model: from a checkpoint, a named size or free dimensions. Does not import jax."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
 
-from forerun.config.schema import Model
+from forerun.config.schema import Job, Model
 from forerun.errors import UserError
 from forerun.hub import names
 from forerun.hub.snapshot import Snapshot, snapshot
@@ -19,32 +19,44 @@ BESIDE_A_CHECKPOINT = ("name", "revision", "options")
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A checkpoint whose config.json has been understood; its weights may not be here yet."""
+    """A checkpoint with its parsed config.json. Its weights may not be downloaded yet."""
 
     snapshot: Snapshot
     family: Family
     config: Config
-    packed: Rounding | None = None  # how its integers are to be read; None: its weights are floats
-    recorded: Rounding | None = None  # how its floats were rounded, by the record of a dense export
+    packed: Rounding | None = None  # the format of its packed integers; None: its weights are floats
+    recorded: Rounding | None = None  # how its floats were rounded, as a dense export recorded it
 
     @property
     def rounding(self) -> Rounding | None:
+        """The rounding of the weights, whether they are stored as integers or floats; None for unrounded weights."""
         return self.packed or self.recorded
 
 
 def is_checkpoint(model: Model) -> bool:
-    """A name on the hub or a folder, as opposed to a named size and a class of the user's own."""
+    """Return whether the model is a hub name or a folder, not a named size or a custom class."""
     return model.name is not None and names.kind_of(model.name) in ("repository", "folder")
 
 
 def pretrained(model: Model, *, weights: bool = False) -> Pretrained:
-    """With `weights`, they are fetched as well."""
-    given = [key for key in type(model).model_fields if key not in BESIDE_A_CHECKPOINT and getattr(model, key, None)]
+    """Return the checkpoint that the model section names, downloaded if needed.
+
+    Args:
+        model: A model section with the name of a checkpoint.
+        weights: Whether to download the weights too.
+
+    Raises:
+        UserError: The section also sets dimensions, or the checkpoint is not available or not supported.
+    """
+    given = [
+        key for key in type(model).model_fields if key not in BESIDE_A_CHECKPOINT and getattr(model, key) is not None
+    ]
     if given:
         raise UserError(
+            "E-MODEL-011",
             f"model.{given[0]} cannot be changed in {model.name}",
-            why="its weights have the dimensions that its config.json says",
-            fix=f"remove model.{given[0]}, or give all dimensions without a name and train from scratch",
+            why="its weights have the dimensions in its config.json",
+            fix=f"remove model.{given[0]}; or set all dimensions without a name, and train from scratch",
         )
     return _pretrained(model.name or "", model.revision, weights)
 
@@ -61,5 +73,15 @@ def _pretrained(name: str, revision: str | None, weights: bool) -> Pretrained:
 
 
 def config_of(model: Model, tokenizer_vocab: int | None = None) -> Config:
-    """Not for a class of the user's own, which has its dimensions to itself."""
+    """Return the dimensions of a checkpoint, a named size or free dimensions. Custom classes are not supported.
+
+    `tokenizer_vocab` is the vocabulary size for free dimensions that do not set one.
+    """
     return pretrained(model).config if is_checkpoint(model) else decoder_config(model, tokenizer_vocab)
+
+
+def teacher_section(job: Job) -> Model:
+    """Return the teacher of a job with distillation as a model section."""
+    settings = job.method.teacher
+    assert settings is not None
+    return Model(name=settings.teacher, revision=settings.revision)

@@ -1,4 +1,4 @@
-"""From the job's model section to a model: one of ours by its dimensions, or a class of the user's own."""
+"""Creation of a model from the job's model section: a built-in model or a custom class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from forerun.config import schema
 from forerun.errors import UserError
 from forerun.models.base import Model
 from forerun.models.families.base import Config
-from forerun.models.plugin import Plugin, made_by
+from forerun.models.plugin import Plugin, create_plugin
 from forerun.models.pretrained import config_of
 from forerun.models.sizes import Gpt2Config, is_plugin
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 def model_of(section: schema.Model) -> Model:
-    """The vocabulary must be known by now: from the named size, the job or the tokenizer."""
+    """Return the model of a section. The section must give the vocabulary, unless its name implies it."""
     if is_plugin(section):
         return _plugin(section)
     return model_for(config_of(section))
 
 
 def model_for(config: Config) -> Decoder | Gpt2:
-    """A model of ours."""
+    """Return the built-in model with these dimensions."""
     if isinstance(config, Gpt2Config):
         from forerun.models.gpt2 import Gpt2
 
@@ -38,17 +38,18 @@ def model_for(config: Config) -> Decoder | Gpt2:
 
 
 def _plugin(section: schema.Model) -> Model:
-    """`module.path:Class`, called with the vocabulary and the job's options."""
+    """Return an instance of a custom class, created with the vocabulary and the job's options."""
     name = section.name or ""
     foreign = [key for key in type(section).model_fields if key not in ("name", "vocab", "options")]
     given = [key for key in foreign if getattr(section, key) is not None]
     if given:
         raise UserError(
+            "E-MODEL-012",
             f"model.{given[0]} is a key of the decoder family, not of {name}",
-            why="a model of your own takes its dimensions from model.options",
-            fix=f"write model.options.{given[0]} if the class takes it, or remove model.{given[0]}",
+            why="a custom model takes its dimensions from model.options",
+            fix=f"set model.options.{given[0]} if the class has this argument, or remove model.{given[0]}",
         )
-    return made_by(
+    return create_plugin(
         name,
         {"vocab": section.vocab, **section.options},
         Plugin(

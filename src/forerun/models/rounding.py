@@ -1,7 +1,7 @@
-"""How the matrices of a checkpoint were rounded to integers, if they were. Free of jax.
+"""How the matrices of a checkpoint were rounded to integers. Does not import jax.
 
-Two kinds of folder say it: one with packed integers in `quantization_config` of its config.json, and one that
-`export --dense` wrote, with the scales in a folder `qat` beside the weights.
+Two kinds of checkpoint record it. One with packed integers has a `quantization_config` in its config.json. One that
+`export --dense` wrote has the scales in a folder `qat` beside the weights.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _LAYER = re.compile(r"\.\d+\.")
 
 @dataclass(frozen=True)
 class Rounding:
-    """One way for all matrices; `left_out` are names of modules that are not rounded, with {} for the layer."""
+    """The rounding of a checkpoint, which is the same for all rounded matrices."""
 
     bits: int
-    group: int | None
-    activations: bool
-    left_out: frozenset[str] = frozenset()
+    group: int | None  # inputs that share a scale; None: one scale per output channel
+    activations: bool  # whether the inputs of the matrices are rounded too
+    left_out: frozenset[str] = frozenset()  # names of modules that are not rounded, with {} for the layer
 
     def keeps(self, module: str) -> bool:
         """Return whether a module, with {} for its layer, is rounded in all layers."""
@@ -39,7 +39,7 @@ class Rounding:
 
 
 def rounding_in(section: Any) -> Rounding | None:
-    """Return what a `quantization_config` says, or None if it is not of the form that `export` writes."""
+    """Return the rounding that a `quantization_config` describes, or None if `export` does not write this form."""
     if not isinstance(section, Mapping) or section.get("quant_method") != "compressed-tensors":
         return None
     groups, ignore = section.get("config_groups"), section.get("ignore", [])
@@ -72,7 +72,7 @@ def rounding_in(section: Any) -> Rounding | None:
 
 
 def recorded_rounding(folder: Path) -> Rounding | None:
-    """Return what a dense export recorded beside its weights, if it did."""
+    """Return the rounding that a dense export recorded beside its weights, or None without such a record."""
     file = folder / RECORD / "config.json"
     return rounding_in(read_json(file, limit_bytes=MAX_CONFIG_BYTES).get(QUANTIZATION)) if file.is_file() else None
 

@@ -1,7 +1,7 @@
-"""Named decoder sizes with their exact published dimensions. Free of jax, so errors answer fast.
+"""Model dimensions, and the named decoder sizes with their exact published dimensions.
 
-Read off the `config.json` of each model's Hugging Face repository; a test compares the parameter
-counts with the published ones.
+Does not import jax, so that errors appear quickly. The sizes come from the `config.json` of each model's Hugging Face
+repository. A test compares the parameter counts with the published ones.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from forerun.nn.rope import Rope, Scaling
 
 @dataclass(frozen=True)
 class LayerKind:
-    """In what layers of one model differ: how far they look, and how they know positions (None: not at all)."""
+    """The properties in which layers of one model can differ."""
 
-    window: int | None
-    rope: Rope | None
+    window: int | None  # visible positions, including the query's own; None: all
+    rope: Rope | None  # None: no position embedding
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The first fields can be written in a job file; the later ones come with a checkpoint's config.json."""
+    """Dimensions and settings of a decoder.
+
+    A job file can set the fields up to `norm_eps`. The later ones come only from a checkpoint's config.json.
+    """
 
     layers: int
     embed: int
@@ -40,18 +43,18 @@ class DecoderConfig:
     rope_theta: float = 10_000.0
     rope_scaling: Scaling | None = None
     norm_eps: float = 1e-6
-    rope_dims: int | None = None  # of each head; None: all
+    rope_dims: int | None = None  # rotated dimensions of each head; None: all
     out_bias: bool = False
     mlp_bias: bool = False
-    norms: Literal["before", "after", "both"] = "before"  # of attention and MLP
-    norm_around_one: bool = False  # Gemma
-    norm_heads_together: bool = False  # q and k of OLMo 2
-    activation: Literal["silu", "gelu"] = "silu"  # gelu by its tanh formula
+    norms: Literal["before", "after", "both"] = "before"  # where norms are, relative to attention and MLP
+    norm_around_one: bool = False  # norm weights are stored as their difference from 1 (Gemma)
+    norm_heads_together: bool = False  # the norms of q and k cover all heads together (OLMo 2)
+    activation: Literal["silu", "gelu"] = "silu"  # gelu is the tanh approximation
     embed_scale: float = 1.0
     query_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
     logit_softcap: float | None = None
-    kinds: tuple[LayerKind, ...] = ()  # of the layers, repeated; none: all are alike
+    kinds: tuple[LayerKind, ...] = ()  # one period of the layers' kinds; empty: all layers have `window` and RoPE
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -61,13 +64,13 @@ class DecoderConfig:
 
     @property
     def tail_layers(self) -> int:
-        """Layers at the end that make no whole period."""
+        """The number of layers at the end that do not fill a period."""
         return self.layers % len(self.layer_kinds)
 
 
 @dataclass(frozen=True)
 class Gpt2Config:
-    """GPT-2's own dimensions; it comes with a checkpoint only."""
+    """Dimensions of GPT-2, which come only from a checkpoint."""
 
     layers: int
     embed: int
@@ -130,7 +133,7 @@ SIZES: dict[str, DecoderConfig] = {
 }
 
 
-# The repository on the hub that has weights of a size. A size alone has none: its weights are random.
+# The hub repository with the pretrained weights of each size. A named size itself has random weights.
 HUB_NAMES = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
     "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
@@ -151,12 +154,20 @@ HUB_NAMES = {
 
 
 def is_plugin(model: Model) -> bool:
-    """Whether the job names a class of the user's own (`module.path:Class`)."""
+    """Return whether the job names a custom class (`module.path:Class`)."""
     return model.name is not None and ":" in model.name
 
 
 def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderConfig:
-    """The job's model section as dimensions: a named size, changed by whatever else is given."""
+    """Return the dimensions of a named size or of free dimensions. Other keys of the section override a named size.
+
+    Args:
+        model: A model section without a checkpoint or a custom class.
+        tokenizer_vocab: The vocabulary size for free dimensions that do not set one, before padding.
+
+    Raises:
+        UserError: The name is unknown, or the dimensions are incomplete or do not fit each other.
+    """
     given = {f.name: value for f in fields(DecoderConfig) if (value := getattr(model, f.name, None)) is not None}
     if model.name is None:
         return _free(given, tokenizer_vocab)
@@ -166,7 +177,7 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
 
 
 def _unknown(name: str) -> UserError:
-    """Answer a name without an owner: with the pretrained model of that name first, then with the size."""
+    """Return the error for an unknown name. It suggests the pretrained model first, then the named size."""
     plain = {_letters(size): size for size in SIZES}
     known = [size for letters, size in plain.items() if _letters(name).startswith(letters)]
     size = max(known, key=len) if known else plain.get(did_you_mean(_letters(name), plain) or "")
@@ -178,6 +189,7 @@ def _unknown(name: str) -> UserError:
         hub = f"{owner}/{name}" if longer else HUB_NAMES[size]
         fix = f"pretrained weights: model={hub}; random weights of that size: model={size}"
     return UserError(
+        "E-MODEL-013",
         f"model: {name!r} is neither a name on the hub nor a named size",
         why=f"a name on the hub is owner/name; the named sizes, which have no weights, are {', '.join(SIZES)}",
         fix=fix,
@@ -185,14 +197,16 @@ def _unknown(name: str) -> UserError:
 
 
 def _letters(name: str) -> str:
+    """Return the name in lower case with only letters, digits and dots, for comparisons."""
     return "".join(letter for letter in name.lower() if letter.isalnum() or letter == ".")
 
 
 def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
-    """Free dimensions: three must be said, the rest follows."""
+    """Return free dimensions. `given` must have layers, embed and heads; the others have defaults."""
     missing = [name for name in ("layers", "embed", "heads") if name not in given]
     if missing:
         raise UserError(
+            "E-MODEL-014",
             f"the model lacks {', '.join(missing)}",
             why="a model without a name needs at least layers, embed and heads",
             fix=f"add model.{missing[0]}; or name a checkpoint, such as model: Qwen/Qwen3-0.6B",
@@ -200,9 +214,10 @@ def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
     embed, heads = given["embed"], given["heads"]
     if "head_dim" not in given and embed % heads:
         raise UserError(
+            "E-MODEL-015",
             f"model.embed {embed} does not divide into {heads} heads",
-            why="head_dim is embed / heads unless it is given",
-            fix=f"set model.embed={-(-embed // heads) * heads}, or give model.head_dim",
+            why="head_dim is embed / heads unless it is set",
+            fix=f"set model.embed={-(-embed // heads) * heads}, or set model.head_dim",
         )
     derived = {
         "kv_heads": heads,
@@ -212,23 +227,26 @@ def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
     if "vocab" not in given:
         if tokenizer_vocab is None:
             raise UserError(
+                "E-MODEL-016",
                 "the model's vocabulary is not known",
                 why="neither model.vocab nor a tokenizer gives it",
                 fix="set model.vocab",
             )
-        derived["vocab"] = -(-tokenizer_vocab // 128) * 128  # whole lanes, and it divides by any mesh
+        derived["vocab"] = -(-tokenizer_vocab // 128) * 128  # fills TPU lanes, and any mesh divides it
     return _checked(DecoderConfig(**{**derived, **given}))  # type: ignore[arg-type]
 
 
 def _checked(config: DecoderConfig) -> DecoderConfig:
     if config.head_dim % 2:
         raise UserError(
-            f"a head of {config.head_dim} dimensions cannot be turned",
-            why="RoPE turns dimensions in pairs",
+            "E-MODEL-017",
+            f"model.head_dim is {config.head_dim}, an odd number",
+            why="RoPE rotates dimensions in pairs",
             fix=f"set model.head_dim={config.head_dim + 1}",
         )
     if config.heads % config.kv_heads:
         raise UserError(
+            "E-MODEL-018",
             f"{config.heads} heads cannot share {config.kv_heads} kv_heads",
             why="each key/value head serves the same number of query heads",
             fix=f"set model.kv_heads to a divisor of {config.heads}",

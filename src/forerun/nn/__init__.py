@@ -1,4 +1,5 @@
-"""The parts that models are made of: parameter specs, weights as leaf types, layers, logical axes.
+"""Building blocks of models: parameter specs, weight leaf types, layers, attention and logical axes.
 
-A spec says shape, dtype, axes and initial values before any array exists. Nothing here knows meshes or training.
+A spec gives shape, dtype, axes and initial values before any array exists. Nothing here depends on a particular mesh
+or on training.
 """

@@ -1,7 +1,8 @@
-"""Causal attention behind one function, by the kernel that the device has.
+"""Causal attention: one function for training, with a choice of kernels, and one for decoding with a cache.
 
-Letters: B batch, S sequence, H query heads, K key/value heads, D head. Segments keep packed
-documents apart: a position sees earlier positions of its own segment only.
+Letters: B batch, S sequence, T new tokens or a block of queries, H query heads, K key/value heads, G query heads per
+key/value head, D head. Segments separate packed documents: a position attends only to itself and to earlier positions
+of the same segment.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
-from forerun.nn.cache import CachedLayer
+from forerun.nn.kv_cache import CachedLayer
 from forerun.nn.layers import soft_cap
 
 RESIDUAL = "attention_out"
@@ -25,11 +26,11 @@ RESIDUAL = "attention_out"
 
 @dataclass(frozen=True)
 class Kernel:
-    """Which kernel, and for splash the block length (upper bound) and a fused backward pass."""
+    """The attention kernel and its settings."""
 
     name: Literal["splash", "cudnn", "xla"]
-    block: int = 512
-    fused_backward: bool = False
+    block: int = 512  # largest block length of splash, and queries per block of xla; cudnn ignores it
+    fused_backward: bool = False  # splash only: compute all gradients in one kernel
 
 
 @jax.named_scope("attention")
@@ -44,10 +45,21 @@ def attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Softmax attention, [B, S, H, D]. Scores are multiplied by `scale` (None: D ** -0.5), then soft-capped.
+    """Return causal softmax attention within each segment, [B, S, H, D].
 
-    What the backward pass needs of it bears the name `attention_out`, for remat to keep or offload:
-    of splash, its output and the log-sum-exp of its scores, so that the kernel need not run again.
+    The residuals of the backward pass are named `attention_out`, so that a remat policy can keep or offload them. For
+    splash these are the output and the log-sum-exp of the scores. If they are kept, the backward pass does not run the
+    forward kernel again.
+
+    Args:
+        q_BSHD: Queries. H is a multiple of K.
+        k_BSKD: Keys.
+        v_BSKD: Values.
+        segments_BS: The document of each position.
+        window: The number of positions that a query sees, including its own, or None for all.
+        kernel: The kernel that computes the attention.
+        scale: The factor for the scores, or None for D ** -0.5.
+        softcap: The soft cap, which is applied to the scaled scores, or None. The cudnn kernel ignores it.
     """
     scores = Scores(q_BSHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
     if kernel.name == "splash":
@@ -69,12 +81,20 @@ def cached_attention(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Attend to a cache and to the new tokens themselves, whose keys and values are not in the cache yet.
+    """Return attention of new tokens to a cache and to each other, [B, T, H, D].
+
+    The keys and values of the new tokens are not in the cache yet.
 
     Args:
-      old: a key's place is its position. Seen are the places before a row's first query.
-      positions_BT: of the queries. The new keys lie one after the other from a row's first position on; a query sees
-        them up to its own position.
+        q_BTHD: Queries of the new tokens.
+        k_BTKD: Keys of the new tokens. They have consecutive positions from a row's first position.
+        v_BTKD: Values of the new tokens.
+        old: The cache of this layer, in which a key's index is its position. A row attends to all indices before its
+            first query; later ones may be stale.
+        positions_BT: Positions of the queries. A query sees new keys up to its own position.
+        window: The number of positions that a query sees, including its own, or None for all.
+        scale: The factor for the scores, or None for D ** -0.5.
+        softcap: The soft cap, which is applied to the scaled scores, or None.
     """
     scores = Scores(q_BTHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
     B, T, H, D = q_BTHD.shape
@@ -87,7 +107,7 @@ def cached_attention(
     places_S = jnp.arange(S)
     among = scores.seen(positions_BT[:, :, None] - (first_B11 + jnp.arange(T)))
     parts = [(CachedLayer(knew_BKTD, vnew_BKTD), among)]
-    if S:  # else a prompt is read from its beginning
+    if S:  # an empty cache means that the new tokens are the start of a prompt
         before = scores.seen(positions_BT[:, :, None] - places_S) & (places_S < first_B11)
         parts.append((old, before))
 
@@ -97,6 +117,7 @@ def cached_attention(
         )
         return jnp.where(seen[:, None, None], found, -jnp.inf)
 
+    # One softmax over both parts, without concatenating them: that would copy the cache for every token.
     found = [products(part, seen) for part, seen in parts]
     highest = reduce(jnp.maximum, [jnp.max(x, axis=-1, keepdims=True) for x in found])
     found = [jnp.exp(x - highest) for x in found]
@@ -110,7 +131,10 @@ def cached_attention(
 
 
 def _by_head(x_BKXY: jax.Array, y_BKYZ: jax.Array, summed: int) -> jax.Array:
-    """Multiply matrices of each row and head, in float32. Not by einsum, which swaps operands and then transposes."""
+    """Return the matrix products of each row and head, accumulated in float32.
+
+    `jnp.einsum` would swap the operands and then transpose the result.
+    """
     return jax.lax.dot_general(
         x_BKXY, y_BKYZ, (((3,), (summed,)), ((0, 1), (0, 1))), preferred_element_type=jnp.float32
     )
@@ -118,21 +142,21 @@ def _by_head(x_BKXY: jax.Array, y_BKYZ: jax.Array, summed: int) -> jax.Array:
 
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of a query times a key."""
+    """How attention scores are scaled, capped and masked by distance."""
 
     scale: float
     softcap: float | None
     window: int | None
 
     def seen(self, behind: jax.Array) -> jax.Array:
-        """By how far a key lies behind its query."""
+        """Return the mask of visible keys, given the distance from each key to its query (0: the same position)."""
         return (behind >= 0) if self.window is None else (behind >= 0) & (behind < self.window)
 
 
 def _cudnn(
     q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Scores
 ) -> jax.Array:
-    """Causality and the window are the kernel's own; only the segments are a mask."""
+    """Return attention by cuDNN. The kernel implements causality and the window; only segments need a mask."""
     return jax.nn.dot_product_attention(
         q_BSHD,
         k_BSKD,
@@ -148,7 +172,10 @@ def _cudnn(
 def _blockwise(
     q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Scores, block: int
 ) -> jax.Array:
-    """Plain XLA. Long sequences take their queries block by block, so that S x S scores never exist."""
+    """Return attention by plain XLA operations.
+
+    Long sequences process their queries in blocks, so that the S x S scores are never in memory together.
+    """
     B, S, H, D = q_BSHD.shape
 
     def some(queries: jax.Array, segments_BT: jax.Array, start: jax.Array | int) -> jax.Array:
@@ -162,6 +189,8 @@ def _blockwise(
     def one(piece: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         return some(*piece)
 
+    # `lax.map` runs one block after the other. `jax.checkpoint` makes the backward pass recompute the scores of a
+    # block; otherwise it would keep the scores of all blocks, which is the S x S memory again.
     blocks = S // block
     queries = jnp.moveaxis(q_BSHD.reshape(B, blocks, block, H, D), 1, 0)
     segments = jnp.moveaxis(segments_BS.reshape(B, blocks, block), 1, 0)
@@ -172,7 +201,7 @@ def _blockwise(
 def _softmax_attention(
     q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, seen_BTS: jax.Array, scores: Scores
 ) -> jax.Array:
-    """Queries against all keys, scores in float32."""
+    """Return attention of the queries to all keys that `seen_BTS` allows, with scores in float32."""
     B, T, H, D = q_BTHD.shape
     K = k_BSKD.shape[2]
     q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D) * jnp.asarray(scores.scale, q_BTHD.dtype)
@@ -191,9 +220,11 @@ def _splash(
     scores: Scores,
     kernel: Kernel,
 ) -> jax.Array:
-    """Each device runs the kernel on its own examples and heads."""
+    """Return attention by the splash kernel, which each device runs on its own rows and heads."""
     sizes = sharding.ambient_sizes()
-    if k_BSKD.shape[2] % sizes.get("tp", 1):  # fewer kv heads than tp: each device needs its own copy
+    # The partitioner cannot split a Pallas kernel, so `shard_map` splits rows and heads explicitly. If tp does not
+    # divide the kv heads, repeat them: every device then has the kv heads of its query heads.
+    if k_BSKD.shape[2] % sizes.get("tp", 1):
         groups = q_BSHD.shape[2] // k_BSKD.shape[2]
         k_BSKD, v_BSKD = (jnp.repeat(x, groups, axis=2) for x in (k_BSKD, v_BSKD))
     run = partial(_splash_local, scores=scores, kernel=kernel)
@@ -215,15 +246,18 @@ def _splash_local(
     scores: Scores,
     kernel: Kernel,
 ) -> jax.Array:
+    """Return attention of the rows and heads on one device."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+    # Splash needs block lengths that are multiples of 128, the lanes of a TPU register. Padding is a segment of its
+    # own (-1), which real positions never see. The kernel does not scale scores, so the queries are scaled here.
     length, heads = q_BSHD.shape[1:3]
     padded = -(-length // 128) * 128
     q, k, v = (_padded(x, padded).swapaxes(1, 2) for x in (q_BSHD * scores.scale, k_BSKD, v_BSKD))  # [B, H, S, D]
     segments = jnp.pad(segments_BS, ((0, 0), (0, padded - length)), constant_values=-1)
 
-    block = math.gcd(padded, kernel.block)
+    block = math.gcd(padded, kernel.block)  # blocks must divide the padded length
     shape = (padded, padded)
     window = scores.window
     mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)

@@ -1,4 +1,4 @@
-"""How a model is computed, as opposed to what it computes: dtype, attention kernel, remat."""
+"""Settings of how a model is computed: dtype, attention kernel and remat policy."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Compute:
-    """Handed down to every `apply`. Nothing in it changes what comes out, save for rounding."""
+    """How to compute a model: an argument of every `apply`. It changes results only by rounding."""
 
     dtype: Any = jnp.float32
     attention: Kernel = Kernel("xla")
     remat: Remat = Remat()
 
     def checkpointed(self, layer: F) -> F:
-        """The layer with its backward pass finding only what the remat policy keeps."""
+        """Return `layer` with the remat policy applied, or `layer` itself for the policy "none".
+
+        The backward pass then recomputes every intermediate value that the policy does not keep.
+        """
         policies = jax.checkpoint_policies
         if self.remat.policy == "none":
             return layer
@@ -39,9 +42,10 @@ class Compute:
                 offload_src="device",
                 offload_dst="pinned_host",
             )
+        # Layers run inside a scan: forward and backward pass are separate loops, which XLA cannot merge.
         return jax.checkpoint(layer, policy=policy, prevent_cse=False)  # type: ignore[return-value]
 
 
 def residual(x: jax.Array, name: str) -> jax.Array:
-    """Give a value the name by which the job's `remat.keep` and `remat.offload` speak of it."""
+    """Return `x` with a name that the job's `remat.keep` and `remat.offload` can refer to."""
     return checkpoint_name(x, name)

@@ -1,4 +1,4 @@
-"""The small layers every decoder shares. Letters: B batch, S sequence, E embed, H heads, D head."""
+"""Small layers that all decoders share. Letters: B batch, S sequence, V vocab, E embed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from forerun.nn import sharding
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float, *, around_one: bool = False) -> jax.Array:
-    """Over the dimensions of the scale, in float32, back in x's dtype. `around_one`: Gemma stores scale - 1."""
+    """Return the RMS norm of `x` over the dimensions of `scale`, computed in float32, in the dtype of `x`.
+
+    With `around_one`, the scale is stored as its difference from 1, as in Gemma.
+    """
     dims = tuple(range(-scale.ndim, 0))
     wide = x.astype(jnp.float32)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=dims, keepdims=True) + epsilon)
@@ -21,7 +24,7 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float, *, around_one: bool
 
 
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
-    """Over the last dimension, in float32, back in x's dtype."""
+    """Return the layer norm of `x` over its last dimension, computed in float32, in the dtype of `x`."""
     wide = x.astype(jnp.float32)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
@@ -29,12 +32,15 @@ def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) 
 
 
 def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
-    """Squeezed smoothly into (-cap, cap)."""
+    """Return `cap * tanh(x / cap)`, which is between -cap and cap, or `x` if `cap` is None."""
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
 def embed(table_VE: jax.Array, tokens_BS: jax.Array, dtype: Any) -> jax.Array:
-    """Look tokens up where the table lies: every device reads its own slice of the embedding for all
-    tokens of its fsdp group, and the slices change places. The table itself never travels."""
+    """Return the embeddings of the tokens, [B, S, E], without gathering the table over fsdp.
+
+    Each device looks up all tokens of its fsdp group in its own slice of the table. Then the devices exchange the
+    results, which are smaller than the table.
+    """
     slices = sharding.lookup(table_VE, tokens_BS)
     return sharding.constrain(slices.astype(dtype), "BSE")

@@ -1,6 +1,7 @@
-"""Rotary positions: what turns how fast, with every scaling of the families. B batch, S sequence, H heads, D head.
+"""Rotary position embeddings (RoPE), with the scalings of all supported families.
 
-Descriptions are plain data, free of jax; only `angles` and `rotate` touch arrays.
+Letters: B batch, S sequence, H heads, D head. The configuration classes do not need jax; only `angles` and `rotate`
+compute with jax arrays.
 """
 
 from __future__ import annotations
@@ -17,31 +18,31 @@ Angles = tuple[Any, Any]  # cos and sin, [B, S, 1, dims / 2]
 
 @dataclass(frozen=True)
 class Linear:
-    """Positions pressed together by a factor."""
+    """Linear scaling: positions are divided by a factor."""
 
     factor: float
 
 
 @dataclass(frozen=True)
 class Yarn:
-    """Fast pairs turn as before, slow ones by 1 / factor, and a ramp between the two."""
+    """YaRN: high frequencies stay, low frequencies are divided by `factor`, with a linear ramp in between."""
 
     factor: float
-    original: int
-    fast: float = 32.0
-    slow: float = 1.0
-    attention: float = 1.0  # cos and sin are multiplied by it
-    truncate: bool = True
+    original: int  # context length before scaling, in tokens
+    fast: float = 32.0  # pairs with at least this many rotations in the original context stay
+    slow: float = 1.0  # pairs with at most this many rotations are divided by `factor`
+    attention: float = 1.0  # factor for cos and sin
+    truncate: bool = True  # round the ends of the ramp to integer pair indices
 
 
 @dataclass(frozen=True)
 class LongRope:
-    """Each pair has a factor of its own, and another one in sequences beyond the original context."""
+    """LongRoPE: each pair has its own factor, and a second one for sequences beyond the original context."""
 
     short: tuple[float, ...]
     long: tuple[float, ...]
-    original: int
-    attention: float = 1.0
+    original: int  # context length before scaling, in tokens
+    attention: float = 1.0  # factor for cos and sin
 
 
 Scaling = RopeScaling | Linear | Yarn | LongRope  # RopeScaling is Llama 3's
@@ -49,15 +50,15 @@ Scaling = RopeScaling | Linear | Yarn | LongRope  # RopeScaling is Llama 3's
 
 @dataclass(frozen=True)
 class Rope:
-    """`dims` of each head turn, the rest stays."""
+    """The rotary embedding of a layer."""
 
     theta: float
-    dims: int
+    dims: int  # the first dimensions of each head are rotated; the rest stay unchanged
     scaling: Scaling | None = None
 
 
 def frequencies(rope: Rope, *, long: bool = False) -> Any:
-    """Radians per position for each pair, float32. `long` matters to LongRope only."""
+    """Return the frequency of each pair in radians per position, float32. `long` affects LongRope only."""
     import numpy as np
 
     pairs = np.arange(0, rope.dims, 2, dtype=np.float32) / np.float32(rope.dims)
@@ -73,7 +74,7 @@ def frequencies(rope: Rope, *, long: bool = False) -> Any:
             kept = 1 - _ramp(rope, scaling)
             return (plain / scaling.factor * (1 - kept) + plain * kept).astype(np.float32)
         case scaling:
-            # 1 for wavelengths well inside the original context, 0 well beyond it, straight in between.
+            # Llama 3: 1 for wavelengths well inside the original context, 0 well beyond it, linear in between.
             wavelengths = 2 * math.pi / plain
             inside = (scaling.original / wavelengths - scaling.low) / (scaling.high - scaling.low)
             inside = np.clip(inside, 0.0, 1.0)
@@ -81,11 +82,11 @@ def frequencies(rope: Rope, *, long: bool = False) -> Any:
 
 
 def _ramp(rope: Rope, scaling: Yarn) -> Any:
-    """0 for pairs that turn fast, 1 for slow ones."""
+    """Return YaRN's ramp over the pairs: 0 for high frequencies, 1 for low ones."""
     import numpy as np
 
     def pair(turns: float) -> float:
-        """The pair that makes so many turns in the original context."""
+        """Return the (fractional) index of the pair that makes `turns` rotations in the original context."""
         return rope.dims * math.log(scaling.original / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
 
     low, high = pair(scaling.fast), pair(scaling.slow)
@@ -97,7 +98,10 @@ def _ramp(rope: Rope, scaling: Yarn) -> Any:
 
 
 def angles(rope: Rope, positions_BS: Any, segments_BS: Any) -> Angles:
-    """In float32: positions beyond 256 are not exact in bfloat16."""
+    """Return cos and sin of the rotation of each token and pair, [B, S, 1, dims / 2].
+
+    They are in float32, because bfloat16 cannot represent positions beyond 256 exactly.
+    """
     import jax.numpy as jnp
 
     turns = positions_BS.astype(jnp.float32)[..., None, None]
@@ -112,7 +116,7 @@ def angles(rope: Rope, positions_BS: Any, segments_BS: Any) -> Angles:
 
 
 def _lengths(positions_BS: Any, segments_BS: Any) -> Any:
-    """For each token, how long its document is: a packed one is as long as it is by itself."""
+    """Return the length of each token's document, [B, S]: its own length, not that of the packed row."""
     import jax
     import jax.numpy as jnp
 
@@ -124,7 +128,10 @@ def _lengths(positions_BS: Any, segments_BS: Any) -> Any:
 
 
 def rotate(x_BSHD: Any, angles: Angles) -> Any:
-    """The first half of what turns against the second (the Hugging Face layout)."""
+    """Return `x_BSHD` rotated by `angles`.
+
+    A pair is an element of the first half of the rotated dimensions and one of the second (the Hugging Face layout).
+    """
     import jax.numpy as jnp
 
     cos, sin = angles
@@ -136,7 +143,7 @@ def rotate(x_BSHD: Any, angles: Angles) -> Any:
 
 
 def attention_factor(factor: float, given: float | None, original: int, *, kind: str) -> float:
-    """What cos and sin are multiplied by, where the checkpoint does not say: YaRN's and LongRope's own formulae."""
+    """Return the factor for cos and sin: `given`, or the default formula of YaRN or LongRope if it is None."""
     if given is not None:
         return given
     if factor <= 1:
@@ -145,7 +152,7 @@ def attention_factor(factor: float, given: float | None, original: int, *, kind:
 
 
 def smallest_period(items: Sequence[Any]) -> int:
-    """The shortest beginning that, repeated, gives the whole; the last repetition may be cut off."""
+    """Return the length of the shortest prefix that, repeated, gives `items`. The last repetition may be incomplete."""
     for length in range(1, len(items) + 1):
         if all(item == items[n % length] for n, item in enumerate(items)):
             return length

@@ -1,12 +1,12 @@
-"""From shape letters to mesh axes, by one table each for weights and activations.
+"""Sharding rules: tables that map the letters of weights and activations to mesh axes.
 
-Model code says letters (`"BSHD"`); it never sees a mesh. The mesh is ambient (`jax.set_mesh`), and
-without one every function here returns its argument. The legend of letters:
+Model code names dimensions by letters (`"BSHD"`) and never sees a mesh. The mesh is ambient (`jax.set_mesh`). Without
+a mesh, `constrain` and `gather` return their argument. The letters are:
 
     B batch   S sequence   E embed   F mlp   H heads   K kv heads   D head   V vocab   L layers
 
-Any other letter is a dimension that is never split. Two functions speak to JAX: `constrain` for an
-activation, `gather` for a weight on its way into a contraction.
+A dimension with any other letter is never split. Models use two functions: `constrain` for an activation, and `gather`
+for a weight right before it is used in a contraction.
 """
 
 from __future__ import annotations
@@ -22,21 +22,30 @@ from jax.sharding import NamedSharding, PartitionSpec
 AXES = ("data", "fsdp", "tp")
 BATCH_AXES = ("data", "fsdp")
 
-# For each mesh axis, the letters it may split, the first that divides evenly wins. FSDP falls back
-# from the embedding to other dimensions, so an odd width never leaves a large weight unsplit.
+# For each mesh axis, the letters that it may split. The first letter whose dimension divides evenly is used. FSDP
+# falls back from the embedding to other dimensions, so an odd width never leaves a large weight unsplit.
 WEIGHTS_STORED = (("tp", "VHKF"), ("fsdp", "EFVDHK"))
+# In a contraction a weight is split over tp only. fsdp splits the batch there, so every device of an fsdp group needs
+# the same weights.
 WEIGHTS_USED = WEIGHTS_STORED[:1]
-SMALLEST_SPLIT = 1 << 16  # elements of one layer's weight
+SMALLEST_SPLIT = 1 << 16  # elements of one layer's weight; smaller weights are not split over fsdp
 ACTIVATIONS = (("data", "B"), ("fsdp", "B"), ("tp", "HKFV"))
-# Where no letter belongs to tp (the residual stream), it splits the sequence: gather + scatter are the
-# same traffic as an all-reduce, and the saved layer inputs shrink by tp.
+# An activation without a letter of tp (the residual stream) is split along the sequence. The gather and the scatter
+# cause the same traffic as an all-reduce, and the saved layer inputs shrink by tp.
 RESIDUALS = (("data", "B"), ("fsdp", "B"), ("tp", "S"))
 
 Rules = tuple[tuple[str, str], ...]
 
 
 def partition(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int], rules: Rules) -> PartitionSpec:
-    """The mesh axes of each dimension. A dimension that does not divide evenly stays whole."""
+    """Return the mesh axes that split each dimension. An axis that divides none of its letters evenly is not used.
+
+    Args:
+        shape: The dimensions of the array.
+        axes: One letter for each dimension.
+        sizes: The size of each mesh axis.
+        rules: For each mesh axis, the letters that it may split, in order of preference.
+    """
     taken: list[list[str]] = [[] for _ in shape]
     for axis, letters in rules:
         ways = sizes.get(axis, 1)
@@ -51,7 +60,10 @@ def partition(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int], rules
 
 
 def stored(mesh: Any, shape: tuple[int, ...], axes: str) -> NamedSharding:
-    """How a weight rests in memory. Norms and biases rest whole over fsdp: a gather costs more than they do."""
+    """Return the sharding of a weight between its uses.
+
+    Norms and biases are not split over fsdp, because gathering them would cost more than storing them.
+    """
     return NamedSharding(mesh, partition(shape, axes, mesh.shape, _stored_rules(shape, axes)))
 
 
@@ -61,12 +73,12 @@ def _stored_rules(shape: tuple[int, ...], axes: str) -> Rules:
 
 
 def batched(mesh: Any, shape: tuple[int, ...], axes: str) -> NamedSharding:
-    """How input data lies on the devices: split along the batch only."""
+    """Return the sharding of input data, which is split along the batch only."""
     return NamedSharding(mesh, partition(shape, axes, mesh.shape, ACTIVATIONS[:2]))
 
 
 def ambient_sizes() -> dict[str, int]:
-    """The axis sizes of the mesh in use, without those that `over_batch` has already split."""
+    """Return the axis sizes of the ambient mesh, without the axes that an enclosing `shard_map` already splits."""
     mesh = jax.sharding.get_abstract_mesh()
     return {axis: size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes}
 
@@ -79,13 +91,18 @@ def _constrain(x: jax.Array, axes: str, rules: Rules) -> jax.Array:
 
 
 def constrain(x: jax.Array, axes: str) -> jax.Array:
-    """Lay an activation out by its letters."""
+    """Return the activation `x` with the sharding that its letters imply."""
     return _constrain(x, axes, ACTIVATIONS if set(axes) & set("HKFV") else RESIDUALS)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def gather(weight: jax.Array, axes: str) -> jax.Array:
-    """A weight as it is used: whole over fsdp. Its gradient returns split, by a reduce-scatter."""
+    """Return a stored weight as a contraction needs it: gathered over fsdp, still split over tp.
+
+    The gradient has the stored sharding again, so XLA computes it with a reduce-scatter.
+    """
+    # A custom gradient is needed because JAX transposes a sharding constraint to the same constraint. That would keep
+    # the gradient unsplit over fsdp: an all-reduce, and a full-size gradient on each device.
     return _constrain(weight, axes, WEIGHTS_USED)
 
 
@@ -101,14 +118,24 @@ gather.defvjp(_gather_forward, _gather_backward)
 
 
 def lookup(table_VE: jax.Array, tokens_BS: jax.Array) -> jax.Array:
-    """Rows of a stored table, for tokens of all fsdp devices, still split along E as the table is."""
+    """Return the rows of a stored table for the tokens, [B, S, E], split along E as the table is.
+
+    Each device looks up the tokens of all devices of its fsdp group.
+    """
+    # Tokens are small: gathering them over fsdp is far cheaper than gathering the table.
     rules: Rules = (("data", "B"), ("fsdp", "E"))
     everywhere = _constrain(tokens_BS, "BS", rules)
     return _constrain(table_VE[everywhere], "BSE", rules)
 
 
 def by_hand(function: Callable[..., Any], *, arguments: tuple[Any, ...], results: Any) -> Callable[..., Any]:
-    """Run `function` on each device's own parts, its collectives written out. Without a mesh, just run it."""
+    """Return `function` mapped over the devices by `shard_map`, or `function` itself without a mesh.
+
+    Args:
+        function: A function of each device's local parts. It contains its own collectives.
+        arguments: A partition spec for each argument.
+        results: The partition specs of the results.
+    """
     if math.prod(ambient_sizes().values()) == 1:
         return function
     return jax.shard_map(function, in_specs=arguments, out_specs=results, check_vma=False)

@@ -1,7 +1,7 @@
-"""Parameters declared as data before any array exists.
+"""Parameter specs: descriptions of a model's parameters before any array exists.
 
-A model is a tree of `ParamSpec`. Three views come from that one tree: abstract shapes (for `plan`),
-shardings (see `sharding.py`), and initial arrays (for `train`).
+A model is a tree of `ParamSpec`. Three things are derived from this tree: abstract shapes (for `plan`), shardings (see
+`sharding.py`) and initial arrays (for `train`).
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-Tree = Any  # a pytree whose leaves the signature's prose names
+Tree = Any  # a pytree; the docstring of a function says which leaves it has
 
 
 class Init(Protocol):
+    """A function that returns initial values."""
+
     def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array: ...
 
 
 @dataclass(frozen=True)
 class Normal:
-    """Independent normal entries, so that stacking layers changes nothing."""
+    """Independent normal values. Their scale does not depend on the shape, so stacking layers does not change it."""
 
     std: float
 
@@ -34,7 +36,7 @@ class Normal:
 
 @dataclass(frozen=True)
 class Fill:
-    """Every entry the same: 0 for biases, 1 for norms."""
+    """One constant for all values, for example 0 for biases and 1 for norms."""
 
     value: float
 
@@ -44,11 +46,19 @@ class Fill:
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """One parameter: its shape, a letter per dimension, how it starts, and whether it learns.
+    """The description of one parameter.
 
-    `axes` are the shape letters of the model's equations (`"EHD"`); the sharding rules read them. Of a matrix, `inputs`
-    dimensions come first that a contraction sums over (0: it is used whole, as a read-out is), then its outputs.
-    What is not `saved` comes from elsewhere again when a run goes on: the base model under an adapter, a teacher.
+    Attributes:
+        shape: The dimensions of the array.
+        axes: One letter for each dimension, as in the equations of the model (`"EHD"`). The sharding rules read them.
+        init: The function that returns initial values.
+        dtype: The dtype of the array.
+        trainable: Whether the optimizer updates it.
+        decay: Whether weight decay applies to it.
+        inputs: For a matrix, the number of leading dimensions that a contraction sums over (not counting L); the others
+            are outputs. 0 for a read-out matrix: the loss uses it directly, so no method may replace it.
+        saved: Whether checkpoints contain it. A base model under an adapter or a teacher is read from its own files
+            again when a run resumes.
     """
 
     shape: tuple[int, ...]
@@ -74,25 +84,25 @@ def is_spec(value: object) -> bool:
 
 
 def map_specs(function: Callable[[ParamSpec], Any], specs: Tree) -> Tree:
+    """Return the tree with `function` applied to every spec."""
     return jax.tree.map(function, specs, is_leaf=is_spec)
 
 
 def stack(specs: Tree, layers: int) -> Tree:
-    """The same parameters once per layer, with the layer dimension first."""
+    """Return specs with a leading layer dimension: the same parameters for each of `layers` layers."""
     return map_specs(lambda s: replace(s, shape=(layers, *s.shape), axes="L" + s.axes), specs)
 
 
 def cast(specs: Tree, dtype: Any) -> Tree:
+    """Return the specs with another dtype."""
     return map_specs(lambda s: replace(s, dtype=dtype), specs)
 
 
-def abstract(specs: Tree) -> Tree:
-    """Shapes and dtypes, no arrays."""
-    return map_specs(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), specs)
-
-
 def initial(specs: Tree, key: jax.Array) -> Tree:
-    """Arrays. Each leaf's key comes from its own path, so no leaf depends on its neighbours."""
+    """Return a tree of initial arrays.
+
+    The random key of a leaf is derived from its path, so adding or removing other leaves does not change it.
+    """
 
     def leaf(path: Any, spec: ParamSpec) -> jax.Array:
         name = jax.tree_util.keystr(path)
@@ -102,16 +112,17 @@ def initial(specs: Tree, key: jax.Array) -> Tree:
 
 
 def count(specs: Tree) -> int:
+    """Return the number of elements of all parameters."""
     return sum(s.size for s in jax.tree.leaves(specs, is_leaf=is_spec))
 
 
 def split(tree: Tree, mask: Tree) -> tuple[Tree, Tree]:
-    """(where the mask is true, the rest), each with None in the other's places."""
+    """Return two trees: the leaves where `mask` is true, and the others. Each has None in place of missing leaves."""
     chosen = jax.tree.map(lambda keep, leaf: leaf if keep else None, mask, tree)
     rest = jax.tree.map(lambda keep, leaf: None if keep else leaf, mask, tree)
     return chosen, rest
 
 
 def merge(chosen: Tree, rest: Tree) -> Tree:
-    """Undo `split`."""
+    """Return the tree that `split` divided into `chosen` and `rest`."""
     return jax.tree.map(lambda a, b: b if a is None else a, chosen, rest, is_leaf=lambda x: x is None)

@@ -1,4 +1,4 @@
-"""What is to become small: a batch and a model give a loss and metrics.
+"""Training objectives: functions of a model and a batch that return a loss and metrics.
 
-Nothing here knows optimizers or devices.
+They do not depend on the optimizer or on the number of devices.
 """

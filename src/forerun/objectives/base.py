@@ -1,7 +1,6 @@
-"""What an objective is to the rest of forerun: sums over one micro-batch, so that micro-batches add up.
+"""The interface of objectives. An objective returns sums over one micro-batch, so that micro-batches can be added.
 
-An objective of your own needs exactly `__call__`. What an objective may have besides is in `Objective`'s other
-members, which `Plain` gives for those that need none of it.
+A custom objective defines `__call__` and inherits the other members of `Objective` from `Plain`.
 """
 
 from __future__ import annotations
@@ -23,50 +22,62 @@ LOSS = "loss"
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sums:
-    """A step's loss is loss / weight over all micro-batches; `told` are further sums, divided alike, for the log."""
+    """Sums over a micro-batch. The loss of a step is sum(loss) / sum(weight) over all its micro-batches."""
 
     loss: jax.Array
     weight: jax.Array
-    told: dict[str, jax.Array] = field(default_factory=dict)
+    told: dict[str, jax.Array] = field(default_factory=dict)  # further metrics, also divided by the weight
 
     def named(self, name: str) -> jax.Array:
+        """Return the sum with this name: `loss`, or a name of `told`."""
         return self.loss if name == LOSS else self.told[name]
 
 
 class Objective(Protocol):
+    """A training objective."""
+
     @property
     def unit(self) -> str:
-        """What the weight of its sums counts."""
+        """What the weight of its sums counts, for example `tokens`."""
 
     @property
     def nats(self) -> str | None:
-        """Which of its sums is the text's negative log-likelihood in nats, so that there is a perplexity: `loss`, or a
-        name of `told`. None: none of them, and no perplexity is told."""
+        """Name of the sum that is the negative log-likelihood of the text in nats, from which perplexity is computed.
+
+        It is `loss` or a name of `told`. None: there is no such sum, and no perplexity is reported.
+        """
 
     def __call__(self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute) -> Sums:
-        """Pure. `params` is what `specs` made of the model's specs, with arrays for leaves."""
+        """Return the sums over a micro-batch. This must be a pure function.
+
+        Args:
+          model: the trained model.
+          params: arrays in the structure that `specs` returns.
+          batch: one micro-batch; its arrays are [B, S] and [B, ...].
+          compute: dtype, attention kernel and remat policy.
+        """
 
     def specs(self, specs: Tree) -> Tree:
-        """The model's specs, or those with a companion beside them (`companion.py`)."""
+        """Return the specs of all parameters: the model's, and those of its companion if any (`companion.py`)."""
 
     def reads(self) -> dict[str, Tree]:
-        """Specs of what is read from files besides the model, by name."""
+        """Return the specs of further models that are read from files, by name."""
 
     def start(self, params: Tree, given: Mapping[str, Tree]) -> Tree:
-        """Arrays for `specs`, from the model's and from what was read from files by name."""
+        """Return the arrays for `specs`, from the model's arrays and the files' (`given`, named as in `reads`)."""
 
     def own(self, params: Tree) -> Tree:
-        """The model's part of `params`."""
+        """Return the part of `params` that is the trained model."""
 
     def extras(self, rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:
-        """What a batch has besides the five arrays, each [rows, ...]."""
+        """Return the shapes of a batch's extra arrays by name, each [rows, ...]."""
 
     def flops_per_token(self, model: Model, sequence: int) -> float:
-        """Forward and backward of all that the step computes, as `Model.flops_per_token` counts."""
+        """Return the FLOPs per token of a step, forward and backward, counted as in `Model.flops_per_token`."""
 
 
 class Plain:
-    """An objective of the model alone, on the five arrays."""
+    """Base class of objectives that need only the model and the five arrays of a batch."""
 
     unit: ClassVar[str] = "tokens"
     nats: ClassVar[str | None] = None

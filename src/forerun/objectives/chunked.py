@@ -1,7 +1,7 @@
-"""Losses of whole distributions, whose full logits never exist either: the way of `cross_entropy.py` for any rule.
+"""Chunked losses for any rule. As in `cross_entropy.py`, the logits of all positions never exist at the same time.
 
-A rule turns a chunk's logits, and what stands beside them at the same positions, into sums by name and the slope of
-one of them, "loss", by the logits. B batch, S sequence, E embed, V vocab, C chunk.
+A rule receives the logits of a chunk and other arrays of the same positions (sides). It returns named values for each
+position, and the derivative of one of them, "loss", by the logits. B batch, S sequence, E embed, V vocab, C chunk.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ LOSS = "loss"
 
 
 class Rule(Protocol):
-    """Immutable and hashable."""
+    """A loss function on a chunk of logits. It must be immutable and hashable, as a static argument."""
 
     def __call__(self, logits_BCV: jax.Array, sides: Arrays, tables: Arrays, split: Split) -> tuple[Arrays, jax.Array]:
-        """Per position its figures [B, C], among them "loss", and the slope of that by the logits [B, C, V].
+        """Return named values [B, C] including "loss", and the derivative of "loss" by the logits [B, C, V].
 
-        The logits are capped already (`split.softcap` is None). V may be this device's part of the vocabulary, of the
-        `tables` as well; `sides` are [B, C, ...].
+        Args:
+          logits_BCV: logits after the softcap. V may be this device's part of the vocabulary.
+          sides: arrays of the same positions [B, C, ...].
+          tables: arrays [V, ...], split over the vocabulary in the same way as the logits.
+          split: the mesh axes; its softcap is None.
         """
 
 
@@ -45,14 +48,26 @@ def chunked(
     chunk: int,
     softcap: float | None = None,
 ) -> Arrays:
-    """Sums over positions of weight x the rule's figures, in float32. Differentiable in hidden and matrix, and only by
-    way of "loss"."""
+    """Return the sums over positions of weight x the rule's values, in float32.
+
+    Only "loss" is differentiable, and only by the hidden states and the matrix.
+
+    Args:
+      rule: returns the values and the derivative for a chunk.
+      hidden_BSE: hidden states of the model.
+      matrix_VE: read-out matrix of the model.
+      weights_BS: weight of each position.
+      sides: further arrays of the positions, [B, S, ...].
+      tables: further arrays of the vocabulary, [V, ...].
+      chunk: positions whose logits exist at one time.
+      softcap: cap of the model's logits, if it has one.
+    """
     split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_sums_local, rule=rule, chunk=chunk, split=split)
-    made: Arrays = by_hand(local, arguments=_arguments(split, sides, tables), results=P())(
+    sums: Arrays = by_hand(local, arguments=_arguments(split, sides, tables), results=P())(
         hidden_BSE, matrix_VE, weights_BS, sides, tables
     )
-    return made
+    return sums
 
 
 def _forward(
@@ -65,6 +80,7 @@ def _forward(
     chunk: int,
     softcap: float | None,
 ) -> tuple[Arrays, tuple[jax.Array, jax.Array]]:
+    # Gradients are computed in the forward pass, so that the logits are computed only once.
     split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_sums_and_gradients_local, rule=rule, chunk=chunk, split=split)
     results = (P(), P(BATCH_AXES, split.sequence, None), P(split.vocab, split.embed))
@@ -105,7 +121,7 @@ def _sums_local(
 ) -> Arrays:
     def figures(piece: Any) -> Arrays:
         hidden_BCE, weights_BC, beside = piece
-        found, _, _ = _figures_and_slope(rule, hidden_BCE, matrix_VE, beside, tables, split)
+        found, _, _ = _values_and_slope(rule, hidden_BCE, matrix_VE, beside, tables, split)
         return {name: jnp.sum(each_BC * weights_BC) for name, each_BC in found.items()}
 
     pieces = jax.tree.map(lambda x: in_chunks(x, chunk), (hidden_BSE, weights_BS, sides))
@@ -128,7 +144,7 @@ def _sums_and_gradients_local(
 ) -> tuple[Arrays, jax.Array, jax.Array]:
     def parts(piece: Any) -> tuple[Arrays, jax.Array, jax.Array]:
         hidden_BCE, weights_BC, beside = piece
-        found, slope_BCV, bend_BCV = _figures_and_slope(rule, hidden_BCE, matrix_VE, beside, tables, split)
+        found, slope_BCV, bend_BCV = _values_and_slope(rule, hidden_BCE, matrix_VE, beside, tables, split)
         slope_BCV = (slope_BCV * bend_BCV * weights_BC[..., None]).astype(hidden_BCE.dtype)
         more = jnp.einsum("BCV,BCE->VE", slope_BCV, hidden_BCE, preferred_element_type=jnp.float32)
         sums = {name: jnp.sum(each_BC * weights_BC) for name, each_BC in found.items()}
@@ -148,10 +164,10 @@ def _sums_and_gradients_local(
     return lax.psum(sums, split.rows), hidden_gradient, matrix_gradient
 
 
-def _figures_and_slope(
+def _values_and_slope(
     rule: Rule, hidden_BCE: jax.Array, matrix_VE: jax.Array, beside: Arrays, tables: Arrays, split: Split
 ) -> tuple[Arrays, jax.Array, jax.Array]:
-    """The rule's answer, and the derivative of the capped logits by the bare ones."""
+    """Return the rule's values and derivative, and the derivative of the capped logits by the uncapped ones."""
     logits_BCV = soft_cap(logits_of(hidden_BCE, matrix_VE), split.softcap)
     found, slope_BCV = rule(logits_BCV, beside, tables, replace(split, softcap=None))
     bend = jnp.ones((), jnp.float32) if split.softcap is None else 1 - jnp.square(logits_BCV / split.softcap)
@@ -159,5 +175,6 @@ def _figures_and_slope(
 
 
 def _zeros(function: Any, pieces: Any) -> Any:
+    """Return zeros in the structure of what `function` returns for one chunk, as the start of a sum."""
     shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], pieces))
     return jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes)

@@ -1,4 +1,4 @@
-"""A model beside the one that learns: a teacher, or the model that a run began with. It rests, and is never saved."""
+"""A frozen model beside the trained one: a teacher, or the model at the start of the run. It is never saved."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ T = TypeVar("T")
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Accompanied(Generic[T]):
-    """The parameters of both. `T` is a tree of specs, shapes, shardings or arrays."""
+class WithCompanion(Generic[T]):
+    """The parameters of the trained model and of its companion. `T` is a tree of specs, shapes, shardings or arrays."""
 
     own: T
     companion: T
 
 
 def at_rest(specs: Tree, dtype: object) -> Tree:
-    """Specs of a companion: in `dtype`, without gradient, moments or a place in checkpoints."""
+    """Return the specs of a companion in `dtype`, without gradients and optimizer moments, and not saved."""
     return map_specs(lambda s: replace(s, dtype=dtype, trainable=False, saved=False), specs)

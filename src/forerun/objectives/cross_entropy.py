@@ -1,12 +1,11 @@
-"""Cross-entropy whose full logits never exist.
+"""Chunked cross entropy: the logits of all positions never exist at the same time.
 
-The sequence is taken in chunks: a chunk's logits are made, turned into its share of the loss and of
-both gradients, and forgotten. The gradients are computed on the way forward, so the logits are made
-once, not again in the backward pass. B batch, S sequence, E embed, V vocab, C chunk.
+The sequence is processed in chunks. The logits of a chunk are computed, reduced to the chunk's part of the loss and of
+both gradients, and discarded. The gradients are computed in the forward pass, so the backward pass does not compute the
+logits again. B batch, S sequence, E embed, V vocab, C chunk.
 
-Collectives are written out here. Left to the partitioner, every chunk would end in a reduction of
-the matrix gradient over all devices; by hand, each device adds up its own rows in float32 and shares
-the sum once, in the computing dtype.
+Collectives are explicit here. The automatic partitioner would reduce the matrix gradient over all devices after every
+chunk. Instead, each device sums its own rows in float32, and the devices reduce this sum once, in the compute dtype.
 """
 
 from __future__ import annotations
@@ -35,7 +34,18 @@ def cross_entropy(
     chunk: int,
     softcap: float | None = None,
 ) -> jax.Array:
-    """Sum over positions of weight x nats, in float32. Differentiable in hidden and matrix."""
+    """Return the sum over positions of weight x -log p(target), in float32.
+
+    It is differentiable by the hidden states and the matrix only.
+
+    Args:
+      hidden_BSE: hidden states of the model.
+      matrix_VE: read-out matrix of the model.
+      targets_BS: token ids to predict.
+      weights_BS: weight of each position; 0 for positions without loss.
+      chunk: positions whose logits exist at one time (`chunk_length`).
+      softcap: cap of the model's logits, if it has one.
+    """
     split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_loss_local, chunk=chunk, split=split)
     total: jax.Array = by_hand(local, arguments=split.arguments, results=P())(
@@ -52,7 +62,7 @@ def _forward(
     chunk: int,
     softcap: float | None,
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    """The loss, and the gradients of hidden and matrix for a cotangent of one."""
+    """Return the loss, and the gradients of hidden states and matrix for a cotangent of 1."""
     split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_loss_and_gradients_local, chunk=chunk, split=split)
     results = (P(), P(BATCH_AXES, split.sequence, None), P(split.vocab, split.embed))
@@ -76,8 +86,11 @@ cross_entropy.defvjp(_forward, _backward)
 def token_nats(
     hidden_BSE: jax.Array, matrix_VE: jax.Array, targets_BS: jax.Array, chunk: int, softcap: float | None = None
 ) -> jax.Array:
-    """-log p(target) of every position [B, S] in float32. Differentiable in hidden and matrix: what each position
-    weighs is known only when a gradient comes back, so the logits are made a second time then."""
+    """Return -log p(target) of every position [B, S] in float32.
+
+    It is differentiable by the hidden states and the matrix. The weight of a position is its cotangent, which is known
+    only in the backward pass. The backward pass therefore computes the logits a second time.
+    """
     split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_nats_local, chunk=chunk, split=split)
     nats: jax.Array = by_hand(local, arguments=split.arguments[:3], results=P(BATCH_AXES, None))(
@@ -104,16 +117,17 @@ token_nats.defvjp(_nats_forward, _nats_backward)
 
 @dataclass(frozen=True)
 class Split:
-    """Which mesh axes split what; None where nothing does. Rows lie on data x fsdp. And the logits' cap."""
+    """The mesh axes over which each dimension is split (None: it is not split), and the softcap of the logits."""
 
-    rows: tuple[str, ...]
-    vocab: str | None  # the matrix and the logits
-    sequence: str | None  # the hidden gradient, as the residual stream wants it
-    embed: str | None  # the matrix gradient, as the weight rests
+    rows: tuple[str, ...]  # axes of the batch, data and fsdp, if they have more than one device
+    vocab: str | None  # of the matrix and the logits
+    sequence: str | None  # of the hidden gradient, which is split like the residual stream
+    embed: str | None  # of the matrix gradient, which is split like the stored weight
     softcap: float | None
 
     @classmethod
     def of(cls, hidden_BSE: jax.Array, matrix_VE: jax.Array, softcap: float | None) -> Split:
+        """Return the split on the ambient mesh. A dimension that its axis does not divide evenly is not split."""
         sizes = ambient_sizes()
 
         def axis(name: str, length: int) -> str | None:
@@ -131,6 +145,7 @@ class Split:
 
     @property
     def arguments(self) -> tuple[P, ...]:
+        """Partition specs of hidden states, matrix, targets and weights."""
         return P(BATCH_AXES, None, None), P(self.vocab, None), P(BATCH_AXES, None), P(BATCH_AXES, None)
 
 
@@ -180,6 +195,7 @@ def _loss_and_gradients_local(
         hidden_BCE, targets_BC, weights_BC = piece
         nats_BC, slope_BCV = nats_and_slope(logits_of(hidden_BCE, matrix_VE), targets_BC, split)
         slope_BCV = (slope_BCV * weights_BC[..., None]).astype(hidden_BCE.dtype)
+        # Accumulate in float32: the sum over all chunks would lose precision in the compute dtype.
         more = jnp.einsum("BCV,BCE->VE", slope_BCV, hidden_BCE, preferred_element_type=jnp.float32)
         total = total + jnp.sum(nats_BC * weights_BC)
         return (total, matrix_gradient + more), jnp.einsum("BCV,VE->BCE", slope_BCV, matrix_VE)
@@ -188,25 +204,29 @@ def _loss_and_gradients_local(
     pieces = _chunks(hidden_BSE, targets_BS, weights_BS, chunk)
     (total, matrix_gradient), hidden_pieces = lax.scan(one, start, pieces)
     hidden_gradient = unchunked(hidden_pieces, hidden_BSE.shape)
-    if split.vocab:
+    if split.vocab:  # each device has only the contribution of its part of the vocabulary
         hidden_gradient = summed(hidden_gradient, (split.vocab,), scatter=split.sequence, dim=1)
     matrix_gradient = summed(matrix_gradient.astype(matrix_VE.dtype), split.rows, scatter=split.embed, dim=1)
     return lax.psum(total, split.rows), hidden_gradient, matrix_gradient
 
 
 def summed(part: jax.Array, axes: tuple[str, ...], *, scatter: str | None, dim: int) -> jax.Array:
-    """The sum over mesh axes; along `scatter` every device keeps only its own piece of it."""
+    """Return the sum over mesh axes. Along the axis `scatter`, each device keeps only its piece of dimension `dim`."""
     if scatter:
         part = lax.psum_scatter(part, scatter, scatter_dimension=dim, tiled=True)
     return lax.psum(part, tuple(axis for axis in axes if axis != scatter))
 
 
 def logits_of(hidden_BCE: jax.Array, matrix_VE: jax.Array) -> jax.Array:
+    """Return the logits in float32, before the softcap."""
     return jnp.einsum("BCE,VE->BCV", hidden_BCE, matrix_VE, preferred_element_type=jnp.float32)
 
 
 def nats_and_slope(logits_BCV: jax.Array, targets_BC: jax.Array, split: Split) -> tuple[jax.Array, jax.Array]:
-    """Per position -log p(target), and its derivative by the bare logits. V may be this device's part of it."""
+    """Return -log p(target) of each position, and its derivative by the logits before the softcap.
+
+    V may be this device's part of the vocabulary.
+    """
     own = logits_BCV.shape[-1]
     logits_BCV = soft_cap(logits_BCV, split.softcap)
     highest = jnp.max(logits_BCV, axis=-1, keepdims=True)
@@ -217,6 +237,7 @@ def nats_and_slope(logits_BCV: jax.Array, targets_BC: jax.Array, split: Split) -
         offset = own * lax.axis_index(split.vocab)
     powers = jnp.exp(logits_BCV - highest)
     total = lax.psum(jnp.sum(powers, axis=-1, keepdims=True), over)
+    # A comparison instead of a gather: the target may belong to another device's part, and then nothing matches.
     vocabulary = offset + lax.broadcasted_iota(jnp.int32, logits_BCV.shape, logits_BCV.ndim - 1)
     is_target = (vocabulary == targets_BC[..., None]).astype(jnp.float32)
     right = lax.psum(jnp.sum(logits_BCV * is_target, axis=-1), over)
@@ -230,22 +251,28 @@ def _chunks(hidden_BSE: jax.Array, targets_BS: jax.Array, weights_BS: jax.Array,
 
 
 def in_chunks(x: jax.Array, chunk: int) -> jax.Array:
-    """[B, S, ...] as [S/C, B, C, ...]; positions that fill up the last chunk are zeros, so they weigh nothing."""
+    """Return [B, S, ...] as [S/C, B, C, ...]. The last chunk is padded with zeros, so its padding has weight 0."""
     fill = -x.shape[1] % chunk
     x = jnp.pad(x, ((0, 0), (0, fill)) + ((0, 0),) * (x.ndim - 2))
     return jnp.moveaxis(x.reshape(x.shape[0], -1, chunk, *x.shape[2:]), 1, 0)
 
 
 def unchunked(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Undo `in_chunks` for an array of this shape, [B, S, E]."""
+    """Return the array before `in_chunks`, which had this shape [B, S, E]."""
     return jnp.moveaxis(x, 0, 1).reshape(shape[0], -1, shape[2])[:, : shape[1]]
 
 
 def chunk_length(sequence: int, rows: int, vocab: int, limit_bytes: int = 512 << 20) -> int:
-    """The longest chunk whose float32 logits, for `rows` sequences on one device, stay in the limit.
+    """Return the number of positions per chunk: about the largest whose logits stay within the limit.
 
-    A divisor of the sequence if there is one near, so that nothing is padded. Longer is faster: the
-    matrix and its gradient pass through memory once per chunk.
+    Large chunks are faster, because the matrix and its gradient pass through memory once per chunk. A divisor of
+    `sequence` is preferred if it is more than half of the largest, so that no chunk is padded.
+
+    Args:
+      sequence: positions of a row.
+      rows: rows on one device.
+      vocab: number of logits per position.
+      limit_bytes: limit for the float32 logits of one chunk.
     """
     longest = min(sequence, max(1, limit_bytes // (4 * rows * vocab)))
     divisor = next(n for n in range(longest, 0, -1) if sequence % n == 0)

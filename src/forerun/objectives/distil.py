@@ -1,7 +1,7 @@
-"""Learn from a teacher: the text and the teacher's distribution together, and if wanted a pull towards the beginning.
+"""Distillation: a loss on the text and on a teacher's distribution, and optionally an anchor to the initial model.
 
-The teacher runs in the step, its weights at rest beside the student's; or it was written down before (`record.py`)
-and comes with the batch. B batch, S sequence, E embed, V vocab, N sampled positions.
+Either the teacher runs in the step, with frozen weights beside the student's. Or its logits were cached before
+(`record.py`) and come with the batch. B batch, S sequence, E embed, V vocab, N sampled positions.
 """
 
 from __future__ import annotations
@@ -14,27 +14,50 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forerun.models.base import Model, Readout
-from forerun.nn import lowrank
+from forerun.models.base import Model, Readout, capabilities_of
 from forerun.nn.attention import Kernel
 from forerun.nn.compute import Compute
 from forerun.nn.spec import Tree
-from forerun.nn.weights import is_weight
+from forerun.nn.weights import lowrank
+from forerun.nn.weights.dense import is_weight
 from forerun.objectives.base import Sums
 from forerun.objectives.batch import Batch
 from forerun.objectives.chunked import LOSS, Arrays, chunked
-from forerun.objectives.companion import Accompanied, at_rest
-from forerun.objectives.soft import HARD, HIDDEN, IDS, MATRIX, SOFT, TAIL, TARGETS, VALUES, Beside, WrittenDown
+from forerun.objectives.companion import WithCompanion, at_rest
+from forerun.objectives.soft import (
+    HARD,
+    HIDDEN,
+    IDS,
+    MATRIX,
+    SOFT,
+    TAIL,
+    TARGETS,
+    VALUES,
+    CachedTeacherLoss,
+    LiveTeacherLoss,
+)
 
-TEACHER, BEGINNING = "teacher", "beginning"
-ANCHOR = "anchor"
-REST = jnp.bfloat16
-SMALL_VOCAB = 1 << 16
+TEACHER, BEGINNING = "teacher", "beginning"  # names of companions
+ANCHOR = "anchor"  # name of a metric
+REST = jnp.bfloat16  # dtype of companions
+SMALL_VOCAB = 1 << 16  # ids of at most this many tokens fit in 16 bits
 
 
 @dataclass(frozen=True)
 class Distil:
-    """`teacher` is None if it was written down, by `top_k` tokens of a vocabulary of `vocab`."""
+    """The objective of distillation.
+
+    Args:
+      chunk: positions whose logits exist at one time.
+      soft: weight of the soft loss, from 0 to 1; the cross entropy has the weight 1 - soft.
+      temperature: temperature of the soft loss.
+      teacher: the model that runs in the step; None: cached logits come with the batch.
+      top_k: number of cached logits per position.
+      vocab: number of token ids of the cached logits.
+      anchor: weight of KL(initial model || student).
+      anchor_share: share of positions at which the anchor is computed.
+      seed: selects these positions.
+    """
 
     chunk: int
     soft: float
@@ -50,22 +73,25 @@ class Distil:
     nats: ClassVar[str | None] = HARD
 
     def __call__(self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute) -> Sums:
-        own, companion = self.own(params), params.companion if isinstance(params, Accompanied) else {}
+        own, companion = self.own(params), params.companion if isinstance(params, WithCompanion) else {}
         out = model.apply(own, batch.tokens, batch.segments, batch.positions, compute)
-        sums = self._taught(out, companion, batch, compute)
-        loss, told = sums.pop(LOSS), {name: sums[name] for name in (HARD, SOFT)}
+        sums = self._distillation_sums(out, companion, batch, compute)
+        loss, metrics = sums.pop(LOSS), {name: sums[name] for name in (HARD, SOFT)}
         if self.anchor:
-            before = companion[BEGINNING] if BEGINNING in companion else lowrank.bare(own)
-            began = model.apply(_constant(before), batch.tokens, batch.segments, batch.positions, compute)
-            told[ANCHOR] = self._pulled(out, began, batch)
-            loss = loss + self.anchor * told[ANCHOR]
-        return Sums(loss, jnp.sum(batch.weights), jax.lax.stop_gradient(told))
+            # With adapters, the initial model is the model without them, so that no copy is stored.
+            initial_params = companion[BEGINNING] if BEGINNING in companion else lowrank.bare(own)
+            initial = model.apply(
+                _stop_gradient(initial_params), batch.tokens, batch.segments, batch.positions, compute
+            )
+            metrics[ANCHOR] = self._anchor_sum(out, initial, batch)
+            loss = loss + self.anchor * metrics[ANCHOR]
+        return Sums(loss, jnp.sum(batch.weights), jax.lax.stop_gradient(metrics))
 
     def specs(self, specs: Tree) -> Tree:
         companion = self.reads()
         if self.anchor and not _has_adapters(specs):
             companion[BEGINNING] = at_rest(specs, REST)
-        return Accompanied(specs, companion) if companion else specs
+        return WithCompanion(specs, companion) if companion else specs
 
     def reads(self) -> dict[str, Tree]:
         return {TEACHER: at_rest(self.teacher.specs(), REST)} if self.teacher else {}
@@ -74,10 +100,10 @@ class Distil:
         companion = {name: given[name] for name in self.reads()}
         if self.anchor and not _has_adapters(params):
             companion[BEGINNING] = jax.tree.map(lambda x: x.astype(REST), params)
-        return Accompanied(params, companion) if companion else params
+        return WithCompanion(params, companion) if companion else params
 
     def own(self, params: Tree) -> Tree:
-        return params.own if isinstance(params, Accompanied) else params
+        return params.own if isinstance(params, WithCompanion) else params
 
     def extras(self, rows: int, sequence: int) -> dict[str, jax.ShapeDtypeStruct]:
         if self.teacher:
@@ -90,37 +116,47 @@ class Distil:
         }
 
     def flops_per_token(self, model: Model, sequence: int) -> float:
-        """A model at rest goes forward only: a third."""
+        """Return the FLOPs per token. A frozen model only runs forward, which is a third of a training step."""
         own = model.flops_per_token(sequence)
         teacher = self.teacher.flops_per_token(sequence) / 3 if self.teacher else 0.0
         return own + teacher + (own / 3 if self.anchor else 0.0)
 
-    def _taught(self, out: Readout, companion: Any, batch: Batch[jax.Array], compute: Compute) -> Arrays:
+    def _distillation_sums(self, out: Readout, companion: Any, batch: Batch[jax.Array], compute: Compute) -> Arrays:
+        """Return the sums of the mixed, the hard and the soft loss."""
         sides = {TARGETS: batch.targets}
         if self.teacher is None:
             sides |= {name: batch.extras[name] for name in (VALUES, IDS, TAIL)}
-            rule = WrittenDown(self.soft, self.temperature)
+            rule = CachedTeacherLoss(self.soft, self.temperature)
             return chunked(rule, out.hidden_BSE, out.matrix_VE, batch.weights, sides, {}, self.chunk, out.softcap)
-        said = self.teacher.apply(
-            _constant(companion[TEACHER]), batch.tokens, batch.segments, batch.positions, _fit(compute, self.teacher)
+        teacher = self.teacher.apply(
+            _stop_gradient(companion[TEACHER]),
+            batch.tokens,
+            batch.segments,
+            batch.positions,
+            _fit(compute, self.teacher),
         )
-        return _beside(out, said, batch.weights, sides, self.chunk, self.soft, self.temperature)
+        return _sums_against(out, teacher, batch.weights, sides, self.chunk, self.soft, self.temperature)
 
-    def _pulled(self, out: Readout, began: Readout, batch: Batch[jax.Array]) -> jax.Array:
-        """An estimate of the sum of KL(beginning || now) over all counted tokens, from a sample of positions."""
+    def _anchor_sum(self, out: Readout, initial: Readout, batch: Batch[jax.Array]) -> jax.Array:
+        """Return an estimate of the sum of KL(initial model || student) over all targets with loss.
+
+        It is computed at a sample of positions, and scaled up to all of them.
+        """
         S = batch.tokens.shape[1]
         at_BN = sampled(batch.tokens, self.anchor_share, self.seed)
         weights_BN = jnp.take_along_axis(batch.weights, at_BN, axis=1) * (S / at_BN.shape[1])
         now, then = (
             replace(one, hidden_BSE=jnp.take_along_axis(one.hidden_BSE, at_BN[..., None], axis=1))
-            for one in (out, began)
+            for one in (out, initial)
         )
-        return _beside(now, then, weights_BN, {}, self.chunk, 1.0, 1.0)[LOSS]
+        return _sums_against(now, then, weights_BN, {}, self.chunk, 1.0, 1.0)[LOSS]
 
 
 def sampled(tokens_BS: jax.Array, share: float, seed: int) -> jax.Array:
-    """Positions [B, N], ascending: one drawn from each N-th of a row. They follow from the row and the seed, so they
-    are the same in every batch, on every mesh, that the row may come in."""
+    """Return sampled positions [B, N], ascending: one from each of N equal intervals of a row.
+
+    They depend only on the tokens of the row and the seed, so they are the same in every batch and on every mesh.
+    """
     S = tokens_BS.shape[1]
     N = max(1, round(share * S))
     odd_S = 2 * jax.lax.iota(jnp.uint32, S) + 1
@@ -132,30 +168,30 @@ def sampled(tokens_BS: jax.Array, share: float, seed: int) -> jax.Array:
 
 
 def ids_dtype(vocab: int) -> Any:
-    """Of token ids on their way to the device."""
+    """Return the dtype of token ids in a batch: the smaller one that holds them, to transfer fewer bytes."""
     return np.dtype(np.uint16) if vocab <= SMALL_VOCAB else np.dtype(np.int32)
 
 
-def _beside(
-    out: Readout, said: Readout, weights: jax.Array, sides: Arrays, chunk: int, soft: float, temperature: float
+def _sums_against(
+    out: Readout, other: Readout, weights: jax.Array, sides: Arrays, chunk: int, soft: float, temperature: float
 ) -> Arrays:
-    """The sums against another model's read-out, its vocabulary cut or filled up to the student's."""
-    vocab, (theirs, width) = out.matrix_VE.shape[0], said.matrix_VE.shape
-    matrix = said.matrix_VE[:vocab]
+    """Return the sums against another model, whose vocabulary is cut or padded to the student's."""
+    vocab, (theirs, width) = out.matrix_VE.shape[0], other.matrix_VE.shape
+    matrix = other.matrix_VE[:vocab]
     if theirs < vocab:
         matrix = jnp.concatenate([matrix, jnp.zeros((vocab - theirs, width), matrix.dtype)])
-    rule = Beside(soft, temperature, theirs, said.softcap)
-    sides = {**sides, HIDDEN: said.hidden_BSE}
+    rule = LiveTeacherLoss(soft, temperature, theirs, other.softcap)
+    sides = {**sides, HIDDEN: other.hidden_BSE}
     return chunked(rule, out.hidden_BSE, out.matrix_VE, weights, sides, {MATRIX: matrix}, chunk, out.softcap)
 
 
-def _constant(params: Tree) -> Tree:
+def _stop_gradient(params: Tree) -> Tree:
     return jax.tree.map(jax.lax.stop_gradient, params)
 
 
 def _fit(compute: Compute, model: Model) -> Compute:
-    """cuDNN's attention has no cap on scores: a teacher that has one is computed by XLA's."""
-    capped = getattr(getattr(model, "config", None), "attention_softcap", None) is not None
+    """Return settings that `model` supports. cuDNN has no attention softcap, so a model with one uses XLA attention."""
+    capped = capabilities_of(model).attention_softcap is not None
     return replace(compute, attention=Kernel("xla")) if capped and compute.attention.name == "cudnn" else compute
 
 

@@ -1,4 +1,4 @@
-"""Predict the next token: the objective of pre-training, and the base of the others."""
+"""Next-token prediction: the objective of pre-training and of supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from forerun.objectives.cross_entropy import cross_entropy
 
 @dataclass(frozen=True)
 class NextToken(Plain):
-    chunk: int
+    """Cross entropy of the next token, summed over all targets with loss."""
+
+    chunk: int  # positions whose logits exist at one time
 
     nats: ClassVar[str | None] = LOSS
 

@@ -1,12 +1,12 @@
-"""What rows of pairs and the objectives on them agree about: names of arrays, and how many pairs a row may have."""
+"""Constants that rows of pairs and their objectives share: names of arrays, and the most pairs that fit in a row."""
 
 from __future__ import annotations
 
-PAIRS = "pairs"  # [rows, S] int32: k chosen side of the row's k-th pair, -k its rejected side, 0 none
-REFERENCE = "reference"  # [rows, most_pairs(S), 2] float32: what the reference model says of chosen and rejected
-ROOM = 16  # positions that a pair takes at least, where a row has them
+PAIRS = "pairs"  # [rows, S] int32: k is the chosen side of the row's k-th pair, -k its rejected side, 0 is padding
+REFERENCE = "reference"  # [rows, max_pairs(S), 2] float32: reference log-probabilities of chosen, rejected
+ROOM = 16  # minimum number of positions that packing reserves for a pair
 
 
-def most_pairs(sequence: int) -> int:
-    """Of a row of that length."""
+def max_pairs(sequence: int) -> int:
+    """Return the maximum number of pairs in a row of `sequence` positions."""
     return max(1, sequence // ROOM)

@@ -1,8 +1,8 @@
-"""What is written down of a teacher: its K likeliest tokens at every position, and how much it gives to all others.
+"""Teacher logits to cache: the K most probable tokens at each position, and the mass of all other tokens (the tail).
 
-Logits are kept as their distance from the highest, which is 0, in 16 bits: near the top, where the probability is,
-they are most exact. The mass of the rest is kept for each temperature that the record is to serve, since it does not
-follow from the K alone. B batch, S sequence, E embed, V vocab, C chunk, K kept, N temperatures.
+Logits are stored relative to the highest one, in 16 bits. They are most exact near 0, where most of the probability is.
+The tail is stored for each temperature at which the cache will be used, because it does not follow from the K logits.
+B batch, S sequence, E embed, V vocab, C chunk, K kept, N temperatures.
 """
 
 from __future__ import annotations
@@ -23,13 +23,23 @@ Record = tuple[jax.Array, jax.Array, jax.Array]  # values_BSK float16, ids_BSK i
 
 
 def record(out: Readout, *, vocab: int, top_k: int, temperatures: tuple[float, ...], chunk: int) -> Record:
-    """Of the first `vocab` tokens; the full logits never exist. Not for a read-out that tp splits."""
+    """Return the K highest logits of each position, their token ids, and the tails.
+
+    The logits of all positions never exist at the same time.
+
+    Args:
+      out: the teacher's hidden states and read-out matrix. The matrix must not be split over the axis tp.
+      vocab: number of tokens to consider, from the first on: those that the student has too.
+      top_k: number of tokens to keep, K.
+      temperatures: temperatures of the tails.
+      chunk: positions whose logits exist at one time.
+    """
     local = partial(_record_local, softcap=out.softcap, top_k=top_k, temperatures=temperatures, chunk=chunk)
     rows = P(BATCH_AXES, None, None)
-    made: Record = by_hand(local, arguments=(rows, P(None, None)), results=(rows, rows, rows))(
+    kept: Record = by_hand(local, arguments=(rows, P(None, None)), results=(rows, rows, rows))(
         out.hidden_BSE, out.matrix_VE[:vocab]
     )
-    return made
+    return kept
 
 
 def _record_local(
@@ -43,8 +53,8 @@ def _record_local(
 ) -> Record:
     def one(_: None, hidden_BCE: jax.Array) -> tuple[None, Record]:
         logits_BCV = soft_cap(logits_of(hidden_BCE, matrix_VE), softcap)
-        # A top_k is a sort and a slice, which XLA's CPU compiler replaces by a TopK routine. Slices of `highest_BCK`
-        # would be merged with that slice first: the pattern would be gone, and all V logits would be sorted.
+        # A top_k is a sort and a slice, which XLA's CPU compiler replaces by a TopK routine. Without the barrier, it
+        # first merges later slices of `highest_BCK` with that slice. It then misses the pattern and sorts all V logits.
         highest_BCK, ids_BCK = lax.optimization_barrier(lax.top_k(logits_BCV, top_k))
         tails = [_tail(logits_BCV, highest_BCK, temperature) for temperature in temperatures]
         values_BCK = (highest_BCK - highest_BCK[..., :1]).astype(jnp.float16)
@@ -52,14 +62,15 @@ def _record_local(
 
     _, pieces = lax.scan(one, None, in_chunks(hidden_BSE, chunk))
     B, S = hidden_BSE.shape[:2]
-    whole = [jnp.moveaxis(piece, 0, 1).reshape(B, -1, piece.shape[-1])[:, :S] for piece in pieces]
-    return whole[0], whole[1], whole[2]
+    arrays = [jnp.moveaxis(piece, 0, 1).reshape(B, -1, piece.shape[-1])[:, :S] for piece in pieces]
+    return arrays[0], arrays[1], arrays[2]
 
 
 def _tail(logits_BCV: jax.Array, highest_BCK: jax.Array, temperature: float) -> jax.Array:
-    """The mass of all but the K likeliest, added up itself: 1 - (sum of the K) would lose a small one.
+    """Return the probability mass of all tokens except the K most probable.
 
-    Tokens as likely as the last of the K count as so many of them as are not kept.
+    The mass is summed directly: 1 - (sum of the K) would lose a small tail to rounding. Tokens whose logit equals the
+    last of the K are counted, except those that are among the K.
     """
     K = highest_BCK.shape[-1]
     first, last = highest_BCK[..., :1], highest_BCK[..., -1:]

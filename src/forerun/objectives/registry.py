@@ -1,13 +1,15 @@
-"""From the job's objective section to an objective: a class of the user's own."""
+"""Custom objectives: instances of the class that the job's objective section names."""
 
 from __future__ import annotations
 
-from forerun.config.objective import OwnObjective
+from forerun.config.objective import CustomObjective
 from forerun.errors import UserError
-from forerun.models.plugin import Plugin, made_by
+from forerun.models.plugin import Plugin, create_plugin
 from forerun.objectives.base import Objective, Plain
 
-FIXED = ("specs", "start", "own", "extras")  # what a run holds and feeds does not depend on a class that may be away
+# Methods that a custom objective must not override: the state and the batches of a run must not depend on a class that
+# may be missing later.
+FIXED = ("specs", "start", "own", "extras")
 PLUGIN = Plugin(
     "objective",
     "objective.options",
@@ -17,14 +19,23 @@ PLUGIN = Plugin(
 )
 
 
-def own_objective(section: OwnObjective, chunk: int) -> Objective:
-    """`module.path:Class`, called with the chunk of positions whose logits exist at one time and the job's options."""
-    made: Objective = made_by(section.name, {"chunk": chunk, **section.options}, PLUGIN)
-    changed = [name for name in FIXED if getattr(type(made), name, None) is not getattr(Plain, name)]
+def custom_objective(section: CustomObjective, chunk: int) -> Objective:
+    """Return an instance of the class that the job names as `module.path:Class`.
+
+    Args:
+      section: the objective section of the job.
+      chunk: number of positions whose logits exist at one time. It is passed to the class, with the job's options.
+
+    Raises:
+      UserError: the class cannot be used, or it overrides one of the FIXED methods of `Plain`.
+    """
+    objective: Objective = create_plugin(section.name, {"chunk": chunk, **section.options}, PLUGIN)
+    changed = [name for name in FIXED if getattr(type(objective), name, None) is not getattr(Plain, name)]
     if changed:
         raise UserError(
+            "E-METHOD-004",
             f"objective {section.name!r}: its {changed[0]} is not that of Plain",
-            why="an objective of your own reads the model's parameters and the five arrays of a batch, no more",
-            fix="class YourOwn(forerun.objectives.base.Plain), with __call__ and perhaps unit and flops_per_token",
+            why="a custom objective uses only the model's parameters and the five arrays of a batch",
+            fix="derive it from forerun.objectives.base.Plain; define __call__, and optionally unit, flops_per_token",
         )
-    return made
+    return objective

@@ -1,4 +1,5 @@
-"""The pure step: state, optimizer chain, `build(job, mesh) -> Program` for real devices and for descriptions alike.
+"""The train step as a pure function, with its state, its optimizer and its schedule.
 
-What comes out is a function, its abstract arguments and their shardings. Nothing here knows files or clouds.
+`build` returns a `Program`: the step, its abstract arguments and their shardings. The devices may be real ones or a
+topology description. This package does not access files or the network.
 """

@@ -1,6 +1,6 @@
-"""A job on a mesh becomes one Program, which `plan` compiles and `train` runs.
+"""Build the Program of a job on a mesh. `plan` compiles the same Program that `train` runs.
 
-`build` works on real devices and on topology descriptions alike: nothing in it touches an array.
+`build` creates no arrays, so its mesh may consist of real devices or of a topology description.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from forerun.program.step import Step, make_step
 
 @dataclass(frozen=True)
 class Program:
-    """A pure step, its abstract arguments with their shardings, and what it costs."""
+    """A pure train step, its abstract arguments with their shardings, and its FLOPs."""
 
     model: Model
     compute: Compute
@@ -44,13 +44,13 @@ class Program:
     step: Step
     evaluate: Callable[[Any, Batch[jax.Array]], Sums]
     method: Method
-    started: Callable[[dict[str, Any], jax.Array], State]  # from what was read from files, by name, and a key
-    given: dict[str, Any]  # what can be read, of ShapeDtypeStruct with shardings
-    state: State  # of ShapeDtypeStruct with shardings
-    learning: Any  # the part of the state's params that is trained
-    unsaved: Any  # a mask over the params: what comes from files again when a run goes on
+    started: Callable[[dict[str, Any], jax.Array], State]  # (arrays from files by name, random key) -> state at step 0
+    given: dict[str, Any]  # the arrays that `started` takes, by name; ShapeDtypeStruct with shardings
+    state: State  # ShapeDtypeStruct with shardings
+    learning: Any  # the trainable part of the state's params; None in the other places
+    unsaved: Any  # mask over the params: True where a resumed run reads the array from files
     batch: Batch[jax.ShapeDtypeStruct]
-    schedule: Schedule  # of NumPy scalars
+    schedule: Schedule  # NumPy scalars
     derived: Derived
     flops_per_step: float
     compiler_options: dict[str, str]
@@ -60,6 +60,7 @@ class Program:
         return self.derived.tokens_per_step
 
     def trace(self) -> Any:
+        """Return the traced step, ready to be lowered."""
         with jax.set_mesh(self.mesh):
             return self._jitted().trace(self.state, self.batch, Schedule.abstract(self.mesh))
 
@@ -70,22 +71,37 @@ class Program:
     def _jitted(self) -> Any:
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
         replicated = NamedSharding(self.mesh, PartitionSpec())
+        # The state is donated: the new state reuses its buffers, so only one copy of the state is in memory. The
+        # output shardings are fixed, because the result must be a valid argument of the same executable.
         return jax.jit(self.step, donate_argnums=0, out_shardings=(shardings, replicated), keep_unused=True)
 
     def initial_state(self, seed: int, given: dict[str, Any] | None = None) -> State:
-        """Step 0: each array made where it will live, the same numbers on every mesh. What was read from files is given
-        away."""
+        """Return the state at step 0.
+
+        The values do not depend on the mesh. Each array is created with its final sharding, so no device needs memory
+        for a full copy.
+
+        Args:
+          seed: the seed of random weights.
+          given: arrays that were read from files, by name. They are donated.
+        """
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
         with jax.set_mesh(self.mesh):
             made = jax.jit(self.started, out_shardings=shardings, donate_argnums=0)
             return made(given or {}, jax.random.key(seed))
 
     def saved(self, state: State) -> State:
-        """What a checkpoint holds of a state (or of its shapes)."""
+        """Return the part of a state (or of its abstract values) that a checkpoint contains."""
         return replace(state, params=spec.split(state.params, self.unsaved)[1])
 
     def resumed(self, saved: State, seed: int, given: dict[str, Any]) -> State:
-        """The whole state again, from a checkpoint's part and from files."""
+        """Return the complete state from the part in a checkpoint and from arrays that were read from files.
+
+        Args:
+          saved: the restored part, as `saved` selects it.
+          seed: the seed of the run, for arrays that neither a checkpoint nor a file contains.
+          given: arrays that were read from files, by name. They are donated.
+        """
         wanted = jax.tree.map(lambda leaf: leaf.sharding, spec.split(self.state.params, self.unsaved)[0])
 
         def rest(given: dict[str, Any], key: jax.Array) -> Any:
@@ -97,26 +113,44 @@ class Program:
 
 
 def make_mesh(shape: MeshShape, devices: Any) -> Mesh:
-    """`devices` are real ones or a topology's; tp neighbours are nearest."""
+    """Return a mesh of real devices or of a topology's devices.
+
+    `tp` is the innermost axis: it communicates the most, so its devices are the closest neighbours.
+
+    Raises:
+      UserError: the devices are a part of a TPU slice that is not a box of its torus.
+    """
     from jax.experimental import mesh_utils
 
     sizes = (shape.data, shape.fsdp, shape.tp)
     try:
         grid = mesh_utils.create_device_mesh(sizes, devices=list(devices), allow_split_physical_axes=True)
-    except AssertionError:  # jax asserts that the chips of a TPU fill a box of its torus, and 3 of 2 x 4 do not
+    except AssertionError:  # JAX asserts that the chips of a TPU fill a box of its torus; 3 chips of 2 x 4 do not
         raise UserError(
+            "E-PROGRAM-001",
             f"devices={shape.devices}: the first {shape.devices} devices of this TPU do not fill a rectangle",
-            why="the devices of a mesh must be a box of the chip's torus, so that neighbours are linked",
-            fix="devices=1, 2 or 4, or leave devices out to use all of them",
+            why="the devices of a mesh must be a box of the TPU's torus, so that neighbours are linked",
+            fix="set devices=1, 2 or 4, or remove devices to use all of them",
         ) from None
     return Mesh(grid, sharding.AXES, axis_types=(AxisType.Auto,) * 3)
 
 
 def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
+    """Return the Program of a resolved job.
+
+    Args:
+      job: its steps and its vocabulary are filled in.
+      model: the model object of the job. It contains no arrays.
+      mesh: real devices, or the devices of a topology description.
+      derived: the numbers that follow from the job and the mesh, from `derive`.
+
+    Raises:
+      UserError: the job names an attention kernel that does not run on the devices.
+    """
     platform, kind = mesh.devices.flat[0].platform, mesh.devices.flat[0].device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
-        attention=kernels.attention(job.attention, platform, kind, job.precision.compute, model),
+        attention=kernels.job_attention(job, model, platform, kind),
         remat=job.remat,
     )
     method = method_of(job, loss_chunk(job, model, derived))
@@ -125,7 +159,9 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     schedule = Schedule.of(job.optimizer, derived.steps, derived.warmup_steps)
     trainable = spec.map_specs(lambda s: s.trainable, specs)
     decays, _ = spec.split(spec.map_specs(lambda s: s.decay, specs), trainable)
-    tx = optimizer.chain(job.optimizer, schedule, decays)  # for its state, which no value of the schedule changes
+    tx = optimizer.chain(
+        job.optimizer, schedule, decays
+    )  # for the state's structure, which does not depend on the schedule
     ema = job.optimizer.ema
     rule = Rule(job.guard.spike, job.guard.window)
     return Program(
@@ -164,28 +200,29 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
 
 
 def started_params(method: Method, specs: Any, given: dict[str, Any], key: jax.Array) -> Any:
-    """The method's parameters, from the model's as they were read, or fresh ones."""
+    """Return the method's parameters, from the model's weights in `given` or from random ones."""
     own = given[MODEL] if MODEL in given else method.fresh(specs, key)
     return method.start(specs, own, given, key)
 
 
 def evaluated(model: Model, objective: Objective, compute: Compute, params: Any, batch: Batch[jax.Array]) -> Sums:
-    """The objective's sums over one batch [1, B, S], without a gradient."""
+    """Return the objective's sums over one batch [1, B, S], without a gradient."""
     return objective(model, params, jax.tree.map(lambda x: x[0], batch), compute)
 
 
 def loss_chunk(job: Job, model: Model, derived: Derived) -> int:
-    """Positions whose logits exist at one time: the job's, or what keeps a device's logits small."""
+    """Return how many positions have logits in memory at one time: the job's `loss_chunk`, or a default."""
     return job.loss_chunk or chunk_length(job.sequence, derived.micro_batch, model.vocab)
 
 
 def abstract_batch(job: Job, derived: Derived, mesh: Mesh, objective: Objective) -> Batch[jax.ShapeDtypeStruct]:
+    """Return the shapes and shardings of a batch: [A, B, S] for A micro-batches of B rows on all devices."""
     rows = derived.micro_batch * derived.mesh.data_parallel
 
     def placed(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        whole = (derived.accumulation, *shape)
-        where = sharding.batched(mesh, whole, "AB" + "S" * (len(shape) - 1))
-        return jax.ShapeDtypeStruct(whole, dtype, sharding=where)
+        full = (derived.accumulation, *shape)
+        where = sharding.batched(mesh, full, "AB" + "S" * (len(shape) - 1))
+        return jax.ShapeDtypeStruct(full, dtype, sharding=where)
 
     extras = objective.extras(rows, job.sequence)
     ids = placed((rows, job.sequence), jnp.int32)
@@ -194,6 +231,6 @@ def abstract_batch(job: Job, derived: Derived, mesh: Mesh, objective: Objective)
 
 
 def program_hash(lowered: Any) -> str:
-    """Twelve hex digits of the lowered program: equal programs, equal hashes. Source positions do not count."""
+    """Return a hash of the lowered program, as 12 hex digits. Source locations are ignored."""
     text = re.sub(r"loc\(.*?\)", "", lowered.as_text())
     return hashlib.sha256(text.encode()).hexdigest()[:12]

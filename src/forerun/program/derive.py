@@ -1,6 +1,6 @@
-"""What follows from a job and a mesh: the numbers a run really has, each with its reason.
+"""Numbers that follow from a job and a mesh, such as the micro-batch and the steps, each with its reason.
 
-Free of jax: `forerun check` prints these rows, `build` uses the same numbers.
+`forerun check` prints them and `build` uses them. This module does not import jax.
 """
 
 from __future__ import annotations
@@ -13,9 +13,23 @@ from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape, check_model
 from forerun.units import Count
 
+GIVEN = "the job's"  # the reason for a value that the job file sets
+
 
 @dataclass(frozen=True)
 class Derived:
+    """The numbers of a job on a mesh.
+
+    Args:
+      batch: sequences per optimizer step, over all devices.
+      micro_batch: sequences per device in one forward and backward pass.
+      accumulation: micro-batches per optimizer step.
+      tokens_per_step: tokens per optimizer step, over all devices.
+      warmup_steps: steps in which the learning rate rises.
+      steps_per_epoch: may be a fraction, because batches continue across epochs. None if the data was not read.
+      reasons: where each number comes from, for the user.
+    """
+
     mesh: MeshShape
     batch: int
     micro_batch: int
@@ -27,7 +41,7 @@ class Derived:
     reasons: dict[str, str]
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """(name, value, reason), for people."""
+        """Return (name, value, reason) of each number, for the user."""
         dp = self.mesh.data_parallel
         epoch = "unknown" if self.steps_per_epoch is None else f"{self.steps_per_epoch:.1f}"
         return [
@@ -48,7 +62,14 @@ class Derived:
 
 
 def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
-    """`examples` are the rows of an epoch; None if the data was not looked at."""
+    """Return the numbers of a job on a mesh.
+
+    Args:
+      examples: rows of an epoch, or None if the data was not read.
+
+    Raises:
+      UserError: the batch cannot be split over the mesh, or the steps depend on data that was not read.
+    """
     check_model(mesh, None, job.batch, job.micro_batch)
     reasons: dict[str, str] = {}
     micro = _micro_batch(job, mesh, reasons)
@@ -73,30 +94,31 @@ def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
 
 
 def steps_per_epoch(rows: int, batch: int) -> float:
-    """Return how many steps see every row of an epoch once: batches continue across epochs, so it may be a fraction."""
+    """Return the number of steps per epoch. It may be a fraction, because batches continue across epochs."""
     return rows / batch
 
 
 def epochs_of(steps: int, rows: int, batch: int) -> float:
-    """Return how many epochs `steps` are."""
+    """Return the number of epochs in `steps`."""
     return steps * batch / rows
 
 
 def _micro_batch(job: Job, mesh: MeshShape, reasons: dict[str, str]) -> int:
     dp = mesh.data_parallel
     reasons["micro_batch"] = (
-        "the job's" if job.micro_batch else f"batch {job.batch} / {_counted(dp, 'device')}, all at once"
+        GIVEN if job.micro_batch else f"batch {job.batch} / {_counted(dp, 'device')}, no accumulation"
     )
     return job.micro_batch or job.batch // dp
 
 
 def _steps(job: Job, per_epoch: float | None, reasons: dict[str, str]) -> int:
     if job.steps is not None:
-        reasons["steps"] = "the job's"
+        reasons["steps"] = GIVEN
         return job.steps
     epochs = job.epochs or 1.0
     if per_epoch is None:
         raise UserError(
+            "E-PROGRAM-002",
             "the number of steps is not known",
             why=f"it is {_counted(epochs, 'epoch')} of data that was not read",
             fix="set steps",
@@ -113,7 +135,7 @@ def _counted(number: float, thing: str) -> str:
 def _warmup(job: Job, steps: int, reasons: dict[str, str]) -> int:
     warmup = job.optimizer.warmup
     if warmup >= 1:
-        reasons["warmup"] = "the job's"
+        reasons["warmup"] = GIVEN
         return min(steps, round(warmup))
     reasons["warmup"] = f"{warmup * 100:g} % of {_counted(steps, 'step')}"
     return round(warmup * steps)

@@ -1,6 +1,6 @@
-"""A number for what each device holds of each array of a state, so that copies that must be equal can be compared.
+"""Fingerprints of arrays on their devices, to compare replicas that must be equal.
 
-One changed element always changes the number: every step from the element to the sum can be undone.
+A change of one element always changes the fingerprint, because each operation on the element's bits is invertible.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
 
 
 def fingerprint(array: jax.Array) -> jax.Array:
-    """uint32 of the bits and their places, element by element into one sum, so that a compiler can fuse it into one
-    reading of the array (the CPU's does not)."""
+    """Return a uint32 that depends on the bits of each element and on its position.
+
+    It is a sum over the elements, so a compiler can fuse it into one pass over the array (XLA for CPU does not).
+    """
     if array.dtype == jnp.bool:
         bits = array.astype(jnp.uint32)
     else:
@@ -32,18 +34,21 @@ def fingerprint(array: jax.Array) -> jax.Array:
     return jnp.sum(bits ^ (bits >> 16), dtype=jnp.uint32)
 
 
-def whole_fingerprint(tree: Any) -> jax.Array:
-    """uint32 of all arrays of a tree and their order, the same on every mesh."""
+def tree_fingerprint(tree: Any) -> jax.Array:
+    """Return a uint32 that depends on all arrays of a tree and on their order. It is the same on every mesh."""
     leaves = [fingerprint(leaf) for leaf in jax.tree.leaves(tree)]
     odd = jnp.arange(1, 2 * len(leaves), 2, dtype=jnp.uint32)
     return jnp.sum(odd * jnp.stack(leaves), dtype=jnp.uint32)
 
 
 def compiled_fingerprints(mesh: Mesh, like: Any) -> Any:
-    """Compiled, from a state like this one to [devices of the mesh in its order, arrays of the state].
+    """Return a compiled function from a state to a table of fingerprints [devices, arrays of the state].
 
-    Every device has the whole table. It is summed up from one row of each, so that the compiler cannot take what must
-    be equal for equal.
+    The devices are in the order of the mesh, and each of them gets the complete table. Each device contributes its own
+    row to a sum. The compiler therefore cannot assume that replicas are equal and compare a device with itself.
+
+    Args:
+      like: the abstract state, with shardings.
     """
 
     def own(state: Any) -> jax.Array:
@@ -52,5 +57,5 @@ def compiled_fingerprints(mesh: Mesh, like: Any) -> Any:
         return jax.lax.psum(table, AXES)
 
     specs = jax.tree.map(lambda leaf: leaf.sharding.spec, like)
-    whole = jax.shard_map(own, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False)
-    return jax.jit(whole).trace(like).lower().compile()
+    sharded = jax.shard_map(own, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False)
+    return jax.jit(sharded).trace(like).lower().compile()

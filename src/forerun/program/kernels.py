@@ -1,22 +1,24 @@
-"""Per device: which attention kernel with which blocks, and the compiler's options.
+"""The attention kernel and the compiler options for each kind of device.
 
-One table for `plan` and `train`, so that what was planned is what runs. Each line says where it is from.
+`plan` and `train` use the same tables, so the planned program is the one that runs.
 """
 
 from __future__ import annotations
 
+from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.models.base import Model, capabilities_of
 from forerun.nn.attention import Kernel
 
 BY_PLATFORM = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}
 RUNS_ON = {"splash": ("tpu",), "cudnn": ("gpu", "cuda")}  # xla runs anywhere
 
-# v6e has the vector memory for long blocks and one fused backward kernel. Compiled for llama3.1-8b on v6e-8 and
-# simulated: blocks of 512 unfused 5.1 s a step, this 3.4 s (bench/plan_targets.py compiles the same job).
+# v6e has enough vector memory for long blocks and a fused backward kernel. llama3.1-8b on v6e-8, compiled and
+# simulated: 3.4 s per step, against 5.1 s with blocks of 512 and no fusion (bench/plan_targets.py compiles this job).
 _V6E_SPLASH = Kernel("splash", block=2048, fused_backward=True)
 _OPTIONS: dict[str, dict[str, str]] = {
-    # Gathers of weights run beside the matmuls that do not need them. On v5e only: elsewhere the compiler of
-    # libtpu 0.0.50 refuses this fusion, as it may give wrong results or hang; older ones take it without a word.
+    # All-gathers of weights overlap with matmuls that do not need them. Only on v5e: for other chips, the compiler of
+    # libtpu 0.0.50 rejects this fusion, because it may give wrong results or hang. Older versions accept it silently.
     "TPU v5 lite": {
         "xla_tpu_enable_async_collective_fusion": "true",
         "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
@@ -29,26 +31,44 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "xla_tpu_enable_windowed_einsum_for_reduce_scatter": "false",
     },
 }
-# The matrix unit of v2 and v3 takes no bfloat16 operand from Mosaic: the splash kernel does not compile.
+# Mosaic cannot pass bfloat16 operands to the matrix unit of v2 and v3, so the splash kernel does not compile there.
 _WITHOUT_SPLASH = ("TPU v2", "TPU v3")
 
 
-def attention(wanted: str, platform: str, device_kind: str, compute: str, model: object = None) -> Kernel:
-    """The kernel the job wants, or the device's best for `auto`; `model` may need what a kernel does not have."""
-    capped = getattr(getattr(model, "config", None), "attention_softcap", None) is not None
+def attention(wanted: str, platform: str, device_kind: str, compute: str, model: Model | None = None) -> Kernel:
+    """Return the attention kernel for a device.
+
+    Args:
+      wanted: the job's `attention`: the name of a kernel, or `auto` for the fastest one that can run.
+      platform: the platform of the device, for example "tpu".
+      device_kind: JAX's name of the device, for example "TPU v6 lite".
+      compute: the job's `precision.compute`.
+      model: checked for what a kernel does not support, such as a soft cap on the scores.
+
+    Raises:
+      UserError: the kernel that the job names cannot run.
+    """
+    capped = model is not None and capabilities_of(model).attention_softcap is not None
     if wanted == "auto":
         wanted = BY_PLATFORM.get(platform, "xla")
         if _obstacle(wanted, platform, device_kind, compute, capped):
             wanted = "xla"
     elif obstacle := _obstacle(wanted, platform, device_kind, compute, capped):
-        raise UserError(f"attention: {wanted} does not run here", why=obstacle, fix="set attention=auto")
+        raise UserError(
+            "E-PROGRAM-003", f"attention: {wanted} does not run here", why=obstacle, fix="set attention=auto"
+        )
     if wanted == "splash" and device_kind == "TPU v6 lite":
         return _V6E_SPLASH
     return Kernel(wanted)  # type: ignore[arg-type]
 
 
+def job_attention(job: Job, model: Model, platform: str, device_kind: str) -> Kernel:
+    """Return the kernel that a job uses for `model`, its own model or its teacher, on this kind of device."""
+    return attention(job.attention, platform, device_kind, job.precision.compute, model)
+
+
 def _obstacle(name: str, platform: str, device_kind: str, compute: str, capped: bool) -> str | None:
-    """Why a kernel cannot run on a device, or None."""
+    """Return why a kernel cannot run on a device, or None if it can."""
     if platform not in RUNS_ON.get(name, (platform,)):
         return f"{name} is a kernel for {RUNS_ON[name][0].upper()}s, the device is a {platform.upper()}"
     if name == "splash" and device_kind in _WITHOUT_SPLASH:
@@ -61,5 +81,5 @@ def _obstacle(name: str, platform: str, device_kind: str, compute: str, capped: 
 
 
 def compiler_options(platform: str, device_kind: str) -> dict[str, str]:
-    """For `compile`. A generation without a line compiles with the compiler's own defaults."""
+    """Return the options for `lowered.compile`. A device without an entry uses the compiler's defaults."""
     return dict(_OPTIONS.get(device_kind, {})) if platform == "tpu" else {}

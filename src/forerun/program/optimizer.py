@@ -1,4 +1,4 @@
-"""The Optax chain of a job: clip, AdamW with decay on matrices only, a schedule with warm-up."""
+"""The Optax chain of a job: clipping, AdamW with masked weight decay, and a schedule with warm-up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from forerun.program.schedule import Schedule, rate_at
 
 
 def chain(optimizer: Optimizer, schedule: Schedule, decay_mask: Any) -> optax.GradientTransformation:
-    """Return clipping and AdamW. `schedule` may be traced; the state's structure does not depend on it."""
+    """Return gradient clipping followed by AdamW.
+
+    Args:
+      optimizer: the job's section.
+      schedule: learning rate and weight decay. It may be traced: the structure of the state does not depend on it.
+      decay_mask: True for the parameters to which weight decay applies.
+    """
     adamw = optax.chain(
         optax.scale_by_adam(b1=optimizer.b1, b2=optimizer.b2, eps=optimizer.eps),
         optax.masked(_decay(schedule.weight_decay), decay_mask),
@@ -24,7 +30,7 @@ def chain(optimizer: Optimizer, schedule: Schedule, decay_mask: Any) -> optax.Gr
 
 
 def _decay(weight_decay: Any) -> optax.GradientTransformation:
-    """Return `optax.add_decayed_weights` for an array: Optax would promote bfloat16 weights to its float32."""
+    """Return `optax.add_decayed_weights` for a traced float32 scalar, which in Optax would promote bfloat16 weights."""
 
     def update(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
         return jax.tree.map(lambda g, p: g + jnp.asarray(weight_decay, p.dtype) * p, updates, params), state
@@ -34,12 +40,13 @@ def _decay(weight_decay: Any) -> optax.GradientTransformation:
 
 @jax.named_scope("optimizer")
 def update(tx: optax.GradientTransformation, gradient: Any, moments: Any, params: Any) -> tuple[Any, Any]:
-    """(new params, new moments). Optax mixes int and float freely; our own code is held to strict promotion."""
+    """Return the new parameters and the new optimizer state."""
+    # forerun's own code uses strict dtype promotion. Optax mixes ints and floats, so it needs the standard rules.
     with jax.numpy_dtype_promotion("standard"):
         updates, moments = tx.update(gradient, moments, params)
         return optax.apply_updates(params, updates), moments
 
 
 def averaged(average: Any, params: Any, decay: float) -> Any:
-    """One step of an exponential moving average of the weights."""
+    """Return the exponential moving average of the weights after one more step."""
     return jax.tree.map(lambda a, p: a + (1 - jnp.asarray(decay, a.dtype)) * (p.astype(a.dtype) - a), average, params)

@@ -1,6 +1,6 @@
-"""The program of `forerun cache`: a teacher's forward over a batch of rows, and what is kept of it.
+"""The program of `forerun cache`: a forward pass of a teacher, and the top-K logits that the cache stores.
 
-Built on real devices and on topology descriptions alike, as the step of a run is.
+As with the train step, the devices may be real ones or a topology description.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ = ("tokens", "segments", "positions")
 
 @dataclass(frozen=True)
 class Recording:
-    """A pure step, its abstract arguments with their shardings, and what it costs."""
+    """A pure step of `forerun cache`, its abstract arguments with their shardings, and its FLOPs."""
 
     model: Model
     mesh: Mesh
@@ -44,33 +44,45 @@ class Recording:
     compiler_options: dict[str, str]
 
     def trace(self) -> Any:
+        """Return the traced step, ready to be lowered."""
         result = NamedSharding(self.mesh, PartitionSpec(sharding.BATCH_AXES))
         with jax.set_mesh(self.mesh):
             return jax.jit(self.step, out_shardings=result, keep_unused=True).trace(self.params, self.rows)
 
 
-def kept_of(job: Job, teacher: Model, vocab: int) -> tuple[int, int, tuple[float, ...]]:
-    """Vocabulary, K and temperatures of what is written down for a student with `vocab` tokens."""
-    assert job.distil is not None
+def cache_settings_of(job: Job, teacher: Model, vocab: int) -> tuple[int, int, tuple[float, ...]]:
+    """Return the vocabulary, K and temperatures of the cache for a student with `vocab` tokens.
+
+    Only tokens that the student and the teacher have in common are cached.
+    """
+    settings = job.method.teacher
+    assert settings is not None
     common = min(vocab, teacher.vocab)
-    temperature = job.distil.temperature
-    return common, min(job.distil.top_k, common), (1.0,) if temperature == 1 else (1.0, temperature)
+    temperature = settings.temperature
+    return common, min(settings.top_k, common), (1.0,) if temperature == 1 else (1.0, temperature)
 
 
 def recording_shape(devices: int, place: str = "this machine") -> MeshShape:
-    """All devices share the rows and the weights: top-K over a split vocabulary would have to be put together."""
+    """Return a mesh shape that uses fsdp only. With tp, the top-K of a split vocabulary would have to be merged."""
     return resolve(1, -1, 1, devices, place)
 
 
 def build_recording(job: Job, teacher: Model, vocab: int, mesh: Mesh, shape: MeshShape) -> Recording:
-    """`vocab` is the student's; rows at a time are those of the job's micro-batch on every device."""
+    """Return the program that computes a teacher's cached logits.
+
+    Args:
+      job: its `micro_batch` is the number of rows per device in one step.
+      teacher: the teacher's model object.
+      vocab: the size of the student's vocabulary.
+      mesh: the devices, with the shape `shape`.
+    """
     platform, kind = mesh.devices.flat[0].platform, mesh.devices.flat[0].device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
-        attention=kernels.attention(job.attention, platform, kind, job.precision.compute, teacher),
+        attention=kernels.job_attention(job, teacher, platform, kind),
     )
     per_device = job.micro_batch or max(1, job.batch // shape.data_parallel)
-    common, top_k, temperatures = kept_of(job, teacher, vocab)
+    common, top_k, temperatures = cache_settings_of(job, teacher, vocab)
     chunk = job.loss_chunk or -(-chunk_length(job.sequence, per_device, common) // 2)
     count = per_device * shape.data_parallel
 

@@ -1,8 +1,8 @@
 """Learning-rate schedule and weight decay as arguments of the step.
 
-The values are not constants of the compiled program, so jobs that differ only in `optimizer.lr`, `optimizer.warmup`,
-`optimizer.final_lr`, `optimizer.weight_decay` or `steps` share one program. `optimizer.schedule` selects the formula
-and is part of the program.
+The values are not constants of the compiled program. Jobs that differ only in `optimizer.lr`, `optimizer.warmup`,
+`optimizer.final_lr`, `optimizer.weight_decay` or `steps` therefore share one program. `optimizer.schedule` selects the
+formula and is part of the program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run carries from step to step. Replaced whole, never changed in place."""
+"""The state of a training run and the metrics of a step. Both are immutable pytrees."""
 
 from __future__ import annotations
 
@@ -18,28 +18,39 @@ from forerun.program.guard import Rule, Watch
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class State:
+    """Everything that a step reads and replaces. Abstract states have ShapeDtypeStruct leaves."""
+
     step: Any  # int32: optimizer steps taken
     params: Tree
     optimizer: Tree
-    average: Tree | None  # the weights' moving average, if the job wants one
-    watch: Watch | None = None  # the guard's, if there is one
+    average: Tree | None  # moving average of the trainable weights, if the job asks for it
+    watch: Watch | None = None  # state of the divergence guard, if there is one
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Metrics:
-    loss: Any  # nats per counted token, over the whole batch
-    grad_norm: Any
+    """Metrics of one step, averaged over the complete batch."""
+
+    loss: Any  # per unit of the objective's weight: nats per counted token for next-token prediction
+    grad_norm: Any  # before clipping
     lr: Any
-    tokens: Any  # counted targets
-    verdict: Any = None  # int32: the guard's, if there is one
-    told: dict[str, Any] = field(default_factory=dict)  # what else the objective tells, per unit of its weight
+    tokens: Any  # sum of the objective's weights: counted tokens, or pairs; at least 1
+    verdict: Any = None  # int32 `Verdict`, if there is a guard
+    told: dict[str, Any] = field(default_factory=dict)  # other metrics of the objective, per unit of its weight
 
 
 def started(
     tx: optax.GradientTransformation, trainable: Tree, average: bool, params: Tree, *, rule: Rule | None = None
 ) -> State:
-    """Step 0 with these weights."""
+    """Return the state at step 0 with these weights.
+
+    Args:
+      tx: creates the optimizer state.
+      trainable: a mask over `params`.
+      average: whether the state has a moving average of the weights.
+      rule: the guard's rule, or None for a state without a guard.
+    """
     learning, _ = spec.split(params, trainable)
     return State(
         step=jnp.zeros((), jnp.int32),
@@ -51,7 +62,7 @@ def started(
 
 
 def abstract_params(specs: Tree, mesh: Mesh) -> Tree:
-    """Shapes and shardings of parameters at rest."""
+    """Return the shapes and shardings of parameters, as they are stored between steps."""
 
     def placed(s: ParamSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding.stored(mesh, s.shape, s.axes))
@@ -68,9 +79,9 @@ def abstract_state(
     *,
     rule: Rule | None = None,
 ) -> State:
-    """Shapes and shardings of the state. Optimizer moments lie where their parameters lie."""
+    """Return the shapes and shardings of the state. Optimizer moments have the shardings of their parameters."""
 
-    def whole(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def replicated(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, PartitionSpec()))
 
     params = abstract_params(specs, mesh)
@@ -81,12 +92,12 @@ def abstract_state(
         lambda moment, param: jax.ShapeDtypeStruct(moment.shape, moment.dtype, sharding=param.sharding),
         moments,
         learning,
-        transform_non_params=whole,
+        transform_non_params=replicated,
     )
     return State(
-        step=whole(jax.ShapeDtypeStruct((), jnp.int32)),
+        step=replicated(jax.ShapeDtypeStruct((), jnp.int32)),
         params=params,
         optimizer=moments,
         average=learning if average else None,
-        watch=None if rule is None else jax.tree.map(whole, jax.eval_shape(rule.watch)),
+        watch=None if rule is None else jax.tree.map(replicated, jax.eval_shape(rule.watch)),
     )

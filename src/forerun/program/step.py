@@ -1,4 +1,8 @@
-"""The step: one pure function from (state, batch, schedule) to (state, metrics)."""
+"""The train step: a pure function from (state, batch, schedule) to (state, metrics).
+
+The step accumulates gradients over micro-batches, updates the trainable weights, and asks the guard whether the update
+may be kept. These parts are one compiled program, so the host does not take part in a step.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,10 @@ import jax.numpy as jnp
 import optax
 
 from forerun.models.base import Model
-from forerun.nn import lowrank, spec
+from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.spec import Tree
+from forerun.nn.weights import lowrank
 from forerun.objectives.base import Objective, Sums
 from forerun.objectives.batch import Batch
 from forerun.program import guard, optimizer
@@ -34,26 +39,44 @@ def make_step(
     rule: guard.Rule | None = None,
     drops: int | None = None,
 ) -> Step:
-    """`drops`: the seed of what is left out at random, if anything is."""
+    """Return the train step of a job.
+
+    Args:
+      model: the model object. It contains no arrays.
+      objective: computes the sums of a micro-batch, of which the loss is differentiated.
+      compute: dtype, attention kernel and remat policy.
+      tx_of: returns the optimizer for a schedule, which is traced.
+      rate_of: returns the learning rate after a number of taken steps, for the metrics.
+      trainable: a mask over the parameters. The others get no gradient and no optimizer state.
+      ema: the decay of the weights' moving average, or None for no average.
+      rule: decides which steps are rejected, or None to take all steps.
+      drops: the seed of dropout in adapters, or None without dropout.
+    """
 
     def step(state: State, batch: Batch[jax.Array], schedule: Schedule) -> tuple[State, Metrics]:
+        # Only the trainable part is differentiated. Frozen weights, such as the base of LoRA or a teacher, need no
+        # memory for gradients and moments. They may also have dtypes without a gradient, such as integers.
         learning, frozen = spec.split(state.params, trainable)
 
         def loss(learning: Tree, micro: Batch[jax.Array], number: jax.Array) -> tuple[jax.Array, Sums]:
             params = spec.merge(learning, frozen)
             if drops is not None:
+                # The key depends only on the seed, the step and the micro-batch. A step that is run again, after a
+                # rejection or a restart, drops the same inputs and gives the same result.
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(drops), state.step), number)
                 params = lowrank.noisy(params, key)
             sums = objective(model, params, micro, compute)
             return sums.loss, sums
 
         sums, gradient_sum = accumulate(loss, learning, batch)
-        weight_sum = jnp.maximum(sums.weight, 1.0)  # a batch in which nothing counts moves nothing
+        # The maximum prevents 0 / 0 in a batch without counted targets, whose gradient is 0. The division is in
+        # float32, because bfloat16 represents integers exactly only up to 256, and a batch has many more tokens.
+        weight_sum = jnp.maximum(sums.weight, 1.0)
         gradient = jax.tree.map(lambda g: (g.astype(jnp.float32) / weight_sum).astype(g.dtype), gradient_sum)
         learning, moments = optimizer.update(tx_of(schedule), gradient, state.optimizer, learning)
         metrics = Metrics(
             loss=sums.loss / weight_sum,
-            grad_norm=optax.tree.norm(gradient),
+            grad_norm=optax.tree.norm(gradient),  # before clipping, so that the guard can see a spike
             lr=rate_of(schedule, state.step),
             tokens=weight_sum,
             told={name: total / weight_sum for name, total in sums.told.items()},
@@ -72,7 +95,11 @@ def make_step(
 
 
 def guarded(rule: guard.Rule, before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:
-    """`after` if the rule lets the step pass; else `before`, halted."""
+    """Return `after` if the rule takes the step, else `before` with the halt set; and the metrics with the verdict.
+
+    The decision is made on the devices. The host would have to wait for the metrics of each step before it dispatches
+    the next one. It also could not return to the old state, because that state was donated.
+    """
     assert before.watch is not None
     verdict = rule.verdict(before.watch, metrics.loss, metrics.grad_norm)
     after = replace(after, watch=guard.noted(before.watch, before.step, metrics.grad_norm))
@@ -86,25 +113,31 @@ def accumulate(
     learning: Tree,
     batch: Batch[jax.Array],
 ) -> tuple[Sums, Tree]:
-    """(sums, gradient of the loss sum) over the leading A dimension of the batch; a micro-batch knows its number.
+    """Return the sums and the gradient of the loss sum, over the leading dimension A of the batch.
 
-    Everything is a sum until the whole batch is in, so the result is that of one large batch, even
-    when micro-batches count different numbers of tokens.
+    Sums are added and not averaged: the division by the total weight comes later. The result is therefore that of one
+    large batch, even if micro-batches have different numbers of counted tokens.
+
+    Args:
+      loss: returns the loss sum and all sums, from the trainable weights, a micro-batch and its index.
+      learning: the trainable weights.
+      batch: arrays [A, B, S], with A micro-batches.
     """
     one = jax.value_and_grad(loss, has_aux=True)
 
     def more(carry: Any, micro: tuple[Batch[jax.Array], jax.Array]) -> tuple[Any, None]:
         (_, sums), gradient = one(learning, *micro)
-        # Without the barrier the TPU compiler tries to move the gradient's all-reduce out of the loop and fails
-        # (RET_CHECK in while_loop_all_reduce_code_motion) when the read-out has a matrix of its own.
+        # Without the barrier, the TPU compiler tries to move the gradient's all-reduce out of the loop. It fails
+        # (RET_CHECK in while_loop_all_reduce_code_motion) if the output layer does not share the embedding's matrix.
         gradient = jax.lax.optimization_barrier(gradient)
         return jax.tree.map(jnp.add, carry, (sums, gradient)), None
 
     first = jax.tree.map(lambda x: x[0], batch)
     numbers = jnp.arange(batch.tokens.shape[0])
-    if len(numbers) == 1:
+    if len(numbers) == 1:  # no loop, and no second buffer for the sum of gradients
         (_, sums), gradient = one(learning, first, numbers[0])
         return sums, gradient
+    # The loop starts from zeros and not from the first micro-batch, so that the model is in the program only once.
     _, shapes = jax.eval_shape(loss, learning, first, numbers[0])
     zeros = jax.tree.map(lambda like: jnp.zeros(like.shape, like.dtype), shapes)
     total, _ = jax.lax.scan(more, (zeros, jax.tree.map(jnp.zeros_like, learning)), (batch, numbers))

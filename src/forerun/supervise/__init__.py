@@ -1,1 +1,1 @@
-"""One supervisor per host: starts the process that trains, watches its progress, and restarts the job as a whole."""
+"""Supervision: on each host, a supervisor starts the training process and monitors it. Failed jobs are restarted."""

@@ -1,4 +1,4 @@
-"""One launcher per run: a lock that a killed process cannot leave behind, and the number of the run's lives."""
+"""The supervisor's files of a run: a lock that admits one supervisor, the number of attempts, and a log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ FOLDER = "supervise"
 
 
 class Owner:
-    """Holds the run until `release` or its end, however it ends: the kernel lets go of the lock."""
+    """The owner of a run, until `release` or the end of the process.
+
+    The kernel releases the lock when the process ends, so a killed process leaves no lock.
+
+    Raises:
+        UserError: Another process owns the run, or the file system has no locks.
+    """
 
     def __init__(self, run: Path, tell: Callable[[str], None] = lambda text: None) -> None:
         self._folder = run / FOLDER
@@ -30,6 +36,7 @@ class Owner:
             holder = _spoken(os.pread(self._lock, 4096, 0))
             os.close(self._lock)
             raise UserError(
+                "E-HOSTS-019",
                 f"{run} is being trained already",
                 why=f"its owner is {holder}",
                 fix="wait for it or end it first; for a second run give another name (name=...)",
@@ -37,8 +44,9 @@ class Owner:
         except OSError as error:
             os.close(self._lock)
             raise UserError(
+                "E-HOSTS-020",
                 f"{self._folder} cannot be locked",
-                why=f"{error.strerror}: without a lock two launchers could train one run",
+                why=f"{error.strerror}: without a lock, two supervisors could train the same run",
                 fix="put runs on a file system with locks (runs=...)",
             ) from error
         os.ftruncate(self._lock, 0)
@@ -46,47 +54,54 @@ class Owner:
         self.attempt = self._read_attempt(tell)
 
     def next_attempt(self) -> int:
-        """One more than ever before, and on disk before it is used."""
+        """Return the number of the next attempt, after it is stored. Raise StorageError if it cannot be stored."""
         number = self.attempt + 1
         try:
             atomic_write(self._folder / "attempt", f"{number}\n")
         except OSError as error:
             raise StorageError(
+                "E-HOSTS-021",
                 f"{self._folder} cannot be written",
                 why=f"{error.strerror}: the number of this attempt must be on disk before it begins",
-                fix="make room or mend the disk, then start again: the run goes on from its newest checkpoint",
+                fix="free space or repair the disk, then start again: the run resumes from its newest checkpoint",
             ) from error
         self.attempt = number
         return number
 
-    def write_down(self, record: dict[str, Any]) -> None:
-        """One line of `supervise/log.jsonl`: what happened to this run. A full disk is no reason to end it."""
+    def append_log(self, record: dict[str, Any]) -> None:
+        """Append a record to `supervise/log.jsonl`. A full disk is ignored, because the run can continue."""
         with suppress(OSError), (self._folder / "log.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
-    def keep_stacks(self, attempt: int, host: int, text: str) -> str:
-        """Where they are kept, for all hosts of the attempt."""
+    @property
+    def folder(self) -> Path:
+        """The folder of the supervisor's own files."""
+        return self._folder
+
+    def keep_stacks(self, attempt: int, host: int, text: str) -> None:
+        """Write the stacks of one host to a file. A full disk is ignored, because the run can continue."""
         with suppress(OSError):
             (self._folder / f"stacks-{attempt}-host-{host}.txt").write_text(text, "utf-8")
-        return f"{self._folder}/stacks-{attempt}-*"
 
     def release(self) -> None:
+        """Release the lock, so that another process can own the run."""
         os.ftruncate(self._lock, 0)
         os.close(self._lock)
 
     def _read_attempt(self, tell: Callable[[str], None]) -> int:
+        """Return the number of the last attempt. If its file is damaged, derive the number from the log."""
         try:
             return int((self._folder / "attempt").read_text("utf-8"))
         except FileNotFoundError:
             return 0
         except ValueError:
-            # The log may lack the last attempt: a power loss takes away lines that were not synced.
+            # The log may lack the last attempt, because a power loss removes lines that were not synced.
             number = self._logged_attempt() + 1
-            tell(f"{self._folder / 'attempt'} is damaged; attempts continue after {number}, by log.jsonl beside it")
+            tell(f"{self._folder / 'attempt'} is damaged; attempts continue after {number}, from log.jsonl beside it")
             return number
 
     def _logged_attempt(self) -> int:
-        """Return the largest attempt in log.jsonl; 0 if it has none. Broken lines are ignored."""
+        """Return the largest attempt in log.jsonl, or 0 if it has none. Broken lines are ignored."""
         numbers = [0]
         with suppress(OSError):
             for line in (self._folder / "log.jsonl").read_bytes().splitlines():

@@ -1,14 +1,14 @@
 """One training process per run: a lock file beside the run's folder, held for as long as the process lives.
 
 The kernel releases the lock (`flock`) when the process ends, however it ends, so a killed process leaves no lock. The
-file names its holder: process, host and start. It lies beside the folder (`runs/.NAME.lock`), because `--fresh` renames
-the folder and a job that fails early must not create it.
+file names its holder: process, host and start time. It is stored beside the folder (`runs/.NAME.lock`), because
+`--fresh` renames the folder, and a job that fails early must not create it.
 
 Some network file systems have no locks. There, the file's modification time is the only sign of a live holder: the
-holder renews it every `BEAT_SECONDS`, and `LOST_SECONDS` without a beat count as dead.
+holder renews it every `BEAT_SECONDS`. A holder without a beat for `LOST_SECONDS` counts as dead.
 
 Reading a run (`eval`, `generate`, `export`) needs no lock. Claims in the log of checkpoints (`forerun.checkpoint.log`)
-protect the checkpoints in every case, also from processes on other machines.
+protect the checkpoints in all cases, including processes on other machines.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 
 @dataclass(frozen=True)
-class Holder:
+class RunHolder:
     """The process that trains a run, as the lock file names it."""
 
     pid: int
@@ -46,12 +46,12 @@ class Holder:
     started: float  # Unix time
 
     @classmethod
-    def this_process(cls) -> Holder:
+    def this_process(cls) -> RunHolder:
         return cls(os.getpid(), socket.gethostname(), time.time())
 
 
 class RunLock:
-    """The lock of one run. `release` removes the file; a process that is killed leaves it, unlocked."""
+    """The lock of one run. `release` removes the file. A killed process leaves the file behind, but unlocked."""
 
     def __init__(self, file: Path, descriptor: int, made_folder: bool) -> None:
         self._file, self._descriptor, self._made_folder = file, descriptor, made_folder
@@ -65,7 +65,7 @@ class RunLock:
             with suppress(OSError):
                 self._file.unlink()
                 if self._made_folder:
-                    self._file.parent.rmdir()  # fails if there is a run in it, which is the usual case
+                    self._file.parent.rmdir()  # fails if the folder contains a run, which is the usual case
         with suppress(OSError):
             os.close(self._descriptor)
 
@@ -85,12 +85,12 @@ def owned(run: Path, *, take_over: bool, tell: Callable[[str], None]) -> Iterato
     """Hold the lock of a run inside the block.
 
     Args:
-      run: the folder of the run, which need not exist.
-      take_over: replace a live holder. Its next save then fails.
-      tell: gets a warning if the holder is replaced, or if the file system has no locks.
+        run: The folder of the run, which need not exist.
+        take_over: Whether to replace a live holder. Its next save then fails.
+        tell: Receives a warning if the holder is replaced, or if the file system has no locks.
 
     Raises:
-      UserError: Another live process trains the run.
+        UserError: Another live process trains the run.
     """
     lock = acquire(run, take_over=take_over, tell=tell)
     try:
@@ -123,7 +123,7 @@ def acquire(run: Path, *, take_over: bool, tell: Callable[[str], None]) -> RunLo
         if _is_at(descriptor, file):
             _write(descriptor)
             return RunLock(file, descriptor, made_folder)
-        os.close(descriptor)  # the holder removed or replaced the file since we opened it
+        os.close(descriptor)  # the holder removed or replaced the file after it was opened here: try again
 
 
 def _opened(file: Path) -> int:
@@ -134,36 +134,41 @@ def _opened(file: Path) -> int:
         if error.errno in DISK_ERRORS:
             raise
         raise UserError(
+            "E-HOSTS-022",
             f"runs cannot be written to {file.parent}",
             why=f"{error.strerror}: {error.filename}",
             fix="name a folder that can be written (runs=...)",
         ) from error
 
 
-def holder_of(file: Path) -> Holder | None:
+def holder_of(file: Path) -> RunHolder | None:
     """Return the holder that a lock file names, or None if it names none."""
     try:
         content = json.loads(read_regular(file, _MAX_BYTES))
-        return Holder(int(content["pid"]), str(content["host"]), float(content["started"]))
+        return RunHolder(int(content["pid"]), str(content["host"]), float(content["started"]))
     except (OSError, UserError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
 def _without_locks(run: Path, file: Path, beat: float, take_over: bool, tell: Callable[[str], None]) -> RunLock:
-    """Judge a holder by its last beat, where the file system has no locks."""
+    """Take the lock on a file system without locks, unless the last beat of the holder is recent."""
     holder = holder_of(file)
     if holder is not None and beat < LOST_SECONDS and not take_over:
-        known = f"its last sign of life was {Seconds(max(0.0, beat))} ago; {file.parent} has no locks to be certain"
+        known = (
+            f"last sign of life {Seconds(max(0.0, beat))} ago; {file.parent} has no file locks, so this is uncertain"
+        )
         raise _refusal(run, holder, known)
-    tell(f"{file.parent} has no file locks: a second process that trains {run.name} may be found only at its next save")
+    tell(
+        f"{file.parent} has no file locks: a second process that trains {run.name} may be noticed only at its next save"
+    )
     return _replaced(file)
 
 
 def _replaced(file: Path) -> RunLock:
-    """Put a new file, locked by this process, in the place of the old one, which its holder keeps locked."""
+    """Replace the lock file with a new one that this process locks. The old holder keeps its lock on the old file."""
     new = file.with_name(f"{file.name}.{secrets.token_hex(4)}.part")
     descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    with suppress(OSError):  # without locks, the beats have to do
+    with suppress(OSError):  # without locks, only the beats show that this process is alive
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     _write(descriptor)
     new.replace(file)
@@ -172,18 +177,20 @@ def _replaced(file: Path) -> RunLock:
 
 def _write(descriptor: int) -> None:
     os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(asdict(Holder.this_process())).encode(), 0)
+    os.pwrite(descriptor, json.dumps(asdict(RunHolder.this_process())).encode(), 0)
 
 
 def _is_at(descriptor: int, file: Path) -> bool:
+    """Return whether the open file is still the one at the path `file`."""
     try:
         return os.path.samestat(os.fstat(descriptor), file.stat())
     except OSError:
         return False
 
 
-def _refusal(run: Path, holder: Holder | None, known: str) -> UserError:
+def _refusal(run: Path, holder: RunHolder | None, known: str) -> UserError:
     return UserError(
+        "E-HOSTS-023",
         f"{run} is being trained by another process",
         why=f"{_spoken(holder)}; {known}",
         fix="wait for it or stop it; give this run another name (name=...); or take the run over with --take-over: "
@@ -191,7 +198,7 @@ def _refusal(run: Path, holder: Holder | None, known: str) -> UserError:
     )
 
 
-def _spoken(holder: Holder | None) -> str:
+def _spoken(holder: RunHolder | None) -> str:
     if holder is None:
         return "a process that its lock file does not name yet"
     age = Seconds(max(0.0, time.time() - holder.started))

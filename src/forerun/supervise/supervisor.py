@@ -1,4 +1,4 @@
-"""`supervise`: one host's supervisor from start to end. It never imports jax, so it cannot be stuck where jax is."""
+"""The supervisor of one host, from start to end. It never imports jax, so it cannot hang inside jax."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from forerun import __version__, interrupt
-from forerun.supervise import notice
-from forerun.supervise.agent import Agent
-from forerun.supervise.chip import free_chip
-from forerun.supervise.ending import Ending
-from forerun.supervise.hosts import Hosts, bound_address
-from forerun.supervise.leader import Leader
-from forerun.supervise.limits import Limits
+from forerun import interrupt
+from forerun.hardware import maintenance_notice
+from forerun.supervise.console import Console
+from forerun.supervise.free_tpu import require_free_tpu
+from forerun.supervise.host.agent import Agent
+from forerun.supervise.host_address import Hosts, bound_address
+from forerun.supervise.leader.leader import Leader
 from forerun.supervise.owner import Owner
-from forerun.supervise.secret import Secret, new_secret, read_secret
-from forerun.supervise.tunnel import private_folder
-from forerun.supervise.voice import Voice
+from forerun.supervise.protocol.ending import Ending
+from forerun.supervise.protocol.limits import Limits
+from forerun.supervise.protocol.secret import Secret, new_secret, read_secret
+from forerun.supervise.protocol.tunnel import private_folder
+from forerun.version import __version__
 
 METADATA_VARIABLE = "FORERUN_METADATA_URL"
 
@@ -39,36 +40,48 @@ def supervise(
     limits: Limits | None = None,
     spare: bool = False,
 ) -> int:
-    """Runs `command` as this host's worker until the job is over on all hosts; its exit code.
+    """Run `command` as the worker of this host until the job has ended on all hosts.
 
-    With `spare`, a second process of it waits beside the worker, its imports done, to be the next one: `command` must
-    come to `worker.connect` before it touches or says anything.
+    Args:
+        command: The command of the worker. It must call `worker.connect`.
+        hosts: The place of this host in the run.
+        run_folder: The folder of the run. Only host 0 locks it and writes to it.
+        secret_file: The secret of the run. It is not needed for one host.
+        identity: Values that must be equal on all hosts, such as the digest of the job. Versions are added.
+        limits: Time limits, by default those of `Limits`.
+        spare: Whether to keep a second process of `command` ready, with its imports done, for the next attempt.
+            `command` must then call `worker.connect` before it prints or changes anything.
 
-    `identity` must be equal on all hosts (the job's digest, for one); versions are added to it. Host 0 owns the run
-    folder. Raises UserError for what the user can mend, on every host alike.
+    Returns:
+        The exit code of the job.
+
+    Raises:
+        UserError: The user can correct the cause. An error of the job is raised on every host.
     """
     limits = limits or Limits()
-    if hosts.count == 1:  # Ctrl-Z stops both ends of the line, which is no loss
+    if hosts.count == 1:  # Ctrl-Z suspends both ends of the connection, so silence does not mean that one is lost
         limits = replace(limits, lost=math.inf)
     secret = new_secret() if hosts.count == 1 else read_secret(secret_file)
     known = {**versions(), **(identity or {})}
-    voice = Voice("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
-    owner = Owner(run_folder, voice.say) if hosts.leads else None
+    console = Console("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
+    owner = Owner(run_folder, console.say) if hosts.leads else None
     try:
         with private_folder() as folder:
-            ending = asyncio.run(_supervised(command, hosts, owner, secret, known, Path(folder), limits, voice, spare))
+            ending = asyncio.run(
+                _supervised(command, hosts, owner, secret, known, Path(folder), limits, console, spare)
+            )
         if ending.text and ending.host != hosts.index:
-            voice.say(ending.text)
+            console.say(ending.text)
         return ending.exit_code()
     finally:
-        interrupt.reinstall()  # asyncio had its own handlers, and removes them
+        interrupt.reinstall()  # asyncio replaced the signal handlers
         if owner is not None:
             owner.release()
-        voice.close()
+        console.close()
 
 
 def versions() -> dict[str, str]:
-    """What must be installed alike on all hosts."""
+    """Return the versions that must be equal on all hosts, by package."""
     found = {"forerun": __version__, "Python": ".".join(platform.python_version_tuple()[:2])}
     for package in ("jax", "jaxlib", "libtpu"):
         try:
@@ -86,20 +99,22 @@ async def _supervised(
     identity: Mapping[str, str],
     folder: Path,
     limits: Limits,
-    voice: Voice,
+    console: Console,
     spare: bool,
 ) -> Ending:
     leading: asyncio.Task[Ending] | None = None
     if owner is not None:
         bound = bound_address(hosts.leader)
-        leader = Leader(hosts, secret, identity, owner, folder, limits, voice)
-        hosts = replace(hosts, port=await leader.door.open(bound, hosts.port))
+        leader = Leader(hosts, secret, identity, owner, folder, limits, console)
+        hosts = replace(hosts, port=await leader.listener.open(bound, hosts.port))
         leading = asyncio.create_task(leader.run())
-    agent = Agent(command, hosts, secret, identity, folder, limits, voice, partial(free_chip, voice.say), spare)
+    agent = Agent(
+        command, hosts, secret, identity, folder, limits, console, partial(require_free_tpu, console.say), spare
+    )
     _listen_to_signals(agent, hosts, limits)
     loop = asyncio.get_running_loop()
-    url = os.environ.get(METADATA_VARIABLE, notice.URL)
-    notice.watch(url, lambda why, seconds: _tell(loop, agent, why, seconds))
+    url = os.environ.get(METADATA_VARIABLE, maintenance_notice.URL)
+    maintenance_notice.watch(url, lambda why, seconds: _tell(loop, agent, why, seconds))
     following = asyncio.create_task(agent.run())
     if leading is None:
         return await following
@@ -109,18 +124,20 @@ async def _supervised(
 
 
 def _tell(loop: asyncio.AbstractEventLoop, agent: Agent, why: str, seconds: float) -> None:
+    """Announce a stop to the agent from another thread."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(agent.announce, why, seconds)
 
 
 def _listen_to_signals(agent: Agent, hosts: Hosts, limits: Limits) -> None:
+    """Announce a stop at SIGINT, SIGTERM and SIGHUP. A second SIGINT has no grace time."""
     loop = asyncio.get_running_loop()
     pressed: list[int] = []
 
     def interrupted() -> None:
         pressed.append(1)
         if len(pressed) == 1:
-            agent.announce("Ctrl-C (again: at once)", limits.grace)
+            agent.announce("Ctrl-C (press it again to stop immediately)", limits.grace)
         else:
             agent.announce("Ctrl-C twice", 0.0)
 

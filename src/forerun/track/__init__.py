@@ -1,1 +1,1 @@
-"""What a run tells: its metrics on disk, its progress on the screen."""
+"""Records of a run: metrics on disk, the display of progress, and trackers."""

@@ -1,8 +1,9 @@
-"""From `metrics.jsonl` to a tracker, in a thread of its own. The file is the buffer: nothing is lost while a tracker is
-down, and the loop never waits for one.
+"""Threads that forward `metrics.jsonl` to trackers.
 
-What a tracker has is known by step. It says so itself when it can (`begin`); if not, `tracked.json` beside the metrics
-does. A step that was delivered is not sent again, also not when a resumed run comes to it a second time.
+The file is the buffer: no metrics are lost while a tracker is unavailable, and the training loop never waits for one.
+
+Delivery is recorded by step. A tracker returns the last step that it has (`begin`). If it cannot, `tracked.json` beside
+the metrics has that step. A delivered step is not sent again, even if a resumed run repeats it.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ from forerun.config.load import values
 from forerun.config.schema import Job
 from forerun.files import atomic_write
 from forerun.journal import entry_of
-from forerun.track.tracker import Row, Run, Tracker, trackers_of
+from forerun.track.backends.job_trackers import trackers_of
+from forerun.track.tracker import Row, TrackedRun, Tracker
 
-ROWS = 100  # at a time
+ROWS = 100  # per call of `send`
 POLL_SECONDS = 0.5
-FIRST_SECONDS, MOST_SECONDS = 1.0, 60.0  # between tries
-END_SECONDS = 5.0  # without an answer, at the end of a run
+FIRST_SECONDS, MAX_SECONDS = 1.0, 60.0  # between retries
+END_SECONDS = 5.0  # without progress, until the end of a run no longer waits for a tracker
 
 
 class Cursor:
-    """`tracked.json`: the run's token, and per tracker the last step that was delivered."""
+    """The file `tracked.json`: the token of the run, and the last delivered step of each tracker."""
 
     def __init__(self, path: Path, tell: Callable[[str], None] = lambda text: None) -> None:
         self._path, self._lock = path, threading.Lock()
@@ -40,19 +42,23 @@ class Cursor:
             self._content: dict[str, Any] = {"token": str(held["token"]), "steps": steps}
         except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
             if path.exists():
-                tell(f"{path} is damaged; trackers that cannot tell what they have get all rows again")
+                tell(f"{path} is damaged; trackers that cannot report their last step get all rows again")
             self._content = {"token": secrets.token_hex(16), "steps": {}}
             self._write()
 
     @property
     def token(self) -> str:
+        """The random identifier of the run."""
         return str(self._content["token"])
 
     def step(self, name: str) -> int:
+        """Return the last step that was delivered to the tracker `name`, or 0."""
         return int(self._content["steps"].get(name, 0))
 
     def move(self, name: str, step: int) -> None:
-        with self._lock, suppress(OSError):  # a full disk: the tracker itself, or the next move, will know
+        """Record that `step` was delivered to the tracker `name`."""
+        # A full disk is ignored: the tracker itself may know its last step, and the next call writes it again.
+        with self._lock, suppress(OSError):
             self._content["steps"][name] = step
             self._write()
 
@@ -60,13 +66,17 @@ class Cursor:
         atomic_write(self._path, json.dumps(self._content) + "\n")
 
 
-class Tail:
-    """Whole lines of a growing file, each once; from its start again if it was replaced, as after a rewind."""
+class MetricsReader:
+    """A reader of a growing file that returns each complete line once.
+
+    It starts again at the beginning if the file was replaced, as by a resumed run.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._at, self._node = path, 0, 0
 
     def rows(self) -> Iterator[Row]:
+        """Yield the rows that were added since the last call."""
         try:
             with open(self._path, "rb") as file:
                 about = os.fstat(file.fileno())
@@ -84,11 +94,13 @@ class Tail:
 
 
 class Forwarder:
+    """A thread that sends the rows of a metrics file to one tracker, and retries after errors."""
+
     def __init__(
-        self, name: str, tracker: Tracker, run: Run, metrics: Path, cursor: Cursor, tell: Callable[[str], None]
+        self, name: str, tracker: Tracker, run: TrackedRun, metrics: Path, cursor: Cursor, tell: Callable[[str], None]
     ) -> None:
         self.name, self._tracker, self._run, self._cursor, self._tell = name, tracker, run, cursor, tell
-        self._tail = Tail(metrics)
+        self._tail = MetricsReader(metrics)
         self._waiting: list[Row] = []
         self._sent = cursor.step(name)
         self._begun = False
@@ -99,7 +111,10 @@ class Forwarder:
         self._thread.start()
 
     def close(self, last: int) -> None:
-        """Waits for the last rows as long as they move, and says what was not delivered. `last`: of the whole run."""
+        """Wait until the last rows are delivered, as long as there is progress. Report rows that were not delivered.
+
+        `last` is the last step of the run. The tracker learns whether the run has reached it.
+        """
         self._moved = time.monotonic()
         self._ending.set()
         while self._thread.is_alive() and time.monotonic() - self._moved < END_SECONDS:
@@ -118,9 +133,11 @@ class Forwarder:
             self._tracker.end(finished)  # type: ignore[attr-defined]
 
     def _work(self) -> None:
+        """Forward rows until the run ends, with growing delays after errors."""
         delay = FIRST_SECONDS
         while True:
-            ending = self._ending.is_set()  # asked before reading: then nothing was written after the last look
+            # Read the flag before the file: if it is set, all rows are already written, and this pass is the last one.
+            ending = self._ending.is_set()
             try:
                 self._forward(ending)
             except Exception as error:
@@ -128,10 +145,10 @@ class Forwarder:
                 if ending:
                     return
                 self._ending.wait(delay)
-                delay = min(2 * delay, MOST_SECONDS)
+                delay = min(2 * delay, MAX_SECONDS)
                 continue
             if self._trouble:
-                self._tell(f"{self.name} has all rows again, to step {self._sent}")
+                self._tell(f"{self.name} works again and has all rows up to step {self._sent}")
                 self._trouble = ""
             delay = FIRST_SECONDS
             if ending:
@@ -139,16 +156,19 @@ class Forwarder:
             self._ending.wait(POLL_SECONDS)
 
     def _forward(self, ending: bool) -> None:
-        """All lines of a step are one row; so the newest step waits until a later one is there, or the run ends."""
+        """Read new rows and send them.
+
+        All lines of a step become one row. The newest step is therefore held until a later one arrives or the run ends.
+        """
         for row in self._tail.rows():
-            if self._waiting and self._waiting[-1]["step"] == row["step"]:  # a look at the validation, for one
+            if self._waiting and self._waiting[-1]["step"] == row["step"]:  # such as a validation
                 self._waiting[-1] = {**self._waiting[-1], **row}
             elif row["step"] > self._sent:
                 self._waiting.append(row)
         if not self._begun:
-            there = self._tracker.begin(self._run)
+            delivered = self._tracker.begin(self._run)
             self._begun, self._moved = True, time.monotonic()
-            self._sent = self._sent if there is None else there
+            self._sent = self._sent if delivered is None else delivered
             self._waiting = [row for row in self._waiting if row["step"] > self._sent]
         while ready := (self._waiting if ending else self._waiting[:-1])[:ROWS]:
             rows = [row for row in ready if row["step"] > self._sent]
@@ -159,22 +179,29 @@ class Forwarder:
             del self._waiting[: len(ready)]
 
     def _complain(self, error: Exception) -> None:
+        """Report the first of several errors in succession."""
         text = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
         if not self._trouble:
-            self._tell(f"{self.name} does not take rows ({text}); they are kept in metrics.jsonl and sent later")
+            self._tell(f"{self.name} does not accept rows ({text}); they are kept in metrics.jsonl and sent later")
         self._trouble = text
 
 
 @contextmanager
 def tracking(job: Job, metrics: Path, last: int, tell: Callable[[str], None]) -> Iterator[None]:
-    """Forward what is written to `metrics` to the job's trackers for as long as the block runs, and what was not
-    delivered before. Enter it when the metrics are as the run goes on from them; `last` is its last step."""
+    """Forward the metrics of a run to the job's trackers while the block runs, including rows of earlier runs.
+
+    Args:
+        job: The job, which names the trackers.
+        metrics: The metrics file. A resumed run must have removed later steps from it before this call.
+        last: The last step of the run.
+        tell: Receives messages about trackers that fail.
+    """
     trackers = trackers_of(job.track)
     if not trackers:
         yield
         return
     cursor = Cursor(metrics.with_name("tracked.json"), tell)
-    run = Run(job.name, metrics.parent, cursor.token, _flat(job))
+    run = TrackedRun(job.name, metrics.parent, cursor.token, _flat(job))
     with ExitStack() as stack:
         for name, tracker in trackers.items():
             forwarder = Forwarder(name, tracker, run, metrics, cursor, tell)
@@ -183,4 +210,5 @@ def tracking(job: Job, metrics: Path, last: int, tell: Callable[[str], None]) ->
 
 
 def _flat(job: Job) -> Mapping[str, Any]:
+    """Return the values of the job by key, without those about trackers and the folder of runs."""
     return {key: value for key, value in values(job).items() if not key.startswith(("track.", "runs"))}

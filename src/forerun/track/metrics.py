@@ -1,7 +1,7 @@
-"""The run's figures on disk: `metrics.jsonl`, one line per logged step, and `summary.json`.
+"""The metrics of a run on disk: `metrics.jsonl`, with one line per logged step, and `summary.json`.
 
-A number that is not finite is written as null, because JSON has neither NaN nor infinity. A line's `unix_seconds` is
-for charts; nothing is decided by it.
+A number that is not finite is written as null, because JSON has neither NaN nor infinity. The `unix_seconds` of a line
+are for charts only; no decision depends on them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from forerun.journal import Journal, Seal, entry_of
 
 
 class MetricsLog(Journal):
-    """Appends a line per logged step.
+    """The file `metrics.jsonl`, with one line per logged step.
 
-    `resume_at` is the step of the checkpoint that the run resumes from: later lines belong to steps that are run
-    again, so they are removed. A new run resumes at step 0.
+    `resume_at` is the step of the checkpoint that the run resumes from, or 0 for a new run. Later lines are removed,
+    because their steps are run again.
     """
 
     def __init__(
@@ -37,27 +37,29 @@ class MetricsLog(Journal):
         super().__init__(path, last=resume_at, seals=seals, tell=tell)
 
     def write(self, step: int, **figures: float | int | str | None) -> None:
+        """Append the metrics of a step. Numbers that are not finite become null."""
         row = {"step": step, **figures, "unix_seconds": round(self._clock(), 3)}
         self.append(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the logged steps, in order. Lines that are not metrics, and a torn last line, are omitted.
+    """Return the logged lines in order, or an empty list if the file does not exist.
 
-    A resumed run reports such lines (`forerun.journal`).
+    Broken lines and an incomplete last line are omitted. A resumed run reports them (`forerun.journal`).
     """
     if not path.exists():
         return []
-    *lines, _torn = path.read_bytes().split(b"\n")  # without its newline a line is not finished
+    *lines, _torn = path.read_bytes().split(b"\n")  # a line without its newline is incomplete
     return [row for line in lines if (row := entry_of(line)) is not None]
 
 
 def write_summary(path: Path, summary: dict[str, Any]) -> None:
-    """Write `summary` as JSON, whole or not at all."""
+    """Write `summary` as JSON, atomically."""
     atomic_write(path, json.dumps(_finite(summary), indent=2, allow_nan=False) + "\n")
 
 
 def _finite(value: Any) -> Any:
+    """Return plain data in which every number that is not finite is None."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""`skips.jsonl`: the skipped steps and why, a line each, on the disk before the next step.
+"""The file `skips.jsonl`: one line per skipped step with the reason, synced to the disk before the next step.
 
 Unlike the metrics, this file is an input of a resumed run: a skipped step must stay skipped. Each line therefore has a
 proof, a digest of its content keyed with the identity of the run. Lines that were damaged, added by hand or copied from
-another run have no valid proof. The proof detects faults, not forgers who can read the checkpoints.
+another run have no valid proof. The proof detects faults. It does not stop a forger who can read the checkpoints.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ _PROOF_DIGITS = 32
 
 
 class SkipFile:
-    """Reads the skipped steps of a run and adds to them. A kill loses none: `add` returns after the line is synced.
+    """The skipped steps of a run (`known`). A kill loses none of them, because `add` returns after the line is synced.
 
     Steps up to the checkpoint's step come from the checkpoint; the file is restored from it if they differ. Later steps
     come from the file, if their proof is valid. Opening reports every other line in one message and removes it.
 
     Args:
-      identity: the run's identity, from the log of its checkpoints.
-      step: the step of the checkpoint that the run resumes from; 0 for a new run.
-      saved: the skipped steps up to `step`, from the checkpoint; None if an older version wrote the checkpoint. The
-        file is then trusted, also lines without a proof.
+        path: The file.
+        identity: The identity of the run, from the log of its checkpoints.
+        step: The step of the checkpoint that the run resumes from, or 0 for a new run.
+        saved: The skipped steps up to `step`, from the checkpoint. None if an older version wrote the checkpoint: then
+            the file is trusted, including lines without a proof.
+        tell: Receives the report.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class SkipFile:
             self._rewrite()
 
     def add(self, step: int, why: str) -> None:
+        """Add a skipped step and the reason."""
         self.known[step] = why
         with self._path.open("ab") as out:
             out.write(self._line(step, why))
@@ -70,6 +73,7 @@ class SkipFile:
         sync_folder(self._path.parent)
 
     def forget(self, steps: list[int]) -> None:
+        """Remove these steps from the file."""
         if self.known.keys() & set(steps):
             self.known = {step: why for step, why in self.known.items() if step not in steps}
             self._rewrite()

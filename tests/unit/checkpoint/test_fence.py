@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import pytest
 
 from forerun.checkpoint.log import Commit, Log
-from forerun.checkpoint.place import Local
-from forerun.checkpoint.store import Store, TakenOver
+from forerun.checkpoint.storage.place import Local
+from forerun.checkpoint.store import CheckpointStore, TakenOver
 
 STATE = {"x": jnp.ones(4)}
 
 
 @pytest.mark.parametrize("folder", ["9-2-1", "5-1-1"], ids=["another folder", "the folder of this save"])
 def test_a_commit_of_another_owner_under_the_next_number_refuses_the_save(tmp_path: Path, folder: str) -> None:
-    zombie = Store(tmp_path, keep=1, owner="zombie")
+    zombie = CheckpointStore(tmp_path, keep=1, owner="zombie")
     other = Commit(zombie.fence + 1, zombie.fence + 1, 9, folder, {}, {"by": "other"})
     assert Log(Local(tmp_path)).commit(other)
     zombie.save(5, STATE, {"by": "zombie"})
@@ -27,7 +27,7 @@ def test_a_commit_of_another_owner_under_the_next_number_refuses_the_save(tmp_pa
 
 def test_its_own_commit_under_the_next_number_counts(tmp_path: Path) -> None:
     """A write may succeed although the disk reported a failure."""
-    store = Store(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path, keep=2)
     own = Commit(store.fence + 1, store.fence, 4, "4-1-9", {}, {})
     assert Log(Local(tmp_path)).commit(own)
     store.save(5, STATE, {})

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from forerun.checkpoint.store import Store
+from forerun.checkpoint.store import CheckpointStore
 
 STATE = {"x": jnp.ones((8, 8))}
 PATIENCE_SECONDS = 60  # Orbax's threads wait for 300
@@ -36,7 +36,7 @@ class Interrupting:
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_no_thread_of_orbax_keeps_waiting(tmp_path: Path, error: type[BaseException]) -> None:
-    with Store(tmp_path, keep=2) as store:
+    with CheckpointStore(tmp_path, keep=2) as store:
         store.save(1, STATE, {})
         store.wait()
         assert not waiting()

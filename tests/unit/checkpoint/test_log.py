@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forerun.checkpoint import place
-from forerun.checkpoint.log import Broken, Claim, Commit, Log, _decoded, _encoded
-from forerun.checkpoint.place import Local
+from forerun.checkpoint.log import BrokenRecord, Claim, Commit, Log, _decoded, _encoded
+from forerun.checkpoint.storage import place
+from forerun.checkpoint.storage.place import Local
 
 
 def commit_of(number: int, fence: int, step: int = 1) -> Commit:
@@ -69,20 +69,20 @@ CONTENT = _encoded({**BODY, "files": {"a": [1, "ff"], "b/c": [20, "e0"]}, "recor
 def test_any_flipped_bit_of_a_record_shows(bit: int) -> None:
     changed = bytearray(CONTENT)
     changed[bit // 8] ^= 1 << bit % 8
-    assert isinstance(_decoded(2, bytes(changed)), Broken)
+    assert isinstance(_decoded(2, bytes(changed)), BrokenRecord)
 
 
 @given(st.integers(0, len(CONTENT) - 1))
 def test_any_part_of_a_record_is_no_record(length: int) -> None:
-    assert isinstance(_decoded(2, CONTENT[:length]), Broken)
-    assert isinstance(_decoded(2, CONTENT[:length] + bytes(len(CONTENT) - length)), Broken)
+    assert isinstance(_decoded(2, CONTENT[:length]), BrokenRecord)
+    assert isinstance(_decoded(2, CONTENT[:length] + bytes(len(CONTENT) - length)), BrokenRecord)
 
 
 def test_the_whole_record_is_one_and_only_under_its_number() -> None:
     assert isinstance(_decoded(2, CONTENT), Commit)
-    assert isinstance(_decoded(3, CONTENT), Broken)
+    assert isinstance(_decoded(3, CONTENT), BrokenRecord)
     newer = _decoded(2, _encoded({**BODY, "format": 2}))
-    assert isinstance(newer, Broken)
+    assert isinstance(newer, BrokenRecord)
     assert "format 2" in newer.why
     assert not newer.damaged, "it must not be buried"
 
@@ -97,7 +97,7 @@ def test_only_damaged_records_are_buried(tmp_path: Path) -> None:
     (commits / "000000000003.json").write_bytes(b"damaged")
     (commits / "000000000004.json").mkdir()
     (commits / "000000000004.json" / "inside").write_bytes(b"kept")
-    log.bury_broken()
+    log.replace_broken()
     assert (commits / "000000000002.json").read_bytes() == newer
     assert (commits / "000000000004.json" / "inside").read_bytes() == b"kept"
-    assert [type(record) for record in log.records()] == [Claim, Broken, Claim, Broken]
+    assert [type(record) for record in log.records()] == [Claim, BrokenRecord, Claim, BrokenRecord]

@@ -8,7 +8,7 @@ import xxhash
 
 from forerun.checkpoint import manifest
 from forerun.checkpoint.manifest import damage, manifest_of
-from forerun.checkpoint.place import Local
+from forerun.checkpoint.storage.place import Local
 
 
 @pytest.fixture

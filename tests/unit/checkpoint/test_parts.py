@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from forerun.checkpoint.log import Log
-from forerun.checkpoint.parts import FOLDER, PARTS, Part, read_parts, recorded_parts, write_parts
-from forerun.checkpoint.place import Local, Place
-from forerun.checkpoint.store import SaveFailed, Store
+from forerun.checkpoint.parts import FOLDER, PARTS, FilePart, read_parts, recorded_parts, write_parts
+from forerun.checkpoint.storage.place import Local, StoragePlace
+from forerun.checkpoint.store import CheckpointStore, SaveFailed
 
 STATE = {"x": jnp.ones(4)}
 
@@ -50,8 +50,8 @@ def test_a_record_cannot_name_other_files(name: str) -> None:
         recorded_parts({PARTS: {"metrics": [[name, 3]]}}, "metrics")
 
 
-def attach(content: bytes, parts: list[Part]) -> object:
-    def attached(place: Place, folder: str) -> dict[str, list[Part]]:
+def attach(content: bytes, parts: list[FilePart]) -> object:
+    def attached(place: StoragePlace, folder: str) -> dict[str, list[FilePart]]:
         parts[:] = write_parts(place, folder, "metrics", Content(content), parts)
         return {"metrics": parts}
 
@@ -60,7 +60,7 @@ def attach(content: bytes, parts: list[Part]) -> object:
 
 def test_parts_are_committed_with_their_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A save that fails between its parts and its record leaves nothing that counts; the next owner removes it."""
-    store, parts = Store(tmp_path, keep=1), list[Part]()
+    store, parts = CheckpointStore(tmp_path, keep=1), list[FilePart]()
     store.save(1, STATE, {"a": 1}, attach(b"one", parts))
     store.wait()
     committed = recorded_parts(store.record(1), "metrics")
@@ -73,14 +73,14 @@ def test_parts_are_committed_with_their_checkpoint(tmp_path: Path, monkeypatch: 
         with pytest.raises(SaveFailed):
             store.wait()
     assert len(list((tmp_path / FOLDER).iterdir())) == 2
-    with Store(tmp_path, keep=1) as other:
+    with CheckpointStore(tmp_path, keep=1) as other:
         assert other.newest() == 1
         assert [f"{FOLDER}/{path.name}" for path in (tmp_path / FOLDER).iterdir()] == [part.name for part in committed]
 
 
 def test_parts_stay_as_long_as_a_kept_checkpoint_names_them(tmp_path: Path) -> None:
-    with Store(tmp_path, keep=2) as store:
-        parts, content = list[Part](), b""
+    with CheckpointStore(tmp_path, keep=2) as store:
+        parts, content = list[FilePart](), b""
         for step in range(1, 8):
             content += b"x" * step
             store.save(step, STATE, {}, attach(content, parts))

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from forerun.checkpoint.log import Claim, Log
-from forerun.checkpoint.place import Local
 from forerun.checkpoint.reader import Damaged, Reader
-from forerun.checkpoint.store import Store
+from forerun.checkpoint.storage.place import Local
+from forerun.checkpoint.store import CheckpointStore
 from forerun.checkpoint.weights import chosen_step, newest_step, restore_weights
 from forerun.errors import UserError
 
@@ -26,7 +26,7 @@ LIKE = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    with Store(folder, keep=3) as store:
+    with CheckpointStore(folder, keep=3) as store:
         for step in (10, 20, 30):
             store.save(step, state_of(step), {"step": step})
     return folder
@@ -93,7 +93,7 @@ def test_several_in_a_row_are_passed_over_and_told(folder: Path) -> None:
 def test_none_good_stops_with_the_reasons_and_never_starts_afresh(folder: Path) -> None:
     for step in (10, 20, 30):
         flip(files_of(folder, step)[0])
-    with pytest.raises(Damaged, match="no checkpoint can be used") as error:
+    with pytest.raises(Damaged, match="E-CHECKPOINT-004") as error:
         Reader(folder).restore_newest(LIKE)
     assert [line[:8] for line in error.value.why.splitlines()[::2]] == ["step 30:", "step 20:", "step 10:"]
     assert "--fresh" in error.value.fix
@@ -102,7 +102,7 @@ def test_none_good_stops_with_the_reasons_and_never_starts_afresh(folder: Path) 
 def test_nothing_there_is_nothing_restored(tmp_path: Path) -> None:
     assert Reader(tmp_path).restore_newest(LIKE) is None
     assert Reader(tmp_path / "missing").restore_newest(LIKE) is None
-    Store(tmp_path, keep=1).close()
+    CheckpointStore(tmp_path, keep=1).close()
     assert Reader(tmp_path).restore_newest(LIKE) is None
 
 
@@ -128,7 +128,7 @@ def test_a_damaged_record_is_passed_over_and_its_files_are_kept_until_the_next_c
     found = Reader(folder).restore_newest(LIKE)
     assert found is not None
     assert (found.step, [skipped.commit for skipped in found.skipped]) == (20, [4])
-    with Store(folder, keep=3) as store:
+    with CheckpointStore(folder, keep=3) as store:
         assert list(folder.glob("30-*")) != [], "perhaps a person can still save it"
         store.save(30, state_of(30), {"step": 30})
         store.wait()
@@ -148,14 +148,14 @@ def test_records_that_changed_places_are_found(folder: Path) -> None:
 
 def test_restoring_a_damaged_step_by_name_raises(folder: Path) -> None:
     flip(files_of(folder, 30)[0])
-    with pytest.raises(Damaged, match="step 30 is damaged") as error:
+    with pytest.raises(Damaged, match=r"30.*E-CHECKPOINT-007") as error:
         Reader(folder).restore(30, LIKE)
     assert "step 20" in error.value.fix
 
 
 def test_another_model_is_no_reason_to_fall_back(folder: Path) -> None:
     other = {**LIKE, "params": {"w": jax.ShapeDtypeStruct((64, 65), jnp.float32, sharding=LIKE["step"].sharding)}}
-    with pytest.raises(UserError, match="step 30 is of another model"):
+    with pytest.raises(UserError, match=r"30.*E-CHECKPOINT-008"):
         Reader(folder).restore_newest(other)
 
 
@@ -166,21 +166,21 @@ def test_weights_alone_are_verified_and_the_newest_good_step_is_named(folder: Pa
     assert newest_step(folder) == 20
     with pytest.raises(Damaged):
         restore_weights(folder, 30, LIKE["params"])
-    with pytest.raises(UserError, match="another model") as error:
+    with pytest.raises(UserError, match="E-CHECKPOINT-008") as error:
         restore_weights(folder, 20, LIKE["params"], part="average")
     assert "average.w: nothing in the checkpoint" in error.value.why
-    with pytest.raises(UserError, match="no checkpoint yet"):
+    with pytest.raises(UserError, match="E-CHECKPOINT-013"):
         newest_step(folder / "none")
 
 
 def test_a_checkpoint_is_chosen_by_its_loss_or_its_step(tmp_path: Path) -> None:
-    with Store(tmp_path, keep=4) as store:
+    with CheckpointStore(tmp_path, keep=4) as store:
         for step, loss in ((10, 2.0), (20, 1.5), (30, float("nan")), (40, 1.7)):
             store.save(step, state_of(step), {"loss": loss})
     assert [chosen_step(tmp_path, which) for which in ("newest", "best", "10")] == [40, 20, 10]
-    with pytest.raises(UserError, match="no checkpoint of step 11"):
+    with pytest.raises(UserError, match=r"11.*E-CHECKPOINT-003"):
         chosen_step(tmp_path, "11")
-    with Store(tmp_path / "other", keep=1) as store:
+    with CheckpointStore(tmp_path / "other", keep=1) as store:
         store.save(10, state_of(10), {})
-    with pytest.raises(UserError, match="a loss to choose the best by"):
+    with pytest.raises(UserError, match="E-CHECKPOINT-014"):
         chosen_step(tmp_path / "other", "best")

@@ -20,11 +20,11 @@ import optax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from forerun.checkpoint import place
 from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.retention import Retention
-from forerun.checkpoint.store import SaveFailed, Store, TakenOver
+from forerun.checkpoint.storage import place
+from forerun.checkpoint.store import CheckpointStore, SaveFailed, TakenOver
 from forerun.errors import UserError
 
 
@@ -72,7 +72,7 @@ def folders(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "commits")
 
 
-def ended(store: Store) -> None:
+def ended(store: CheckpointStore) -> None:
     """Return when nothing goes on in the background, without asking the store."""
     for thread in threading.enumerate():
         if thread.name == "checkpoint":
@@ -101,10 +101,10 @@ def files_of_at_most(limit_bytes: int) -> Iterator[None]:
 
 def test_state_and_record_come_back_with_types_and_bits(tmp_path: Path) -> None:
     state, record = made(), {"data": {"step": 3}, "program": "3f2a", "share": 0.1}
-    with Store(tmp_path / "checkpoints", keep=2) as store:
+    with CheckpointStore(tmp_path / "checkpoints", keep=2) as store:
         assert store.newest() is None
         store.save(3, state, record)
-    with Store(tmp_path / "checkpoints", keep=2) as store:
+    with CheckpointStore(tmp_path / "checkpoints", keep=2) as store:
         assert (store.steps(), store.newest()) == ([3], 3)
         assert store.record(3) == record
         restored = store.restore(3, like(state))
@@ -125,7 +125,7 @@ def test_restore_onto_other_shardings(tmp_path: Path) -> None:
     saved = jax.device_put(state, spread(wide, PartitionSpec(None, "fsdp")))
     target = spread(tall, PartitionSpec("data", None, "tp"))
     wanted = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, target)
-    with Store(tmp_path, keep=1) as store:
+    with CheckpointStore(tmp_path, keep=1) as store:
         store.save(1, saved, {})
         store.wait()
         restored = store.restore(1, wanted)
@@ -137,7 +137,7 @@ def test_restore_onto_other_shardings(tmp_path: Path) -> None:
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
-    with Store(tmp_path, keep=2) as store:
+    with CheckpointStore(tmp_path, keep=2) as store:
         for step in (5, 20, 100):
             store.save(step, {"x": jnp.full(3, step)}, {"step": step})
         store.wait()
@@ -150,7 +150,7 @@ def test_only_the_newest_are_kept(tmp_path: Path) -> None:
 def test_the_saved_state_may_be_donated_at_once(tmp_path: Path) -> None:
     step = jax.jit(lambda tree: jax.tree.map(lambda x: x + 1, tree), donate_argnums=0)
     state = {"x": jnp.zeros((512, 1024), jnp.int32)}
-    with Store(tmp_path, keep=4) as store:
+    with CheckpointStore(tmp_path, keep=4) as store:
         for number in range(4):
             store.save(number, state, {})
             state = step(state)
@@ -179,10 +179,10 @@ def test_the_saved_state_may_be_donated_at_once(tmp_path: Path) -> None:
 )
 def test_another_model_is_named_by_its_first_differing_leaf(tmp_path: Path, change: Any, words: str) -> None:
     state = made()
-    with Store(tmp_path, keep=1) as store:
+    with CheckpointStore(tmp_path, keep=1) as store:
         store.save(1, state, {})
         store.wait()
-        with pytest.raises(UserError, match="another model or optimizer") as error:
+        with pytest.raises(UserError, match="E-CHECKPOINT-008") as error:
             store.restore(1, like(change(state)))
     assert words in error.value.why
 
@@ -191,17 +191,17 @@ def test_a_failed_save_is_raised_by_the_next_call_and_leaves_the_rest_intact(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     state = {"x": jax.random.normal(jax.random.key(0), (512, 512))}
-    store = Store(tmp_path, keep=2)
+    store = CheckpointStore(tmp_path, keep=2)
     store.save(1, state, {})
     store.wait()
     for call in (lambda: store.save(3, state, {}), store.wait, store.close):
         with files_of_at_most(1 << 16):
             store.save(2, state, {})
-            with pytest.raises(UserError, match="step 2 was not saved") as error:
+            with pytest.raises(UserError, match=r"2.*E-CHECKPOINT-017") as error:
                 call()
-        assert "step 1 is whole" in error.value.fix
+        assert "resumes from step 1" in error.value.fix
         assert store.steps() == [1]
-    with Store(tmp_path, keep=2) as store:
+    with CheckpointStore(tmp_path, keep=2) as store:
         store.save(2, state, {})
         store.wait()
         assert store.steps() == [1, 2]
@@ -213,7 +213,7 @@ def test_a_failed_save_is_raised_by_the_next_call_and_leaves_the_rest_intact(
 
 def test_saving_goes_on_after_a_failure(tmp_path: Path) -> None:
     state = {"x": jax.random.normal(jax.random.key(0), (512, 512))}
-    with Store(tmp_path, keep=2) as store:
+    with CheckpointStore(tmp_path, keep=2) as store:
         with files_of_at_most(1 << 16):
             store.save(2, state, {})
             with pytest.raises(UserError):
@@ -225,18 +225,18 @@ def test_saving_goes_on_after_a_failure(tmp_path: Path) -> None:
 
 def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
     state = {"x": jnp.ones(4)}
-    with Store(tmp_path, keep=2) as store:
+    with CheckpointStore(tmp_path, keep=2) as store:
         store.save(1, state, {})
         store.save(2, state, {})
         store.wait()
-        with pytest.raises(UserError, match="no checkpoint of step 9") as error:
+        with pytest.raises(UserError, match=r"9.*E-CHECKPOINT-003") as error:
             store.restore(9, like(state))
         assert "1, 2" in error.value.why
 
 
 def test_check_raises_a_failure_as_soon_as_it_is_there_and_removes_its_files(tmp_path: Path) -> None:
     state = {"x": jax.random.normal(jax.random.key(0), (512, 512))}
-    with Store(tmp_path, keep=2) as store:
+    with CheckpointStore(tmp_path, keep=2) as store:
         store.check()
         store.save(1, state, {})
         store.wait()
@@ -245,7 +245,7 @@ def test_check_raises_a_failure_as_soon_as_it_is_there_and_removes_its_files(tmp
             store.save(2, state, {})
             ended(store)
         assert len(folders(tmp_path)) == 1, "removed before the failure is told"
-        with pytest.raises(SaveFailed, match="step 2 was not saved"):
+        with pytest.raises(SaveFailed, match=r"2.*E-CHECKPOINT-017"):
             store.check()
         store.check()
         store.save(2, state, {})
@@ -256,14 +256,14 @@ def test_check_raises_a_failure_as_soon_as_it_is_there_and_removes_its_files(tmp
 def test_a_failure_of_the_record_itself_leaves_nothing_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of its writing, and of making its name last, when whether it would is not known."""
     state = {"x": jnp.ones(4)}
-    with Store(tmp_path, keep=2) as store:
+    with CheckpointStore(tmp_path, keep=2) as store:
         store.save(1, state, {})
         store.wait()
         for name in ("_write", "sync_folder"):
             with monkeypatch.context() as patch:
                 patch.setattr(place, name, failing_for(tmp_path / "commits", getattr(place, name)))
                 store.save(2, state, {})
-                with pytest.raises(SaveFailed, match="step 2 was not saved") as error:
+                with pytest.raises(SaveFailed, match=r"2.*E-CHECKPOINT-017") as error:
                     store.wait()
             assert "Input/output error" in error.value.why
             assert (store.steps(), len(folders(tmp_path))) == ([1], 1)
@@ -276,13 +276,13 @@ def test_a_failure_of_the_record_itself_leaves_nothing_either(tmp_path: Path, mo
 def test_an_owner_that_was_replaced_cannot_commit(tmp_path: Path) -> None:
     """Whether it wakes up between two saves or in the middle of one; and the new one's files are not touched."""
     state = {"x": jnp.ones(4)}
-    first = Store(tmp_path, keep=1, owner="first")
+    first = CheckpointStore(tmp_path, keep=1, owner="first")
     first.save(1, state, {})
     first.wait()
-    second = Store(tmp_path, keep=1, owner="second")
+    second = CheckpointStore(tmp_path, keep=1, owner="second")
     assert second.fence > first.fence
     first.save(2, state, {})
-    with pytest.raises(TakenOver, match="step 2 was not saved") as error:
+    with pytest.raises(TakenOver, match=r"2.*E-CHECKPOINT-012") as error:
         first.wait()
     assert "by second" in error.value.why
     assert (first.steps(), second.steps(), len(folders(tmp_path))) == ([1], [1], 1)
@@ -311,12 +311,12 @@ def test_an_owner_replaced_while_its_save_is_under_way(
         assert awake.wait(60)
         return files or manifest_of(*arguments)
 
-    first = Store(tmp_path, keep=1)
+    first = CheckpointStore(tmp_path, keep=1)
     with monkeypatch.context() as patch:
         patch.setattr("forerun.checkpoint.store.manifest_of", slowly)
         first.save(7, state, {})
         assert asleep.wait(60)
-    second = Store(tmp_path, keep=1)
+    second = CheckpointStore(tmp_path, keep=1)
     second.save(5, state, {})
     second.wait()
     awake.set()
@@ -327,7 +327,7 @@ def test_an_owner_replaced_while_its_save_is_under_way(
 
 def test_looking_takes_nothing_over(tmp_path: Path) -> None:
     state = {"x": jnp.ones(4)}
-    with Store(tmp_path, keep=2) as store:
+    with CheckpointStore(tmp_path, keep=2) as store:
         store.save(1, state, {})
         store.wait()
         before = sorted((tmp_path / "commits").iterdir())
@@ -342,7 +342,7 @@ def test_looking_takes_nothing_over(tmp_path: Path) -> None:
 
 def test_leftovers_of_former_owners_are_removed_and_nothing_else(tmp_path: Path) -> None:
     state = {"x": jnp.ones(4)}
-    with Store(tmp_path, keep=2) as store:
+    with CheckpointStore(tmp_path, keep=2) as store:
         store.save(1, state, {})
     ours = ("9-1-7", "9-1-7.orbax-checkpoint-tmp", "commits/000000000002.json.0a1b2c3d.part")
     foreign = ("notes", "9-77-1", "9", "old-1-1-1")
@@ -352,14 +352,14 @@ def test_leftovers_of_former_owners_are_removed_and_nothing_else(tmp_path: Path)
     part = tmp_path / ours[2]
     shutil.rmtree(part)
     part.write_text("half a rec")
-    Store(tmp_path, keep=2).close()
+    CheckpointStore(tmp_path, keep=2).close()
     assert {path.name for path in tmp_path.iterdir()} == {"1-1-1", "commits", *foreign}
     assert not part.exists()
 
 
 def test_what_lay_ahead_of_a_rewind_goes_with_the_next_save(tmp_path: Path) -> None:
     """Newest is the highest commit number, whatever the steps and the files' times are."""
-    with Store(tmp_path, keep=3) as store:
+    with CheckpointStore(tmp_path, keep=3) as store:
         for step in (10, 20, 30):
             store.save(step, {"x": jnp.full(3, step)}, {"life": 1})
         store.wait()
@@ -374,7 +374,7 @@ def test_what_lay_ahead_of_a_rewind_goes_with_the_next_save(tmp_path: Path) -> N
 
 def test_the_best_and_every_so_many_stay(tmp_path: Path) -> None:
     losses = {10: 3.0, 20: 1.0, 30: 2.0, 40: math.nan, 50: 4.0, 60: 2.5}
-    with Store(tmp_path, keep=Retention(last=1, every=30, best=1)) as store:
+    with CheckpointStore(tmp_path, keep=Retention(last=1, every=30, best=1)) as store:
         for step, loss in losses.items():
             store.save(step, {"x": jnp.ones(2)}, {"loss": loss})
         store.wait()
@@ -386,13 +386,13 @@ def test_folders_of_steps_without_records_are_named_and_left_alone(tmp_path: Pat
     for name in ("100", "200-3-1"):
         folder = tmp_path / name
         (folder / name).mkdir(parents=True)
-        with pytest.raises(UserError, match="without commit records") as error:
-            Store(folder, keep=1)
+        with pytest.raises(UserError, match="E-CHECKPOINT-005") as error:
+            CheckpointStore(folder, keep=1)
         assert name in error.value.why
         assert [path.name for path in folder.iterdir()] == [name]
 
 
 def test_other_users_of_the_same_log_are_heard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    Store(tmp_path, keep=1).close()
+    CheckpointStore(tmp_path, keep=1).close()
     logging.getLogger("absl").warning("not from the store")
     assert [record.getMessage() for record in caplog.records] == ["not from the store"]

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from forerun.checkpoint.tree import Difference, Leaf, first_difference
+from forerun.checkpoint.tree import Difference, SavedLeaf, first_difference
 
 
 def saved(shape: tuple[int, ...], dtype: Any = "float32") -> SimpleNamespace:
@@ -21,12 +21,12 @@ def test_equal_trees_have_no_difference_whatever_their_containers() -> None:
 def test_the_first_in_the_jobs_order_is_named() -> None:
     job = {"a": jnp.ones(2), "b": jnp.ones(3, jnp.bfloat16)}
     found = first_difference({"b": saved((4,)), "a": saved((1,)), "c": saved(())}, job)
-    assert found == Difference("a", Leaf((1,), "float32"), Leaf((2,), "float32"))
+    assert found == Difference("a", SavedLeaf((1,), "float32"), SavedLeaf((2,), "float32"))
     found = first_difference({"a": saved((2,)), "b": saved((3,))}, job)
-    assert found == Difference("b", Leaf((3,), "float32"), Leaf((3,), "bfloat16"))
+    assert found == Difference("b", SavedLeaf((3,), "float32"), SavedLeaf((3,), "bfloat16"))
 
 
 def test_leaves_of_one_side_only() -> None:
-    assert first_difference({}, {"a": jnp.ones(2)}) == Difference("a", None, Leaf((2,), "float32"))
-    assert first_difference({"a": saved((2,))}, {}) == Difference("a", Leaf((2,), "float32"), None)
-    assert str(Leaf((2, 3), "bfloat16")) == "bfloat16[2,3]"
+    assert first_difference({}, {"a": jnp.ones(2)}) == Difference("a", None, SavedLeaf((2,), "float32"))
+    assert first_difference({"a": saved((2,))}, {}) == Difference("a", SavedLeaf((2,), "float32"), None)
+    assert str(SavedLeaf((2, 3), "bfloat16")) == "bfloat16[2,3]"

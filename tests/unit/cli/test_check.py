@@ -50,8 +50,8 @@ def test_every_key_is_shown_with_value_and_origin(job: str, capsys: Capture) -> 
     assert rows["model.name"] == ("qwen3-0.6b", "job.yaml:1")
     assert rows["optimizer.lr"] == ("8.0e-05", "command line")
     assert rows["optimizer.clip"] == ("1.0", "default: 1.0 stops rare spikes")
-    assert rows["optimizer.ema"] == ("-", "default: off: costs one more copy")
-    assert rows["remat.policy"] == ("full", "default: smallest that needs no host")
+    assert rows["optimizer.ema"] == ("-", "default: off: it needs another copy of the weights")
+    assert rows["remat.policy"] == ("full", "default: the least memory without offloading")
     assert [line for line in config.splitlines() if line and line[0] != " "] == [
         *(
             "job",
@@ -110,7 +110,7 @@ def test_what_free_dimensions_bring(job: str, capsys: Capture) -> None:
     assert rows["model.mlp"] == ("256", "default: 8/3 embed, in whole 64s")
     assert rows["model.vocab"] == ("384", "default: the tokenizer's, in whole 128s")
     assert rows["devices"] == ("1", "default: all of v6e-1")
-    assert rows["micro_batch"] == ("8", "derived: batch 8 / 1 device, all at once")
+    assert rows["micro_batch"] == ("8", "derived: batch 8 / 1 device, no accumulation")
     assert rows["steps"] == ("13", "derived: 1 epoch x 12.5 steps, rounded up")
     assert rows["epochs"] == ("1", "default: neither steps nor epochs is given")
     assert rows["loss_chunk"][0] == "32"
@@ -128,9 +128,10 @@ def test_a_class_of_the_users_own(job: str, capsys: Capture) -> None:
     assert not {"model.layers", "model.heads"} & set(rows)
     found = derived_of(out)
     assert "attention kernel" not in found
-    assert "of them are trained" in found["parameters"][1]
+    assert found["method"][0] == "none"
+    assert found["trainable"] != found["parameters"], "the recurrent weights of a reservoir do not learn"
     assert main(["check", "--all", str(example), "model.options.leek=1", "device=cpu"]) == 2
-    assert "does not take these options" in capsys.readouterr().err
+    assert "does not accept these options" in capsys.readouterr().err
 
 
 def test_a_model_that_does_not_fit_the_mesh_is_told_below_the_values(job: str, capsys: Capture) -> None:
@@ -185,9 +186,9 @@ def test_devices_that_are_here_and_their_warning(job: str, capsys: Capture, monk
     device = types.SimpleNamespace(device_kind="cpu")
     asked: list[tuple[object, object]] = []
 
-    def choose(wanted: object, count: object) -> devices.Chosen:
+    def choose(wanted: object, count: object) -> devices.DeviceChoice:
         asked.append((wanted, count))
-        return devices.Chosen(
+        return devices.DeviceChoice(
             platform="cpu", devices=(device, device), reason="the second choice", warning="no TPU, so cpu"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
+import re
 import types
 from collections.abc import Iterator
 from functools import cache
@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from forerun.api.jobs import warn
 from forerun.cli.main import main
-from forerun.cli.source import warn
 from forerun.generate.engine import Engine
 from forerun.hardware.mesh import MeshShape
 
@@ -79,17 +79,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             template_origin=None,
             turn_stop=(),
             special_tokens=False,
+            step=None,
             **parts(),
         )
 
-    module = types.ModuleType("forerun.loop.loaded")
-    module.load_model = load_model  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "forerun.loop.loaded", module)
-    import forerun.loop
-
-    monkeypatch.setattr(forerun.loop, "loaded", module, raising=False)
-    monkeypatch.setattr("forerun.loop.compilation.use_cache", lambda: None)
-    monkeypatch.setattr("forerun.generate.engine.Engine", lambda *_, **__: engine())
+    monkeypatch.setattr("forerun.api.language_model.load_weights", load_model)
+    monkeypatch.setattr("forerun.api.language_model.use_cache", lambda: None)
+    monkeypatch.setattr("forerun.api.language_model.Engine", lambda *_, **__: engine())
     return calls
 
 
@@ -157,8 +153,8 @@ def test_progress_says_how_long(asked: list[dict[str, Any]], tmp_path: Path, cap
     assert main(["generate", "tiny", "--batch", str(file), "--rows", "2", "--max-tokens", "4", *COLD]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert [line.split(",")[0] for line in lines[-2:]] == ["2/3 answers", "3/3 answers"]
-    assert lines[-2].endswith(" to go")
-    assert lines[-1].endswith(" in all")
+    assert re.fullmatch(r"2/3 answers, \d+ tokens/s, eta [\d.]+ m?s", lines[-2])
+    assert re.fullmatch(r"3/3 answers, \d+ tokens/s, [\d.]+ m?s", lines[-1])
 
 
 @pytest.mark.parametrize(
@@ -202,7 +198,7 @@ def test_an_output_of_other_questions_is_not_touched(
         (["--batch", "nowhere.jsonl"], "--batch nowhere.jsonl cannot be read"),
         (["a", "--mesh", "2x2"], "--mesh 2x2 is not a mesh"),
         (["a", "--temperature", "-1"], "temperature -1.0 cannot be used"),
-        (["a", "--top-p", "3"], "top-p 3.0 is not a share"),
+        (["a", "--top-p", "3"], "top-p 3.0 is not a probability"),
         (["a", "--max-tokens", "0"], "forerun generate: argument --max-tokens: '0' is not a number from 1 on"),
         ([""], "the prompt is empty"),
     ],
@@ -242,18 +238,18 @@ def test_a_conversation(asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyP
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(
     asked: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    from forerun.generate.writing import Writing
+    from forerun.generate.writing import TextGeneration
 
-    whole = Writing.__iter__
+    whole = TextGeneration.__iter__
 
-    def interrupted(self: Writing) -> Iterator[tuple[int, str]]:
+    def interrupted(self: TextGeneration) -> Iterator[tuple[int, str]]:
         for number, piece in enumerate(whole(self)):
             yield piece
             if number == 2:
-                monkeypatch.setattr(Writing, "__iter__", whole)
+                monkeypatch.setattr(TextGeneration, "__iter__", whole)
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(Writing, "__iter__", interrupted)
+    monkeypatch.setattr(TextGeneration, "__iter__", interrupted)
     talk(["Hello", "More"], monkeypatch)
     assert main(["chat", "tiny", "--max-tokens", "8", *COLD]) == 0
     first, second = capsys.readouterr().out.splitlines()
@@ -290,7 +286,7 @@ def test_a_turn_ends_at_its_text_in_messages_alone(
     asked: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     whole = generate(["[user]Hi[a]", "--max-tokens", "12"], capsys).strip()
-    monkeypatch.setattr("forerun.cli.source.Source.turn_stop", (whole[4:7],))
+    monkeypatch.setattr("forerun.api.language_model.LanguageModel.turn_stop", (whole[4:7],))
     file = tmp_path / "in.jsonl"
     messages = [{"role": "user", "content": "Hi"}]
     file.write_text(json.dumps({"messages": messages}) + "\n" + json.dumps({"prompt": "[user]Hi[a]"}) + "\n")

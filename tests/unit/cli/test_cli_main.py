@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from forerun import __version__
 from forerun.cli.main import main
 from forerun.errors import UserError
+from forerun.version import __version__
 
 Capture = pytest.CaptureFixture[str]
 Fake = Callable[[Callable[[argparse.Namespace], int]], None]
@@ -55,44 +55,46 @@ def test_version(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "what", "fix"),
+    ("words", "code", "fix"),
     [
-        (["trian", "job.yaml"], "unknown command 'trian'", "did you mean 'forerun train'?"),
-        (["xyzzy"], "unknown command 'xyzzy'", "see: forerun --help"),
-        (["job.yaml"], "unknown command 'job.yaml'", "did you mean 'forerun train job.yaml'?"),
-        (["--verson"], "unknown option '--verson'", "did you mean '--version'?"),
-        (["plan", "job.yaml", "--jsn", "--on", "v5e-8"], "unknown option '--jsn'", "did you mean '--json'?"),
-        (["train"], "forerun train: the following arguments are required: JOB", "see: forerun train --help"),
+        (["trian", "job.yaml"], "E-COMMAND-016", "'forerun train'"),
+        (["xyzzy"], "E-COMMAND-016", "forerun --help"),
+        (["job.yaml"], "E-COMMAND-016", "'forerun train job.yaml'"),
+        (["--verson"], "E-COMMAND-015", "'--version'"),
+        (["plan", "job.yaml", "--jsn", "--on", "v5e-8"], "E-COMMAND-025", "'--json'"),
+        (["train"], "E-COMMAND-023", "forerun train --help"),
         (
             ["cache", "job.yaml", "--host", "0/2"],
-            "forerun cache runs on one host",
-            "leave it out, and start forerun cache on one of them",
+            "E-COMMAND-024",
+            "forerun cache",
         ),
-        (["train", "job.yaml", "--fres"], "unknown option '--fres'", "did you mean '--fresh'?"),
-        (["train", "job.yaml", "--steps", "10"], "unknown option '--steps'", "did you mean 'steps=10'?"),
-        (["plan", "job.yaml", "--steps=10"], "unknown option '--steps=10'", "did you mean 'steps=10'?"),
-        (["train", "--lr", "3e-4", "job.yaml"], "unknown option '--lr'", "did you mean 'optimizer.lr=3e-4'?"),
+        (["train", "job.yaml", "--fres"], "E-COMMAND-025", "'--fresh'"),
+        (["train", "job.yaml", "--steps", "10"], "E-COMMAND-025", "'steps=10'"),
+        (["plan", "job.yaml", "--steps=10"], "E-COMMAND-025", "'steps=10'"),
+        (["train", "--lr", "3e-4", "job.yaml"], "E-COMMAND-025", "'optimizer.lr=3e-4'"),
         (
             ["train", "job.yaml", "--learning-rate", "--fresh"],
-            "unknown option '--learning-rate'",
-            "did you mean 'optimizer.lr=...'?",
+            "E-COMMAND-025",
+            "'optimizer.lr=...'",
         ),
         (
             ["check", "job.yaml", "--model", "owner/name"],
-            "unknown option '--model'",
-            "did you mean 'model=owner/name'?",
+            "E-COMMAND-025",
+            "'model=owner/name'",
         ),
-        (["export", "runs/x", "--to", "y", "--steps", "10"], "unknown option '--steps'", "did you mean '--step'?"),
-        (["hardware", "chip"], "there is no table 'chip'", "did you mean 'chips'?"),
-        (["doctor", "now"], "unknown word 'now'", "see: forerun doctor --help"),
+        (["export", "runs/x", "--to", "y", "--steps", "10"], "E-COMMAND-025", "'--step'"),
+        (["hardware", "chip"], "E-COMMAND-013", "'chips'"),
+        (["doctor", "now"], "E-COMMAND-025", "forerun doctor --help"),
     ],
 )
-def test_wrong_words_are_the_users_mistake(words: list[str], what: str, fix: str, capsys: Capture) -> None:
+def test_wrong_words_are_the_users_mistake(words: list[str], code: str, fix: str, capsys: Capture) -> None:
     assert main(words) == 2
     out, err = capsys.readouterr()
     assert out == ""
     first, *_, last = err.splitlines()
-    assert (first, last) == (f"error: {what}", f"  fix: {fix}")
+    assert first.endswith(f"  [{code}]")
+    assert last.startswith("  fix: ")
+    assert fix in last
 
 
 def test_a_command_gets_its_words_and_gives_the_exit_code(fake_train: Fake) -> None:
@@ -104,11 +106,14 @@ def test_a_command_gets_its_words_and_gives_the_exit_code(fake_train: Fake) -> N
 
 def test_a_users_mistake_has_no_traceback_unless_asked(fake_train: Fake, capsys: Capture) -> None:
     def run(args: argparse.Namespace) -> int:
-        raise UserError("no TPU", why="none is attached", fix="set device=cpu")
+        raise UserError("E-HARDWARE-999", "no TPU", why="none is attached", fix="set device=cpu")
 
     fake_train(run)
     assert main(["train", "job.yaml"]) == 2
-    assert capsys.readouterr() == ("", "error: no TPU\n  why: none is attached\n  fix: set device=cpu\n")
+    assert capsys.readouterr() == (
+        "",
+        "error: no TPU  [E-HARDWARE-999]\n  why: none is attached\n  fix: set device=cpu\n",
+    )
     for words in (["--debug", "train", "job.yaml"], ["train", "job.yaml", "--debug"]):
         assert main(words) == 2
         err = capsys.readouterr().err
@@ -208,5 +213,7 @@ def test_trouble_with_a_disk_is_not_a_bug(fake_train: Fake, capsys: Capture) -> 
     fake_train(full)
     assert main(["train", "job.yaml"]) == 74
     said = capsys.readouterr().err
-    assert said.startswith("error: runs/tale/metrics.jsonl cannot be written or read\n  why: No space left on device\n")
+    assert "runs/tale/metrics.jsonl" in said.splitlines()[0]
+    assert said.splitlines()[0].endswith("[E-COMMAND-017]")
+    assert "No space left on device" in said.splitlines()[1]
     assert "bug" not in said

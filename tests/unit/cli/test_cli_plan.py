@@ -11,11 +11,10 @@ import pytest
 
 from forerun.cli.main import main
 from forerun.errors import UserError
-from forerun.plan import answers as compilers
-from forerun.plan.memory import MemoryReport
-from forerun.plan.question import Question
-from forerun.plan.step_time import StepTime
-from forerun.plan.verdict import Verdict
+from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.time.step_time import StepTime
 from forerun.units import GIB, Bytes, Seconds
 
 JOB = "model: qwen3-0.6b\ndata: nothing\nbatch: 32\nsteps: 1000\n"
@@ -28,22 +27,22 @@ class Compiler:
         self.rounds: list[list[str]] = []
         self.too_small: set[str] = set()
 
-    def answers(self, questions: Sequence[Question], on_phase: Any, judge: Any) -> list[Verdict]:
+    def answers(self, questions: Sequence[CompileRequest], on_phase: Any, judge: Any) -> list[FitResult]:
         self.rounds.append([question.slice.name for question in questions])
         return [self.verdict(question) for question in questions]
 
-    def verdict(self, question: Question) -> Verdict:
+    def verdict(self, question: CompileRequest) -> FitResult:
         fits = question.slice.name not in self.too_small
         memory = MemoryReport(*(Bytes(n * GIB) for n in (5 if fits else 500, 1, 2, 0, 0)))
         step = StepTime(1.0 / question.slice.chips, {"matmul": 1.0 / question.slice.chips}) if fits else None
         ledger = {"weights": Bytes(GIB), "optimizer": Bytes(2 * GIB), "gradients": Bytes(memory.working_bytes)}
-        return Verdict(question, memory, fits, Seconds(1), "x", "mesh", 1e14, 1 << 15, ledger, step)
+        return FitResult(question, memory, fits, Seconds(1), "x", "mesh", 1e14, 1 << 15, ledger, step)
 
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
-    monkeypatch.setattr(compilers, "answers", made.answers)
+    monkeypatch.setattr("forerun.api.planning.answers", made.answers)
     return made
 
 
@@ -130,16 +129,21 @@ def test_a_slice_on_which_the_program_cannot_be_built_has_a_row(
     """The error comes from the compiler's process, such as a kernel that a generation does not have."""
     made = Compiler()
 
-    def judge(question: Question, *rest: Any) -> Verdict:
+    def judge(question: CompileRequest, *rest: Any) -> FitResult:
         if question.slice.name == "v3-8":
-            raise UserError("v3-8: no such kernel", why="v3 lacks it", fix="attention=xla")
+            raise UserError("E-PLAN-999", "v3-8: no such kernel", why="v3 lacks it", fix="attention=xla")
         return made.verdict(question)
 
-    monkeypatch.setattr("forerun.plan.cache.cached_verdict", judge)
+    monkeypatch.setattr("forerun.api.planning.cached_fit_result", judge)
     page = tmp_path / "plan.html"
     assert main(["plan", job, "--on", "v3-8,v6e-1", "--json", "--html", str(page)]) == 0
     rows = {row["slice"]: row for row in json.loads(capsys.readouterr().out)["slices"]}
-    assert rows["v3-8"]["error"] == {"what": "no such kernel", "why": "v3 lacks it", "fix": "attention=xla"}
+    assert rows["v3-8"]["error"] == {
+        "code": "E-PLAN-999",
+        "what": "no such kernel",
+        "why": "v3 lacks it",
+        "fix": "attention=xla",
+    }
     assert rows["v6e-1"]["fits"]
     assert "v3-8 cannot run the job: no such kernel" in page.read_text("utf-8")
     assert main(["plan", job, "--on", "v3-8"]) == 2

@@ -22,6 +22,7 @@ SURFACE = {
     " --json",
     "doctor": "--smoke",
     "hardware": "TABLE --prices --zone",
+    "explain": "CODE",
     "schema": "--output",
 }
 EVERYWHERE = {"-h", "--help", "--debug"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forerun.config.addresses import check_addresses, check_arguments
-from forerun.errors import UserError
+from forerun.errors import JobValueError, UserError
 
 SIGNED = [
     "X-Amz-Algorithm=AWS4-HMAC-SHA256&X-Amz-Credential=SECRET&X-Amz-Signature=SECRET",  # S3
@@ -24,8 +24,9 @@ SIGNED = [
 
 @pytest.mark.parametrize("query", SIGNED)
 def test_a_signed_url_is_rejected_and_not_shown(query: str) -> None:
-    with pytest.raises(ValueError, match="credential") as caught:
+    with pytest.raises(JobValueError) as caught:
         check_addresses({"any": [f"https://host/file.jsonl?{query}"]}, "data.path")
+    assert caught.value.code == "E-JOB-023"
     assert "SECRET" not in str(caught.value)
     with pytest.raises(UserError):
         check_arguments(["model", f"--data=https://host/file.txt?{query}"])

@@ -72,7 +72,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_in_a_folder")
 @pytest.mark.parametrize("name", ["../elsewhere", ".hidden", "a/b", "a b", "a\nb", "Bücher", "''"])
 def test_a_name_that_is_no_safe_folder_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match="is not a safe folder name") as caught:
+    with pytest.raises(UserError, match="E-JOB-046") as caught:
         load("job.yaml", [f'name="{name}"' if name != "''" else "name=''"])
     assert (caught.value.why, caught.value.fix) == ("command line sets name", "change name")
 
@@ -104,7 +104,7 @@ def test_a_mesh_axis_is_a_number_of_devices_or_the_rest(axis: str) -> None:
 @pytest.mark.usefixtures("_in_a_folder")
 def test_clipping_at_nothing_is_refused_and_null_is_none() -> None:
     for limit in ("0", "-1"):
-        with pytest.raises(UserError, match="is not greater than 0"):
+        with pytest.raises(UserError, match=r"0.*E-JOB-020"):
             load("job.yaml", [f"optimizer.clip={limit}"])
     assert load("job.yaml", ["optimizer.clip=null"]).job.optimizer.clip is None
 

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from forerun.config import keys
-from forerun.config.load import Loaded, Origin, dump, json_schema, load, values
+from forerun.config.load import LoadedJob, Origin, dump, json_schema, load, values
 from forerun.config.schema import Job
 from forerun.errors import UserError
 
-Load = Callable[..., Loaded]
+Load = Callable[..., LoadedJob]
 SMALL = "model: qwen3-0.6b\ndata: texts\n"
 
 
 @pytest.fixture
 def load_text(tmp_path: Path) -> Load:
-    def run(text: str, *overrides: str) -> Loaded:
+    def run(text: str, *overrides: str) -> LoadedJob:
         file = tmp_path / "job.yaml"
         file.write_text(text)
         return load(file, overrides)

@@ -77,8 +77,8 @@ def test_every_key_and_item_knows_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "words"),
     [
-        ("a: 1\nb: 2\na: 3\n", 3, "'a' stands twice, first on line 1"),
-        ("a:\n  b: 1\n  b: 2\n", 3, "'b' stands twice, first on line 2"),
+        ("a: 1\nb: 2\na: 3\n", 3, "'a' appears twice, first on line 1"),
+        ("a:\n  b: 1\n  b: 2\n", 3, "'b' appears twice, first on line 2"),
         ("a: 1\nb: !!python/name:os.system\n", 2, "tag"),
         ("a: 1\nb: !!int '3'\n", 2, "tag"),
         ("a: &x 1\nb: 2\n", 1, "anchors"),
@@ -107,10 +107,10 @@ def test_refused_texts_name_file_and_line(tmp_path: Path, text: str, line: int, 
 def test_bytes_that_are_not_utf8_and_empty_files_are_users_mistakes(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_bytes(b"name: \xff\xfe\n")
-    with pytest.raises(UserError, match="not UTF-8"):
+    with pytest.raises(UserError, match=r"UTF-8.*E-JOB-011"):
         read_file(file)
     file.write_text("# nothing\n")
-    with pytest.raises(UserError, match="is empty"):
+    with pytest.raises(UserError, match="E-JOB-009"):
         read_file(file)
     file.write_bytes("\ufeffname: ä\n".encode())
     assert read_file(file).tree == {"name": "ä"}
@@ -119,7 +119,7 @@ def test_bytes_that_are_not_utf8_and_empty_files_are_users_mistakes(tmp_path: Pa
 def test_depth_has_an_end(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("a: " + "[" * 5000 + "]" * 5000)
-    with pytest.raises(UserError, match="nested too deeply"):
+    with pytest.raises(UserError, match="E-JOB-017"):
         read_file(file)
 
 
@@ -131,7 +131,7 @@ def test_a_missing_file_suggests_its_neighbours(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         read_file(tmp_path / "quickstart")
     assert "quickstart.yaml" in caught.value.fix
-    with pytest.raises(UserError, match="is a folder"):
+    with pytest.raises(UserError, match="E-JOB-013"):
         read_file(tmp_path)
     with pytest.raises(UserError) as caught:
         read_file(tmp_path / "nowhere" / "job.yaml")

@@ -12,7 +12,7 @@ import xxhash
 
 from forerun.data import checked_json
 from forerun.data.blocks import BLOCK_BYTES, CACHED_PAGES, PAGE_BLOCKS, SUFFIX, BlockSums
-from forerun.data.ondisk import MANY, OnDisk
+from forerun.data.disk_array import MANY, DiskArray
 from forerun.errors import UserError
 
 NUMBERS = BLOCK_BYTES // 8
@@ -60,7 +60,7 @@ def test_the_checksums_do_not_depend_on_how_a_file_is_written(tmp_path: Path, si
 @pytest.mark.parametrize("resident_bytes", [0, 1 << 30])
 def test_it_answers_as_the_array_does(sorted_file: tuple[Path, str, np.ndarray], resident_bytes: int) -> None:
     file, root, plain = sorted_file
-    disk = pickle.loads(pickle.dumps(OnDisk(file, plain.dtype, root, resident_bytes)))
+    disk = pickle.loads(pickle.dumps(DiskArray(file, plain.dtype, root, resident_bytes)))
     chance = np.random.default_rng(1)
     for many in (1, 2, 100, MANY + 1):
         places = chance.integers(0, len(plain), many)
@@ -82,7 +82,7 @@ def test_a_flipped_byte_is_found_by_every_read_of_its_block_and_by_no_other(
         at, bit = int(chance.integers(file.stat().st_size)), int(chance.integers(8))
         block, number = at // BLOCK_BYTES, at // 8
         flip(file, at, bit)
-        disk = OnDisk(file, plain.dtype, root)
+        disk = DiskArray(file, plain.dtype, root)
         after = min((block + 1) * NUMBERS, len(plain))
         before, behind = disk.read(0, block * NUMBERS), disk.read(after, len(plain))
         assert np.array_equal(before, plain[: block * NUMBERS])
@@ -106,7 +106,7 @@ def test_bytes_that_change_after_they_were_compared_are_compared_again(
     sorted_file: tuple[Path, str, np.ndarray],
 ) -> None:
     file, root, plain = sorted_file
-    disk = OnDisk(file, plain.dtype, root)
+    disk = DiskArray(file, plain.dtype, root)
     assert np.array_equal(disk.read(0, len(plain)), plain)
     flip(file, 5 * BLOCK_BYTES)
     with pytest.raises(UserError):
@@ -124,20 +124,20 @@ def test_every_byte_of_the_checksums_is_compared(tmp_path: Path) -> None:
     per_block = BLOCK_BYTES // 2
     for at in [0, 7, 8 * PAGE_BLOCKS - 1, 8 * PAGE_BLOCKS, 8 * blocks - 1, *range(8 * blocks, 8 * (blocks + 2))]:
         flip(sums, at)
-        disk = OnDisk(file, plain.dtype, root)
+        disk = DiskArray(file, plain.dtype, root)
         page = at // (8 * PAGE_BLOCKS) if at < 8 * blocks else None
         for block, in_page in ((3, 0), (PAGE_BLOCKS + 1, 1)):
             start = block * per_block
             if page in (None, in_page):
-                with pytest.raises(UserError, match="sums is damaged"):
+                with pytest.raises(UserError, match="E-DATA-001"):
                     disk.read(start, start + 1)
             else:
                 assert np.array_equal(disk.read(start, start + per_block), plain[start : start + per_block])
         flip(sums, at)
     for change in (lambda: sums.write_bytes(sums.read_bytes()[:-1]), sums.unlink):
         change()
-        with pytest.raises(UserError, match="sums is damaged"):
-            OnDisk(file, plain.dtype, root).read(0, 1)
+        with pytest.raises(UserError, match="E-DATA-001"):
+            DiskArray(file, plain.dtype, root).read(0, 1)
 
 
 def test_a_file_of_many_pages(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_file_of_many_pages(tmp_path: Path) -> None:
     sums.update(bytes(PAGE_BLOCKS * BLOCK_BYTES - 5))
     beside, root = sums.finish()
     file.with_name(file.name + SUFFIX).write_bytes(beside)
-    disk = OnDisk(file, np.dtype("u1"), root)
+    disk = DiskArray(file, np.dtype("u1"), root)
     for _ in range(2):
         for page in range(1, pages):
             border = page * PAGE_BLOCKS * BLOCK_BYTES

@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-import multiprocessing
 import os
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +21,7 @@ PATIENCE_SECONDS = 60  # only a hang takes so long
 
 
 def source_of(trouble: Callable[[int], None] = lambda step: None) -> Any:
-    """Batches that say their step. The class is local, so that it travels to feeders by value."""
+    """Return a source of batches that contain their step. `trouble` is called before each one is built."""
 
     class Source:
         def batch_at(self, step: int) -> dict[str, Any]:
@@ -42,28 +39,14 @@ def told(batch: dict[str, Any]) -> int:
     return int(step)
 
 
-def gone(pid: int) -> bool:
-    """Sooner or later; a zombie that nobody has waited for is gone too."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    try:
-        return bool(select.select([handle], [], [], PATIENCE_SECONDS)[0])
-    finally:
-        os.close(handle)
+def feed_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("forerun-feed")]
 
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     yield
-    for process in multiprocessing.active_children():
-        process.join(PATIENCE_SECONDS)
-    assert multiprocessing.active_children() == []
-    for thread in threading.enumerate():
-        if thread.name.startswith(("forerun", "grain")):
-            thread.join(PATIENCE_SECONDS)
-            assert not thread.is_alive(), thread
+    assert feed_threads() == []
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 20), (7, 20), (1_000_000, 1_000_003), (5, 5)])
@@ -71,7 +54,6 @@ def test_batches_come_in_order_from_any_step(start: int, stop: int) -> None:
     with Feed(source_of(), told, start, stop) as feed:
         assert list(feed) == list(range(start, stop))
         assert list(feed) == []
-        assert feed.restarts == 0
 
 
 def test_it_runs_ahead_but_not_further() -> None:
@@ -140,104 +122,166 @@ def test_closing_early_ends_the_threads_and_the_batches() -> None:
         next(feed)
 
 
-def test_an_exception_of_the_consumer_leaves_no_process() -> None:
-    feeders: list[int] = []
-
+def test_an_exception_of_the_consumer_ends_the_threads() -> None:
     def consume() -> None:
-        with Feed(source_of(), told, 3, 10**9, feeders=2) as feed:
+        with Feed(source_of(), told, 3, 10**9) as feed:
             assert [next(feed) for _ in range(15)] == list(range(3, 18))
-            feeders.extend(feed.feeders)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         consume()
-    assert len(feeders) == 2
-    assert all(gone(pid) for pid in feeders)
+    assert feed_threads() == []
 
 
-@pytest.mark.timing
-def test_feeders_that_die_change_nothing_in_the_order(tmp_path: Path) -> None:
-    """One is killed, its successor leaves quietly (Grain itself would wait for ever), the third meets a bad row.
-
-    Each at its work, where it holds none of the locks that Grain shares with it: one that is lost with its holder
-    keeps a thread of this process for ever.
-    """
-    ends = {20: lambda: os.kill(os.getpid(), signal.SIGKILL), 30: lambda: os._exit(0)}
-
-    def trouble(step: int) -> None:
-        once = tmp_path / f"{step}"
-        if step in ends and not once.exists():
-            once.touch()
-            ends[step]()
-        if step == 50:
-            raise UserError("a.jsonl, line 7: no text", why="the value is 12", fix="mend the line")
-
-    with Feed(source_of(trouble), told, 4, 80, feeders=1) as feed:
-        steps = [next(feed) for _ in range(3)]
-        (victim,) = feed.feeders  # it runs ahead, but not to step 20
-        steps += [next(feed) for _ in range(43)]
-        assert steps == list(range(4, 50))
-        assert feed.restarts == 2
-        assert victim not in feed.feeders
-        with pytest.raises(UserError) as caught:
-            next(feed)
-        assert (caught.value.what, caught.value.why) == ("a.jsonl, line 7: no text", "the value is 12")
-        assert "in trouble" in caught.value.__notes__[0]
-        assert list(feed) == []
-
-
-@pytest.mark.timing
-def test_a_feeder_that_always_dies_is_told_with_its_signal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RESTARTS", 1)
+def test_the_user_error_of_a_batch_keeps_its_code_and_its_place() -> None:
+    """The build of step 2 fails before the consumer asks for step 0; the error is raised at step 2 with its frames."""
+    failed = threading.Event()
+    error = UserError("E-DATA-001", "train.tokens is damaged", why="block 3 differs", fix="remove its folder")
 
     def trouble(step: int) -> None:
         if step == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
+            failed.set()
+            raise error
 
-    with Feed(source_of(trouble), told, 2, 30, feeders=1) as feed:
-        with pytest.raises(UserError, match=r"step 2: .* died 2 times in a row") as caught:
+    with Feed(source_of(trouble), told, 0, 10) as feed:
+        assert failed.wait(PATIENCE_SECONDS)
+        assert [next(feed), next(feed)] == [0, 1]
+        with pytest.raises(UserError, match="E-DATA-001") as caught:
             next(feed)
-        assert "signal 9 (SIGKILL)" in caught.value.why
-        assert "memory" in caught.value.why
-        assert (feed.restarts, list(feed)) == (1, [])
+        assert caught.value is error
+        assert "trouble" in [frame.name for frame in caught.traceback]
+        assert list(feed) == []
 
 
-ORPHANS = """
-import sys
-import numpy as np
-from forerun.data.feed import Feed
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()])
+def test_an_exit_in_a_thread_reaches_the_consumer(raised: BaseException) -> None:
+    def trouble(step: int) -> None:
+        raise raised
+
+    with Feed(source_of(trouble), told, 0, 5) as feed, pytest.raises(type(raised)):
+        next(feed)
+
+
+def test_a_stop_iteration_of_a_batch_is_not_the_end_of_the_data() -> None:
+    def trouble(step: int) -> None:
+        if step == 1:
+            raise StopIteration
+
+    with Feed(source_of(trouble), told, 0, 5) as feed:
+        assert next(feed) == 0
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            next(feed)
+
+
+def test_the_memory_is_bounded() -> None:
+    """Nothing is taken: `ahead` batches are placed, `ahead` wait on the host, and no further batch is built."""
+    built: list[int] = []
+    reached = threading.Event()
+
+    def trouble(step: int) -> None:
+        built.append(step)
+        if len(built) == 6:
+            reached.set()
+
+    with Feed(source_of(trouble), told, 0, 100, ahead=3):
+        assert reached.wait(PATIENCE_SECONDS)
+    assert built == list(range(6))
+
+
+@pytest.mark.parametrize("where", ["building", "placing"])
+def test_closing_waits_for_the_batch_at_work_and_drops_it(where: str) -> None:
+    begun, closing = threading.Event(), threading.Event()
+    done: list[int] = []
+    placed: list[int] = []
+
+    def work(step: int) -> None:
+        begun.set()
+        assert closing.wait(PATIENCE_SECONDS)
+        done.append(step)
+
+    def place(batch: dict[str, Any]) -> int:
+        step = told(batch)
+        if where == "building":
+            placed.append(step)
+        else:
+            work(step)
+        return step
+
+    feed = Feed(source_of(work if where == "building" else lambda step: None), place, 0, 10)
+    assert begun.wait(PATIENCE_SECONDS)
+    closer = threading.Thread(target=feed.close)
+    closer.start()
+    while not feed._closed:
+        time.sleep(0.001)
+    assert closer.is_alive()
+    closing.set()
+    closer.join(PATIENCE_SECONDS)
+    assert (done, placed, feed_threads()) == ([0], [], [])
+
+
+def test_closing_abandons_a_read_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSE_SECONDS", 0.05)
+    begun, answer = threading.Event(), threading.Event()
+    placed: list[int] = []
+
+    def hang(step: int) -> None:
+        begun.set()
+        assert answer.wait(PATIENCE_SECONDS)
+
+    feed = Feed(source_of(hang), lambda batch: placed.append(told(batch)), 0, 10)
+    assert begun.wait(PATIENCE_SECONDS)
+    feed.close()
+    left = feed_threads()
+    assert left
+    assert all(thread.daemon for thread in left)
+    answer.set()  # the fixture waits for the threads
+    for thread in left:
+        thread.join(PATIENCE_SECONDS)
+    assert placed == []
+
+
+INTERRUPTED = """
+import signal, sys, threading
+from forerun.data import feed as module
 
 class Source:
     def batch_at(self, step):
-        import jax
-        return {"step": np.full(3, step), "devices": np.asarray([jax.default_backend() == "cpu"])}
+        if step == 1:
+            threading.Event().wait()
+        return step
 
-with Feed(Source(), lambda batch: batch, 0, 10**9, feeders=1) as feed:
-    print(*feed.feeders if next(feed)["devices"][0] else [], flush=True)
-    sys.stdin.read()
+class Stopped(BaseException):
+    pass
+
+def stop(*_):
+    raise Stopped
+
+signal.signal(signal.SIGUSR2, stop)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored if the tests run in the background
+module.CLOSE_SECONDS = 0.05
+with module.Feed(Source(), lambda batch: batch, 0, 10) as feed:
+    assert next(feed) == 0
+    try:
+        print("waiting", flush=True)
+        next(feed)
+    except (KeyboardInterrupt, Stopped) as error:
+        print(type(error).__name__, flush=True)
+sys.exit(7)
 """
 
 
 @pytest.mark.timing
-def test_feeders_see_no_accelerator_and_do_not_outlive_a_killed_trainer() -> None:
-    environment = {**os.environ, "JAX_PLATFORMS": ""}
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGUSR2, "Stopped")])
+def test_a_signal_ends_the_wait_for_a_batch_that_never_comes(number: int, raised: str) -> None:
+    """The process ends too, although a thread is blocked for ever."""
     with subprocess.Popen(
-        [sys.executable, "-c", ORPHANS],
-        stdin=subprocess.PIPE,
+        [sys.executable, "-c", INTERRUPTED],
         stdout=subprocess.PIPE,
-        env={**environment, "PYTHONPATH": os.pathsep.join(sys.path)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         text=True,
-    ) as trainer:
-        assert trainer.stdout is not None
-        (feeder,) = map(int, trainer.stdout.readline().split())
-        assert not gone_now(feeder)
-        trainer.kill()
-    assert gone(feeder)
-
-
-def gone_now(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return True
-    return False
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(number)
+        assert process.stdout.readline() == f"{raised}\n"
+        assert process.wait(PATIENCE_SECONDS) == 7

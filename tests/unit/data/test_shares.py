@@ -14,14 +14,14 @@ import pytest
 
 from forerun.config.schema import Data
 from forerun.data.corpus import Corpus, Dialect, open_corpus, recipe_of
+from forerun.data.inspect import summary_lines
+from forerun.data.inspect.corpus_report import CorpusReport, Lengths, SourceSummary
+from forerun.data.inspect.findings import findings
 from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import ByteTokenizer
 from forerun.data.tokens.recipe import is_validation
-from forerun.data.view import words
-from forerun.data.view.findings import findings
-from forerun.data.view.look import Lengths, Look, SourceLook
 from forerun.errors import UserError
-from forerun.hub.chat import CHATML
+from forerun.hub.chat.template import CHATML
 
 BYTES = Dialect(ByteTokenizer())
 
@@ -88,7 +88,7 @@ def _numbered(corpus: Corpus) -> Any:
 
 def test_pairs_are_held_out_whole(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"chosen": "a", "rejected": "b", "prompt": "c"}\n')
-    with pytest.raises(UserError, match="validation_by"):
+    with pytest.raises(UserError, match=r"validation_by.*E-DATA-006"):
         open_corpus(
             Data(path=str(tmp_path / "a.jsonl"), validation=0.1, validation_by="rows"), BYTES, sequence=16, pairs=True
         )
@@ -97,15 +97,15 @@ def test_pairs_are_held_out_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("rows", "batch", "steps"), [(19, 32, 500), (395, 8, 200), (40, 8, 5), (1000, 3, 7)])
 def test_the_figures_of_an_epoch_agree(rows: int, batch: int, steps: int) -> None:
     """500 steps of 32 rows over 19 rows see each 842 times."""
-    look = Look(
-        title="", sources=[SourceLook("data", "", 1, 9, 9, 9)], form="text", tokenizer="bytes", vocabulary=257,
+    look = CorpusReport(
+        title="", sources=[SourceSummary("data", "", 1, 9, 9, 9)], form="text", tokenizer="bytes", vocabulary=257,
         lengths=Lengths(np.array([4]), 1), sequence=8, packing="concatenate", rows=rows, padding_share=0.0,
         batch=batch, seed=0, steps=steps,
     )  # fmt: skip
     seen = Fraction(steps * batch, rows)
     assert look.epochs == pytest.approx(float(seen))
     assert look.steps_per_epoch * look.epochs == pytest.approx(steps)
-    shown = words.epoch(look)
+    shown = summary_lines.epoch(look)
     assert float(shown.split(" step")[0]) == pytest.approx(rows / batch, rel=5e-3)
     assert float(shown.split(" are ")[1].split(" epoch")[0]) == pytest.approx(float(seen), rel=5e-3)
     assert not any("whole steps" in one.why for one in findings(look))
@@ -127,7 +127,7 @@ def test_prompts_that_are_not_templated_are_warned_about(tmp_path: Path) -> None
     assert ids.tolist() == [*text, 256]
     assert learned is not None
     assert bytes(ids[learned][:-1].tolist()) == b"yes<|im_end|>"
-    with pytest.raises(UserError, match="chat template"):
+    with pytest.raises(UserError, match="E-DATA-009"):
         opened(tmp_path, place, apply_template=True)
 
 

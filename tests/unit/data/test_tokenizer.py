@@ -58,7 +58,7 @@ def test_the_first_usual_name_ends_a_document(tmp_path: Path) -> None:
 
 def test_without_an_end_of_document_it_is_an_error(tmp_path: Path) -> None:
     path = tokenizer_json(tmp_path, {"?": 0}, {})
-    with pytest.raises(UserError, match="ends a document") as error:
+    with pytest.raises(UserError, match="E-DATA-080") as error:
         load_tokenizer(str(path))
     assert all(name in error.value.why for name in EOS_NAMES)
 
@@ -68,9 +68,9 @@ def test_a_broken_and_a_missing_file_and_an_empty_folder_are_errors(tmp_path: Pa
     broken.write_text('{"version": "1.0", "model"')
     (tmp_path / "empty").mkdir()
     for spec, text in (
-        (broken, "is not a tokenizer.json"),
-        (tmp_path / "no.json", "does not exist"),
-        (tmp_path / "empty", "has no tokenizer.json"),
+        (broken, "E-DATA-081"),
+        (tmp_path / "no.json", "E-DATA-077"),
+        (tmp_path / "empty", "E-DATA-078"),
     ):
         with pytest.raises(UserError, match=text):
             load_tokenizer(str(spec))

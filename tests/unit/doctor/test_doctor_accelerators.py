@@ -9,27 +9,27 @@ import pytest
 
 from forerun.cli.words import parser_of
 from forerun.doctor.accelerators import check_device_count, check_devices, check_hosts, check_lock, check_tpu_seen
-from forerun.doctor.lock import Holder, Lock
+from forerun.doctor.device_probe import DeviceProbe
 from forerun.doctor.machine import Machine
-from forerun.doctor.sight import Sight
 from forerun.doctor.symptoms import SYMPTOMS
+from forerun.hardware.tpu_hosts import find_tpu_hosts
+from forerun.hardware.tpu_lock import Lock, LockHolder
 from forerun.installation import install_command
-from forerun.supervise.hosts import PORT, given
-from forerun.supervise.tpu_hosts import find_tpu_hosts
+from forerun.supervise.host_address import PORT, given
 
-CPU = Sight("cpu", "cpu", 8, 1, "auto: no TPU")
-V6E_1 = Sight("tpu", "TPU v6 lite", 1, 1, "auto: tpu with 1 device")
-HELD = Lock("/tmp/libtpu_lockfile", (Holder(4711, "python train.py"),), mine=True)
+CPU = DeviceProbe("cpu", "cpu", 8, 1, "auto: no TPU")
+V6E_1 = DeviceProbe("tpu", "TPU v6 lite", 1, 1, "auto: tpu with 1 device")
+HELD = Lock("/tmp/libtpu_lockfile", (LockHolder(4711, "python train.py"),), mine=True)
 
 
-def machine(sight: Sight = CPU, **inputs: Any) -> Machine:
+def machine(sight: DeviceProbe = CPU, **inputs: Any) -> Machine:
     return Machine(sight=lambda: sight, **inputs)
 
 
 def test_devices() -> None:
     good = check_devices(machine())
     assert (good.status, good.found) == ("ok", "8 x cpu; auto: no TPU")
-    bad = check_devices(machine(Sight(error="no answer from jax within 120 s")))
+    bad = check_devices(machine(DeviceProbe(error="no answer from jax within 120 s")))
     assert (bad.status, bad.found) == ("FAIL", "no answer from jax within 120 s")
 
 
@@ -67,7 +67,7 @@ def test_one_device_is_right_for_v6e_1() -> None:
 
 
 def test_four_devices_are_right_for_v4_8() -> None:
-    seen = Sight("tpu", "TPU v4", 4, 1)
+    seen = DeviceProbe("tpu", "TPU v4", 4, 1)
     assert check_device_count(machine(seen, environment={"TPU_ACCELERATOR_TYPE": "v4-8"})).status == "ok"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forerun.doctor.lock import read_lock
+from forerun.hardware.tpu_lock import read_lock
 
 HOLD = (
     "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.{how}(f, fcntl.LOCK_EX); print('held', flush=True); input()"

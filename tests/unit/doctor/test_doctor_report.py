@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from forerun.doctor import accelerators, surroundings, versions
+from forerun.doctor import accelerators, environment_checks, versions
+from forerun.doctor.device_probe import DeviceProbe, look
 from forerun.doctor.machine import Finding, Machine
 from forerun.doctor.report import CHECKS, line, run, verdict
-from forerun.doctor.sight import Sight, look
 from forerun.units import GIB
 
 DOCTOR_PAGE = Path(__file__).parents[3] / "docs/doctor.md"
@@ -18,14 +18,18 @@ VERSIONS = dict.fromkeys(("jax", "jaxlib", "libtpu", "optax", "orbax-checkpoint"
 
 
 def well(**inputs: object) -> Machine:
-    given = {"versions": VERSIONS, "sight": lambda: Sight("cpu", "cpu", 8, 1, "auto"), "runs_free_bytes": 99 * GIB}
+    given = {
+        "versions": VERSIONS,
+        "sight": lambda: DeviceProbe("cpu", "cpu", 8, 1, "auto"),
+        "runs_free_bytes": 99 * GIB,
+    }
     return Machine(**(given | inputs))  # type: ignore[arg-type]
 
 
 def test_every_check_is_run() -> None:
     written = {
         function
-        for module in (versions, accelerators, surroundings)
+        for module in (versions, accelerators, environment_checks)
         for name, function in inspect.getmembers(module, inspect.isfunction)
         if name.startswith("check_")
     }
@@ -36,7 +40,7 @@ def test_all_well(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(False, well()) == 0
     printed = capsys.readouterr().out
     assert printed.count("\nok  ") + printed.startswith("ok  ") == len(CHECKS)
-    assert f"{len(CHECKS)} checks, all well" in printed
+    assert f"{len(CHECKS)} checks, all passed" in printed
     assert "python -m forerun.doctor.symptoms" in printed
 
 
@@ -45,7 +49,7 @@ def test_a_failure_is_code_2_and_shows_its_fix(capsys: pytest.CaptureFixture[str
     printed = capsys.readouterr().out
     assert "FAIL  disk" in printed
     assert "runs=/path/with/space" in printed
-    assert f"{len(CHECKS)} checks: 1 failed, 0 to look at" in printed
+    assert f"{len(CHECKS)} checks: 1 failed, 0 with warnings" in printed
 
 
 def test_a_warning_is_no_failure() -> None:
@@ -64,7 +68,7 @@ def test_smoke_comes_after(monkeypatch: pytest.MonkeyPatch, trial: int, free: in
 def test_lines() -> None:
     assert line(Finding("disk", "ok", "9 GiB")) == "ok    disk            9 GiB"
     assert line(Finding("disk", "FAIL", "none", "free some")).splitlines()[1].strip() == "fix:            free some"
-    assert verdict([Finding("a", "warn", "b")]) == "1 checks: 0 failed, 1 to look at"
+    assert verdict([Finding("a", "warn", "b")]) == "1 checks: 0 failed, 1 with warnings"
 
 
 def test_the_documentation_shows_a_real_line() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.doctor.symptoms import SYMPTOMS, listing, markdown
+from forerun.doctor.symptoms import SYMPTOMS, listing
 from forerun.hardware.chips import chip_named
 from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import slice_named
@@ -11,9 +11,15 @@ from forerun.units import GIB
 DOCTOR_PAGE = Path(__file__).parents[3] / "docs/doctor.md"
 
 
+def table() -> str:
+    """Return the table of docs/doctor.md."""
+    rows = [f"| {entry.symptom} | {entry.cause} | {entry.fix} |" for entry in SYMPTOMS]
+    return "\n".join(["| symptom | cause | fix |", "| --- | --- | --- |", *rows])
+
+
 def test_the_documentation_has_the_same_table() -> None:
     page = DOCTOR_PAGE.read_text()
-    assert markdown() in page
+    assert table() in page
     assert sum(line.startswith("| ") for line in page.splitlines()) == len(SYMPTOMS) + 2
 
 
@@ -28,7 +34,7 @@ def test_the_listing_fits_a_terminal() -> None:
 
 
 def test_figures_are_those_of_the_tables() -> None:
-    text = markdown()
+    text = table()
     for name in ("v6e", "v5e"):
         assert f"{(chip_named(name).usable_bytes or 0) / GIB:.2f}" in text
     v5e, v6e = cheapest("v5e"), cheapest("v6e")

@@ -9,7 +9,7 @@ import pytest
 import scored_models as tiny
 
 from forerun.errors import UserError
-from forerun.evaluate.perplexity import HeldOut, held_out
+from forerun.evaluate.perplexity import HeldOutText, held_out
 from forerun.hardware.mesh import MeshShape
 from forerun.nn.compute import Compute
 from forerun.objectives.batch import Batch
@@ -51,14 +51,14 @@ def test_loss_is_the_mean_over_all_tokens(shape: MeshShape) -> None:
 
 
 def test_a_loss_beyond_all_numbers_has_an_infinite_perplexity() -> None:
-    assert HeldOut(nats=1e6, tokens=10, text_bytes=10).perplexity == math.inf
+    assert HeldOutText(nats=1e6, tokens=10, text_bytes=10).perplexity == math.inf
 
 
 def test_what_cannot_be_measured_is_said() -> None:
     params, mesh = tiny.placed("decoder", tiny.ONE)
     model = tiny.MODELS["decoder"]
-    with pytest.raises(UserError, match="no token to predict"):
+    with pytest.raises(UserError, match="E-EVAL-005"):
         held_out(model, params, mesh, Compute(), [batch([], [])], text_bytes=1)
     broken = jax.tree.map(lambda x: x * jnp.nan, params)
-    with pytest.raises(UserError, match="not finite"):
+    with pytest.raises(UserError, match="E-EVAL-004"):
         held_out(model, broken, mesh, Compute(), [batch(ROWS[0])], text_bytes=1)

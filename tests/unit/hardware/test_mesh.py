@@ -38,7 +38,7 @@ def test_valid_meshes_are_all_and_only_the_factorisations(devices: int) -> None:
 
 
 def test_impossible_mesh_names_the_nearest() -> None:
-    with pytest.raises(UserError, match="mesh 1x3x2 needs 6 devices, v5e-8 has 8") as error:
+    with pytest.raises(UserError, match=r"1x3x2.*6.*v5e-8.*8.*E-HARDWARE-010") as error:
         resolve(1, 3, 2, 8, "v5e-8")
     _, first, *others = error.value.fix.splitlines()
     assert first == "- mesh.data=1 mesh.fsdp=4 mesh.tp=2"
@@ -46,9 +46,7 @@ def test_impossible_mesh_names_the_nearest() -> None:
 
 
 def test_a_rest_that_does_not_divide() -> None:
-    with pytest.raises(
-        UserError, match=r"mesh 3x\?x1 cannot be filled: the 8 devices of this machine do not divide by 3"
-    ) as error:
+    with pytest.raises(UserError, match=r"3x\?x1.*8.*3.*E-HARDWARE-010") as error:
         resolve(3, -1, 1, 8)
     assert error.value.fix.splitlines()[1] == "- mesh.data=4 mesh.fsdp=2 mesh.tp=1"
 
@@ -66,7 +64,7 @@ def test_every_proposed_mesh_resolves() -> None:
 
 
 def test_eight_devices_of_a_v6e_1_are_a_known_mistake() -> None:
-    with pytest.raises(UserError, match="needs 8 devices, this machine has 1") as error:
+    with pytest.raises(UserError, match=r"8.*1.*E-HARDWARE-010") as error:
         resolve(2, 2, 2, 1)
     assert "v6e-1 is one chip with one device" in error.value.why
     assert error.value.fix == "use one of these:\n- mesh.data=1 mesh.fsdp=1 mesh.tp=1"
@@ -79,7 +77,7 @@ def test_eight_devices_of_a_v4_8_are_a_known_mistake() -> None:
 
 
 def test_two_open_axes() -> None:
-    with pytest.raises(UserError, match=r"mesh\.data and mesh\.fsdp are -1"):
+    with pytest.raises(UserError, match=r"mesh\.data.*mesh\.fsdp.*-1.*E-HARDWARE-006"):
         resolve(-1, -1, 1, 8)
 
 
@@ -95,7 +93,7 @@ def test_model_that_fits_the_mesh() -> None:
 
 
 def test_batch_that_does_not_divide() -> None:
-    with pytest.raises(UserError, match="batch=30 does not divide over 8") as error:
+    with pytest.raises(UserError, match=r"batch=30.*8.*E-HARDWARE-007") as error:
         check_model(MeshShape(2, 4, 1), heads=None, batch=30, micro_batch=None)
     assert error.value.fix == "batch=24 or batch=32"
 
@@ -107,7 +105,7 @@ def test_batch_smaller_than_the_mesh() -> None:
 
 
 def test_micro_batch_that_does_not_divide() -> None:
-    with pytest.raises(UserError, match="micro_batch=3 does not divide the 8 sequences") as error:
+    with pytest.raises(UserError, match=r"micro_batch=3.*8.*E-HARDWARE-008") as error:
         check_model(MeshShape(2, 2, 1), heads=None, batch=32, micro_batch=3)
     assert error.value.fix == "micro_batch=2 or micro_batch=4, or batch=24"
 
@@ -119,6 +117,6 @@ def test_micro_batch_larger_than_a_share() -> None:
 
 
 def test_heads_that_do_not_divide() -> None:
-    with pytest.raises(UserError, match=r"mesh\.tp=4 does not divide the model's 14 heads") as error:
+    with pytest.raises(UserError, match=r"mesh\.tp=4.*14.*E-HARDWARE-009") as error:
         check_model(MeshShape(1, 1, 4), heads=14, batch=8, micro_batch=None)
     assert error.value.fix == "mesh.tp=2 or mesh.tp=7"

@@ -35,12 +35,12 @@ def test_prices_of_one_zone_and_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.csv"
     file.write_text("generation,zone,usd_per_chip_hour_on_demand,date\nv6e,us-central1-a,0.5,2026-10-01\n")
     assert line_of(prices_table(str(file), "us-central1-a"), "v6e") == "v6e us-central1-a - 0.5000 - 2026-10-01"
-    with pytest.raises(UserError, match="no price is known in zone"):
+    with pytest.raises(UserError, match="E-HARDWARE-011"):
         prices_table(None, "nowhere")
 
 
 def test_unknown_table() -> None:
-    with pytest.raises(UserError, match="no table is called 'chip'"):
+    with pytest.raises(UserError, match=r"'chip'.*E-HARDWARE-016"):
         table("chip")
 
 

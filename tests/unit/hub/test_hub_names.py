@@ -40,7 +40,7 @@ def test_kinds(name: str, kind: str) -> None:
         ("a/b/c", "one slash"),
         ("a//b", "one slash"),
         ("Qwen/Qwen3@main", "no '@'"),
-        ("http://example.invalid/a/b", "address"),
+        ("http://example.invalid/a/b", "URL"),
         ("a/" + "b" * 100, "96 characters"),
         ("a/b c", "letters"),
         ("a/-b", "letters"),

@@ -225,7 +225,7 @@ def test_a_missing_model(repositories: Path, tmp_path: Path) -> None:
     with HubServer(repositories) as hub:
         error = ask(environment(tmp_path / "home", hub.endpoint), name="acme/tiny2")["error"]
         assert "no model acme/tiny2" in error
-        assert "check the name" in error
+        assert "check the spelling of the name" in error
 
 
 def test_a_hub_that_does_not_answer(tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_a_disk_without_room_is_told_before_the_download(repositories: Path, tmp
     file = "model-00001-of-00002.safetensors"
     with HubServer(repositories, announced_bytes={file: 1 << 60}) as hub:
         error = ask(environment(tmp_path / "home", hub.endpoint))["error"]
-        assert "no room" in error
-        assert "1,024 PiB are to be fetched" in error
+        assert "too little space" in error
+        assert "the download needs 1,024 PiB" in error
         assert [name for name in hub.fetched() if name.endswith(".safetensors")] == []
 
 
@@ -262,7 +262,7 @@ def test_an_index_that_names_a_missing_shard(repositories: Path, tmp_path: Path)
     (repositories / NAME / "model-00002-of-00002.safetensors").unlink()
     with HubServer(repositories) as hub:
         error = ask(environment(tmp_path / "home", hub.endpoint))["error"]
-        assert "model-00002-of-00002.safetensors is not among its files, 1 of 2" in error
+        assert "model-00002-of-00002.safetensors is not among its files; 1 of 2" in error
 
 
 def test_a_single_file_model(repositories: Path, tmp_path: Path) -> None:

@@ -13,24 +13,26 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.methods import Lora
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.exchange.adapter import adapters_of
 from forerun.hardware.devices import choose
-from forerun.loop.export import export
-from forerun.loop.given import given_of
-from forerun.loop.loaded import load_model
-from forerun.loop.train import program_on, train
+from forerun.inputs.base_weights import read_file_weights
+from forerun.inputs.load_model import load_model
 from forerun.methods.lora import LoraTransform
 from forerun.methods.names import module_names
 from forerun.models.registry import model_of
-from forerun.nn import lowrank, spec
-from forerun.nn.lowrank import LowRank
-from forerun.nn.weights import Dense
-from forerun.track.display import make_display
+from forerun.nn import spec
+from forerun.nn.weights import lowrank
+from forerun.nn.weights.dense import Dense
+from forerun.nn.weights.lowrank import LowRank
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.train import program_on, train
+from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
+from forerun.weights_io.adapter import adapters_of
 
 TEXT = "All work and no play makes a dull model; " * 60
 FREE = "{layers: 2, embed: 32, heads: 4, kv_heads: 2, mlp: 48, vocab: 257, tied: false}"
@@ -98,7 +100,7 @@ def test_targets_by_any_of_their_names(targets: Any, expected: set[str], tmp_pat
 def test_a_target_that_is_no_matrix_is_refused(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     transform = LoraTransform(Lora(targets=["q_prj"]), "float32", module_names(job.model))
-    with pytest.raises(UserError, match="no matrix is called 'q_prj'") as refused:
+    with pytest.raises(UserError, match=r"'q_prj'.*E-METHOD-003") as refused:
         transform.specs(model_of(job.model).specs())
     assert "q_proj" in (refused.value.why or "")
     for name in ("head", "lm_head", "embed", "norm"):
@@ -143,7 +145,7 @@ def test_dropout_counts_in_a_step_and_not_at_evaluation(tmp_path: Path) -> None:
     looked, stepped = [], []
     for dropout in (0.0, 0.5):
         job = job_in(tmp_path, lora=f"{{rank: 4, base: float32, dropout: {dropout}}}")
-        program = program_on(job, choose("cpu", 1), 100)
+        program = program_on(ResolvedJob(job), choose("cpu", 1), 100)
         state = program.initial_state(0)
         ups = jax.tree.map(lambda x: x + 0.05, spec.split(state.params, program.unsaved)[1])
         state = replace(state, params=spec.merge(ups, state.params))
@@ -159,7 +161,9 @@ def test_dropout_counts_in_a_step_and_not_at_evaluation(tmp_path: Path) -> None:
 
 def test_every_step_has_its_own_dropout(tmp_path: Path) -> None:
     """The weights and the batch are the same in all steps, so that only the mask can change the loss."""
-    program = program_on(job_in(tmp_path, lora="{rank: 4, base: float32, dropout: 0.5}"), choose("cpu", 1), 100)
+    program = program_on(
+        ResolvedJob(job_in(tmp_path, lora="{rank: 4, base: float32, dropout: 0.5}")), choose("cpu", 1), 100
+    )
     state = program.initial_state(0)
     ups = jax.tree.map(lambda x: x + 0.05, spec.split(state.params, program.unsaved)[1])
     state = replace(state, params=spec.merge(ups, state.params))
@@ -200,7 +204,7 @@ def test_the_gradient_of_the_read_out_is_not_computed(tmp_path: Path) -> None:
     for lora in (True, False):
         job = job_in(tmp_path, "devices=2")
         job = job if lora else job.model_copy(update={"lora": None})
-        texts.append(program_on(job, choose("cpu", 2), 100).trace().lower().compile().as_text())
+        texts.append(program_on(ResolvedJob(job), choose("cpu", 2), 100).trace().lower().compile().as_text())
     assert ["BCV,BCE->VE" in text for text in texts] == [False, True]
 
 
@@ -216,7 +220,7 @@ def test_a_changed_base_is_refused(base: Path, tmp_path: Path) -> None:
     tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].copy()
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] += 1e-4
     save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(UserError, match="not those that the run began with"):
+    with pytest.raises(UserError, match=r"E-RUN-0(29|36)"):
         run(job)
 
 
@@ -228,7 +232,7 @@ def test_merged_exported_and_asked(base: Path, tmp_path: Path) -> None:
     assert "4 of 21 tensors differ" in done.proof
     plain = lowrank.plain(state.params, "float32")
     same(load_model(folder, device="cpu", devices=1).params.blocks.query, plain.blocks.query)
-    with pytest.raises(UserError, match="--dtype bfloat16 is for a whole model"):
+    with pytest.raises(UserError, match=r"--dtype.*bfloat16.*E-RUN-019"):
         export(folder, str(tmp_path / "peft"), dtype="bfloat16")
 
 
@@ -246,8 +250,8 @@ def test_a_peft_folder_of_another_kind_is_refused(
     lora: str, said: str, adapted: Path, base: Path, tmp_path: Path
 ) -> None:
     job = job_in(tmp_path, model=str(base), lora=f"{{{lora}, start: {adapted}}}")
-    with pytest.raises(UserError, match="are not those of this job") as refused:
-        given_of(job, program_on(job, choose("cpu", 1), 100))
+    with pytest.raises(UserError, match="E-RUN-004") as refused:
+        read_file_weights(ResolvedJob(job), program_on(ResolvedJob(job), choose("cpu", 1), 100))
     assert said in (refused.value.why or "")
 
 
@@ -271,20 +275,20 @@ def test_out_and_in_again_is_exact(adapted: Path, base: Path, tmp_path: Path) ->
 
 def test_no_peft_folder(base: Path, tmp_path: Path) -> None:
     job = job_in(tmp_path, model=str(base), lora="{rank: 4, start: ./nowhere}")
-    with pytest.raises(UserError, match="nowhere is no PEFT folder"):
-        given_of(job, program_on(job, choose("cpu", 1), 100))
+    with pytest.raises(UserError, match="nowhere is not a PEFT folder"):
+        read_file_weights(ResolvedJob(job), program_on(ResolvedJob(job), choose("cpu", 1), 100))
 
 
 def test_blocks_must_divide(tmp_path: Path) -> None:
     job = job_in(tmp_path, lora="{base: int4, block: 64}")
-    with pytest.raises(UserError, match=r"lora\.block=64 does not divide the inputs of blocks\.query") as refused:
+    with pytest.raises(UserError, match=r"lora\.block=64.*blocks\.query.*E-METHOD-001") as refused:
         run(job)
-    assert refused.value.fix == "lora.block=32"
+    assert refused.value.fix == "set lora.block=32"
 
 
 def test_specs_of_a_quantized_base(tmp_path: Path) -> None:
     job = job_in(tmp_path, lora="{rank: 4, base: nf4, block: 16}")
-    program = program_on(job, choose("cpu", 4), 100)
+    program = program_on(ResolvedJob(job), choose("cpu", 4), 100)
     query = program.state.params.blocks.query
     assert query.base.codes.dtype == jnp.uint8
     assert query.base.codes.shape == (2, 2, 8, 32)

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from spec_shapes import shapes_of
 
 from forerun.config.schema import Remat
 from forerun.models.decoder import Decoder
 from forerun.models.sizes import DecoderConfig
-from forerun.nn import spec
 from forerun.nn.compute import Compute
 
 BASE = DecoderConfig(layers=3, embed=24, heads=4, kv_heads=2, head_dim=8, mlp=40, vocab=96, qkv_bias=True, qk_norm=True)
@@ -43,7 +43,7 @@ def counted(config: DecoderConfig, sequence: int) -> float:
     def loss(params: Any) -> jax.Array:
         return jnp.sum(model.apply(params, ids, ids, ids, Compute(remat=Remat(policy="none"))).logits() ** 2)
 
-    return multiplied(jax.make_jaxpr(jax.grad(loss))(spec.abstract(model.specs())).jaxpr) / ids.size
+    return multiplied(jax.make_jaxpr(jax.grad(loss))(shapes_of(model.specs())).jaxpr) / ids.size
 
 
 @pytest.mark.parametrize("tied", [True, False])

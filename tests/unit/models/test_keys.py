@@ -23,7 +23,7 @@ def place(entry: Entry, piece: Piece, value: np.ndarray, whole: np.ndarray) -> N
     start = [0] * whole.ndim
     start[entry.along] = piece.start
     part = tuple(slice(s, s + n) for s, n in zip(start, piece.shape, strict=True))
-    whole[part] = value.transpose(piece.back).reshape(piece.shape)
+    whole[part] = value.transpose(np.argsort(piece.order)).reshape(piece.shape)
 
 
 def take(entry: Entry, piece: Piece, whole: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ from forerun.nn import sharding
 from forerun.objectives.chunked import Rule, chunked
 from forerun.objectives.distil import sampled
 from forerun.objectives.record import record
-from forerun.objectives.soft import HIDDEN, IDS, MATRIX, TAIL, TARGETS, VALUES, Beside, WrittenDown
+from forerun.objectives.soft import HIDDEN, IDS, MATRIX, TAIL, TARGETS, VALUES, CachedTeacherLoss, LiveTeacherLoss
 
 B, S, E, D, V = 8, 12, 16, 20, 40
 CHUNK = 5
@@ -84,7 +84,7 @@ def computed(rule: Rule, x: Drawn, sides: dict[str, Any], tables: dict[str, Any]
 def beside(x: Drawn, soft: float, temperature: float, softcap: float | None = None) -> Any:
     vocab, theirs = len(x["matrix"]), len(x["teacher_matrix"])
     matrix = np.concatenate([x["teacher_matrix"], np.zeros((max(0, vocab - theirs), D), np.float32)])[:vocab]
-    rule = Beside(soft, temperature, theirs)
+    rule = LiveTeacherLoss(soft, temperature, theirs)
     return computed(rule, x, {HIDDEN: x["teacher_hidden"]}, {MATRIX: matrix}, softcap)
 
 
@@ -120,7 +120,7 @@ def test_the_whole_vocabulary_written_down_is_torch_with_all_logits(temperature:
     x = drawn()
     sides = kept(x, V, temperature, exact=True)
     assert not sides[TAIL].any()
-    assert_same(computed(WrittenDown(0.6, temperature), x, sides, {}), torch_loss(x, 0.6, temperature))
+    assert_same(computed(CachedTeacherLoss(0.6, temperature), x, sides, {}), torch_loss(x, 0.6, temperature))
 
 
 @pytest.mark.torch
@@ -129,14 +129,14 @@ def test_the_whole_vocabulary_written_down_is_torch_with_all_logits(temperature:
 def test_the_rest_is_one_bucket(top_k: int, temperature: float) -> None:
     x = drawn()
     sides = kept(x, top_k, temperature, exact=True)
-    got = computed(WrittenDown(0.6, temperature), x, sides, {})
+    got = computed(CachedTeacherLoss(0.6, temperature), x, sides, {})
     assert_same(got, torch_loss(x, 0.6, temperature, ids=sides[IDS]))
 
 
 @pytest.mark.torch
 def test_sixteen_bits_are_near() -> None:
     x = drawn()
-    got = computed(WrittenDown(1.0, 1.0), x, kept(x, V, 1.0, exact=False), {})
+    got = computed(CachedTeacherLoss(1.0, 1.0), x, kept(x, V, 1.0, exact=False), {})
     assert_same(got, torch_loss(x, 1.0, 1.0), near=1e-3)
 
 
@@ -152,11 +152,11 @@ def test_a_teacher_with_a_smaller_table_says_nothing_beyond_it(theirs: int) -> N
 def test_soft_losses_on_eight_devices(shape: tuple[int, int, int], vocab: int) -> None:
     x = drawn(vocab)
     sides = kept({**x, "teacher_matrix": x["teacher_matrix"][:39]}, 6, 2.0, exact=False)
-    alone = beside(x, 0.4, 2.0), computed(WrittenDown(0.4, 2.0), x, sides, {})
+    alone = beside(x, 0.4, 2.0), computed(CachedTeacherLoss(0.4, 2.0), x, sides, {})
     mesh = Mesh(np.array(jax.devices()).reshape(shape), sharding.AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
         assert_same(beside(x, 0.4, 2.0), alone[0], near=1e-6)
-        assert_same(computed(WrittenDown(0.4, 2.0), x, sides, {}), alone[1], near=1e-6)
+        assert_same(computed(CachedTeacherLoss(0.4, 2.0), x, sides, {}), alone[1], near=1e-6)
 
 
 def test_what_is_written_down() -> None:
@@ -217,11 +217,11 @@ def test_the_full_logits_of_neither_model_exist(kind: str) -> None:
 
     def loss(hidden: jax.Array, matrix: jax.Array, weights: jax.Array, targets: jax.Array) -> jax.Array:
         sides: dict[str, jax.Array] = {TARGETS: targets, HIDDEN: hidden}
-        tables, rule = {MATRIX: matrix}, Beside(0.5, 2.0, vocab)
+        tables, rule = {MATRIX: matrix}, LiveTeacherLoss(0.5, 2.0, vocab)
         if kind == "written down":
             ids = jnp.broadcast_to(jnp.arange(4), (rows, length, 4))
             sides = {TARGETS: targets, VALUES: -ids.astype(jnp.float16), IDS: ids, TAIL: 0.1 * weights}
-            tables, rule = {}, WrittenDown(0.5, 2.0)  # type: ignore[assignment]
+            tables, rule = {}, CachedTeacherLoss(0.5, 2.0)  # type: ignore[assignment]
         return chunked(rule, hidden, matrix, weights, sides, tables, 8)["loss"]
 
     arrays = (

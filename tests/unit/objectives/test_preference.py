@@ -9,18 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from spec_shapes import shapes_of
 
 from forerun.data.documents import in_memory
-from forerun.data.order.pairs import Pairs, Referenced
+from forerun.data.order.mixture import Mixture
+from forerun.data.order.pairs import PairReferences, Pairs
 from forerun.models.decoder import Decoder
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.attention import Kernel
 from forerun.nn.compute import Compute
-from forerun.nn.lowrank import LowRank
-from forerun.nn.weights import Dense, map_weights
+from forerun.nn.weights.dense import Dense, map_weights
+from forerun.nn.weights.lowrank import LowRank
 from forerun.objectives.batch import Batch
-from forerun.objectives.companion import Accompanied
+from forerun.objectives.companion import WithCompanion
 from forerun.objectives.preference import Preference, by_side
 
 S, V, PAIRS = 64, 61, 9
@@ -63,8 +66,12 @@ def batch_of(rows: Any, numbers: list[int]) -> Batch[jax.Array]:
     return Batch.of({name: jnp.asarray(array) for name, array in rows.take(numbers).items()})
 
 
+def with_reference(one: Pairs, values: NDArray[np.float32]) -> Mixture:
+    return Mixture([one]).with_extra(PairReferences((one,), (values,)))
+
+
 @pytest.fixture(scope="module")
-def rows() -> Referenced:
+def rows() -> Mixture:
     """The reference is another model; its numbers come from sequences one by one, in numpy."""
     sequences, masks = pairs()
     said = []
@@ -73,7 +80,7 @@ def rows() -> Referenced:
         logits -= logits.max(-1, keepdims=True)
         likely = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         said.append(sum(likely[n - 1, tokens[n]] for n in range(1, len(tokens)) if mask[n]))
-    return Referenced(Pairs(in_memory(sequences, masks), S), np.array(said, np.float32).reshape(-1, 2))
+    return with_reference(Pairs(in_memory(sequences, masks), S), np.array(said, np.float32).reshape(-1, 2))
 
 
 def computed(objective: Preference, weights: Any, batch: Batch[jax.Array]) -> dict[str, float]:
@@ -85,7 +92,7 @@ def computed(objective: Preference, weights: Any, batch: Batch[jax.Array]) -> di
 
 @pytest.mark.torch
 @pytest.mark.parametrize(("loss", "beta", "smoothing"), [("dpo", 0.1, 0.0), ("ipo", 0.3, 0.0), ("cdpo", 0.5, 0.2)])
-def test_loss_and_metrics_are_those_of_trl(loss: Any, beta: float, smoothing: float, rows: Referenced) -> None:
+def test_loss_and_metrics_are_those_of_trl(loss: Any, beta: float, smoothing: float, rows: Mixture) -> None:
     import torch
     from torch.nn.functional import logsigmoid
 
@@ -122,7 +129,7 @@ def test_loss_and_metrics_are_those_of_trl(loss: Any, beta: float, smoothing: fl
 
 
 @pytest.mark.parametrize("loss", ["dpo", "ipo"])
-def test_packed_is_one_pair_in_a_row(loss: Any, rows: Referenced) -> None:
+def test_packed_is_one_pair_in_a_row(loss: Any, rows: Mixture) -> None:
     """Loss and gradient of rows that hold several pairs, and of rows of which all but one pair are empty."""
     objective = Preference(16, loss)
 
@@ -133,8 +140,10 @@ def test_packed_is_one_pair_in_a_row(loss: Any, rows: Referenced) -> None:
     gradient = jax.jit(jax.value_and_grad(total, has_aux=True))
     (together, many), packed = gradient(params(0), batch_of(rows, [*range(len(rows))]))
     sequences, masks = pairs()
+    assert isinstance(rows.extra, PairReferences)
+    (values,) = rows.extra.values
     alone = [
-        Referenced(Pairs(in_memory(sequences[2 * n : 2 * n + 2], masks[2 * n : 2 * n + 2]), S), rows.said[n : n + 1])
+        with_reference(Pairs(in_memory(sequences[2 * n : 2 * n + 2], masks[2 * n : 2 * n + 2]), S), values[n : n + 1])
         for n in range(PAIRS)
     ]
     assert len(rows) < PAIRS
@@ -147,7 +156,7 @@ def test_packed_is_one_pair_in_a_row(loss: Any, rows: Referenced) -> None:
         np.testing.assert_allclose(have, want, rtol=0, atol=2e-5 * float(jnp.abs(want).max()) + 1e-7)
 
 
-def test_a_row_that_weighs_nothing_has_no_pairs(rows: Referenced) -> None:
+def test_a_row_that_weighs_nothing_has_no_pairs(rows: Mixture) -> None:
     batch = batch_of(rows, [0, 1])
     empty = Batch(
         batch.tokens, batch.targets, batch.weights.at[1].set(0), batch.segments, batch.positions, batch.extras
@@ -161,7 +170,7 @@ def test_a_row_that_weighs_nothing_has_no_pairs(rows: Referenced) -> None:
 
 @pytest.mark.parametrize("side", [1, -1])
 @pytest.mark.parametrize("loss", ["dpo", "ipo"])
-def test_a_pair_with_one_empty_answer_does_not_count(loss: Any, side: int, rows: Referenced) -> None:
+def test_a_pair_with_one_empty_answer_does_not_count(loss: Any, side: int, rows: Mixture) -> None:
     """Sums of the batch are those of the batch without the pair, also for the rejected answer alone."""
     batch = batch_of(rows, [0, 1])
     owners = batch.extras["pairs"][0]
@@ -191,13 +200,13 @@ def adapted(weights: Any) -> Any:
     return map_weights(leaf, weights)
 
 
-def test_every_reference_says_the_same(rows: Referenced) -> None:
+def test_every_reference_says_the_same(rows: Mixture) -> None:
     """What stands in the cache, a companion beside the model, and the model without its adapters: one number."""
     batch = batch_of(rows, [*range(len(rows))])
     beside = Preference(16, reference="beside")
     found = {
         "cached": computed(Preference(16), params(0), batch),
-        "beside": computed(beside, Accompanied(params(0), params(7)), batch),
+        "beside": computed(beside, WithCompanion(params(0), params(7)), batch),
         "cached, adapted": computed(Preference(16), adapted(params(7)), batch),
         "base": computed(Preference(16, reference="base"), adapted(params(7)), batch),
     }
@@ -210,7 +219,7 @@ def test_every_reference_says_the_same(rows: Referenced) -> None:
 def test_a_copy_beside_is_the_model_that_the_run_began_with() -> None:
     objective = Preference(16, reference="beside", dtype="bfloat16")
     started, specs = objective.start(params(0), {}), objective.specs(Decoder(TINY).specs())
-    assert jax.tree.structure(started) == jax.tree.structure(spec.abstract(specs))
+    assert jax.tree.structure(started) == jax.tree.structure(shapes_of(specs))
     companion = jax.tree.leaves(specs.companion, is_leaf=spec.is_spec)
     assert all(not leaf.saved and not leaf.trainable and leaf.dtype == jnp.bfloat16 for leaf in companion)
     for have, want in zip(jax.tree.leaves(started.companion), jax.tree.leaves(params(0)), strict=True):

@@ -78,7 +78,7 @@ def test_a_run_that_was_taken_over_belongs_to_the_second(tmp_path: Path) -> None
     with other_process(run) as first:
         mine = acquire(run, take_over=True, tell=told.append)
         assert f"process {first.pid}" in told[0]
-        with pytest.raises(UserError, match="being trained"):  # by this process now, not by the first
+        with pytest.raises(UserError, match="E-HOSTS-023"):  # by this process now, not by the first
             acquire(run, take_over=False, tell=nothing)
         assert first.stdin is not None
         first.stdin.close()  # the end of the first does not free the run
@@ -114,7 +114,7 @@ def test_without_locks_a_recent_beat_counts(tmp_path: Path, monkeypatch: pytest.
 
 def test_a_place_that_cannot_hold_runs_is_the_users_mistake(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", "utf-8")
-    with pytest.raises(UserError, match="runs cannot be written"):
+    with pytest.raises(UserError, match="E-HOSTS-022"):
         acquire(tmp_path / "file" / "one", take_over=False, tell=nothing)
 
 

@@ -16,17 +16,19 @@ from pathlib import Path
 import pytest
 
 from forerun.errors import StorageError, UserError
-from forerun.supervise import notice, verdicts
-from forerun.supervise.child import Exit
-from forerun.supervise.chip import free_chip
-from forerun.supervise.ending import Ending
-from forerun.supervise.hosts import PORT, Hosts, bound_address, given, parse
-from forerun.supervise.limits import Limits
-from forerun.supervise.member import Member
+from forerun.hardware import maintenance_notice
+from forerun.hardware.tpu_hosts import MAX_BYTES, TpuHosts, find_tpu_hosts
+from forerun.supervise.free_tpu import require_free_tpu
+from forerun.supervise.host_address import PORT, Hosts, bound_address, given, parse
+from forerun.supervise.leader import verdicts
+from forerun.supervise.leader.member import Member
+from forerun.supervise.leader.tries import RestartPolicy
 from forerun.supervise.owner import Owner
-from forerun.supervise.secret import VARIABLE, read_secret
-from forerun.supervise.tpu_hosts import MOST_BYTES, TpuHosts, find_tpu_hosts
-from forerun.supervise.tries import Tries
+from forerun.supervise.protocol.ending import Ending
+from forerun.supervise.protocol.limits import Limits
+from forerun.supervise.protocol.messages import decode_from_leader, encode
+from forerun.supervise.protocol.secret import VARIABLE, read_secret
+from forerun.supervise.protocol.worker_state import WorkerExit
 
 
 def test_a_secret_from_the_environment_does_not_stay_there() -> None:
@@ -39,17 +41,17 @@ def test_a_secret_file_is_private_long_enough_and_there(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_text("0123456789abcdef")
     file.chmod(0o640)
-    with pytest.raises(UserError, match="can be read by others") as caught:
+    with pytest.raises(UserError, match="E-HOSTS-025") as caught:
         read_secret(file, {})
     assert caught.value.fix == f"chmod 600 {file}"
     file.chmod(0o600)
     read_secret(file, {})
     file.write_text("short")
-    with pytest.raises(UserError, match="too short"):
+    with pytest.raises(UserError, match="E-HOSTS-027"):
         read_secret(file, {})
     with pytest.raises(UserError, match="cannot be read"):
         read_secret(tmp_path / "none", {})
-    with pytest.raises(UserError, match="several hosts need a secret"):
+    with pytest.raises(UserError, match="E-HOSTS-024"):
         read_secret(None, {})
 
 
@@ -61,7 +63,7 @@ def test_addresses() -> None:
         with pytest.raises(UserError):
             parse(wrong, 0, 4)
     for index, count in ((4, 4), (-1, 4), (0, 0)):
-        with pytest.raises(UserError, match="cannot be"):
+        with pytest.raises(UserError, match="E-HOSTS-008"):
             Hosts(index, count, "10.0.0.2", 8476)
 
 
@@ -74,7 +76,7 @@ def test_only_an_address_of_this_machine_is_listened_on(monkeypatch: pytest.Monk
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", debian)
-    with pytest.raises(UserError, match="no other host can reach it"):
+    with pytest.raises(UserError, match="E-HOSTS-017"):
         bound_address("tpu-0")
 
 
@@ -87,7 +89,7 @@ def test_a_run_has_one_owner_until_it_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "1\n"
-        with pytest.raises(UserError, match="is being trained already") as caught:
+        with pytest.raises(UserError, match="E-HOSTS-019") as caught:
             Owner(tmp_path)
         assert f"process {other.pid} on {socket.gethostname()}" in caught.value.why
         other.kill()
@@ -102,7 +104,7 @@ def test_a_damaged_number_of_attempts_is_restored_from_the_log(tmp_path: Path, c
     owner, told = Owner(tmp_path), list[str]()
     for number in (1, 2, 3):
         assert owner.next_attempt() == number
-        owner.write_down({"kind": "start", "attempt": number})
+        owner.append_log({"kind": "start", "attempt": number})
     owner.release()
     with (tmp_path / "supervise" / "log.jsonl").open("ab") as log:
         log.write(b"\xff[1]\n[]\n{")
@@ -115,7 +117,7 @@ def test_a_damaged_number_of_attempts_is_restored_from_the_log(tmp_path: Path, c
 
 @pytest.fixture
 def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, str]]]:
-    monkeypatch.setattr(notice, "ANSWER_SECONDS", 60.0)  # an answer is never late here
+    monkeypatch.setattr(maintenance_notice, "ANSWER_SECONDS", 60.0)  # an answer is never late here
     values = {"preempted": "FALSE", "maintenance-event": "NONE"}
 
     class Server(http.server.BaseHTTPRequestHandler):
@@ -137,26 +139,26 @@ def metadata(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, dict[str, s
 
 def test_notices_of_the_cloud(metadata: tuple[str, dict[str, str]]) -> None:
     url, values = metadata
-    assert notice.announced(url) is None
+    assert maintenance_notice.announced(url) is None
     values["maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
-    assert notice.announced(url) is None
+    assert maintenance_notice.announced(url) is None
     values["maintenance-event"] = "TERMINATE_ON_HOST_MAINTENANCE"
-    assert notice.announced(url) == ("the cloud will end this machine for maintenance", 60)
+    assert maintenance_notice.announced(url) == ("the cloud will end this machine for maintenance", 60)
     values["preempted"] = "TRUE"
-    assert notice.announced(url) == ("the cloud preempts this machine", 30)
+    assert maintenance_notice.announced(url) == ("the cloud preempts this machine", 30)
     values["flavor"] = "somebody else"
-    assert notice.announced(url) is None
+    assert maintenance_notice.announced(url) is None
 
 
 def test_a_notice_is_told_once_and_nothing_is_watched_elsewhere(metadata: tuple[str, dict[str, str]]) -> None:
     url, values = metadata
     told: list[tuple[str, float]] = []
-    watching = notice.watch(url, lambda *about: told.append(about), every_seconds=0.01)
+    watching = maintenance_notice.watch(url, lambda *about: told.append(about), every_seconds=0.01)
     assert not told
     values["preempted"] = "TRUE"
     watching.join(120)
     assert told == [("the cloud preempts this machine", 30)]
-    notice.watch("http://127.0.0.1:9", lambda *about: told.append(about)).join(120)
+    maintenance_notice.watch("http://127.0.0.1:9", lambda *about: told.append(about)).join(120)
     assert len(told) == 1
 
 
@@ -165,23 +167,22 @@ def test_the_lock_of_a_dead_process_is_removed_and_a_live_one_named(tmp_path: Pa
     (proc / "77" / "fd").mkdir(parents=True)
     (proc / "77" / "cmdline").write_bytes(b"python\0train.py")
     lock.touch()
-    free_chip(said.append, lock, proc, attached=lambda: None)
+    require_free_tpu(said.append, lock, proc, attached=lambda: None)
     assert lock.exists()
     (proc / "77" / "fd" / "3").symlink_to(lock)
-    with pytest.raises(UserError, match="in use by process 77") as caught:
-        free_chip(said.append, lock, proc, attached=lambda: "/dev/accel0")
+    with pytest.raises(UserError, match=r"77.*E-HOSTS-005") as caught:
+        require_free_tpu(said.append, lock, proc, attached=lambda: "/dev/accel0")
     assert "python train.py" in caught.value.why
     assert lock.exists()
     (proc / "77" / "fd" / "3").unlink()
-    free_chip(said.append, lock, proc, attached=lambda: "/dev/accel0")
+    require_free_tpu(said.append, lock, proc, attached=lambda: "/dev/accel0")
     assert not lock.exists()
     assert len(said) == 1
 
 
 def member(index: int, code: int | None, *, ended: bool = False, tail: str = "") -> Member:
-    found = Member(index, "a", f"vm-{index}", 100 + index, None)
-    found.exit = None if code is None else Exit(code, ended, tail)
-    return found
+    exit = None if code is None else WorkerExit(code, ended, tail)
+    return Member(index, "a", f"vm-{index}", 100 + index, 0.0, exit=exit)
 
 
 @pytest.mark.parametrize(
@@ -206,9 +207,9 @@ def test_those_we_ended_have_not_died() -> None:
 
 
 def test_deaths_in_words() -> None:
-    assert "killed by SIGKILL (kill -9, or the kernel for want of memory" in verdicts.death(member(2, -9))
+    assert "killed by SIGKILL (kill -9, or the kernel because memory ran out" in verdicts.death(member(2, -9))
     text = verdicts.death(member(1, 3, tail="Traceback ...\nValueError: no\n  for more run it again\n\n"))
-    assert text == "the worker of host 1 (vm-1) left with code 3: ValueError: no"
+    assert text == "the worker of host 1 (vm-1) exited with code 3: ValueError: no"
     assert "signal 60" in verdicts.death(member(0, -60))
 
 
@@ -219,44 +220,44 @@ def test_restarts_without_progress_come_later_and_later() -> None:
 
 def test_attempts_without_a_new_step_are_counted_and_those_of_a_failing_disk_by_the_clock() -> None:
     limits = Limits(restarts=2, storage=100.0)
-    tries = Tries(limits)
-    tries.cut_short("first", reached=7, now=10.0)
+    tries = RestartPolicy(limits).cut_short("first", reached=7, now=10.0)
     assert (tries.ending(), tries.delay_seconds(), tries.spoken()) == (None, 0, "restarting")
-    tries.cut_short("second", reached=5, now=11.0)
+    tries = tries.cut_short("second", reached=5, now=11.0)
     assert tries.spoken() == "restart 2 of 2 without a new step, in 1.0 s"
-    tries.cut_short("third", reached=7, now=12.0, storage=True)
+    tries = tries.cut_short("third", reached=7, now=12.0, storage=True)
     assert tries.ending() is None
     assert tries.spoken() == "restart 3 without a new step, in 4.0 s, for 98.0 s at most"
-    tries.cut_short("fourth", reached=7, now=109.0, storage=True)
+    tries = tries.cut_short("fourth", reached=7, now=109.0, storage=True)
     assert tries.ending() is None
-    tries.cut_short("fifth", reached=7, now=110.0, storage=True)
-    told = "given up: 5 attempts have not come further than step 7, the last of them:"
+    tries = tries.cut_short("fifth", reached=7, now=110.0, storage=True)
+    told = "given up: 5 attempts did not get beyond step 7, the last of them:"
     assert tries.ending() == Ending(70, f"{told}\n  1. third\n  2. fourth\n  3. fifth")
-    tries.cut_short("sixth", reached=8, now=111.0, storage=True)
+    tries = tries.cut_short("sixth", reached=8, now=111.0, storage=True)
     assert (tries.ending(), tries.best, tries.delay_seconds()) == (None, 8, 1)
-    tries.cut_short("seventh", reached=8, now=112.0)
-    tries.cut_short("eighth", reached=8, now=113.0)
+    tries = tries.cut_short("seventh", reached=8, now=112.0)
+    tries = tries.cut_short("eighth", reached=8, now=113.0)
     ending = tries.ending()
     assert ending is not None
-    assert "3 attempts have not come further than step 8\n  1. sixth" in ending.text
+    assert "3 attempts did not get beyond step 8\n  1. sixth" in ending.text
 
 
 def test_an_ending_is_told_whole() -> None:
-    ending = Ending.mistake(UserError("what", why="why", fix="fix"))
-    again = Ending.told(ending.message())
+    ending = Ending.mistake(UserError("E-HOSTS-999", "what", why="why", fix="fix"))
+    again = decode_from_leader(encode(ending))
     assert again == ending
+    assert isinstance(again, Ending)
     with pytest.raises(UserError, match="what"):
         again.exit_code()
-    full = Ending.mistake(StorageError("full", why="why", fix="fix"))
+    full = Ending.mistake(StorageError("E-HOSTS-998", "full", why="why", fix="fix"))
     with pytest.raises(StorageError, match="full") as caught:
-        Ending.told(full.message()).exit_code()
+        full.exit_code()
     assert caught.value.exit_code == 74
-    assert Ending.told(Ending(75, "bye").message()).exit_code() == 75
+    assert Ending(75, "bye").exit_code() == 75
 
 
 def test_a_supervisor_never_imports_jax() -> None:
     program = (
-        "import sys, forerun.supervise.supervisor, forerun.supervise.worker\n"
+        "import sys, forerun.supervise.supervisor, forerun.supervise.worker.worker\n"
         "print([name for name in ('jax', 'numpy', 'orbax', 'pydantic') if name in sys.modules])"
     )
     source = str(Path(__file__).resolve().parents[3] / "src")
@@ -267,11 +268,11 @@ def test_a_supervisor_never_imports_jax() -> None:
 @pytest.mark.parametrize(
     ("host", "leader", "what"),
     [
-        ("1", "a:1", "which host of how many"),
-        ("a/b", "a:1", "which host of how many"),
-        (None, "a:1", "--leader needs --host"),
-        ("0/2", None, "--host needs --leader"),
-        ("2/2", "a:1", "host 2 of 2 cannot be"),
+        ("1", "a:1", "E-HOSTS-011"),
+        ("a/b", "a:1", "E-HOSTS-011"),
+        (None, "a:1", "E-HOSTS-011"),
+        ("0/2", None, "E-HOSTS-012"),
+        ("2/2", "a:1", r"host 2 of 2 .*E-HOSTS-008"),
     ],
 )
 def test_half_an_address_on_the_command_line_is_refused(host: str | None, leader: str | None, what: str) -> None:
@@ -295,7 +296,7 @@ def test_the_metadata_server_names_the_hosts_of_a_tpu_vm(metadata: tuple[str, di
     url, values = metadata
 
     def attribute(name: str) -> str | None:
-        return notice.read(url, f"attributes/{name}", MOST_BYTES)
+        return maintenance_notice.read(url, f"attributes/{name}", MAX_BYTES)
 
     names = [f"t1v-n-00000000-w-{number}" for number in range(64)]  # longer than a notice
     values |= {"agent-worker-number": "63", "worker-network-endpoints": ",".join(names)}

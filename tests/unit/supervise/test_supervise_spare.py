@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timing
 WORKER = """
 import json, os, signal, sys, time
 from pathlib import Path
-from forerun.supervise.worker import connect
+from forerun.supervise.worker.worker import connect
 notes, fault = Path(sys.argv[1]), sys.argv[2]
 imported = []
 def imports():
@@ -43,8 +43,8 @@ if worker.attempt == 1:
 SUPERVISOR = """
 import sys
 from pathlib import Path
-from forerun.supervise.hosts import given
-from forerun.supervise.limits import Limits
+from forerun.supervise.host_address import given
+from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.supervisor import supervise
 notes, fault = sys.argv[1:]
 limits = Limits(stall_floor=600)  # a spare may take its time to come

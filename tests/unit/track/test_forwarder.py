@@ -16,10 +16,12 @@ from mlflow_server import MlflowServer
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.track import forwarder, mlflow
+from forerun.track import forwarder
+from forerun.track.backends import mlflow
+from forerun.track.backends.job_trackers import trackers_of
 from forerun.track.forwarder import tracking
 from forerun.track.metrics import MetricsLog
-from forerun.track.tracker import Row, Run, trackers_of
+from forerun.track.tracker import Row, TrackedRun
 
 pytestmark = pytest.mark.timing
 
@@ -191,7 +193,7 @@ THREADS: set[str] = set()
 
 
 class Own:
-    def begin(self, run: Run) -> int | None:
+    def begin(self, run: TrackedRun) -> int | None:
         assert run.name == "one"
         return None
 
@@ -222,9 +224,9 @@ def test_a_tracker_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_mistakes_in_the_job_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(UserError, match="needs the address"):
+    with pytest.raises(UserError, match="E-TRACK-001"):
         trackers_of(job_of(tmp_path, "track=mlflow").track)
-    with pytest.raises(UserError, match="unknown 'wandb'"):
+    with pytest.raises(UserError, match="'wandb'"):
         job_of(tmp_path, "track=wandb")
     with pytest.raises(UserError, match="MLFLOW_TRACKING_USERNAME"):
         job_of(tmp_path, "track=mlflow", "track.url=http://me:geheim@host:5000")

@@ -1,4 +1,4 @@
-"""Jobs to begin with, one file for each way of training. Their figures come from `bench/recipes.py`."""
+"""Example jobs that `forerun init` writes, one per training method. `bench/recipes.py` measures their figures."""
 
 from __future__ import annotations
 
@@ -14,13 +14,20 @@ BEGIN, END = "# figures\n", "# end of figures\n"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What `forerun init` says of it, and what its job names unless the user says otherwise."""
+    """An example job.
+
+    Args:
+      summary: the line about it in `forerun init`.
+      model: the default of `--model`.
+      data: the default of `--data`.
+      beside: files that are written next to the job, as (name in this package, name next to the job).
+    """
 
     name: str
     summary: str
     model: str = "Qwen/Qwen3-0.6B"
     data: str = "data.jsonl"
-    beside: tuple[tuple[str, str], ...] = ()  # (file of this package, its name beside the job)
+    beside: tuple[tuple[str, str], ...] = ()
 
     @property
     def text(self) -> str:
@@ -33,39 +40,43 @@ RECIPES = {
         Recipe("pretrain", "continue pre-training on texts", "Qwen/Qwen3-0.6B-Base", "texts"),
         Recipe("sft", "fine-tune on conversations, all weights"),
         Recipe("lora", "fine-tune on conversations, small adapters"),
-        Recipe("qlora", "adapters beside a model in four bits: large models on one chip", "Qwen/Qwen3-8B"),
+        Recipe("qlora", "adapters for a model in four bits: large models on one chip", "Qwen/Qwen3-8B"),
         Recipe("distil", "a small model learns from a large one"),
         Recipe("qat", "train with weights rounded to four bits"),
         Recipe("dpo", "learn which of two answers you prefer", data="pairs.jsonl"),
-        Recipe("custom", "a model of your own", "my_model:Model", "texts", (("my_model.py.txt", "my_model.py"),)),
+        Recipe("custom", "train a custom model", "my_model:Model", "texts", (("my_model.py.txt", "my_model.py"),)),
     )
 }
 
 
 def packaged(name: str) -> str:
+    """Return the text of a file in this package."""
     return files(__name__).joinpath(name).read_text("utf-8")
 
 
 def recipe_named(name: str) -> Recipe:
+    """Return the recipe of this name. Raise UserError if there is none."""
     if name not in RECIPES:
         near = did_you_mean(name, RECIPES)
         raise UserError(
+            "E-JOB-007",
             f"there is no recipe {name!r}",
             why=f"recipes: {', '.join(RECIPES)}",
-            fix=f"did you mean '{near}'?" if near else "choose one of them, or run `forerun init` and be asked",
+            fix=f"did you mean '{near}'?" if near else "choose one of them, or run `forerun init`, which asks",
         )
     return RECIPES[name]
 
 
 def written(recipe: Recipe, target: Path, model: str | None = None, data: str | None = None) -> list[Path]:
-    """Writes the job, and what it needs beside it; the files. Nothing that exists is touched."""
+    """Write the job and the files that it needs. Return their paths. Raise UserError if one of them exists."""
     texts = {target: filled(recipe, target, model, data)}
     texts |= {target.with_name(name): packaged(source) for source, name in recipe.beside}
     for path in texts:
         if path.exists():
             raise UserError(
+                "E-JOB-008",
                 f"{path} exists already",
-                why="init never writes over anything",
+                why="init does not overwrite files",
                 fix=f"remove it, or give another name: forerun init --recipe {recipe.name} other.yaml",
             )
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +86,7 @@ def written(recipe: Recipe, target: Path, model: str | None = None, data: str | 
 
 
 def filled(recipe: Recipe, target: Path, model: str | None = None, data: str | None = None) -> str:
-    """The recipe's text with its names filled in."""
+    """Return the text of the recipe with the names of the run, the model and the data filled in."""
     run = target.parent.absolute().name if target.stem == "job" else target.stem
     text = recipe.text.replace(BEGIN, "").replace(END, "")
     text = text.replace("runs/NAME", f"runs/{run}").replace("FILE", str(target))
@@ -84,7 +95,7 @@ def filled(recipe: Recipe, target: Path, model: str | None = None, data: str | N
 
 
 def _named(line: str, names: dict[str, str]) -> str:
-    """A line with its name filled in, the comment behind it where it was."""
+    """Return a line with its placeholder replaced, and with its comment in the same column."""
     key, colon, rest = line.partition(": ")
     word = rest.split(maxsplit=1)[0] if rest.strip() else ""
     if not colon or word not in names:
@@ -95,6 +106,6 @@ def _named(line: str, names: dict[str, str]) -> str:
 
 
 def quoted(value: str) -> str:
-    """As YAML reads it back."""
+    """Return a text as a YAML scalar, in quotes if it needs them."""
     plain = value.replace("/", "").replace(".", "").replace("-", "").replace("_", "")
     return value if plain.isalnum() and not plain.isdecimal() else "'" + value.replace("'", "''") + "'"

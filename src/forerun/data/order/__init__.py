@@ -1,1 +1,1 @@
-"""Which tokens stand in which batch: packing, mixture and permutation as pure functions of the seed and the step."""
+"""The content of each batch: packing, mixture and permutation, as pure functions of the seed and the step."""

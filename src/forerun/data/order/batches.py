@@ -1,8 +1,8 @@
-"""Which rows make which batch: a pure function of seed and step, the same on any number of hosts and devices.
+"""The rows of each batch: a pure function of seed and step, the same on any number of hosts and devices.
 
-Batches are cut from the endless order of a `Mixture`: epochs laid end to end, so every row is used exactly once per
-epoch and none is dropped at an epoch's end. Any batch is found at once, however many rows there are and however late
-it comes.
+Batches are cut from the endless order of a `Mixture`, in which epochs follow each other without gaps. Without weights,
+every row is used exactly once per epoch, and none is dropped at its end. The rows of any batch are computed directly,
+without the batches before it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.data.order.enough import require_one_batch
 from forerun.data.order.mixture import Mixture
 from forerun.data.order.rows import Example, PackedRows
 from forerun.errors import UserError
@@ -18,10 +17,18 @@ from forerun.objectives.batch import Batch
 
 
 class Batches:
-    """Global batches of `batch` rows, shaped [accumulation, batch / accumulation, S].
+    """Global batches of rows, as arrays [A, B, S]: micro-batches, rows of a micro-batch, positions.
 
-    Micro-batch a holds rows a*B .. (a+1)*B of the global batch. `held` are the numbers in B that this host's devices
-    hold, of which alone it builds the rows; the order of the global batch does not depend on it.
+    Args:
+      rows: the data.
+      seed: selects the order of the rows.
+      batch: rows of a global batch, A * B.
+      accumulation: micro-batches of a global batch, A. Micro-batch a has the rows a*B .. (a+1)*B - 1.
+      held: which of the B rows this host's devices hold. The host builds only these. The order of the global batch
+        does not depend on it. None: all rows.
+
+    Raises:
+      UserError: `batch` is not a multiple of `accumulation`, or the data has fewer rows than a batch.
     """
 
     def __init__(
@@ -37,6 +44,7 @@ class Batches:
         require_one_batch(rows, batch)
         if batch % accumulation:
             raise UserError(
+                "E-DATA-011",
                 f"batch {batch} does not divide into {accumulation} micro-batches",
                 why=f"{batch} / {accumulation} = {batch / accumulation:g}",
                 fix=f"batch={batch // accumulation * accumulation or accumulation}, or another micro_batch",
@@ -46,21 +54,29 @@ class Batches:
         self._shape = (accumulation, micro)
         self._held = np.arange(micro) if held is None else held
 
-    @property
-    def examples_per_epoch(self) -> int:
-        """Rows; of a weighted mixture, until the part that lasts longest has been seen once."""
-        return self.rows.epoch
-
     def ids_at(self, step: int) -> NDArray[np.int64]:
-        """The row numbers of global batch `step` (counted from 0), in order."""
+        """Return the row numbers of global batch `step` (counted from 0), in order."""
         return self.rows.drawn(step * self._batch + np.arange(self._batch, dtype=np.int64), self._seed)
 
     def examples_at(self, step: int) -> list[Example]:
-        """(part, document) or (part, document, piece) of all that stand in global batch `step`, in order."""
+        """Return the examples of global batch `step`, in order: (part, document) or (part, document, piece)."""
         return [example for row in self.ids_at(step).tolist() for example in self.rows.examples(row)]
 
     def batch_at(self, step: int) -> Batch[NDArray[np.generic]]:
-        """Batch `step` as NumPy arrays [A, B, S]: this host's part of it."""
+        """Return this host's part of batch `step` as NumPy arrays [A, B, S]."""
         ids = self.ids_at(step).reshape(self._shape)[:, self._held]
         arrays = self.rows.take(ids.ravel())
         return Batch.of({name: array.reshape(*ids.shape, *array.shape[1:]) for name, array in arrays.items()})
+
+
+def require_one_batch(rows: PackedRows | Mixture, batch: int) -> None:
+    """Raise UserError if the data has fewer rows than a batch: a step would contain a row twice."""
+    if len(rows) < batch:
+        raise UserError(
+            "E-DATA-013",
+            f"the data is smaller than one batch: {len(rows)} rows, batch {batch}",
+            why=f"the documents make {len(rows)} rows of {rows.sequence} tokens",
+            fix=f"batch={len(rows)}, a shorter sequence, or more text"
+            if len(rows)
+            else "a shorter sequence, or more text",
+        )

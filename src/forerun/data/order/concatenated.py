@@ -1,10 +1,12 @@
-"""Concatenate and split: all documents end to end are cut into rows of one length, and no token is lost.
+"""Rows of concatenated documents: all documents follow each other and are cut into rows, so no token is lost.
 
-Row r holds the tokens r*S .. r*S+S-1 of all; the target of each is the token after it, so the last target of a row
-is the first token of the next. Every token but a document's first is the target of exactly one position. At the end
-of a document the target would be another document's first token: its weight is 0, as it is where a target is not to
-be learned. A document that crosses a row border is two parts: in the next row it is a new segment whose positions
-start at 0, because attention does not reach across rows. The last row is filled up with padding.
+Row r holds the tokens r*S .. r*S+S-1 of all documents. The target of each is the token after it, so the last target of
+a row is the first token of the next row. Every token except the first of a document is the target of exactly one
+position. At the end of a document, the target would be the first token of the next document. Its weight is 0, as for
+targets without loss.
+
+A document that crosses a row border has two pieces. In the next row it is a new segment whose positions start at 0,
+because attention does not reach across rows. The last row is filled up with padding.
 """
 
 from __future__ import annotations
@@ -16,41 +18,45 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.documents import Documents
-from forerun.data.order.plan import learned_targets
-from forerun.data.order.rows import Arrays, Counts, Example
+from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets
 from forerun.errors import UserError
 
 
 class Concatenated:
-    """Rows cut from the documents laid end to end."""
+    """Rows of `sequence` positions, cut from the concatenated documents."""
 
     def __init__(self, documents: Documents, sequence: int) -> None:
         self._documents, self.sequence = documents, sequence
         self._count = -(-(documents.tokens - 1) // sequence)  # the last token is a target only
         if self._count < 1:
-            raise UserError("data.path: too little text", why=f"{documents.tokens} tokens in all", fix="give more text")
+            raise UserError(
+                "E-DATA-012",
+                "data.path: too little text",
+                why=f"{documents.tokens} tokens in total",
+                fix="give more text",
+            )
 
     def __len__(self) -> int:
         return self._count
 
     @cached_property
     def digest(self) -> str:
-        said = f"concatenated 1 {self._documents.digest} {self.sequence}"
-        return hashlib.sha256(said.encode()).hexdigest()[:12]
+        identity = f"concatenated 1 {self._documents.digest} {self.sequence}"
+        return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
     @cached_property
-    def report(self) -> Counts:
-        """The documents' begins are read once; where some tokens are not learned, the masks too."""
+    def report(self) -> RowCounts:
+        """Counts of the documents. Computing them reads all document borders once, and the masks if there are any."""
         tokens, some = self._documents.tokens, 1 << 21
         learned = too_long = longest = single = 0
         for begin in range(0, len(self._documents), some):
             begins = self._documents.begins(np.arange(begin, min(begin + some, len(self._documents)) + 1))
             positions = np.maximum(np.diff(begins) - 1, 0)
-            learned += learned_targets(self._documents, begins[:-1], positions)
+            learned += count_loss_targets(self._documents, begins[:-1], positions)
             too_long += int((positions > self.sequence).sum())
             longest = max(longest, int(positions.max(initial=0)))
             single += int((positions == 0).sum())
-        return Counts(
+        return RowCounts(
             documents=len(self._documents),
             tokens=tokens,
             rows=len(self),
@@ -99,7 +105,7 @@ class Concatenated:
         }
 
     def _begins(self, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Where a document, or a row's part of one, begins [n, S + 1]."""
+        """Return where a document, or a row's piece of one, begins [n, S + 1]."""
         begin = np.zeros((len(starts), self.sequence + 1), np.bool_)
         begin[:, 0] = True
         first, last = self._documents.holding(np.stack([starts, stops - 1]))

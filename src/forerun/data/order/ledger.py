@@ -1,21 +1,19 @@
-"""The ledger: which examples each step learned from, a line of JSON a step, and the comparison of two of them.
+"""The ledger: the examples that each step was trained on, as one line of JSON per step.
 
     {"step": 7, "examples": [[0, 512], [0, 90, 2]]}
 
-A step whose batch was left out has learned from none, and says which and why:
+A step whose batch was skipped was trained on no examples. Its line names the skipped examples and the reason:
 
     {"step": 8, "examples": [], "skipped": [[0, 17]], "why": "loss nan, gradient norm nan"}
 
-An example is [part, document] or [part, document, piece]. Two runs with the same ledger saw the same data in the same
-order, whatever happened to them on the way.
+An example is [part, document] or [part, document, piece]. Two runs with the same ledger were trained on the same data
+in the same order, even if one of them was interrupted and resumed.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,11 @@ from forerun.journal import Journal, Seal
 
 
 class Ledger(Journal):
-    """Appends a line a step. `step` is the first step to come: lines of this step and of later ones are removed."""
+    """A journal with one line per step.
+
+    Args:
+      step: the next step of the run. Opening the file removes the lines of this step and of later ones.
+    """
 
     def __init__(
         self,
@@ -38,71 +40,37 @@ class Ledger(Journal):
         super().__init__(file, last=step - 1, seals=seals, tell=tell, is_entry=_is_entry)
 
     def write(self, step: int, examples: Iterable[Example], *, skipped: str | None = None) -> None:
-        """`skipped` is why the step was not taken, if it was not."""
-        said: dict[str, object] = {"step": step, "examples": list(examples)}
+        """Append the line of a step. `skipped` is the reason if its batch was skipped, else None."""
+        entry: dict[str, object] = {"step": step, "examples": list(examples)}
         if skipped is not None:
-            said = {"step": step, "examples": [], "skipped": said["examples"], "why": skipped}
-        self.append(json.dumps(said, separators=(",", ":")).encode() + b"\n")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first one: at `step`, example number `place`; None where one of the two has no more."""
-
-    step: int
-    place: int
-    left: Example | None
-    right: Example | None
-
-    def __str__(self) -> str:
-        return f"step {self.step}, example {self.place}: {_said(self.left)} and {_said(self.right)}"
+            entry = {"step": step, "examples": [], "skipped": entry["examples"], "why": skipped}
+        self.append(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
 
 
 def entries(file: Path) -> Iterator[tuple[int, list[Example]]]:
-    """(step, examples) of every whole line."""
+    """Yield the step and the examples of each complete line. They are empty if the batch was skipped."""
     for line in _lines(file):
-        step, examples = _parsed(line, file)
-        assert step is not None
-        yield step, examples
+        yield _parsed(line, file)
 
 
 def drawn(file: Path) -> Iterator[tuple[int, list[Example], str | None]]:
-    """(step, examples of its batch, why it was left out if it was) of every whole line."""
+    """Yield the step, the examples of its batch, and the reason if it was skipped (else None), line by line."""
     for line, (step, examples) in zip(_lines(file), entries(file), strict=True):
-        said = json.loads(line)
-        skipped = [tuple(example) for example in said.get("skipped", ())]
-        yield step, examples or skipped, said.get("why")
-
-
-def compare(left: Path, right: Path) -> Difference | None:
-    """The first difference of two ledgers, or None; a line of each is held at a time."""
-    for a, b in zip_longest(_lines(left), _lines(right)):
-        if a == b:
-            continue
-        (step, here), (other, there) = _parsed(a, left), _parsed(b, right)
-        if step != other:  # one of them lacks the earlier step
-            known = [number for number in (step, other) if number is not None]
-            first = min(known)
-            here, there = (here if step == first else []), (there if other == first else [])
-            return Difference(first, 0, here[0] if here else None, there[0] if there else None)
-        assert step is not None
-        for place, (one, two) in enumerate(zip_longest(here, there)):
-            if one != two:
-                return Difference(step, place, one, two)
-    return None
+        entry = json.loads(line)
+        skipped = [tuple(example) for example in entry.get("skipped", ())]
+        yield step, examples or skipped, entry.get("why")
 
 
 def _lines(file: Path) -> Iterator[bytes]:
+    """Yield the complete lines. The last one may be incomplete, because the run writes it or was killed."""
     with file.open("rb") as lines:
         yield from (line for line in lines if line.endswith(b"\n"))
 
 
-def _parsed(line: bytes | None, file: Path) -> tuple[int | None, list[Example]]:
-    if line is None:
-        return None, []
+def _parsed(line: bytes, file: Path) -> tuple[int, list[Example]]:
     try:
-        said = json.loads(line)
-        return int(said["step"]), [tuple(example) for example in said["examples"]]
+        entry = json.loads(line)
+        return int(entry["step"]), [tuple(example) for example in entry["examples"]]
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(line, file) from error
 
@@ -114,9 +82,8 @@ def _is_entry(entry: dict[str, Any]) -> bool:
 
 def _damaged(line: bytes, file: Path) -> UserError:
     return UserError(
-        f"{file}: a line is no entry of a ledger", why=repr(line[:80].decode(errors="replace")), fix=f"remove {file}"
+        "E-DATA-014",
+        f"{file}: a line is not an entry of a ledger",
+        why=repr(line[:80].decode(errors="replace")),
+        fix=f"remove {file}",
     )
-
-
-def _said(example: Example | None) -> str:
-    return "nothing" if example is None else str(list(example))

@@ -1,10 +1,13 @@
-"""Several sources in one order; rows never mix sources.
+"""Mixtures of several sources (parts) in one endless order. A row never mixes sources.
 
-Without weights all rows are one set, permuted anew in every epoch: each row exactly once. With weights the order is
-made of blocks of 4096 places. In each block every part has the same, exact number of places, arranged by a
-permutation keyed by (seed, block). The uses of a part are counted through: use c is row c mod n of its pass c // n,
-permuted by (seed, part, pass); so no row of a part comes again before all its others have come, and any place is
-found at once, however late.
+Without weights, all rows are one set. Each epoch is another permutation of it, so each row occurs once per epoch.
+
+With weights, the order consists of blocks of 4096 places. Each part has an exact number of places, the same in every
+block, arranged by a permutation with the key (seed, block). The uses of a part are counted over all blocks. Use c of a
+part with n rows is row c mod n of pass c // n, permuted by (seed, part, pass). A row is therefore not repeated before
+all other rows of its part were used.
+
+The row at any place is computed directly, without the places before it.
 """
 
 from __future__ import annotations
@@ -19,26 +22,30 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.order.permutation import permuted
-from forerun.data.order.rows import Arrays, Counts, Example, PackedRows
+from forerun.data.order.rows import Arrays, Example, PackedRows
 from forerun.errors import UserError
 
 BLOCK = 4096  # places
 
 
-class Beside(Protocol):
-    """Further arrays of the same rows."""
+class ExtraArrays(Protocol):
+    """Additional arrays for the rows of a mixture, such as cached teacher logits."""
 
     @property
-    def digest(self) -> str: ...
+    def digest(self) -> str:
+        """Digest of the values; empty if they are not part of the identity of the data."""
 
     def take(self, rows: NDArray[np.int64]) -> Arrays:
-        """By name, each [n, ...]."""
+        """Return the arrays of these rows by name, each [n, ...]."""
 
 
 class Mixture:
-    """The rows of all parts, numbered through: first those of part 0, then those of part 1, and so on.
+    """The rows of all parts in one order. They are numbered from part to part: first those of part 0, and so on.
 
-    `names` are for messages.
+    Args:
+      parts: the packed rows of each part, all with the same sequence length.
+      weights: relative frequency of each part's rows; None: each row occurs once per epoch.
+      names: names of the parts, for errors.
     """
 
     def __init__(
@@ -53,62 +60,49 @@ class Mixture:
         self.names = tuple(names or map(str, range(len(parts))))
         self._firsts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         self._places = None if weights is None else places_of(weights, self.names)
-        self._beside: Beside | None = None
+        self.extra: ExtraArrays | None = None
 
-    def accompanied(self, beside: Beside) -> Self:
-        """The same rows in the same order, with further arrays in each."""
-        made = copy(self)
-        made.__dict__.pop("digest", None)
-        made._beside = beside
-        return made
-
-    def with_parts(self, parts: Sequence[PackedRows]) -> Mixture:
-        """The same order of other rows, as many of them."""
-        other = Mixture(parts, None, self.names)
-        if [len(part) for part in parts] != [len(part) for part in self.parts]:
-            raise ValueError("other numbers of rows")
-        other._places = self._places
-        return other
+    def with_extra(self, extra: ExtraArrays) -> Self:
+        """Return a copy with the same rows in the same order, and additional arrays."""
+        mixture = copy(self)
+        mixture.__dict__.pop("digest", None)
+        mixture.extra = extra
+        return mixture
 
     def __len__(self) -> int:
-        """Rows of all parts together."""
+        """Return the number of rows of all parts."""
         return int(self._firsts[-1])
 
     @property
     def sequence(self) -> int:
         return self.parts[0].sequence
 
-    @property
-    def reports(self) -> dict[str, Counts]:
-        """What became of the documents of each part."""
-        return {name: part.report for name, part in zip(self.names, self.parts, strict=True)}
-
     @cached_property
     def digest(self) -> str:
-        """Of the parts, of their weights, and of what stands beside the rows: the same digest, the same batches."""
-        beside = f" {self._beside.digest}" if self._beside else ""
+        """Digest of the parts, their weights and the extra arrays. Mixtures with the same digest have equal batches."""
+        extra = f" {self.extra.digest}" if self.extra and self.extra.digest else ""
         if len(self.parts) == 1:
-            return self.parts[0].digest + beside
-        said = f"mixture 1 {[part.digest for part in self.parts]} {self._places}"
-        return hashlib.sha256(said.encode()).hexdigest()[:12] + beside
+            return self.parts[0].digest + extra
+        identity = f"mixture 1 {[part.digest for part in self.parts]} {self._places}"
+        return hashlib.sha256(identity.encode()).hexdigest()[:12] + extra
 
     @property
     def epoch(self) -> int:
-        """Rows of an epoch: all; with weights, as many as it takes to see the part that lasts longest once."""
+        """Number of rows in an epoch: all rows. With weights, as many as are drawn until every part is used up once."""
         if self._places is None:
             return len(self)
         return max(-(-len(part) * BLOCK // places) for part, places in zip(self.parts, self._places, strict=True))
 
     @property
     def passes(self) -> list[float]:
-        """How often each part is seen in an epoch."""
+        """How often each part is used in an epoch."""
         if self._places is None:
             return [1.0] * len(self.parts)
         pairs = zip(self.parts, self._places, strict=True)
         return [self.epoch * places / BLOCK / len(part) for part, places in pairs]
 
     def drawn(self, places: ArrayLike, seed: int) -> NDArray[np.int64]:
-        """The rows at these places of the endless order of `seed`."""
+        """Return the row numbers at these places of the endless order of `seed`."""
         at = np.asarray(places, np.int64)
         if self._places is None:
             epochs, inside = np.divmod(at, len(self))
@@ -127,7 +121,7 @@ class Mixture:
         return rows
 
     def _uses(self, at: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The part at each place, and how often that part stands before it."""
+        """Return the part at each place, and how often this part occurs before it."""
         assert self._places is not None
         blocks, inside = np.divmod(at, BLOCK)
         part, use = np.empty_like(at), np.empty_like(at)
@@ -139,9 +133,9 @@ class Mixture:
         return part, use
 
     def take(self, indices: ArrayLike) -> Arrays:
-        """Rows by their numbers, as five arrays [n, S], and what stands beside them."""
+        """Return rows by their numbers, as five arrays [n, S], and the extra arrays."""
         index = np.asarray(indices, np.int64)
-        return self._taken(index) | (self._beside.take(index) if self._beside else {})
+        return self._taken(index) | (self.extra.take(index) if self.extra else {})
 
     def _taken(self, index: NDArray[np.int64]) -> Arrays:
         if len(self.parts) == 1:
@@ -155,7 +149,7 @@ class Mixture:
         return out
 
     def examples(self, row: int) -> list[Example]:
-        """(part, document) or (part, document, piece) of all that stand in the row."""
+        """Return the examples of a row: (part, document) or (part, document, piece)."""
         p = int(self._part_of(np.array([row]))[0])
         return [(p, *example) for example in self.parts[p].examples(row - int(self._firsts[p]))]
 
@@ -166,13 +160,22 @@ class Mixture:
 
 
 def places_of(weights: Sequence[float], names: Sequence[str]) -> tuple[int, ...]:
-    """Places of each part in a block: the exact shares rounded down, and the largest remainders rounded up."""
+    """Return the number of places of each part in a block, by the largest remainder method.
+
+    Shares are rounded down, and those with the largest remainders are rounded up until the block is full.
+
+    Raises:
+      UserError: a weight is not positive, or too small for one place.
+    """
     if len(weights) != len(names):
         raise ValueError(f"{len(weights)} weights for {len(names)} parts")
     for weight, name in zip(weights, names, strict=True):
         if not 0 < weight < float("inf"):
             raise UserError(
-                f"data.mixture.{name}: weight {weight:g}", why="a weight is above 0", fix="leave the part out"
+                "E-DATA-015",
+                f"data.mixture.{name}: weight {weight:g}",
+                why="a weight must be above 0",
+                fix="set a positive weight, or remove the part",
             )
     shares = np.asarray(weights, np.float64) / sum(weights) * BLOCK
     places = np.floor(shares).astype(np.int64)
@@ -181,16 +184,17 @@ def places_of(weights: Sequence[float], names: Sequence[str]) -> tuple[int, ...]
     for share, count, name in zip(shares, places, names, strict=True):
         if not count:
             raise UserError(
-                f"data.mixture.{name}: its weight is too small to be drawn",
-                why=f"its share is {share / BLOCK:.3g}, and the order is exact to 1/{BLOCK}",
-                fix=f"a share of at least {1 / BLOCK:.2g}, or leave the part out",
+                "E-DATA-016",
+                f"data.mixture.{name}: its weight is too small",
+                why=f"its share is {share / BLOCK:.3g}, and the smallest possible share is 1/{BLOCK}",
+                fix=f"set a share of at least {1 / BLOCK:.2g}, or remove the part",
             )
     return tuple(places.tolist())
 
 
 @lru_cache(maxsize=16)
 def _arrangement(places: tuple[int, ...], seed: int, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each place in a block: its part, and how many places of that part stand before it in the block."""
+    """Return the part at each place of a block, and how often this part occurs before it in the block."""
     sorted_parts = np.repeat(np.arange(len(places)), places)
     parts = sorted_parts[permuted(np.arange(BLOCK), BLOCK, seed, block, BLOCK, 0)]
     before = np.empty(BLOCK, np.int64)

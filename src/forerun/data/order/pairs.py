@@ -1,67 +1,61 @@
-"""Preference pairs in rows: both sides of a pair stand in one row, each a segment of its own, several pairs to a row.
+"""Rows of preference pairs. A row holds several pairs, and both sides of a pair are in the same row, as two segments.
 
-Documents 2p and 2p + 1 are the chosen and the rejected side of pair p. The array `pairs` [n, S] says whose a position
-is: k is the chosen side of the row's k-th pair, -k its rejected side, 0 is padding. A row has `most_pairs(S)` pairs at
-most, so that what is counted per pair has one shape. A pair is never split. One that is longer than a row follows
-`too_long`:
-
-- keep_end: both sides lose as many tokens at the start of the prompt that they share. All of both answers and at least
-  one token of the prompt stay; where these alone are too long, the pair is left out.
-- drop: it is left out. stop: an error.
+Documents 2p and 2p + 1 are the chosen and the rejected side of pair p. The array `pairs` [n, S] gives the side at each
+position: k is the chosen side of the row's k-th pair, -k its rejected side, 0 is padding. A row has at most
+`max_pairs(S)` pairs, so that arrays per pair have a fixed shape. A pair is never split. A pair that is longer than a
+row follows the policy `too_long`. Under `keep_end`, both complete answers and at least one token of the prompt are
+kept. If these alone are too long, the pair is dropped.
 """
 
 from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerun.data.documents import Documents, InMemory, Mask, Tokens
-from forerun.data.order.laid import laid
-from forerun.data.order.permutation import permuted
-from forerun.data.order.plan import KEY, VERSION, learned_targets, planned
-from forerun.data.order.rows import Arrays, Counts, Example
+from forerun.data.documents import Documents, Mask, Tokens
+from forerun.data.order.packing import VERSION, pack, packing_order, window_size
+from forerun.data.order.row_layout import lay_out_rows
+from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets
+from forerun.data.order.too_long import TooLong, apply_policy, refuse_too_long, resolve_policy
 from forerun.errors import UserError
-from forerun.objectives.pairs import PAIRS, REFERENCE, ROOM, most_pairs
-
-TooLong: TypeAlias = Literal["keep_end", "drop", "stop"]
+from forerun.objectives.pairs import PAIRS, REFERENCE, ROOM, max_pairs
 
 
 class Pairs:
-    """Rows of pairs, packed first-fit-decreasing. The plan is made when they are opened."""
+    """Rows of pairs, packed first-fit-decreasing. The packing is computed when the object is created."""
 
     def __init__(self, documents: Documents, sequence: int, *, too_long: TooLong = "keep_end") -> None:
-        self._documents, self.sequence, self.too_long = documents, sequence, too_long
+        self._documents, self.sequence = documents, sequence
+        self.too_long = resolve_policy(too_long, pairs=True)
         self._begins = documents.begins(np.arange(len(documents) + 1))
         sides = np.diff(self._begins).reshape(-1, 2) - 1  # positions
         total = np.where((sides > 0).all(1), sides.sum(1), 0)
         over = np.flatnonzero(total > sequence)
-        if len(over) and too_long == "stop":
-            raise _stopped(len(over), len(total), int(total.max()), sequence)
-        self._cuts = np.zeros(len(total), np.int64)  # tokens at the start of both sides
-        kept = total.copy()
-        for pair in over.tolist():
-            cut = -(-(int(total[pair]) - sequence) // 2)
-            fits = too_long == "keep_end" and cut < self._shared(pair)
-            self._cuts[pair], kept[pair] = (cut, total[pair] - 2 * cut) if fits else (0, 0)
+        if too_long == "stop":
+            refuse_too_long([total], sequence, pairs=True)
+        removable = np.zeros(len(total), np.int64)
+        if too_long == "keep_end":  # one token of the prompt is kept
+            removable[over] = [self._shared(pair) - 1 for pair in over.tolist()]
+        self._cuts, kept = apply_policy(total, sequence, too_long, sides=2, removable=removable)
         if not kept.any():
             raise UserError(
-                "data.path: no pair to learn from",
+                "E-DATA-017",
+                "data.path: no pair can be used for training",
                 why=f"{len(total)} pairs, {len(over)} of them longer than the sequence of {sequence}",
-                fix="a longer sequence" if len(over) else "give pairs with answers",
+                fix="set a longer sequence" if len(over) else "give pairs with answers",
             )
-        self._pairs, self._firsts, window = _rows_of(kept, sequence)
+        self._pairs, self._firsts, window = _pack_pairs(kept, sequence)
         self._sides = np.where(kept[:, None] > 0, sides - self._cuts[:, None], 0)
-        self.report = Counts(
+        self.report = RowCounts(
             documents=len(total),
             tokens=documents.tokens,
             rows=len(self),
             sequence=sequence,
             positions=int(kept.sum()),
-            learned=learned_targets(documents, (self._begins[:-1].reshape(-1, 2) + self._cuts[:, None]).ravel(),
+            learned=count_loss_targets(documents, (self._begins[:-1].reshape(-1, 2) + self._cuts[:, None]).ravel(),
                                     self._sides.ravel()),
             too_long=len(over),
             became=too_long,
@@ -70,21 +64,21 @@ class Pairs:
             truncated_tokens=int(2 * self._cuts.sum() + (total[over][kept[over] == 0] + 2).sum()),
             nothing_to_learn=int((total == 0).sum()),
         )  # fmt: skip
-        said = f"pairs {VERSION} {ROOM} {documents.digest} {sequence} {too_long} {window}"
-        self.digest = hashlib.sha256(said.encode()).hexdigest()[:12]
+        identity = f"pairs {VERSION} {ROOM} {documents.digest} {sequence} {too_long} {window}"
+        self.digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
 
     def __len__(self) -> int:
         return len(self._firsts) - 1
 
     def examples(self, row: int) -> list[Example]:
-        """The pairs of a row, in order."""
+        """Return the pairs of a row, in order."""
         return [(pair,) for pair in self._pairs[self._firsts[row] : self._firsts[row + 1]].tolist()]
 
     def numbers(self, rows: ArrayLike) -> NDArray[np.int64]:
-        """Which pairs stand in the rows, [n, most_pairs(S)]; -1: none."""
+        """Return the numbers of the pairs in each row, [n, max_pairs(S)]; -1 where a row has fewer pairs."""
         index = self._checked(rows)
         first, behind = self._firsts[index], self._firsts[index + 1]
-        place = first[:, None] + np.arange(most_pairs(self.sequence))
+        place = first[:, None] + np.arange(max_pairs(self.sequence))
         return np.where(place < behind[:, None], self._pairs[np.minimum(place, len(self._pairs) - 1)], -1)
 
     def take(self, indices: ArrayLike) -> Arrays:
@@ -93,7 +87,7 @@ class Pairs:
         pairs = numbers[numbers >= 0]
         each = 2 * (numbers >= 0).sum(1)
         starts = self._begins[2 * pairs[:, None] + np.arange(2)] + self._cuts[pairs, None]
-        out = laid(self._documents.read, each, starts.ravel(), self._sides[pairs].ravel(), self.sequence)
+        out = lay_out_rows(self._documents.read, each, starts.ravel(), self._sides[pairs].ravel(), self.sequence)
         segments = out["segments"]
         out[PAIRS] = ((segments + 1) // 2 * np.where(segments % 2, 1, -1)).astype(np.int32)
         return out
@@ -105,19 +99,20 @@ class Pairs:
         return index
 
     def _shared(self, pair: int) -> int:
-        """Tokens that both sides begin with, before either's answer."""
+        """Return the number of tokens that both sides have in common at the start, before the answer of either."""
         begin, middle, end = self._begins[2 * pair : 2 * pair + 3].tolist()
-        (one, mine), (other, yours) = self._documents.read(begin, middle), self._documents.read(middle, end)
-        some = min(len(one), len(other))
-        differs = one[:some] != other[:some]
-        for mask in (mine, yours):
-            differs = differs | (np.ones(some, np.bool_) if mask is None else mask[:some])
-        return int(differs.argmax()) if differs.any() else some
+        chosen, chosen_mask = self._documents.read(begin, middle)
+        rejected, rejected_mask = self._documents.read(middle, end)
+        length = min(len(chosen), len(rejected))
+        differs = chosen[:length] != rejected[:length]
+        for mask in (chosen_mask, rejected_mask):
+            differs = differs | (np.ones(length, np.bool_) if mask is None else mask[:length])
+        return int(differs.argmax()) if differs.any() else length
 
 
 @dataclass(frozen=True)
-class Together:
-    """The two sides of each pair as one document, for whoever counts and looks."""
+class PairDocuments:
+    """Pairs as documents, for counts and displays: the two sides of a pair are one document."""
 
     sides: Documents
 
@@ -151,70 +146,46 @@ class Together:
 
 
 @dataclass(frozen=True)
-class Referenced:
-    """Pairs with two numbers of their own each: log-probabilities of the reference model, [pairs, 2]."""
+class PairReferences:
+    """Log-probabilities of the reference model, as an extra array of a `Mixture` of pairs.
 
-    pairs: Pairs
-    said: NDArray[np.float32]
+    The digest is empty: the values follow from the pairs and the model, so they do not change the identity of the data.
+    """
 
-    @property
-    def sequence(self) -> int:
-        return self.pairs.sequence
+    parts: tuple[Pairs, ...]  # of the mixture
+    values: tuple[NDArray[np.float32], ...]  # of each part [pairs, 2]
+    digest = ""
 
-    @property
-    def digest(self) -> str:
-        return self.pairs.digest
-
-    @property
-    def report(self) -> Counts:
-        return self.pairs.report
-
-    def __len__(self) -> int:
-        return len(self.pairs)
-
-    def examples(self, row: int) -> list[Example]:
-        return self.pairs.examples(row)
-
-    def take(self, indices: ArrayLike) -> Arrays:
-        numbers = self.pairs.numbers(indices)
-        reference = np.where(numbers[..., None] >= 0, self.said[numbers], 0).astype(np.float32)
-        return self.pairs.take(indices) | {REFERENCE: reference}
+    def take(self, rows: NDArray[np.int64]) -> Arrays:
+        """Return the values of the pairs of each row, [n, max_pairs(S), 2]; 0 where a row has fewer pairs."""
+        firsts = np.concatenate([[0], np.cumsum([len(part) for part in self.parts])])
+        part_of = np.searchsorted(firsts, rows, side="right") - 1
+        reference = np.zeros((len(rows), max_pairs(self.parts[0].sequence), 2), np.float32)
+        for number in np.unique(part_of).tolist():
+            here = part_of == number
+            pairs = self.parts[number].numbers(rows[here] - firsts[number])
+            reference[here] = np.where(pairs[..., None] >= 0, self.values[number][pairs], 0)
+        return {REFERENCE: reference}
 
 
-def _rows_of(kept: NDArray[np.int64], sequence: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
-    """The pairs row after row, where each row begins among them, and the packer's window."""
-    room = np.where(kept > 0, np.clip(kept, min(ROOM, sequence), sequence), 0)
-    offsets = np.concatenate([[0], np.cumsum(room + 1)]).astype(np.int64)
-    plan = planned(_Sized(np.zeros(0, np.int32), offsets), sequence, "split", None)
-    first_row, first_item, _ = plan.windows
-    rows = np.arange(int(first_row[-1]))
-    window = np.searchsorted(first_row, rows, side="right") - 1
-    firsts = np.append(plan.starts_at(rows) + first_item[window], first_item[-1])
-    of = np.repeat(np.arange(len(first_item) - 1), np.diff(first_item))
-    pairs = permuted(of * plan.window + plan.items_at(np.arange(int(first_item[-1]))), len(kept), KEY)
-    return pairs, firsts, plan.window
+def _pack_pairs(kept: NDArray[np.int64], sequence: int) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+    """Return the pairs in the order of the rows, the start of each row, and the packing window.
+
+    The starts have one entry more than there are rows: the end of the last row.
+    """
+    # A short pair takes the space of ROOM positions, so that no row gets more than `max_pairs` pairs.
+    lengths = np.where(kept > 0, np.clip(kept, min(ROOM, sequence), sequence), 0)
+    count = len(lengths)
+    window = window_size(count, int(lengths.sum()) + count, sequence)
+    order = packing_order(np.arange(count), count)
+    items, row_starts = pack(lengths[order], sequence, window)
+    return order[items], np.append(row_starts.astype(np.int64), len(items)), window
 
 
-class _Sized(InMemory):
-    """Documents of these lengths, of which nothing is ever read."""
-
-    @property
-    def tokens(self) -> int:
-        return int(self.offsets[-1])
-
-
-def short_of(report: Counts) -> str:
-    """`3 pairs longer than a row: 2 begin later in their prompt, 1 left out`."""
+def describe_too_long(report: RowCounts) -> str:
+    """Return for example `3 pairs longer than a row: 2 lose the start of their prompt, 1 dropped`."""
     shorter = report.too_long - report.dropped
-    said = [f"{shorter} begin later in their prompt"] * (shorter > 0) + [f"{report.dropped} left out"] * (
+    texts = [f"{shorter} lose the start of their prompt"] * (shorter > 0) + [f"{report.dropped} dropped"] * (
         report.dropped > 0
     )
-    return f"{report.too_long} pairs longer than a row: {', '.join(said)}"
-
-
-def _stopped(many: int, of: int, longest: int, sequence: int) -> UserError:
-    return UserError(
-        f"{many} of {of} pairs {'is' if many == 1 else 'are'} longer than the sequence",
-        why=f"a row holds both sides: sequence is {sequence}, the longest pair takes {longest}; data.too_long is stop",
-        fix=f"data.too_long=keep_end or drop; sequence={longest} would hold the longest",
-    )
+    return f"{report.too_long} pairs longer than a row: {', '.join(texts)}"

@@ -1,9 +1,9 @@
-"""A keyed permutation of 0 .. size-1 that is computed place by place: no table, whatever the size.
+"""A keyed permutation of 0 .. size-1 that is computed place by place, without a table.
 
-A Feistel network over the next even number of bits is a permutation of a power of four; what falls outside the size
-is sent through again until it falls inside (cycle walking, three times on average at the most), which leaves a
-permutation of the size itself. Eight rounds of a strong mixing function: a network, not a linear congruence, so
-neighbours do not stay neighbours.
+A Feistel network over an even number of bits is a permutation of 0 .. 4^n - 1. A result that is not below the size is
+sent through the network again until it is (cycle walking; at most three more passes on average). The result is a
+permutation of 0 .. size-1. The network has eight rounds of a strong mixing function. Unlike a linear congruence, it
+does not keep neighbours together.
 """
 
 from __future__ import annotations
@@ -14,12 +14,23 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 ROUNDS = 8
-BLOCK = 1 << 14  # places worked on together: what stays in a core's cache
-ORDER = f"feistel-{ROUNDS}"  # what a checkpoint's record calls it: a run is never resumed in another order
+BLOCK = 1 << 14  # places that are computed together; their arrays fit in a core's cache
+ORDER = f"feistel-{ROUNDS}"  # name of this order in a checkpoint's record: a run is never resumed in another order
 
 
 def permuted(places: ArrayLike, size: int, *key: int) -> NDArray[np.int64]:
-    """Where each place goes. The same key gives the same permutation, in every release."""
+    """Return the number that the permutation assigns to each place.
+
+    The same key gives the same permutation in every release.
+
+    Args:
+      places: numbers from 0 to size - 1.
+      size: size of the permutation.
+      key: integers that select the permutation, such as seed and epoch.
+
+    Raises:
+      IndexError: a place is outside the size.
+    """
     at = np.asarray(places, np.int64)
     if at.size and not (at.min() >= 0 and at.max() < size):
         raise IndexError(f"place {at.min()} .. {at.max()} of {size}")
@@ -28,11 +39,12 @@ def permuted(places: ArrayLike, size: int, *key: int) -> NDArray[np.int64]:
     found = at.astype(np.uint64)
     flat = found.reshape(-1)
     for begin in range(0, flat.size, BLOCK):
-        flat[begin : begin + BLOCK] = _walked(flat[begin : begin + BLOCK], size, half, keys)
+        flat[begin : begin + BLOCK] = _cycle_walk(flat[begin : begin + BLOCK], size, half, keys)
     return found.astype(np.int64)
 
 
-def _walked(values: NDArray[np.uint64], size: int, half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _cycle_walk(values: NDArray[np.uint64], size: int, half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the results of the network, which is repeated for those outside the size (cycle walking)."""
     found = _once(values, half, keys)
     while (outside := found >= size).any():
         found[outside] = _once(found[outside], half, keys)
@@ -40,15 +52,16 @@ def _walked(values: NDArray[np.uint64], size: int, half: np.uint64, keys: NDArra
 
 
 def _once(values: NDArray[np.uint64], half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the results of one pass through the Feistel network. `half` is half its number of bits."""
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
     for key in keys:
-        left, right = right, left ^ (_mixed(right ^ key) & mask)
+        left, right = right, left ^ (_mix(right ^ key) & mask)
     return (left << half) | right
 
 
-def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finalizer of SplitMix64: every bit of the input moves every bit of the output."""
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the finalizer of SplitMix64, in which every bit of the input affects every bit of the output."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,8 +1,8 @@
-"""Rows of one length, packed from documents: what every packer gives, and the figures it reports.
+"""Packed rows: the protocol of all packers, and the counts that they report.
 
-A row is five arrays of length S, named as the fields of `Batch`. Segments number a row's documents from 1, positions
-count from 0 inside each; segment 0 is padding, and its weight is 0. A weight is 1 where the target is a token of the
-same document that is to be learned.
+A row is five arrays of length S, named as the fields of `Batch`. Segments number the documents of a row from 1, and
+positions count from 0 inside each document. Segment 0 is padding, and its weight is 0. A weight is 1 if the target is a
+token of the same document that has loss.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from forerun.data.documents import Documents
 
 FIELDS = ("tokens", "targets", "weights", "segments", "positions")
 
@@ -19,25 +22,25 @@ Example: TypeAlias = tuple[int, ...]  # (document,), or (document, piece) where 
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What became of the documents."""
+class RowCounts:
+    """Counts of packed documents."""
 
     documents: int
-    tokens: int  # of all documents, before anything is left out
+    tokens: int  # of all documents, including omitted ones
     rows: int
     sequence: int
-    positions: int  # that hold a token
-    learned: int  # positions whose target counts towards the loss
-    too_long: int = 0  # documents of more positions than a row
-    became: str = "split"  # what these became: the policy
+    positions: int  # positions that hold a token
+    learned: int  # positions whose target has loss
+    too_long: int = 0  # documents with more positions than a row
+    became: str = "split"  # policy that was applied to documents that are too long
     longest: int = 0  # positions of the longest document
-    dropped: int = 0  # documents left out because they are too long
-    truncated_tokens: int = 0  # tokens cut off or left out with their document
-    nothing_to_learn: int = 0  # documents of less than two tokens, left out
+    dropped: int = 0  # documents omitted because they are too long
+    truncated_tokens: int = 0  # tokens cut off, or omitted with their document
+    nothing_to_learn: int = 0  # documents of less than two tokens, which are omitted
 
     @property
     def padding_share(self) -> float:
-        """Share of all positions that hold no token."""
+        """Share of positions that hold no token."""
         return 1 - self.positions / (self.rows * self.sequence)
 
     def to_json(self) -> dict[str, Any]:
@@ -45,23 +48,42 @@ class Counts:
 
 
 class PackedRows(Protocol):
-    """Rows of `sequence` positions, built only when taken."""
+    """Rows of `sequence` positions, which are built when they are taken."""
 
     @property
     def sequence(self) -> int: ...
 
     @property
     def digest(self) -> str:
-        """Twelve hex digits of the documents and the packing: the same digest, the same rows."""
+        """Twelve hex digits of the documents and the packing. Rows with the same digest are equal."""
 
     @property
-    def report(self) -> Counts: ...
+    def report(self) -> RowCounts: ...
 
     def __len__(self) -> int:
-        """Rows."""
+        """Return the number of rows."""
 
     def take(self, indices: ArrayLike) -> Arrays:
-        """Rows `indices` [n] as five arrays [n, S]: int32, weights float32."""
+        """Return the rows `indices` [n] as five arrays [n, S]. Weights are float32, the others int32."""
 
     def examples(self, row: int) -> list[Example]:
-        """The documents of a row, in order."""
+        """Return the documents of a row, in order."""
+
+
+def count_loss_targets(documents: Documents, starts: NDArray[np.int64], positions: NDArray[np.int64]) -> int:
+    """Return the number of targets with loss. Targets are the `positions` tokens after each start; starts ascend."""
+    if not documents.masked:
+        return int(positions.sum())
+    found = 0
+    some = max(1, (1 << 24) * len(documents) // documents.tokens)  # about 16M tokens at a time
+    for i in range(0, len(starts), some):
+        begin, size = starts[i : i + some], positions[i : i + some]
+        mask = documents.read(int(begin[0]), int(begin[-1] + size[-1] + 1))[1]
+        if mask is None:
+            found += int(size.sum())
+            continue
+        sums = np.concatenate([[0], np.cumsum(mask, dtype=np.int64)])
+        at = begin - begin[0] + 1
+        end = len(sums) - 1  # an empty document at the very end would begin beyond it
+        found += int((sums[np.minimum(at + size, end)] - sums[np.minimum(at, end)]).sum())
+    return found

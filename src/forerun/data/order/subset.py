@@ -1,4 +1,4 @@
-"""Some of the rows of a source, chosen by a fixed permutation: the rows held out for validation, and the others."""
+"""Subsets of the rows of a source, chosen by a fixed permutation: rows held out for validation, and the others."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from forerun.data.order.permutation import ORDER, permuted
-from forerun.data.order.rows import Arrays, Counts, Example, PackedRows
+from forerun.data.order.rows import Arrays, Example, PackedRows, RowCounts
 
-KEY = 0x5EED_0FF5E7  # fixed: every job with the same rows holds out the same ones, whatever its seed
+KEY = 0x5EED_0FF5E7  # fixed: all jobs with the same rows hold out the same ones, independent of their seeds
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Rows number `start` .. `stop` of all rows in permuted order. Nothing is kept per row."""
+    """Rows number `start` .. `stop - 1` of all rows in permuted order. It stores no data per row."""
 
     rows: PackedRows
     start: int
@@ -32,19 +32,19 @@ class Subset:
 
     @cached_property
     def digest(self) -> str:
-        said = f"subset 1 {ORDER} {KEY:x} {self.rows.digest} {self.start} {self.stop} of {len(self.rows)}"
-        return hashlib.sha256(said.encode()).hexdigest()[:12]
+        identity = f"subset 1 {ORDER} {KEY:x} {self.rows.digest} {self.start} {self.stop} of {len(self.rows)}"
+        return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
     @cached_property
-    def report(self) -> Counts:
-        """Return the counts of all rows, where those of tokens and positions are this subset's share of them.
+    def report(self) -> RowCounts:
+        """Counts of this subset. Tokens and positions are estimated from its share of all rows.
 
-        A document may have parts on both sides, so the documents are those of all rows.
+        Documents are those of all rows, because a document may have parts in both subsets.
         """
-        whole = self.rows.report
+        counts = self.rows.report
         share = len(self) / len(self.rows)
-        scaled = {name: round(getattr(whole, name) * share) for name in ("tokens", "positions", "learned")}
-        return replace(whole, rows=len(self), **scaled)
+        scaled = {name: round(getattr(counts, name) * share) for name in ("tokens", "positions", "learned")}
+        return replace(counts, rows=len(self), **scaled)
 
     def take(self, indices: ArrayLike) -> Arrays:
         index = np.asarray(indices, np.int64)
@@ -57,7 +57,10 @@ class Subset:
 
 
 def held_out(rows: PackedRows, share: float) -> tuple[PackedRows, PackedRows | None]:
-    """Return the rows to train on and those held out: the nearest whole number, but one at least and never all."""
+    """Return the rows for training and the held-out rows; None if `share` is 0 or there is only one row.
+
+    The number of held-out rows is rounded, at least one, and never all.
+    """
     count = len(rows)
     held = min(count - 1, max(1, round(share * count))) if share > 0 else 0
     if held < 1:

@@ -1,1 +1,1 @@
-"""Where rows come from: files found, opened and read row by row, with every row's place known."""
+"""Sources of training data: finding files, opening them, and reading their rows with the place of each row."""

@@ -1,4 +1,4 @@
-"""Finding the files that `data.path` names: one file, a folder or a glob, here or at an address that fsspec opens."""
+"""Data files: finding those of `data.path` (a file, folder or glob, local or at an fsspec address) and opening them."""
 
 from __future__ import annotations
 
@@ -18,48 +18,40 @@ from urllib.parse import urlsplit
 
 from forerun.config.protocols import require_data_address
 from forerun.data.source.hub import dataset_files
-from forerun.data.text import TEXT_SUFFIXES, local_path
+from forerun.data.source.kinds import KINDS, PACKED
+from forerun.data.text import local_path
 from forerun.errors import UserError
 from forerun.files import open_regular
 from forerun.installation import install_command
 from forerun.safe_text import HIDDEN, redact
 
-KINDS = {
-    **dict.fromkeys(TEXT_SUFFIXES, "text"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "jsonl"),
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    **dict.fromkeys((".arrow", ".feather"), "arrow"),
-}
-PACKED = (".gz", ".zst")
-_DRIVERS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "http": "https", "https": "https"}  # extras of forerun
-_CHUNK_BYTES = 1 << 11  # 64 MiB at the most when it is unpacked: a zstd block of 4 bytes can hold 128 KiB
+_DRIVERS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "http": "https", "https": "https"}  # scheme to extra
+_CHUNK_BYTES = 1 << 11  # at most 64 MiB after decompression: a zstd block of 4 bytes can hold 128 KiB
 _BUFFER_BYTES = 1 << 17
 
 
 @dataclass(frozen=True)
 class File:
-    """One file and what its ending says it is; `packed` is "", ".gz" or ".zst"."""
+    """One file, and its kind by the ending of its name. `packed` is its compression: "", ".gz" or ".zst"."""
 
-    path: str  # may hold the query of a URL: for messages use `name`
+    path: str  # may contain the query of a URL; use `name` in messages
     kind: str
     packed: str = ""
     store: Any = None  # an fsspec file system, or None for a local file
 
     @cached_property
     def name(self) -> str:
-        """The path for messages and records."""
+        """The path without secrets, for messages and records."""
         return redact(self.path)
 
     def open(self) -> BinaryIO:
-        """Its bytes, unpacked."""
+        """Return a stream of the decompressed bytes. Raise UserError if the file cannot be opened."""
         zstandard = library("zstandard", self.name) if self.packed == ".zst" else None
         try:
             raw = open_regular(self.path) if self.store is None else self.store.open(self.path, "rb")
         except UserError:
             raise
-        except Exception as error:  # each driver has errors of its own
+        except Exception as error:  # each driver raises its own errors
             raise unreadable(self.name, error) from error
         if self.packed == ".gz":
             return cast(BinaryIO, _Gzip(raw))
@@ -68,28 +60,29 @@ class File:
         return cast(BinaryIO, raw)
 
     def size_bytes(self) -> int:
-        """Its size where it lies, packed or not; -1 if the store does not tell."""
+        """Return the stored size in bytes, before decompression, or -1 if the store does not report it."""
         try:
             size = os.stat(self.path).st_size if self.store is None else self.store.info(self.path).get("size")
-        except Exception as error:  # each driver has errors of its own
+        except Exception as error:  # each driver raises its own errors
             raise unreadable(self.name, error) from error
         return -1 if size is None else int(size)
 
     def seekable(self) -> bool:
-        """It can be read from the middle; an https server without ranges gives it from the front only."""
+        """Return whether reading can begin anywhere. An https server without Range requests sends complete files."""
         return self.store is None or self.store.info(self.path).get("partial", True) is not False
 
     @property
     def address(self) -> str:
+        """The path, including the protocol of a remote store."""
         return self.path if self.store is None else str(self.store.unstrip_protocol(self.path))
 
 
 class BadZstd(OSError):
-    """As gzip.BadGzipFile, for the other packer."""
+    """An error for bytes that are not valid zstd, like gzip.BadGzipFile for gzip."""
 
 
 class _Gzip(gzip.GzipFile):
-    """Closes what it unpacks."""
+    """A gzip stream that also closes the underlying file."""
 
     def __init__(self, raw: BinaryIO) -> None:
         super().__init__(fileobj=raw, mode="rb")
@@ -101,7 +94,10 @@ class _Gzip(gzip.GzipFile):
 
 
 class _Zstd(io.RawIOBase):
-    """Unpacks frame after frame; a frame without its end is an EOFError, which zstandard's own reader lets pass."""
+    """A stream of decompressed zstd frames.
+
+    An incomplete last frame raises EOFError. The reader of zstandard does not report it.
+    """
 
     def __init__(self, raw: BinaryIO, zstandard: Any) -> None:
         self._raw, self._library = raw, zstandard
@@ -137,10 +133,14 @@ class _Zstd(io.RawIOBase):
 
 
 def find(place: str) -> list[File]:
-    """The files of `place`, sorted by path and all of one kind.
+    """Return the files that `place` names, sorted by path and all of one kind.
 
-    A folder gives the files whose ending is known, at any depth; hidden files and folders are left out. A file or
-    a glob gives exactly what it names, and an unknown ending is plain text.
+    Args:
+        place: A path, a glob, or an address such as `gs://...`. A folder gives all files below it with a known
+            ending, except hidden ones. A file with an unknown ending is plain text if it is named directly.
+
+    Raises:
+        UserError: There are no files, several kinds of files, or files that cannot be read.
     """
     if place.startswith("hf://"):
         from forerun.data.source.hub import dataset_files
@@ -151,6 +151,7 @@ def find(place: str) -> list[File]:
     kinds = Counter(file.kind for file in files)
     if len(kinds) > 1:
         raise UserError(
+            "E-DATA-025",
             f"data.path: {place} holds files of {len(kinds)} kinds",
             why=", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
             + f": for example {', '.join(sorted(_one_of_each(files)))}",
@@ -159,19 +160,21 @@ def find(place: str) -> list[File]:
     for file in files:
         if file.packed and file.kind in ("parquet", "arrow"):
             raise UserError(
-                f"{file.name}: a packed {file.kind} file cannot be read",
-                why=f"{file.kind} is read in parts, and {file.packed} allows none",
+                "E-DATA-026",
+                f"{file.name}: a compressed {file.kind} file cannot be read",
+                why=f"{file.kind} is read in parts, and {file.packed} can only be read from the start",
                 fix=f"{'gunzip' if file.packed == '.gz' else 'unzstd'} {file.name}",
             )
     return files
 
 
 def library(module: str, name: str) -> Any:
-    """An optional library, imported when the file `name` needs it."""
+    """Import and return an optional library that the file `name` needs. Raise UserError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise UserError(
+            "E-DATA-027",
             f"{name} needs {module.split('.')[0]}",
             why=f"import {module}: {error}",
             fix=install_command("data"),
@@ -179,8 +182,9 @@ def library(module: str, name: str) -> Any:
 
 
 def unreadable(name: str, error: Exception) -> UserError:
+    """Return the error for a file that the system or a driver cannot read."""
     why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-    return UserError(f"{name} cannot be read", why=why, fix="look at its permissions and at data.path")
+    return UserError("E-DATA-028", f"{name} cannot be read", why=why, fix="check its permissions and data.path")
 
 
 def _local(place: str) -> list[File]:
@@ -190,12 +194,15 @@ def _local(place: str) -> list[File]:
         return _files(_sorted(place, found, "no file matches it"))
     path = _existing(place)
     if path.is_dir():
-        return _files(_sorted(place, _walked(path), _NOTHING))
+        return _files(_sorted(place, _data_files_below(path), _NOTHING))
     return _files([path])
 
 
 def _existing(place: str) -> Path:
-    """`place` as a path that is there; a name such as owner/name may have been meant for Hugging Face."""
+    """Return `place` as an existing path, or raise UserError.
+
+    If it looks like owner/name, the error also proposes the dataset of that name on Hugging Face.
+    """
     try:
         return local_path(place, key="data.path")
     except UserError as error:
@@ -205,13 +212,13 @@ def _existing(place: str) -> Path:
         if is_file or path.parent.exists() or not re.fullmatch(_OWNER, owner):
             raise
         fix = f"{error.fix}; a dataset on Hugging Face: data.path=hf://datasets/{owner}/{name}"
-        raise UserError(error.what, why=error.why, fix=fix) from None
+        raise UserError(error.code, error.what, why=error.why, fix=fix) from None
 
 
 _OWNER = r"[A-Za-z0-9][\w.-]*"
 
 
-def _walked(folder: Path) -> list[Path]:
+def _data_files_below(folder: Path) -> list[Path]:
     found: list[Path] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -223,6 +230,7 @@ def _remote(place: str) -> list[File]:
     scheme = place.split("://")[0]
     if place.endswith(f"?{HIDDEN}"):
         raise UserError(
+            "E-DATA-029",
             f"data.path: {place} lacks its query",
             why="the run removed it from its job.yaml, because a query may be a secret",
             fix="use the job file that the run was started with, or set data.path=URL",
@@ -235,18 +243,19 @@ def _remote(place: str) -> list[File]:
         store, path = _store(fsspec, place)
     except ImportError as error:
         raise UserError(
+            "E-DATA-030",
             f"data.path: {scheme}:// needs a driver that is not installed",
             why=str(error),
-            fix=install_command(_DRIVERS[scheme]) if scheme in _DRIVERS else "install the package it names",
+            fix=install_command(_DRIVERS[scheme]) if scheme in _DRIVERS else "install the package that it names",
         ) from error
-    except ValueError as error:  # of the driver's settings
+    except ValueError as error:  # invalid settings of the driver
         raise unreadable(redact(place), error) from error
     try:
         names = _remote_names(place, scheme, store, path)
     except UserError:
         raise
-    except Exception as error:  # each driver has errors of its own
-        raise _remote_refusal(place, scheme, error) from error
+    except Exception as error:  # each driver raises its own errors
+        raise _remote_error(place, scheme, error) from error
     return _files(names, store)
 
 
@@ -254,15 +263,17 @@ def _remote_names(place: str, scheme: str, store: Any, path: str) -> list[str]:
     if scheme in ("http", "https"):
         if "*" in urlsplit(path).path:
             raise UserError(
+                "E-DATA-031",
                 f"data.path: {place}: a web address is one file",
-                why="a web server has no list of its files to match with",
+                why="a web server does not list its files",
                 fix="name one file, or put the files into a bucket or a folder",
             )
-        _remote_parts(place, store, path)
+        _require_ranges(place, store, path)
         return [path]
     if glob.has_magic(path):
         found = (info["name"] for info in store.glob(path, detail=True).values() if info["type"] == "file")
-        plain = (name for name in found if "/." in path or "/." not in name)  # as with a glob of local files
+        # Skip hidden files, as a glob of local files does.
+        plain = (name for name in found if "/." in path or "/." not in name)
         return _sorted(place, plain, "no file matches it")
     if not store.isdir(path):
         store.info(path)
@@ -272,8 +283,8 @@ def _remote_names(place: str, scheme: str, store: Any, path: str) -> list[str]:
     return _sorted(place, (name for name in below if _is_data(name.removeprefix(folder))), _NOTHING)
 
 
-def _remote_parts(place: str, store: Any, path: str) -> None:
-    """Refuse a web server that sends whole files only: a file is read from where it is asked for, and again."""
+def _require_ranges(place: str, store: Any, path: str) -> None:
+    """Raise UserError if a web server sends only complete files. Files are read in parts, some of them repeatedly."""
     if store.info(path).get("size", 2) < 2:
         return
     try:
@@ -282,25 +293,29 @@ def _remote_parts(place: str, store: Any, path: str) -> None:
             file.read(1)
     except ValueError as error:
         raise UserError(
+            "E-DATA-032",
             f"{place} cannot be read in parts",
-            why="the server sends whole files only: it does not answer Range requests",
+            why="the server sends only complete files: it does not support Range requests",
             fix=f"curl -O '{place}', then set data.path to the file",
         ) from error
 
 
-def _remote_refusal(place: str, scheme: str, error: Exception) -> UserError:
+def _remote_error(place: str, scheme: str, error: Exception) -> UserError:
+    """Return the error for remote data that does not exist, must not be read, or cannot be read."""
     if scheme in ("http", "https") and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # the driver says "not found" of everything that went wrong
+        error = error.__cause__  # the driver reports every failure as "not found"
     status = str(getattr(error, "code", None) or getattr(error, "status", None))
     text = (str(error).strip().splitlines() or [""])[0]
     if isinstance(error, FileNotFoundError) or status == "404":
         return UserError(
-            f"{place} cannot be read: nothing is there",
+            "E-DATA-033",
+            f"{place} cannot be read: it does not exist",
             why=f"the store answered: {text or 'not found'}",
-            fix="check the address letter by letter, upper and lower case too",
+            fix="check the spelling of the address, including upper and lower case",
         )
     if isinstance(error, PermissionError) or "Credential" in type(error).__name__ or status in ("401", "403"):
         return UserError(
+            "E-DATA-034",
             f"data.path: you may not read {place}",
             why=f"{type(error).__name__}: {text}",
             fix=_LOG_IN.get(scheme, "ask for access, or log in"),
@@ -320,13 +335,16 @@ def _sorted(place: str, found: Iterable[Any], nothing: str) -> list[Any]:
     paths = sorted(found, key=lambda path: path.as_posix() if isinstance(path, Path) else path)
     if not paths:
         raise UserError(
-            f"data.path: no data in {place}", why=nothing, fix="put the data there, or set data.path to one file"
+            "E-DATA-035",
+            f"data.path: no data in {place}",
+            why=nothing,
+            fix="put the data there, or set data.path to one file",
         )
     return paths
 
 
 def at_address(address: str, kind: str, packed: str) -> File:
-    """A file that was found before, by its `address`."""
+    """Return the file of an `address` that was found before, without looking for it again."""
     if "://" not in address:
         return File(address, kind, packed)
     store, path = _store(library("fsspec.core", address), address)
@@ -338,7 +356,7 @@ def _store(fsspec: Any, address: str) -> tuple[Any, str]:
     require_data_address(address)
     if not address.startswith(("http://", "https://")):
         return cast(tuple[Any, str], fsspec.url_to_fs(address))
-    # aiohttp reads ~/.netrc and the proxy variables on request only. What the user configured for fsspec comes first.
+    # aiohttp reads ~/.netrc and proxy variables only with trust_env. The user's fsspec settings take precedence.
     configured: dict[str, Any] = {}
     for scheme in ("http", "https"):
         configured |= importlib.import_module("fsspec.config").conf.get(scheme, {}).get("client_kwargs", {})
@@ -354,7 +372,7 @@ def _files(paths: Iterable[Path | str], store: Any = None) -> list[File]:
 
 
 def _endings(name: str) -> tuple[str, str]:
-    """`a.jsonl.gz` -> (`.jsonl`, `.gz`)."""
+    """Return the ending and the compression of a name: `a.jsonl.gz` -> (`.jsonl`, `.gz`)."""
     path = PurePosixPath(urlsplit(name).path if name.startswith(("http://", "https://")) else name)
     packed = path.suffix.lower() if path.suffix.lower() in PACKED else ""
     return (PurePosixPath(path.stem) if packed else path).suffix.lower(), packed
@@ -366,7 +384,7 @@ def _is_data(relative: str) -> bool:
 
 
 def _one_kind(place: str, files: Iterable[File]) -> str:
-    """How to name these of all the files of `place`."""
+    """Return the fix for a `place` with several kinds: how to select only `files`."""
     endings = {_endings(file.name)[0] for file in files}
     if len(endings) > 1 or endings == {""}:
         return "move the others elsewhere, or set data.path to a glob"

@@ -1,9 +1,9 @@
-"""A dataset of the hub by its name: its data files, fetched into the hub client's cache. Its scripts are never run.
+"""Datasets on the Hugging Face hub, whose data files are fetched into the cache of the hub client.
 
     hf://datasets/owner/name[@revision][/file, folder or glob]
 
-Only the chosen files and the dataset's card (README.md) are ever asked for. The list of files is kept beside the
-cached ones, so that offline a part of a dataset is never taken for all of it.
+Only the selected files and the card of the dataset (README.md) are fetched. Scripts of a dataset are never run. The
+list of all files is stored next to the cached ones, so that an incomplete dataset is detected offline.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ _CARD = "README.md"
 _MAX_CARD_BYTES = 4 * MIB
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 _SPECIAL = re.compile(r"(refs/(?:convert/[\w.-]+|pr/\d+))(?:/(.*))?")
-_RIGHT_FORM = "hf://datasets/owner/name, then @revision and /path if need be"
+_OTHER_KINDS = {
+    "models": "hf://models/ is a model",
+    "spaces": "hf://spaces/ is a space, which is an application",
+    "buckets": "hf://buckets/ is a storage bucket",
+}
+_RIGHT_FORM = "use hf://datasets/owner/name, optionally with @revision and /path after it"
 
 
 @dataclass(frozen=True)
 class Address:
-    """The parts of a place; `path` is "" for the whole dataset."""
+    """The parts of a dataset's address. `path` is "" for the complete dataset."""
 
     name: str
     revision: str | None
@@ -39,7 +44,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Files on this machine, sorted; `revision` is the commit they are of, `chosen` says what they are."""
+    """Files of a dataset on this machine, sorted. `revision` is their commit, `chosen` describes the selection."""
 
     files: tuple[Path, ...]
     revision: str
@@ -47,12 +52,20 @@ class Dataset:
 
 
 def dataset_files(place: str) -> list[Path]:
-    """The data files that `place` names, on this machine, sorted."""
+    """Return the local paths of the data files that `place` names, sorted. Files that are missing are fetched."""
     return list(dataset(place).files)
 
 
 def dataset(place: str) -> Dataset:
-    """The data files that `place` names, fetched if need be, and what was chosen."""
+    """Select the data files of a dataset, fetch those that are not in the cache, and return them.
+
+    Args:
+        place: An address such as `hf://datasets/owner/name[@revision][/path]`.
+
+    Raises:
+        UserError: The address is invalid, the selection is ambiguous, the hub or the disk fails, or the machine is
+            offline and files are missing.
+    """
     address = parse(place)
     repository = Repository(address.name, "dataset")
     place = place.rstrip("/")
@@ -62,31 +75,33 @@ def dataset(place: str) -> Dataset:
         try:
             return _cached(repository, address, place)
         except UserError:
-            pass  # the hub is asked, and whatever is wrong is told by what it says
+            pass  # ask the hub, which fetches what is missing or reports a more precise error
     listing = repository.listing(address.revision)
     card: Path | None = None
     if _has_card(address, listing):
         card = repository.download(listing.commit, [_CARD]) / _CARD
     choice = splits.choose(listing.sizes, address.path, _front_matter(card), place)
-    repository.check_room(listing.commit, {name: listing.sizes[name] for name in choice.files})
+    repository.check_disk_space(listing.commit, {name: listing.sizes[name] for name in choice.files})
     folder = repository.download(address.revision, list(choice.files))
     if folder.name != listing.commit:  # the branch has moved since it was listed
         folder = repository.download(listing.commit, list(choice.files))
-    _keep(folder, listing)
-    return _found(folder, choice, address)
+    _save_listing(folder, listing)
+    return _local_dataset(folder, choice, address)
 
 
 def parse(place: str) -> Address:
-    """The parts of `hf://datasets/owner/name[@revision][/path]`; a revision's slashes are %2F, as the client has it.
+    """Return the parts of `hf://datasets/owner/name[@revision][/path]`. Raise UserError if it is invalid.
 
-    `refs/convert/parquet` and `refs/pr/1` may also be written as they are.
+    A slash in a revision is written as %2F, as in the hub client. `refs/convert/parquet` and `refs/pr/1` may also
+    be written with slashes.
     """
     kind, _, rest = place.removeprefix(PREFIX).partition("/")
     if kind != "datasets":
-        right = f"hf://datasets/{place.removeprefix(PREFIX)}" if kind not in ("models", "spaces", "buckets") else ""
+        right = f"hf://datasets/{place.removeprefix(PREFIX)}" if kind not in _OTHER_KINDS else ""
         raise UserError(
+            "E-DATA-036",
             f"data.path: {place} is not a dataset's address",
-            why="hf:// without datasets/ is a model",
+            why=_OTHER_KINDS.get(kind, "hf:// without datasets/ is a model"),
             fix=f"data.path={right}" if right else _RIGHT_FORM,
         )
     owner, _, after_owner = rest.strip("/").partition("/")
@@ -100,6 +115,7 @@ def parse(place: str) -> Address:
         revision = unquote(revision)
     if not _NAME.fullmatch(name) or ".." in name or "--" in name or (at and not revision):
         raise UserError(
+            "E-DATA-037",
             f"data.path: {place} is not a dataset's address",
             why=f"the name is {name!r}" + (" and the revision is empty" if at and not revision else ""),
             fix=_RIGHT_FORM,
@@ -108,40 +124,43 @@ def parse(place: str) -> Address:
 
 
 def _cached(repository: Repository, address: Address, place: str) -> Dataset:
-    """From the cache alone, by the list of files that was kept when they were fetched."""
+    """Return the dataset from the cache only, with the list of files that was stored when it was fetched."""
     folder = repository.download(address.revision, [], local=True)
-    listing = _kept(folder)
+    listing = _load_listing(folder)
     if listing is None:
         raise UserError(
-            f"{address.name} was not fetched by forerun: whether all of it is here cannot be told",
-            why=f"HF_HUB_OFFLINE is set, and no list of its files is beside {folder}",
+            "E-DATA-038",
+            f"{address.name} was not fetched by forerun, so files may be missing",
+            why=f"HF_HUB_OFFLINE is set, and forerun has no list of the files in {folder}",
             fix=f"run the same command once with HF_HUB_OFFLINE unset, or name the folder: data.path={folder}",
         )
     card: Path | None = None
     if _has_card(address, listing):
-        _check_here(folder, [_CARD], address)
+        _require_local(folder, [_CARD], address)
         card = folder / _CARD
-    return _found(folder, splits.choose(listing.sizes, address.path, _front_matter(card), place), address)
+    return _local_dataset(folder, splits.choose(listing.sizes, address.path, _front_matter(card), place), address)
 
 
 def _has_card(address: Address, listing: Listing) -> bool:
-    """Whether the card has a say: a path inside the dataset is the user's own choice."""
+    """Return whether to read the card: it exists, is not too large, and the user selects no path in the dataset."""
     return not address.path and 0 < listing.sizes.get(_CARD, 0) <= _MAX_CARD_BYTES
 
 
-def _found(folder: Path, choice: splits.Choice, address: Address) -> Dataset:
-    _check_here(folder, list(choice.files), address)
+def _local_dataset(folder: Path, choice: splits.Choice, address: Address) -> Dataset:
+    """Return the dataset with the selected files in `folder`. Raise UserError if a file is missing."""
+    _require_local(folder, list(choice.files), address)
     words = f"{address.name}@{folder.name[:7]}, {choice.words}"
     return Dataset(tuple(folder / name for name in sorted(choice.files)), folder.name, words)
 
 
-def _check_here(folder: Path, names: list[str], address: Address) -> None:
+def _require_local(folder: Path, names: list[str], address: Address) -> None:
     absent = [name for name in names if not (folder / name).is_file()]
     if absent:
         raise UserError(
+            "E-DATA-039",
             f"{address.name} is not complete on this machine",
-            why=f"{absent[0]} is missing in {folder}, {len(absent)} of {len(names)} files are",
-            fix="run the same command with HF_HUB_OFFLINE unset: it fetches what is missing",
+            why=f"{absent[0]} is missing in {folder}; {len(absent)} of {len(names)} files are missing",
+            fix="run the same command with HF_HUB_OFFLINE unset, which fetches the missing files",
         )
 
 
@@ -153,14 +172,16 @@ def _list_file(folder: Path) -> Path:
     return folder.parent.parent / "forerun" / f"{folder.name}.json"
 
 
-def _keep(folder: Path, listing: Listing) -> None:
+def _save_listing(folder: Path, listing: Listing) -> None:
+    """Store the list of files of a commit for offline use."""
     file = _list_file(folder)
     if not file.exists():
         file.parent.mkdir(exist_ok=True)
         atomic_write(file, json.dumps({"files": listing.sizes}))
 
 
-def _kept(folder: Path) -> Listing | None:
+def _load_listing(folder: Path) -> Listing | None:
+    """Return the stored list of files of a commit, or None."""
     try:
         return Listing(folder.name, json.loads(_list_file(folder).read_text("utf-8"))["files"])
     except (OSError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""What a file holds, as a short digest. Large local files are hashed once and remembered by their size and times."""
+"""Digests that identify the contents of files. Digests of large local files are cached."""
 
 from __future__ import annotations
 
@@ -24,38 +24,41 @@ _THREADS = 8
 
 
 def cache_folder() -> Path:
-    """`~/.cache/forerun`, or where the system keeps caches."""
+    """Return `$XDG_CACHE_HOME/forerun`, by default `~/.cache/forerun`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun"
 
 
 def identities(files: Sequence[File]) -> list[str]:
-    """One digest per file: of its bytes, or by what the store says (its checksum and size)."""
-    memo = _Memo(cache_folder() / "files.json")
+    """Return one digest per file: of its bytes, or from the checksum and size that its store reports."""
+    memo = _DigestCache(cache_folder() / "files.json")
     with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1, max(1, len(files)))) as threads:
         found = list(threads.map(lambda file: _identity(file, memo), files))
     memo.write()
     return found
 
 
-def _identity(file: File, memo: _Memo) -> str:
+def _identity(file: File, memo: _DigestCache) -> str:
     try:
         if file.store is not None:
-            return _told(file.store.info(file.path)) or f"sha256:{_sha256(file)}"
+            return _reported_identity(file.store.info(file.path)) or f"sha256:{_sha256(file)}"
         before = os.stat(file.path)
         known = memo.known(file.path, before)
         if known:
             return f"sha256:{known}"
         digest = _sha256(file)
-        memo.learn(file.path, before, os.stat(file.path), digest)
+        memo.record(file.path, before, os.stat(file.path), digest)
         return f"sha256:{digest}"
     except UserError:
         raise
-    except Exception as error:  # each driver has errors of its own
+    except Exception as error:  # each driver raises its own errors
         raise unreadable(file.name, error) from error
 
 
-def _told(info: dict[str, Any]) -> str | None:
-    """What a store says of the content: Google's md5 or crc32c, the ETag of S3 and of https; never a weak ETag."""
+def _reported_identity(info: dict[str, Any]) -> str | None:
+    """Return an identity from the metadata of a store, or None.
+
+    Google reports md5 or crc32c, S3 and https report an ETag. A weak ETag does not identify the bytes.
+    """
     size = info.get("size")
     if md5 := info.get("md5Hash"):
         return f"md5:{base64.b64decode(md5).hex()}:{size}"
@@ -68,16 +71,19 @@ def _told(info: dict[str, Any]) -> str | None:
 
 
 def _sha256(file: File) -> str:
-    whole = hashlib.sha256()
-    raw = File(file.path, file.kind, "", file.store)  # packed as it lies
+    hasher = hashlib.sha256()
+    raw = File(file.path, file.kind, "", file.store)  # the stored bytes, without decompression
     with raw.open() as stream:
         while block := stream.read(_BLOCK_BYTES):
-            whole.update(block)
-    return whole.hexdigest()
+            hasher.update(block)
+    return hasher.hexdigest()
 
 
-class _Memo:
-    """Digests of large files by path, size, times and inode, in one JSON file; a damaged one is as good as none."""
+class _DigestCache:
+    """A cache of digests of large files, by path, size, times and inode, in one JSON file.
+
+    A damaged cache counts as empty.
+    """
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -85,17 +91,24 @@ class _Memo:
         self._new: dict[str, list[Any]] = {}
 
     def known(self, name: str, about: os.stat_result) -> str | None:
+        """Return the digest of an unchanged file, or None."""
         held = self._held.get(os.path.realpath(name))
         return str(held[-1]) if held and held[:-1] == _key(about) else None
 
-    def learn(self, name: str, before: os.stat_result, after: os.stat_result, digest: str) -> None:
-        """Kept if the file is large, did not change while it was read, and is old enough that a later write shows."""
+    def record(self, name: str, before: os.stat_result, after: os.stat_result, digest: str) -> None:
+        """Record the digest of a large file, unless it changed while it was read.
+
+        A file that changed within the last 2 seconds is not recorded: a later write could leave the same times.
+        """
         young = time.time() - max(before.st_mtime, before.st_ctime) < _RACY_SECONDS
         if before.st_size >= MEMO_BYTES and not young and _key(before) == _key(after):
             self._new[os.path.realpath(name)] = [*_key(before), digest]
 
     def write(self) -> None:
-        """Whole or not at all; two runs at a time may lose one another's new lines, and hash again."""
+        """Write the new digests atomically.
+
+        Two runs at the same time may lose each other's new entries. These files are then hashed again.
+        """
         if not self._new:
             return
         with suppress(OSError):  # a cache that cannot be written costs time, not the run

@@ -1,4 +1,4 @@
-"""Reading JSON lines, the whole file or a range of its bytes."""
+"""Reader of JSON lines: a complete file, or a byte range of it."""
 
 from __future__ import annotations
 
@@ -7,38 +7,45 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, islice, pairwise
 from typing import Any
 
-from forerun.data.source.columns import Columns, Unfit, recognised
+from forerun.data.source.columns import Columns, recognised
 from forerun.data.source.files import File
-from forerun.data.source.lines import Damaged, damaged, lines, newlines, no_rows
-from forerun.data.source.rows import Bad, Piece, Place, Row
+from forerun.data.source.lines import CorruptFile, damaged, lines, newlines, no_rows
+from forerun.data.source.rows import BadRow, FilePiece, RowError, RowPlace, SourceRow
 from forerun.data.source.values import MAX_DEPTH, checker, nested_too_deeply, too_deep, too_large
 
-_LOOKED_AT = 1000
+_PROBE_LINES = 1000
 _NESTED = frozenset((list, dict))
-_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # json.loads without its layers
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the scanner inside json.loads, for speed
 
 
-def recognise(file: File, given: Mapping[str, str]) -> Columns | Bad:
-    """The form of the first line that has one, among the first thousand; without any, what is wrong with the first."""
-    first: Bad | None = None
+def recognise(file: File, given: Mapping[str, str]) -> Columns | BadRow:
+    """Return the form of the first line that has one, among the first 1000 lines.
+
+    If no line has a form, return the problem of the first bad line, or of the file.
+    """
+    first: BadRow | None = None
     with file.open() as stream:
-        numbered = enumerate(islice(chain.from_iterable(lines(file, stream)), _LOOKED_AT), 1)
+        numbered = enumerate(islice(chain.from_iterable(lines(file, stream)), _PROBE_LINES), 1)
         while True:
             number = 0
             try:
                 number, line = next(numbered, (0, b""))
                 if not number:
                     return first or no_rows(file).at(file.name, whole_file=True)
-                row = _parsed(file, line)[0]
+                row = _parse_line(file, line)[0]
                 if row is not None:
                     return recognised(row, given)
-            except Damaged as error:
+            except CorruptFile as error:
                 return first or damaged(error).at(file.name, whole_file=True)
-            except Unfit as unfit:
-                first = first or unfit.at(file.name, number)
+            except RowError as row_error:
+                first = first or row_error.at(file.name, number)
 
 
-def rows(file: File, columns: Columns, piece: Piece) -> Iterator[Row | Bad]:
+def rows(file: File, columns: Columns, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
+    """Yield the rows of the lines that begin in `piece`, numbered from 1, and a BadRow for each bad line.
+
+    Blank lines are skipped. A damaged or empty file also gives a BadRow.
+    """
     check, name = checker(columns), file.name
     start, stop = (0, -1) if file.packed else (piece.start, piece.stop)
     number, found = 0, False
@@ -47,14 +54,14 @@ def rows(file: File, columns: Columns, piece: Piece) -> Iterator[Row | Bad]:
             for line in chain.from_iterable(lines(file, stream, start, stop)):
                 number += 1
                 try:
-                    row, text = _parsed(file, line)
+                    row, text = _parse_line(file, line)
                     if row is None:
                         continue
-                    yield Row(check(row, text), Place(name, number))
-                except Unfit as unfit:
-                    yield unfit.at(name, number)
+                    yield SourceRow(check(row, text), RowPlace(name, number))
+                except RowError as row_error:
+                    yield row_error.at(name, number)
                 found = True
-        except Damaged as error:
+        except CorruptFile as error:
             after = "after this line" if number else ""
             yield damaged(error, after).at(name, number if number or start else None, whole_file=True)
             return
@@ -62,31 +69,36 @@ def rows(file: File, columns: Columns, piece: Piece) -> Iterator[Row | Bad]:
         yield no_rows(file).at(name, whole_file=True)
 
 
-def pieces(file: File, at: int, piece_bytes: int) -> list[Piece]:
+def pieces(file: File, at: int, piece_bytes: int) -> list[FilePiece]:
+    """Return pieces of about `piece_bytes` each, or one piece if the file must be read from its start."""
     size = file.size_bytes()
     if file.packed or size < 0 or not file.seekable():
-        return [Piece(at, 0, size if file.packed else -1)]
+        return [FilePiece(at, 0, size if file.packed else -1)]
     count = max(1, round(size / piece_bytes))
     borders = [size * part // count for part in range(count + 1)]
-    return [Piece(at, start, stop) for start, stop in pairwise(borders)]
+    return [FilePiece(at, start, stop) for start, stop in pairwise(borders)]
 
 
-def before(file: File, piece: Piece) -> int:
-    """How many lines begin before the piece."""
+def before(file: File, piece: FilePiece) -> int:
+    """Return the number of lines that begin before the piece. This reads the file up to the piece."""
     return 0 if file.packed or piece.start == 0 else 1 + newlines(file, piece.start - 1)
 
 
-def _parsed(file: File, line: bytes | int) -> tuple[dict[str, Any] | None, str]:
-    """The object in `line`, None for a blank line; and the line as text."""
+def _parse_line(file: File, line: bytes | int) -> tuple[dict[str, Any] | None, str]:
+    """Return the object in `line` (None for a blank line), and the line as text.
+
+    An integer is the size of a line that is too long. Raise RowError for it and for lines that are not objects.
+    """
     if isinstance(line, int):
         raise too_large(line)
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
-        raise Unfit(
+        raise RowError(
+            "E-DATA-040",
             "not UTF-8",
             why=f"byte {error.start} of the line is 0x{line[error.start]:02x}: {error.reason}",
-            fix="mend or delete this line; if all is Latin-1: iconv -f latin1 -t utf-8",
+            fix="fix or delete this line; if the file is Latin-1: iconv -f latin1 -t utf-8",
         ) from error
     try:
         row, end = _scan(text, 0)
@@ -95,12 +107,13 @@ def _parsed(file: File, line: bytes | int) -> tuple[dict[str, Any] | None, str]:
     except (StopIteration, ValueError, RecursionError):
         if not text.strip():
             return None, text
-        row = _loaded(file, text)
+        row = _parse_slowly(file, text)
     if type(row) is not dict:
-        raise Unfit(
+        raise RowError(
+            "E-DATA-041",
             "not an object",
-            why=f'the line is a {type(row).__name__}; each line is one object such as {{"text": "..."}}',
-            fix=f"mend the line; a file that is one list: {_as_lines(file)}",
+            why=f'the line is a {type(row).__name__}; each line must be one object such as {{"text": "..."}}',
+            fix=f"fix the line; if the file is one list: {_as_lines(file)}",
         )
     if not _NESTED.isdisjoint(map(type, row.values())) and _many_brackets(line) and too_deep(row):
         raise nested_too_deeply()
@@ -111,17 +124,25 @@ def _many_brackets(line: bytes) -> bool:
     return line.count(b"[") + line.count(b"{") > MAX_DEPTH
 
 
-def _loaded(file: File, text: str) -> Any:
-    """The slow way, with spaces in front and the reason of a failure."""
+def _parse_slowly(file: File, text: str) -> Any:
+    """Return the value of a JSON text that `_scan` rejects, or raise RowError with the reason.
+
+    `json.loads` is slower, but it accepts leading spaces and describes errors.
+    """
     try:
         return json.loads(text)
     except RecursionError as error:
         raise nested_too_deeply() from error
     except json.JSONDecodeError as error:
         why = f"{error.msg} at character {error.pos + 1}"
-    except ValueError as error:  # Python's own limit for the digits of an integer
+    except ValueError as error:  # Python limits the number of digits of an integer
         why = str(error).split(";")[0]
-    raise Unfit("invalid JSON", why=why, fix=f"one object per line is read; a file that is one list: {_as_lines(file)}")
+    raise RowError(
+        "E-DATA-042",
+        "invalid JSON",
+        why=why,
+        fix=f"write one object per line; if the file is one list: {_as_lines(file)}",
+    )
 
 
 def _as_lines(file: File) -> str:

@@ -1,4 +1,8 @@
-"""Lines of a stream of bytes: a line that is too long is measured and never held, and damage is told from trouble."""
+"""Lines of a byte stream.
+
+A line that is too long is measured, but not held in memory. Damaged bytes raise CorruptFile, failed reads raise
+UserError.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +11,28 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
-from forerun.data.source.columns import Unfit
 from forerun.data.source.files import BadZstd, File, unreadable
+from forerun.data.source.rows import RowError
 from forerun.data.source.values import MAX_ROW_BYTES
 
 BLOCK_BYTES = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class Damaged(Exception):
-    """The bytes of a file are cut short or not what its ending says."""
+class CorruptFile(Exception):
+    """An error for a file that is truncated or does not have the format that its ending names."""
 
 
 def lines(file: File, stream: BinaryIO, start: int = 0, stop: int = -1) -> Iterator[list[bytes | int]]:
-    """The lines whose first byte is in start..stop, without their newline; of one that is too long, its size.
+    """Yield the lines whose first byte is in start..stop, in one list per block and without their newlines.
 
-    They come in lists, as many as a block holds. A byte order mark at the very front is left out.
+    A line above MAX_ROW_BYTES is replaced by its size. A byte order mark at the start of the file is removed. A
+    `stop` of -1 is the end of the file.
     """
     at = max(start - 1, 0)
     if at:
         stream.seek(at)
-    skip = start > 0  # the line that byte start - 1 is in, or ends, belongs to the piece before
+    skip = start > 0  # the line that contains byte start - 1 belongs to the previous piece
     for found, size in _split(file, stream):
         kept = found
         if 0 <= stop < at + size:
@@ -46,7 +51,7 @@ def lines(file: File, stream: BinaryIO, start: int = 0, stop: int = -1) -> Itera
 
 
 def newlines(file: File, stop: int) -> int:
-    """How many newlines stand before byte `stop`."""
+    """Return the number of newlines before byte `stop`."""
     count = 0
     with file.open() as stream:
         while stop > 0 and (block := stream.read(min(BLOCK_BYTES, stop))):
@@ -56,12 +61,13 @@ def newlines(file: File, stop: int) -> int:
 
 
 def blocks(file: File, stream: BinaryIO) -> Iterator[bytes]:
-    """The stream in blocks, as far as it can be read; then Damaged, or UserError if it is the store's trouble."""
+    """Yield the stream in blocks. Raise CorruptFile if the bytes are damaged, and UserError if the storage fails."""
+    # For a damaged file, read1 returns the bytes before the damage. read would raise an error and lose them.
     read: Any = getattr(stream, "read1", stream.read) if file.packed else stream.read
     while True:
         try:
             block = read(BLOCK_BYTES)
-        except Exception as error:  # each packer and driver has errors of its own
+        except Exception as error:  # each decompressor and driver raises its own errors
             raise damage(file, error) from error
         if not block:
             return
@@ -69,23 +75,30 @@ def blocks(file: File, stream: BinaryIO) -> Iterator[bytes]:
 
 
 def damage(file: File, error: Exception) -> Exception:
-    """Damaged if the bytes are to blame; a UserError if reading failed, which another try may mend."""
+    """Return a CorruptFile if the bytes are damaged, or a UserError if the read failed and may succeed later."""
     if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile, BadZstd)):
-        return Damaged(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        return CorruptFile(str(error).splitlines()[0] if str(error) else type(error).__name__)
     return unreadable(file.name, error)
 
 
-def damaged(error: Exception, after: str = "") -> Unfit:
-    what = f"the file is cut short or damaged {after}".rstrip()
-    return Unfit(what, why=str(error), fix="fetch or write it anew")
+def damaged(error: Exception, after: str = "") -> RowError:
+    """Return the error for a damaged file. `after` names the last good row, for example "after this line"."""
+    what = f"the file is truncated or damaged {after}".rstrip()
+    return RowError("E-DATA-044", what, why=str(error), fix="download or write the file again")
 
 
-def no_rows(file: File) -> Unfit:
-    return Unfit("holds no rows", why=f"read as {file.kind} to its end", fix="fill it or move it out of data.path")
+def no_rows(file: File) -> RowError:
+    """Return the error for a file without rows."""
+    return RowError(
+        "E-DATA-045",
+        "holds no rows",
+        why=f"the file was read as {file.kind} to its end",
+        fix="add rows, or move the file out of data.path",
+    )
 
 
 def _split(file: File, stream: BinaryIO) -> Iterator[tuple[list[bytes | int], int]]:
-    """Lines that are whole, and how many bytes they have with their newlines."""
+    """Yield lists of complete lines, and their size in bytes including the newlines."""
     held: list[bytes] = []
     size = 0
     for block in blocks(file, stream):

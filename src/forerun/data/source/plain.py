@@ -1,4 +1,4 @@
-"""Reading a plain text file: one document, or the documents between separators."""
+"""Reader of plain text: a file is one document, or several documents divided by a separator."""
 
 from __future__ import annotations
 
@@ -6,51 +6,54 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import BinaryIO
 
-from forerun.data.source.columns import Unfit
 from forerun.data.source.files import File
-from forerun.data.source.lines import BYTE_ORDER_MARK, Damaged, blocks, damaged
-from forerun.data.source.rows import Bad, Piece, Place, Row
+from forerun.data.source.lines import BYTE_ORDER_MARK, CorruptFile, blocks, damaged
+from forerun.data.source.rows import BadRow, FilePiece, RowError, RowPlace, SourceRow
 from forerun.data.source.values import too_large
 
 MAX_TEXT_BYTES = 1 << 30
-WORD = "document"  # what places in a separated file count
+WORD = "document"  # what `RowPlace.number` counts in a file with a separator
 ENDS_OF_LINE = "\r\n"
 LIKELY_SEPARATOR = "<|endoftext|>"
-_LOOKED_AT_BYTES = 1 << 18
+_PROBE_BYTES = 1 << 18
 
 
-def rows(file: File, separator: str | None = None, piece: Piece | None = None) -> Iterator[Row | Bad]:
-    """Yield the documents of a file; with a separator, those that begin in the bytes of `piece`."""
+def rows(file: File, separator: str | None = None, piece: FilePiece | None = None) -> Iterator[SourceRow | BadRow]:
+    """Yield the documents of a file. With a separator, yield only those that begin in the byte range of `piece`."""
     if separator is not None:
-        yield from _separated(file, separator, piece or Piece(0, 0, -1))
+        yield from _separated(file, separator, piece or FilePiece(0, 0, -1))
         return
-    place = Place(file.name)
+    place = RowPlace(file.name)
     try:
-        yield Row({"text": _text(file)}, place)
-    except Damaged as error:
+        yield SourceRow({"text": _text(file)}, place)
+    except CorruptFile as error:
         yield damaged(error).at(file.name, whole_file=True)
-    except Unfit as unfit:
-        yield unfit.at(file.name)
+    except RowError as row_error:
+        yield row_error.at(file.name)
 
 
-def pieces(file: File, at: int, piece_bytes: int, separator: str | None) -> list[Piece]:
-    """Return the file in parts of about `piece_bytes` if its documents can be found from the middle of it."""
+def pieces(file: File, at: int, piece_bytes: int, separator: str | None) -> list[FilePiece]:
+    """Return pieces of about `piece_bytes` each, or one piece if the file must be read from its start.
+
+    That is the case without a separator, for compressed files, for stores that cannot seek, and for separators
+    that overlap themselves.
+    """
     size = file.size_bytes()
     if separator is None:
-        return [Piece(at, 0, size)]
+        return [FilePiece(at, 0, size)]
     if file.packed or size < 0 or not file.seekable() or _overlaps_itself(separator):
-        return [Piece(at, 0, size if file.packed else -1)]
+        return [FilePiece(at, 0, size if file.packed else -1)]
     count = max(1, round(size / piece_bytes))
-    return [Piece(at, start, stop) for start, stop in pairwise(size * part // count for part in range(count + 1))]
+    return [FilePiece(at, start, stop) for start, stop in pairwise(size * part // count for part in range(count + 1))]
 
 
-def before(file: File, piece: Piece, separator: str | None) -> int:
-    """Return how many documents begin before the piece; this reads the file up to it."""
+def before(file: File, piece: FilePiece, separator: str | None) -> int:
+    """Return the number of documents that begin before the piece. This reads the file up to the piece."""
     if separator is None or file.packed or piece.start == 0:
         return 0
     count = begin = 0
     with file.open() as stream:
-        for _, size in _between(file, stream, separator.encode()):
+        for _, size in _split_stream(file, stream, separator.encode()):
             if begin >= piece.start:
                 break
             count, begin = count + 1, begin + size
@@ -58,45 +61,47 @@ def before(file: File, piece: Piece, separator: str | None) -> int:
 
 
 def split_text(text: str, separator: str) -> list[str]:
-    """Return the documents of a text. Ends of line around a separator and documents without text are left out."""
+    """Return the documents of a text, without line ends around separators. Documents without text are omitted."""
     found = (part.strip(ENDS_OF_LINE) for part in text.split(separator))
     return [part for part in found if part and not part.isspace()]
 
 
 def likely_separators(file: File) -> int:
-    """Return how often `<|endoftext|>` occurs in the beginning of a text file; 0 if it cannot be read."""
+    """Return how often `<|endoftext|>` occurs in the first 256 KiB of a text file, or 0 if it cannot be read."""
     try:
         with file.open() as stream:
-            return stream.read(_LOOKED_AT_BYTES).count(LIKELY_SEPARATOR.encode())
+            return stream.read(_PROBE_BYTES).count(LIKELY_SEPARATOR.encode())
     except Exception:  # drivers raise many kinds of errors; reading the rows reports them
         return 0
 
 
-def _separated(file: File, separator: str, piece: Piece) -> Iterator[Row | Bad]:
+def _separated(file: File, separator: str, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
+    """Yield the documents that begin in the bytes of `piece`, numbered from 1."""
     mark = separator.encode()
     start, stop = (0, -1) if file.packed else (piece.start, piece.stop)
+    # A document that begins exactly at `start` follows a separator that ends there, so read from that separator on.
     begin = max(0, start - len(mark))
     number, found = 0, False
     with file.open() as stream:
         if begin:
             stream.seek(begin)
         try:
-            for held, size in _between(file, stream, mark):
+            for held, size in _split_stream(file, stream, mark):
                 at, begin = begin, begin + size
-                if at < start:  # it began in the piece before
+                if at < start:  # belongs to the previous piece
                     continue
                 if 0 <= stop <= at:
                     break
                 number += 1
                 try:
-                    text = _decoded(held.joined(at == 0), file).strip(ENDS_OF_LINE)
+                    text = _decode(held.joined(at == 0), file).strip(ENDS_OF_LINE)
                     if not text or text.isspace():
                         continue
-                    yield Row({"text": text}, Place(file.name, number, WORD))
-                except Unfit as unfit:
-                    yield unfit.at(file.name, number, WORD)
+                    yield SourceRow({"text": text}, RowPlace(file.name, number, WORD))
+                except RowError as row_error:
+                    yield row_error.at(file.name, number, WORD)
                 found = True
-        except Damaged as error:
+        except CorruptFile as error:
             after = "after this document" if number else ""
             yield damaged(error, after).at(file.name, number if number or start else None, WORD, whole_file=True)
             return
@@ -104,8 +109,8 @@ def _separated(file: File, separator: str, piece: Piece) -> Iterator[Row | Bad]:
         yield _no_text().at(file.name)
 
 
-class _Held:
-    """The bytes of one document as they are read. Beyond the limit they are only counted."""
+class _DocumentBytes:
+    """Bytes of one document while it is read. Above MAX_TEXT_BYTES they are dropped and only counted."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -119,25 +124,28 @@ class _Held:
             self._parts.append(part)
 
     def joined(self, is_first: bool) -> bytes:
-        """Return the bytes; those at the front of a file without a byte order mark."""
+        """Return the bytes, without a byte order mark if they are the first of the file.
+
+        Raise RowError if the document is larger than MAX_TEXT_BYTES.
+        """
         if self.size > MAX_TEXT_BYTES:
             raise too_large(self.size, MAX_TEXT_BYTES)
         raw = b"".join(self._parts)
         return raw.removeprefix(BYTE_ORDER_MARK) if is_first else raw
 
 
-def _between(file: File, stream: BinaryIO, mark: bytes) -> Iterator[tuple[_Held, int]]:
-    """Yield what is between separators, and its size with the separator behind it.
+def _split_stream(file: File, stream: BinaryIO, mark: bytes) -> Iterator[tuple[_DocumentBytes, int]]:
+    """Yield each document and its size in bytes, including the separator after it.
 
-    The end of a block that may be the beginning of a separator is carried into the next block.
+    A block may end in the middle of a separator, so its last bytes are carried into the next block.
     """
-    held, tail = _Held(), b""
+    held, tail = _DocumentBytes(), b""
     for block in blocks(file, stream):
         *ended, rest = (tail + block).split(mark)
         for part in ended:
             held.add(part)
             yield held, held.size + len(mark)
-            held = _Held()
+            held = _DocumentBytes()
         cut = max(0, len(rest) - len(mark) + 1)
         held.add(rest[:cut])
         tail = rest[cut:]
@@ -146,40 +154,51 @@ def _between(file: File, stream: BinaryIO, mark: bytes) -> Iterator[tuple[_Held,
 
 
 def _overlaps_itself(separator: str) -> bool:
-    """Return whether two places of the separator can overlap, so that where it is found depends on the beginning."""
+    """Return whether two occurrences of the separator can overlap.
+
+    If they can, the documents that are found depend on the byte at which reading starts.
+    """
     mark = separator.encode()
     return any(mark.startswith(mark[n:]) for n in range(1, len(mark)))
 
 
 def _text(file: File) -> str:
-    held = _Held()
+    """Return the text of a file that is one document. Raise RowError if it is too large, empty or not UTF-8."""
+    held = _DocumentBytes()
     with file.open() as stream:
         for block in blocks(file, stream):
             held.add(block)
     try:
         raw = held.joined(True)
-    except Unfit as unfit:
-        raise Unfit(
-            unfit.what,
-            unfit.why,
-            f"split -C 64m {file.name} part-, give JSONL with a document in each line, or name what separates "
-            "documents: data.separator",
+    except RowError as row_error:
+        raise RowError(
+            row_error.problem.code,
+            row_error.problem.what,
+            why=row_error.problem.why,
+            fix=f"split it (split -C 64m {file.name} part-), use JSONL with one document per line, or set "
+            "data.separator to the text between documents",
         ) from None
-    text = _decoded(raw, file)
+    text = _decode(raw, file)
     if not text or text.isspace():
         raise _no_text()
     return text
 
 
-def _no_text() -> Unfit:
-    return Unfit("holds no text", why="it is empty or only white space", fix="fill it or move it out of data.path")
+def _no_text() -> RowError:
+    return RowError(
+        "E-DATA-046",
+        "holds no text",
+        why="it is empty or has only white space",
+        fix="add text, or move the file out of data.path",
+    )
 
 
-def _decoded(raw: bytes, file: File) -> str:
+def _decode(raw: bytes, file: File) -> str:
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
-        raise Unfit(
+        raise RowError(
+            "E-DATA-047",
             "not UTF-8 text",
             why=f"byte {error.start} is 0x{raw[error.start]:02x}: {error.reason}",
             fix=f"if it is text: iconv -f latin1 -t utf-8 {file.name} > fixed.txt; if not, move it out of data.path",

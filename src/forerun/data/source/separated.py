@@ -1,48 +1,50 @@
-"""Reading CSV and TSV: a header, then records that may go over several lines inside quotes."""
+"""Reader of CSV and TSV: a header, then records, which may span several lines inside quotes."""
 
 from __future__ import annotations
 
 import csv
 from collections import deque
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 
-from forerun.data.source.columns import Columns, Unfit, recognised, shortened
+from forerun.data.source.columns import Columns, recognised, shortened
 from forerun.data.source.files import File
-from forerun.data.source.lines import Damaged, damaged, lines, no_rows
-from forerun.data.source.rows import Bad, Place, Row
+from forerun.data.source.lines import CorruptFile, damaged, lines, no_rows
+from forerun.data.source.rows import BadRow, RowError, RowPlace, SourceRow
 from forerun.data.source.values import MAX_ROW_BYTES, checker, too_large
 
 _MAX_FIELD = 2**31 - 1
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-CARRIED = ("text", "prompt/completion", "chosen/rejected")
+CARRIED = ("text", "prompt/completion", "chosen/rejected")  # forms without lists
 
 
-def recognise(file: File, given: Mapping[str, str]) -> Columns | Bad:
-    """The form of the header's columns."""
+def recognise(file: File, given: Mapping[str, str]) -> Columns | BadRow:
+    """Return the form of the columns in the header, or a BadRow for the file."""
     header = next(_records(file), None)
     if header is None:
         return no_rows(file).at(file.name, whole_file=True)
-    if isinstance(header, Bad):
+    if isinstance(header, BadRow):
         return header
     number, names, _ = header
     try:
         columns = recognised(names, given)
-        _carried(file, columns)
+        _require_no_lists(file, columns)
         columns.require(names)
-    except Unfit as unfit:
-        return unfit.at(file.name, number, whole_file=True)
+    except RowError as row_error:
+        return row_error.at(file.name, number, whole_file=True)
     return columns
 
 
-def rows(file: File, columns: Columns) -> Iterator[Row | Bad]:
+def rows(file: File, columns: Columns) -> Iterator[SourceRow | BadRow]:
+    """Yield the rows of a file, and a BadRow for each bad record. A bad header is a bad file."""
     check, names, found = checker(columns), None, False
     known = set(columns.known.values())
     for record in _records(file):
-        if isinstance(record, Bad):
+        if isinstance(record, BadRow):
             found = True
             if names is None:
-                record = Bad(record.place, f"the header: {record.what}", record.why, record.fix, whole_file=True)
+                record = replace(record, what=f"the header: {record.what}", whole_file=True)
             yield record
             if record.whole_file:
                 return
@@ -58,32 +60,36 @@ def rows(file: File, columns: Columns) -> Iterator[Row | Bad]:
             if flaw is not None:
                 raise flaw
             if len(fields) != len(names):
-                raise Unfit(
+                raise RowError(
+                    "E-DATA-049",
                     f"{len(fields)} fields, the header has {len(names)}",
                     why=f"header: {shortened(names)}",
-                    fix="mend the row; a field with a separator or a line end in it is put in quotes",
+                    fix="fix the row; put fields that contain a separator or a line end in quotes",
                 )
-            yield Row(check({name: fields[at] for name, at in places}, ""), Place(file.name, number))
-        except Unfit as unfit:
-            yield unfit.at(file.name, number, whole_file=not found)
+            yield SourceRow(check({name: fields[at] for name, at in places}, ""), RowPlace(file.name, number))
+        except RowError as row_error:
+            yield row_error.at(file.name, number, whole_file=not found)
             if not found:
                 return
     if not found:
         yield no_rows(file).at(file.name, whole_file=True)
 
 
-class _Feed:
-    """Lines for csv.reader; those of the record that is being read can be given back, all but the first."""
+class _LineFeed:
+    """An iterator of lines for csv.reader.
+
+    If a record cannot be read, `done(give_back=True)` makes its lines, except the first, available again.
+    """
 
     def __init__(self, source: Iterator[bytes | int]) -> None:
         self._source = source
         self._waiting: deque[bytes | int] = deque()
         self._taken: list[bytes | int] = []
         self._size = 0
-        self.number = 1  # of the line that the record begins with
-        self.unfit: Unfit | None = None
+        self.number = 1  # line number of the first line of the record
+        self.row_error: RowError | None = None  # for a line of the record that is not UTF-8
 
-    def __iter__(self) -> _Feed:
+    def __iter__(self) -> _LineFeed:
         return self
 
     def __next__(self) -> str:
@@ -96,60 +102,68 @@ class _Feed:
             return line.decode() + "\n"
         except UnicodeDecodeError as error:
             at = self.number + len(self._taken) - 1
-            self.unfit = Unfit(
+            self.row_error = RowError(
+                "E-DATA-050",
                 "not UTF-8",
                 why=f"byte {error.start} of line {at} is 0x{line[error.start]:02x}: {error.reason}",
-                fix="mend or delete this row; if all is Latin-1: iconv -f latin1 -t utf-8",
+                fix="fix or delete this row; if the file is Latin-1: iconv -f latin1 -t utf-8",
             )
             return line.decode(errors="surrogateescape") + "\n"
 
     def done(self, *, give_back: bool = False) -> None:
-        """The record is read; or, to begin anew with the line after its first, it was none."""
+        """End the record. With `give_back`, continue with the line after its first one."""
         if give_back:
             self._waiting.extendleft(reversed(self._taken[1:]))
         self.number += 1 if give_back else len(self._taken)
         self._taken.clear()
-        self._size, self.unfit = 0, None
+        self._size, self.row_error = 0, None
 
 
-def _records(file: File) -> Iterator[tuple[int, list[str], Unfit | None] | Bad]:
-    """Records with the line they begin at. After a record that cannot be read the next line begins a new one."""
+def _records(file: File) -> Iterator[tuple[int, list[str], RowError | None] | BadRow]:
+    """Yield (number of the first line, fields, error of a line or None) for each record, or a BadRow.
+
+    After a record that cannot be read, a new record begins at the next line. An unclosed quote then costs one row,
+    not the rest of the file.
+    """
     csv.field_size_limit(_MAX_FIELD)
     with file.open() as stream:
-        feed = _Feed(chain.from_iterable(lines(file, stream)))
+        feed = _LineFeed(chain.from_iterable(lines(file, stream)))
         reader = csv.reader(feed, delimiter=_DELIMITERS[file.kind], strict=True)
         while True:
             try:
                 fields = next(reader, None)
-            except Damaged as error:
+            except CorruptFile as error:
                 number = feed.number - 1
                 after = "after this line" if number else ""
                 yield damaged(error, after).at(file.name, number or None, whole_file=True)
                 return
-            except Unfit as unfit:
-                yield unfit.at(file.name, feed.number)
+            except RowError as row_error:
+                yield row_error.at(file.name, feed.number)
                 feed.done(give_back=True)
                 continue
             except csv.Error as error:
-                yield Unfit(
+                yield RowError(
+                    "E-DATA-051",
                     f"this row cannot be read as {file.kind}",
                     why=str(error),
-                    fix='mend the row; a quote inside a quoted field is written ""',
+                    fix='fix the row; write a quote inside a quoted field as ""',
                 ).at(file.name, feed.number)
                 feed.done(give_back=True)
                 continue
             if fields is None:
                 return
-            number, flaw = feed.number, feed.unfit
+            number, flaw = feed.number, feed.row_error
             feed.done()
             if fields:
                 yield number, fields, flaw
 
 
-def _carried(file: File, columns: Columns) -> None:
+def _require_no_lists(file: File, columns: Columns) -> None:
+    """Raise RowError if the form has lists, which CSV cannot hold."""
     if columns.form not in CARRIED:
-        raise Unfit(
+        raise RowError(
+            "E-DATA-052",
             f"column {columns.name(columns.form)!r} cannot be read from {file.kind}",
             why=f"{file.kind} holds texts, and {columns.form} is a list",
-            fix="give it as JSONL or Parquet",
+            fix="use JSONL or Parquet",
         )

@@ -1,4 +1,4 @@
-"""From `data.path` to rows: the files it names, what they were recognised as, and their rows piece by piece."""
+"""Sources of rows: the files that `data.path` names, the form of their rows, and the rows of each piece."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from forerun.data.source import files, identity, readers
 from forerun.data.source.columns import Columns
-from forerun.data.source.rows import Bad, Piece, Place, Row
+from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Source:
-    """Files of one kind, sorted, whose rows are all of one form."""
+    """Files of one kind, sorted by path, whose rows all have one form."""
 
     files: tuple[files.File, ...]
     form: str
-    columns: Mapping[str, str]  # role to column, as the job gives them
-    separator: str | None = None  # of documents in a text
+    columns: Mapping[str, str]  # role to column, as set in the job
+    separator: str | None = None  # between the documents of a text
 
     @property
     def kind(self) -> str:
@@ -31,36 +31,39 @@ class Source:
 
     @property
     def recognised(self) -> str:
-        """For the display: `3 files, jsonl, chat, column messages`."""
+        """A description for the display, such as `3 files, jsonl, chat, column messages`."""
         many = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         split = "" if self.separator is None else f", split at {self.separator!r}"
         return f"{many}, {self.kind}" + ("" if self.kind == "text" else f", {self._roles.shown}") + split
 
     @property
     def size_bytes(self) -> int:
-        """Of all files, as they lie; what a store does not tell counts as nothing."""
+        """The stored size of all files in bytes. A file whose size the store does not report counts as 0."""
         return sum(max(file.size_bytes(), 0) for file in self.files)
 
-    def pieces(self, piece_bytes: int) -> list[Piece]:
-        """All files in parts of about `piece_bytes`; their rows, one part after the other, are all rows."""
+    def pieces(self, piece_bytes: int) -> list[FilePiece]:
+        """Return all files as pieces of about `piece_bytes`, in order. Together they contain every row once."""
         return [piece for at in range(len(self.files)) for piece in self._pieces(at, piece_bytes)]
 
-    def rows(self, piece: Piece) -> Iterator[Row | Bad]:
-        """The rows of one piece, bad ones among them; places count inside the piece."""
+    def rows(self, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
+        """Return the rows and the bad rows of one piece. Their places count inside the piece."""
         return readers.rows(self.files[piece.file], self._roles, piece, self.separator)
 
-    def resolve(self, piece: Piece, place: Place) -> Place:
-        """A place that counts inside `piece` as one that counts from the front of the file, which is read up to it."""
+    def resolve(self, piece: FilePiece, place: RowPlace) -> RowPlace:
+        """Return a place inside `piece` as a place counted from the start of the file.
+
+        This may read the file up to the piece.
+        """
         if place.number is None or piece.start == 0:
             return place
         return place._replace(number=place.number + readers.before(self.files[piece.file], piece, self.separator))
 
     def identities(self) -> list[str]:
-        """A digest of each file's content, or what its store says of it."""
+        """Return for each file a digest of its content, or the checksum that its store reports."""
         return identity.identities(self.files)
 
     def to_json(self) -> dict[str, Any]:
-        """What another process needs to read the same; only JSON's own types."""
+        """Return what another process needs to open the same source, in types of JSON."""
         return {
             "files": [[file.address, file.kind, file.packed] for file in self.files],
             "form": self.form,
@@ -70,11 +73,12 @@ class Source:
 
     @classmethod
     def from_json(cls, made: Mapping[str, Any] | str) -> Source:
+        """Return the source of a `to_json` result, which may be given as JSON text."""
         given = json.loads(made) if isinstance(made, str) else made
         found = tuple(files.at_address(*file) for file in given["files"])
         return cls(found, given["form"], dict(given["columns"]), given.get("separator"))
 
-    def _pieces(self, at: int, piece_bytes: int) -> list[Piece]:
+    def _pieces(self, at: int, piece_bytes: int) -> list[FilePiece]:
         return readers.pieces(self.files[at], at, piece_bytes, self.separator)
 
     @property
@@ -83,15 +87,27 @@ class Source:
 
 
 def open_source(part: Part | Data) -> Source:
-    """What `part` names. The first file that can be read tells the form; if none can, the first fault is raised."""
+    """Find the files of `part` and recognise the form of their rows.
+
+    Args:
+        part: The `data` section of a job, or one part of its mixture.
+
+    Returns:
+        The source. Its form is that of the first file whose form is recognised.
+
+    Raises:
+        UserError: There are no files or files of several kinds, `columns` or `separator` does not apply to them,
+            or no file has a known form. In the last case the error is the problem of the first file.
+    """
     found = tuple(files.find(part.path or ""))
     if found[0].kind == "text" and part.columns:
         raise UserError(
+            "E-DATA-053",
             "data.columns: plain text has no columns",
-            why=f"{found[0].name} is read as text, by its ending",
-            fix="leave data.columns out, or give JSONL, CSV, Parquet or Arrow",
+            why=f"{found[0].name} is read as text, because of its ending",
+            fix="remove data.columns, or use JSONL, CSV, Parquet or Arrow",
         )
-    first: Bad | None = None
+    first: BadRow | None = None
     for file in found:
         columns = readers.recognise(file, part.columns)
         if isinstance(columns, Columns):
@@ -105,7 +121,8 @@ def open_source(part: Part | Data) -> Source:
 def _require_text(form: str, separator: str | None, file: files.File) -> None:
     if separator is not None and form != "text":
         raise UserError(
+            "E-DATA-054",
             "data.separator divides texts into documents",
-            why=f"{file.name} holds {form}, and each row is a document already",
-            fix="remove data.separator; in a mixture, give it to the parts of plain text only",
+            why=f"{file.name} holds {form}, and each row is already one document",
+            fix="remove data.separator; in a mixture, set it only for parts of plain text",
         )

@@ -1,4 +1,7 @@
-"""Reading Parquet by row groups, and Arrow: the file format (Feather too) by record batches, and the stream format."""
+"""Reader of Parquet and Arrow.
+
+Parquet files are read by row groups, Arrow files (including Feather) by record batches, Arrow streams as one group.
+"""
 
 from __future__ import annotations
 
@@ -9,67 +12,72 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from forerun.data.source.columns import Columns, Unfit, recognised
+from forerun.config.data_section import COLUMNS
+from forerun.data.source.columns import Columns, recognised
 from forerun.data.source.files import File, library
-from forerun.data.source.lines import Damaged, damage, damaged, no_rows
-from forerun.data.source.rows import Bad, Piece, Place, Row
+from forerun.data.source.lines import CorruptFile, damage, damaged, no_rows
+from forerun.data.source.rows import BadRow, FilePiece, RowError, RowPlace, SourceRow
 from forerun.data.source.values import MAX_ROW_BYTES, Check, checker, too_large
 
 _BATCH_ROWS = 256
-_MORE_THAN_ANY_BYTES = 1 << 44
+_IMPOSSIBLE_BYTES = 1 << 44
 _STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 _LISTS = ("list<", "large_list<", "fixed_size_list<", "list_view<", "large_list_view<")
 
 
 @dataclass(frozen=True)
 class _Table:
-    """An open file: `groups` of rows that can be read on their own; a stream has one."""
+    """An open file. Its `groups` of rows can be read independently; a stream has one group."""
 
     schema: Any
     groups: int
-    group_bytes: Any  # of group i
-    group_rows: Any
-    batches: Any  # of group i, those columns
+    group_bytes: Any  # function of a group: its size in bytes
+    group_rows: Any  # function of a group: its number of rows
+    batches: Any  # function of a group and column names: its record batches
 
 
-def recognise(file: File, given: Mapping[str, str]) -> Columns | Bad:
-    """The form of the schema's columns."""
+def recognise(file: File, given: Mapping[str, str]) -> Columns | BadRow:
+    """Return the form of the columns in the schema, or a BadRow for the file."""
     try:
-        with _opened(file) as table:
+        with _open_table(file) as table:
             columns = recognised(table.schema.names, given)
             _require(table.schema, columns)
             return columns
-    except Damaged as error:
+    except CorruptFile as error:
         return damaged(error).at(file.name, whole_file=True)
-    except Unfit as unfit:
-        return unfit.at(file.name, whole_file=True)
+    except RowError as row_error:
+        return row_error.at(file.name, whole_file=True)
 
 
-def rows(file: File, columns: Columns, piece: Piece) -> Iterator[Row | Bad]:
+def rows(file: File, columns: Columns, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
+    """Yield the rows of the groups of `piece`, numbered from 1, and a BadRow for each bad one.
+
+    Damage ends the piece: the last value is then a BadRow with the number of the last good row.
+    """
     check, number = checker(columns), 0
     try:
-        with _opened(file) as table:
+        with _open_table(file) as table:
             _require(table.schema, columns)
             names = [name for name in columns.known.values() if name in table.schema.names]
             for group in range(piece.start, min(piece.stop, table.groups)):
-                for batch in _safely(file, table.batches(group, names)):
+                for batch in _slices(file, table.batches(group, names)):
                     for made in _batch_rows(batch, names, check, file, number):
                         yield made
                         number += 1
             if number == 0 and piece.start == 0:
                 yield no_rows(file).at(file.name, whole_file=True)
-    except Damaged as error:
+    except CorruptFile as error:
         first = number == 0 and piece.start == 0
         place = None if first else number
         yield damaged(error, "" if first else "after this row").at(file.name, place, "row", whole_file=True)
-    except Unfit as unfit:
-        yield unfit.at(file.name, whole_file=True)
+    except RowError as row_error:
+        yield row_error.at(file.name, whole_file=True)
 
 
-def pieces(file: File, at: int, piece_bytes: int) -> list[Piece]:
-    """Groups put together until they have `piece_bytes`; one piece if the file cannot be opened."""
+def pieces(file: File, at: int, piece_bytes: int) -> list[FilePiece]:
+    """Return pieces of consecutive groups, each of about `piece_bytes`. A damaged file is one piece."""
     try:
-        with _opened(file) as table:
+        with _open_table(file) as table:
             borders, held = [0], 0
             for group in range(table.groups):
                 if held >= piece_bytes:
@@ -77,29 +85,30 @@ def pieces(file: File, at: int, piece_bytes: int) -> list[Piece]:
                     held = 0
                 held += table.group_bytes(group)
             borders.append(max(table.groups, 1))
-    except Damaged:
+    except CorruptFile:
         borders = [0, 1]
-    return [Piece(at, start, stop) for start, stop in pairwise(borders)]
+    return [FilePiece(at, start, stop) for start, stop in pairwise(borders)]
 
 
-def before(file: File, piece: Piece) -> int:
-    """How many rows stand before the piece; those of a damaged batch cannot be counted, and are not."""
+def before(file: File, piece: FilePiece) -> int:
+    """Return the number of rows before the piece. Rows in damaged groups are not counted."""
     if piece.start == 0:
         return 0
     count = 0
-    with _opened(file) as table:
+    with _open_table(file) as table:
         for group in range(piece.start):
             try:
                 count += table.group_rows(group)
             except Exception as error:
-                fault = _fault(file, error)
-                if not isinstance(fault, Damaged):
+                fault = _error_for(file, error)
+                if not isinstance(fault, CorruptFile):
                     raise fault from error
     return count
 
 
 @contextmanager
-def _opened(file: File) -> Iterator[_Table]:
+def _open_table(file: File) -> Iterator[_Table]:
+    """Open a file for the duration of a block. Raise CorruptFile for damage, and UserError for other failures."""
     arrow = library("pyarrow", file.name)
     with ExitStack() as closing:
         stream = closing.enter_context(file.open())
@@ -109,7 +118,7 @@ def _opened(file: File) -> Iterator[_Table]:
                 stream = closing.enter_context(kind(file.path))
             opened = _parquet(file, stream) if file.kind == "parquet" else _arrow(file, stream)
         except Exception as error:
-            raise _fault(file, error) from error
+            raise _error_for(file, error) from error
         yield opened
 
 
@@ -129,9 +138,9 @@ def _arrow(file: File, stream: Any) -> _Table:
     ipc = library("pyarrow.ipc", file.name)
     size = stream.seek(0, 2)
     stream.seek(0)
-    whole = stream.read(6) == b"ARROW1"
+    is_file = stream.read(6) == b"ARROW1"
     stream.seek(0)
-    if not whole:
+    if not is_file:
         table = ipc.open_stream(stream)
         return _Table(
             table.schema, 1, lambda group: size, lambda group: 0, lambda group, names: _streamed(table, stream)
@@ -149,93 +158,105 @@ def _arrow(file: File, stream: Any) -> _Table:
 
 
 def _streamed(table: Any, stream: Any) -> Iterator[Any]:
-    """The batches of a stream, which ends with a mark; without it the file was cut between two batches."""
+    """Yield the batches of a stream. Raise EOFError if the stream does not end with its end mark.
+
+    pyarrow does not report a stream that was truncated between two batches.
+    """
     yield from table
     end = stream.seek(0, 2)
     stream.seek(max(0, end - len(_STREAM_END)))
     if stream.read(len(_STREAM_END)) != _STREAM_END:
-        raise EOFError("the mark that ends an Arrow stream is not there")
+        raise EOFError("the end mark of the Arrow stream is missing")
 
 
-def _safely(file: File, batches: Iterator[Any]) -> Iterator[Any]:
+def _slices(file: File, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches in slices of at most _BATCH_ROWS rows. Raise CorruptFile or UserError if reading fails."""
     while True:
         try:
             batch = next(batches, None)
         except Exception as error:
-            raise _fault(file, error) from error
+            raise _error_for(file, error) from error
         if batch is None:
             return
         for start in range(0, batch.num_rows, _BATCH_ROWS):
             yield batch.slice(start, _BATCH_ROWS)
 
 
-def _fault(file: File, error: Exception) -> Exception:
-    """pyarrow tells of damage by its own errors and by a bare OSError; one with a number is the system's.
+def _error_for(file: File, error: Exception) -> Exception:
+    """Return the exception for an error of pyarrow: CorruptFile for damage, otherwise the result of `damage`.
 
-    Memory that runs out is no damage, unless more was asked for than any machine has.
+    pyarrow reports damage with its own exceptions or with an OSError without errno. An OSError with errno comes from
+    the system. A MemoryError is damage only if it asks for more than 16 TiB: no valid file needs that much.
     """
     bare = type(error) is OSError and not error.errno
     own = "ArrowException" in {kind.__name__ for kind in type(error).__mro__}
     if isinstance(error, MemoryError):
-        own = max(map(int, re.findall(r"\d+", str(error))), default=0) > _MORE_THAN_ANY_BYTES
+        own = max(map(int, re.findall(r"\d+", str(error))), default=0) > _IMPOSSIBLE_BYTES
     if bare or own or isinstance(error, UnicodeDecodeError):
-        return Damaged(str(error).splitlines()[0] if str(error) else type(error).__name__)
+        return CorruptFile(str(error).splitlines()[0] if str(error) else type(error).__name__)
     return damage(file, error)
 
 
-def _batch_rows(batch: Any, names: list[str], check: Check, file: File, before: int) -> Iterator[Row | Bad]:
-    """The rows of one batch, in Python's own types."""
+def _batch_rows(batch: Any, names: list[str], check: Check, file: File, before: int) -> Iterator[SourceRow | BadRow]:
+    """Yield the rows of one batch as Python values, and a BadRow for each bad one. `before` rows precede them."""
     number = before
-    for part in _sound(batch.select(names)):
-        held = None if isinstance(part, Unfit) else [_plain(part.column(name)) for name in names]
-        for at in range(1 if isinstance(part, Unfit) else part.num_rows):
+    for part in _valid_parts(batch.select(names)):
+        held = None if isinstance(part, RowError) else [_python_values(part.column(name)) for name in names]
+        for at in range(1 if isinstance(part, RowError) else part.num_rows):
             number += 1
             try:
                 if held is None:
                     raise part
                 values = {name: column[at] for name, column in zip(names, held, strict=True)}
-                yield Row(check(values, ""), Place(file.name, number, "row"))
-            except Unfit as unfit:
-                yield unfit.at(file.name, number, "row")
+                yield SourceRow(check(values, ""), RowPlace(file.name, number, "row"))
+            except RowError as row_error:
+                yield row_error.at(file.name, number, "row")
 
 
-def _sound(batch: Any) -> Iterator[Any]:
-    """The batch in parts that can be trusted, halved around rows that cannot; each of those is an Unfit."""
-    fault: Unfit | None = None
+def _valid_parts(batch: Any) -> Iterator[Any]:
+    """Yield the valid parts of a batch, and a RowError for each row that is too large or not UTF-8.
+
+    The batch is halved recursively to find these rows. Raise CorruptFile for other damage.
+    """
+    fault: RowError | None = None
     try:
         batch.validate(full=True)
-        size = sum(_decoded(column).nbytes for column in batch.columns)
+        size = sum(_unshared(column).nbytes for column in batch.columns)
         fault = too_large(size) if size > MAX_ROW_BYTES else None
     except Exception as error:
         why = str(error).splitlines()[0]
         if batch.num_rows == 1 and "UTF8" not in why:
-            raise Damaged(why) from error
-        fault = Unfit("not UTF-8", why=why, fix="write the file anew without this row")
+            raise CorruptFile(why) from error
+        fault = RowError("E-DATA-060", "not UTF-8", why=why, fix="write the file again without this row")
     if fault is None:
         yield batch
     elif batch.num_rows == 1:
         yield fault
     else:
         half = batch.num_rows // 2
-        yield from _sound(batch.slice(0, half))
-        yield from _sound(batch.slice(half))
+        yield from _valid_parts(batch.slice(0, half))
+        yield from _valid_parts(batch.slice(half))
 
 
-def _decoded(column: Any) -> Any:
-    """A column whose size is that of its own values, not of buffers that it shares with others."""
-    said = str(column.type)
-    if said.startswith("dictionary<"):
+def _unshared(column: Any) -> Any:
+    """Return the column in a type whose `nbytes` counts its values, not buffers shared with other slices."""
+    type_name = str(column.type)
+    if type_name.startswith("dictionary<"):
         return column.dictionary_decode()
-    return column.cast("large_string") if said == "string_view" else column
+    return column.cast("large_string") if type_name == "string_view" else column
 
 
-def _plain(column: Any) -> list[Any]:
+def _python_values(column: Any) -> list[Any]:
     values: list[Any] = column.to_pylist()
     return [_without_nulls(value) for value in values] if "struct<" in str(column.type) else values
 
 
 def _without_nulls(value: Any) -> Any:
-    """A struct has every field of its type in each row; a field that is null was not given, but for `content`."""
+    """Return `value` without the null fields of structs.
+
+    Every struct has all fields of its type, so null usually means that the row does not have the field. The main
+    fields of messages are kept, because the checks of messages handle null in them.
+    """
     if isinstance(value, list):
         return [_without_nulls(held) for held in value]
     if isinstance(value, dict):
@@ -248,7 +269,7 @@ def _without_nulls(value: Any) -> Any:
 
 
 def _require(schema: Any, columns: Columns) -> None:
-    """The columns are there, and their types can hold what the form says."""
+    """Raise RowError if a needed column is missing, or if the type of a column cannot hold its role."""
     columns.require(schema.names)
     for role, name in columns.known.items():
         if name not in schema.names:
@@ -258,19 +279,22 @@ def _require(schema: Any, columns: Columns) -> None:
             kind = kind.value_type
         if not _can_hold(kind, role, columns.form):
             wanted = {"messages": "a list of messages", "input_ids": "a list of token ids"}.get(role, "text")
-            raise Unfit(
+            raise RowError(
+                "E-DATA-061",
                 f"column {name!r} holds {kind}, not {'a list of 0 and 1' if role == 'loss_mask' else wanted}",
-                why="its schema says so",
-                fix=f"name another column: data.columns.{role}=NAME",
+                why="this is its type in the schema of the file",
+                fix=f"name another column: data.columns.{role}=NAME"
+                if role in COLUMNS
+                else f"write {name} again as a list of integers or booleans, or remove it",
             )
 
 
 def _can_hold(kind: Any, role: str, form: str) -> bool:
-    said = str(kind)
-    text = said in ("string", "large_string", "string_view")
+    type_name = str(kind)
+    text = type_name in ("string", "large_string", "string_view")
     if role in ("text", "completion") or (role == "prompt" and form == "prompt/completion"):
         return text
-    listed = said.startswith(_LISTS)
+    listed = type_name.startswith(_LISTS)
     inner: Any = kind.value_type if listed else None
     if role in ("input_ids", "loss_mask"):
         return listed and (str(inner).startswith(("int", "uint")) or (role == "loss_mask" and str(inner) == "bool"))

@@ -1,32 +1,34 @@
-"""Checking the values of one row against the form of its source, column by column."""
+"""Checks of the values of a row against the form of its source."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forerun.data.source.columns import OPTIONAL, Columns, Unfit
+from forerun.data.source.columns import OPTIONAL, Columns
+from forerun.data.source.rows import RowError
 
 MAX_ROW_BYTES = 64 << 20
 MAX_DEPTH = 200
 _MAX_ID = 1 << 31
-_MEND = "mend or delete this row"
-# Other names of the two roles that every template knows, as ShareGPT and chat logs have them.
+_FIX_ROW = "fix or delete this row"
+# Other names of the roles user and assistant, as in ShareGPT and in chat logs.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bot": "assistant"}
 
-_ROLE_NAMES = [name for name, role in _ROLES.items() if role == "assistant"]
+_ASSISTANT_NAMES = [name for name, role in _ROLES.items() if role == "assistant"]
 
 Check = Callable[[Mapping[str, Any], str], dict[str, Any]]
 
 
 def checker(columns: Columns) -> Check:
-    """A function from a row of the file to its values by role; it raises Unfit.
+    """Return a function that checks a row of the file and returns its values by role.
 
-    Its second argument is the row as it was written, if it may have \\u escapes: they can hold half a character.
+    The function raises RowError for a bad row. Its second argument is the row as it is written in the file, or ""
+    if the format has no \\u escapes. Such an escape can be half of a surrogate pair, so these rows need another check.
     """
     if columns.form == "text":
         return _text_only(columns)
-    checks = _CHECKS | ({"prompt": _asked} if columns.form == "chosen/rejected" else {})
+    checks = _CHECKS | ({"prompt": _pair_prompt} if columns.form == "chosen/rejected" else {})
     roles = [(role, name, checks[role]) for role, name in columns.needed.items()]
     extra = [(role, columns.name(role), checks[role]) for role in OPTIONAL.get(columns.form, ())]
 
@@ -39,7 +41,7 @@ def checker(columns: Columns) -> Check:
         for role, name, checked in extra:
             if name in row:
                 values[role] = checked(row[name], name, escaped)
-        _whole(values, columns)
+        _check_columns_together(values, columns)
         return values
 
     return check
@@ -52,52 +54,54 @@ def _text_only(columns: Columns) -> Check:
         value = row.get(name)
         if type(value) is not str:
             columns.require(row)
-            raise _wrong(value, name, "text")
+            raise _wrong_type(value, name, "text")
         if not value or value.isspace():
             raise _empty(name)
         if not value.isascii() and "\\u" in written:
-            _encodable(value, name)
+            _require_encodable(value, name)
         return {"text": value}
 
     return check
 
 
-def _whole(values: dict[str, Any], columns: Columns) -> None:
-    """What only the columns together can tell."""
+def _check_columns_together(values: dict[str, Any], columns: Columns) -> None:
+    """Raise RowError if a completion is empty, or if the loss mask and the token ids have different lengths."""
     if columns.form == "prompt/completion" and not values["completion"].strip():
         raise _empty(columns.name("completion"))
     mask = values.get("loss_mask")
     if mask is not None and len(mask) != len(values["input_ids"]):
-        raise Unfit(
-            f"column {columns.name('loss_mask')!r} is of another length than {columns.name('input_ids')!r}",
+        raise RowError(
+            "E-DATA-062",
+            f"columns {columns.name('loss_mask')!r} and {columns.name('input_ids')!r} have different lengths",
             why=f"{len(mask)} and {len(values['input_ids'])}",
-            fix=_MEND,
+            fix=_FIX_ROW,
         )
 
 
 def _text(value: Any, name: str, escaped: bool) -> str:
     if type(value) is not str:
-        raise _wrong(value, name, "text")
+        raise _wrong_type(value, name, "text")
     if escaped and not value.isascii():
-        _encodable(value, name)
+        _require_encodable(value, name)
     return value
 
 
 def _messages(value: Any, name: str, escaped: bool) -> list[dict[str, Any]]:
     if type(value) is not list:
-        raise _wrong(value, name, "a list of messages")
-    messages = _each(value, name, escaped)
+        raise _wrong_type(value, name, "a list of messages")
+    messages = _message_list(value, name, escaped)
     answers = [message for message in messages if message["role"] == "assistant"]
     if not any((message["content"] or "").strip() or message.get("tool_calls") for message in answers):
         roles = ", ".join(dict.fromkeys(_short(message["role"]) for message in messages)) or "none"
-        why = "every turn of the assistant is empty" if answers else f"{len(messages)} messages, of the roles {roles}"
-        known = f"the assistant's role is assistant, {', '.join(_ROLE_NAMES)}"
-        fix = _MEND if answers else f"{_MEND}, or rename the roles: {known}"
-        raise Unfit(f"column {name!r} holds no text of the assistant", why=why, fix=fix)
+        why = "every turn of the assistant is empty" if answers else f"{len(messages)} messages with the roles {roles}"
+        known = f"the assistant's role is assistant, {', '.join(_ASSISTANT_NAMES)}"
+        fix = _FIX_ROW if answers else f"{_FIX_ROW}, or rename the roles: {known}"
+        raise RowError("E-DATA-063", f"column {name!r} holds no text of the assistant", why=why, fix=fix)
     return messages
 
 
-def _each(value: list[Any], name: str, escaped: bool) -> list[dict[str, Any]]:
+def _message_list(value: list[Any], name: str, escaped: bool) -> list[dict[str, Any]]:
+    """Return the checked messages. The common simple ones take a fast path."""
     return [
         message if not escaped and _is_simple(message) else _message(message, f"{name}[{at}]", escaped)
         for at, message in enumerate(value)
@@ -105,7 +109,7 @@ def _each(value: list[Any], name: str, escaped: bool) -> list[dict[str, Any]]:
 
 
 def _is_simple(value: Any) -> bool:
-    """Return whether a message is a role and a content, both text, and nothing else, as most are."""
+    """Return whether a message has only a role that needs no renaming and a content, both text. Most have."""
     if type(value) is not dict or len(value) != 2:
         return False
     role = value.get("role")
@@ -114,36 +118,42 @@ def _is_simple(value: Any) -> bool:
 
 def _message(value: Any, where: str, escaped: bool) -> dict[str, Any]:
     if type(value) is not dict:
-        raise _wrong(value, where, "a message")
+        raise _wrong_type(value, where, "a message")
     if "role" not in value and "from" in value and "value" in value:
         rest = {key: held for key, held in value.items() if key not in ("from", "value")}
         value = {"role": value["from"], "content": value["value"], **rest}
     if "role" not in value or ("content" not in value and not value.get("tool_calls")):
-        lacking = "role" if "role" not in value else "content"
-        raise Unfit(f"{where} has no {lacking!r}", why=f"it has: {', '.join(value) or 'nothing'}", fix=_MEND)
+        raise _incomplete(value, where, "role" if "role" not in value else "content")
     role = _text(value["role"], f"{where}.role", escaped)
     if role in _ROLES:
         role = _ROLES[role]
         value = {**value, "role": role}
     if value.get("content") is None and role == "assistant" and value.get("tool_calls"):
         value = {**value, "content": None}
+    elif "content" not in value:  # only the assistant may call tools without text
+        raise _incomplete(value, where, "content")
     else:
         _text(value["content"], f"{where}.content", escaped)
     if len(value) > 2:
         for key, held in value.items():
             if key not in ("role", "content"):
-                _rest(held, f"{where}.{key}", escaped)
+                _check_texts(held, f"{where}.{key}", escaped)
     return dict(value)
 
 
-def _rest(value: Any, where: str, escaped: bool) -> None:
-    """Whatever else a message carries reaches the template as it is, so its texts are checked too."""
+def _incomplete(message: Mapping[str, Any], where: str, key: str) -> RowError:
+    why = f"it has: {', '.join(message) or 'nothing'}"
+    return RowError("E-DATA-064", f"{where} has no {key!r}", why=why, fix=_FIX_ROW)
+
+
+def _check_texts(value: Any, where: str, escaped: bool) -> None:
+    """Check all texts in another field of a message, because the template receives the field unchanged."""
     waiting = [value]
     while waiting:
         held = waiting.pop()
         if isinstance(held, str):
             if escaped and not held.isascii():
-                _encodable(held, where)
+                _require_encodable(held, where)
         elif isinstance(held, dict):
             waiting += [*held, *held.values()]
         elif isinstance(held, list):
@@ -152,50 +162,58 @@ def _rest(value: Any, where: str, escaped: bool) -> None:
 
 def _ids(value: Any, name: str, escaped: bool) -> list[int]:
     if type(value) is not list:
-        raise _wrong(value, name, "a list of token ids")
+        raise _wrong_type(value, name, "a list of token ids")
     if not value:
-        raise Unfit(f"column {name!r} is empty", why="a list of 0 token ids", fix=_MEND)
+        raise RowError("E-DATA-065", f"column {name!r} is empty", why="a list of 0 token ids", fix=_FIX_ROW)
     if set(map(type, value)) != {int}:
         at, held = next((at, held) for at, held in enumerate(value) if type(held) is not int)
-        raise _wrong(held, f"{name}[{at}]", "a token id")
+        raise _wrong_type(held, f"{name}[{at}]", "a token id")
     if min(value) < 0 or max(value) >= _MAX_ID:
         at, held = next((at, held) for at, held in enumerate(value) if not 0 <= held < _MAX_ID)
-        raise Unfit(f"{name}[{at}] is no token id", why=f"{_short(held)} is not in 0 to {_MAX_ID - 1}", fix=_MEND)
+        raise RowError(
+            "E-DATA-066",
+            f"{name}[{at}] is not a token id",
+            why=f"{_short(held)} is not between 0 and {_MAX_ID - 1}",
+            fix=_FIX_ROW,
+        )
     return value
 
 
 def _mask(value: Any, name: str, escaped: bool) -> list[int]:
     if type(value) is not list:
-        raise _wrong(value, name, "a list of 0 and 1")
+        raise _wrong_type(value, name, "a list of 0 and 1", has_key=False)
     for at, held in enumerate(value):
-        if held not in (0, 1):  # true and false are 1 and 0
-            raise _wrong(held, f"{name}[{at}]", "0 or 1")
+        if held not in (0, 1):  # True and False equal 1 and 0
+            raise _wrong_type(held, f"{name}[{at}]", "0 or 1")
     return [int(held) for held in value]
 
 
-def _either(value: Any, name: str, escaped: bool) -> Any:
-    """A side of a preference pair: text, or messages."""
+def _pair_answer(value: Any, name: str, escaped: bool) -> Any:
+    """Return the checked answer of a preference pair, which is a text or a list of messages."""
     return _messages(value, name, escaped) if type(value) is list else _text(value, name, escaped)
 
 
-def _asked(value: Any, name: str, escaped: bool) -> Any:
-    """What both sides of a pair answer: text, or messages."""
-    return _each(value, name, escaped) if type(value) is list else _text(value, name, escaped)
+def _pair_prompt(value: Any, name: str, escaped: bool) -> Any:
+    """Return the checked prompt of a preference pair, which is a text or a list of messages."""
+    return _message_list(value, name, escaped) if type(value) is list else _text(value, name, escaped)
 
 
 _CHECKS: dict[str, Callable[[Any, str, bool], Any]] = {
     "messages": _messages,
     "prompt": _text,
     "completion": _text,
-    "chosen": _either,
-    "rejected": _either,
+    "chosen": _pair_answer,
+    "rejected": _pair_answer,
     "input_ids": _ids,
     "loss_mask": _mask,
 }
 
 
 def too_deep(value: Any) -> bool:
-    """Nested deeper than MAX_DEPTH; the same answer on every Python and at every depth of the stack."""
+    """Return whether `value` is nested deeper than MAX_DEPTH.
+
+    The function does not recurse, so the result does not depend on the Python version or the depth of the stack.
+    """
     level, depth = [value], 0
     while level:
         depth += 1
@@ -209,37 +227,52 @@ def too_deep(value: Any) -> bool:
     return False
 
 
-def nested_too_deeply() -> Unfit:
-    return Unfit("nested too deeply", why=f"lists and objects in one another to a depth over {MAX_DEPTH}", fix=_MEND)
+def nested_too_deeply() -> RowError:
+    """Return the error for a row that is nested deeper than MAX_DEPTH."""
+    return RowError(
+        "E-DATA-067",
+        "nested too deeply",
+        why=f"lists and objects are nested more than {MAX_DEPTH} levels deep",
+        fix=_FIX_ROW,
+    )
 
 
-def too_large(size_bytes: int, limit: int = MAX_ROW_BYTES) -> Unfit:
-    return Unfit(
+def too_large(size_bytes: int, limit: int = MAX_ROW_BYTES) -> RowError:
+    """Return the error for a row that has more than `limit` bytes."""
+    return RowError(
+        "E-DATA-068",
         f"too large: {size_bytes:,} bytes",
-        why=f"one row may have {limit:,} bytes ({limit >> 20} MiB)",
+        why=f"a row may have at most {limit:,} bytes ({limit >> 20} MiB)",
         fix="split or delete this row",
     )
 
 
-def _encodable(value: str, name: str) -> None:
+def _require_encodable(value: str, name: str) -> None:
+    """Raise RowError if `value` cannot be encoded as UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise Unfit(
+        raise RowError(
+            "E-DATA-069",
             f"column {name!r} holds half a character",
             why=f"character {error.start} is \\u{ord(value[error.start]):04x}, half of a surrogate pair",
-            fix=_MEND,
+            fix=_FIX_ROW,
         ) from error
 
 
-def _empty(name: str) -> Unfit:
-    return Unfit(f"column {name!r} holds no text", why="it is empty or only white space", fix=_MEND)
+def _empty(name: str) -> RowError:
+    return RowError(
+        "E-DATA-070", f"column {name!r} holds no text", why="it is empty or has only white space", fix=_FIX_ROW
+    )
 
 
-def _wrong(value: Any, name: str, wanted: str) -> Unfit:
-    role = "" if "[" in name else ", or name another column in data.columns"
+def _wrong_type(value: Any, name: str, wanted: str, *, has_key: bool = True) -> RowError:
+    """Return the error for a value of the wrong type. With `has_key`, data.columns can name another column."""
+    role = "" if "[" in name or not has_key else ", or name another column in data.columns"
     kind = f"column {name!r}" if "[" not in name else name
-    return Unfit(f"{kind} holds {_kind(value)}, not {wanted}", why=f"it is {_short(value)}", fix=_MEND + role)
+    return RowError(
+        "E-DATA-071", f"{kind} holds {_kind(value)}, not {wanted}", why=f"it is {_short(value)}", fix=_FIX_ROW + role
+    )
 
 
 def _kind(value: object) -> str:

@@ -1,1 +1,1 @@
-"""From rows to tokens: rendered, encoded by worker processes, and kept in a store that is never changed."""
+"""Tokenization: worker processes render and encode rows, and store the tokens in an immutable store."""

@@ -1,7 +1,7 @@
-"""Building a store: units in worker processes, kept when they are whole, merged by an index when all are there.
+"""Building of a store: worker processes build the units, and an index is written when all units exist.
 
-Anything may be killed at any time and started again, on any number of machines that see the same folder: a unit's
-bytes depend on the data and the recipe only, and it appears in one rename.
+Any process may be killed at any time and started again, on any number of machines that share the folder. This is safe
+because the bytes of a unit depend only on the data and the recipe, and because one rename makes a unit visible.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,16 +21,17 @@ from forerun.data.tokens.policy import Limits, bad_from, stopped
 from forerun.data.tokens.pool import ATTEMPTS, Event, Pool
 from forerun.data.tokens.recipe import FORMAT, Recipe
 from forerun.data.tokens.store import INDEX, index_entry, read_index
-from forerun.data.tokens.unit import Unit, no_room, remove_leftovers, summary_of, unit_name, units_of
+from forerun.data.tokens.unit import Unit, remove_leftovers, storage_error, summary_of, unit_name, units_of
 from forerun.errors import StorageError, UserError
 from forerun.files import atomic_write
+from forerun.progress import TaskSpeed
 
-__all__ = ["Limits", "Progress", "build", "is_whole"]
+__all__ = ["BuildProgress", "Limits", "build", "is_complete"]
 
 
 @dataclass(frozen=True)
-class Progress:
-    """How far a build is; bytes are those of the files."""
+class BuildProgress:
+    """The progress of a build. Bytes are those of the source files."""
 
     done_bytes: int
     total_bytes: int
@@ -39,10 +39,10 @@ class Progress:
     tokens: int
     units_done: int
     units: int
-    eta_seconds: float | None  # None: too early to tell
+    eta_seconds: float | None  # None: not known yet
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[BuildProgress], None]
 
 
 def build(
@@ -55,13 +55,28 @@ def build(
     limits: Limits | None = None,
     progress: Tell | None = None,
 ) -> Path:
-    """The folder of the store of `source`, built if it is not there.
+    """Build the store of `source`, unless it exists, and return its folder.
 
-    `shard` (i, n) builds the units u with u % n == i. Whoever finds all units there writes the index (`is_whole`).
+    Args:
+        source: The rows to tokenize.
+        recipe: How rows become tokens.
+        root: The folder of all stores. The name of a store is the key of its recipe and source.
+        workers: Number of worker processes, by default one per core.
+        shard: (i, n) builds only the units u with u % n == i. The process that finds all units finished writes the
+            index, so the result may be a store for which `is_complete` is still false.
+        limits: How many bad rows and damaged files may be skipped, by default none.
+        progress: Called with the progress of the build.
+
+    Returns:
+        The folder of the store.
+
+    Raises:
+        UserError: A row or file is bad and not allowed, a worker fails repeatedly, or the store cannot be written.
+            Finished units are kept.
     """
     limits = limits or Limits()
     store = root / recipe.key(source)
-    if is_whole(store):
+    if is_complete(store):
         held = read_index(store)["units"]
         if {unit_name(unit["unit"], unit["of"]) for unit in held} <= set(os.listdir(store)):
             limits.check(store, held, whole=True)
@@ -72,16 +87,18 @@ def build(
         remove_leftovers(store)
         _Build(store, source, recipe, units, shard, limits, progress).run(workers or _cores())
     except OSError as error:
-        raise no_room(store, error) from error
+        raise storage_error(store, error) from error
     return store
 
 
-def is_whole(store: Path) -> bool:
-    """Every unit is there and the index is written."""
+def is_complete(store: Path) -> bool:
+    """Return whether a store is complete: all units exist and the index is written."""
     return (store / INDEX).exists()
 
 
 class _Build:
+    """One build of a store, or of one shard of it."""
+
     def __init__(
         self,
         store: Path,
@@ -97,17 +114,18 @@ class _Build:
         self._mine = [unit for unit in units if unit.number % shard[1] == shard[0]]
         self._summaries: dict[int, dict[str, Any]] = {}
         self._failed: dict[int, Exception] = {}
-        self._pace = _Pace(sum(unit.size_bytes for unit in self._mine))
+        self._counts = _BuildCounts(sum(unit.size_bytes for unit in self._mine))
 
     def run(self, workers: int) -> None:
-        waiting = [unit for unit in self._mine if not self._take(unit)]
-        self._pace.begin()
+        """Build the missing units, check the limits, and write the index if all units exist."""
+        waiting = [unit for unit in self._mine if not self._collect(unit)]
+        self._counts.begin()
         self._report()
         if waiting:
             pool = Pool(waiting, self._task(), workers)
             for event in pool.events():
-                self._hear(event, pool)
-            remove_leftovers(self._store)  # of workers that died
+                self._handle(event, pool)
+            remove_leftovers(self._store)  # temporary folders of workers that died
         if self._failed:
             raise self._failed[min(self._failed)]
         self._limits.check(self._store, self._in_order(self._mine), whole=False)
@@ -115,6 +133,7 @@ class _Build:
         self._report()
 
     def _task(self) -> dict[str, Any]:
+        """Return the task for the workers, in types of JSON."""
         return {
             "source": self._source.to_json(),
             "recipe": self._recipe.to_json(),
@@ -123,29 +142,30 @@ class _Build:
             "files_stop": self._limits.files == 0,
         }
 
-    def _take(self, unit: Unit) -> bool:
-        """Whether the unit is there, whole; what is damaged is taken away."""
+    def _collect(self, unit: Unit) -> bool:
+        """Return whether the unit is finished, and count it if it is. Remove a damaged unit."""
         summary = summary_of(self._store, unit.name)
         if summary is None and (self._store / unit.name).exists():
-            summary = summary_of(self._store, unit.name)  # again: another build may have put it there since, whole
+            summary = summary_of(self._store, unit.name)  # again: another build may have finished it since
             if summary is None:
                 shutil.rmtree(self._store / unit.name)
         if summary is None:
             return False
         self._summaries[unit.number] = summary
         sides = summary["sides"].values()
-        self._pace.finished(unit, sum(side["documents"] for side in sides), sum(side["tokens"] for side in sides))
+        self._counts.finished(unit, sum(side["documents"] for side in sides), sum(side["tokens"] for side in sides))
         return True
 
-    def _hear(self, event: Event, pool: Pool) -> None:
+    def _handle(self, event: Event, pool: Pool) -> None:
+        """Handle an event of the pool and report the progress."""
         unit = event.unit
         if event.kind == "progress":
-            self._pace.working(unit, **event.content)
+            self._counts.working(unit, **event.content)
         elif event.kind == "done":
-            if not self._take(unit):
-                self._fail(unit, pool, RuntimeError(f"{unit.name} is not there, though a worker says so"))
+            if not self._collect(unit):
+                self._fail(unit, pool, RuntimeError(f"a worker reported {unit.name} as done, but it is missing"))
             else:
-                self._look(unit, pool)
+                self._stop_if_exceeded(unit, pool)
         elif event.kind == "bad":
             self._fail(unit, pool, stopped(bad_from(event.content)))
         elif event.kind == "error":
@@ -153,18 +173,21 @@ class _Build:
         elif event.kind == "storage":
             self._fail(unit, pool, StorageError(**event.content))
         elif event.kind == "died":
-            self._fail(unit, pool, self._dead(unit, event.content))
+            self._fail(unit, pool, self._death_error(unit, event.content))
         else:
             self._fail(unit, pool, self._bug(unit, event.content))
         self._report()
 
     def _fail(self, unit: Unit, pool: Pool, error: Exception) -> None:
-        """The earliest failure is the one that is told: units before it are still built."""
+        """Record the failure of a unit, and build only the units before it.
+
+        The earliest failure in the order of the data is raised in the end, so the error does not depend on timing.
+        """
         self._failed[unit.number] = error
         pool.up_to(unit)
 
-    def _look(self, unit: Unit, pool: Pool) -> None:
-        """Ends the build early when the units of the beginning alone have too many bad rows."""
+    def _stop_if_exceeded(self, unit: Unit, pool: Pool) -> None:
+        """Stop the build early if the finished units at the start of the data already exceed the limits."""
         beginning = []
         for one in self._mine:
             if one.number not in self._summaries:
@@ -184,6 +207,7 @@ class _Build:
         return [self._summaries[unit.number] for unit in units]
 
     def _files(self, unit: Unit) -> str:
+        """Return the names of the first and the last file of a unit, for errors."""
         names = [str(self._source.files[piece.file].name) for piece in unit.pieces]
         return names[0] if names[0] == names[-1] else f"{names[0]} to {names[-1]}"
 
@@ -191,7 +215,7 @@ class _Build:
         where = content["where"] or f"{unit.name} ({self._files(unit)})"
         return RuntimeError(f"{content['error']}\nin a tokenization worker at {where}\n{content['trace']}".rstrip())
 
-    def _dead(self, unit: Unit, content: dict[str, Any]) -> UserError:
+    def _death_error(self, unit: Unit, content: dict[str, Any]) -> UserError:
         """Return the error for a worker that ended without an answer. Only SIGKILL suggests that memory ran out."""
         files, code, said = self._files(unit), content["code"], content["said"]
         if content["no_memory"]:
@@ -199,19 +223,25 @@ class _Build:
         last = (said.strip().splitlines() or [""])[-1]
         what = f"a worker died {ATTEMPTS} times at {unit.name} ({files})"
         if code == -signal.SIGKILL:
-            why = f"signal {-code}, which is what the system does when memory runs out"
-            return UserError(what, why=why, fix="fewer workers need less memory: data.workers=1; what is done is kept")
+            why = f"signal {-code}, which the system sends when memory runs out"
+            return UserError(
+                "E-DATA-086",
+                what,
+                why=why,
+                fix="use fewer workers, which need less memory: data.workers=1; finished units are kept",
+            )
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return UserError(
+            "E-DATA-087",
             what,
             why=f"{how}; it printed nothing" if not last else f"{how}; the last line that it printed: {last}",
-            fix="fix what that line names, then run the same command again; what is done is kept"
+            fix="fix what that line names, then run the same command again; finished units are kept"
             if last
-            else f"look for what is special about {files}, and report it; what is done is kept",
+            else f"look for unusual documents in {files}, and report the error; finished units are kept",
         )
 
     def _merge(self) -> None:
-        """The index, if every unit of every shard is there."""
+        """Write the index if all units of all shards exist, then check the limits for the complete store."""
         for unit in self._units:
             if unit.number not in self._summaries and not (self._store / unit.name).exists():
                 return
@@ -227,24 +257,24 @@ class _Build:
 
     def _report(self) -> None:
         if self._tell is not None:
-            self._tell(self._pace.progress(len(self._summaries), len(self._mine)))
+            self._tell(self._counts.progress(len(self._summaries), len(self._mine)))
 
 
-class _Pace:
-    """Bytes, documents and tokens of this build, and when it will be done."""
+class _BuildCounts:
+    """Counts of bytes, documents and tokens of a build, and its remaining time."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
         self._done_bytes = self._documents = self._tokens = 0
         self._working: dict[int, tuple[int, int, int]] = {}
-        self._before, self._start = 0, time.monotonic()
+        self._pace = TaskSpeed(total_bytes)
 
     def begin(self) -> None:
-        """What is there now was not this build's work."""
-        self._before, self._start = self._done_bytes, time.monotonic()
+        """Start to measure speed. Units that exist already are not counted as work of this build."""
+        self._pace = TaskSpeed(self._total_bytes, self._done_bytes)
 
     def working(self, unit: Unit, *, documents: int, tokens: int) -> None:
-        # Where a worker is in its files it cannot tell; a token of four bytes is near enough for a bar.
+        # A worker does not know its position in the files. Four bytes per token are accurate enough for a bar.
         self._working[unit.number] = (min(4 * tokens, unit.size_bytes * 99 // 100), documents, tokens)
 
     def finished(self, unit: Unit, documents: int, tokens: int) -> None:
@@ -253,12 +283,12 @@ class _Pace:
         self._documents += documents
         self._tokens += tokens
 
-    def progress(self, units_done: int, units: int) -> Progress:
+    def progress(self, units_done: int, units: int) -> BuildProgress:
         size, documents, tokens = (sum(column) for column in zip((0, 0, 0), *self._working.values(), strict=True))
         done = self._done_bytes + size
-        new, seconds = done - self._before, time.monotonic() - self._start
-        eta = seconds * (self._total_bytes - done) / new if new else None
-        return Progress(
+        self._pace.done = done
+        eta = self._pace.eta_seconds()
+        return BuildProgress(
             done, self._total_bytes, self._documents + documents, self._tokens + tokens, units_done, units, eta
         )
 

@@ -1,4 +1,7 @@
-"""Rows to tokens and to which of them are learned, many at a time."""
+"""Encoding of rows: the tokens of each document, and which of them have a loss.
+
+`forerun.data.source.values` has checked the types of all values of a row, so the encoders do not check them again.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.data.source.rows import Bad, Row
-from forerun.data.tokens.coder import Coder, Ids, open_coder
+from forerun.data.source.rows import BadRow, SourceRow
+from forerun.data.tokens.coder import Coder, open_coder
 from forerun.data.tokens.conversation import Conversations, as_messages
 from forerun.data.tokens.pair import PairCoder
+from forerun.data.tokens.problems import DEEP, EMPTY, FORGED, HALF, has_lone_surrogate
+from forerun.data.tokens.protection import Ids
 from forerun.data.tokens.recipe import Recipe
-from forerun.data.tokens.trouble import DEEP, EMPTY, FORGED, HALF, Trouble, is_half, said
-from forerun.errors import UserError
+from forerun.errors import Problem, UserError
 
 Mask = NDArray[np.bool_]
 
@@ -23,7 +27,10 @@ FORMS = ("text", "messages", "prompt/completion", "chosen/rejected", "input_ids"
 
 
 class Encoded(NamedTuple):
-    """A document; `learned` None is all of it. Of a pair, the chosen side, with the rejected one beside it."""
+    """A document: its tokens, and which of them have a loss (None: all).
+
+    For a preference pair, the tokens are those of the chosen side, and `rejected` is the other side.
+    """
 
     tokens: Ids
     learned: Mask | None
@@ -31,20 +38,21 @@ class Encoded(NamedTuple):
 
     @property
     def documents(self) -> tuple[tuple[Ids, Mask | None], ...]:
-        """As they are stored: one, or the two of a pair."""
+        """The documents to store: one, or both sides of a pair."""
         own = (self.tokens, self.learned)
         return (own,) if self.rejected is None else (own, self.rejected)
 
 
 class Encoder:
-    """One form of rows, one recipe."""
+    """An encoder of rows of one form with one recipe."""
 
     def __init__(self, recipe: Recipe, form: str) -> None:
         if form not in FORMS:
             raise UserError(
-                f"rows of {form} cannot be made into documents",
-                why=f"{', '.join(FORMS)} can",
-                fix="name the columns to learn from: data.columns.prompt=... data.columns.completion=...",
+                "E-DATA-093",
+                f"rows of the form {form} are not supported",
+                why=f"the forms are {', '.join(FORMS)}",
+                fix="name the columns to train on: data.columns.prompt=... data.columns.completion=...",
             )
         self.recipe, self.form = recipe, form
         self.coder: Coder = open_coder(recipe.tokenizer)
@@ -54,59 +62,61 @@ class Encoder:
         self._conversations = Conversations(self.coder, recipe) if form == "messages" or self._applies else None
         self._pairs = PairCoder(self.coder, recipe) if form == "chosen/rejected" else None
 
-    def encode(self, rows: Sequence[Row]) -> list[Encoded | Bad]:
-        """A document or a bad row for each."""
-        good = [row for row in rows if _wrong_type(row.values) is None]
-        found = iter(self._found(good))
-        return [self._checked(row, _wrong_type(row.values) or next(found)) for row in rows]
+    def encode(self, rows: Sequence[SourceRow]) -> list[Encoded | BadRow]:
+        """Return a document or a bad row for each row."""
+        return [self._checked(row, found) for row, found in zip(rows, self._encode_or_problem(rows), strict=True)]
 
-    def _found(self, rows: Sequence[Row]) -> list[Encoded | Trouble]:
+    def _encode_or_problem(self, rows: Sequence[SourceRow]) -> list[Encoded | Problem]:
+        """Return a document or a problem for each row. Exceptions that a text can cause become problems."""
         try:
             return self._encoded(rows)
         except (UnicodeEncodeError, RecursionError, TypeError) as error:
-            if len(rows) > 1:  # one of them spoils the call for all
-                return [one for row in rows for one in self._found([row])]
-            if isinstance(error, TypeError) and not any(is_half(str(value)) for value in rows[0].values.values()):
-                raise  # which is not how the tokenizer says it
+            if len(rows) > 1:  # one bad row fails the batch: encode the rows separately to find it
+                return [one for row in rows for one in self._encode_or_problem([row])]
+            if isinstance(error, TypeError) and not any(
+                has_lone_surrogate(str(value)) for value in rows[0].values.values()
+            ):
+                raise  # not the TypeError that the tokenizer raises for half of a surrogate pair
             return [DEEP if isinstance(error, RecursionError) else HALF]
 
-    def _encoded(self, rows: Sequence[Row]) -> list[Encoded | Trouble]:
+    def _encoded(self, rows: Sequence[SourceRow]) -> list[Encoded | Problem]:
         if self.form == "text":
             return self._texts([row.values["text"] for row in rows])
         if self._conversations is not None:
             return [
-                one if isinstance(one, Trouble) else Encoded(*one)
+                one if isinstance(one, Problem) else Encoded(*one)
                 for one in self._conversations.encode([self._messages(row.values) for row in rows])
             ]
         if self.form == "prompt/completion":
-            return self._answered(rows)
+            return self._completions(rows)
         if self._pairs is not None:
             return [
-                one if isinstance(one, Trouble) else Encoded(*one[0], one[1])
+                one if isinstance(one, Problem) else Encoded(*one[0], one[1])
                 for one in self._pairs.encode([row.values for row in rows])
             ]
-        return [self._given(row.values) for row in rows]
+        return [self._token_ids(row.values) for row in rows]
 
     def _messages(self, values: dict[str, Any]) -> Any:
         return as_messages(values["prompt"], values["completion"]) if self._applies else values["messages"]
 
-    def _texts(self, texts: Sequence[str]) -> list[Encoded | Trouble]:
-        encode = self.coder.marked if self.recipe.special_tokens else self.coder.plain
-        return [self._closed(ids) if len(ids) else EMPTY for ids in encode(texts)]
+    def _texts(self, texts: Sequence[str]) -> list[Encoded | Problem]:
+        encode = self.coder.encode_with_specials if self.recipe.special_tokens else self.coder.encode_plain
+        return [self._with_end(ids) if len(ids) else EMPTY for ids in encode(texts)]
 
-    def _closed(self, ids: Ids) -> Encoded:
+    def _with_end(self, ids: Ids) -> Encoded:
         return Encoded(np.concatenate([ids, self._end]), None)
 
-    def _answered(self, rows: Sequence[Row]) -> list[Encoded | Trouble]:
-        asked: Callable[[Sequence[str]], list[Ids]] = self.coder.plain
-        answered: Callable[[Sequence[str]], list[Ids]] = self.coder.continued
+    def _completions(self, rows: Sequence[SourceRow]) -> list[Encoded | Problem]:
+        """Return documents of prompts and completions, encoded separately so that no token contains parts of both."""
+        asked: Callable[[Sequence[str]], list[Ids]] = self.coder.encode_plain
+        answered: Callable[[Sequence[str]], list[Ids]] = self.coder.encode_continuations
         if self.recipe.special_tokens:
-            asked = answered = self.coder.marked
+            asked = answered = self.coder.encode_with_specials
         prompts = asked([row.values["prompt"] for row in rows])
         completions = answered([row.values["completion"] for row in rows])
         return [self._joined(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
 
-    def _joined(self, prompt: Ids, completion: Ids) -> Encoded | Trouble:
+    def _joined(self, prompt: Ids, completion: Ids) -> Encoded | Problem:
         if not len(prompt) and not len(completion):
             return EMPTY
         tokens = np.concatenate([prompt, completion, self._end])
@@ -116,63 +126,48 @@ class Encoder:
         learned[: len(prompt)] = False
         return Encoded(tokens, learned)
 
-    def _given(self, values: dict[str, Any]) -> Encoded | Trouble:
-        given = values["input_ids"]
-        ids = np.asarray(given)
-        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
-            return Trouble(
-                "input_ids is not a list of token ids",
-                why=f"it is {said(given)}",
-                fix='give a list of whole numbers: {"input_ids": [15496, 995]}, and take the row out if it is empty',
-            )
-        beyond = self._beyond(ids)
+    def _token_ids(self, values: dict[str, Any]) -> Encoded | Problem:
+        """Return the document of token ids in the data, with an end token added if it is missing."""
+        ids = np.asarray(values["input_ids"])
+        beyond = self._id_problem(ids)
         if beyond is not None:
             return beyond
         mask = values.get("loss_mask")
-        learned = None if mask is None or not self._answers else np.asarray(mask)
-        if learned is not None and (learned.shape != ids.shape or not np.isin(learned, (0, 1)).all()):
-            return Trouble(
-                "loss_mask does not fit input_ids",
-                why=f"{len(ids)} ids, and a mask that is {said(mask)}",
-                fix="give one 0 or 1 for each id",
-            )
+        learned = None if mask is None or not self._answers else np.asarray(mask, np.bool_)
         tokens = ids.astype(np.int32)
-        learned = None if learned is None else learned.astype(np.bool_)
         if tokens[-1] != self.recipe.eos:
             tokens = np.concatenate([tokens, self._end])
             learned = None if learned is None else np.concatenate([learned, learned[-1:]])
         if learned is not None and not learned.any():
-            return Trouble("loss_mask leaves nothing to learn", why="it is 0 everywhere", fix="take the row out")
+            return Problem(
+                "E-DATA-096", "loss_mask excludes all tokens", why="all its values are 0", fix="remove the row"
+            )
         return Encoded(tokens, None if learned is None or learned.all() else learned)
 
-    def _checked(self, row: Row, found: Encoded | Trouble) -> Encoded | Bad:
+    def _checked(self, row: SourceRow, found: Encoded | Problem) -> Encoded | BadRow:
+        """Return the document, or a bad row for a problem, an id beyond the vocabulary, or a forged special token."""
         if isinstance(found, Encoded) and self.form != "input_ids":
             every = [tokens for tokens, _ in found.documents]
-            trouble: Trouble | None = next((one for one in map(self._beyond, every) if one is not None), None)
+            trouble: Problem | None = next((one for one in map(self._id_problem, every) if one is not None), None)
             lists = any(isinstance(value, list) for value in row.values.values())
             chat = self.form == "messages" or self.recipe.apply_template or lists
             if trouble is None and not chat and not self.recipe.special_tokens:
-                trouble = FORGED if any(self.coder.forged(tokens[:-1]) for tokens in every) else None
+                trouble = FORGED if any(self.coder.protection.has_special(tokens[:-1]) for tokens in every) else None
         else:
-            trouble = found if isinstance(found, Trouble) else None
+            trouble = found if isinstance(found, Problem) else None
         if trouble is not None:
-            return Bad(row.place, trouble.what, trouble.why, trouble.fix)
+            return BadRow.of(trouble, row.place)
         assert isinstance(found, Encoded)
         return found
 
-    def _beyond(self, ids: NDArray[Any]) -> Trouble | None:
+    def _id_problem(self, ids: NDArray[Any]) -> Problem | None:
+        """Return the problem of an id outside the vocabulary, or None."""
         low, high = int(ids.min()), int(ids.max())
         if low >= 0 and high < self.recipe.vocab:
             return None
-        return Trouble(
-            f"id {high if high >= self.recipe.vocab else low} beyond the vocabulary of {self.recipe.vocab}",
-            why="the model has no row for it",
-            fix="tokenize with the model's own tokenizer, or name it: data.tokenizer=PATH",
+        return Problem(
+            "E-DATA-097",
+            f"token id {high if high >= self.recipe.vocab else low} is beyond the vocabulary of {self.recipe.vocab}",
+            why="the model has no embedding for it",
+            fix="tokenize with the tokenizer of the model, or name the correct one: data.tokenizer=PATH",
         )
-
-
-def _wrong_type(values: dict[str, Any]) -> Trouble | None:
-    for name in ("text", "prompt", "completion") if "chosen" not in values else ():
-        if name in values and not isinstance(values[name], str):
-            return Trouble(f"{name} is no text", why=f"it is {said(values[name])}", fix="give a string")
-    return None

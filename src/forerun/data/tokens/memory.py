@@ -1,7 +1,7 @@
-"""A limit on the memory that tokenizing a batch of texts may take.
+"""A limit on the memory for tokenizing a batch of texts.
 
-A tokenizer.json may be hostile: its normalizer may replace every "e" by a thousand characters. The kernel stops it.
-RLIMIT_DATA counts the memory that a process allocates; RLIMIT_AS would also count data files that are mapped.
+A tokenizer.json may be hostile: its normalizer may replace every "e" by a thousand characters. The kernel enforces the
+limit. RLIMIT_DATA counts the memory that a process allocates; RLIMIT_AS would also count mapped data files.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from forerun.errors import UserError
 from forerun.units import GIB, Bytes
 
 BASE_BYTES = GIB
-BYTES_PER_CHARACTER = 1024  # about 220 are needed when every byte is a token and spans are wanted
+BYTES_PER_CHARACTER = 1024  # about 220 are needed if every byte is a token and spans are computed
 LIMIT = f"{Bytes(BASE_BYTES)} and {Bytes(BYTES_PER_CHARACTER)} for each character"
 
-_ABORTED = "memory allocation of"  # how Rust ends a process that gets no memory
+_ABORTED = "memory allocation of"  # printed by Rust when it aborts a process after a failed allocation
 
 
 @contextmanager
 def limited_memory(characters: int) -> Iterator[None]:
-    """Allow the block `BASE_BYTES` and `BYTES_PER_CHARACTER` more memory than the process has.
+    """Limit the memory that the block may allocate to `BASE_BYTES` plus `BYTES_PER_CHARACTER` per character.
 
-    An allocation beyond that ends the process if the library is written in Rust, and is a MemoryError in Python.
+    An allocation beyond the limit aborts the process if it is in Rust code, and raises MemoryError in Python.
     """
     used = _data_bytes()
     if used is None:
@@ -42,21 +42,22 @@ def limited_memory(characters: int) -> Iterator[None]:
 
 
 def is_exhausted(code: int, said: str) -> bool:
-    """Return whether a process with this exit code and these last words ended because it got no memory."""
+    """Return whether a process with this exit code and output on stderr ended because an allocation failed."""
     return code == -signal.SIGABRT and _ABORTED in said
 
 
 def no_memory(what: str) -> UserError:
-    """Return the error for a tokenizer that got no more memory while it tokenized `what`."""
+    """Return the error for a tokenizer that reached its memory limit while it tokenized `what`."""
     return UserError(
+        "E-DATA-099",
         f"the tokenizer needs too much memory for {what}",
-        why=f"one batch of texts may take {LIMIT}, or what the system has left",
+        why=f"one batch of texts may take {LIMIT}, if the system has that much memory",
         fix="check that the tokenizer.json comes from the model's publisher, or split very long documents",
     )
 
 
 def _data_bytes() -> int | None:
-    """Return the bytes of the process that RLIMIT_DATA counts; None on systems without /proc, such as macOS."""
+    """Return the bytes of this process that RLIMIT_DATA counts, or None without /proc (for example on macOS)."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[5]) * resource.getpagesize()

@@ -1,4 +1,7 @@
-"""Worker processes for units: started when there is work, replaced when they die, ended with the build."""
+"""A pool of worker processes that build units.
+
+Workers start when there is work, are replaced if they die, and end with the build.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import forerun
+from forerun import version
 from forerun.data.tokens.memory import is_exhausted
 from forerun.data.tokens.unit import Unit
 from forerun.interrupt import children_without_ctrl_c
 
 ATTEMPTS = 3
-# Rust would need half a minute to describe where an allocation failed.
+# With a backtrace, Rust needs half a minute to report a failed allocation.
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "RUST_BACKTRACE": "0"}
 WORKER = ("-P", "-m", "forerun.data.tokens.worker")
 
 
 class Event(NamedTuple):
-    """`kind` is progress, done, bad, error, storage, bug or died (the third time)."""
+    """A message about a unit.
+
+    `kind` is progress, done, bad, error, storage, bug or died. The last one means that the worker died and the unit
+    is not tried again.
+    """
 
     kind: str
     unit: Unit
@@ -34,7 +41,7 @@ class Event(NamedTuple):
 
 
 class Pool:
-    """Hands out units in order, and says what becomes of them in any order."""
+    """A pool that assigns units to workers in order. Their events arrive in any order."""
 
     def __init__(self, units: Sequence[Unit], task: dict[str, Any], workers: int) -> None:
         self._waiting = list(reversed(units))
@@ -49,7 +56,7 @@ class Pool:
         self._threads = [threading.Thread(target=self._serve, daemon=True) for _ in range(many)]
 
     def events(self) -> Iterator[Event]:
-        """Until every unit that was handed out is answered for."""
+        """Start the workers and yield events until every assigned unit is finished or has failed."""
         for thread in self._threads:
             thread.start()
         left = len(self._threads)
@@ -64,11 +71,12 @@ class Pool:
             self.end()
 
     def up_to(self, unit: Unit) -> None:
-        """Hand out no unit behind this one any more."""
+        """Assign no more units after this one."""
         with self._lock:
             self._limit = unit.number if self._limit is None else min(self._limit, unit.number)
 
     def end(self) -> None:
+        """Kill all workers and wait for their threads."""
         with self._lock:
             self._ended = True
             processes = list(self._processes)
@@ -79,23 +87,24 @@ class Pool:
                 thread.join()
 
     def _next(self) -> Unit | None:
+        """Return the next unit to build, or None if there is none."""
         with self._lock:
             if self._ended or not self._waiting:
                 return None
             return None if self._limit is not None and self._waiting[-1].number > self._limit else self._waiting.pop()
 
     def _serve(self) -> None:
-        """One worker process after the other, as long as there are units."""
+        """Assign units to one worker process, and replace it if it dies. Each worker has a thread that runs this."""
         process: subprocess.Popen[str] | None = None
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr_file:
             try:
                 while (unit := self._next()) is not None:
-                    process = process or self._start(complaints)
-                    if not self._ask(process, unit):
+                    process = process or self._start(stderr_file)
+                    if not self._send(process, unit):
                         code = self._stop(process)
                         process = None
-                        self._died(unit, code, complaints)
-            except BaseException as error:  # nobody looks at a thread's error
+                        self._died(unit, code, stderr_file)
+            except BaseException as error:  # an exception in a thread would be lost
                 if unit is not None and not self._ended:
                     about = {"where": None, "error": f"{type(error).__name__}: {error}", "trace": ""}
                     self._events.put(Event("bug", unit, about))
@@ -104,8 +113,8 @@ class Pool:
                     self._stop(process)
                 self._events.put(None)
 
-    def _ask(self, process: subprocess.Popen[str], unit: Unit) -> bool:
-        """False if the process ended before it answered."""
+    def _send(self, process: subprocess.Popen[str], unit: Unit) -> bool:
+        """Send a unit to a worker and queue its messages. Return False if it ended without a final message."""
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):
@@ -114,16 +123,17 @@ class Pool:
         for line in process.stdout:
             try:
                 ((kind, content),) = json.loads(line).items()
-            except ValueError:  # cut off by its end
+            except ValueError:  # the worker died in the middle of a line
                 return False
             self._events.put(Event(kind, unit, content))
             if kind != "progress":
                 return True
         return False
 
-    def _died(self, unit: Unit, code: int, complaints: IO[str]) -> None:
-        complaints.seek(0)
-        said = complaints.read()
+    def _died(self, unit: Unit, code: int, stderr_file: IO[str]) -> None:
+        """Assign the unit again after its worker died, or queue a `died` event after the last attempt."""
+        stderr_file.seek(0)
+        said = stderr_file.read()
         with self._lock:
             if self._ended:
                 return
@@ -137,8 +147,9 @@ class Pool:
             no_memory = is_exhausted(code, said)
             self._events.put(Event("died", unit, {"code": code, "said": said[-2000:], "no_memory": no_memory}))
 
-    def _start(self, complaints: IO[str]) -> subprocess.Popen[str]:
-        package = str(Path(forerun.__file__).parent.parent)
+    def _start(self, stderr_file: IO[str]) -> subprocess.Popen[str]:
+        """Start a worker and send it the task. Its stderr is written to `stderr_file`."""
+        package = str(Path(version.__file__).parent.parent)
         path = os.pathsep.join(
             dict.fromkeys([package, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))])
         )
@@ -147,7 +158,7 @@ class Pool:
                 [sys.executable, *WORKER],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=complaints,
+                stderr=stderr_file,
                 text=True,
                 encoding="utf-8",
                 env=os.environ | {"PYTHONPATH": path} | QUIET,
@@ -163,7 +174,7 @@ class Pool:
         return process
 
     def _stop(self, process: subprocess.Popen[str]) -> int:
-        """Closing its stdin ends it."""
+        """Close the stdin of a worker, which makes it exit, and return its exit code."""
         assert process.stdin is not None
         assert process.stdout is not None
         with suppress(BrokenPipeError):

@@ -1,4 +1,4 @@
-"""Everything that decides which tokens a row becomes, as plain data for the workers and the store's key."""
+"""Recipes: all settings that determine the tokens of a row, as plain data for workers and for the key of a store."""
 
 from __future__ import annotations
 
@@ -7,32 +7,35 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from forerun.data.source.rows import Piece
+from forerun.data.source.rows import FilePiece
 
 if TYPE_CHECKING:
     from forerun.data.tokenizer import Tokenizer
 
-FORMAT = 1  # of the store; another number is another key
+FORMAT = 1  # of the store; part of its key
 BYTES = "bytes"
-PLACES = ("tokenizer", "template_origin")
+PLACES = ("tokenizer", "template_origin")  # settings that do not change the tokens
 
 
-class Source(Protocol):
-    """What is needed of `forerun.data.source`."""
+class RecipeSource(Protocol):
+    """The part of `forerun.data.source.sources.Source` that a recipe uses."""
 
-    def pieces(self, piece_bytes: int) -> list[Piece]: ...
+    def pieces(self, piece_bytes: int) -> list[FilePiece]: ...
     def identities(self) -> list[str]:
-        """A digest of each file's content."""
+        """Return a digest of the content of each file."""
 
     def to_json(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How rows become tokens. `vocab` is the bound that every id is held to; `special` are texts such as bos_token."""
+    """Settings that determine how rows become tokens.
+
+    Every token id must be below `vocab`. `special` maps names such as bos_token to their texts.
+    """
 
     tokenizer: str  # 'bytes', or the path of a tokenizer.json
-    tokenizer_digest: str  # of its content; the path is not part of the key
+    tokenizer_digest: str  # of its content; the key contains it in place of the path
     eos: int
     vocab: int
     template: str | None = None
@@ -40,8 +43,8 @@ class Recipe:
     loss_on: Literal["answers", "all"] = "answers"
     special_tokens: bool = False
     validation: float = 0.0
-    template_origin: str | None = None  # for errors: the job's key and file that the template is from
-    apply_template: bool = False  # plain texts of prompts and answers become messages
+    template_origin: str | None = None  # for errors: the key of the job and the file that the template comes from
+    apply_template: bool = False  # convert prompts and answers that are plain text to messages
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,15 +54,15 @@ class Recipe:
         return Recipe(**values)
 
     def settings(self) -> dict[str, Any]:
-        """Return what the key is made of: all but the places of the tokenizer and of the template.
+        """Return the settings that are part of the key: all except the locations of tokenizer and template.
 
-        A setting that came later is part of it only where it changes the tokens, so older keys stay valid.
+        A setting that was added later is included only if it changes the tokens, so that older keys stay valid.
         """
         omitted = PLACES if self.apply_template else (*PLACES, "apply_template")
         return {name: value for name, value in asdict(self).items() if name not in omitted} | {"format": FORMAT}
 
-    def key(self, source: Source) -> str:
-        """32 hex digits: the same contents, form, tokenizer and settings give the same key."""
+    def key(self, source: RecipeSource) -> str:
+        """Return the key of a store, 32 hex digits of the contents and form of the source and of the settings."""
         return hashlib.sha256(canonical([source.identities(), _form(source), self.settings()])).hexdigest()[:32]
 
 
@@ -75,7 +78,10 @@ def recipe_for(
     template_origin: str | None = None,
     apply_template: bool = False,
 ) -> Recipe:
-    """The recipe of a tokenizer that was read from a file, or of bytes. `vocab` is the model's, if it is known."""
+    """Return the recipe for a tokenizer. The other arguments are the fields of `Recipe`.
+
+    `vocab` is the vocabulary size of the model, by default that of the tokenizer.
+    """
     path = tokenizer.path
     digest = BYTES if path == BYTES else _digest(path)
     bound = tokenizer.vocab if vocab is None else vocab
@@ -95,19 +101,25 @@ def recipe_for(
 
 
 def canonical(value: Any) -> bytes:
-    """The same value, the same bytes. Surrogates stay as they are, whatever else cannot be JSON is its text."""
+    """Return bytes that are the same for equal values, as compact JSON with sorted keys.
+
+    Surrogates are kept. A value that JSON cannot represent is written as its `str`.
+    """
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
     return text.encode("utf-8", errors="surrogatepass")
 
 
 def is_validation(values: dict[str, Any], share: float) -> bool:
-    """By the content of the row alone: a document never changes sides when others come, and copies stay together."""
+    """Return whether a row is held out for validation, which depends only on a hash of its content.
+
+    A row therefore stays on its side when others are added, and copies of a row are on the same side.
+    """
     number = int.from_bytes(hashlib.sha256(canonical(values)).digest()[:8], "big")
     return number < share * 2.0**64
 
 
-def _form(source: Source) -> dict[str, Any]:
-    """Return how the files are read. A separator is part of it only where there is one, so older keys stay valid."""
+def _form(source: RecipeSource) -> dict[str, Any]:
+    """Return how the files are read. The separator is included only if it is set, so that older keys stay valid."""
     separator = getattr(source, "separator", None)
     form = {name: getattr(source, name, None) for name in ("kind", "form", "columns")}
     return form if separator is None else form | {"separator": separator}

@@ -1,6 +1,7 @@
-"""The tokenized documents on disk: immutable, checksummed, read at any place.
+"""The store of tokenized documents on disk: immutable, with checksums and random access.
 
-A store is a folder of units and an index. Opening it reads the index only; a unit's files are opened when first read.
+A store is a folder of units and an index. Opening it reads only the index. The files of a unit are opened when they
+are first read.
 """
 
 from __future__ import annotations
@@ -20,41 +21,43 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums, damage
+from forerun.data.disk_array import DiskArray
 from forerun.data.documents import Mask, Tokens
-from forerun.data.ondisk import OnDisk
-from forerun.data.source.rows import Bad
+from forerun.data.source.rows import BadRow
 from forerun.data.tokens.recipe import FORMAT
-from forerun.data.tokens.unit import SKIPPED, SUMMARY, skipped_of, summary_of, token_type, unit_name
+from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summary_of, token_type, unit_name
 from forerun.errors import UserError
 from forerun.files import atomic_write
 
 INDEX = "index.json"
-CHUNK_BYTES = 1 << 22  # read at a time to compare a complete file
-OPEN_UNITS = 128  # each holds up to three files open
+CHUNK_BYTES = 1 << 22  # read at a time when a complete file is compared with its checksum
+OPEN_UNITS = 128  # each has up to three open files
 
 
-class Counts(NamedTuple):
-    """Of one side of a store, or of both."""
+class TokenCounts(NamedTuple):
+    """Counts of one side of a store, or of both."""
 
     documents: int
     tokens: int
-    learned: int
+    learned: int  # tokens with a loss
 
 
 class _Unit(NamedTuple):
-    tokens: OnDisk
-    offsets: OnDisk
-    learned: OnDisk | None
+    """The open files of one side of a unit. `learned` is None if all tokens have a loss."""
+
+    tokens: DiskArray
+    offsets: DiskArray
+    learned: DiskArray | None
 
 
 @dataclass(frozen=True, eq=False)
 class StoredDocuments:
-    """One side of a store, as `forerun.data.documents.Documents`."""
+    """One side of a store. It implements `forerun.data.documents.Documents`."""
 
     folder: Path
     side: str
     vocab: int
-    units: list[dict[str, Any]] = field(repr=False)  # of the index, in order
+    units: list[dict[str, Any]] = field(repr=False)  # entries of the index, in order
 
     def __len__(self) -> int:
         return int(self._first_document[-1])
@@ -65,7 +68,7 @@ class StoredDocuments:
 
     @property
     def learned(self) -> int:
-        """How many tokens are learned."""
+        """The number of tokens with a loss."""
         return sum(unit["sides"][self.side]["learned"] for unit in self.units)
 
     @property
@@ -112,7 +115,7 @@ class StoredDocuments:
         if not 0 <= start <= stop <= self._token_starts[-1]:
             raise IndexError(f"tokens {start} to {stop} of {self.tokens}")
         number = bisect_right(self._token_starts, start) - 1
-        if start < stop <= self._token_starts[number + 1]:  # in one unit, as almost every row is
+        if start < stop <= self._token_starts[number + 1]:  # fast path: almost every row is in one unit
             return self._within(number, start, stop)
         parts = list(self._parts(start, stop))
         if len(parts) == 1:
@@ -137,7 +140,10 @@ class StoredDocuments:
 
     @property
     def _type(self) -> type[Any]:
-        """As on disk, but never unsigned with 32 bits, which nobody else speaks."""
+        """The type of token ids in memory: uint16, or int32 for the uint32 of the files.
+
+        Ids are below 2^31, and users of `Documents` expect one of these two types.
+        """
         return np.uint16 if token_type(self.vocab) is np.uint16 else np.int32
 
     @cached_property
@@ -150,7 +156,7 @@ class StoredDocuments:
 
     @cached_property
     def _token_starts(self) -> list[int]:
-        return self._first_token.tolist()  # for one number, faster than the array
+        return self._first_token.tolist()  # faster than the array for single numbers
 
     def _firsts(self, what: str) -> NDArray[np.int64]:
         return np.cumsum([0, *(unit["sides"][self.side][what] for unit in self.units)], dtype=np.int64)
@@ -164,9 +170,10 @@ class StoredDocuments:
         return threading.Lock()
 
     def _unit(self, number: int) -> _Unit:
+        """Return the open files of a unit. The OPEN_UNITS units that were used last stay open."""
         with self._lock:
             found = self._opened.pop(number, None) or self._open(self.units[number])
-            self._opened[number] = found  # as the one used last
+            self._opened[number] = found  # moves it to the end: used last
             if len(self._opened) > OPEN_UNITS:
                 self._opened.popitem(last=False)
         return found
@@ -176,7 +183,7 @@ class StoredDocuments:
         name = f"{unit_name(unit['unit'], unit['of'])}/{self.side}"
         roots = unit.get("blocks", {})
 
-        def array(what: str, dtype: type[Any], count: int) -> OnDisk:
+        def array(what: str, dtype: type[Any], count: int) -> DiskArray:
             return _array(self.folder / f"{name}.{what}", dtype, count, roots.get(f"{self.side}.{what}"))
 
         tokens = array("tokens", self._type, about["tokens"])
@@ -187,41 +194,49 @@ class StoredDocuments:
         return _Unit(tokens, offsets, bits)
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the state for pickling, without open files and the lock."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_opened", "_lock")}
 
 
 @dataclass(frozen=True)
-class Store:
+class TokenStore:
+    """An open store with its two sides."""
+
     folder: Path
     train: StoredDocuments
-    validation: StoredDocuments | None  # None: no document is kept for it
-    rows: int  # bad ones included
+    validation: StoredDocuments | None  # None: no document is held out
+    rows: int  # including bad ones
     bad: int
-    checked: bool  # False: an earlier version of forerun wrote some of it without checksums of blocks
+    checked: bool  # False: an earlier version of forerun wrote some units without checksums of blocks
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> TokenCounts:
         sides = [self.train] if self.validation is None else [self.train, self.validation]
-        return Counts(*(sum(column) for column in zip(*((len(s), s.tokens, s.learned) for s in sides), strict=True)))
+        return TokenCounts(
+            *(sum(column) for column in zip(*((len(s), s.tokens, s.learned) for s in sides), strict=True))
+        )
 
     @property
-    def skipped(self) -> Iterator[Bad]:
-        """Rows and files that were passed over, in order of the data."""
+    def skipped(self) -> Iterator[BadRow]:
+        """The skipped rows and files, in the order of the data."""
         from forerun.data.tokens.policy import bad_from
 
         names = [unit_name(unit["unit"], unit["of"]) for unit in self.train.units]
-        return (bad_from(one) for one in skipped_of(self.folder, names))
+        return (bad_from(one) for one in read_skipped(self.folder, names))
 
 
-def open_store(folder: Path, *, verify: bool = False) -> Store:
-    """Open the store in `folder`; `verify` first reads every file and compares its checksums."""
+def open_store(folder: Path, *, verify: bool = False) -> TokenStore:
+    """Open the store in `folder`. With `verify`, first compare all files with their checksums.
+
+    Raise UserError if the store is not finished or is damaged.
+    """
     if verify:
         check(folder)
     index, checked = _index(folder)
     units = index["units"]
     train, kept = (StoredDocuments(folder, side, index["recipe"]["vocab"], units) for side in ("train", "validation"))
     rows, bad = (sum(unit[name] for unit in units) for name in ("rows", "bad"))
-    return Store(folder, train, kept if len(kept) else None, rows, bad, checked)
+    return TokenStore(folder, train, kept if len(kept) else None, rows, bad, checked)
 
 
 def read_index(folder: Path) -> dict[str, Any]:
@@ -242,34 +257,38 @@ def _index(folder: Path) -> tuple[dict[str, Any], bool]:
         index, checked = checked_json.decode(path.read_bytes())
     except FileNotFoundError:
         raise UserError(
+            "E-DATA-104",
             f"{folder} is not a finished store",
             why=f"it has no {INDEX}",
-            fix="build what is missing: the same command again, or the shards that have not run",
+            fix="run the same command again, or run the missing shards",
         ) from None
     except ValueError as error:
         raise _damaged_index(path, str(error)) from None
     if index.get("format") != FORMAT:
-        raise _damaged_index(path, f"its format is {index.get('format')}, and {FORMAT} is read here")
+        raise _damaged_index(path, f"its format is {index.get('format')}, and this version reads {FORMAT}")
     return index, checked and all("blocks" in unit for unit in index["units"])
 
 
 def check(folder: Path, *, upgrade: bool = False) -> bool:
-    """Read everything, and raise for the first file that differs from its checksum.
+    """Read all files, and raise UserError for the first one that differs from its checksum.
 
-    `upgrade` adds checksums of blocks to units that an earlier version of forerun wrote without. The digests of the
-    documents stay as they are. Returns whether any were added.
+    With `upgrade`, add checksums of blocks to units that an earlier version of forerun wrote without them. The digests
+    of the documents do not change. Return whether any checksums were added.
     """
     index, checked = _index(folder)
     units = [_checked_unit(folder, unit, upgrade=upgrade) for unit in index["units"]]
     if checked or not upgrade:
         return False
-    # The index comes last: an upgrade that is interrupted leaves a store without checksums, which works as before.
+    # Write the index last: an interrupted upgrade then leaves a store without block checksums, which works as before.
     atomic_write(folder / INDEX, checked_json.encode(index | {"units": units}))
     return True
 
 
 def _checked_unit(folder: Path, unit: dict[str, Any], *, upgrade: bool) -> dict[str, Any]:
-    """Compare all files of a unit; return its entry in the index, with checksums of blocks if it was upgraded."""
+    """Compare all files of a unit with their checksums, and return its entry for the index.
+
+    With `upgrade`, add checksums of blocks to the unit and to the entry.
+    """
     home = folder / unit_name(unit["unit"], unit["of"])
     summary = summary_of(folder, home.name)
     if summary is None:
@@ -277,7 +296,7 @@ def _checked_unit(folder: Path, unit: dict[str, Any], *, upgrade: bool) -> dict[
             home / SUMMARY, "it differs from its checksum, or a file of the unit is missing or has another size"
         )
     if any(summary.get(key) != value for key, value in unit.items()):
-        raise damage(home / SUMMARY, f"it is not what {INDEX} says")
+        raise damage(home / SUMMARY, f"it differs from {INDEX}")
     found = {name: _compared(home / name, about["sha256"]) for name, about in summary["files"].items()}
     if upgrade and "blocks" not in summary:
         sums = {name: content for name, content in found.items() if name != SKIPPED}
@@ -294,29 +313,29 @@ def _checked_unit(folder: Path, unit: dict[str, Any], *, upgrade: bool) -> dict[
 
 
 def _compared(path: Path, sha256: str) -> tuple[bytes, str]:
-    """Compare a file with its checksum; return the checksums of its blocks and their root."""
+    """Compare a file with its checksum, and return the checksums of its blocks and their root."""
     digest, blocks = hashlib.sha256(), BlockSums()
     with path.open("rb") as content:
         while data := content.read(CHUNK_BYTES):
             digest.update(data)
             blocks.update(data)
     if digest.hexdigest() != sha256:
-        raise damage(path, f"its checksum is {digest.hexdigest()[:12]}, and was {sha256[:12]}")
+        raise damage(path, f"its checksum is {digest.hexdigest()[:12]}, but {sha256[:12]} is recorded")
     return blocks.finish()
 
 
-def _array(path: Path, dtype: type[Any], count: int, root: str | None) -> OnDisk:
+def _array(path: Path, dtype: type[Any], count: int, root: str | None) -> DiskArray:
     wanted = count * np.dtype(dtype).itemsize
     try:
         size = path.stat().st_size
         if size != wanted:
-            raise damage(path, f"it has {size} bytes, and was written with {wanted}")
-        return OnDisk(path, np.dtype(dtype).newbyteorder("<"), root)
+            raise damage(path, f"it has {size} bytes, but {wanted} were written")
+        return DiskArray(path, np.dtype(dtype).newbyteorder("<"), root)
     except FileNotFoundError:
         raise damage(path, "it is missing") from None
 
 
-def _bits(packed: OnDisk, start: int, stop: int) -> Mask:
+def _bits(packed: DiskArray, start: int, stop: int) -> Mask:
     first = start // 8
     bits = np.unpackbits(packed.read(first, -(-stop // 8)), bitorder="little")
     return bits[start - 8 * first : stop - 8 * first].astype(np.bool_)
@@ -324,7 +343,8 @@ def _bits(packed: OnDisk, start: int, stop: int) -> Mask:
 
 def _damaged_index(path: Path, why: str) -> UserError:
     return UserError(
+        "E-DATA-105",
         f"{path} is damaged",
         why=why,
-        fix=f"remove it and run the same command again, which writes it anew from the units: rm {path}",
+        fix=f"remove it and run the same command again, which writes it from the units: rm {path}",
     )

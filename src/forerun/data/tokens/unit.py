@@ -1,6 +1,6 @@
-"""Units: the parts of a store that are built on their own, each one folder that is there whole or not at all.
+"""Units: parts of a store that are built independently. Each unit is one folder, which appears atomically.
 
-Which pieces make a unit depends on the sizes of the files only, so any number of workers and shards builds the same.
+The pieces of a unit depend only on the sizes of the files, so any number of workers and shards builds the same units.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums, damage
-from forerun.data.source.rows import Bad, Piece
-from forerun.data.tokens.coder import Ids
+from forerun.data.source.rows import BadRow, FilePiece
 from forerun.data.tokens.document import Encoded, Mask
+from forerun.data.tokens.protection import Ids
 from forerun.data.tokens.recipe import FORMAT
 from forerun.errors import DISK_ERRORS, StorageError, UserError
 from forerun.units import GIB, MIB
@@ -38,9 +38,11 @@ Token = type[np.uint16] | type[np.uint32]
 
 @dataclass(frozen=True)
 class Unit:
+    """Consecutive pieces of a source that become one folder of a store."""
+
     number: int
     count: int
-    pieces: tuple[Piece, ...]
+    pieces: tuple[FilePiece, ...]
     size_bytes: int
 
     @property
@@ -53,7 +55,7 @@ class Unit:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Unit:
-        return Unit(**values | {"pieces": tuple(Piece(*piece) for piece in values["pieces"])})
+        return Unit(**values | {"pieces": tuple(FilePiece(*piece) for piece in values["pieces"])})
 
 
 def unit_name(number: int, count: int) -> str:
@@ -61,18 +63,18 @@ def unit_name(number: int, count: int) -> str:
 
 
 def unit_bytes(total_bytes: int) -> int:
-    """A thousandth of the files, but 2 MiB at least and 1 GiB at most."""
+    """Return the target size of a unit: 1/1024 of all files, at least 2 MiB and at most 1 GiB."""
     return min(GIB, max(2 * MIB, total_bytes // 1024))
 
 
 def units_of(source: Any) -> list[Unit]:
-    """All pieces of the source, in order, in groups of about `unit_bytes`."""
+    """Return the units of a source: all its pieces, in order, in groups of about `unit_bytes`."""
     sizes = [file.size_bytes() for file in source.files]
     wanted = unit_bytes(sum(max(size, 0) for size in sizes))
-    pieces: list[Piece] = source.pieces(wanted)
+    pieces: list[FilePiece] = source.pieces(wanted)
     many = Counter(piece.file for piece in pieces)
     seen: Counter[int] = Counter()
-    groups: list[list[Piece]] = []
+    groups: list[list[FilePiece]] = []
     filled: list[int] = []
     for piece in pieces:
         whole, parts, at = sizes[piece.file], many[piece.file], seen[piece.file]
@@ -87,11 +89,12 @@ def units_of(source: Any) -> list[Unit]:
 
 
 def token_type(vocab: int) -> Token:
+    """Return the type of token ids on disk."""
     return np.uint16 if vocab <= 1 << 16 else np.uint32
 
 
 class UnitWriter:
-    """Writes a unit next to its place; `finish` puts it there."""
+    """A writer of one unit. It writes to a temporary folder, which `finish` renames to its final name."""
 
     def __init__(self, store: Path, unit: Unit, vocab: int) -> None:
         self.unit, self._store = unit, store
@@ -111,11 +114,12 @@ class UnitWriter:
         return sum(side.tokens for side in self._sides.values())
 
     def add(self, side: str, rows: Sequence[Encoded]) -> None:
+        """Write encoded rows to the training or the validation side."""
         self.rows += len(rows)
         self._sides[side].add(rows)
 
-    def skip(self, bad: Bad) -> None:
-        """`bad` has its absolute place."""
+    def skip(self, bad: BadRow) -> None:
+        """Record a bad row or file that is skipped. `bad` has its absolute place."""
         if bad.whole_file:
             self._bad_files.append(bad.place.file)
         else:
@@ -124,7 +128,10 @@ class UnitWriter:
         self._skipped.write(json.dumps(bad_json(bad), ensure_ascii=True).encode() + b"\n")
 
     def finish(self) -> dict[str, Any]:
-        """The unit's summary, which is also in the folder. If another process was faster, its unit stays."""
+        """Write the summary with all checksums, rename the folder, and return the summary.
+
+        If another process has built the same unit in the meantime, its folder is kept.
+        """
         sides = {side: writer.finish() for side, writer in self._sides.items()}
         kept = [file for writer in self._sides.values() for file in writer.kept]
         files = {file.name: file.about() for file in kept} | {SKIPPED: self._skipped.close()}
@@ -155,11 +162,16 @@ class UnitWriter:
         return summary
 
     def abandon(self) -> None:
+        """Remove the temporary folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _SideWriter:
-    """Tokens, offsets (documents + 1 of them, counted inside the unit) and, unless all are learned, a bit per token."""
+    """A writer of one side of a unit: tokens, offsets and loss mask.
+
+    The offsets (one more than documents) count tokens from the start of the unit. The mask has one bit per token. It
+    is omitted if all tokens have a loss.
+    """
 
     def __init__(self, folder: Path, side: str, dtype: Token) -> None:
         self._dtype = np.dtype(dtype).newbyteorder("<")
@@ -167,7 +179,7 @@ class _SideWriter:
             _File(folder, f"{side}.{name}") for name in ("tokens", "offsets", "learned")
         )
         self._offsets.write(np.zeros(1, "<i8").tobytes())
-        self._bits: NDArray[np.bool_] = np.zeros(0, np.bool_)  # fewer than eight, not yet written
+        self._bits: NDArray[np.bool_] = np.zeros(0, np.bool_)  # the last bits, which do not fill a byte yet
         self.documents = self.tokens = self.learned = self.largest = 0
         self.kept: list[_File] = []
 
@@ -180,11 +192,12 @@ class _SideWriter:
         self.largest = max(self.largest, int(ids.max()))
         self._tokens.write(ids.astype(self._dtype).tobytes())
         self._offsets.write(ends.astype("<i8").tobytes())
-        self._learn(documents, len(ids))
+        self._write_mask(documents, len(ids))
         self.documents += len(documents)
         self.tokens += len(ids)
 
-    def _learn(self, documents: Sequence[tuple[Ids, Mask | None]], tokens: int) -> None:
+    def _write_mask(self, documents: Sequence[tuple[Ids, Mask | None]], tokens: int) -> None:
+        """Append the loss masks of documents. Bits that do not fill a byte are kept for the next call."""
         masks = [np.ones(len(ids), np.bool_) if learned is None else learned for ids, learned in documents]
         if all(learned is None for _, learned in documents):
             masks = [np.ones(tokens, np.bool_)]
@@ -218,7 +231,7 @@ class _SideWriter:
 
 
 class _File:
-    """A file with its checksums."""
+    """A file whose checksums are computed while it is written."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name, self.path = name, folder / name
@@ -257,8 +270,10 @@ class _File:
 
 
 def summary_of(store: Path, name: str) -> dict[str, Any] | None:
-    """Return the summary of a finished unit; None if it is missing or damaged, or a file is missing or has another
-    size."""
+    """Return the summary of a finished unit, or None if it is missing or damaged.
+
+    Also return None if a file of the unit is missing or has the wrong size.
+    """
     try:
         summary, _ = checked_json.decode((store / name / SUMMARY).read_bytes())
         sizes = {file: (store / name / file).stat().st_size for file in summary["files"]}
@@ -267,13 +282,14 @@ def summary_of(store: Path, name: str) -> dict[str, Any] | None:
     return summary if all(sizes[file] == about["bytes"] for file, about in summary["files"].items()) else None
 
 
-def bad_json(bad: Bad) -> dict[str, Any]:
+def bad_json(bad: BadRow) -> dict[str, Any]:
+    """Return a bad row in types of JSON, as recorded in a unit."""
     place = {"file": bad.place.file, "number": bad.place.number, "word": bad.place.word}
-    return place | {"what": bad.what, "why": bad.why, "fix": bad.fix, "whole_file": bad.whole_file}
+    return place | {"code": bad.code, "what": bad.what, "why": bad.why, "fix": bad.fix, "whole_file": bad.whole_file}
 
 
-def skipped_of(store: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
-    """Return what was skipped, in order of the data."""
+def read_skipped(store: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
+    """Yield the records of skipped rows and files, in the order of the data. Raise UserError if one is damaged."""
     for name in names:
         summary = summary_of(store, name)
         if summary is None:
@@ -285,13 +301,14 @@ def skipped_of(store: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
             yield json.loads(line)
 
 
-def no_room(store: Path, error: OSError) -> UserError:
+def storage_error(store: Path, error: OSError) -> UserError:
     """Return the error for a store that cannot be written.
 
     A disk that is full or fails may recover, so a supervisor retries after a StorageError.
     """
     kind = StorageError if error.errno in DISK_ERRORS else UserError
     return kind(
+        "E-DATA-112",
         f"the tokens cannot be stored in {store}",
         why=f"{type(error).__name__}: {error}",
         fix="free space on that disk, or name another folder: data.store=FOLDER; finished units are kept",
@@ -299,25 +316,31 @@ def no_room(store: Path, error: OSError) -> UserError:
 
 
 def part_name(name: str) -> str:
-    """Says who writes: `unit-00012-of-00096.1f2e3d4c-4711-9a8b7c6d.part`."""
+    """Return a unique temporary name that contains a hash of the host and the process id of the writer.
+
+    An example is `unit-00012-of-00096.1f2e3d4c-4711-9a8b7c6d.part`.
+    """
     return f"{name}.{_host()}-{os.getpid()}-{os.urandom(4).hex()}.part"
 
 
 def remove_leftovers(store: Path) -> None:
-    """Of processes of this machine that are gone, and of others what nobody has touched for two days. A clock that
-    jumps must not cost a live process its work, so on this machine only the process counts."""
+    """Remove temporary files and folders of writers that have ended.
+
+    For writers on this machine only the process counts, not the age: a clock that jumps must not destroy the work of
+    a live process. Files of other machines are removed if they have not changed for two days.
+    """
     for part in store.glob("*.part"):
-        host, process, *_ = [*part.name.split(".")[-2].split("-"), ""]  # `atomic_write` does not name the process
+        host, process, *_ = [*part.name.split(".")[-2].split("-"), ""]  # names of `atomic_write` have no process
         try:
             old = time.time() - part.stat().st_mtime > LEFTOVER_SECONDS
         except OSError:
             continue
-        if not _lives(process) if host == _host() else old:
+        if not _is_running(process) if host == _host() else old:
             shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
 
 
-def _lives(process: str) -> bool:
-    """A process that has ended but that nobody has asked about is in /proc still, as Z."""
+def _is_running(process: str) -> bool:
+    """Return whether a process is running. A zombie, which is still in /proc with the state Z, is not."""
     try:
         state = Path(f"/proc/{process}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[0]
     except OSError:

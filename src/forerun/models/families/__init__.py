@@ -1,1 +1,1 @@
-"""Families of Hugging Face checkpoints, one file each: what its config.json means, and what its tensors are called."""
+"""Families of Hugging Face checkpoints, one module each: how to read config.json, and the names of the tensors."""

@@ -1,4 +1,4 @@
-"""What a family is to the rest of forerun, and the names that most families share with Llama."""
+"""The `Family` class, and the tensor names that most families share with Llama."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DROPOUTS = ("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", 
 
 @dataclass(frozen=True)
 class Family:
-    """`read` turns a config.json into dimensions, or refuses what is not implemented; `table` names the tensors."""
+    """A family of Hugging Face checkpoints."""
 
     model_type: str
     architecture: str
-    read: Callable[[Settings], Config]
-    table: tuple[Tensor, ...]
-    write: Callable[[Any], dict[str, Any]] | None = None  # dimensions of the user's own as a config.json
+    read: Callable[[Settings], Config]  # parses a config.json; raises a UserError for features that forerun lacks
+    table: tuple[Tensor, ...]  # names and layouts of the tensors
+    write: Callable[[Any], dict[str, Any]] | None = None  # returns a config.json; None: only checkpoints have one
 
 
 SELF = "model.layers.{}.self_attn."
@@ -73,7 +73,7 @@ NORMS_BOTH = (
 
 
 def dimensions(s: Settings, *, tied: bool, eps: float, head_dim: int | None = None) -> dict[str, Any]:
-    """What all families say alike. `tied`, `eps` and `head_dim` are the family's defaults."""
+    """Return the settings that all families have in common. `tied`, `eps` and `head_dim` are the family's defaults."""
     embed, heads = s.need("hidden_size"), s.need("num_attention_heads")
     for name in DROPOUTS:
         s.take(name)
@@ -92,13 +92,16 @@ def dimensions(s: Settings, *, tied: bool, eps: float, head_dim: int | None = No
 
 
 def repeated(kinds: Sequence[LayerKind]) -> tuple[LayerKind, ...]:
-    """One period of a list with a kind for every layer; none if all are alike."""
+    """Return one period of a list that has a kind for every layer."""
     period = smallest_period(kinds)
     return tuple(kinds[:period])
 
 
 def window_of_layers(s: Settings, layers: int, window: int | None) -> list[int | None]:
-    """For each layer its window, from `layer_types`, or Qwen's `use_sliding_window` and `max_window_layers`."""
+    """Return the window of each layer, or None for full attention.
+
+    It comes from `layer_types`, or else from Qwen's `use_sliding_window` and `max_window_layers`.
+    """
     types = s.take("layer_types")
     wanted, first = s.take("use_sliding_window", False), s.take("max_window_layers", 28)
     if types is None:
@@ -107,14 +110,14 @@ def window_of_layers(s: Settings, layers: int, window: int | None) -> list[int |
 
 
 def known_types(s: Settings, types: list[str], layers: int) -> list[str]:
-    """One of the two known types for every layer."""
+    """Return `types`. Raise a UserError unless it has a supported type for every layer."""
     if len(types) != layers or set(types) - {"sliding_attention", "full_attention"}:
         raise s.refused(f"layer_types of {sorted(set(types))} for {layers} layers")
     return types
 
 
 def plain_json(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of a config.json that all decoders share."""
+    """Return the keys of a config.json that all decoders share."""
     return {
         "hidden_size": c.embed,
         "intermediate_size": c.mlp,

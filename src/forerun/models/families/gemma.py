@@ -1,4 +1,4 @@
-"""Gemma 2 and Gemma 3 (text): norms before and after, a scaled embedding, local and global layers in turn."""
+"""Gemma 2 and Gemma 3 (text): norms before and after, a scaled embedding, alternating local and global layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.nn.rope import Rope
 
 
 def _common(s: Settings) -> dict[str, Any]:
-    # Old files say gelu and mean its tanh formula, as their reference did.
+    # `hidden_act` may be absent or repeat `hidden_activation`. Both must be the tanh approximation of GELU.
     s.only("hidden_activation", "gelu_pytorch_tanh", default="gelu_pytorch_tanh")
     s.only("hidden_act", "gelu_pytorch_tanh", default="gelu_pytorch_tanh")
     s.only("use_bidirectional_attention", False, default=False)
@@ -72,7 +72,7 @@ def read_gemma3(s: Settings) -> DecoderConfig:
 
 
 def _cap(s: Settings, key: str, default: float | None) -> float | None:
-    """A cap that is null is none; a missing one is the family's."""
+    """Return a soft cap: None if the key is null, or the family's default if it is missing."""
     value = s.take(key, None if key in s.config else default)
     return None if value is None else float(value)
 

@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, biases everywhere, matrices stored the other way round."""
+"""GPT-2: learned positions, biases in all layers, and matrices with the inputs first."""
 
 from __future__ import annotations
 

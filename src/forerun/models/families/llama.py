@@ -1,4 +1,4 @@
-"""Llama 2 and 3, SmolLM2, and whatever is built like them."""
+"""Llama 2 and 3, SmolLM2, and other models with the same architecture."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from forerun.models.sizes import DecoderConfig
 def read(s: Settings) -> DecoderConfig:
     s.only("hidden_act", "silu", default="silu")
     theta, scaling = s.rope(10_000.0)
-    # A missing window is 4096, one that is null is none: both are in published checkpoints.
+    # A missing window means 4096, and null means no window. Published checkpoints have both.
     window = s.take("sliding_window", None if "sliding_window" in s.config else 4096)
     return DecoderConfig(
         **base.dimensions(s, tied=False, eps=1e-6), window=window, rope_theta=theta, rope_scaling=scaling

@@ -1,4 +1,4 @@
-"""OLMo 2: norms after attention and MLP instead of before, and over all heads of q and k together."""
+"""OLMo 2: norms after attention and MLP instead of before, and norms over all heads of q and of k together."""
 
 from __future__ import annotations
 

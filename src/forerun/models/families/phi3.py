@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini: q, k, v in one matrix, gate and up in another; LongRope, part of a head turning."""
+"""Phi-3, Phi-3.5 and Phi-4-mini: fused q, k, v; fused gate and up; LongRope; rotation of only a part of each head."""
 
 from __future__ import annotations
 

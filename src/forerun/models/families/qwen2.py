@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: Llama with biases on q, k and v, and a window in the upper layers if asked for."""
+"""Qwen2 and Qwen2.5: Llama with biases on q, k and v, and an optional window in the upper layers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forerun.nn.rope import Rope
 
 
 def windowed(s: Settings, sizes: dict[str, Any]) -> dict[str, Any]:
-    """RoPE and windows of Qwen's kinds."""
+    """Return the fields of DecoderConfig for RoPE and windows, as Qwen's config.json defines them."""
     theta, scaling = s.rope(10_000.0)
     windows = base.window_of_layers(s, sizes["layers"], s.take("sliding_window", 4096))
     rope = {"rope_theta": theta, "rope_scaling": scaling}

@@ -1,4 +1,4 @@
-"""Which family a config.json belongs to, and which one dimensions of the user's own are written as."""
+"""The supported families: selection by config.json, and selection by dimensions for an export."""
 
 from __future__ import annotations
 
@@ -31,18 +31,28 @@ FAMILIES = {
 
 
 def family_of(config: Mapping[str, Any], where: str) -> Family:
+    """Return the family of a config.json. `where` names the file in an error."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
+            "E-MODEL-001",
             f"{where}: forerun has no model family {kind!r}",
-            why=f"it has {', '.join(FAMILIES)}",
-            fix="choose a model of these families, or write it as a model of your own: docs/models.md",
+            why=f"the families are {', '.join(FAMILIES)}",
+            fix="choose a model of these families, or write a custom model: docs/models.md",
         )
     return FAMILIES[kind]
 
 
 def read_config(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
-    """Dimensions from a config.json. A feature that is not implemented is refused by name."""
+    """Return the family and the dimensions of a config.json.
+
+    Args:
+        config: The content of the file.
+        where: The name of the file, for errors.
+
+    Raises:
+        UserError: The family or a feature is not supported, or a value is missing or invalid.
+    """
     family = family_of(config, where)
     settings = Settings(config, where)
     quantized = config.get("quantization_config")
@@ -53,6 +63,7 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
         read = family.read(settings)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise UserError(
+            "E-MODEL-002",
             f"{where} cannot be read as {family.model_type}",
             why=f"{type(error).__name__}: {str(error)[:500]}",
             fix="download the model again, or name another one",
@@ -60,6 +71,7 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
     settings.finish(*_WITHOUT_EFFECT.get(family.model_type, ()))
     if fault := _misfit(read):
         raise UserError(
+            "E-MODEL-003",
             f"{where} cannot be read as {family.model_type}",
             why=fault,
             fix="download the model again, or name another one",
@@ -68,7 +80,7 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
 
 
 def _misfit(config: Config) -> str | None:
-    """Return which dimensions do not fit each other, or None if all do."""
+    """Return a text that names dimensions that do not fit each other, or None."""
     if config.heads % config.kv_heads:
         return f"{config.heads} heads cannot share {config.kv_heads} key/value heads"
     if isinstance(config, Gpt2Config):
@@ -79,17 +91,17 @@ def _misfit(config: Config) -> str | None:
         if kind.rope is None:
             continue
         if kind.rope.dims < 2 or kind.rope.dims % 2:
-            return f"RoPE turns dimensions in pairs, and a head has {kind.rope.dims} to turn"
+            return f"RoPE rotates dimensions in pairs, and each head has {kind.rope.dims} rotated dimensions"
         match kind.rope.scaling:
             case LongRope(short, long) if {len(short), len(long)} != {kind.rope.dims // 2}:
-                return f"{len(short)} and {len(long)} factors of LongRope for {kind.rope.dims // 2} pairs"
+                return f"LongRope has {len(short)} and {len(long)} factors for {kind.rope.dims // 2} pairs"
             case RopeScaling(low=low, high=high) if low >= high:
                 return f"low_freq_factor {low} is not below high_freq_factor {high}"
     return None
 
 
 def family_for(config: Config) -> Family:
-    """For dimensions that came from no checkpoint: the family that computes them."""
+    """Return the family that an export writes for dimensions that do not come from a checkpoint."""
     if not isinstance(config, DecoderConfig):
         return gpt2.FAMILY
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
@@ -101,8 +113,9 @@ def family_for(config: Config) -> Family:
     if plain and not config.qk_norm and not config.qkv_bias:
         return llama.FAMILY if config.window is None else mistral.FAMILY
     raise UserError(
+        "E-MODEL-004",
         "no Hugging Face family computes this model",
-        why=f"qkv_bias={config.qkv_bias}, qk_norm={config.qk_norm} and window={config.window} together are in none",
+        why=f"no family combines qkv_bias={config.qkv_bias}, qk_norm={config.qk_norm} and window={config.window}",
         fix="train with qk_norm (Qwen3), qkv_bias (Qwen2), window (Mistral) or none of them (Llama)",
     )
 

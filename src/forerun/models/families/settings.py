@@ -1,4 +1,4 @@
-"""A config.json, read key by key: what nobody has asked for in the end is a feature that forerun does not know."""
+"""Checked access to a config.json. A key that no family reads is a feature that forerun does not support."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
 from forerun.nn.rope import Linear, LongRope, Scaling, Yarn, attention_factor
 
-# Bookkeeping, generation defaults, and what concerns training in other frameworks only.
-BYSTANDERS = {
+# Keys that do not affect the computation: bookkeeping, generation defaults, training settings of other frameworks.
+IGNORED_KEYS = {
     "architectures", "model_type", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "use_cache",
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id", "decoder_start_token_id",
     "initializer_range", "initializer_factor", "max_position_embeddings", "return_dict", "output_hidden_states",
@@ -26,16 +26,17 @@ BYSTANDERS = {
 
 @dataclass(frozen=True)
 class Range:
-    """The values that a number of a config.json may have; `above` is exclusive, `most` is inclusive."""
+    """The valid range of a number in a config.json."""
 
     kind: type[int] | type[float]
-    above: float
-    most: float
+    above: float  # exclusive lower bound
+    most: float  # inclusive upper bound
 
     def holds(self, value: object) -> bool:
+        """Return whether `value` is a number of this kind in the range."""
         if isinstance(value, bool) or not isinstance(value, int if self.kind is int else int | float):
             return False
-        return self.above < value <= self.most  # false for NaN; an integer of any size can be compared
+        return self.above < value <= self.most  # False for NaN. Integers of any size can be compared.
 
 
 _LAYERS, _HEADS = Range(int, 0, limits.MAX_LAYERS), Range(int, 0, limits.MAX_HEADS)
@@ -44,7 +45,7 @@ _POSITIONS = Range(int, 0, limits.MAX_POSITIONS)
 _EPSILON, _THETA = Range(float, 0, 1), Range(float, 1, limits.MAX_THETA)
 _FACTOR = Range(float, 0, limits.MAX_FACTOR)
 
-# Every number that a family reads, under the names of all families and of RoPE's own section.
+# Every number that a family reads, including those in the RoPE section, by all names that the families use.
 RANGES = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "sliding_window_pattern", "_sliding_window_pattern"), _LAYERS),
     "no_rope_layer_interval": _LAYERS,
@@ -70,64 +71,75 @@ _TOKEN_ID = Range(int, -2, limits.MAX_VOCAB)  # -1 means none in early Llama fil
 
 
 class Settings:
-    """`take` reads a key and checks its range; `finish` refuses whatever is left."""
+    """A config.json that records which keys were read.
+
+    `take` reads a key and checks its range. `finish` rejects the keys that were not read.
+    """
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config, self.where = config, where
         self._taken: set[str] = set()
 
     def take(self, key: str, default: Any = None) -> Any:
+        """Return the checked value of `key`, or `default` if it is missing or null."""
         self._taken.add(key)
         value = self._checked(key, self.config.get(key))
         return default if value is None else value
 
     def _checked(self, key: str, value: Any) -> Any:
-        """Return `value`, which is None, or in the range of its key."""
+        """Return `value`. Raise a UserError if it is neither None nor in the range of its key."""
         allowed = RANGES.get(key)
         if value is None or (allowed is None and key not in FLAGS):
             return value
         if allowed is None:
             if not isinstance(value, bool | int) or value not in (0, 1):
-                raise self._unusable(key, value, "it is true or false")
+                raise self._unusable(key, value, "it must be true or false")
         elif not all(map(allowed.holds, value if isinstance(value, list) and key in LISTS else [value])):
-            kind = "a whole number" if allowed.kind is int else "a number"
-            raise self._unusable(key, value, f"it is {kind} above {allowed.above:g}, and at most {allowed.most:g}")
+            kind = "an integer" if allowed.kind is int else "a number"
+            raise self._unusable(key, value, f"it must be {kind} above {allowed.above:g}, and at most {allowed.most:g}")
         return value
 
     def need(self, key: str, kind: type = int) -> Any:
+        """Return the checked value of `key`. Raise a UserError if it is missing or has another type."""
         value = self.take(key)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise self._unusable(key, value, "the model's dimensions follow from it")
+            raise self._unusable(key, value, "the dimensions of the model depend on it")
         return value
 
     def _unusable(self, key: str, value: Any, why: str) -> UserError:
         return UserError(
-            f"{self.where} has no usable {key}",
+            "E-MODEL-005",
+            f"{self.where} has no valid {key}",
             why=f"it is {reprlib.repr(value)}; {why}",
             fix="download the model again, or name another one",
         )
 
     def only(self, key: str, *allowed: Any, default: Any = None) -> Any:
-        """One of the values that are implemented."""
+        """Return the value of `key`. Raise a UserError unless it is one of the supported values."""
         value = self.take(key, default)
         if value not in allowed:
             raise self.refused(f"{key}: {reprlib.repr(value)}")
         return value
 
     def refused(self, feature: str) -> UserError:
+        """Return the error for a feature that forerun does not support."""
         return UserError(
-            f"{self.where} asks for {feature}, which forerun does not have",
-            why="a model that is computed another way than it was trained gives wrong results without a word",
+            "E-MODEL-006",
+            f"{self.where} needs {feature}, which forerun does not support",
+            why="without this feature the results of the model would be silently wrong",
             fix="choose another model, or another revision of this one",
         )
 
     def finish(self, *more: str) -> None:
-        """`more` are keys that a family knows to be without effect."""
+        """Raise a UserError for a key that was not read, unless it has no effect.
+
+        `more` are additional keys that have no effect in this family.
+        """
         for key in TOKEN_IDS:
             ids = self.config.get(key)
             if ids is not None and not all(map(_TOKEN_ID.holds, ids if isinstance(ids, list) else [ids])):
-                raise self._unusable(key, ids, "it is a token id, or a list of them")
-        known = self._taken | BYSTANDERS | set(more)
+                raise self._unusable(key, ids, "it must be a token id, or a list of them")
+        known = self._taken | IGNORED_KEYS | set(more)
         for key, value in self.config.items():
             if key not in known and value not in (None, False, 0, 0.0, {}, []):
                 raise self.refused(f"{key}: {reprlib.repr(value)}")
@@ -135,7 +147,15 @@ class Settings:
     def rope(
         self, default_theta: float, layer_type: str | None = None, *, partial: bool = False
     ) -> tuple[float, Scaling | None]:
-        """theta and scaling; transformers 5 writes `rope_parameters`, older ones `rope_theta` and `rope_scaling`."""
+        """Return theta and the scaling of RoPE.
+
+        transformers 5 writes `rope_parameters`; older versions write `rope_theta` and `rope_scaling`.
+
+        Args:
+            default_theta: The family's default for theta.
+            layer_type: The key of this layer type in `rope_parameters`, if the layer types have separate settings.
+            partial: Whether the family supports rotation of only a part of each head.
+        """
         given = self.take("rope_parameters")
         if given is not None and layer_type and layer_type in given:
             given = given[layer_type]
@@ -194,7 +214,7 @@ class Settings:
 
 
 def rope_json(theta: float, scaling: Scaling | None) -> dict[str, Any]:
-    """As `rope_parameters` of transformers 5."""
+    """Return the `rope_parameters` section of transformers 5. Raise a ValueError for other kinds of scaling."""
     base: dict[str, Any] = {"rope_theta": theta}
     match scaling:
         case None:
@@ -209,4 +229,4 @@ def rope_json(theta: float, scaling: Scaling | None) -> dict[str, Any]:
                 "high_freq_factor": scaling.high,
                 "original_max_position_embeddings": scaling.original,
             }
-    raise ValueError(f"{scaling} comes with a checkpoint, whose own config.json is kept")
+    raise ValueError(f"{scaling} comes from a checkpoint, so export must keep the config.json of the checkpoint")

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama in which every fourth layer knows no positions."""
+"""SmolLM3: Llama in which every fourth layer has no position embedding."""
 
 from __future__ import annotations
 

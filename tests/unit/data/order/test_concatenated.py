@@ -107,5 +107,5 @@ def test_a_row_that_is_not_there_is_not_made_up() -> None:
 
 
 def test_one_token_is_too_little() -> None:
-    with pytest.raises(UserError, match="too little text"):
+    with pytest.raises(UserError, match="E-DATA-012"):
         rows_of([1], 4)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.data.order.ledger import Difference, Ledger, compare, drawn, entries
+from forerun.data.order.ledger import Ledger, drawn, entries
 from forerun.data.order.rows import Example
 from forerun.errors import UserError
 
@@ -37,7 +37,7 @@ def test_a_resumed_ledger_equals_one_that_was_never_stopped(tmp_path: Path, cut:
         for step in (1, 2, 3):
             ledger.write(step, STEPS[step])
     assert broken.read_bytes() == content
-    assert compare(whole, broken) is None
+    assert list(entries(broken)) == list(enumerate(STEPS))
 
 
 def test_resuming_at_the_end_keeps_every_line_but_the_half_one(tmp_path: Path) -> None:
@@ -48,44 +48,17 @@ def test_resuming_at_the_end_keeps_every_line_but_the_half_one(tmp_path: Path) -
     assert file.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("other", "difference"),
-    [
-        ([*STEPS[:1], [(1, 8)], *STEPS[2:]], Difference(1, 0, (1, 7), (1, 8))),
-        ([[(0, 1), (0, 2)], *STEPS[1:]], Difference(0, 1, (0, 2, 3), (0, 2))),
-        ([*STEPS[:3], STEPS[3][:2]], Difference(3, 2, (0, 6), None)),
-        ([*STEPS[:3], [*STEPS[3][:1], *STEPS[3][2:]]], Difference(3, 1, (0, 5), (0, 6))),
-        (STEPS[:3], Difference(3, 0, (0, 4), None)),
-        ([*STEPS, [(9, 9)]], Difference(4, 0, None, (9, 9))),
-    ],
-)
-def test_the_first_difference_is_named(tmp_path: Path, other: list[list[Example]], difference: Difference) -> None:
-    a, b = written(tmp_path / "a.jsonl", STEPS), written(tmp_path / "b.jsonl", other)
-    assert compare(a, b) == difference
-    assert str(difference.step) in str(difference)
-    mirrored = compare(b, a)
-    assert mirrored is not None
-    assert (mirrored.left, mirrored.right) == (difference.right, difference.left)
-
-
-def test_a_missing_step_in_the_middle_is_a_difference(tmp_path: Path) -> None:
-    a, b = written(tmp_path / "a.jsonl", STEPS), tmp_path / "b.jsonl"
-    lines = a.read_bytes().splitlines(keepends=True)
-    b.write_bytes(b"".join(lines[:1] + lines[2:]))
-    assert compare(a, b) == Difference(1, 0, (1, 7), None)
-
-
 def test_a_half_written_end_counts_as_not_written(tmp_path: Path) -> None:
-    a, b = written(tmp_path / "a.jsonl", STEPS), written(tmp_path / "b.jsonl", STEPS)
-    b.write_bytes(b.read_bytes() + b'{"step":4,"examples":[[0,')
-    assert compare(a, b) is None
+    file = written(tmp_path / "a.jsonl", STEPS)
+    file.write_bytes(file.read_bytes() + b'{"step":4,"examples":[[0,')
+    assert list(entries(file)) == list(enumerate(STEPS))
 
 
 def test_what_is_no_ledger_is_named(tmp_path: Path) -> None:
-    a, b = written(tmp_path / "a.jsonl", STEPS), tmp_path / "b.jsonl"
-    b.write_text("hello\n")
-    with pytest.raises(UserError, match="no entry of a ledger"):
-        compare(a, b)
+    file = tmp_path / "a.jsonl"
+    file.write_text("hello\n")
+    with pytest.raises(UserError, match="E-DATA-014"):
+        list(entries(file))
 
 
 @pytest.mark.parametrize(
@@ -102,16 +75,13 @@ def test_a_resumed_ledger_keeps_what_is_no_entry_aside(tmp_path: Path, broken: b
 
 
 def test_a_step_that_was_left_out_learned_from_nothing_and_says_why(tmp_path: Path) -> None:
-    left, right = tmp_path / "left.jsonl", tmp_path / "right.jsonl"
-    for file, skipped in ((left, "loss nan"), (right, None)):
-        with Ledger(file, 1) as ledger:
-            ledger.write(1, [(0, 5)])
-            ledger.write(2, [(0, 7), (0, 8, 1)], skipped=skipped)
-    said = json.loads(left.read_text().splitlines()[1])
+    file = tmp_path / "ledger.jsonl"
+    with Ledger(file, 1) as ledger:
+        ledger.write(1, [(0, 5)])
+        ledger.write(2, [(0, 7), (0, 8, 1)], skipped="loss nan")
+    said = json.loads(file.read_text().splitlines()[1])
     assert said == {"step": 2, "examples": [], "skipped": [[0, 7], [0, 8, 1]], "why": "loss nan"}
-    assert list(entries(left)) == [(1, [(0, 5)]), (2, [])]
-    assert compare(left, left) is None
-    assert str(compare(left, right)) == "step 2, example 0: nothing and [0, 7]"
+    assert list(entries(file)) == [(1, [(0, 5)]), (2, [])]
 
 
 def test_what_was_drawn_is_known_of_steps_left_out_too(tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from forerun.data.documents import InMemory, in_memory
 from forerun.data.order.batches import Batches
-from forerun.data.order.pairs import Pairs, Referenced, Together, short_of
+from forerun.data.order.mixture import Mixture
+from forerun.data.order.pairs import PairDocuments, PairReferences, Pairs, describe_too_long
 from forerun.errors import UserError
-from forerun.objectives.pairs import most_pairs
+from forerun.objectives.pairs import max_pairs
 
 S = 48
 
@@ -57,7 +58,7 @@ def test_every_pair_stands_once_with_both_sides_in_one_row() -> None:
     for row in range(len(rows)):
         found = sides_in(rows.take([row]))
         assert list(found) == [pair for (pair,) in rows.examples(row)]
-        assert len(found) <= most_pairs(S)
+        assert len(found) <= max_pairs(S)
         assert rows.numbers([row])[0][: len(found)].tolist() == list(found)
         for pair, sides in found.items():
             prompt, *answers = lengths[pair]
@@ -73,7 +74,7 @@ def test_every_pair_stands_once_with_both_sides_in_one_row() -> None:
 
 def test_short_pairs_leave_room_so_that_a_row_never_has_too_many() -> None:
     rows = Pairs(documents([(1, 1, 1)] * 100), S)
-    assert len(rows) == -(-100 // most_pairs(S))
+    assert len(rows) == -(-100 // max_pairs(S))
     assert Pairs(documents([(1, 1, 1)] * 5), 4).report.rows == 5
 
 
@@ -93,7 +94,7 @@ def test_a_pair_too_long_loses_the_start_of_its_prompt_on_both_sides() -> None:
     report = rows.report
     assert (report.too_long, report.dropped, report.documents) == (5, 1, 5)
     assert report.truncated_tokens == 2 * (7 + 8 + 2 + 3) + 56
-    assert short_of(report) == "5 pairs longer than a row: 4 begin later in their prompt, 1 left out"
+    assert describe_too_long(report) == "5 pairs longer than a row: 4 lose the start of their prompt, 1 dropped"
 
 
 def test_the_other_policies() -> None:
@@ -101,10 +102,10 @@ def test_the_other_policies() -> None:
     rows = Pairs(documents(lengths), S, too_long="drop")
     assert rows.examples(0) == [(1,)]
     assert (len(rows), rows.report.dropped) == (1, 1)
-    with pytest.raises(UserError, match="1 of 2 pairs is longer than the sequence") as stopped:
+    with pytest.raises(UserError, match=r"1.*2.*E-DATA-018") as stopped:
         Pairs(documents(lengths), S, too_long="stop")
     assert "sequence=62" in stopped.value.fix
-    with pytest.raises(UserError, match="no pair to learn from"):
+    with pytest.raises(UserError, match="E-DATA-017"):
         Pairs(documents([(1, 40, 40)]), S)
 
 
@@ -125,7 +126,7 @@ def test_the_digest_knows_what_the_rows_depend_on() -> None:
 def test_pairs_together_are_documents() -> None:
     lengths = random_lengths(5, 12)
     sides = documents(lengths)
-    whole = Together(sides)
+    whole = PairDocuments(sides)
     assert (len(whole), whole.tokens) == (5, sides.tokens)
     assert np.diff(whole.begins(np.arange(6))).tolist() == [2 * p + a + b for p, a, b in lengths]
     assert whole.holding(whole.begins([3]) - 1).tolist() == [2]
@@ -134,8 +135,10 @@ def test_pairs_together_are_documents() -> None:
 def test_a_reference_goes_with_its_pair_into_the_batch() -> None:
     pairs = Pairs(documents(random_lengths(60, 12)), S)
     said = -np.arange(120, dtype=np.float32).reshape(60, 2)
-    batch = Batches(Referenced(pairs, said), seed=3, batch=4, accumulation=2).batch_at(1)
-    assert batch.extras["reference"].shape == (2, 2, most_pairs(S), 2)
+    rows = Mixture([pairs]).with_extra(PairReferences((pairs,), (said,)))
+    assert rows.digest == pairs.digest
+    batch = Batches(rows, seed=3, batch=4, accumulation=2).batch_at(1)
+    assert batch.extras["reference"].shape == (2, 2, max_pairs(S), 2)
     for a, b in np.ndindex(2, 2):
         arrays = {name: np.asarray(getattr(batch, name))[a, b][None] for name in ("tokens", "targets", "weights")}
         arrays |= {name: np.asarray(getattr(batch, name))[a, b][None] for name in ("segments", "positions")}
@@ -143,3 +146,15 @@ def test_a_reference_goes_with_its_pair_into_the_batch() -> None:
         reference = np.asarray(batch.extras["reference"])[a, b]
         np.testing.assert_array_equal(reference[: len(present)], said[present])
         assert not reference[len(present) :].any()
+
+
+def test_references_of_a_mixture_belong_to_their_part() -> None:
+    parts = tuple(Pairs(documents(random_lengths(count, 12)), S) for count in (60, 25))
+    values = tuple(-np.arange(2 * n, dtype=np.float32).reshape(n, 2) - 1000 * n for n in (60, 25))
+    rows = Mixture(parts, [2, 1]).with_extra(PairReferences(parts, values))
+    assert rows.digest == Mixture(parts, [2, 1]).digest
+    order = np.random.default_rng(0).permutation(len(rows))
+    for row, found in zip(order.tolist(), rows.take(order)["reference"], strict=True):
+        expected = [values[part][pair].tolist() for part, pair in rows.examples(row)]
+        assert found[: len(expected)].tolist() == expected
+        assert not found[len(expected) :].any()

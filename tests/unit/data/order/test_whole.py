@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from forerun.data.documents import InMemory, in_memory
+from forerun.data.order import packing
 from forerun.data.order import plan as planning
-from forerun.data.order.fit import fitted
+from forerun.data.order.packing import KEY, first_fit_decreasing, window_size
 from forerun.data.order.permutation import permuted
-from forerun.data.order.plan import KEY, window_size
 from forerun.data.order.rows import FIELDS
-from forerun.data.order.whole import Whole
+from forerun.data.order.whole_documents import WholeDocuments
 from forerun.errors import UserError
 
 POLICIES = ("split", "keep_start", "keep_end", "drop")
@@ -68,7 +68,7 @@ def test_many_windows_at_once_give_the_plain_bins(room: int) -> None:
     for windows, items in ((1, 1), (3, 40), (17, 90)):
         lengths = rng.integers(0, room + 1, (windows, items)) // rng.integers(1, 6, (windows, items))
         lengths[0, items // 2 :] = 0
-        places, bins = fitted(lengths, room)
+        places, bins = first_fit_decreasing(lengths, room)
         for w in range(windows):
             real = [int(i) for i in np.flatnonzero(lengths[w])]
             expected = [[real[i] for i in row] for row in plain_bins(lengths[w, real].tolist(), room)]
@@ -82,13 +82,13 @@ def test_many_windows_at_once_give_the_plain_bins(room: int) -> None:
 @pytest.mark.parametrize("S", [1, 5, 16, 64])
 def test_rows_are_those_of_the_plain_algorithm(S: int, too_long: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several windows, several chunks of windows, and every field of every position."""
-    monkeypatch.setattr(planning, "FEWEST", 20)
-    monkeypatch.setattr(planning, "ROWS_PER_WINDOW", 3)
+    monkeypatch.setattr(packing, "FEWEST", 20)
+    monkeypatch.setattr(packing, "ROWS_PER_WINDOW", 3)
     monkeypatch.setattr(planning, "TOGETHER", 50)
     rng = np.random.default_rng(S)
     lengths = [1, 1, 2, *rng.integers(1, 3 * min(S, 30) + 2, 200).tolist(), S + 1, 2 * S + 1, 1]
     documents = numbered(lengths, rng.random(sum(lengths)) < 0.7)
-    rows = Whole(documents, S, too_long=too_long)  # type: ignore[arg-type]
+    rows = WholeDocuments(documents, S, too_long=too_long)  # type: ignore[arg-type]
     expected = plain_rows(documents, S, too_long, rows.window)
     assert rows.window < 60
     assert len(rows) == len(expected)
@@ -117,7 +117,7 @@ def test_every_target_is_met_exactly_once_and_the_report_counts_right(too_long: 
     S, rng = 32, np.random.default_rng(3)
     lengths = rng.geometric(0.05, 3000).tolist()
     documents = numbered(lengths, rng.random(sum(lengths)) < 0.5)
-    rows = Whole(documents, S, too_long=too_long)  # type: ignore[arg-type]
+    rows = WholeDocuments(documents, S, too_long=too_long)  # type: ignore[arg-type]
     taken = rows.take(np.arange(len(rows)))
     expected: Counter[int] = Counter()
     for d, n in enumerate(lengths):
@@ -143,33 +143,33 @@ def test_every_target_is_met_exactly_once_and_the_report_counts_right(too_long: 
 
 
 def test_stop_says_how_many_and_what_would_hold_them() -> None:
-    with pytest.raises(UserError, match="2 of 4 documents are longer") as error:
-        Whole(numbered([9, 10, 31, 5]), 8, too_long="stop")
+    with pytest.raises(UserError, match=r"2.*4.*E-DATA-020") as error:
+        WholeDocuments(numbered([9, 10, 31, 5]), 8, too_long="stop")
     assert "the longest document takes 30" in error.value.why
     assert "sequence=30" in error.value.fix
-    assert len(Whole(numbered([9, 10, 31, 5]), 30, too_long="stop")) == 2
+    assert len(WholeDocuments(numbered([9, 10, 31, 5]), 30, too_long="stop")) == 2
 
 
 def test_nothing_to_learn_is_the_users_error() -> None:
     for lengths in ([], [0, 0], [1]):
-        with pytest.raises(UserError, match="too little text"):
-            Whole(numbered(lengths), 8)
-    with pytest.raises(UserError, match="nothing to learn"):
-        Whole(numbered([1, 1]), 8)
-    with pytest.raises(UserError, match="nothing to learn") as error:
-        Whole(numbered([10, 20]), 8, too_long="drop")
+        with pytest.raises(UserError, match="E-DATA-021"):
+            WholeDocuments(numbered(lengths), 8)
+    with pytest.raises(UserError, match="E-DATA-022"):
+        WholeDocuments(numbered([1, 1]), 8)
+    with pytest.raises(UserError, match="E-DATA-022") as error:
+        WholeDocuments(numbered([10, 20]), 8, too_long="drop")
     assert "2 of them longer" in error.value.why
 
 
 def test_empty_documents_are_left_out() -> None:
-    rows = Whole(numbered([0, 3, 0, 2, 0], np.array([True] * 5)), 4)
+    rows = WholeDocuments(numbered([0, 3, 0, 2, 0], np.array([True] * 5)), 4)
     assert rows.report.nothing_to_learn == 3
     assert rows.report.learned == 3
     assert sorted(rows.examples(0)) == [(1,), (3,)]
 
 
 def test_neighbours_in_the_file_do_not_share_rows() -> None:
-    rows = Whole(numbered([20] * 20_000), 200)
+    rows = WholeDocuments(numbered([20] * 20_000), 200)
     near = pairs = 0
     for row in range(0, len(rows), 10):
         held = sorted(document for document, *_ in rows.examples(row))
@@ -179,24 +179,24 @@ def test_neighbours_in_the_file_do_not_share_rows() -> None:
 
 
 def test_a_window_has_rows_enough_and_not_too_many_documents() -> None:
-    assert window_size(numbered([21] * 10), 2048) == 10
-    documents = InMemory(np.zeros(21 * 10**5, np.uint16), np.arange(0, 21 * 10**5 + 1, 21))
-    assert window_size(documents, 2048) == 12_500  # 128 rows of 102 documents would be 13,107; 8 even windows
-    assert window_size(documents, 10**6) == 50_000  # 65,536 at the most
-    assert 900 <= window_size(documents, 8) <= 1100
+    assert window_size(10, 210, 2048) == 10
+    many = 10**5, 21 * 10**5  # documents, tokens
+    assert window_size(*many, 2048) == 12_500  # 128 rows of 102 documents would be 13,107; 8 even windows
+    assert window_size(*many, 10**6) == 50_000  # 65,536 at the most
+    assert 900 <= window_size(*many, 8) <= 1100
 
 
 def test_padding_is_small_on_mixed_lengths() -> None:
     lengths = np.random.default_rng(0).lognormal(5, 1, 30_000).astype(int) + 2
-    rows = Whole(numbered(lengths.tolist()), 1024)
+    rows = WholeDocuments(numbered(lengths.tolist()), 1024)
     assert rows.report.padding_share < 0.01
 
 
 def test_a_plan_on_disk_gives_the_same_rows_and_is_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = np.random.default_rng(1).integers(1, 90, 4000)
     documents = numbered(lengths.tolist())
-    memory = Whole(documents, 32)
-    disk = Whole(documents, 32, plan_folder=tmp_path / "plans")
+    memory = WholeDocuments(documents, 32)
+    disk = WholeDocuments(documents, 32, plan_folder=tmp_path / "plans")
     assert disk.digest == memory.digest
     assert disk.report == memory.report
     everything = np.arange(len(memory))
@@ -215,19 +215,19 @@ def test_a_plan_on_disk_gives_the_same_rows_and_is_reused(tmp_path: Path, monkey
     def never(*_: object) -> None:
         raise AssertionError("planned again")
 
-    monkeypatch.setattr(planning, "_chunks", never)
-    assert len(Whole(documents, 32, plan_folder=tmp_path / "plans")) == len(memory)
+    monkeypatch.setattr(planning, "pack", never)
+    assert len(WholeDocuments(documents, 32, plan_folder=tmp_path / "plans")) == len(memory)
     with pytest.raises(AssertionError, match="planned again"):
-        Whole(documents, 33, plan_folder=tmp_path / "plans")
+        WholeDocuments(documents, 33, plan_folder=tmp_path / "plans")
     with pytest.raises(AssertionError, match="planned again"):
-        Whole(documents, 32, too_long="drop", plan_folder=tmp_path / "plans")
+        WholeDocuments(documents, 32, too_long="drop", plan_folder=tmp_path / "plans")
     assert list((tmp_path / "plans").iterdir()) == [home], "what was not finished is not left behind"
 
 
 @pytest.mark.parametrize("harm", ["short", "table", "json"])
 def test_a_damaged_plan_is_named(tmp_path: Path, harm: str) -> None:
     documents = numbered([5, 9, 30, 2])
-    Whole(documents, 8, plan_folder=tmp_path)
+    WholeDocuments(documents, 8, plan_folder=tmp_path)
     [home] = tmp_path.iterdir()
     if harm == "short":
         (home / "items.bin").write_bytes((home / "items.bin").read_bytes()[:-2])
@@ -239,24 +239,24 @@ def test_a_damaged_plan_is_named(tmp_path: Path, harm: str) -> None:
         said = json.loads((home / "plan.json").read_text())
         del said["counts"]
         (home / "plan.json").write_text(json.dumps(said))
-    with pytest.raises(UserError, match="plan is damaged") as error:
-        Whole(documents, 8, plan_folder=tmp_path)
+    with pytest.raises(UserError, match="E-DATA-019") as error:
+        WholeDocuments(documents, 8, plan_folder=tmp_path)
     assert "rm -r" in error.value.fix
 
 
 def test_other_data_and_other_settings_have_another_digest() -> None:
     documents = in_memory([[1, 2, 3], [4, 5]])
     digests = {
-        Whole(documents, 4).digest,
-        Whole(documents, 5).digest,
-        Whole(documents, 4, too_long="drop").digest,
-        Whole(in_memory([[1, 2, 3], [4, 6]]), 4).digest,
+        WholeDocuments(documents, 4).digest,
+        WholeDocuments(documents, 5).digest,
+        WholeDocuments(documents, 4, too_long="drop").digest,
+        WholeDocuments(in_memory([[1, 2, 3], [4, 6]]), 4).digest,
     }
     assert len(digests) == 4
 
 
 def test_a_row_that_is_not_there_is_not_made_up() -> None:
-    rows = Whole(numbered([9, 9]), 8)
+    rows = WholeDocuments(numbered([9, 9]), 8)
     for index in (-1, 2):
         with pytest.raises(IndexError):
             rows.take([0, index])

@@ -7,6 +7,7 @@ import json
 import random
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from forerun.config.schema import Part
 from forerun.data.source import files, lines, plain, separated, tables
-from forerun.data.source.rows import Bad, Place, Row
+from forerun.data.source.rows import BadRow, RowPlace, SourceRow
 from forerun.data.source.sources import Source, open_source
 from forerun.errors import UserError
 
@@ -22,16 +23,16 @@ PYARROW = "pyarrow is not installed (the data extra)"
 ROWS, FAULTS, LIMIT_BYTES = 100_000, 1000, 8192
 
 
-def read(source: Source, piece_bytes: int = 1 << 40) -> tuple[list[str], list[Bad]]:
+def read(source: Source, piece_bytes: int = 1 << 40) -> tuple[list[str], list[BadRow]]:
     texts, bad = [], []
     for piece in source.pieces(piece_bytes):
-        before = source.resolve(piece, Place("", 0)).number or 0  # once: it reads the file up to the piece
+        before = source.resolve(piece, RowPlace("", 0)).number or 0  # once: it reads the file up to the piece
         for row in source.rows(piece):
-            if isinstance(row, Row):
+            if isinstance(row, SourceRow):
                 texts.append(row.values["text"])
             else:
                 number = None if row.place.number is None else row.place.number + before
-                bad.append(Bad(row.place._replace(number=number), row.what, row.why, row.fix, row.whole_file))
+                bad.append(replace(row, place=row.place._replace(number=number)))
     return texts, bad
 
 
@@ -200,7 +201,7 @@ def test_rows_before_the_damage_of_a_packed_file_are_used(tmp_path: Path, packed
     assert len(texts) > 600
     assert bad.whole_file
     assert bad.place.number == len(texts)
-    assert bad.what == "the file is cut short or damaged after this line"
+    assert bad.what == "the file is truncated or damaged after this line"
 
 
 def test_a_damaged_row_group_ends_its_piece_and_says_where(tmp_path: Path) -> None:
@@ -332,6 +333,6 @@ def test_trouble_with_reading_is_no_bad_row(tmp_path: Path, name: str, monkeypat
     (tmp_path / name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
     source = source_of(tmp_path)
     monkeypatch.setattr(files.File, "open", lambda file: io.BufferedReader(_Failing()))
-    with pytest.raises(UserError, match="cannot be read") as caught:
+    with pytest.raises(UserError, match="E-DATA-028") as caught:
         read(source)
     assert caught.value.why == "Connection timed out"

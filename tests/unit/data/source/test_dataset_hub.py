@@ -157,7 +157,8 @@ def test_a_dataset_that_is_only_a_script_is_refused_and_not_fetched(tmp_path: Pa
     with HubServer(tmp_path / "hub") as server:
         error = ask(PLACE, tmp_path / "home", server.endpoint)["error"]
         assert server.fetched() == []
-    assert "no data files, only the script tales.py" in error
+    assert "E-DATA-056" in error
+    assert "script tales.py" in error
     assert "never run" in error
     assert f"{PLACE}@refs/convert/parquet" in error
 
@@ -181,7 +182,7 @@ def test_who_may_not_read(repositories: Path, tmp_path: Path, token: str, words:
 def test_no_such_dataset_and_no_hub(repositories: Path, tmp_path: Path) -> None:
     with HubServer(repositories) as server:
         error = ask("hf://datasets/acme/tails", tmp_path / "home", server.endpoint)["error"]
-        assert "the hub has no dataset acme/tails for you" in error
+        assert "the hub has no dataset acme/tails that you can read" in error
         assert "folder" not in error
     with socket() as deaf:  # bound, so that nobody else answers there
         deaf.bind(("127.0.0.1", 0))
@@ -194,7 +195,7 @@ def test_a_disk_without_room_is_told_before_the_download(repositories: Path, tmp
     with HubServer(repositories, announced_bytes={file: 10**18}) as server:
         error = ask(PLACE, tmp_path / "home", server.endpoint)["error"]
         assert server.fetched() == ["README.md"]
-    assert "the disk has no room for acme/tales" in error
+    assert "the disk has too little space for acme/tales" in error
     assert "name fewer of its files in data.path" in error
 
 
@@ -285,7 +286,9 @@ REFUSED = {
     "nothing to read": (["a.zip", "README.md"], "", ["README.md, a.zip", ".parquet"]),
     "a glob without files": (["a.csv"], "*.parquet", ["no data in", "a.csv"]),
     "a folder that is not there": (["a.csv"], "en", [f"no data in {PLACE}/en"]),
-    "a script by its name": (["a.csv", "a.py"], "a.py", ["only the script a.py"]),
+    "data elsewhere, and a script": (["en/a.csv", "b.py"], "de", ["E-DATA-057", "en/a.csv"]),
+    "a card and a script": (["README.md", "b.py"], "", ["E-DATA-056", "script b.py"]),
+    "a script by its name": (["a.csv", "a.py"], "a.py", ["E-DATA-056", "script a.py"]),
 }  # fmt: skip
 
 
@@ -350,3 +353,24 @@ def test_a_card_that_says_nothing(text: str) -> None:
 
 def test_a_card_with_windows_line_ends() -> None:
     assert splits.front_matter("---\r\nlicense: mit\r\n---\r\n# x") == {"license": "mit"}
+
+
+def test_only_a_script_is_said_of_no_dataset_with_other_files() -> None:
+    with pytest.raises(UserError) as refused:
+        splits.choose(["README.md", "b.py"], "", None, PLACE)
+    assert "only" not in refused.value.what
+
+
+@pytest.mark.parametrize(
+    ("place", "word"), [("spaces/acme/app", "space"), ("models/acme/m", "model"), ("buckets/acme/b", "bucket")]
+)
+def test_an_address_of_another_kind_is_called_by_its_kind(place: str, word: str) -> None:
+    with pytest.raises(UserError) as refused:
+        hub.parse(f"hf://{place}")
+    assert refused.value.code == "E-DATA-036"
+    assert word in refused.value.why
+    assert ("model" in refused.value.why) == (word == "model")
+    with pytest.raises(UserError) as model:
+        hub.parse("hf://acme/tales")
+    assert "model" in model.value.why
+    assert "hf://datasets/acme/tales" in model.value.fix

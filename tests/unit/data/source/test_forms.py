@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from forerun.config.schema import Part
-from forerun.data.source.rows import Bad, Row
+from forerun.data.source.rows import BadRow, SourceRow
 from forerun.data.source.sources import Source, open_source
 from forerun.errors import UserError
 
@@ -28,25 +28,25 @@ def opened(path: Path, **columns: str) -> Source:
     return open_source(Part(path=str(path), columns=columns))
 
 
-def rows_of(source: Source) -> list[Row | Bad]:
+def rows_of(source: Source) -> list[SourceRow | BadRow]:
     return [row for piece in source.pieces(1 << 40) for row in source.rows(piece)]
 
 
 def values_of(path: Path, **columns: str) -> list[dict[str, Any]]:
     found = []
     for row in rows_of(opened(path, **columns)):
-        assert isinstance(row, Row), row
+        assert isinstance(row, SourceRow), row
         found.append(row.values)
     return found
 
 
-def bad_of(path: Path, row: dict[str, Any], good: dict[str, Any], **columns: str) -> Bad:
+def bad_of(path: Path, row: dict[str, Any], good: dict[str, Any], **columns: str) -> BadRow:
     """The one bad row, written between two good ones."""
     path.write_text("".join(json.dumps(each) + "\n" for each in (good, row, good)))
     first, bad, last = rows_of(opened(path, **columns))
-    assert isinstance(first, Row)
-    assert isinstance(last, Row)
-    assert isinstance(bad, Bad)
+    assert isinstance(first, SourceRow)
+    assert isinstance(last, SourceRow)
+    assert isinstance(bad, BadRow)
     assert bad.place == (str(path), 2, "line")
     return bad
 
@@ -79,7 +79,7 @@ def test_every_form_may_have_columns_of_other_names(tmp_path: Path, name: str, f
     rows = [{(f"my {role}" if role in roles else role): held for role, held in row.items()} for row in FORMS[form]]
     written(tmp_path / name, rows)
     assert values_of(tmp_path / name, **{role: f"my {role}" for role in roles}) == FORMS[form]
-    with pytest.raises(UserError, match=r"no column 'text'"):
+    with pytest.raises(UserError, match=r"'text'.*E-DATA-024"):
         opened(tmp_path / name)
 
 
@@ -107,7 +107,7 @@ def test_what_was_recognised_is_said(tmp_path: Path) -> None:
     said = {
         "1 file, jsonl, chat, column conversations": {"messages": "conversations"},
         "1 file, jsonl, prompt and completion, columns q, completion": {"prompt": "q"},
-        "1 file, jsonl, tokenized already, column ids": {"input_ids": "ids"},
+        "1 file, jsonl, already tokenized, column ids": {"input_ids": "ids"},
         "1 file, jsonl, column q": {"text": "q"},
     }
     assert [opened(tmp_path, **columns).recognised for columns in said.values()] == list(said)
@@ -141,7 +141,7 @@ def test_unknown_roles_are_named(tmp_path: Path) -> None:
     )
     source = opened(tmp_path)
     (bad,) = source.rows(source.pieces(1 << 20)[0])
-    assert isinstance(bad, Bad)
+    assert isinstance(bad, BadRow)
     assert "'asker', 'clerk'" in bad.why
 
 
@@ -155,61 +155,66 @@ def test_a_call_of_a_tool_needs_no_content_and_fields_that_were_not_given_do_not
     assert row["messages"][0]["content"] is None
 
 
-BAD_MESSAGES: list[tuple[Any, str]] = [
-    ("hi", "column 'messages' holds text, not a list of messages"),
-    (None, "column 'messages' holds null, not a list of messages"),
-    ([], "column 'messages' holds no text of the assistant"),
-    (CHAT[:1], "column 'messages' holds no text of the assistant"),
-    ([CHAT[0], {"role": "assistant", "content": " \n"}], "column 'messages' holds no text of the assistant"),
-    ([*CHAT, "x"], "messages[2] holds text, not a message"),
-    ([{"role": "user"}, *CHAT], "messages[0] has no 'content'"),
-    ([{"content": "x"}, *CHAT], "messages[0] has no 'role'"),
-    ([{"role": 1, "content": "x"}, *CHAT], "messages[0].role holds a number, not text"),
-    ([{"role": "user", "content": None}, *CHAT], "messages[0].content holds null, not text"),
-    ([{"role": "user", "content": [{"type": "text"}]}, *CHAT], "messages[0].content holds a list, not text"),
-    ([{"role": "assistant", "content": None}, *CHAT], "messages[0].content holds null, not text"),
-    ([{"role": "user", "content": "\ud83d"}, *CHAT], "column 'messages[0].content' holds half a character"),
-    ([{"role": "user", "content": "x", "name": ["\udc00"]}, *CHAT], "column 'messages[0].name' holds half a character"),
+BAD_MESSAGES: list[tuple[Any, str, str]] = [
+    ("hi", "E-DATA-071", "messages"),
+    (None, "E-DATA-071", "messages"),
+    ([], "E-DATA-063", "messages"),
+    (CHAT[:1], "E-DATA-063", "messages"),
+    ([CHAT[0], {"role": "assistant", "content": " \n"}], "E-DATA-063", "messages"),
+    ([*CHAT, "x"], "E-DATA-071", "messages[2]"),
+    ([{"role": "user"}, *CHAT], "E-DATA-064", "messages[0]"),
+    ([{"content": "x"}, *CHAT], "E-DATA-064", "messages[0]"),
+    ([{"role": 1, "content": "x"}, *CHAT], "E-DATA-071", "messages[0].role"),
+    ([{"role": "user", "content": None}, *CHAT], "E-DATA-071", "messages[0].content"),
+    ([{"role": "user", "content": [{"type": "text"}]}, *CHAT], "E-DATA-071", "messages[0].content"),
+    ([{"role": "assistant", "content": None}, *CHAT], "E-DATA-071", "messages[0].content"),
+    ([{"role": "user", "content": "\ud83d"}, *CHAT], "E-DATA-069", "messages[0].content"),
+    ([{"role": "user", "content": "x", "name": ["\udc00"]}, *CHAT], "E-DATA-069", "messages[0].name"),
 ]
 
 
-@pytest.mark.parametrize(("value", "what"), BAD_MESSAGES)
-def test_bad_messages_are_told_and_passed_over(tmp_path: Path, value: Any, what: str) -> None:
-    assert bad_of(tmp_path / "a.jsonl", {"messages": value}, {"messages": CHAT}).what == what
+@pytest.mark.parametrize(("value", "code", "where"), BAD_MESSAGES)
+def test_bad_messages_are_told_and_passed_over(tmp_path: Path, value: Any, code: str, where: str) -> None:
+    bad = bad_of(tmp_path / "a.jsonl", {"messages": value}, {"messages": CHAT})
+    assert bad.code == code
+    assert where in bad.what
 
 
 @pytest.mark.parametrize(
-    ("row", "what"),
+    ("row", "code", "where"),
     [
-        ({"prompt": "a"}, "no column 'completion'"),
-        ({"prompt": "a", "completion": ""}, "column 'completion' holds no text"),
-        ({"prompt": 1, "completion": "b"}, "column 'prompt' holds a number, not text"),
-        ({"prompt": "a", "completion": ["b"]}, "column 'completion' holds a list, not text"),
+        ({"prompt": "a"}, "E-DATA-024", "completion"),
+        ({"prompt": "a", "completion": ""}, "E-DATA-070", "completion"),
+        ({"prompt": 1, "completion": "b"}, "E-DATA-071", "prompt"),
+        ({"prompt": "a", "completion": ["b"]}, "E-DATA-071", "completion"),
     ],
 )
-def test_bad_prompts_and_completions_are_told(tmp_path: Path, row: dict[str, Any], what: str) -> None:
-    assert bad_of(tmp_path / "a.jsonl", row, {"prompt": "a", "completion": "b"}).what == what
+def test_bad_prompts_and_completions_are_told(tmp_path: Path, row: dict[str, Any], code: str, where: str) -> None:
+    bad = bad_of(tmp_path / "a.jsonl", row, {"prompt": "a", "completion": "b"})
+    assert bad.code == code
+    assert where in bad.what
 
 
 @pytest.mark.parametrize(
-    ("row", "what"),
+    ("row", "code", "where"),
     [
-        ({"input_ids": []}, "column 'input_ids' is empty"),
-        ({"input_ids": "1 2"}, "column 'input_ids' holds text, not a list of token ids"),
-        ({"input_ids": [1, 2.0]}, "input_ids[1] holds a number, not a token id"),
-        ({"input_ids": [True]}, "input_ids[0] holds true/false, not a token id"),
-        ({"input_ids": [1, None]}, "input_ids[1] holds null, not a token id"),
-        ({"input_ids": [1, -1]}, "input_ids[1] is no token id"),
-        ({"input_ids": [2**31]}, "input_ids[0] is no token id"),
-        ({"input_ids": [10**3000]}, "input_ids[0] is no token id"),
-        ({"input_ids": [1, 2], "loss_mask": [1]}, "column 'loss_mask' is of another length than 'input_ids'"),
-        ({"input_ids": [1], "loss_mask": [2]}, "loss_mask[0] holds a number, not 0 or 1"),
-        ({"input_ids": [1], "loss_mask": None}, "column 'loss_mask' holds null, not a list of 0 and 1"),
+        ({"input_ids": []}, "E-DATA-065", "input_ids"),
+        ({"input_ids": "1 2"}, "E-DATA-071", "input_ids"),
+        ({"input_ids": [1, 2.0]}, "E-DATA-071", "input_ids[1]"),
+        ({"input_ids": [True]}, "E-DATA-071", "input_ids[0]"),
+        ({"input_ids": [1, None]}, "E-DATA-071", "input_ids[1]"),
+        ({"input_ids": [1, -1]}, "E-DATA-066", "input_ids[1]"),
+        ({"input_ids": [2**31]}, "E-DATA-066", "input_ids[0]"),
+        ({"input_ids": [10**3000]}, "E-DATA-066", "input_ids[0]"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "E-DATA-062", "loss_mask"),
+        ({"input_ids": [1], "loss_mask": [2]}, "E-DATA-071", "loss_mask[0]"),
+        ({"input_ids": [1], "loss_mask": None}, "E-DATA-071", "loss_mask"),
     ],
 )
-def test_bad_token_ids_are_told(tmp_path: Path, row: dict[str, Any], what: str) -> None:
+def test_bad_token_ids_are_told(tmp_path: Path, row: dict[str, Any], code: str, where: str) -> None:
     bad = bad_of(tmp_path / "a.jsonl", row, {"input_ids": [1]})
-    assert bad.what == what
+    assert bad.code == code
+    assert where in bad.what
     assert len(bad.why) < 100
 
 
@@ -224,7 +229,7 @@ def test_csv_carries_prompts_and_no_lists(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id,answer,prompt\n1,b,a\n")
     assert values_of(tmp_path / "a.csv", completion="answer") == [{"prompt": "a", "completion": "b"}]
     (tmp_path / "b.csv").write_text('messages\n"[]"\n')
-    with pytest.raises(UserError, match=r"column 'messages' cannot be read from csv"):
+    with pytest.raises(UserError, match=r"'messages'.*E-DATA-052"):
         opened(tmp_path / "b.csv")
 
 
@@ -261,3 +266,39 @@ def test_another_process_gets_the_same_source(tmp_path: Path) -> None:
     copy = Source.from_json(json.loads(json.dumps(source.to_json())))
     assert copy == source
     assert rows_of(copy) == rows_of(source)
+
+
+@pytest.mark.parametrize("role", ["user", "tool", "human"])
+def test_only_the_assistant_may_call_tools_without_content(tmp_path: Path, role: str) -> None:
+    row = {"messages": [{"role": role, "tool_calls": [CALL]}, *CHAT]}
+    bad = bad_of(tmp_path / "a.jsonl", row, {"messages": CHAT})
+    assert bad.code == "E-DATA-064"
+    assert "'content'" in bad.what
+    assert "messages[0]" in bad.what
+
+
+def test_no_error_recommends_a_column_for_the_loss_mask(tmp_path: Path) -> None:
+    """`data.columns` has no role loss_mask."""
+    written(tmp_path / "a.parquet", [{"input_ids": [5, 6], "loss_mask": "11"}])
+    with pytest.raises(UserError) as refused:
+        opened(tmp_path / "a.parquet")
+    assert refused.value.code == "E-DATA-061"
+    assert "loss_mask" in refused.value.what
+    assert "data.columns" not in refused.value.fix
+    bad = bad_of(tmp_path / "b.jsonl", {"input_ids": [1], "loss_mask": "1"}, {"input_ids": [1]})
+    assert bad.code == "E-DATA-071"
+    assert "data.columns" not in bad.fix
+
+
+@pytest.mark.parametrize("name", ["chosen", "rejected", "prompt"])
+@pytest.mark.parametrize("value", [3, None, {"role": "user", "content": "x"}])
+def test_a_column_of_a_pair_is_text_or_messages(tmp_path: Path, name: str, value: Any) -> None:
+    good = {"prompt": "p", "chosen": "a", "rejected": "b"}
+    bad = bad_of(tmp_path / "a.jsonl", good | {name: value}, good)
+    assert bad.code == "E-DATA-071"
+    assert f"'{name}'" in bad.what
+
+
+@pytest.mark.parametrize("value", [3, None, ["a"]])
+def test_a_text_is_text(tmp_path: Path, value: Any) -> None:
+    assert bad_of(tmp_path / "a.jsonl", {"text": value}, {"text": "a"}).code == "E-DATA-071"

@@ -169,5 +169,5 @@ def test_a_store_is_believed_if_it_tells_of_the_content(memo: Path, about: dict[
 
 
 def test_a_file_that_is_gone_is_told(tmp_path: Path, memo: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
+    with pytest.raises(UserError, match="E-DATA-028"):
         identities(local(tmp_path / "gone"))

@@ -9,18 +9,18 @@ import pytest
 
 from forerun.config import protocols
 from forerun.config.schema import Part
-from forerun.data.source.rows import Bad, Piece, Row
+from forerun.data.source.rows import BadRow, FilePiece, SourceRow
 from forerun.data.source.sources import Source, open_source
 
 PYARROW = "pyarrow is not installed (the data extra)"
 
 
-def in_pieces(source: Source, pieces: list[Piece]) -> tuple[list[Any], list[int | None]]:
+def in_pieces(source: Source, pieces: list[FilePiece]) -> tuple[list[Any], list[int | None]]:
     """Values, None for a bad row; and the absolute numbers."""
     values, numbers = [], []
     for piece in pieces:
         for row in source.rows(piece):
-            values.append(row.values if isinstance(row, Row) else None)
+            values.append(row.values if isinstance(row, SourceRow) else None)
             numbers.append(source.resolve(piece, row.place).number)
     return values, numbers
 
@@ -48,7 +48,7 @@ def test_jsonl_cut_at_every_byte_loses_and_doubles_nothing(tmp_path: Path, end: 
     (tmp_path / "a.jsonl").write_bytes(raw)
     source = open_source(Part(path=str(tmp_path)))
     for border in range(1, len(raw)):
-        halves = [Piece(0, 0, border), Piece(0, border, len(raw))]
+        halves = [FilePiece(0, 0, border), FilePiece(0, border, len(raw))]
         assert in_pieces(source, halves) == lines_of(raw), border
 
 
@@ -112,7 +112,7 @@ def test_packed_and_separated_files_are_one_piece_each(tmp_path: Path) -> None:
     for at in range(3):
         (tmp_path / f"{at}.csv").write_text("text\n" + f"{at}\n" * 1000)
     source = open_source(Part(path=str(tmp_path)))
-    assert source.pieces(10) == [Piece(at, 0, 2005) for at in range(3)]
+    assert source.pieces(10) == [FilePiece(at, 0, 2005) for at in range(3)]
     assert source.size_bytes == 3 * 2005
     assert [value["text"] for value in in_pieces(source, source.pieces(10))[0]] == ["0"] * 1000 + ["1"] * 1000 + [
         "2"
@@ -142,7 +142,7 @@ def test_a_file_that_cannot_be_opened_is_one_piece_with_one_fault(tmp_path: Path
     source = open_source(Part(path=str(tmp_path)))
     first, second = source.pieces(1)
     (bad,) = source.rows(first)
-    assert isinstance(bad, Bad)
+    assert isinstance(bad, BadRow)
     assert bad.whole_file
     assert str(bad.place) == str(tmp_path / "a.parquet")
-    assert [row.values for row in source.rows(second) if isinstance(row, Row)] == [{"text": "a"}]
+    assert [row.values for row in source.rows(second) if isinstance(row, SourceRow)] == [{"text": "a"}]

@@ -11,7 +11,7 @@ import pytest
 
 from forerun.config.schema import Data, Part
 from forerun.data.source import lines, plain
-from forerun.data.source.rows import Bad, Piece, Row
+from forerun.data.source.rows import BadRow, FilePiece, SourceRow
 from forerun.data.source.sources import Source, open_source
 from forerun.errors import UserError
 
@@ -24,10 +24,10 @@ def split(text: str, separator: str) -> list[tuple[int, str]]:
     return [(number, part) for number, part in parts if part.strip()]
 
 
-def read(source: Source, pieces: list[Piece]) -> list[tuple[int | None, str | None]]:
+def read(source: Source, pieces: list[FilePiece]) -> list[tuple[int | None, str | None]]:
     found = [(piece, row) for piece in pieces for row in source.rows(piece)]
     return [
-        (source.resolve(piece, row.place).number, row.values["text"] if isinstance(row, Row) else None)
+        (source.resolve(piece, row.place).number, row.values["text"] if isinstance(row, SourceRow) else None)
         for piece, row in found
     ]
 
@@ -71,8 +71,8 @@ def test_a_file_larger_than_a_document_may_be_is_never_held_whole(
         assert found == [
             (n, None if n % 3 == 2 else "ac"[n % 3 == 0] * (100 if n % 3 == 0 else 90)) for n in range(1, 16)
         ]
-    (whole,) = open_source(Part(path=str(file))).rows(Piece(0, 0, -1))
-    assert isinstance(whole, Bad)
+    (whole,) = open_source(Part(path=str(file))).rows(FilePiece(0, 0, -1))
+    assert isinstance(whole, BadRow)
     assert "data.separator" in whole.fix
 
 
@@ -82,7 +82,7 @@ def test_a_document_that_is_not_utf8_is_named_and_the_others_are_read(tmp_path: 
     source = open_source(Part(path=str(file), separator="<s>"))
     for size in (4, 100):
         assert read(source, source.pieces(size)) == [(1, "one"), (2, None), (3, "three")]
-    (bad,) = [row for row in source.rows(Piece(0, 0, -1)) if isinstance(row, Bad)]
+    (bad,) = [row for row in source.rows(FilePiece(0, 0, -1)) if isinstance(row, BadRow)]
     assert str(bad.place) == f"{file}, document 2"
 
 
@@ -90,7 +90,7 @@ def test_nothing_but_separators_is_no_text(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(f"{END}\n{END}")
     source = open_source(Part(path=str(tmp_path / "a.txt"), separator=END))
     (bad,) = source.rows(source.pieces(100)[0])
-    assert isinstance(bad, Bad)
+    assert isinstance(bad, BadRow)
 
 
 def test_rows_of_text_are_divided_too_and_other_forms_are_refused(tmp_path: Path) -> None:
@@ -98,5 +98,5 @@ def test_rows_of_text_are_divided_too_and_other_forms_are_refused(tmp_path: Path
     source = open_source(Data(path=str(tmp_path / "a.jsonl"), separator=END))
     assert read(source, source.pieces(100)) == [(1, "one"), (1, "two"), (2, None)]
     (tmp_path / "a.jsonl").write_text('{"prompt": "a", "completion": "b"}')
-    with pytest.raises(UserError, match="separator"):
+    with pytest.raises(UserError, match="E-DATA-054"):
         open_source(Data(path=str(tmp_path / "a.jsonl"), separator=END))

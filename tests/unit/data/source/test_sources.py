@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from forerun.config import protocols
 from forerun.config.schema import Data
-from forerun.data.source.files import KINDS
-from forerun.data.source.rows import Bad
+from forerun.data.source.kinds import KINDS
+from forerun.data.source.rows import BadRow
 from forerun.data.source.sources import Source, open_source
 from forerun.errors import UserError
 from forerun.installation import install_command
@@ -38,7 +38,7 @@ def texts(source: Source) -> Iterator[str]:
     """Every text; the first bad row is raised."""
     for piece in source.pieces(1 << 62):
         for row in source.rows(piece):
-            if isinstance(row, Bad):
+            if isinstance(row, BadRow):
                 raise row.error()
             yield row.values["text"]
 
@@ -144,7 +144,7 @@ def test_nothing_is_read_beyond_what_is_taken(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(as_jsonl(["one"]) + b"not json\n")
     found = texts(open_source(Data(path=str(tmp_path))))
     assert next(found) == "one"
-    with pytest.raises(UserError, match=r"a\.jsonl, line 2: invalid JSON"):
+    with pytest.raises(UserError, match=r"a\.jsonl,.*2.*E-DATA-042"):
         next(found)
 
 
@@ -154,7 +154,7 @@ def test_nothing_is_read_beyond_what_is_taken(tmp_path: Path) -> None:
         (b'{"text": "a"}\n{"text": \n', "line 2: invalid JSON", "Expecting value"),
         (b'\n\n["a"]\n', "line 3: not an object", "list"),
         (b'[{"text": "a"}]', "line 1: not an object", "jq -c"),
-        (b"[" * 100_000, "line 1: nested too deeply", "a depth over 200"),
+        (b"[" * 100_000, "line 1: nested too deeply", "more than 200 levels deep"),
         (b'{"text": "a"}\n{"txet": "b"}\n', "line 2: no column 'text'", "data.columns.text=txet"),
         (b'{"content": "a"}\n', "line 1: no column 'text'", "data.columns.text=content"),
         (b'{"text": 1}\n', "line 1: column 'text' holds a number, not text", "it is 1"),
@@ -203,7 +203,7 @@ def test_a_file_that_was_cut_short_is_refused(tmp_path: Path, name: str, kept: f
     (tmp_path / name).write_bytes(whole[: int(len(whole) * kept)])
     error = refused(tmp_path)
     assert error.what.startswith(str(tmp_path / name))
-    assert "the file is cut short or damaged" in error.what
+    assert "the file is truncated or damaged" in error.what
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst", "a.parquet", "a.arrow"])
@@ -213,7 +213,7 @@ def test_a_file_that_is_something_else_is_refused(tmp_path: Path, name: str) -> 
     if name.endswith(".zst"):
         pytest.importorskip("zstandard", reason=ZSTANDARD)
     (tmp_path / name).write_bytes(b"<html>404 not found</html>" * 9)
-    assert refused(tmp_path).what == f"{tmp_path / name}: the file is cut short or damaged"
+    assert refused(tmp_path).what == f"{tmp_path / name}: the file is truncated or damaged"
 
 
 def test_a_null_and_a_wrong_type_in_parquet_are_named(tmp_path: Path) -> None:

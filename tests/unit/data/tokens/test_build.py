@@ -21,11 +21,11 @@ from forerun.data.documents import InMemory, in_memory
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
 from forerun.data.tokens import pool, unit
-from forerun.data.tokens.build import Limits, Progress, build, is_whole
+from forerun.data.tokens.build import BuildProgress, Limits, build, is_complete
 from forerun.data.tokens.recipe import Recipe, is_validation, recipe_for
-from forerun.data.tokens.store import INDEX, Store, check, open_store
+from forerun.data.tokens.store import INDEX, TokenStore, check, open_store
 from forerun.errors import UserError
-from forerun.hub.chat import CHATML
+from forerun.hub.chat.template import CHATML
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"]
 UNIT_BYTES = 2000
@@ -79,7 +79,7 @@ def expected(given: list[dict[str, str]], *, kept: bool) -> InMemory:
 
 
 def test_what_is_read_is_what_the_tokenizer_gives(source: Source, recipe: Recipe, tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[BuildProgress] = []
     store = open_store(build(source, recipe, tmp_path / "s", workers=2, progress=told.append), verify=True)
     given = rows(60) + rows(40, seed=1)
     assert len(store.train.units) > 5
@@ -112,8 +112,8 @@ def test_workers_and_shards_give_the_same_bytes(source: Source, recipe: Recipe, 
     assert one == four
     for shard in (2, 0, 2):
         store = build(source, recipe, tmp_path / "shards", workers=2, shard=(shard, 3))
-        assert not is_whole(store)
-    with pytest.raises(UserError, match="not a finished store"):
+        assert not is_complete(store)
+    with pytest.raises(UserError, match="E-DATA-104"):
         open_store(store)
     build(source, recipe, tmp_path / "shards", shard=(1, 3))
     assert contents(store) == one
@@ -132,7 +132,7 @@ def test_a_killed_worker_changes_nothing(
         assert one is None or one.number < 4 or done.wait(PATIENCE_SECONDS)
         return one
 
-    def kill(progress: Progress) -> None:
+    def kill(progress: BuildProgress) -> None:
         if progress.units_done == 2 and not done.is_set():
             killed.extend(children(os.getpid()))
             for process in killed:
@@ -150,7 +150,7 @@ def test_a_worker_that_always_dies(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "WORKER", ("-c", "import os; os.kill(os.getpid(), 9)"))
-    with pytest.raises(UserError, match=r"died 3 times at unit-00000-of-000\d\d \(.*a\.jsonl\)") as caught:
+    with pytest.raises(UserError, match=r"3.*E-DATA-086") as caught:
         build(source, recipe, tmp_path / "s", workers=1)
     assert "memory" in caught.value.why
 
@@ -265,7 +265,7 @@ def test_damage_is_found_and_mended(source: Source, recipe: Recipe, tmp_path: Pa
         file.write_bytes(raw)
         check(store)
     file.write_bytes(raw[:-1])
-    with pytest.raises(UserError, match="is damaged") as caught:
+    with pytest.raises(UserError, match="E-DATA-001") as caught:
         open_store(store).train.read(0, open_store(store).train.tokens)
     remove = caught.value.fix.rsplit(": ", 1)[1].split()
     assert remove[:2] == ["rm", "-r"]
@@ -293,7 +293,7 @@ def test_the_earliest_bad_row_stops_whoever_finds_it_first(recipe: Recipe, tmp_p
 
 def test_bad_rows_within_the_limit_are_passed_over_and_written_down(recipe: Recipe, tmp_path: Path) -> None:
     source = spoiled(tmp_path / "data", WRONG)
-    store: Store | None = None
+    store: TokenStore | None = None
     for limit in (4, 0.04):
         store = open_store(build(source, recipe, tmp_path / "s", workers=2, limits=Limits(rows=limit)))
         assert (store.rows, store.bad, store.counts.documents) == (100, 4, 96)
@@ -302,15 +302,15 @@ def test_bad_rows_within_the_limit_are_passed_over_and_written_down(recipe: Reci
     assert store is not None
     assert store.train.read(0, store.train.tokens)[0].tolist() == expected(clean, kept=False).ids.tolist()
     for limit in (3, 0.039):
-        with pytest.raises(UserError, match=r"4 of 100 rows are bad") as caught:
+        with pytest.raises(UserError, match=r"4.*100.*E-DATA-103") as caught:
             build(source, recipe, tmp_path / "s", limits=Limits(rows=limit))
         assert "line 7" in caught.value.why
         assert "line 56" in caught.value.why
         assert "line 90" not in caught.value.why
         assert caught.value.fix.endswith("data.bad_rows=4")
-    with pytest.raises(UserError, match="line 7: "):
+    with pytest.raises(UserError, match=r"7.*E-DATA-042"):
         build(source, recipe, tmp_path / "s")
-    with pytest.raises(UserError, match=r"3 of \d+ rows are bad, and data.bad_rows allows 2"):
+    with pytest.raises(UserError, match=r"3.*data\.bad_rows.*2.*E-DATA-103"):
         build(source, recipe, tmp_path / "new", workers=2, limits=Limits(rows=2))
 
 
@@ -318,7 +318,7 @@ def test_damaged_files(recipe: Recipe, tmp_path: Path) -> None:
     write(tmp_path / "data", "a.jsonl", rows(10))
     (tmp_path / "data" / "b.jsonl.gz").write_bytes(b"\x1f\x8b and no more")
     source = write(tmp_path / "data", "c.jsonl", rows(10, seed=1))
-    with pytest.raises(UserError, match=r"b\.jsonl\.gz"):
+    with pytest.raises(UserError, match=r"b\.jsonl\.gz.*E-DATA-044"):
         build(source, recipe, tmp_path / "s", workers=1)
     store = open_store(build(source, recipe, tmp_path / "s", workers=1, limits=Limits(files=1)))
     assert store.counts.documents == 20
@@ -370,5 +370,5 @@ def test_chat_from_file_to_store(tmp_path: Path) -> None:
     ids, mask = store.train.read(0, 3 * len(wanted))
     assert ids.tolist() == wanted * 3
     assert byte_level().decode(ids[mask].tolist(), skip_special_tokens=False) == "Yes.<|im_end|>" * 3
-    with pytest.raises(UserError, match="no chat template"):
+    with pytest.raises(UserError, match="E-DATA-088"):
         build(source, recipe_for(load_tokenizer("bytes")), tmp_path / "s", workers=1)

@@ -8,22 +8,21 @@ import pytest
 from small_tokenizers import CHATS, SPECIALS, TEMPLATES, THINKING, byte_level, metaspace, rendered, said, saved
 from tokenizers import pre_tokenizers
 
-from forerun.data.source.rows import Bad, Place, Row
+from forerun.data.source.rows import BadRow, RowPlace, SourceRow
 from forerun.data.tokens.coder import open_coder
 from forerun.data.tokens.conversation import Conversations
 from forerun.data.tokens.document import Encoded, Encoder
 from forerun.data.tokens.recipe import Recipe
-from forerun.data.tokens.trouble import Trouble
-from forerun.errors import UserError
-from forerun.hub.chat import CHATML
+from forerun.errors import Problem, UserError
+from forerun.hub.chat.template import CHATML
 
 
-def encoded(folder: Path, template: str, chats: list[Any], made: Any = None, **settings: Any) -> list[Encoded | Bad]:
+def encoded(folder: Path, template: str, chats: list[Any], made: Any = None, **settings: Any) -> list[Encoded | BadRow]:
     inner = made or byte_level()
     path = "bytes" if made == "bytes" else saved(inner, folder)
     recipe = Recipe(path, "", 0 if path != "bytes" else 256, 1000, template, **settings)
     return Encoder(recipe, "messages").encode(
-        [Row({"messages": chat}, Place("f", n)) for n, chat in enumerate(chats, 1)]
+        [SourceRow({"messages": chat}, RowPlace("f", n)) for n, chat in enumerate(chats, 1)]
     )
 
 
@@ -158,26 +157,23 @@ def test_masks_of_templates_with_marks_are_those_of_transformers(name: str, tmp_
 
 def test_all_is_learned_if_asked_also_where_answers_cannot_be_told(tmp_path: Path) -> None:
     unclear = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
-    assert all(isinstance(one, Bad) and "loss_on=all" in one.fix for one in encoded(tmp_path, unclear, CHATS))
+    assert all(isinstance(one, BadRow) and "loss_on=all" in one.fix for one in encoded(tmp_path, unclear, CHATS))
     for one in documents(tmp_path, unclear, CHATS, loss_on="all"):
         assert one.learned is None
 
 
 def test_a_conversation_that_cannot_be_used_is_a_bad_row_among_good_ones(tmp_path: Path) -> None:
-    chats = [CHATS[0], [said("tool", "x")], "no list", [{"content": "x"}], [said("user", "x")], CHATS[1], ["\ud800"]]
+    chats = [CHATS[0], [said("tool", "x")], [said("user", "x")], CHATS[1]]
     found = encoded(tmp_path, TEMPLATES["mistral"], [*chats, [said("user", "\ud800"), said("assistant", "x")]])
-    whats = [one.what if isinstance(one, Bad) else "" for one in found]
+    whats = [one.what if isinstance(one, BadRow) else "" for one in found]
     assert whats == [
         "",
         "the chat template refuses the messages",
-        "messages is not a list of messages",
-        "message 1 has no role",
-        "nothing in it is said by the assistant",
+        "it has no text of the assistant",
         "",
-        "message 1 has no role",
         "the text has half of a surrogate pair",
     ]
-    assert isinstance(found[1], Bad)
+    assert isinstance(found[1], BadRow)
     assert "only two roles" in found[1].why
 
 
@@ -228,6 +224,6 @@ def test_a_template_of_the_job_that_fails_on_a_row_is_named_by_its_key_and_line(
     template = "{{ '' }}\n\n{{ nothing.at_all }}"
     recipe = Recipe("bytes", "", 256, 257, template=template, template_origin="data.chat_template: mine.jinja")
     (found,) = Conversations(open_coder("bytes"), recipe).encode([[{"role": "assistant", "content": "a"}]])
-    assert isinstance(found, Trouble)
+    assert isinstance(found, Problem)
     assert found.what.startswith("data.chat_template: mine.jinja")
     assert found.why.startswith("line 3: UndefinedError")

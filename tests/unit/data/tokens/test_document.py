@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 from small_tokenizers import SPECIALS, byte_level, metaspace, saved
 
-from forerun.data.source.rows import Bad, Place, Row
+from forerun.data.source.rows import BadRow, RowPlace, SourceRow
 from forerun.data.tokens.document import Encoded, Encoder
 from forerun.data.tokens.recipe import Recipe, is_validation
 
 EOS = 0
 
 
-def encode(path: str, form: str, *rows: dict[str, Any], vocab: int = 1000, **settings: Any) -> list[Encoded | Bad]:
+def encode(path: str, form: str, *rows: dict[str, Any], vocab: int = 1000, **settings: Any) -> list[Encoded | BadRow]:
     recipe = Recipe(path, "", 256 if path == "bytes" else EOS, vocab, **settings)
-    return Encoder(recipe, form).encode([Row(values, Place("f.jsonl", n)) for n, values in enumerate(rows, 1)])
+    return Encoder(recipe, form).encode([SourceRow(values, RowPlace("f.jsonl", n)) for n, values in enumerate(rows, 1)])
 
 
-def pairs(found: list[Encoded | Bad]) -> list[tuple[list[int], list[bool] | None]]:
+def pairs(found: list[Encoded | BadRow]) -> list[tuple[list[int], list[bool] | None]]:
     assert all(isinstance(one, Encoded) for one in found), found
     return [(one.tokens.tolist(), one.learned if one.learned is None else one.learned.tolist()) for one in found]  # type: ignore[union-attr]
 
@@ -87,29 +87,24 @@ def test_given_ids(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "row", "what"),
+    ("form", "row", "code", "value"),
     [
-        ("input_ids", {"input_ids": [1, 70000]}, "id 70000 beyond the vocabulary of 50257"),
-        ("input_ids", {"input_ids": [1, -1]}, "id -1 beyond the vocabulary of 50257"),
-        ("input_ids", {"input_ids": []}, "input_ids is not a list of token ids"),
-        ("input_ids", {"input_ids": [0.5]}, "input_ids is not a list of token ids"),
-        ("input_ids", {"input_ids": [1, 2], "loss_mask": [1]}, "loss_mask does not fit input_ids"),
-        ("input_ids", {"input_ids": [1, 2], "loss_mask": [1, 2]}, "loss_mask does not fit input_ids"),
-        ("input_ids", {"input_ids": [1, 2], "loss_mask": [0, 0]}, "loss_mask leaves nothing to learn"),
-        ("text", {"text": ""}, "the text is empty"),
-        ("text", {"text": None}, "text is no text"),
-        ("text", {"text": "a\ud800"}, "the text has half of a surrogate pair"),
-        ("prompt/completion", {"prompt": "x", "completion": 3}, "completion is no text"),
-        ("prompt/completion", {"prompt": "", "completion": ""}, "the text is empty"),
+        ("input_ids", {"input_ids": [1, 70000]}, "E-DATA-097", "70000"),
+        ("input_ids", {"input_ids": [1, -1]}, "E-DATA-097", "-1"),
+        ("input_ids", {"input_ids": [1, 2], "loss_mask": [0, 0]}, "E-DATA-096", "loss_mask"),
+        ("text", {"text": ""}, "E-DATA-106", ""),
+        ("text", {"text": "a\ud800"}, "E-DATA-108", ""),
+        ("prompt/completion", {"prompt": "", "completion": ""}, "E-DATA-106", ""),
     ],
     ids=str,
 )
-def test_a_bad_row_among_good_ones(path: str, form: str, row: dict[str, Any], what: str) -> None:
+def test_a_bad_row_among_good_ones(path: str, form: str, row: dict[str, Any], code: str, value: str) -> None:
     good = {"input_ids": [1, 2], "text": "dog", "prompt": "the", "completion": "dog"}
     good = {name: good[name] for name in form.split("/")}
     before, bad, after = encode(path, form, good, row, good, vocab=50257)
-    assert isinstance(bad, Bad)
-    assert (str(bad.place), bad.what) == ("f.jsonl, line 2", what)
+    assert isinstance(bad, BadRow)
+    assert (str(bad.place), bad.code) == ("f.jsonl, line 2", code)
+    assert value in bad.what
     assert bad.why
     assert bad.fix
     assert isinstance(before, Encoded)
@@ -119,7 +114,7 @@ def test_a_bad_row_among_good_ones(path: str, form: str, row: dict[str, Any], wh
 
 def test_ids_of_a_text_are_held_to_the_models_vocabulary(path: str) -> None:
     (bad,) = encode(path, "text", {"text": "dog"}, vocab=10)
-    assert isinstance(bad, Bad)
+    assert isinstance(bad, BadRow)
     assert "beyond the vocabulary of 10" in bad.what
 
 

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forerun.data.source.columns import Columns, Unfit
-from forerun.data.source.rows import Bad, Place, Row
+from forerun.data.source.columns import Columns
+from forerun.data.source.rows import BadRow, RowError, RowPlace, SourceRow
 from forerun.data.source.values import checker
 from forerun.data.tokens.document import Encoder
 from forerun.data.tokens.recipe import Recipe
-from forerun.hub.chat import CHATML
+from forerun.hub.chat.template import CHATML
 
 END = 256
 
@@ -20,7 +20,7 @@ END = 256
 def encoded(*rows: dict[str, Any], template: str | None = CHATML) -> list[Any]:
     recipe = Recipe("bytes", "bytes", END, 257, template)
     check = checker(Columns("chosen/rejected", {}))
-    checked = [Row(check(row, ""), Place("f", n)) for n, row in enumerate(rows, 1)]
+    checked = [SourceRow(check(row, ""), RowPlace("f", n)) for n, row in enumerate(rows, 1)]
     return Encoder(recipe, "chosen/rejected").encode(checked)
 
 
@@ -94,19 +94,19 @@ def test_an_answer_that_both_share_is_no_answer() -> None:
     ("row", "what"),
     [
         ({"prompt": "a", "chosen": "same", "rejected": "same"}, "the same"),
-        ({"chosen": "text", "rejected": [{"role": "assistant", "content": "x"}]}, "different kinds"),
+        ({"chosen": "text", "rejected": [{"role": "assistant", "content": "x"}]}, "different types"),
         ({"chosen": [said("assistant", "A")], "rejected": [said("assistant", "A")]}, "the same"),
     ],
 )
 def test_bad_pairs_are_bad_rows(row: dict[str, Any], what: str) -> None:
     good = {"prompt": "q", "chosen": "a", "rejected": "b"}
     first, bad, last = encoded(good, row, good)
-    assert isinstance(bad, Bad)
+    assert isinstance(bad, BadRow)
     assert what in bad.what
     assert texts(first.documents[1]) == texts(last.documents[1]) == ("q", "b~")
 
 
 def test_a_prompt_needs_no_answer_but_a_side_does() -> None:
     check = checker(Columns("chosen/rejected", {}))
-    with pytest.raises(Unfit, match="no text of the assistant"):
+    with pytest.raises(RowError, match="no text of the assistant"):
         check({"chosen": [said("user", "Hi")], "rejected": [said("assistant", "B")]}, "")

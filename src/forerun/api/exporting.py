@@ -1,0 +1,142 @@
+"""`export` and `cache_teacher`: a run as a Hugging Face folder, and the cached logits of a teacher."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from forerun.api.jobs import prepared
+from forerun.commands import cache_teacher as caching
+from forerun.commands import export as exporting
+from forerun.commands.export import Exported as Export
+from forerun.config.schema import Job
+from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.resolve_job import resolve
+from forerun.planner.compile.compile_progress import CompileProgress
+from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.compile.pool import answers
+from forerun.planner.compile.request import Impossible, slices_named
+from forerun.planner.compile.result_cache import cached_fit_result
+from forerun.planner.cost.job_cost import Tariff
+from forerun.planner.cost.teacher_cost import TeacherCost, possible_slices, teacher_cost, teacher_request
+from forerun.supervise.free_tpu import require_free_tpu_for
+
+__all__ = ["Export", "TeacherCache", "TeacherCachePlan", "cache_teacher", "export", "plan_teacher_cache"]
+
+TeacherCache = caching.Written
+
+
+def export(
+    run: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    step: str | int = "newest",
+    merge: bool = False,
+    dense: bool = False,
+    report: Callable[[str], None] = lambda text: None,
+) -> Export:
+    """Write a run as a Hugging Face folder, read it back and compare it with the trained weights.
+
+    Args:
+      run: the folder of the run.
+      to: the folder to write. It must not exist, or be empty.
+      dtype: the dtype of the weights; default: that of the base model, or of the run.
+      step: the checkpoint: "newest", "best" (lowest validation loss) or a step.
+      merge: for a run with adapters, write the complete model instead of a PEFT folder.
+      dense: for a run with quantization-aware training, write the rounded weights as floats instead of integers.
+      report: called with a line for each part of the work.
+
+    Returns:
+      The folder, and a sentence about the comparison.
+
+    Raises:
+      UserError: The folder is not a run, the model has no Hugging Face form, or the comparison failed.
+    """
+    return exporting.export(
+        os.fspath(run), os.fspath(to), dtype=dtype, merge=merge, dense=dense, which=str(step), say=report
+    )
+
+
+def cache_teacher(job: Job | str | os.PathLike[str]) -> TeacherCache:
+    """Run the teacher of a job once over all rows, and store its top logits in the folder `distil.cache`.
+
+    A cache that exists is completed; damaged parts are computed again.
+
+    Args:
+      job: a job with `distil.teacher` and `distil.cache`, or the path of a job file.
+
+    Returns:
+      The folder, the layout of the cache, the number of shards that were written, and the time.
+
+    Raises:
+      UserError: The job has no teacher, or the folder holds the cache of another teacher or other data.
+    """
+    from forerun.track.display.make_display import make_display
+
+    job = prepared(job)
+    require_free_tpu_for(job.device, print)
+    with make_display(sys.stdout) as display:
+        return caching.cache(job, display)
+
+
+@dataclass(frozen=True)
+class TeacherCachePlan:
+    """The size of a teacher cache, and the time and the cost of computing it on slices.
+
+    Attributes:
+      description: rows, tokens, logits and bytes of the cache, in one line.
+      rows: the number of rows.
+      results: for each slice the compiled result, and the bill, or None if the teacher does not fit.
+      impossible: slices for which the program cannot be built.
+    """
+
+    description: str
+    rows: int
+    results: tuple[tuple[FitResult, TeacherCost | None], ...]
+    impossible: tuple[Impossible, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether the teacher fits at least one slice."""
+        return any(result.fits for result, _ in self.results)
+
+
+def plan_teacher_cache(
+    job: Job | str | os.PathLike[str],
+    *,
+    on: str | Sequence[str],
+    zone: str | None = None,
+    prices: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+) -> TeacherCachePlan:
+    """Compile the teacher of a job for slices, and predict the size, the time and the cost of its cache.
+
+    Args:
+      job: a job with `distil.teacher` and `distil.cache`, or the path of a job file.
+      on: slices such as `["v6e-1"]`.
+      zone: use the prices of this zone; default: the cheapest zone of each chip.
+      prices: a file with prices that replace the list prices.
+      progress: print progress to stderr.
+    """
+    job = prepared(job)
+    slices = slices_named([on] if isinstance(on, str) else list(on))
+    tariff = Tariff(zone, None if prices is None else os.fspath(prices))
+    tariff.check()
+    slices, impossible = possible_slices(job, slices)
+    caching.require_folder(job)
+    corpus = open_corpus(job)
+    resolved = resolve(job, corpus)
+    layout = caching.layout_of(resolved, corpus)
+    requests = [teacher_request(resolved, one) for one in slices]
+    with CompileProgress(requests, plain_lines=progress) as shown:
+        results = answers(requests, shown.phase, cached_fit_result)
+    return TeacherCachePlan(
+        caching.described(layout),
+        layout.rows,
+        tuple((result, teacher_cost(result, layout.rows, tariff)) for result in results),
+        tuple(impossible),
+    )

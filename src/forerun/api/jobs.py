@@ -1,0 +1,94 @@
+"""Jobs: load them from files, create files from recipes, and describe their keys."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from forerun.config.load import LoadedJob, json_schema, load
+from forerun.config.recipes import recipe_named, written
+from forerun.config.schema import Job
+from forerun.models.plugin import use_job_folder
+
+# The folder of each class that a loaded job names as `module.path:Class`. A Job does not know its file.
+_code_folders: dict[str, Path] = {}
+
+
+def load_job(path: str | os.PathLike[str], *overrides: str) -> Job:
+    """Load a job file and apply overrides, from left to right.
+
+    Relative paths in the file are relative to the file's folder; those in overrides are relative to the working
+    directory.
+
+    Args:
+      path: the job file, in YAML.
+      *overrides: changes of the form `key=value`, such as `"optimizer.lr=8e-5"`.
+
+    Returns:
+      The checked job. Jobs are immutable.
+
+    Raises:
+      UserError: The file cannot be read, or has mistakes. The error names each of them with its line.
+    """
+    return open_job(path, overrides).job
+
+
+def open_job(path: str | os.PathLike[str], overrides: tuple[str, ...] | list[str] = ()) -> LoadedJob:
+    """Load a job with the origin of each value, and make the classes next to its file importable."""
+    loaded = load(Path(path), overrides)
+    for name in _class_names(loaded.job):
+        _code_folders[name] = loaded.path.parent
+    use_job_folder(loaded.path.parent)
+    return loaded
+
+
+def prepared(job: Job | str | os.PathLike[str]) -> Job:
+    """Return the job that a function of the API works with.
+
+    A path is loaded. A job that was created in Python may have relative paths: they become absolute, because a run
+    stores its job in another folder.
+    """
+    if not isinstance(job, Job):
+        return load_job(job)
+    folders = [_code_folders[name] for name in _class_names(job) if name in _code_folders]
+    use_job_folder(folders[0] if folders else None)
+    from forerun.config.merge import with_absolute_paths
+
+    return with_absolute_paths(job)
+
+
+def warn(text: str) -> None:
+    """Print a warning to stderr, so that stdout has the result only."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def _class_names(job: Job) -> list[str]:
+    names = [job.model.name, job.objective.name if job.objective else None]
+    return [name for name in names if name and ":" in name]
+
+
+def create_job(
+    path: str | os.PathLike[str], recipe: str, *, model: str | None = None, data: str | None = None
+) -> list[Path]:
+    """Write a job file from a recipe, with comments that explain its keys.
+
+    Args:
+      path: the file to write. It must not exist.
+      recipe: pretrain, sft, lora, qlora, distil, qat, dpo or custom.
+      model: the model; default: that of the recipe.
+      data: the file or folder with the data; default: that of the recipe.
+
+    Returns:
+      The files that were written: the job, and for some recipes a Python module.
+
+    Raises:
+      UserError: The recipe does not exist, or a file exists already.
+    """
+    return written(recipe_named(recipe), Path(path), model, data)
+
+
+def job_schema() -> dict[str, Any]:
+    """Return the JSON Schema of job files, which editors use for completion and checks."""
+    return json_schema()

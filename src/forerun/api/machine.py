@@ -1,0 +1,76 @@
+"""This machine and forerun's own tables: checks of the installation, chips, slices, prices and error codes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from forerun.doctor.machine import Finding, Machine
+from forerun.doctor.report import CHECKS
+from forerun.error_codes import Entry, code_of, entries
+from forerun.errors import UserError, did_you_mean
+from forerun.hardware import show
+
+TABLES = ("chips", "slices", "prices")
+
+
+def diagnose() -> list[Finding]:
+    """Check this machine: versions, devices, environment variables, disk and memory.
+
+    Returns:
+      A finding for each check, with `name`, `status` (ok, warn or FAIL), `found` and `fix`.
+    """
+    return list(findings())
+
+
+def findings() -> Iterator[Finding]:
+    """Yield the finding of each check as soon as it is known."""
+    here = Machine.here()
+    for check in CHECKS:
+        yield check(here)
+
+
+def hardware_table(
+    table: str,
+    *,
+    prices: str | os.PathLike[str] | None = None,
+    zone: str | None = None,
+) -> str:
+    """Return a table of the hardware that `plan` knows, as text, with the sources of its numbers.
+
+    Args:
+      table: chips, slices or prices.
+      prices: a file with prices that replace the list prices.
+      zone: only the prices of this zone.
+
+    Raises:
+      UserError: There is no such table.
+    """
+    if table not in TABLES:
+        near = did_you_mean(table, TABLES)
+        fix = f"did you mean '{near}'?" if near else "see: forerun hardware --help"
+        raise UserError("E-COMMAND-013", f"there is no table '{table}'", why=f"tables: {', '.join(TABLES)}", fix=fix)
+    if table == "prices":
+        return show.prices_table(None if prices is None else os.fspath(prices), zone)
+    return show.chips_table() if table == "chips" else show.slices_table()
+
+
+def explain(code: str) -> Entry:
+    """Return the entry of an error code: its title, and a text with an example and the fix.
+
+    Args:
+      code: such as `"E-DATA-017"`; `"e-data-17"` is accepted too.
+
+    Raises:
+      UserError: There is no such code.
+    """
+    known, wanted = entries(), code_of(code)
+    if wanted not in known:
+        near = did_you_mean(wanted, known)
+        raise UserError(
+            "E-COMMAND-026",
+            f"there is no error code '{code}'",
+            why=f"forerun has {len(known)} codes, such as {next(iter(known))}",
+            fix=f"did you mean {near}?" if near else "forerun explain lists all codes",
+        )
+    return known[wanted]

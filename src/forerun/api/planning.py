@@ -1,0 +1,351 @@
+"""`plan` and `search`: does a job fit, how long does it take, and what does it cost? Compiled without the device."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from forerun.api.jobs import prepared
+from forerun.config.schema import Job
+from forerun.errors import StorageError, UserError
+from forerun.files import write_output
+from forerun.inputs.resolve_job import resolve
+from forerun.inputs.starting_weights import starting_weights
+from forerun.planner.compile.compile_progress import CompileProgress
+from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.pool import answers
+from forerun.planner.compile.request import CompileRequest, Impossible, possible_requests, slices_named
+from forerun.planner.compile.result_cache import cached_fit_result
+from forerun.planner.cost.job_cost import Tariff
+from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
+from forerun.planner.report.page import compact_page, page
+from forerun.planner.report.remedies import verified
+from forerun.planner.report.table import as_json, print_table
+from forerun.planner.search.default_slices import default_slices
+from forerun.planner.search.outcome import SearchOutcome
+from forerun.planner.search.row_order import in_order, order_note
+from forerun.planner.search.search import find_plans
+from forerun.resolve.resolved_job import ResolvedJob
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+Goal = Literal["cheapest", "fastest", "balanced"]
+PIPED_COLUMNS = 120
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The result of `plan`: one row per slice, with memory, step time, hours and dollars.
+
+    Printing it shows the table of `forerun plan`; a notebook shows a compact page.
+
+    Attributes:
+      job: the job with its open values filled in.
+      title: the model, the steps and the size of the batch in one line.
+      notes: remarks about the comparison, such as assumptions and slices that were omitted.
+    """
+
+    job: Job
+    title: str
+    notes: tuple[str, ...]
+    _results: tuple[FitResult, ...]
+    _impossible: tuple[Impossible, ...]
+    _tariff: Tariff
+    _changes: Mapping[str, tuple[str, ...]]
+    _compiler: SliceCompiler = field(repr=False, compare=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the job fits at least one slice."""
+        return any(result.fits for result in self._results)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per slice, best first. The keys are those of `forerun plan --json` and are stable."""
+        rows: list[dict[str, Any]] = self.to_dict()["slices"]
+        return rows
+
+    @property
+    def best(self) -> dict[str, Any] | None:
+        """The first row that fits, by the goal of the plan, or None if the job fits no slice."""
+        return next((row for row in self.rows if row["fits"]), None)
+
+    def require_fit(self) -> Plan:
+        """Return the plan, or raise if it has no slice that fits within the budget.
+
+        Raises:
+          UserError: No slice fits; the fix names changes of the job that were compiled and do fit. Or everything that
+            fits costs more than `max_usd`.
+        """
+        if not self.fits:
+            near = nearest(self._results)
+            self._compiler.announce(f"compiling changes that could make the job fit {near.question.slice.name}")
+            raise does_not_fit(self._results, verified(near, self._compiler.compile))
+        if self._tariff.max_usd is not None and (error := over_budget(self._results, self._tariff)):
+            raise error
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as `forerun plan --json` prints it."""
+        return as_json(self._results, self._tariff, self._changes, self._impossible)
+
+    def to_html(self) -> str:
+        """Return the complete page with charts that `forerun plan --html` writes."""
+        return page(self.job, self._results, self._tariff, self.title, self.notes, self._impossible)
+
+    def save_html(self, file: str | os.PathLike[str]) -> None:
+        """Write the complete page to a file. It loads nothing from the network and runs no script."""
+        write_output(Path(file), self.to_html(), fix="name another file with --html")
+
+    def print(self, console: Console) -> None:
+        """Print the table, as wide as the console allows."""
+        print_table(console, self._results, self.title, self._tariff, self.notes, self._impossible)
+
+    def __repr__(self) -> str:
+        from forerun.console import SafeConsole
+
+        stream = io.StringIO()
+        self.print(SafeConsole(file=stream, width=PIPED_COLUMNS))
+        return stream.getvalue().rstrip("\n")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        with console.capture() as captured:
+            self.print(console)
+        from rich.text import Text
+
+        yield Text.from_ansi(captured.get())
+
+    def _repr_html_(self) -> str:
+        return compact_page(self.job, self._results, self._tariff, self.title, self.notes, self._impossible)
+
+
+class SliceCompiler:
+    """Compiles a job for slices, or takes the results from the cache, and calibrates the times."""
+
+    def __init__(self, *, use_cache: bool, calibrate: Sequence[str], quiet: bool) -> None:
+        self.quiet = quiet
+        self.impossible: list[Impossible] = []
+        self._judge: Callable[..., FitResult] = cached_fit_result if use_cache else verdict
+        self._calibration = None
+        if calibrate:
+            from forerun.planner.time.calibration import calibration
+
+            self._calibration = calibration(list(calibrate))
+
+    def announce(self, text: str) -> None:
+        """Print a line about the work that follows, unless the caller wants no progress."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def compile(self, requests: Sequence[CompileRequest]) -> list[FitResult]:
+        """Return a result for each request, or raise the first error."""
+        return self._compiled(requests, self._judge)
+
+    def compile_possible(self, requests: Sequence[CompileRequest]) -> list[FitResult]:
+        """Return the results. A slice for which the job cannot be built or compiled is added to `impossible`."""
+
+        def tolerant(request: CompileRequest, *rest: Any) -> FitResult | None:
+            try:
+                return self._judge(request, *rest)
+            except StorageError:
+                raise
+            except UserError as error:
+                self.impossible.append(Impossible(request.slice, error))
+                return None
+
+        return self._compiled(requests, tolerant)
+
+    def _compiled(self, requests: Sequence[CompileRequest], judge: Callable[..., FitResult | None]) -> list[FitResult]:
+        with CompileProgress(list(requests), plain_lines=not self.quiet) as progress:
+            results = answers(requests, progress.phase, judge)
+        return [self.calibrated(result) for result in results]
+
+    def calibrated(self, result: FitResult) -> FitResult:
+        """Return the result with its times corrected by the user's own runs, if there is a calibration."""
+        if self._calibration is None or result.step is None:
+            return result
+        return replace(result, step=self._calibration.applied(result.step, result.question.slice.chip.name))
+
+    def notes(self) -> list[str]:
+        """Return what the table says about the calibration."""
+        return [self._calibration.told()] if self._calibration else []
+
+
+def plan(
+    job: Job | str | os.PathLike[str],
+    *,
+    on: str | Sequence[str] | None = None,
+    goal: Goal = "balanced",
+    zone: str | None = None,
+    prices: str | os.PathLike[str] | None = None,
+    max_usd: float | None = None,
+    calibrate: Sequence[str] = (),
+    use_cache: bool = True,
+    progress: bool = True,
+) -> Plan:
+    """Compile a job for TPU slices and predict memory, time and cost. No TPU is needed.
+
+    Args:
+      job: a job, or the path of a job file.
+      on: slices such as `["v6e-1", "v5e-8"]`; default: slices of every generation that may fit.
+      goal: how to order the slices: cheapest, fastest, or balanced (time x money).
+      zone: use the prices of this zone; default: the cheapest zone of each chip.
+      prices: a file with prices that replace the list prices.
+      max_usd: the budget. Rows above it are marked, and `Plan.require_fit` raises if nothing stays below it.
+      calibrate: folders of finished runs whose measured times correct the predicted ones.
+      use_cache: use results of earlier compilations of the same program.
+      progress: print progress to stderr.
+
+    Returns:
+      The plan. A job that fits nowhere is not an error here: see `Plan.fits` and `Plan.require_fit`.
+
+    Raises:
+      UserError: The job has a mistake, a slice does not exist, or the job cannot be built for any of the slices.
+    """
+    slices = slices_named([on] if isinstance(on, str) else list(on)) if on else []
+    tariff = _tariff(zone, prices, max_usd)
+    resolved = resolve(prepared(job))
+    compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=not progress)
+    changes: dict[str, tuple[str, ...]] = {}
+    notes: list[str] = []
+    if slices:
+        requests, compiler.impossible = possible_requests(resolved, slices)
+        results = compiler.compile_possible(requests) if requests else []
+    else:
+        results, changes, notes = _compare_default_slices(resolved, compiler)
+    if not results:
+        raise compiler.impossible[0].raised()
+    results = in_order(results, goal, tariff)
+    order = order_note(results, goal, tariff)
+    job = resolved.job
+    model = job.model.name or "free dimensions"
+    return Plan(
+        job=job,
+        title=f"{job.name}: {model}, {job.steps} steps of {job.batch} x {job.sequence} tokens, "
+        f"remat {job.remat.policy}",
+        notes=(
+            f"the run starts with {starting_weights(job)}",
+            *([order] if order else []),
+            *notes,
+            *compiler.notes(),
+        ),
+        _results=tuple(results),
+        _impossible=tuple(compiler.impossible),
+        _tariff=tariff,
+        _changes=changes,
+        _compiler=compiler,
+    )
+
+
+def _tariff(zone: str | None, prices: str | os.PathLike[str] | None, max_usd: float | None = None) -> Tariff:
+    tariff = Tariff(zone, None if prices is None else os.fspath(prices), max_usd)
+    tariff.check()
+    return tariff
+
+
+def _compare_default_slices(
+    resolved: ResolvedJob, compiler: SliceCompiler
+) -> tuple[list[FitResult], dict[str, tuple[str, ...]], list[str]]:
+    """Compile slices of every generation that may fit, then the next larger ones if these are not enough."""
+    choice = default_slices(resolved)
+    candidates = choice.first()
+    compiler.announce(f"comparing {len(candidates)} slices, then the next larger ones (--on names your own)")
+    results = compiler.compile_possible([one.question for one in candidates])
+    if more := choice.second(results):
+        compiler.announce(f"now {', '.join(one.question.slice.name for one in more)}")
+        candidates += more
+        results += compiler.compile_possible([one.question for one in more])
+    changes = {one.question.slice.name: one.changes for one in candidates if one.changes}
+    notes = [f"{name}: laid out with {' '.join(made)}" for name, made in changes.items()]
+    return results, changes, [*notes, *choice.notes(candidates)]
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of `search`: the plans that fit, best first, and the best one as a job.
+
+    Attributes:
+      goal: what the search optimised for.
+      interrupted: whether Ctrl-C ended the search early; the plans are the best of those compiled until then.
+    """
+
+    goal: Goal
+    interrupted: bool
+    outcome: SearchOutcome = field(repr=False)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per plan that fits, best first. The keys are those of `forerun plan --search --json`."""
+        return self.outcome.rows()
+
+    @property
+    def job_text(self) -> str:
+        """The best plan as a job file, with comments about what the search changed."""
+        return self.outcome.job_text()
+
+    def save_job(self, file: str | os.PathLike[str]) -> Job:
+        """Write the best plan as a job file and return the job."""
+        from forerun.api.jobs import load_job
+
+        self.outcome.write_job(Path(file))
+        return load_job(file)
+
+    def __repr__(self) -> str:
+        from forerun.console import SafeConsole
+
+        stream = io.StringIO()
+        self.outcome.print(SafeConsole(file=stream, width=PIPED_COLUMNS))
+        return stream.getvalue().rstrip("\n")
+
+
+def search(
+    job: Job | str | os.PathLike[str],
+    *,
+    on: str | Sequence[str] | None = None,
+    goal: Goal = "balanced",
+    max_hours: float | None = None,
+    max_usd: float | None = None,
+    zone: str | None = None,
+    prices: str | os.PathLike[str] | None = None,
+    calibrate: Sequence[str] = (),
+    use_cache: bool = True,
+) -> SearchResult:
+    """Search slices, meshes, micro-batch sizes and remat policies for the best plan.
+
+    Args:
+      job: a job, or the path of a job file.
+      on: slices or patterns such as `"v5p-*"`; default: all slices.
+      goal: what to optimise for: cheapest, fastest, or balanced (time x money).
+      max_hours: omit plans that take longer.
+      max_usd: omit plans that cost more.
+      zone: use the prices of this zone; default: the cheapest zone of each chip.
+      prices: a file with prices that replace the list prices.
+      calibrate: folders of finished runs whose measured times correct the predicted ones.
+      use_cache: use results of earlier compilations of the same program.
+
+    Returns:
+      The plans that fit within the limits, best first.
+
+    Raises:
+      UserError: No plan fits, or none stays within the limits.
+    """
+    compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=False)
+    outcome = find_plans(
+        resolve(prepared(job)),
+        goal=goal,
+        max_hours=max_hours,
+        max_usd=max_usd,
+        on=on,
+        zone=zone,
+        prices_file=None if prices is None else os.fspath(prices),
+        use_cache=use_cache,
+        adjust=compiler.calibrated,
+    )
+    outcome.require_plan()
+    return SearchResult(goal, outcome.interrupted, outcome)

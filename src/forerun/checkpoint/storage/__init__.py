@@ -1,0 +1,1 @@
+"""Storage of checkpoints: a folder or a bucket."""

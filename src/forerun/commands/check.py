@@ -1,0 +1,274 @@
+"""The report of `forerun check`: every value of a job, its origin, and the values derived from it."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from forerun.config.load import LoadedJob
+    from forerun.config.schema import Job
+    from forerun.data.corpus import Corpus
+    from forerun.program.derive import Derived
+    from forerun.resolve.resolved_job import ResolvedJob
+
+READ_BYTES = 64 << 20  # data up to this size is tokenized just to report the steps of an epoch
+
+# The reasons for the dimensions that a job without a model name leaves open.
+_FREE_DIMENSIONS = {
+    "kv_heads": "= heads",
+    "head_dim": "= embed / heads",
+    "mlp": "8/3 embed, in whole 64s",
+    "vocab": "the tokenizer's, in whole 128s",
+    "tied": "one matrix less",
+    "qkv_bias": "Qwen2 has it",
+    "qk_norm": "Qwen3 has it",
+    "window": "every position sees all before it",
+    "rope_theta": "RoPE's own base",
+    "rope_scaling": "no longer context than trained",
+    "norm_eps": "usual",
+}
+_REMAT = {
+    "none": "all activations stay in memory",
+    "full": "layer inputs stay, the rest is computed again",
+    "dots": "results of matrix products stay, the rest is computed again",
+    "named": "the named residuals stay, the rest is computed again",
+}
+
+
+class Row(NamedTuple):
+    name: str
+    value: str
+    origin: str
+    kind: Literal["default", "file", "override", "derived"] = "derived"
+
+
+class Group(NamedTuple):
+    title: str
+    rows: list[Row]
+
+
+Applied = dict[str, tuple[Any, str]]  # key -> the value that applies if the job has null, and the reason
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the job would run: the devices of this machine, or those of a slice."""
+
+    title: str
+    reason: str
+    devices: int
+    platform: str
+    kind: str  # the name of the devices for the user
+    jax_kind: str  # the name that jax uses, which selects the kernel
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The values that follow from the job on these devices."""
+
+    resolved: ResolvedJob
+    place: Place
+    derived: Derived
+    chunk: int
+    kernel: str
+    validation: tuple[tuple[str, str], ...] = ()  # for each part, the number of held-out documents and their share
+
+
+def job_groups(loaded: LoadedJob, applied: Applied) -> list[Group]:
+    """Return the top-level values of the job, then each section, in the order of the schema."""
+    from forerun.config import keys
+    from forerun.config.load import values
+    from forerun.config.source import flow
+    from forerun.models.sizes import is_plugin
+
+    groups: dict[str, list[Row]] = {"job": []}
+    for key, value in values(loaded.job).items():
+        section, dot, _ = key.partition(".")
+        origin = loaded.origins[key]
+        shown = "-" if value is None else flow(value)
+        where = origin.where
+        if origin.kind == "default":
+            where = f"default: {keys.reason(key).removeprefix(f'{shown}: ')}"
+        if value is None and key in applied:
+            value, reason = applied[key]
+            shown = "-" if value is None else flow(value)
+            where = reason if origin.kind == "default" else f"{where}: null, so {reason}"
+        groups.setdefault(section if dot else "job", []).append(Row(key, shown, where, origin.kind))
+    if is_plugin(loaded.job.model):
+        groups["model"] = _plugin_rows(loaded, groups["model"], applied)
+    return [Group(title, rows) for title, rows in groups.items()]
+
+
+def _plugin_rows(loaded: LoadedJob, rows: list[Row], applied: Applied) -> list[Row]:
+    """Return the rows of a custom model class: its options with their defaults. The keys of the decoder are one row."""
+    from forerun.config.source import flow
+
+    unused = f"layers, embed and the other keys of the decoder do not apply to {loaded.job.model.name}"
+    options = [(key, *found) for key, found in applied.items() if key.startswith("model.options.")]
+    return [
+        *(row for row in rows if row.value != "-"),
+        *(Row(key, flow(value), why, "default") for key, value, why in options if key not in loaded.origins),
+        Row("model.*", "-", unused, "default"),
+    ]
+
+
+def place_on(name: str, job: Job) -> Place:
+    from forerun.hardware.chips import device_kind_of
+    from forerun.hardware.slices import slice_named
+
+    found = slice_named(name)
+    kind, devices = f"TPU {found.chip.name}", found.used_devices(job.devices)
+    return Place(found.name, f"--on {name}", devices, "tpu", kind, device_kind_of(found.chip) or kind)
+
+
+def place_here(job: Job, warn: Callable[[str], None]) -> Place:
+    from forerun.hardware.devices import choose
+
+    chosen = choose(job.device, job.devices)
+    if chosen.warning:
+        warn(chosen.warning)
+    first = chosen.devices[0]
+    kind = first.device_kind
+    return Place("this machine", chosen.reason, len(chosen.devices), chosen.platform, kind, kind)
+
+
+def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
+    """Do what `train` does before it compiles, and return the values that follow from the job."""
+    from forerun.hardware import mesh
+    from forerun.inputs.resolve_job import resolve
+
+    shape = mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, place.devices, place.title)
+    corpus = _corpus(job, warn)
+    for text in () if corpus is None else corpus.warnings:
+        warn(text)
+    resolved = resolve(job, corpus)
+    resolved.require_mesh(shape)
+    derived = resolved.derived(shape, None if corpus is None else corpus.rows.epoch)
+    kernel = resolved.kernel(place.platform, place.jax_kind)
+    parts = () if corpus is None else corpus.parts
+    held = tuple((one.number, one.asked) for part in parts if (one := part.held_out) is not None)
+    return Outcome(resolved, place, derived, resolved.loss_chunk(derived), kernel.name, held)
+
+
+def _corpus(job: Job, warn: Callable[[str], None]) -> Corpus | None:
+    """Open the data if the number of steps depends on it or if it is small. Otherwise check only that its files exist.
+
+    Data that this machine cannot see (a bucket, the disk of another machine) is then a warning.
+    """
+    from forerun.data.source.sources import open_source
+    from forerun.inputs.job_corpus import open_corpus
+
+    if job.steps is None:
+        return open_corpus(job)
+    size_bytes = 0
+    for part in job.data.parts.values():
+        if "://" in part.path or not (glob.has_magic(part.path) or Path(part.path).exists()):
+            warn(f"data.path {part.path} is not on this machine")
+            return None
+        size_bytes += open_source(part).size_bytes
+    return open_corpus(job) if size_bytes <= READ_BYTES else None
+
+
+def model_values(job: Job) -> Applied:
+    """Return the dimensions of the decoder that the job leaves open. A custom model class has none of them."""
+    from dataclasses import fields
+
+    from forerun.config.schema import RopeScaling
+    from forerun.inputs.resolve_job import facts_with_vocab
+    from forerun.models.sizes import is_plugin
+
+    config = None if is_plugin(job.model) else facts_with_vocab(job).config
+    if config is None:
+        return {}
+    found: Applied = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        reason = f"from {job.model.name}" if job.model.name else f"default: {_FREE_DIMENSIONS.get(field.name, '')}"
+        shown = value if isinstance(value, bool | int | float | str | None) else str(value)
+        found[f"model.{field.name}"] = (value.model_dump() if isinstance(value, RopeScaling) else shown, reason)
+    return found
+
+
+def derived_values(job: Job, outcome: Outcome) -> Applied:
+    from dataclasses import fields, is_dataclass
+
+    from forerun.config import keys
+
+    derived, resolved = outcome.derived, outcome.resolved
+    found: Applied = {
+        "devices": (outcome.place.devices, f"default: all of {outcome.place.title}"),
+        "micro_batch": (derived.micro_batch, f"derived: {derived.reasons['micro_batch']}"),
+        "loss_chunk": (outcome.chunk, f"derived: {keys.reason('loss_chunk')}"),
+    }
+    if job.steps is None:
+        found["steps"] = (derived.steps, f"derived: {derived.reasons['steps']}")
+        found["epochs"] = (1, "default: neither steps nor epochs is given")
+    if resolved.model_facts.is_plugin:
+        model, name = resolved.model, type(resolved.model).__name__
+        found["model.vocab"] = (model.vocab, "derived: the tokenizer's")
+        if is_dataclass(model):
+            found |= {
+                f"model.options.{field.name}": (getattr(model, field.name), f"default: of {name}")
+                for field in fields(model)
+                if field.name != "vocab"
+            }
+    return found
+
+
+def derived_rows(outcome: Outcome) -> list[Row]:
+    from forerun.inputs.starting_weights import starting_weights
+    from forerun.methods.description import description
+    from forerun.units import Bytes, Count
+
+    resolved, place = outcome.resolved, outcome.place
+    job, method = resolved.job, description(resolved.job)
+    is_pretrained = resolved.model_facts.checkpoint is not None
+    rows = [
+        Row("devices", f"{place.devices} x {place.kind}", place.reason),
+        Row("parameters", str(Count(resolved.parameters)), _dimensions(resolved)),
+        Row(
+            "method",
+            ", ".join(method) or "none",
+            "; ".join(method.values()) or "trains the weights of the model itself",
+        ),
+        Row("trainable", str(Count(resolved.trainable_parameters)), _trainable_share(resolved)),
+        Row("weights", "pretrained" if is_pretrained else "random", starting_weights(job)),
+    ]
+    rows += [Row(*row) for row in outcome.derived.rows()]
+    rows += [Row("validation", count, share) for count, share in outcome.validation]
+    if resolved.model.heads is not None:
+        why = f"auto: for {place.kind}" if job.attention == "auto" else "the job's"
+        rows.append(Row("attention kernel", outcome.kernel, why))
+    rows.append(Row("remat", job.remat.policy, _REMAT[job.remat.policy]))
+    logits = Bytes(4 * outcome.derived.micro_batch * outcome.chunk * resolved.model.vocab)
+    pieces = f"{outcome.chunk} of {job.sequence} positions at a time: {logits} of logits on a device at most"
+    rows.append(Row("loss chunk", str(outcome.chunk), pieces))
+    return rows
+
+
+def _trainable_share(resolved: ResolvedJob) -> str:
+    from forerun.units import Count
+
+    more = resolved.trainable_parameters - resolved.parameters
+    if more == 0:
+        return "all parameters"
+    if more > 0:
+        return f"all parameters, and {Count(more)} that the method adds"
+    return f"{100 * resolved.trainable_parameters / resolved.parameters:.3g} % of the number of parameters"
+
+
+def _dimensions(resolved: ResolvedJob) -> str:
+    from forerun.models.sizes import DecoderConfig
+
+    config = resolved.config
+    if not isinstance(config, DecoderConfig):
+        return f"counted over the specs of {resolved.job.model.name}"
+    shared = "" if config.kv_heads == config.heads else f" on {config.kv_heads} key/value heads"
+    return (
+        f"{config.layers} layers of width {config.embed}, {config.heads} heads of {config.head_dim}{shared}, "
+        f"mlp {config.mlp}, vocabulary {config.vocab}"
+    )

@@ -1,0 +1,158 @@
+"""The job file merged with the overrides of the command line, before validation against the schema."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.config import keys
+from forerun.config.schema import Job
+from forerun.config.source import KeyPath, read_file, read_value
+from forerun.errors import UserError
+
+COMMAND_LINE = "command line"
+# Values of path keys that are names and not paths.
+_NO_PATH: dict[tuple[str, ...], str] = {("data", "tokenizer"): "bytes", ("data", "chat_template"): "chatml"}
+
+
+@dataclass(frozen=True)
+class Given:
+    """The merged values and their origin.
+
+    Args:
+      tree: the values, with shorthands expanded.
+      lines: the line of each key in the file, or None for a key of the command line.
+      file: the job file.
+    """
+
+    tree: dict[str, Any]
+    lines: dict[KeyPath, int | None]
+    file: Path
+
+    def place(self, path: KeyPath) -> str:
+        """Return the origin of a key, such as `job.yaml:7` or `command line`.
+
+        If the key is not set, the origin is that of the nearest section that contains it.
+        """
+        for length in range(len(path), 0, -1):
+            if path[:length] in self.lines:
+                line = self.lines[path[:length]]
+                return COMMAND_LINE if line is None else f"{self.file}:{line}"
+        return str(self.file)
+
+    def on_command_line(self, path: KeyPath) -> bool:
+        return self.place(path) == COMMAND_LINE
+
+
+def read(file: Path, overrides: Sequence[str]) -> Given:
+    """Read a job file, apply the overrides from left to right, and make local paths absolute."""
+    source = read_file(file)
+    given = Given({}, {**source.lines}, file)
+    for name, value in source.tree.items():
+        given.tree[name] = _expanded(given, name, value)
+    for override in overrides:
+        _apply(given, override)
+    _make_paths_absolute(given)
+    return given
+
+
+def _expanded(given: Given, name: str, value: Any) -> Any:
+    """Return the section that a shorthand such as `model: qwen3-0.6b` means, or `value` if it is not a shorthand.
+
+    The line of the shorthand is recorded for the key that it means.
+    """
+    field = Job.model_fields.get(name)
+    section = keys.expand(field, value) if field else value
+    if section is not value:
+        for inner in section:
+            given.lines[name, inner] = given.lines[name,]
+    return section
+
+
+def _apply(given: Given, override: str) -> None:
+    """Apply an override such as `optimizer.lr=8e-5`. Raise UserError if it is malformed."""
+    key, equals, text = override.partition("=")
+    names = tuple(key.split("."))
+    if not equals or not all(names):
+        raise UserError(
+            "E-JOB-002",
+            f"'{override}' is not an override",
+            why="arguments after the job file must have the form key=value",
+            fix="write for example: optimizer.lr=8e-5",
+        )
+    value = read_value(text, f"{COMMAND_LINE}: {override}")
+    target = given.tree
+    for depth, name in enumerate(names[:-1], start=1):
+        if target.get(name) is None:
+            target[name] = {}
+            given.lines.setdefault(names[:depth], None)
+        target = target[name]
+        if not isinstance(target, dict):
+            section = ".".join(names[:depth])
+            why = f"{COMMAND_LINE}: {section} is a value, not a section"
+            raise UserError("E-JOB-003", f"unknown key '{key}'", why=why, fix=f"write {section}={text}")
+    for known in [path for path in given.lines if path[: len(names)] == names]:
+        del given.lines[known]
+    given.lines.update(dict.fromkeys(_places(names, value)))
+    target[names[-1]] = _expanded(given, names[0], value) if len(names) == 1 else value
+
+
+def _places(path: KeyPath, value: Any) -> Iterator[KeyPath]:
+    """Yield the paths of a key and of all keys in its value."""
+    yield path
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _places((*path, name), inner)
+
+
+def _make_paths_absolute(given: Given) -> None:
+    """Make local paths absolute.
+
+    A path in the file is relative to the file's folder. A path on the command line is relative to the current folder.
+    """
+    for path in _path_keys(given.tree):
+        tree = _section(given.tree, path[:-1])
+        value = tree.get(path[-1]) if isinstance(tree, dict) else None
+        if not isinstance(value, str) or not value or "://" in value or value == _NO_PATH.get(path):
+            continue
+        folder = Path() if given.on_command_line(path) else given.file.parent
+        absolute = os.path.abspath(folder / os.path.expanduser(value))
+        named = path in (("model", "name"), ("distil", "teacher"))
+        if not named or _is_model_folder(value, absolute):
+            tree[path[-1]] = absolute
+
+
+def with_absolute_paths(job: Job) -> Job:
+    """Return the job with its relative paths made absolute, as seen from the working directory."""
+    given = Given(job.model_dump(), {(name,): None for name in Job.model_fields}, Path())
+    _make_paths_absolute(given)
+    return job if given.tree == job.model_dump() else Job.model_validate(given.tree)
+
+
+def _path_keys(tree: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Yield the keys whose values are paths. A part of a mixture may be a section or only its path."""
+    yield from (("data", name) for name in ("path", "tokenizer", "chat_template", "store"))
+    yield "model", "name"
+    yield "lora", "start"
+    yield from (("distil", name) for name in ("teacher", "cache"))
+    mixture = _section(tree, ("data", "mixture"))
+    for name, part in mixture.items() if isinstance(mixture, dict) else ():
+        yield ("data", "mixture", name, "path") if isinstance(part, dict) else ("data", "mixture", name)
+
+
+def _section(tree: Any, path: Sequence[str]) -> Any:
+    for name in path:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
+
+
+def _is_model_folder(value: str, path: str) -> bool:
+    """Return whether a model name is a folder: `./x`, `~/x`, `/x`, or a path with a checkpoint in it.
+
+    Any other name of the form `owner/name` is a repository on the hub.
+    """
+    written = value.startswith(("./", "../", "~", "/"))
+    return written or ("/" in value and os.path.exists(os.path.join(path, "config.json")))

@@ -1,1 +1,0 @@
-"""Weights between Hugging Face checkpoints and the devices, one tensor at a time, in either direction."""

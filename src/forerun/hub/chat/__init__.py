@@ -1,0 +1,1 @@
+"""Rendering of untrusted chat templates in a child process."""

@@ -1,0 +1,125 @@
+"""The corpus of a job: its data, tokenized with the tokenizer and the chat template of its model."""
+
+from __future__ import annotations
+
+import time
+
+from forerun.config.schema import Job
+from forerun.data import corpus
+from forerun.data.corpus import Corpus, Dialect, OnProgress
+from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, load_tokenizer, special_text
+from forerun.data.tokens.build import BuildProgress
+from forerun.errors import UserError
+from forerun.hub.chat.template import chat_template
+from forerun.hub.snapshot import Snapshot
+from forerun.inputs.starting_weights import require_chosen_tokenizer
+from forerun.models.pretrained import config_of, is_checkpoint, pretrained
+from forerun.models.sizes import is_plugin
+from forerun.track.display.display import Display, Phase
+from forerun.units import Bytes, Count, Seconds
+
+SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
+EVERY_SECONDS = 30.0  # between two printed lines of progress
+
+
+def tokenizer_of(job: Job) -> Tokenizer:
+    """Return the tokenizer that the job names, else the checkpoint's own, else the byte tokenizer."""
+    if job.data.tokenizer is None and is_checkpoint(job.model):
+        return checkpoint_tokenizer(pretrained(job.model).snapshot)
+    return load_tokenizer(job.data.tokenizer or "bytes")
+
+
+def dialect_of(job: Job) -> Dialect:
+    """Return the tokenizer of the job, and the chat template and special tokens of its checkpoint if it has one."""
+    tokenizer = tokenizer_of(job)
+    if not is_checkpoint(job.model):
+        return Dialect(tokenizer)
+    snapshot = pretrained(job.model).snapshot
+    return Dialect(tokenizer, chat_template(snapshot.folder), special_texts(snapshot))
+
+
+def special_texts(snapshot: Snapshot | None) -> dict[str, str]:
+    """Return the texts of special tokens, by the names that chat templates use."""
+    content = (snapshot.json("tokenizer_config.json") if snapshot else None) or {}
+    return {name: text for name in SPECIAL if (text := special_text(content.get(name))) is not None}
+
+
+def open_corpus(job: Job, on_progress: OnProgress | None = None) -> Corpus:
+    """Return the job's corpus. Tokenizes the data if no token store exists for it.
+
+    Raises:
+      UserError: the data cannot be used, or contains token ids beyond the model's vocabulary.
+    """
+    require_chosen_tokenizer(job)
+    vocab = model_vocab(job)
+    dialect = dialect_of(job)
+    if vocab is not None:
+        require_vocab(dialect.tokenizer, vocab)
+    found = corpus.open_corpus(
+        job.data,
+        dialect,
+        sequence=job.sequence,
+        vocab=vocab,
+        pairs=job.method.data_is_pairs,
+        on_progress=on_progress,
+    )
+    if vocab is not None and found.largest >= vocab:
+        raise UserError(
+            "E-RUN-016",
+            f"the data contains the token id {found.largest}, the model's vocabulary ends at {vocab - 1}",
+            why="ids beyond the embedding table would be clamped silently on the device",
+            fix=f"use the model's own tokenizer, or set model.vocab={found.largest + 1}",
+        )
+    return found
+
+
+def require_vocab(tokenizer: Tokenizer, vocab: int) -> None:
+    """Raise if the tokenizer has more ids than the model's vocabulary."""
+    if tokenizer.vocab > vocab:
+        raise UserError(
+            "E-RUN-017",
+            f"the tokenizer has {tokenizer.vocab} ids, the model's vocabulary only {vocab}",
+            why="ids beyond the embedding table would be clamped silently on the device",
+            fix=f"use the model's own tokenizer, or set model.vocab={tokenizer.vocab}",
+        )
+
+
+def model_vocab(job: Job) -> int | None:
+    """Return the size of the model's vocabulary, or None if it follows from the tokenizer."""
+    if job.model.vocab is not None or job.model.name is None or is_plugin(job.model):
+        return job.model.vocab
+    return config_of(job.model).vocab
+
+
+def open_corpus_with_progress(job: Job, display: Display) -> Corpus:
+    """Return the job's corpus. Show the progress, a summary and warnings on the display."""
+    with display.phase("data") as phase:
+        found = open_corpus(job, progress_callback(phase, display))
+        first, *others = found.lines()
+        phase.detail = first
+    for line in others:
+        display.say(f"data  {line}")
+    for text in found.warnings:
+        display.warn(text)
+    return found
+
+
+def progress_callback(phase: Phase, display: Display) -> OnProgress:
+    """Return a callback that shows the progress of tokenizing: in the phase's line, and as a line every 30 seconds."""
+    printed_at = time.monotonic()
+
+    def report(name: str, progress: BuildProgress) -> None:
+        nonlocal printed_at
+        phase.detail = described(name, progress)
+        if time.monotonic() - printed_at > EVERY_SECONDS:
+            printed_at = time.monotonic()
+            display.say(phase.detail)
+
+    return report
+
+
+def described(name: str, progress: BuildProgress) -> str:
+    """Return a line such as `tokenizing data: 45 % of 1.2 GB  310M tokens  eta 2 min`."""
+    share = progress.done_bytes / max(1, progress.total_bytes)
+    eta = "" if progress.eta_seconds is None else f"  eta {Seconds(progress.eta_seconds)}"
+    return f"tokenizing {name}: {share:.0%} of {Bytes(progress.total_bytes)}  {Count(progress.tokens)} tokens{eta}"

@@ -1,0 +1,42 @@
+"""Warnings about valid jobs that are probably mistakes. `check`, `data`, `plan` and `train` print them first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from forerun.config.schema import Job
+from forerun.models.pretrained import is_checkpoint, pretrained
+
+HIGHEST_LR = 0.1
+
+
+def warnings_of(job: Job) -> Iterator[str]:
+    """Yield a warning for each value that is probably a mistake."""
+    if job.optimizer.lr > HIGHEST_LR:
+        yield (
+            f"optimizer.lr={job.optimizer.lr:g} is implausibly high: AdamW changes every weight by about that much "
+            "in each step; usual values are 1e-5 to 1e-2"
+        )
+    if job.data.feeders:
+        yield (
+            f"data.feeders={job.data.feeders} has no effect: forerun builds batches in a thread now, not in "
+            "processes; remove the key"
+        )
+    positions = trained_positions(job)
+    if positions is not None and job.sequence > positions:
+        yield (
+            f"sequence={job.sequence} is longer than the {positions} positions that {job.model.name} was trained for "
+            f"(max_position_embeddings): it has to learn the other positions; sequence={positions} avoids that"
+        )
+
+
+def trained_positions(job: Job) -> int | None:
+    """Return the number of positions that a checkpoint was trained for, or None for random weights.
+
+    RoPE can compute any position. GPT-2 cannot, so `resolve_job.require_positions` rejects a longer sequence.
+    """
+    if not is_checkpoint(job.model):
+        return None
+    config = pretrained(job.model).snapshot.json("config.json") or {}
+    found = (config.get("text_config") or config).get("max_position_embeddings")
+    return found if isinstance(found, int) and found > 0 else None

@@ -1,0 +1,161 @@
+"""`code.json` of a run: the folder of the user's custom classes during training, and digests of their files.
+
+A run's folder can come from another person, so a path in it must not decide which code runs. The record is therefore
+signed with a key of the user (`forerun.inputs.user_key`). Code is imported from the recorded folder only if this user's
+own `train` wrote the record on this machine. In all other cases, the user names the folder with `--code`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.files import atomic_write, read_regular
+from forerun.inputs.run_folder import RunFolder
+from forerun.inputs.user_key import signature, user_key
+from forerun.models.plugin import job_folder, plugin_files, plugin_spec, use_job_folder
+from forerun.models.sizes import is_plugin
+from forerun.units import MIB
+
+CODE = "code.json"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The folder of the job, and the digest of each file that was imported from it."""
+
+    folder: Path
+    files: dict[str, str]
+    sealed: bool  # whether the signature is valid: this user wrote the record on this machine
+
+    def changed(self, folder: Path) -> list[str]:
+        """Return the files that differ in `folder` or are missing there."""
+        return [name for name, digest in self.files.items() if _digest(folder / name) != digest]
+
+
+def record_code(run: RunFolder, tell: Tell) -> None:
+    """Write the record of a run, if files were imported from the job's folder. `train` calls this.
+
+    `tell` receives a message if the code has changed since the last start of the run.
+    """
+    folder, files = job_folder(), plugin_files()
+    if folder is None or not files:
+        return
+    before = _recorded(run)
+    if before is not None and (changed := before.changed(folder)):
+        tell(f"{_listed(changed)} changed since this run was last started: it continues with the new code")
+    content = _content({"folder": str(folder), "files": {name: _digest(file) for name, file in files.items()}})
+    try:
+        seal = _seal(content)
+    except OSError:
+        seal = ""  # no key can be stored, so `eval` and `generate` will ask for --code
+    atomic_write(run.path / CODE, json.dumps({**json.loads(content), "seal": seal}, indent=2) + "\n")
+
+
+def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None, tell: Tell) -> None:
+    """Make the custom model class of a run importable.
+
+    Args:
+      source: the run as the user named it, for error messages.
+      run: the run's folder.
+      job: the run's job, or None if `source` is not a run.
+      given: the folder of `--code`, which has priority over the recorded one, or None.
+      tell: receives a message if the code differs from the code that the run was trained with.
+
+    Raises:
+      UserError: the code was not found, the record cannot be trusted, or `--code` is not needed.
+    """
+    if job is None or not is_plugin(job.model):
+        if given is not None:
+            raise UserError(
+                "E-RUN-011",
+                f"--code {given}: {source} needs no code",
+                why="the option is for a run whose model is a custom class",
+                fix="remove --code",
+            )
+        return
+    module = str(job.model.name).partition(":")[0]
+    package = module.partition(".")[0]
+    record = _recorded(run)
+    if given is not None:
+        folder = Path(given).expanduser()
+        use_job_folder(folder)
+        if plugin_spec(package) is None:
+            use_job_folder(None)
+            raise UserError(
+                "E-RUN-012",
+                f"--code {given} has no module {package!r}",
+                why=f"the run's model is {job.model.name}",
+                fix=f"give the folder that has {package}.py",
+            )
+    elif find_spec(package) is not None:
+        return  # installed packages have priority over all folders
+    else:
+        folder = _recorded_folder(source, record, package)
+        use_job_folder(folder)
+    if record is not None and (changed := record.changed(folder)):
+        tell(f"{_listed(changed)} in {folder} changed since {source} was trained: results can differ")
+
+
+def _recorded_folder(source: str, record: Record | None, package: str) -> Path:
+    """Return the recorded folder. Raise if it cannot be trusted or does not contain the module."""
+    if record is None:
+        why = f"{source} has no readable {CODE}, which names the folder"
+    elif not record.sealed:
+        why = f"code is imported from {record.folder} only if your own `forerun train` recorded it on this machine"
+    elif not any((record.folder / name).exists() for name in (f"{package}.py", package)):
+        why = f"it was in {record.folder} when the run was trained, and no longer exists"
+    else:
+        return record.folder
+    raise UserError(
+        "E-RUN-013",
+        f"the code of {source} was not found: module {package!r}",
+        why=why,
+        fix=f"add --code FOLDER, with the folder that has {package}.py",
+    )
+
+
+def _recorded(run: RunFolder) -> Record | None:
+    """Return the record of a run, or None if it is missing or cannot be read."""
+    try:
+        content = json.loads(read_regular(run.path / CODE, MIB))
+        seal = str(content.pop("seal"))
+        files = {str(name): str(digest) for name, digest in dict(content["files"]).items()}
+        folder = Path(str(content["folder"]))
+    except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    try:
+        sealed = hmac.compare_digest(seal.encode(), _seal(_content(content)).encode())
+    except OSError:
+        sealed = False
+    return Record(folder, files, sealed)
+
+
+def _content(record: Any) -> bytes:
+    return json.dumps(record, sort_keys=True).encode()
+
+
+def _seal(content: bytes) -> str:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return signature(user_key(cache / "forerun" / "code" / "secret"), CODE, content).hex()
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(read_regular(file, 64 * MIB)).hexdigest()
+    except (OSError, UserError):
+        return None
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,51 @@
+"""Descriptions of a job's methods, for `forerun check`. Does not import jax."""
+
+from __future__ import annotations
+
+from forerun.config.schema import Job
+from forerun.config.targets import ALL_LINEAR
+
+
+def description(job: Job) -> dict[str, str]:
+    """Return one phrase for each method section of the job, by the name of the section."""
+    parts = {"lora": _lora(job), "qat": _qat(job), "distil": _distil(job), "preferences": _preferences(job)}
+    if job.objective is not None:
+        parts["objective"] = f"the loss is {job.objective.name}"
+    return {name: text for name, text in parts.items() if text is not None}
+
+
+def _lora(job: Job) -> str | None:
+    if job.lora is None:
+        return None
+    kind = "DoRA adapters" if job.lora.dora else "adapters"
+    base = f"the model is frozen in {job.lora.base}" if job.qat is None else "the model is frozen"
+    start = f", they start from {job.lora.start}" if job.lora.start else ""
+    return f"{kind} of rank {job.lora.rank} on {_targets(job.lora.targets)}{start}; {base}"
+
+
+def _qat(job: Job) -> str | None:
+    if job.qat is None:
+        return None
+    group = f"groups of {job.qat.group}" if job.qat.group else "one group per output"
+    inputs = f", inputs as {job.qat.activations}" if job.qat.activations else ""
+    return f"{_targets(job.qat.targets)} as {job.qat.weights} in {group}{inputs}, {job.qat.scales} scales"
+
+
+def _distil(job: Job) -> str | None:
+    if job.distil is None:
+        return None
+    where = f"its logits are cached in {job.distil.cache}" if job.distil.cache else "it runs in every step"
+    return f"teacher {job.distil.teacher}, {where}; {100 * job.distil.soft:g} % of the loss is against it"
+
+
+def _preferences(job: Job) -> str | None:
+    if job.preferences is None:
+        return None
+    reference = job.preferences.reference_with(adapters=job.lora is not None)
+    return f"{job.preferences.loss} with beta {job.preferences.beta:g}, reference {reference}"
+
+
+def _targets(targets: str | tuple[str, ...]) -> str:
+    return (
+        "all linear weights" if targets == ALL_LINEAR else targets if isinstance(targets, str) else ", ".join(targets)
+    )

@@ -1,0 +1,113 @@
+"""Weights with a low-rank adapter (LoRA, DoRA): W + scale x (down @ up), with W frozen.
+
+I input dimensions, O output dimensions, R rank. DoRA also learns a length for every output: the column of the sum
+keeps its direction and gets this length. Dropout applies only to the input of the adapter.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from forerun.nn import sharding
+from forerun.nn.spec import Tree
+from forerun.nn.weights.dense import Dense, Weight, is_weight, map_weights
+
+T = TypeVar("T")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class LowRank(Generic[T]):
+    """A frozen weight with a low-rank adapter."""
+
+    base: Weight
+    down: T  # [I..., R]
+    up: T  # [R, O...]
+    length: T | None = None  # [O...]: lengths of DoRA
+    noise: T | None = None  # the dropout key of one training step (see `noisy`); None: no dropout
+    inputs: int = field(metadata={"static": True})
+    scale: float = field(metadata={"static": True})
+    dropout: float = field(default=0.0, metadata={"static": True})
+
+    def matrix(self: LowRank[jax.Array], axes: str, dtype: Any) -> jax.Array:
+        whole = self.base.matrix(axes, jnp.float32) + self._delta(jnp.float32)
+        return (whole if self.length is None else whole * self._stretch(whole)).astype(dtype)
+
+    def contract(self: LowRank[jax.Array], equation: str, x: jax.Array) -> jax.Array:
+        sides, out = equation.split("->")
+        given, axes = sides.split(",")
+        ins, outs = axes[: self.inputs], axes[self.inputs :]
+        kept = "".join(letter for letter in given if letter not in ins)
+        down = sharding.gather(self.down.astype(x.dtype), f"{ins}R")
+        up = sharding.gather((self.scale * self.up).astype(x.dtype), f"R{outs}")
+        low = jnp.einsum(f"{given},{ins}R->{kept}R", self._dropped(x), down)
+        y = jnp.einsum(f"{kept}R,R{outs}->{out}", low, up)
+        y = self.base.contract(equation, x) + y
+        if self.length is None:
+            return y
+        stretch = self._stretch(self.base.matrix(axes, jnp.float32) + self._delta(jnp.float32))
+        return y * stretch.reshape(stretch.shape[self.inputs :]).astype(y.dtype)
+
+    def _delta(self: LowRank[jax.Array], dtype: Any) -> jax.Array:
+        """Return scale x (down @ up) in the shape of the base; layers may come first."""
+        lead = self.down.shape[: self.down.ndim - 1 - self.inputs]
+        ranks = self.down.shape[-1]
+        ins, outs = self.down.shape[len(lead) : -1], self.up.shape[len(lead) + 1 :]
+        down = self.down.reshape(*lead, -1, ranks).astype(dtype)
+        up = self.up.reshape(*lead, ranks, -1).astype(dtype)
+        product = jnp.matmul(down, up, precision=jax.lax.Precision.HIGHEST)
+        return jnp.asarray(self.scale, dtype) * product.reshape(*lead, *ins, *outs)
+
+    def _stretch(self: LowRank[jax.Array], whole: jax.Array) -> jax.Array:
+        """Return the factor that gives every output its length, [1..., O...].
+
+        The norm is treated as a constant in the backward pass, as in the DoRA paper.
+        """
+        assert self.length is not None
+        lead = self.down.ndim - 1 - self.inputs
+        norm = jax.lax.stop_gradient(norms(whole, self.inputs, lead))
+        return jnp.expand_dims(self.length.astype(whole.dtype), range(lead, lead + self.inputs)) / norm
+
+    def _dropped(self: LowRank[jax.Array], x: jax.Array) -> jax.Array:
+        if self.noise is None or not self.dropout:
+            return x
+        kept = jax.random.bernoulli(jax.random.wrap_key_data(self.noise), 1 - self.dropout, x.shape)
+        return jnp.where(kept, x / (1 - self.dropout), jnp.zeros((), x.dtype)).astype(x.dtype)
+
+
+def norms(matrix: jax.Array, inputs: int, lead: int) -> jax.Array:
+    """Return the norm of every output's column. Input dimensions are kept with size 1."""
+    return jnp.sqrt(jnp.sum(jnp.square(matrix), axis=tuple(range(lead, lead + inputs)), keepdims=True))
+
+
+def bare(params: Tree) -> Tree:
+    """Return the parameters of the base model, without adapters."""
+    return map_weights(lambda weight: weight.base if isinstance(weight, LowRank) else weight, params)
+
+
+def noisy(params: Tree, key: jax.Array) -> Tree:
+    """Return the parameters with a dropout key in every adapter that uses dropout, one key per layer."""
+
+    def leaf(path: Any, weight: Any) -> Any:
+        if not isinstance(weight, LowRank) or not weight.dropout:
+            return weight
+        own = jax.random.fold_in(key, zlib.crc32(jax.tree_util.keystr(path).encode()))
+        lead = weight.down.shape[: weight.down.ndim - 1 - weight.inputs]
+        keys = jax.random.split(own, lead) if lead else own
+        return replace(weight, noise=jax.random.key_data(keys))
+
+    return jax.tree_util.tree_map_with_path(leaf, params, is_leaf=is_weight)
+
+
+def plain(params: Tree, dtype: Any) -> Tree:
+    """Return the parameters with every weight as one dense matrix in `dtype`. Weights that are dense already stay."""
+
+    def leaf(weight: Any) -> Any:
+        return weight if isinstance(weight, Dense) else Dense(weight.matrix("", dtype))
+
+    return map_weights(leaf, params)

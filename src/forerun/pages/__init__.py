@@ -1,0 +1,1 @@
+"""HTML pages and SVG charts: templates, a stylesheet, and drawing primitives."""

@@ -1,0 +1,13 @@
+"""Prediction of memory, step time and cost of a job on TPU slices, without a TPU.
+
+The TPU compiler runs on any Linux host. It reports the memory of a program and dumps the scheduled program, from which
+the step time is simulated.
+
+- `compile`: run the compiler in a child process, and cache its results
+- `hlo`: parse the scheduled program
+- `memory`: read the compiler's memory report, and break the peak down by contents
+- `time`: simulate the scheduled program
+- `cost`: hours, dollars and checkpoints of a complete run
+- `report`: tables, JSON and HTML pages, and suggestions for a job that does not fit
+- `search`: choose slices, meshes, micro-batch sizes and remat policies
+"""

@@ -1,0 +1,365 @@
+"""The TPU compiler in a child process, which is killed as soon as the compiler has decided on memory.
+
+The compiler dumps the scheduled program, its buffers and its memory report, and only then generates code. Generating
+code takes nearly all of the time. So these files are copied early: as soon as the compiler has closed them all and none
+has changed for a moment (tpu7x writes them twice, with the same buffers).
+
+If a program is too large for HBM, the compile ends with an error, and the report is complete then, too. If its peak is
+very close to the limit, this module waits until the compiler accepts or rejects it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import StorageError, UserError
+from forerun.installation import install_command
+from forerun.memory_limit import address_space_bytes, require_address_space
+from forerun.models.plugin import job_folder
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.compile.worker import ERROR, FACTS
+from forerun.planner.hlo import parse
+from forerun.planner.memory.breakdown import PADDING, ModelShapes, ledger
+from forerun.planner.memory.memory_report import (
+    ASSIGNMENT,
+    REPORT,
+    MemoryReport,
+    Unreadable,
+    argument_padding,
+    memory_report,
+    newest,
+    newest_file,
+)
+from forerun.planner.time.step_time import StepTime, step_time
+from forerun.units import KIB, MIB, Bytes
+
+SCHEDULED = "*after_optimizations.txt"
+UNSCHEDULED = "*after_optimizations_before_buffer_assignment.txt"  # dump of a program that does not fit
+TAKEN = "*after_optimizations_after_buffer_assignment.txt"  # written once the compiler has accepted the program
+SETTLED = "settled"  # the folder of the copies
+LIVE_RANGES = "*-live-range.txt"
+NOISE = "stderr"
+POLL_SECONDS = 0.05
+QUIET_SECONDS = 0.5  # since the last write; the compiler writes all files within milliseconds
+ADDRESS_SPACE_BYTES = 2_500_000 * KIB  # libtpu aborts with 2,000,000 KiB; the smallest job compiles with 3,000,000
+DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
+LIMIT_ROUNDING_BYTES = 6 * MIB  # limits are known to 0.01 GiB; for peaks closer than this, wait for the compiler
+SHOWN_LINES, SHOWN_COLUMNS = 12, 300
+DUMP_FLAGS = "--xla_dump_to={folder} --xla_dump_hlo_module_re=jit_step"
+
+Phase = Callable[[str], None]
+
+
+class Stopped(Exception):
+    """The compile was cancelled, because another one failed or the user pressed Ctrl-C."""
+
+
+class CompilerFailure(RuntimeError):
+    """The compiler, or the program that forerun built for it, has a bug. Changing the job does not fix it."""
+
+
+@dataclass(frozen=True)
+class CompileResult:
+    """Result of one compile. `accepted` is the compiler's decision whether the program fits HBM."""
+
+    memory: MemoryReport
+    accepted: bool
+    program: str  # hash of the lowered program
+    mesh: str
+    flops_per_step: float
+    tokens_per_step: int
+    ledger: Mapping[str, Bytes] = field(default_factory=dict)  # contents of the memory; adds up to the peak
+    step: StepTime | None = None  # None for a program that was not accepted
+    saved_bytes: int | None = None  # of a checkpoint
+
+
+def require_compiler() -> None:
+    """Raise an error if libtpu is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("libtpu") is None:
+        raise UserError(
+            "E-PLAN-004",
+            "the TPU compiler is not installed",
+            why="plan compiles with the libtpu package that this jax release pins",
+            fix=install_command("plan"),
+        )
+
+
+def ask(question: CompileRequest, stop: threading.Event, on_phase: Phase) -> CompileResult:
+    """Compile a request in a child process, and block until the compiler has decided whether the program fits.
+
+    Args:
+        question: The job and the slice.
+        stop: Cancels the compile when it is set.
+        on_phase: Called with 'lower' and 'compile' when these phases begin.
+
+    Returns:
+        The compiler's decision, its memory report, and the predicted step time if the program fits.
+
+    Raises:
+        UserError: The job cannot run on the slice, or the machine lacks libtpu, disk or memory.
+        CompilerFailure: The compiler failed for another reason.
+        Stopped: `stop` was set.
+    """
+    require_compiler()
+    require_address_space(ADDRESS_SPACE_BYTES, "the TPU compiler")
+    require_disk(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix="forerun-plan-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        child = _start(question, folder)
+        try:
+            answer = _watch(child, folder, question, stop, on_phase)
+        finally:
+            _end(child)
+        return _with_details(answer, folder, question)
+
+
+def _with_details(answer: CompileResult, folder: Path, question: CompileRequest) -> CompileResult:
+    """Return `answer` with the breakdown of its memory, and with its step time if it fits.
+
+    Only reads the dumped files: the compiler has ended by now.
+    """
+    facts, memory = _read(folder / FACTS), answer.memory
+    files = folder / SETTLED if answer.accepted else folder
+    module, assignment = parse(newest(files, SCHEDULED if answer.accepted else UNSCHEDULED)), newest(files, ASSIGNMENT)
+    arguments = {
+        "weights": memory.weights_bytes,
+        "optimizer": memory.optimizer_bytes,
+        "batch": memory.batch_bytes,
+    }
+    padding = argument_padding(assignment, facts["arguments"])
+    arguments = {group: Bytes(size - padding.get(group, 0)) for group, size in arguments.items()}
+    parts = ledger(
+        assignment,
+        newest(files, LIVE_RANGES),
+        module,
+        {**arguments, PADDING: sum(padding.values())},
+        memory.peak_bytes,
+        ModelShapes.of(facts["layers"], facts["weights"]),
+    )
+    if not answer.accepted:
+        return replace(answer, ledger=parts)
+    flops, own_model = answer.flops_per_step / question.devices, question.resolved.model_facts.is_plugin
+    return replace(answer, ledger=parts, step=step_time(module, question.slice.chip, flops, own_model))
+
+
+def require_disk(folder: Path, at_least_bytes: int = DISK_BYTES) -> None:
+    """Raise an error if the disk of `folder` has less than `at_least_bytes` free."""
+    free = shutil.disk_usage(folder).free
+    if free < at_least_bytes:
+        raise StorageError(
+            "E-PLAN-005",
+            f"the disk is full: {Bytes(free)} left in {folder}",
+            why=f"the compiler writes its memory report there, and needs {Bytes(DISK_BYTES)} for each slice",
+            fix="free some space, or point TMPDIR at another disk",
+        )
+
+
+def _start(question: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
+    """Start the child process, which dumps to `folder`, and send it the request."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {DUMP_FLAGS.format(folder=folder)}".strip(),
+        "TPU_SKIP_MDS_QUERY": "1",  # compiling needs no metadata server
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several compilers run in parallel
+        "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached program would not be dumped
+    }
+    plugins = job_folder()
+    with (folder / NOISE).open("wb") as noise:  # libtpu logs a lot; shown only if it fails
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "forerun.planner.compile.worker",
+                str(folder),
+                *([str(plugins)] if plugins else []),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=noise,
+            stderr=noise,
+            env=env,
+            bufsize=0,
+            start_new_session=True,  # its own process group, which _end kills
+        )
+    assert child.stdin is not None
+    try:
+        child.stdin.write(question.to_json().encode() + b"\n")  # stays open: the child exits when it closes
+    except BrokenPipeError:
+        child.wait()  # the child has already died; _watch reports why
+    return child
+
+
+def _watch(
+    child: subprocess.Popen[bytes], folder: Path, question: CompileRequest, stop: threading.Event, on_phase: Phase
+) -> CompileResult:
+    """Poll the child's files until there is a result. Raise if the child fails or `stop` is set."""
+    phase = ""
+    while True:
+        # Poll the process before its files: if it has ended, the files that are read below are complete.
+        ended = child.poll() is not None
+        if (folder / ERROR).exists():
+            return _rejected(folder, question)
+        facts = _read(folder / FACTS)
+        if phase != (phase := "compile" if facts else "lower"):
+            on_phase(phase)
+        if facts and (answer := _accepted(folder, facts, child.pid, quiet_seconds=0 if ended else QUIET_SECONDS)):
+            # Near the limit our figure is too coarse to decide: wait until the compiler does.
+            limit = question.slice.chip.usable_bytes or 0
+            clear = answer.memory.peak_bytes <= limit - LIMIT_ROUNDING_BYTES
+            if clear or ended or any(folder.glob(TAKEN)):
+                return answer
+        if ended:
+            raise _no_result_error(child.returncode, folder, question)
+        require_disk(folder, at_least_bytes=MIB)
+        if stop.wait(POLL_SECONDS):
+            raise Stopped
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill the child's process group if it still runs, and reap it."""
+    if child.poll() is None:
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file, or an empty one if the file does not exist."""
+    content: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    return content
+
+
+def _answer(folder: Path, facts: dict[str, Any], accepted: bool) -> CompileResult:
+    memory = memory_report(folder, facts["arguments"])
+    work = facts["flops_per_step"], facts["tokens_per_step"]
+    return CompileResult(memory, accepted, facts["program"], facts["mesh"], *work, saved_bytes=facts["saved_bytes"])
+
+
+def _accepted(
+    folder: Path, facts: dict[str, Any], pid: int, quiet_seconds: float = QUIET_SECONDS
+) -> CompileResult | None:
+    """Return the result, or None if the compiler (process `pid`) has not written all files yet."""
+    try:
+        return _answer(_copy_dump(folder, pid, quiet_seconds), facts, accepted=True)
+    except (Unreadable, FileNotFoundError):
+        return None
+
+
+def _copy_dump(folder: Path, pid: int, quiet_seconds: float) -> Path:
+    """Return a folder with copies of the program and its reports that are consistent with each other.
+
+    Raise Unreadable if a file may still be incomplete.
+    """
+    copies = folder / SETTLED
+    copies.mkdir(exist_ok=True)
+    patterns = (SCHEDULED, ASSIGNMENT, LIVE_RANGES, REPORT)
+    before = [newest_file(folder, pattern) for pattern in patterns]
+    written = [path.stat().st_mtime_ns for path in before]
+    if time.time_ns() - max(written) < quiet_seconds * 1e9:
+        raise Unreadable("the compiler may still be writing")
+    if not _open_files(pid).isdisjoint(map(os.path.realpath, before)):
+        raise Unreadable("the compiler has not closed its files: the disk may be full or the machine busy")
+    for path in before:
+        shutil.copy(path, copies / path.name)
+    if [path.stat().st_mtime_ns for path in before] != written:
+        raise Unreadable("the compiler is writing")
+    text = newest(copies, SCHEDULED)
+    if "\nENTRY " not in text or not text.rstrip().endswith("\n}"):
+        raise Unreadable("the scheduled program has no end")
+    return copies
+
+
+def _open_files(pid: int) -> set[str]:
+    """Return the paths that a process has open; none if it has ended."""
+    found: set[str] = set()
+    with suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
+    return found
+
+
+def _rejected(folder: Path, question: CompileRequest) -> CompileResult:
+    """Return the result of a program that is too large for HBM; raise any other error of the compile."""
+    error, facts, name = _read(folder / ERROR), _read(folder / FACTS), question.slice.name
+    if "what" in error:
+        raise UserError(error["code"], f"{name}: {error['what']}", why=error["why"], fix=error["fix"])
+    text = error.get("compiler", "")
+    if "RESOURCE_EXHAUSTED" in text and "hbm" in text.lower():
+        try:
+            return _answer(folder, facts, accepted=False)
+        except Unreadable as unreadable:
+            raise CompilerFailure(f"{name}: {_excerpt(text)}\n{unreadable}") from unreadable
+    model = question.job.model
+    said = _excerpt(text) if text else f"{_excerpt(error['failure'])}\n{error['where']}"
+    if question.resolved.model_facts.is_plugin:
+        raise UserError(
+            "E-PLAN-007",
+            f"{name}: model {model.name!r} does not {'compile' if text else 'run'}",
+            why=said,
+            fix="fix the model; forerun.models.base.Model describes its interface",
+        )
+    if question.job.objective is not None:
+        raise UserError(
+            "E-PLAN-008",
+            f"{name}: objective {question.job.objective.name!r} does not {'compile' if text else 'run'}",
+            why=said,
+            fix="fix the objective, see docs/own.md; run with objective=null to check whether it is the cause",
+        )
+    raise CompilerFailure(
+        f"{'the TPU compiler failed' if text else 'the program could not be built'} on {name}: {said}"
+    )
+
+
+def _no_result_error(code: int, folder: Path, question: CompileRequest) -> Exception:
+    """Return the error for a child that ended without a result and without a Python exception."""
+    name = question.slice.name
+    if code == -signal.SIGKILL:
+        return UserError(
+            "E-PLAN-009",
+            f"{name}: the compiler was killed",
+            why="Linux kills processes when memory runs out, and a compile for many chips takes several GiB",
+            fix="name fewer slices at a time after --on, or use a machine with more memory",
+        )
+    said = _excerpt((folder / NOISE).read_text("utf-8", errors="replace"), last=True)
+    if (limit_bytes := address_space_bytes()) is not None:
+        limited = f"the address space is limited to {Bytes(limit_bytes)}, and large programs need more than that"
+        return UserError(
+            "E-PLAN-010",
+            f"{name}: the compiler ended without a result ({_exit_text(code)})",
+            why=f"{limited}\n{said}".rstrip(),
+            fix="ulimit -v unlimited, then the same command",
+        )
+    if code == 0:
+        said = f"it wrote no readable memory report\n{said}"
+    return CompilerFailure(
+        f"the TPU compiler ended on {name} without a result ({_exit_text(code)}): {said}".rstrip(": \n")
+    )
+
+
+def _exit_text(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _excerpt(text: str, last: bool = False) -> str:
+    """Return the first (or last) dozen lines of a text, each cut to SHOWN_COLUMNS."""
+    lines = [line[:SHOWN_COLUMNS].rstrip() for line in text.strip().splitlines() if line.strip()]
+    return "\n".join(lines[-SHOWN_LINES:] if last else lines[:SHOWN_LINES])

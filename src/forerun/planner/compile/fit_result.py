@@ -1,0 +1,80 @@
+"""Whether a job fits a slice: the compiler's result, together with figures of the slice."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forerun.planner.compile import compiler
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.time.step_time import StepTime
+from forerun.units import Bytes, Seconds
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The result of compiling a job for a slice. Bytes are per device unless noted."""
+
+    question: CompileRequest
+    memory: MemoryReport
+    fits: bool  # as the compiler decided
+    compile_seconds: Seconds  # from the start of the compiler's process to its decision
+    program: str  # hash of the lowered program
+    mesh: str
+    flops_per_step: float  # of the model, over all devices; causal attention is counted once
+    tokens_per_step: int
+    ledger: Mapping[str, Bytes]  # contents of the memory at its peak; adds up to the peak
+    step: StepTime | None  # None if the job does not fit
+    saved_bytes: int | None = None  # of a checkpoint, over all devices; None: all weights and the optimizer
+
+    @property
+    def limit_bytes(self) -> Bytes:
+        """HBM of one device that the compiler can use, known to 0.01 GiB."""
+        usable = self.question.slice.chip.usable_bytes
+        assert usable is not None, "TPU chips all have it"
+        return Bytes(usable)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        return self.tokens_per_step / self.step.mid_seconds if self.step else None
+
+    @property
+    def mfu(self) -> float | None:
+        """Model FLOPs per second as a share of the bf16 peak of the devices in use, as in `train`."""
+        peak = self.question.slice.chip.bf16_flops_per_device
+        if self.step is None or peak is None:
+            return None
+        return self.flops_per_step / self.step.mid_seconds / (peak * self.question.devices)
+
+    @property
+    def spare_bytes(self) -> Bytes:
+        """Unused bytes of HBM; negative if the job does not fit."""
+        return Bytes(self.limit_bytes - self.memory.peak_bytes)
+
+
+def verdict(
+    question: CompileRequest, stop: threading.Event | None = None, on_phase: compiler.Phase = lambda phase: None
+) -> FitResult:
+    """Compile a request and return the result. Blocks until the compiler has decided, or `stop` is set.
+
+    Raises the errors of `compiler.ask`.
+    """
+    started = time.perf_counter()
+    answer = compiler.ask(question, stop or threading.Event(), on_phase)
+    seconds = Seconds(time.perf_counter() - started)
+    return FitResult(
+        question,
+        answer.memory,
+        answer.accepted,
+        seconds,
+        answer.program,
+        answer.mesh,
+        answer.flops_per_step,
+        answer.tokens_per_step,
+        answer.ledger,
+        answer.step,
+        answer.saved_bytes,
+    )

@@ -1,0 +1,153 @@
+"""The child process that runs the TPU compiler. It reads a request on stdin and writes its results to a folder.
+
+`facts.json` describes the program's arguments. The compiler dumps the scheduled program and its memory report
+(XLA_FLAGS=--xla_dump_to) before it generates code. The parent kills this process as soon as these files exist, so code
+after `compile` may not run. If the parent dies first, stdin closes. This process then exits and removes the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UserError
+from forerun.exit_codes import OUR_BUG
+from forerun.models.plugin import use_job_folder
+from forerun.planner.compile.request import CompileRequest, from_json
+
+FACTS, ERROR = "facts.json", "error.json"
+REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
+
+
+def program_for(question: CompileRequest) -> Any:
+    """Return the Program that `train` would run on the slice, or the Recording of `cache`, on the slice's topology."""
+    from jax.experimental import topologies
+
+    resolved, shape = question.resolved, question.mesh_shape()
+    resolved.require_mesh(shape)  # report an impossible mesh before creating the topology
+    topology = topologies.get_topology_desc(
+        platform="tpu", topology_name=question.slice.topology, **question.slice.topology_options
+    )
+    devices = topology.devices[: question.devices]
+    return resolved.recording(shape, devices) if question.recording else resolved.program(shape, devices)
+
+
+def argument_groups(program: Any) -> list[str]:
+    """Return the group of each flat argument of the step, in order: weights, optimizer or batch."""
+    import jax
+
+    from forerun.program.recording import Recording
+
+    if isinstance(program, Recording):
+        return ["weights"] * len(jax.tree.leaves(program.params)) + ["batch"] * len(program.rows)
+    state = program.state
+    counts = (
+        ("optimizer", 1),  # the step counter
+        ("weights", len(jax.tree.leaves(state.params))),
+        ("optimizer", len(jax.tree.leaves((state.optimizer, state.average, state.watch)))),
+        ("batch", len(jax.tree.leaves(program.batch))),
+        ("optimizer", len(jax.tree.leaves(program.schedule))),
+    )
+    return [group for group, n in counts for _ in range(n)]
+
+
+def local_weights(program: Any) -> list[tuple[int, ...]]:
+    """Return the shape of each weight's shard on one device."""
+    import jax
+
+    params = program.state.params if hasattr(program, "state") else program.params
+    return [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(params)]
+
+
+def saved_bytes(program: Any) -> int:
+    """Return the bytes of one checkpoint, with each array counted once. A recording has no checkpoints: 0."""
+    import jax
+
+    if not hasattr(program, "state"):
+        return 0
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.saved(program.state)))
+
+
+def main(folder: Path) -> int:
+    """Read a request, compile it, and return the exit code."""
+    asked = sys.stdin.readline()
+    if not asked:  # the parent died before it sent a request
+        shutil.rmtree(folder, ignore_errors=True)
+        return 1
+    question = from_json(asked)
+    threading.Thread(target=_leave_with_parent, args=(folder,), daemon=True).start()
+    try:
+        _compile(question, folder)
+    except UserError as error:
+        _write_atomically(folder / ERROR, error.parts())
+        return UserError.exit_code
+    except Exception as error:
+        _write_atomically(folder / ERROR, _failure(error))
+        return 1
+    return 0
+
+
+def _compile(question: CompileRequest, folder: Path) -> None:
+    """Lower the program, write its facts, and compile it."""
+    from forerun.models.base import capabilities_of
+    from forerun.program.build import program_hash
+
+    program = program_for(question)
+    lowered = program.trace().lower()
+    facts = {
+        "arguments": argument_groups(program),
+        "program": program_hash(lowered),
+        "mesh": str(question.mesh_shape()),
+        "weights": local_weights(program),
+        "saved_bytes": saved_bytes(program),
+        "layers": capabilities_of(program.model).layers,
+        "flops_per_step": program.flops_per_step,
+        "tokens_per_step": program.tokens_per_step,
+    }
+    _write_atomically(folder / FACTS, facts)
+    lowered.compile(compiler_options=program.compiler_options)
+
+
+def _failure(error: Exception) -> dict[str, str]:
+    """Return the compiler's message, or an exception with the line of code that raised it."""
+    from jax.errors import JaxRuntimeError
+
+    if isinstance(error, JaxRuntimeError):
+        return {"compiler": str(error)}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else "an unknown place"
+    return {"failure": f"{type(error).__name__}: {error}", "where": where}
+
+
+def _write_atomically(path: Path, content: dict[str, Any]) -> None:
+    """Write the file atomically: the parent polls for it."""
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(content), "utf-8")
+    draft.rename(path)
+
+
+def _leave_with_parent(folder: Path) -> None:
+    """Wait until the parent dies, then remove the folder and exit.
+
+    The compiler's threads may still write to the folder. So this process replaces itself (exec) with one that only
+    removes the folder, which ends these threads first.
+    """
+    # Read the file descriptor: with sys.stdin this thread would hold its lock while the interpreter shuts down.
+    while os.read(0, 1 << 12):
+        pass
+    try:
+        os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", REMOVE, str(folder)])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(OUR_BUG)
+
+
+if __name__ == "__main__":
+    use_job_folder(Path(sys.argv[2]) if len(sys.argv) > 2 else None)
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""Hours, dollars and saves of a complete run."""

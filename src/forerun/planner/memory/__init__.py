@@ -1,0 +1,1 @@
+"""The compiler's memory report, and its breakdown by contents."""

@@ -1,0 +1,71 @@
+"""Formatting of a plan's figures, for both the terminal and the HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.planner.compile.fit_result import FitResult
+from forerun.units import GIB, Count, Usd
+
+UNCERTAIN = "~"
+
+
+def gib_text(n: int) -> str:
+    """Return bytes as GiB with two decimals, without the unit."""
+    return f"{n / GIB:.2f}"
+
+
+def seconds_text(seconds: float) -> str:
+    """Return a time with three digits: 87.3 ms, 3.44 s, 128 s."""
+    if seconds < 0.9995:
+        return f"{_digits(seconds * 1e3)} ms"
+    return f"{_digits(seconds)} s"
+
+
+def _digits(value: float) -> str:
+    """Return a value with three digits and without an exponent."""
+    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:.{places}f}"
+
+
+def step_text(v: FitResult) -> str:
+    """Return the time of a step, or `-` if it is unknown. `~` marks a time that is less certain than its range."""
+    if v.step is None:
+        return "-"
+    return f"{UNCERTAIN if v.step.doubts else ''}{seconds_text(v.step.mid_seconds)}"
+
+
+def doubt_notes(verdicts: Sequence[FitResult]) -> list[str]:
+    """Return a line for each reason why times are uncertain, with the affected slices."""
+    concerned: dict[str, list[str]] = {}
+    for v in verdicts:
+        for doubt in v.step.doubts if v.step else ():
+            concerned.setdefault(doubt, []).append(v.question.slice.name)
+    timed = sum(v.step is not None for v in verdicts)
+    return [
+        f"{UNCERTAIN} uncertain{'' if len(names) == timed else f' ({chr(44).join(names)})'}: {doubt}."
+        for doubt, names in concerned.items()
+    ]
+
+
+def range_text(v: FitResult) -> str:
+    """Return the range of a step's time as `(low-high)`, in the unit that `step_text` uses."""
+    if v.step is None:
+        return ""
+    scale = 1e3 if v.step.mid_seconds < 0.9995 else 1
+    low, high = v.step.low_seconds * scale, v.step.high_seconds * scale
+    return f"({_digits(low)}-{_digits(high)})"
+
+
+def hours_text(hours: float) -> str:
+    return f"{hours:,.2f}" if hours < 10 else f"{hours:,.1f}" if hours < 100 else f"{hours:,.0f}"
+
+
+def usd_text(usd: float) -> str:
+    """Return an amount without the dollar sign."""
+    return str(Usd(usd)).replace("$", "")
+
+
+def rate_text(tokens_per_second: float | None) -> str:
+    """Return a rate as a count, or `-` if it is unknown."""
+    return "-" if tokens_per_second is None else str(Count(round(tokens_per_second)))

@@ -1,0 +1,1 @@
+"""Search for the best slice, mesh, micro-batch size and remat policy."""

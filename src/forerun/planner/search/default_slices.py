@@ -1,0 +1,232 @@
+"""The default slices of a plan without --on: for each generation the smallest that may fit the job, and the next one.
+
+The choice is by formula, without compiling. Some data must be in HBM whatever the compiler does: weights, optimizer,
+gradients, and the layer inputs that even full remat keeps. A slice with less memory than that is skipped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.config.schema import Mesh, Remat
+from forerun.errors import UserError
+from forerun.hardware.slices import Slice, slices
+from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.compile.request import CompileRequest
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.units import GIB, Bytes
+
+MAX_COMPILES = 8
+GENERATIONS = ("v6e", "v5e", "v5p", "v4", "tpu7x")  # in the order in which they are compiled
+OLD = ("v3", "v2")  # for small jobs only
+SMALL_BYTES = 8 * GIB
+LARGEST_CHIPS = 1024
+FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
+SPLITS = (1, 2, 4, 8)  # sizes of tensor parallelism to try
+WIDE_BATCH = 256  # a batch that is a multiple of this divides over most slices
+
+
+@dataclass(frozen=True)
+class DefaultSlice:
+    """A slice to compile for. `changes` are overrides that the job needed to run on it; usually there are none."""
+
+    question: CompileRequest
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SliceChoice:
+    """For each generation the slices that may fit the job, smallest first; and why other generations are omitted."""
+
+    by_generation: dict[str, list[DefaultSlice]]
+    left_out: tuple[str, ...]
+
+    def first(self) -> list[DefaultSlice]:
+        """Return the smallest slice of each generation."""
+        return [own[0] for own in self.by_generation.values()]
+
+    def second(self, verdicts: Sequence[FitResult]) -> list[DefaultSlice]:
+        """Return the next larger slices, first of generations whose smallest slice was too small.
+
+        `verdicts` are the results so far. At most MAX_COMPILES slices are compiled in total.
+        """
+        fits = {v.question.slice.chip.name: v.fits for v in verdicts}
+        order = sorted(self.by_generation, key=lambda name: fits.get(name, False))  # stable
+        more = [self.by_generation[name][1] for name in order if len(self.by_generation[name]) > 1]
+        return more[: max(0, MAX_COMPILES - len(verdicts))]
+
+    def notes(self, compiled: Sequence[DefaultSlice]) -> list[str]:
+        """Return lines for the report about the generations that were omitted and the slices that were not compiled."""
+        names = {one.question.slice.name for one in compiled}
+        rest = [one for own in self.by_generation.values() for one in own if one.question.slice.name not in names]
+        notes = [f"omitted: {why}" for why in self.left_out]
+        if rest:
+            listed = ", ".join(one.question.slice.name for one in rest)
+            notes.append(f"not compiled, to save time: {listed}")
+        if plain := ",".join(one.question.slice.name for one in rest if not one.changes):
+            notes[-1] += f"; to compile: --on {plain}"
+        return notes
+
+
+def default_slices(resolved: ResolvedJob) -> SliceChoice:
+    """Return the slices of each generation to compile this job for.
+
+    Raises:
+        UserError: No slice can run the job, by formula.
+    """
+    needs = Needs.of(resolved)
+    chosen: dict[str, list[DefaultSlice]] = {}
+    left_out: list[str] = []
+    small = needs.state_bytes + needs.gradient_bytes <= SMALL_BYTES
+    for generation in (*GENERATIONS, *(OLD if small else ())):
+        own, why = _generation_slices(resolved, generation, needs)
+        if own and len(chosen) < MAX_COMPILES:
+            chosen[generation] = own
+        else:
+            left_out.append(f"{generation} ({why})")
+    if not small:
+        resting = Bytes(needs.state_bytes + needs.gradient_bytes)
+        left_out.append(f"v2 and v3 (for small jobs only; weights, optimizer and gradients are {resting})")
+    if not chosen:
+        raise UserError(
+            "E-PLAN-011",
+            "no slice of any generation can run this job",
+            why="; ".join(left_out),
+            fix=_suggested_change(resolved, needs),
+        )
+    return SliceChoice(chosen, tuple(left_out))
+
+
+def _suggested_change(resolved: ResolvedJob, needs: Needs) -> str:
+    """Return the mildest change with which the job may fit some slice, by the same formulas."""
+    job = resolved.job
+    wider = -(-job.batch // WIDE_BATCH) * WIDE_BATCH
+    changes: list[tuple[str, dict[str, Any]]] = [("micro_batch=1", {"micro_batch": 1})]
+    changes.append((f"batch={wider} micro_batch=1", {"batch": wider, "micro_batch": 1}))
+    if resolved.config is not None:
+        remat = {"remat": Remat(policy="named", offload=("layer_in",))}
+        more = [
+            (f"{words} 'remat={{policy: named, offload: [layer_in]}}'", change | remat) for words, change in changes
+        ]
+        changes = [changes[0], more[0], changes[1], more[1]]
+    for words, change in changes:
+        changed = resolved.with_values(**change)
+        changed_needs = Needs.of(changed)
+        for generation in GENERATIONS:
+            own, _ = _generation_slices(changed, generation, changed_needs)
+            if own:
+                return f"with {' '.join((words, *own[0].changes))} it might fit: --on {own[0].question.slice.name}"
+    known = [one for one in slices() if one.chips <= LARGEST_CHIPS]
+    room, name = max((one.devices * (one.chip.usable_bytes or 0), one.name) for one in known)
+    resting = needs.state_bytes + needs.gradient_bytes
+    if resting > room:
+        return (
+            f"make the model smaller: its weights, optimizer and gradients are {resting / room:.3g} x the HBM of {name}"
+        )
+    return "make the sequence shorter or the model smaller; a batch that is a multiple of 256 allows the most slices"
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The memory that a job needs in any case, over all devices."""
+
+    state_bytes: int  # split over fsdp x tp, as are the gradients
+    gradient_bytes: int
+    layer_input_bytes_per_sequence: int  # 0 for a user's model, where it is unknown
+
+    @classmethod
+    def of(cls, resolved: ResolvedJob) -> Needs:
+        """Return the needs of a job."""
+        from forerun.methods.sizes import resting
+
+        job, config = resolved.job, resolved.config
+        sizes, inputs = resting(job), 0
+        if config is not None and "layer_in" not in job.remat.offload:
+            inputs = config.layers * job.sequence * config.embed * FLOAT_BYTES[job.precision.compute]
+        return cls(sizes.state_bytes, sizes.gradient_bytes, inputs)
+
+    def per_device_bytes(self, question: CompileRequest) -> float:
+        """Return the minimum bytes per device with the mesh and micro-batch of a request."""
+        mesh, job = question.mesh_shape(), question.job
+        micro = job.micro_batch or job.batch // mesh.data_parallel
+        shards = mesh.fsdp * mesh.tp
+        return (self.state_bytes + self.gradient_bytes) / shards + micro * self.layer_input_bytes_per_sequence
+
+
+def _generation_slices(resolved: ResolvedJob, generation: str, needs: Needs) -> tuple[list[DefaultSlice], str]:
+    """Return at most two slices of a generation, and the reason against the last slice that was skipped."""
+    own: list[DefaultSlice] = []
+    why = f"its largest slice here has {LARGEST_CHIPS} chips"
+    for one in slices():
+        if one.chip.name != generation or one.chips > LARGEST_CHIPS:
+            continue
+        candidate, trouble = _layout_on(resolved, one)
+        if candidate is None:
+            why = f"{one.name}: {trouble}"
+            continue
+        needed, usable = needs.per_device_bytes(candidate.question), one.chip.usable_bytes or 0
+        if needed > usable:
+            why = f"{one.name} needs at least {Bytes(needed)} per device and has {Bytes(usable)}"
+            continue
+        own.append(candidate)
+        if len(own) == 2:
+            break
+    return own, why
+
+
+def _layout_on(resolved: ResolvedJob, slice_: Slice) -> tuple[DefaultSlice | None, str]:
+    """Return the job on the slice, unchanged or with the nearest mesh that keeps its batch.
+
+    If neither is possible, return None and the reason.
+    """
+    trouble = ""
+    for changed in _variants(resolved, slice_):
+        question = CompileRequest(changed, slice_)
+        try:
+            question.derived()
+        except UserError as error:
+            trouble = trouble or error.what
+            continue
+        return DefaultSlice(question, _changes(resolved, question)), ""
+    return None, trouble
+
+
+def _variants(resolved: ResolvedJob, slice_: Slice) -> Iterator[ResolvedJob]:
+    """Yield the job itself, then meshes with all devices on fsdp, with growing tensor parallelism.
+
+    Tensor parallelism helps if the batch is too small for fsdp over all devices.
+    """
+    job = resolved.job
+    yield resolved
+    if slice_.devices < (job.devices or 1):
+        return
+    devices = slice_.used_devices(job.devices)
+    splits = dict.fromkeys((job.mesh.tp if job.mesh.tp > 0 else 1, *SPLITS))
+    for tp in splits:
+        if devices % tp:
+            continue
+        fsdp = devices // tp
+        share = job.batch // fsdp
+        if job.batch % fsdp:
+            continue
+        micro = job.micro_batch
+        if micro is not None and share % micro:
+            micro = next(n for n in range(min(micro, share), 0, -1) if share % n == 0)
+        yield resolved.with_values(mesh=Mesh(data=1, fsdp=fsdp, tp=tp), micro_batch=micro)
+
+
+def _changes(resolved: ResolvedJob, question: CompileRequest) -> tuple[str, ...]:
+    """Return the overrides that turn the job into the one of the request."""
+    changes = []
+    shape = question.mesh_shape()
+    try:
+        same = CompileRequest(resolved, question.slice).mesh_shape() == shape
+    except UserError:
+        same = False
+    if not same:
+        changes.append(shape.overrides())
+    if question.job.micro_batch != resolved.job.micro_batch:
+        changes.append(f"micro_batch={question.job.micro_batch}")
+    return tuple(changes)

@@ -1,0 +1,290 @@
+"""The search for the best plan of a job: compile candidates in parallel until the strategy has no better ones."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any, TextIO
+
+from forerun import interrupt
+from forerun.console import SafeConsole
+from forerun.errors import UserError
+from forerun.exit_codes import INTERRUPTED
+from forerun.hardware.prices import cheapest
+from forerun.hardware.slices import Slice
+from forerun.planner.compile import result_cache
+from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped, require_compiler
+from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.cost.job_cost import Tariff
+from forerun.planner.search import job_file
+from forerun.planner.search.outcome import Adjust, Exploration, SearchOutcome
+from forerun.planner.search.ranking import ranked
+from forerun.planner.search.scoreboard import Scoreboard, best_text
+from forerun.planner.search.space import Bounds, Candidate, Space, space_of
+from forerun.planner.search.strategy import GOALS, Goal, Strategy
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.units import GIB, Seconds
+
+COMPILE_BYTES = 4 * GIB  # host memory that one compile of a large job needs
+MAX_COMPILES = 150
+PIPED_COLUMNS = 120
+KILLED = "the compiler was killed"
+
+Ask = Callable[[CompileRequest, threading.Event, Phase], FitResult]
+
+
+def find_plans(
+    resolved: ResolvedJob,
+    *,
+    goal: str,
+    max_hours: float | None = None,
+    max_usd: float | None = None,
+    on: str | Sequence[str] | None = None,
+    zone: str | None = None,
+    prices_file: str | None = None,
+    use_cache: bool = True,
+    most_compiles: int = MAX_COMPILES,
+    adjust: Adjust = lambda answer: answer,
+) -> SearchOutcome:
+    """Search slices, meshes, micro-batch sizes and remat policies, and return everything that was found.
+
+    Args:
+      resolved: the job to search for.
+      goal: cheapest, fastest or balanced.
+      max_hours: omit plans that take longer.
+      max_usd: omit plans that cost more.
+      on: slices or patterns; None means all slices.
+      zone: the zone of the prices; None means the cheapest.
+      prices_file: a file with prices that replace the list prices.
+      use_cache: use results of earlier compilations, and store new ones.
+      most_compiles: the search ends after this many compilations.
+      adjust: corrects each result after the cache, for example by a calibration.
+
+    Raises:
+      UserError: All candidates are impossible or exceed the limits before anything is compiled.
+    """
+    tariff = Tariff(zone, prices_file, max_usd)
+    tariff.check()
+    chosen_goal = _goal(goal)
+    pattern = on if on is None or isinstance(on, str) else ",".join(on)
+    bounds = Bounds(_usd_per_hour(tariff), max_hours, max_usd, needs_price=chosen_goal != "fastest")
+    space = space_of(resolved, pattern, bounds)
+    if not space.candidates:
+        raise _nothing_left(space)
+    strategy = Strategy(space, chosen_goal, _usd_per_second(space, bounds))
+    found = Exploration(adjust=adjust)
+    if use_cache:
+        recall(space, found)
+    started = time.monotonic()
+    if strategy.next(found.known) is not None:
+        require_compiler()
+        with Scoreboard(space.size, found.recalled) as board:
+            explore(strategy, found, tariff, max_hours, board, use_cache=use_cache, most_compiles=most_compiles)
+    return SearchOutcome(space, found, chosen_goal, tariff, max_hours, Seconds(time.monotonic() - started))
+
+
+def run_search(
+    resolved: ResolvedJob,
+    *,
+    goal: str,
+    out_path: Path | None = None,
+    stream: TextIO | None = None,
+    as_json: bool = False,
+    **options: Any,
+) -> int:
+    """Search the best plan, print the ranking and write the winning job. Return the exit code: 130 after Ctrl-C.
+
+    Args:
+      resolved: the job to search for.
+      goal: cheapest, fastest or balanced.
+      out_path: the file of the winning job; default: the name of the job and the goal.
+      stream: where the ranking is printed; default: stdout.
+      as_json: print the ranking as JSON to `stream`, and the text to stderr.
+      **options: see `find_plans`.
+    """
+    chosen_goal = _goal(goal)
+    if out_path:
+        job_file.check_path(out_path)
+    outcome = find_plans(resolved, goal=chosen_goal, **options)
+    stream = stream or sys.stdout
+    text_stream = sys.stderr if as_json else stream
+    console = SafeConsole(file=text_stream, width=None if text_stream.isatty() else PIPED_COLUMNS)
+    outcome.print(console)
+    if not outcome.has_plan:
+        if outcome.interrupted:
+            return INTERRUPTED
+        outcome.require_plan()
+    path = out_path or Path(f"{outcome.space.job.name}.{chosen_goal}.yaml")
+    outcome.write_job(path)
+    console.print(f"written: {path}; check it with: forerun plan {path} --on {outcome.best.candidate.slice.name}")
+    if as_json:
+        print(json.dumps({**outcome.to_dict(), "written": str(path)}, indent=2), file=stream)
+    return INTERRUPTED if outcome.interrupted else 0
+
+
+def _goal(goal: str) -> Goal:
+    for known in GOALS:
+        if goal == known:
+            return known
+    raise UserError(
+        "E-PLAN-018", f"no goal is called {goal!r}", why=f"goals: {', '.join(GOALS)}", fix="--goal cheapest"
+    )
+
+
+def _usd_per_hour(tariff: Tariff) -> Callable[[Slice], float | None]:
+    """Return a function that gives the price of a slice per hour on demand, or None if it is unknown."""
+
+    def of(one: Slice) -> float | None:
+        price = cheapest(one.chip.name, tariff.zone, hosts=one.hosts, override_file=tariff.prices_file)
+        return None if price is None else price.usd_per_chip_hour_on_demand * one.chips
+
+    return of
+
+
+def _usd_per_second(space: Space, bounds: Bounds) -> dict[str, float | None]:
+    rates: dict[str, float | None] = {}
+    for name, group in space.by_slice.items():
+        rate = bounds.usd_per_hour(group[0].slice)
+        rates[name] = None if rate is None else rate / 3600
+    return rates
+
+
+def recall(space: Space, found: Exploration) -> None:
+    """Add all cached results and failures of earlier plans and searches in this space to `found`."""
+    if not result_cache.folder().is_dir():
+        return
+    cached = {entry.name for entry in os.scandir(result_cache.folder())}
+    for one in space.candidates:
+        question = one.question(space.resolved)
+        if f"{result_cache.key(question)}.json" not in cached:
+            continue
+        if answer := result_cache.recall(question):
+            found.verdicts[one] = found.adjust(answer)
+            found.recalled += 1
+        elif failure := result_cache.load_failure(question):
+            found.failures[one] = failure
+
+
+def explore(
+    strategy: Strategy,
+    found: Exploration,
+    tariff: Tariff,
+    max_hours: float | None,
+    board: Scoreboard,
+    *,
+    ask: Ask = verdict,
+    use_cache: bool = True,
+    most_compiles: int = MAX_COMPILES,
+    cores: int | None = None,
+) -> None:
+    """Compile candidates until the strategy has no more, `most_compiles` is reached, or the user presses Ctrl-C.
+
+    Results are added to `found`. After Ctrl-C, `found.interrupted` is set and running compiles are stopped.
+    At most `cores` compiles run in parallel (default: one per CPU core), and only while host memory is available.
+    """
+    stop = threading.Event()
+    workers = cores or os.cpu_count() or 1
+    running: dict[Future[FitResult], Candidate] = {}
+    resolved = strategy.space.resolved
+    with interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
+        try:
+            while True:
+                # One compile always runs, so that the search continues on a machine with little memory.
+                while len(running) < workers and (not running or available_bytes() >= COMPILE_BYTES):
+                    left = most_compiles - found.compiled - len(running)
+                    one = strategy.next(found.known, running.values()) if left > 0 else None
+                    if one is None:
+                        break
+                    board.started(one)
+                    running[pool.submit(ask, one.question(resolved), stop, lambda phase: None)] = one
+                if not running:
+                    return
+                done, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
+                for future in done:
+                    one = running.pop(future)
+                    word = _record_result(future, one, found, resolved, use_cache)
+                    if KILLED in word:  # probably out of memory: avoid parallel compiles from now on
+                        workers = 1
+                    best = next(iter(ranked(found.verdicts, strategy.goal, tariff, max_hours)), None)
+                    board.finished(one, word, best_text(best), _open_questions(strategy, found), workers)
+        except KeyboardInterrupt:
+            found.interrupted = True
+        finally:
+            stop.set()
+
+
+def _record_result(
+    future: Future[FitResult], one: Candidate, found: Exploration, resolved: ResolvedJob, use_cache: bool
+) -> str:
+    """Record the result of a compile in `found`, and return it as a short text.
+
+    A failure of the compiler on one candidate does not end the search. Errors in the job are raised.
+    """
+    try:
+        answer = future.result()
+    except Stopped:
+        return "stopped"
+    except CompilerFailure as failure:
+        found.failures[one] = str(failure)
+        if use_cache:
+            result_cache.store_failure(one.question(resolved), str(failure))
+        return "the compiler failed"
+    except UserError as error:
+        if KILLED not in error.what:
+            raise
+        found.failures[one] = error.what
+        return f"{KILLED}: compiling one at a time from now on"
+    except Exception as error:  # a bug in forerun: report and do not cache it, but keep hours of other results
+        found.failures[one] = f"{type(error).__name__}: {error}"
+        return f"failed: {found.failures[one]}"
+    found.verdicts[one] = found.adjust(answer)
+    found.compiled += 1
+    if use_cache:
+        result_cache.remember(answer)
+    if not answer.fits or answer.step is None:
+        return f"{-answer.spare_bytes / GIB:.2f} GiB too large"
+    return f"{answer.step.mid_seconds:.3g} s a step"
+
+
+def _open_questions(strategy: Strategy, found: Exploration) -> int:
+    """Return the number of candidates that the strategy would still compile, as far as it knows now."""
+    known = found.known
+    return len({one for one in strategy.proposals(known) if one not in known})
+
+
+def available_bytes() -> int:
+    """Return the available host memory: the machine's, or that within the container's limit if it is less."""
+    found = [_meminfo_bytes()]
+    group = Path("/sys/fs/cgroup")
+    with contextlib.suppress(OSError, ValueError):  # no container, or one without a limit
+        found.append(
+            int((group / "memory.max").read_text("utf-8")) - int((group / "memory.current").read_text("utf-8"))
+        )
+    return min(found)
+
+
+def _meminfo_bytes() -> int:
+    """Return the machine's available memory, or enough for two compiles if it is unknown."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return 2 * COMPILE_BYTES
+
+
+def _nothing_left(space: Space) -> UserError:
+    reasons = "; ".join(f"{n} x {why}" for why, n in space.ruled_out.most_common(3)) or "no slice holds the job"
+    return UserError(
+        "E-PLAN-019",
+        f"all {space.size} candidates are ruled out by formula",
+        why=reasons,
+        fix="loosen the limit that rules out most, or allow more slices: --on 'v5p-*'",
+    )

@@ -1,0 +1,318 @@
+"""The space of a search: slices x meshes x micro-batch sizes x remat policies.
+
+Every candidate keeps the job's effective batch. Candidates that cannot be good are ruled out by formula, and counted by
+reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import cached_property
+
+from forerun.config.schema import Job, Mesh, Remat
+from forerun.errors import UserError
+from forerun.hardware.mesh import MeshShape, check_model, divisors, resolve, valid_meshes
+from forerun.hardware.slices import Slice, slice_named, slices
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.search.lower_bound import Footprint, footprint, kept_names
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.units import GIB
+
+REMATS = (
+    Remat(policy="full"),
+    Remat(policy="named", offload=("layer_in",)),
+    Remat(policy="named", keep=("attention_out",), offload=("layer_in",)),
+    Remat(policy="named", keep=("attention_out",)),
+    Remat(policy="dots"),
+    Remat(policy="none"),
+)
+FOREIGN_REMATS = tuple(
+    remat for remat in REMATS if remat.policy in ("full", "none")
+)  # only decoders have named residuals
+GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")  # without --on; v2 and v3 must be named there
+SIZES_PER_GENERATION = 3
+LARGEST_TP = 8
+COPIES = (1, 2, 4)  # numbers of copies of the weights to try, besides one copy on every device
+SAVED_MARGIN = 1.3  # the estimate of activations may be too high by this factor without ruling out a plan that fits
+ROOM_FOR_KERNELS_BYTES = GIB
+
+STATE = "weights and optimizer alone are larger than HBM"
+SAVED = "saved activations are far larger than HBM"
+BATCH = "the batch does not divide over the mesh"
+SPLIT = "more tensor parallelism than needed: fsdp alone fits"
+MANY_COPIES = "more copies of the weights than needed: fsdp needs less memory"
+HOURS = "even at the chip's peak it takes more than --max-hours"
+MONEY = "even at the chip's peak it costs more than --max-usd"
+DEVICES = "the slice has fewer devices than the job asks for"
+NO_PRICE = "no price is known for the slice"
+
+Usd = Callable[[Slice], float | None]  # price of a complete slice per hour; None if it is unknown
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run the job: a slice, a mesh, a micro-batch size and a remat policy."""
+
+    slice: Slice
+    mesh: MeshShape
+    micro_batch: int
+    remat: Remat
+
+    def changed(self, resolved: ResolvedJob) -> ResolvedJob:
+        """Return the job with the mesh, micro-batch and remat of this candidate."""
+        mesh = Mesh(data=self.mesh.data, fsdp=self.mesh.fsdp, tp=self.mesh.tp)
+        return resolved.with_values(mesh=mesh, micro_batch=self.micro_batch, remat=self.remat)
+
+    def question(self, resolved: ResolvedJob) -> CompileRequest:
+        """Return the request to compile this candidate."""
+        return CompileRequest(self.changed(resolved), self.slice)
+
+    def accumulation(self, batch: int) -> int:
+        """Return the number of micro-batches per device and step."""
+        return batch // (self.micro_batch * self.mesh.data_parallel)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    @cached_property
+    def _text(self) -> str:
+        return f"{self.slice.name} {self.mesh} micro-batch {self.micro_batch}, {remat_text(self.remat)}"
+
+
+@dataclass(frozen=True)
+class Space:
+    """The candidates of a search, in no order, and those that were ruled out."""
+
+    resolved: ResolvedJob
+    candidates: tuple[Candidate, ...]
+    dropped: Mapping[Candidate, str]  # ruled out, with the reason
+    sizes: Footprint
+    as_written: dict[str, Candidate] = field(default_factory=dict)  # by slice: the job's own values
+
+    @property
+    def job(self) -> Job:
+        """The job before the search, with its open values filled in."""
+        return self.resolved.job
+
+    @property
+    def size(self) -> int:
+        return len(self.candidates) + len(self.dropped)
+
+    @cached_property
+    def ruled_out(self) -> Counter[str]:
+        """Number of candidates that were ruled out, by reason."""
+        return Counter(self.dropped.values())
+
+    @cached_property
+    def by_slice(self) -> dict[str, tuple[Candidate, ...]]:
+        groups: dict[str, list[Candidate]] = {}
+        for one in self.candidates:
+            groups.setdefault(one.slice.name, []).append(one)
+        return {name: tuple(group) for name, group in groups.items()}
+
+    def guessed_seconds(self, one: Candidate) -> float:
+        """Return the estimated time of a step."""
+        return self._guesses[one][0]
+
+    def guessed_bytes(self, one: Candidate) -> float:
+        """Return the estimated HBM per device."""
+        return self._guesses[one][1]
+
+    @cached_property
+    def _guesses(self) -> dict[Candidate, tuple[float, float]]:
+        return {one: (self._seconds(one), _guessed_bytes(self.sizes, one, self.job.batch)) for one in self.candidates}
+
+    def _seconds(self, one: Candidate) -> float:
+        accumulation = one.accumulation(self.job.batch)
+        return self.sizes.guessed_seconds(one.slice.chip, one.mesh, one.micro_batch, accumulation, one.remat)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The user's limits and the prices of slices."""
+
+    usd_per_hour: Usd
+    max_hours: float | None = None
+    max_usd: float | None = None
+    needs_price: bool = False  # whether slices without a price are ruled out
+
+
+def remat_text(remat: Remat) -> str:
+    """Return a remat policy as text, for example `remat full` or `keep attention_out, offload layer_in`."""
+    if remat.policy != "named":
+        return f"remat {remat.policy}"
+    parts = [f"{verb} {'+'.join(names)}" for verb, names in (("keep", remat.keep), ("offload", remat.offload)) if names]
+    return ", ".join(parts) or "remat named"
+
+
+def slices_like(pattern: str) -> list[Slice]:
+    """Return the slices of a comma-separated list of names and globs. Globs match standard slices only."""
+    chosen: dict[str, Slice] = {}
+    for part in pattern.split(","):
+        glob = part.strip().lower().replace("v5litepod", "v5e")
+        if any(mark in glob for mark in "*?["):
+            matches = [one for one in slices() if fnmatchcase(one.name, glob)]
+            if not matches:
+                raise UserError(
+                    "E-PLAN-003",
+                    f"--on {part.strip()} matches no slice",
+                    why="a pattern is compared with the names of standard slices, such as v6e-8 or v5p-16",
+                    fix="--on 'v6e-*', or choose from: forerun hardware slices",
+                )
+        else:
+            matches = [slice_named(part)]
+        chosen |= {one.name: one for one in matches}
+    return list(chosen.values())
+
+
+def default_search_slices(job: Job, sizes: Footprint) -> list[Slice]:
+    """Return, for each generation, the smallest slices whose HBM holds the weights and the optimizer."""
+    state = sizes.resting_bytes
+    chosen = []
+    for generation in GENERATIONS:
+        own = [one for one in slices() if one.chip.name == generation and one.devices >= (job.devices or 1)]
+        holding = [one for one in own if one.used_devices(job.devices) * (one.chip.usable_bytes or 0) > state]
+        chosen += holding[:SIZES_PER_GENERATION]
+    return chosen
+
+
+def space_of(resolved: ResolvedJob, on: str | None, bounds: Bounds) -> Space:
+    """Return all candidates of a search, including those that are ruled out.
+
+    Args:
+        resolved: The job.
+        on: Names or globs of slices, separated by commas. None selects slices that may fit the job.
+        bounds: The user's limits and the prices.
+
+    Raises:
+        UserError: A slice is unknown, or none has as many devices as the job wants.
+    """
+    job, sizes = resolved.job, footprint(resolved)
+    chosen = slices_like(on) if on else default_search_slices(job, sizes)
+    remats = FOREIGN_REMATS if resolved.config is None else REMATS
+    remats = (*(one for one in remats if not same_remat(one, job.remat)), job.remat)
+    left: list[Candidate] = []
+    dropped: dict[Candidate, str] = {}
+    as_written: dict[str, Candidate] = {}
+    if (most := max(chosen, key=lambda one: one.devices, default=None)) is not None:
+        most.used_devices(job.devices)  # raises if no slice has that many devices
+    for one in chosen:
+        if one.devices < (job.devices or 1):
+            dropped[Candidate(one, MeshShape(1, one.devices, 1), 1, job.remat)] = DEVICES
+            continue
+        own = _as_written(resolved, one)
+        extra = [own.mesh] if own else []
+        for candidate, reason in _slice_candidates(resolved, sizes, one, remats, bounds, extra):
+            if reason:
+                dropped[candidate] = reason
+            else:
+                left.append(candidate)
+        if own and own in left:
+            as_written[one.name] = own
+    return Space(resolved, tuple(left), dropped, sizes, as_written)
+
+
+def same_remat(one: Remat, other: Remat) -> bool:
+    """Return whether two policies keep the same. The order of names is ignored, and naming nothing is full remat."""
+
+    def lists(remat: Remat) -> tuple[str, set[str], set[str]]:
+        return "named" if remat.policy == "full" else remat.policy, kept_names(remat), set(remat.offload)
+
+    return lists(one) == lists(other)
+
+
+def _as_written(resolved: ResolvedJob, on: Slice) -> Candidate | None:
+    """Return the candidate with the job's own mesh, micro-batch and remat, or None if the slice cannot run it."""
+    job = resolved.job
+    try:
+        mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, on.used_devices(job.devices), on.name)
+        check_model(mesh, resolved.model_facts.heads, job.batch, job.micro_batch)
+    except UserError:
+        return None
+    return Candidate(on, mesh, job.micro_batch or job.batch // mesh.data_parallel, job.remat)
+
+
+def _slice_candidates(
+    resolved: ResolvedJob,
+    sizes: Footprint,
+    on: Slice,
+    remats: Sequence[Remat],
+    bounds: Bounds,
+    extra: Sequence[MeshShape],
+) -> list[tuple[Candidate, str | None]]:
+    """Return every candidate of a slice with the reason to rule it out, or None.
+
+    The meshes in `extra` (the job's own) are never ruled out as needless.
+    """
+    job = resolved.job
+    against = _slice_reason(job, sizes, on, bounds)
+    roomy = _fsdp_has_room(job, sizes, on)
+    found: list[tuple[Candidate, str | None]] = []
+    for mesh in dict.fromkeys([*meshes(resolved.model_facts.heads, on.used_devices(job.devices)), *extra]):
+        share, rest = divmod(job.batch, mesh.data_parallel)
+        if rest:
+            found += [(Candidate(on, mesh, 1, remat), BATCH) for remat in remats]
+            continue
+        wanted = mesh in extra
+        for micro in divisors(share):
+            for remat in remats:
+                candidate = Candidate(on, mesh, micro, remat)
+                reason = against or _memory_reason(candidate, sizes)
+                reason = reason or (None if wanted else _needless_reason(mesh, roomy))
+                found.append((candidate, reason))
+    return found
+
+
+def meshes(heads: int | None, devices: int) -> list[MeshShape]:
+    """Return all meshes whose tp is a power of two that divides the heads, 8 at most."""
+    allowed = [tp for tp in (1, 2, 4, 8) if tp <= LARGEST_TP and heads is not None and heads % tp == 0] or [1]
+    return [mesh for mesh in valid_meshes(devices) if mesh.tp in allowed]
+
+
+def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str | None:
+    """Return the reason to rule out all candidates of a slice because of time or cost, or None."""
+    hours = sizes.lower_bound_seconds(on.chip, on.used_devices(job.devices)) * (job.steps or 0) / 3600
+    usd = bounds.usd_per_hour(on)
+    if bounds.max_hours is not None and hours > bounds.max_hours:
+        return HOURS
+    if usd is None:
+        return NO_PRICE if bounds.needs_price or bounds.max_usd is not None else None
+    return MONEY if bounds.max_usd is not None and hours * usd > bounds.max_usd else None
+
+
+def _memory_reason(one: Candidate, sizes: Footprint) -> str | None:
+    """Return the reason to rule out a candidate because of its memory, or None."""
+    limit = one.slice.chip.usable_bytes or 0
+    state = sizes.lower_bound_bytes(one.mesh)
+    if state > limit:
+        return STATE
+    saved = sizes.saved_bytes(one.mesh, one.micro_batch, one.remat)
+    return SAVED if state + saved / SAVED_MARGIN > limit else None
+
+
+def _needless_reason(mesh: MeshShape, roomy: bool) -> str | None:
+    """Return the reason to rule out a mesh that another one surely beats, or None."""
+    if roomy and mesh.tp > 2:
+        return SPLIT
+    return MANY_COPIES if mesh.data not in COPIES and mesh.fsdp > 1 else None
+
+
+def _fsdp_has_room(job: Job, sizes: Footprint, on: Slice) -> bool:
+    """Return whether fsdp over all devices with micro-batch 1 is estimated to leave a fifth of HBM free."""
+    devices = on.used_devices(job.devices)
+    if job.batch % devices:
+        return False
+    thrifty = Candidate(on, MeshShape(1, devices, 1), 1, REMATS[0])
+    return _guessed_bytes(sizes, thrifty, job.batch) < 0.8 * (on.chip.usable_bytes or 0)
+
+
+def _guessed_bytes(sizes: Footprint, one: Candidate, batch: int) -> float:
+    """Return the estimated HBM per device of a candidate."""
+    state = sizes.lower_bound_bytes(one.mesh) + sizes.gradient_bytes(one.mesh, one.accumulation(batch))
+    return state + sizes.saved_bytes(one.mesh, one.micro_batch, one.remat) + ROOM_FOR_KERNELS_BYTES

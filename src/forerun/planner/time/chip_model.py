@@ -1,0 +1,100 @@
+"""Assumptions of the step-time model about each chip, with their sources.
+
+All rates are per JAX device. Data-sheet rates come from `hardware/`. This module has the shares of them that programs
+reach.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from forerun.hardware.chips import Chip
+
+
+@dataclass(frozen=True)
+class ChipModel:
+    """Rates and latencies of one JAX device, as the simulation uses them."""
+
+    clock_hz: float
+    matmul_flops: float  # FLOP/s of the data sheet
+    matmul_share: float  # share of matmul_flops that large bf16 matmuls reach
+    hbm_bytes_per_second: float  # achievable, not the data sheet's
+    link_bytes_per_second: float  # one ICI link, one way
+    host_bytes_per_second: float  # device <-> host memory, one way
+    attention_share: float = 1.0  # speed of attention kernels relative to their counted cycles
+    op_seconds: float = 0.4e-6  # overhead between two fusions
+    dma_seconds: float = 0.3e-6  # latency of a copy between HBM and VMEM
+    hop_seconds: float = 0.5e-6  # latency of a collective per device of its ring
+    collective_seconds: float = 2e-6  # fixed latency of a collective
+
+    def with_shares(
+        self, *, matmul: float = 1.0, hbm: float = 1.0, link: float = 1.0, host: float = 1.0, attention: float = 1.0
+    ) -> ChipModel:
+        """Return a copy scaled by calibration factors. A factor above one means faster than assumed."""
+        return replace(
+            self,
+            matmul_share=self.matmul_share * matmul,
+            hbm_bytes_per_second=self.hbm_bytes_per_second * hbm,
+            link_bytes_per_second=self.link_bytes_per_second * link,
+            host_bytes_per_second=self.host_bytes_per_second * host,
+            attention_share=self.attention_share * attention,
+        )
+
+
+@dataclass(frozen=True)
+class AchievableRates:
+    """Achievable rates of a chip. `matmul` and `hbm` are shares of the data sheet's rates."""
+
+    matmul: float
+    hbm: float
+    host_bytes_per_second: float
+    clock_hz: float
+    link_bytes_per_second: float
+
+
+# Sources:
+# - matmul: dumped VLIW code of v6e matmul fusions reaches 0.85 of peak on average, and its 8192 matmul microbenchmark
+#   0.90. tpu7x: GEMM 0.83 and HBM 0.87 (tpu-recipes microbenchmarks).
+# - HBM: a copy on v6e reaches 1360 of 1640 GB/s.
+# - links: the JAX scaling book; v2 is assumed to equal v4.
+# - host: PCIe of the scaling book (15 GB/s per chip, v6e 32); v6e is at 30 in simulated recipes.
+REACHED = {
+    "v2": AchievableRates(0.80, 0.85, 8e9, 0.70e9, 45e9),
+    "v3": AchievableRates(0.80, 0.85, 8e9, 0.94e9, 100e9),
+    "v4": AchievableRates(0.86, 0.90, 15e9, 1.05e9, 45e9),
+    "v5e": AchievableRates(0.86, 0.92, 15e9, 1.50e9, 45e9),
+    "v5p": AchievableRates(0.86, 0.90, 15e9, 1.75e9, 90e9),
+    "v6e": AchievableRates(0.86, 0.90, 30e9, 1.75e9, 90e9),
+    "tpu7x": AchievableRates(0.83, 0.87, 30e9, 1.90e9, 100e9),
+}
+
+
+# Factors for the assumptions above (above one: faster), fitted to published step times with
+# bench/accuracy/calibrate.py on the calibration half, 2026-11-15. A generation with fewer than three runs there is not
+# calibrated.
+CALIBRATED: dict[str, dict[str, float]] = {
+    # 5 runs, tensor parallel. The fit gives 1.107 for matmuls. It is limited to 0.90 of peak, the best that any
+    # microbenchmark of a TPU reaches (hardware facts: v6e, 8192 x 8192).
+    "v5p": {"matmul": 1.046, "hbm": 1.048, "link": 1.152, "attention": 1.026},
+    "v6e": {"matmul": 1.012, "hbm": 1.009, "link": 1.01, "host": 1.095, "attention": 1.031},  # 6 runs, FSDP, offload
+}
+
+
+def chip_model_of(chip: Chip) -> ChipModel:
+    """Return the calibrated model of one JAX device of `chip`."""
+    return assumed(chip).with_shares(**CALIBRATED.get(chip.name, {}))
+
+
+def assumed(chip: Chip) -> ChipModel:
+    """Return the model of one JAX device of `chip` before calibration."""
+    reached = REACHED[chip.name]
+    assert chip.bf16_flops_per_device
+    assert chip.hbm_bytes_per_second
+    return ChipModel(
+        clock_hz=reached.clock_hz,
+        matmul_flops=chip.bf16_flops_per_device,
+        matmul_share=reached.matmul,
+        hbm_bytes_per_second=chip.hbm_bytes_per_second / chip.devices_per_chip * reached.hbm,
+        link_bytes_per_second=reached.link_bytes_per_second,
+        host_bytes_per_second=reached.host_bytes_per_second,
+    )

@@ -1,0 +1,195 @@
+"""The work of one instruction: FLOPs for the matrix unit, and bytes read from and written to HBM.
+
+Only bytes that are really touched count. A fusion that uses one slice of a stacked weight reads only the slice, and
+a dynamic-update-slice writes only its update, in place. Bytes that a collective inside a fusion sends do not count:
+`transfers` has their cost.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+
+from forerun.planner.hlo import HBM, Computation, Instruction, Module
+from forerun.planner.time.transfers import is_collective
+
+DEEPEST = 8  # levels of nested fusions that are examined
+SLICES = ("dynamic-slice", "slice", "gather")
+
+
+class InstructionWork:
+    """FLOPs and HBM bytes of a module's instructions, including those inside fusions.
+
+    FLOPs are cached by called computation.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.flops_in = lru_cache(None)(self._flops_in)  # one cache per instance, which ends with the instance
+
+    def flops(self, computation: Computation, x: Instruction) -> float:
+        """Return the FLOPs of the matrix multiplications in `x`, two per multiply-add."""
+        if x.op == "fusion":
+            return self.flops_in(x.attribute("calls") or "")
+        if x.op == "dot":
+            return _dot_flops(computation, x)
+        if x.op == "convolution":
+            return _convolution_flops(computation, x)
+        return 0.0
+
+    def _flops_in(self, name: str) -> float:
+        computation = self.module.computations.get(name)
+        return sum(self.flops(computation, x) for x in computation.instructions) if computation else 0.0
+
+    def hbm_bytes(self, computation: Computation, x: Instruction) -> float:
+        """Return the bytes that `x` reads from HBM plus those that it writes there."""
+        if x.op == "fusion":
+            return self._fusion_bytes(computation, x)
+        if x.op == "dynamic-update-slice":
+            update = computation.operand(x, 1)
+            return update.bytes_in(HBM) + (update.size_bytes if x.bytes_in(HBM) else 0.0) if update else 0.0
+        if x.op in SLICES:
+            source = computation.operand(x, 0)
+            return x.bytes_in(HBM) + (x.size_bytes if source and source.bytes_in(HBM) else 0.0)
+        operands = (computation.by_name.get(name) for name in x.operands)
+        return x.bytes_in(HBM) + sum(operand.bytes_in(HBM) for operand in operands if operand)
+
+    def _fusion_bytes(self, computation: Computation, x: Instruction) -> float:
+        inner = self.module.computations[x.attribute("calls") or ""]
+        parameters = inner.parameters()
+        total = 0.0
+        for number, name in enumerate(x.operands):
+            operand = computation.by_name.get(name)
+            whole = operand.bytes_in(HBM) if operand else 0.0
+            total += self._read_bytes(inner, parameters[number], whole) if number in parameters else whole
+        return total + self._written_bytes(inner, inner.root, x)
+
+    def _written_bytes(self, inner: Computation, root: Instruction, x: Instruction) -> float:
+        """Return the bytes that the fusion `x` writes to HBM. `root` is the root of its contents `inner`."""
+        if root.op == "tuple" and len(root.operands) == len(x.shapes):
+            parts = zip(x.shapes, root.operands, strict=True)
+            return sum(
+                min(shape.size_bytes, self._write_bytes(inner, inner.by_name[name]))
+                for shape, name in parts
+                if shape.space == HBM
+            )
+        whole = x.bytes_in(HBM)
+        return min(whole, self._write_bytes(inner, root)) if whole else 0.0
+
+    def _write_bytes(self, computation: Computation, x: Instruction, depth: int = 0) -> float:
+        """Return the bytes that producing `x` writes. An in-place update writes only the update."""
+        if x.op == "dynamic-update-slice":
+            update = computation.operand(x, 1)
+            return update.size_bytes if update else 0.0
+        if x.op == "bitcast":
+            source = computation.operand(x, 0)
+            return self._write_bytes(computation, source, depth) if source else x.size_bytes
+        if x.op == "fusion" and depth < DEEPEST:
+            inner = self.module.computations[x.attribute("calls") or ""]
+            if inner.root.op != "tuple":
+                return min(x.size_bytes, self._write_bytes(inner, inner.root, depth + 1))
+        return 0.0 if x.op == "parameter" or is_collective(x) else x.size_bytes
+
+    def _read_bytes(self, computation: Computation, x: Instruction, whole: float, depth: int = 0) -> float:
+        """Return the bytes of `x` that its users in this computation really read, at most `whole`."""
+        total = 0.0
+        for user, number in self.module.users.get((computation.name, x.name), ()):
+            if user.op in SLICES and number == 0:
+                total += user.size_bytes
+            elif (user.op == "dynamic-update-slice" and number == 0) or user.op == "tuple" or is_collective(user):
+                continue  # updated in place, only grouped, or read by the interconnect: the core reads nothing
+            elif user.op in ("bitcast", "get-tuple-element") or self._is_alias(user):
+                total += self._read_bytes(computation, user, whole, depth + 1)
+            elif user.op == "fusion" and depth < DEEPEST:
+                inner = self.module.computations[user.attribute("calls") or ""]
+                parameter = inner.parameters().get(number)
+                if parameter is not None and _is_same_array(inner, parameter):
+                    total += self._read_bytes(computation, user, whole, depth + 1)  # the fusion's users read `x`
+                else:
+                    total += self._read_bytes(inner, parameter, whole, depth + 1) if parameter else whole
+            else:
+                return whole
+            if total >= whole:
+                return whole
+        return total
+
+    def _is_alias(self, x: Instruction) -> bool:
+        """Return whether `x` is a fusion that only renames its operand (tpu7x wraps loop carries in such fusions)."""
+        if x.op != "fusion" or "output_to_operand_aliasing" not in x.attributes:
+            return False
+        inner = self.module.computations[x.attribute("calls") or ""]
+        return all(y.op in ("parameter", "copy", "bitcast") for y in inner.instructions)
+
+
+def _is_same_array(computation: Computation, parameter: Instruction) -> bool:
+    """Return whether the computation returns `parameter` unchanged except for its shape."""
+    x: Instruction | None = computation.root
+    while x is not None and x.op == "bitcast":
+        x = computation.operand(x, 0)
+    return x is parameter
+
+
+def _dot_flops(computation: Computation, x: Instruction) -> float:
+    left = computation.operand(x, 0)
+    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", x.attributes)
+    if left is None or found is None:
+        return 0.0
+    contracted = math.prod(left.shapes[0].dims[int(d)] for d in found[1].split(",") if d)
+    return 2.0 * math.prod(x.shapes[0].dims) * contracted
+
+
+def _convolution_flops(computation: Computation, x: Instruction) -> float:
+    """Return the FLOPs of a convolution.
+
+    The TPU compiler writes every matmul as a convolution, and may put batch dimensions into its window. So padding must
+    not be counted as work.
+    """
+    left, right = computation.operand(x, 0), computation.operand(x, 1)
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.attributes)
+    if left is None or right is None or labels is None:
+        return 0.0
+    lhs, rhs, out = labels[1], labels[2], labels[3]
+    window = _Window(x.attributes, sum(letter.isdigit() for letter in lhs))
+    pairs = 1
+    for dim in range(window.dims):
+        pairs *= window.valid_pairs(
+            dim, left.shapes[0].dims[lhs.index(str(dim))], x.shapes[0].dims[out.index(str(dim))]
+        )
+    groups = re.search(r"batch_group_count=(\d+)", x.attributes)
+    batch = left.shapes[0].dims[lhs.index("b")] // (int(groups[1]) if groups else 1)
+    inputs = right.shapes[0].dims[rhs.index("i")]
+    return 2.0 * batch * x.shapes[0].dims[out.index("f")] * inputs * pairs
+
+
+class _Window:
+    """The `window={size=.. stride=.. pad=.. lhs_dilate=.. rhs_dilate=..}` of a convolution."""
+
+    def __init__(self, attributes: str, dims: int) -> None:
+        self.dims = dims
+        found = re.search(r"window=\{([^}]*)\}", attributes)
+        text = found[1] if found else ""
+
+        def values(key: str, default: str) -> list[str]:
+            match = re.search(rf"\b{key}=(\S+)", text)
+            return match[1].split("x") if match else [default] * dims
+
+        self.size = [int(v) for v in values("size", "1")]
+        self.stride = [int(v) for v in values("stride", "1")]
+        self.before = [int(v.split("_")[0]) for v in values("pad", "0_0")]
+        self.spread = [int(v) for v in values("lhs_dilate", "1")]
+        self.reach = [int(v) for v in values("rhs_dilate", "1")]
+
+    def valid_pairs(self, dim: int, length: int, outputs: int) -> int:
+        """Return the number of (output, tap) pairs along one dimension that fall on data and not on padding."""
+        spread, stride = self.spread[dim], self.stride[dim]
+        extent = (length - 1) * spread + 1
+        pairs = 0
+        for tap in range(self.size[dim]):
+            offset = tap * self.reach[dim] - self.before[dim]
+            if spread == 1 and stride == 1:
+                pairs += max(0, min(outputs - 1, length - 1 - offset) - max(0, -offset) + 1)
+            else:
+                places = range(offset, offset + outputs * stride, stride)
+                pairs += sum(0 <= place < extent and place % spread == 0 for place in places)
+        return pairs

@@ -1,0 +1,126 @@
+"""The time of a single transfer between chips, between device and host, or between HBM and VMEM.
+
+The simulation decides how much of this time overlaps with other work.
+"""
+
+from __future__ import annotations
+
+import re
+
+from forerun.planner.hlo import HBM, HOST, SYNC, Computation, Instruction, Module, Shape
+from forerun.planner.time.chip_model import ChipModel
+
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "ragged-all-to-all",
+    "collective-broadcast",
+)
+_SEMAPHORE = 4  # memory space
+_LONGEST_RING = 16  # devices of the longest ring along one axis of a torus
+
+
+def is_collective(x: Instruction) -> bool:
+    return x.op.removesuffix("-start") in COLLECTIVES
+
+
+def goes_back(x: Instruction) -> bool:
+    """Return whether a collective-permute sends backwards around its ring, as seen from its first device."""
+    pairs = [(int(source), int(target)) for source, target in re.findall(r"\{(\d+),(\d+)\}", _pairs(x))]
+    first = min((min(pair) for pair in pairs), default=0)
+    receivers = [target for source, target in pairs if source == first]
+    senders = [source for source, target in pairs if target == first]
+    return bool(senders) and (not receivers or receivers[0] > senders[0])
+
+
+def _pairs(x: Instruction) -> str:
+    found = re.search(r"source_target_pairs=\{(\{.*?\})\}", x.attributes)
+    return found[1] if found else ""
+
+
+def group_size(x: Instruction) -> int:
+    """Return the number of devices that take part in one instance of a collective."""
+    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", x.attributes)
+    if mesh:
+        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
+        devices = 1
+        for name in re.findall(r"'(\w+)'", mesh[2]):
+            devices *= sizes.get(name, 1)
+        return devices
+    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", x.attributes):
+        return int(found[2])
+    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", x.attributes):
+        return len(found[1].split(","))
+    return 1
+
+
+def collective_seconds(machine: ChipModel, computation: Computation, x: Instruction) -> float:
+    """Return the time of a collective on the ICI links.
+
+    A collective is modelled as a ring that sends in both directions. The compiler may use several rings ("colors"),
+    which multiply the bandwidth. A collective-permute sends over one link in one direction.
+    """
+    op = x.op.removesuffix("-start")
+    arrays = [shape for shape in x.shapes if shape.space not in (SYNC, _SEMAPHORE)]
+    if op == "collective-permute":
+        moved = max((shape.size_bytes for shape in arrays), default=0.0)
+        return moved / machine.link_bytes_per_second + machine.collective_seconds
+    devices = group_size(x)
+    into = sum(operand.size_bytes for name in x.operands if (operand := computation.by_name.get(name)))
+    others = (devices - 1) / devices  # share of the data that is on other devices
+    if op == "all-gather":
+        # The result of an asynchronous all-gather is a tuple that also has the operand, so compute the size instead.
+        whole = into * devices if x.op.endswith("-start") else sum(shape.size_bytes for shape in arrays)
+        sent = whole * others
+    elif op in ("all-to-all", "ragged-all-to-all"):
+        ring = min(devices, _LONGEST_RING)
+        sent = into * (ring * ring // 4) / ring  # each part takes the shorter way: ring / 4 links on average
+    else:
+        sent = into * others * (2 if op == "all-reduce" else 1)  # an all-reduce is a reduce-scatter and an all-gather
+    rings = re.search(r"colors:(\d+)", x.attributes)
+    bandwidth = 2 * machine.link_bytes_per_second * (int(rings[1]) if rings else 1)
+    return sent / bandwidth + machine.collective_seconds + machine.hop_seconds * devices
+
+
+def copy_queue_and_seconds(machine: ChipModel, module: Module, x: Instruction) -> tuple[str, float]:
+    """Return (queue, seconds) of an asynchronous copy or slice.
+
+    The queue is "to host", "from host", or "dma" for transfers between HBM and VMEM.
+    """
+    inner = module.computations.get(x.attribute("calls") or "")
+    moved, to_host = _moved(x, inner)
+    if any(shape.space == HOST for shape in x.shapes):
+        queue = "to host" if to_host else "from host"
+        return queue, moved / machine.host_bytes_per_second + 2e-6
+    if all(shape.space == HBM for shape in _arrays(x)):
+        moved *= 2  # a copy within HBM reads and writes there
+    return "dma", moved / machine.hbm_bytes_per_second + machine.dma_seconds
+
+
+def _arrays(x: Instruction) -> list[Shape]:
+    return [s for s in x.shapes if s.space not in (SYNC, _SEMAPHORE) and s.dims]
+
+
+def _moved(x: Instruction, inner: Computation | None) -> tuple[float, bool]:
+    """Return (bytes, whether they move to the host)."""
+    arrays = _arrays(x)
+    smallest = min((s.size_bytes for s in arrays), default=0.0)
+    if x.op.startswith("dynamic-update-slice"):
+        return smallest, True
+    if x.op.startswith("dynamic-slice"):
+        return smallest, False
+    if inner is None:  # copy-start: (destination, source, context)
+        return (arrays[0].size_bytes if arrays else 0.0), bool(arrays) and arrays[0].space == HOST
+    root = inner.root
+    while root.op == "bitcast" and (source := inner.operand(root, 0)):
+        root = source
+    if root.op == "dynamic-update-slice":
+        update = inner.operand(root, 1)
+        return (update.size_bytes if update else 0.0), any(s.space == HOST for s in root.shapes)
+    if root.op in ("dynamic-slice", "slice", "copy"):
+        source = inner.operand(root, 0)
+        return root.size_bytes, source is not None and not any(s.space == HOST for s in source.shapes)
+    return smallest, False

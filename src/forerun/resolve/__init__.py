@@ -1,0 +1,1 @@
+"""The resolved job: the type between the job file and the Program. See `resolved_job.py`."""

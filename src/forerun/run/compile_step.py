@@ -1,0 +1,172 @@
+"""Compilation of the train step, before the first step and with progress for the user.
+
+A compilation between steps would take minutes without any message. It is an error instead: see `forbid_compilation`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax import monitoring
+
+from forerun.hardware.chips import Chip
+from forerun.objectives.batch import Batch
+from forerun.planner.hlo import parse
+from forerun.planner.time.step_time import step_time
+from forerun.program.build import Program, program_hash
+from forerun.program.schedule import Schedule
+from forerun.program.state import Metrics, State
+from forerun.program.step import Step
+from forerun.run.compile_cache import use_sealed
+from forerun.track.display.display import Display
+from forerun.units import Bytes
+
+CACHE_HIT = "/jax/compilation_cache/cache_hits"
+COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+class RecompileError(Exception):
+    """Something would have been compiled again during the run. The message names the argument that changed."""
+
+
+def cache_folder() -> Path:
+    """Return the folder of the compile cache: JAX's environment variable, or the default in the user's cache folder."""
+    if folder := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun" / "compiled"
+
+
+def use_cache() -> None:
+    """Enable the compile cache, whose entries are private and signed (`forerun.run.compile_cache`)."""
+    folder = cache_folder()
+    with suppress(OSError):  # JAX opens the cache later, and `compile_cache` then warns
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    use_sealed(folder)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@contextmanager
+def count_events(*names: str) -> Iterator[dict[str, int]]:
+    """Count how often JAX reports each of these monitoring events inside the block. Yields the counts by name."""
+    counts = dict.fromkeys(names, 0)
+
+    def on_event(event: str, **_: Any) -> None:
+        if event in counts:
+            counts[event] += 1
+
+    def on_duration(event: str, duration_secs: float, **_: Any) -> None:
+        on_event(event)
+
+    monitoring.register_event_listener(on_event)
+    monitoring.register_event_duration_secs_listener(on_duration)
+    try:
+        yield counts
+    finally:
+        monitoring.unregister_event_listener(on_event)
+        monitoring.unregister_event_duration_listener(on_duration)
+
+
+class CompiledStep:
+    """The compiled train step.
+
+    Arguments with other shapes, dtypes or shardings raise `RecompileError`. `jax.jit` would compile again instead.
+
+    Args:
+      executable: the compiled program.
+      program: the Program that it was compiled from.
+      hash: the hash of the lowered program.
+      cached: whether it came from the compile cache.
+    """
+
+    def __init__(self, executable: Any, program: Program, hash: str, cached: bool) -> None:
+        self._executable = executable
+        self._run: Step = executable
+        self._program = program
+        self._expected = {"state": program.state, "batch": program.batch}
+        self.hash, self.cached = hash, cached
+
+    def predicted_seconds(self, chip: Chip) -> float:
+        """Return the seconds per step that `plan` predicts for this program on `chip`."""
+        return step_time(parse(self._executable.as_text()), chip).mid_seconds
+
+    @cached_property
+    def _schedule(self) -> Schedule:
+        """The schedule on the devices. It is placed at the first call: topology descriptions cannot hold arrays."""
+        return self._program.placed_schedule()
+
+    def __call__(self, state: State, batch: Batch[jax.Array]) -> tuple[State, Metrics]:
+        schedule = self._schedule
+        try:
+            # An implicit transfer between host and devices would make each step wait. The guard makes it an error.
+            with jax.transfer_guard("disallow"):
+                return self._run(state, batch, schedule)
+        except (TypeError, ValueError) as error:
+            changed = [
+                c
+                for c in (
+                    difference("state", self._expected["state"], state),
+                    difference("batch", self._expected["batch"], batch),
+                )
+                if c
+            ]
+            if not changed:
+                raise
+            raise RecompileError(f"{changed[0]}; the step is compiled once, before the first step") from error
+
+
+def compile_step(program: Program, display: Display) -> CompiledStep:
+    """Trace, lower and compile the step, and show each phase to the user."""
+    with display.phase("trace") as phase:
+        traced = program.trace()
+        inputs, outputs = jax.tree.leaves((program.state, program.batch)), jax.tree.leaves(traced.out_info)
+        phase.detail = f"{_described(inputs)} in, {_described(outputs)} out"
+    with display.phase("lower") as phase:
+        lowered = traced.lower()
+        hash = program_hash(lowered)
+        phase.detail = f"program {hash}"
+    with display.phase("compile") as phase, count_events(CACHE_HIT) as counts:
+        executable = lowered.compile(compiler_options=program.compiler_options or None)
+        cached = counts[CACHE_HIT] > 0
+        phase.detail = f"cache {'hit' if cached else 'miss'}  {cache_folder()}"
+    return CompiledStep(executable, program, hash, cached)
+
+
+def _described(leaves: list[Any]) -> str:
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return f"{len(leaves)} arrays ({Bytes(size)})"
+
+
+def difference(name: str, expected: Any, given: Any) -> str | None:
+    """Return a description of the first leaf with another shape, dtype or sharding than expected, or None."""
+    wanted = jax.tree_util.tree_flatten_with_path(expected)[0]
+    got = jax.tree_util.tree_flatten_with_path(given)[0]
+    if [path for path, _ in wanted] != [path for path, _ in got]:
+        return f"{name} has {len(got)} arrays of another structure, compiled for {len(wanted)}"
+    for (path, want), (_, have) in zip(wanted, got, strict=True):
+        where = name + jax.tree_util.keystr(path)
+        for what in ("shape", "dtype"):
+            if getattr(want, what) != getattr(have, what):
+                return f"{where}: {what} {getattr(have, what)}, compiled for {getattr(want, what)}"
+        sharding = getattr(have, "sharding", None)
+        if sharding is None or not sharding.is_equivalent_to(want.sharding, len(want.shape)):
+            return f"{where}: sharding {sharding}, compiled for {want.sharding}"
+    return None
+
+
+@contextmanager
+def forbid_compilation() -> Iterator[Callable[[int], None]]:
+    """Yield a check for use inside the block. It raises `RecompileError` if JAX compiled anything since its start."""
+    with count_events(COMPILED) as counts:
+
+        def check(step: int) -> None:
+            if counts[COMPILED]:
+                raise RecompileError(f"{counts[COMPILED]} programs were compiled during step {step}")
+
+        yield check

@@ -1,0 +1,160 @@
+"""Hooks of the training loop: validation, progress, ledger and metrics.
+
+`forerun.run.steps` calls the hooks of a run in a fixed order, at the events that `Hook` lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from forerun.data.feed import Feed
+from forerun.data.order.batches import Batches
+from forerun.data.order.ledger import Ledger
+from forerun.program.state import State
+from forerun.run.extension import Extension
+from forerun.run.pipeline import FinishedStep
+from forerun.run.throughput import Throughput
+from forerun.run.validation import Validation
+from forerun.supervise.worker.worker import Worker
+from forerun.track.display.display import Display
+from forerun.track.metrics import MetricsLog
+
+
+class Hook:
+    """The base class of hooks. A hook overrides the events that it needs.
+
+    The first event of a run is `on_start`. Each step then has these events: `on_dispatch`, `on_finish` (of this step or
+    of earlier ones), `on_step` if it is due, and `after_step`. The last event is `on_stop`, unless an exception ends
+    the run.
+    """
+
+    def on_start(self, step: int, state: State) -> None:
+        """Act before the first step. `step` is the last one that an earlier process finished, or 0."""
+
+    def on_dispatch(self, step: int, state: State) -> None:
+        """Act while the devices compute the step.
+
+        `state` is the result of the step, which may not exist yet. A hook may dispatch work that reads it, but must not
+        wait for it. The next step reuses its buffers.
+        """
+
+    def on_finish(self, finished: FinishedStep) -> None:
+        """Act on the metrics of a step. The devices usually compute the next step already."""
+
+    def is_due(self, step: int) -> bool:
+        """Return whether `on_step` must be called after this step.
+
+        If any hook is due, the loop waits for the step. It calls `is_due` again after the hooks before this one have
+        acted, because they may change the answer.
+        """
+        return False
+
+    def on_step(self, step: int, state: State) -> None:
+        """Act on the state after a finished step, while no other step is in flight."""
+
+    def after_step(self, step: int) -> None:
+        """Act at the end of each step, whether or not `on_step` was called."""
+
+    def on_stop(self, step: int, state: State) -> None:
+        """Act after the last step, or after the step at which all hosts stop. No step is in flight."""
+
+
+class ValidationHook(Hook):
+    """Evaluates the weights on held-out documents and records the result."""
+
+    def __init__(
+        self,
+        validation: Validation,
+        throughput: Throughput,
+        metrics_log: MetricsLog | None,
+        display: Display,
+        worker: Worker,
+    ) -> None:
+        self._validation, self._throughput, self._metrics_log = validation, throughput, metrics_log
+        self._display, self._worker = display, worker
+
+    def on_start(self, step: int, state: State) -> None:
+        """Repeat the evaluation that the stop of an earlier process interrupted."""
+        if self._validation.is_pending(step):
+            self.on_step(step, state)
+
+    def is_due(self, step: int) -> bool:
+        return self._validation.is_due(step)
+
+    def on_step(self, step: int, state: State) -> None:
+        result = self._validation.evaluate(step, state, self._worker)
+        if result is not None:
+            if self._metrics_log is not None:
+                self._metrics_log.write(step, **result.metrics_row)
+            self._display.say(str(result))
+        self._throughput.exclude()
+
+
+class ProgressHook(Hook):
+    """Reports finished steps to the supervisor. Raises `RecompileError` if something was compiled between steps."""
+
+    def __init__(self, worker: Worker, require_no_compilation: Callable[[int], None]) -> None:
+        self._worker, self._require_no_compilation = worker, require_no_compilation
+
+    def on_finish(self, finished: FinishedStep) -> None:
+        self._worker.pulse.step(finished.step)
+        self._require_no_compilation(finished.step)
+
+
+class LedgerHook(Hook):
+    """Records the examples of each step. Only the first host has a ledger, and only if the job asks for one."""
+
+    def __init__(self, ledger: Ledger | None, batches: Batches) -> None:
+        self._ledger, self._batches = ledger, batches
+
+    def on_finish(self, finished: FinishedStep) -> None:
+        if self._ledger is not None:
+            examples = self._batches.examples_at(finished.step - 1)
+            self._ledger.write(finished.step, examples, skipped=finished.skip_reason)
+
+
+class MetricsHook(Hook):
+    """Times the steps, and records and shows their metrics.
+
+    Args:
+      metrics_log: the log on the first host, None on the others.
+      log_every: steps between two records. The last step and rejected steps are always recorded.
+      feed: measures how long the run has waited for data.
+      extension: the change of the number of steps since the checkpoint, if there is one.
+    """
+
+    def __init__(
+        self,
+        throughput: Throughput,
+        metrics_log: MetricsLog | None,
+        display: Display,
+        *,
+        log_every: int,
+        feed: Feed[Any, Any],
+        extension: Extension | None,
+    ) -> None:
+        self._throughput, self._metrics_log, self._display = throughput, metrics_log, display
+        self._log_every, self._feed, self._extension = log_every, feed, extension
+
+    def on_start(self, step: int, state: State) -> None:
+        if self._extension is not None and step < self._throughput.last and self._metrics_log is not None:
+            # The row has the number of the next step. If a later process repeats that step, it removes the row and
+            # writes it again.
+            self._metrics_log.write(step + 1, **self._extension.figures)
+        self._throughput.start()
+
+    def on_finish(self, finished: FinishedStep) -> None:
+        step, throughput = finished.step, self._throughput
+        if finished.warning:
+            self._display.warn(finished.warning)
+        if finished.metrics is None:
+            throughput.skip(step)
+            if self._metrics_log is not None:
+                self._metrics_log.write(step, **finished.metrics_row())
+            return
+        throughput.finish(step, finished.metrics, self._feed.waited_seconds)
+        is_logged = step % self._log_every == 0 or step == throughput.last or finished.rejection
+        if is_logged and self._metrics_log is not None:
+            self._metrics_log.write(step, **throughput.metrics_row() | finished.metrics_row())
+        self._display.step(throughput.view())

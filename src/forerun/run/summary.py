@@ -1,0 +1,76 @@
+"""`summary.json`: the results of a finished run."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from forerun.hardware.chips import chip_of_device_kind
+from forerun.hardware.devices import DeviceChoice
+from forerun.inputs.run_folder import RunFolder
+from forerun.program.build import Program
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.compile_step import CompiledStep
+from forerun.run.throughput import Throughput
+from forerun.run.validation import Validation
+from forerun.track.metrics import read_metrics
+from forerun.version import __version__
+
+
+def loss_unit(counted: str) -> str:
+    """Return the unit of the loss for an objective that counts tokens, pairs or something else."""
+    return "nats per token" if counted == "tokens" else f"per {counted.removesuffix('s')}"
+
+
+def summary_of(
+    resolved: ResolvedJob,
+    program: Program,
+    step: CompiledStep,
+    throughput: Throughput,
+    validation: Validation,
+    chosen: DeviceChoice,
+    folder: RunFolder,
+) -> dict[str, Any]:
+    """Return the content of summary.json.
+
+    The losses are those of the complete run. The times are those of this process, without its first step.
+    """
+    losses = [line["loss"] for line in read_metrics(folder.metrics) if "loss" in line]
+    chip = chip_of_device_kind(chosen.devices[0].device_kind)
+    times = throughput.step_seconds[1:] or throughput.step_seconds
+    step_seconds = statistics.median(times) if times else None
+    return {
+        "name": resolved.job.name,
+        "steps": throughput.step,
+        "resumed_at": throughput.first,
+        "first_loss": losses[0] if losses else None,
+        "final_loss": losses[-1] if losses else None,
+        "validation": asdict(validation.best) if validation.best.step else None,
+        "loss_unit": loss_unit(program.method.objective.unit),
+        "tokens": throughput.step * program.derived.tokens_per_step,
+        "parameters": resolved.parameters,
+        "trainable_parameters": resolved.trainable_parameters,
+        "step_seconds": step_seconds,
+        "predicted_step_seconds": step.predicted_seconds(chip) if chip is not None and chip.is_tpu else None,
+        "tokens_per_second": throughput.tokens_per_second(step_seconds) if step_seconds else None,
+        "mfu": throughput.mfu(step_seconds) if step_seconds else None,
+        "wait_share": throughput.wait_share,
+        "train_seconds": throughput.total_seconds,
+        "program": step.hash,
+        "compile_cached": step.cached,
+        "mesh": str(program.derived.mesh),
+        "device": {
+            "platform": chosen.platform,
+            "kind": chosen.devices[0].device_kind,
+            "chip": chip.name if chip else None,
+            "count": len(chosen.devices),
+        },
+        "versions": {
+            "forerun": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("jax", "jaxlib", "optax", "orbax-checkpoint")},
+        },
+    }

@@ -1,0 +1,112 @@
+"""Throughput of a run and its remaining time, from the times of finished steps."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from typing import Any
+
+from forerun.program.build import Program
+from forerun.program.state import Metrics
+from forerun.track.display.display import StepView
+
+RECENT = 20  # steps whose median time is reported
+
+
+class Throughput:
+    """Measures the time of steps and keeps the metrics of the last one.
+
+    Args:
+      program: defines the number of steps, and the tokens and FLOPs of a step.
+      first: the step that the run starts after: 0, or the step of its checkpoint.
+      peak_flops: the peak FLOP/s of all devices, or None if it is unknown.
+    """
+
+    def __init__(self, program: Program, first: int, peak_flops: float | None) -> None:
+        self.first, self.last = first, program.derived.steps
+        self.step_seconds: list[float] = []
+        self._program, self._peak_flops = program, peak_flops
+        self._began = self._before = time.perf_counter()
+        self._step, self._metrics, self._waited_seconds = first, Metrics(math.nan, math.nan, math.nan, 0), 0.0
+
+    def start(self) -> None:
+        """Start the clock, right before the first step."""
+        self._began = self._before = time.perf_counter()
+
+    def exclude(self) -> None:
+        """Exclude the time since the last step from throughput (an evaluation)."""
+        now = time.perf_counter()
+        self._began, self._before = self._began + now - self._before, now
+
+    def finish(self, step: int, metrics: Metrics, waited_seconds: float) -> None:
+        """Record a step that was taken, and the seconds that the run has waited for data so far."""
+        now = time.perf_counter()
+        self.step_seconds.append(now - self._before)
+        self._before, self._step, self._metrics, self._waited_seconds = now, step, metrics, waited_seconds
+
+    def skip(self, step: int) -> None:
+        """Record a skipped step. It has no metrics, and its time is not counted as the time of a step."""
+        self._before, self._step = time.perf_counter(), step
+
+    @property
+    def step(self) -> int:
+        """The last finished step, taken or skipped."""
+        return self._step
+
+    @property
+    def loss(self) -> float:
+        """The loss of the last step that was taken."""
+        return float(self._metrics.loss)
+
+    @property
+    def total_seconds(self) -> float:
+        """The seconds from the start to the last step, without excluded time."""
+        return self._before - self._began
+
+    @property
+    def wait_share(self) -> float:
+        """The share of the total time in which the run waited for data."""
+        return self._waited_seconds / self.total_seconds if self.total_seconds else 0.0
+
+    def recent_seconds(self) -> float:
+        """Return the median time of recent steps. The median ignores single slow steps."""
+        return statistics.median(self.step_seconds[-RECENT:])
+
+    def mfu(self, step_seconds: float) -> float | None:
+        """Return the model FLOPs utilization, or None if the peak is unknown."""
+        if self._peak_flops is None:
+            return None
+        return self._program.flops_per_step / step_seconds / self._peak_flops
+
+    def tokens_per_second(self, step_seconds: float) -> float:
+        """Return the tokens per second of all devices, padding included."""
+        return self._program.derived.tokens_per_step / step_seconds
+
+    def metrics_row(self) -> dict[str, Any]:
+        """Return what metrics.jsonl records about the last step."""
+        tokens = float(self._metrics.tokens)
+        return {
+            "loss": self.loss,
+            "grad_norm": float(self._metrics.grad_norm),
+            "lr": float(self._metrics.lr),
+            self._program.method.objective.unit: int(tokens) if math.isfinite(tokens) else None,
+            "step_seconds": self.step_seconds[-1],
+            "wait_share": self.wait_share,
+            **{name: float(value) for name, value in self._metrics.told.items()},
+        }
+
+    def view(self) -> StepView:
+        """Return the values of the last step for the display."""
+        step_seconds = self.recent_seconds()
+        return StepView(
+            step=self._step,
+            steps=self.last,
+            loss=self.loss,
+            tokens_per_second=self.tokens_per_second(step_seconds),
+            mfu=self.mfu(step_seconds),
+            eta_seconds=(self.last - self._step) * step_seconds,
+            wait_share=self.wait_share,
+            lr=float(self._metrics.lr),
+            grad_norm=float(self._metrics.grad_norm),
+        )

@@ -1,0 +1,387 @@
+"""`forerun train`: the phases of a run, from the choice of devices to the summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from forerun.checkpoint.disk_space import needed_bytes, require_disk_space
+from forerun.checkpoint.reader import SkippedCheckpoint
+from forerun.checkpoint.store import CheckpointStore
+from forerun.config.schema import Job
+from forerun.data.corpus import Corpus
+from forerun.data.feed import Feed
+from forerun.data.order.batches import Batches
+from forerun.hardware import mesh
+from forerun.hardware.chips import chip_of_device_kind
+from forerun.hardware.devices import DeviceChoice, choose
+from forerun.inputs.base_weights import (
+    base_of,
+    has_unsaved_weights,
+    read_file_weights,
+    require_matching_weights,
+    require_same_base,
+)
+from forerun.inputs.job_corpus import open_corpus_with_progress
+from forerun.inputs.job_warnings import warnings_of
+from forerun.inputs.model_code import record_code
+from forerun.inputs.open_folder import open_folder
+from forerun.inputs.resolve_job import resolve
+from forerun.inputs.run_folder import RunFolder, require_usable
+from forerun.inputs.saved_files import LEDGER, METRICS, SavedFiles, saved_files
+from forerun.inputs.starting_weights import starting_weights
+from forerun.inputs.stored_files import StoredFiles, read_summary, store_summary
+from forerun.inputs.teacher_targets import with_teacher_targets
+from forerun.methods.kept import rounding_messages
+from forerun.nn.spec import merge
+from forerun.program.build import Program
+from forerun.program.state import State
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.checkpoint_hook import CheckpointHook, CheckpointRecords, retention_of, save_reporter
+from forerun.run.compile_step import CompiledStep, compile_step, forbid_compilation, use_cache
+from forerun.run.extension import Extension, extension_of, extensions_of, require_steps_left
+from forerun.run.finished_run import finished_summary
+from forerun.run.guard import DivergenceGuard, guard_of
+from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, ValidationHook
+from forerun.run.journals import open_ledger, open_metrics
+from forerun.run.pipeline import StepPipeline
+from forerun.run.placement import Placement
+from forerun.run.preference_reference import REFERENCE, recorded_base, with_reference
+from forerun.run.preflight import check_before_compile, require_same_data
+from forerun.run.replicas import ReplicaCheck, replica_check_of
+from forerun.run.sample import sample_text
+from forerun.run.save_schedule import SaveSchedule
+from forerun.run.steps import batches_until_stop, run_steps
+from forerun.run.summary import summary_of
+from forerun.run.throughput import Throughput
+from forerun.run.validation import Validation
+from forerun.supervise.worker.worker import Worker, silent_worker
+from forerun.track.backends.job_trackers import trackers_of
+from forerun.track.display.display import Display
+from forerun.track.metrics import write_summary
+from forerun.units import Count
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """The result of a run. If an earlier process finished it, `state` is None and `sample` is empty."""
+
+    summary: dict[str, Any]
+    sample: str
+    state: State | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run before its state exists: everything is read, checked and compiled."""
+
+    resolved: ResolvedJob
+    devices: DeviceChoice
+    corpus: Corpus
+    program: Program
+    compiled_step: CompiledStep
+    batches: Batches
+    folder: RunFolder
+    replica_check: ReplicaCheck
+    validation: Validation
+
+
+@dataclass(frozen=True)
+class ResumePoint:
+    """Where a run starts.
+
+    Args:
+      saved: what the checkpoint that the run starts from records about the run's files. Its step is 0 for a new run.
+      guard: decides after rejected steps. It contains the steps that were skipped so far.
+      extension: the change of the number of steps since the checkpoint, or None.
+      extensions: all such changes of the run, as checkpoints and the summary record them.
+      base: fingerprint of the frozen weights, or None if the checkpoints contain all weights.
+    """
+
+    saved: SavedFiles
+    guard: DivergenceGuard
+    extension: Extension | None
+    extensions: dict[str, Any]
+    base: str | None
+
+
+def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | None = None) -> TrainResult | None:
+    """Run a job to its end, from its newest checkpoint if it has one.
+
+    Args:
+      job: the job as written. Its open values, such as `steps`, are filled in here.
+      display: shows phases, warnings and progress to the user.
+      fresh: start over. An earlier run of this name is renamed.
+      worker: connects the run to its supervisor, if there is one.
+
+    Returns:
+      The result, or None if the run was asked to stop before its end.
+
+    Raises:
+      UserError: the job, the data or the checkpoints cannot be used, or the run diverged.
+    """
+    worker = worker or silent_worker()
+    if worker.first:
+        require_usable(job)
+    use_cache()
+    worker.initialize_jax()
+
+    # ---- Devices, and the checks that need no data ----
+    chosen = choose(job.device, job.devices)
+    display.say(f"device: {chosen.reason}")
+    if chosen.warning:
+        display.warn(chosen.warning)
+    mesh_on(job, chosen)  # raises if the mesh is impossible
+    trackers_of(job.track)  # raises if a tracker is not installed
+    if not fresh and (summary := finished_summary(job, display.say)) is not None:
+        return TrainResult(summary, "", None)
+    display.say(f"model: {starting_weights(job)}")
+    for text in warnings_of(job):
+        display.warn(text)
+
+    # ---- Data: read, tokenized and packed into rows of one length ----
+    worker.pulse.phase("data")
+    corpus = open_corpus_with_progress(job, display)
+    # The supervisor compares facts of all hosts: hosts with different data would train on inconsistent batches.
+    worker.pulse.fact("data digest", corpus.digest)
+
+    # ---- Program: the same one that `plan` compiles ----
+    worker.pulse.phase("compile")
+    epochs, resolved = job.steps is None, resolve(job, corpus)
+    job = resolved.job
+    require_matching_weights(resolved)
+    # The number of steps of a job in epochs is known only now, after its data was read.
+    if epochs and not fresh and (summary := finished_summary(job, display.say)) is not None:
+        return TrainResult(summary, "", None)
+    corpus = with_teacher_targets(resolved, corpus)
+    worker.pulse.fact("data and cache digest", corpus.digest)
+    program = program_on(resolved, chosen, corpus.rows.epoch)
+    display.say(described(resolved, program))
+    for text, is_warning in rounding_messages(job):
+        (display.warn if is_warning else display.say)(text)
+    folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)
+    if worker.first:
+        record_code(folder, display.warn)
+    checkpoints = folder.checkpoints(job)
+    require_disk_space(
+        checkpoints, needed_bytes(program.saved(program.state), job.checkpoint.keep + job.checkpoint.keep_best)
+    )
+    check_before_compile(resolved, program, corpus, checkpoints)
+    step = compile_step(program, display)
+    corpus = with_reference(resolved, program, corpus, folder, display, worker)
+    batches = batches_of(job, program, corpus)
+    prepared = PreparedRun(
+        resolved=resolved,
+        devices=chosen,
+        corpus=corpus,
+        program=program,
+        compiled_step=step,
+        batches=batches,
+        folder=folder,
+        replica_check=replica_check_of(job, program, display),
+        validation=Validation(job, program, corpus, display),
+    )
+
+    # ---- State: a new one, or that of the newest good checkpoint ----
+    worker.pulse.phase("restore")
+    with CheckpointStore(checkpoints, keep=retention_of(job), tell=save_reporter(display, worker)) as store:
+        with display.phase("state") as phase:
+            state, first, skipped = state_of(resolved, program, store, corpus, display.warn)
+            record = store.record(first) if first else {}
+            prepared.validation.resume(record, first)
+            phase.detail = f"step {first} from {checkpoints}" if first else starting_weights(job)
+        worker.pulse.fact("checkpoint", f"step {first}")
+        for damaged in skipped:
+            display.warn(f"skipped a damaged checkpoint: {damaged}")
+
+        require_steps_left(job, first, checkpoints)
+        extension = extension_of(job, record, first, int(state.step))
+        if extension is not None:
+            display.warn(extension.said(job.optimizer.schedule))
+        saved = saved_files(store, first)
+        if not saved.complete:
+            display.say("an older version saved this checkpoint: the files of the run are not compared with it")
+        throughput = Throughput(program, first, peak_flops(chosen))
+        guard = guard_of(job, folder, saved, display.warn)
+        resume = ResumePoint(saved, guard, extension, extensions_of(record, extension), base_of(program, state))
+
+        # ---- Steps ----
+        try:
+            with worker.saving_at_ctrl_c():
+                state = train_steps(prepared, resume, state, throughput, store, display, worker)
+        finally:
+            display.close()
+
+    # ---- Result ----
+    worker.pulse.phase("finish")
+    validation = prepared.validation
+    if (throughput.step < throughput.last and not validation.is_exhausted) or validation.is_pending(throughput.step):
+        at = throughput.step
+        display.say(f"stopped as asked after step {at}: the same command resumes from the newest checkpoint")
+        return None
+    if throughput.step < throughput.last:
+        display.say(f"ended at step {throughput.step}: {validation.stop_reason}")
+    summary = finish_files(prepared, resume, throughput, store) if worker.first else {}
+    return TrainResult(summary, final_sample(prepared, state), state)
+
+
+def train_steps(
+    prepared: PreparedRun,
+    resume: ResumePoint,
+    state: State,
+    throughput: Throughput,
+    store: CheckpointStore,
+    display: Display,
+    worker: Worker,
+) -> State:
+    """Run the steps of a prepared run with all its hooks. Return the state after the last step."""
+    job, program, batches = prepared.resolved.job, prepared.program, prepared.batches
+    folder, validation, saved = prepared.folder, prepared.validation, resume.saved
+    first, last = throughput.first, throughput.last
+    guard, placement = resume.guard, Placement(program.batch)
+    constant_record = {
+        "program": prepared.compiled_step.hash,
+        "data": prepared.corpus.digest,
+        "base": resume.base,
+        REFERENCE: recorded_base(folder),
+        **resume.extensions,
+    }
+    with (
+        open_metrics(job, folder, saved, last, display, worker) as metrics_log,
+        open_ledger(job, folder, saved, display, worker) as ledger,
+        Feed(batches, placement, first, last) as feed,
+        forbid_compilation() as require_no_compilation,
+    ):
+        # If the checkpoints are in a bucket, another machine may resume the run from them alone. The run's files are
+        # therefore stored with them.
+        is_elsewhere = isinstance(folder.checkpoints(job), str)
+        journals = {METRICS: metrics_log, LEDGER: ledger}
+        records = CheckpointRecords(
+            job=job,
+            constant=constant_record,
+            guard=guard,
+            validation=validation,
+            throughput=throughput,
+            metrics_log=metrics_log,
+            ledger=ledger,
+            stored_files=StoredFiles(folder, saved, journals) if is_elsewhere else None,
+        )
+        schedule = SaveSchedule(job, program, first, last, display.say, display.warn)
+        replica_check = prepared.replica_check
+        # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
+        # checkpoint includes the result of the validation at its step.
+        hooks: list[Hook] = [
+            ValidationHook(validation, throughput, metrics_log, display, worker),
+            CheckpointHook(store, schedule, records, replica_check, program, worker, first),
+            replica_check,
+            ProgressHook(worker, require_no_compilation),
+            LedgerHook(ledger, batches),
+            MetricsHook(
+                throughput,
+                metrics_log,
+                display,
+                log_every=job.log_every,
+                feed=feed,
+                extension=resume.extension,
+            ),
+        ]
+        pipeline = StepPipeline(
+            state,
+            guard,
+            prepared.compiled_step,
+            lambda step: placement(batches.batch_at(step - 1)),
+            jax.device_get,
+        )
+        return run_steps(pipeline, batches_until_stop(feed, first, validation, worker), hooks, first)
+
+
+def finish_files(
+    prepared: PreparedRun, resume: ResumePoint, throughput: Throughput, store: CheckpointStore
+) -> dict[str, Any]:
+    """Write summary.json, store it with the checkpoints, and return its content."""
+    job, folder = prepared.resolved.job, prepared.folder
+    # A process that ran no step keeps the summary of the earlier one, which has the times of steps.
+    summary = None if throughput.step_seconds else read_summary(folder, throughput.step)
+    if summary is None:
+        program, step, validation = prepared.program, prepared.compiled_step, prepared.validation
+        summary = (
+            summary_of(prepared.resolved, program, step, throughput, validation, prepared.devices, folder)
+            | resume.extensions
+        )
+        write_summary(folder.summary, summary)
+    store_summary(folder.checkpoints(job), store, folder)
+    return summary
+
+
+def final_sample(prepared: PreparedRun, state: State) -> str:
+    """Return text that the trained model generates, or "" if the job does not ask for a sample."""
+    job, program = prepared.resolved.job, prepared.program
+    if not job.sample.tokens:
+        return ""
+    weights = state.params if state.average is None else merge(state.average, state.params)
+    own = program.method.objective.own(weights)
+    return sample_text(program, own, prepared.corpus.tokenizer, job.sample, job.sequence, job.seed)
+
+
+def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:
+    return mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices))
+
+
+def program_on(resolved: ResolvedJob, chosen: DeviceChoice, rows: int | None) -> Program:
+    """Return the Program on the chosen devices. `rows` is the number of rows of an epoch, None if it is unknown."""
+    return resolved.program(mesh_on(resolved.job, chosen), chosen.devices, rows)
+
+
+def batches_of(job: Job, program: Program, corpus: Corpus) -> Batches:
+    """Return the batches of a run. Each host builds only the rows of its devices.
+
+    The global batch t depends only on the seed and on t. A resumed run, also on another mesh, sees the same batches.
+    """
+    accumulation, held = program.derived.accumulation, Placement(program.batch).held
+    return Batches(corpus.rows, seed=job.seed, batch=job.batch, accumulation=accumulation, held=held)
+
+
+def state_of(
+    resolved: ResolvedJob, program: Program, store: CheckpointStore, corpus: Corpus, tell: Callable[[str], None]
+) -> tuple[State, int, tuple[SkippedCheckpoint, ...]]:
+    """Return the state to start from, its step, and the damaged checkpoints that were skipped.
+
+    The state comes from the newest good checkpoint. A new run starts with random or pretrained weights.
+
+    Raises:
+      UserError: the data or the frozen weights are not those of the checkpoint.
+    """
+    job, newest = resolved.job, store.newest()
+    if newest is None:
+        return program.initial_state(job.seed, read_file_weights(resolved, program, tell=tell)), 0, ()
+    require_same_data(job, corpus, newest, store.record(newest).get("data"))
+    restored = store.restore_newest(program.saved(program.state))
+    assert restored is not None
+    state = restored.state
+    if has_unsaved_weights(program):
+        state = program.resumed(state, job.seed, read_file_weights(resolved, program, resumes=True))
+        require_same_base(store.record(restored.step).get("base"), base_of(program, state), job)
+    return state, restored.step, restored.skipped
+
+
+def peak_flops(chosen: DeviceChoice) -> float | None:
+    """Return the peak FLOP/s of all devices, or None for an unknown chip."""
+    chip = chip_of_device_kind(chosen.devices[0].device_kind)
+    if chip is None or chip.bf16_flops_per_device is None:
+        return None
+    return chip.bf16_flops_per_device * len(chosen.devices)
+
+
+def described(resolved: ResolvedJob, program: Program) -> str:
+    """Return a line for the user about the program: parameters, mesh, steps, kernel, remat."""
+    derived, learning = program.derived, resolved.trainable_parameters
+    which = "" if learning == resolved.parameters else f", {Count(learning)} of them trainable"
+    return (
+        f"program: {Count(resolved.parameters)} parameters{which}, mesh {derived.mesh}, "
+        f"{derived.steps} steps of {Count(derived.tokens_per_step)} tokens "
+        f"({derived.micro_batch} x {derived.accumulation} x {derived.mesh.data_parallel} sequences), "
+        f"attention {program.compute.attention.name}, remat {program.compute.remat.policy}"
+    )

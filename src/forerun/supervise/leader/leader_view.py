@@ -1,0 +1,226 @@
+"""The state of the leader (`LeaderView`), and the events that change it. Nothing here waits, sends or reads a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from forerun.errors import StorageError, UserError
+from forerun.supervise.host_address import Hosts
+from forerun.supervise.leader.member import Member
+from forerun.supervise.leader.tries import RestartPolicy
+from forerun.supervise.protocol.ending import Ending
+from forerun.supervise.protocol.limits import Limits
+from forerun.supervise.protocol.messages import FromHost, Hello, StartFailure, StopNotice
+
+LAST_SECONDS = 0.5  # of a grace time are reserved, so that forerun exits with its own code before it is killed
+
+# Phases of the leader, in the order of an attempt. `decide` defines the transitions.
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """The leader waits until every host is connected."""
+
+    since: float
+    limit_seconds: float
+    reminded: float  # when the absent hosts were last reported to the user
+
+
+@dataclass(frozen=True)
+class Watching:
+    """The workers of the attempt run, and the leader monitors them."""
+
+
+@dataclass(frozen=True)
+class Settling:
+    """A worker failed. The leader waits for failures that follow from it, so that it can find the first cause."""
+
+    until: float
+
+
+@dataclass(frozen=True)
+class CollectingStacks:
+    """The job is stalled. The leader waits for the stacks of all workers."""
+
+    until: float
+
+
+@dataclass(frozen=True)
+class EndingWorkers:
+    """The leader waits until no worker of the attempt is left.
+
+    `outcome` is the end of the job, or the reason for another attempt. It is empty if a worker failed and the cause is
+    not known yet.
+    """
+
+    outcome: Ending | str
+
+
+@dataclass(frozen=True)
+class Pausing:
+    """The leader waits before the next attempt."""
+
+    until: float
+
+
+@dataclass(frozen=True)
+class FinishedJob:
+    """The job is over. No phase follows."""
+
+    ending: Ending
+
+
+Phase = Gathering | Watching | Settling | CollectingStacks | EndingWorkers | Pausing | FinishedJob
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """A stop that was announced to a host, and what the leader has done about it."""
+
+    why: str
+    deadline: float
+    grace_seconds: float
+    reported: bool = False  # the user was informed
+    asked: bool = False  # the workers were asked for their units
+    decided: bool = False  # the workers got the last unit
+
+    def remaining_seconds(self, now: float) -> float:
+        """Return the seconds that the workers still have."""
+        return max(0.0, self.deadline - LAST_SECONDS - now)
+
+
+@dataclass(frozen=True)
+class LeaderView:
+    """Everything that the leader's decisions depend on, besides the time."""
+
+    hosts: Hosts
+    limits: Limits
+    stacks_folder: str
+    phase: Phase
+    tries: RestartPolicy
+    attempt: int = 0  # the number of the newest attempt
+    members: Mapping[int, Member] = field(default_factory=dict)
+    stop: StopRequest | None = None
+    mistake: UserError | None = None  # the reason why the job cannot run, if there is one
+    start_error: StorageError | None = None  # the number of the attempt could not be stored, so it did not start
+    refused_peers: Mapping[str, str] = field(default_factory=dict)  # reasons by address
+
+    @classmethod
+    def at_start(cls, hosts: Hosts, limits: Limits, attempt: int, stacks_folder: str, now: float) -> LeaderView:
+        """Return the view before the first host connects. `attempt` is the number of the last attempt of the run."""
+        return cls(hosts, limits, stacks_folder, Gathering(now, limits.gather, now), RestartPolicy(limits), attempt)
+
+    def ordered_members(self) -> list[Member]:
+        """Return the known hosts by index."""
+        return [self.members[index] for index in sorted(self.members)]
+
+    def absent_hosts(self, now: float) -> list[int]:
+        """Return the indices of the hosts that never connected or are lost."""
+        members = self.members
+        return [
+            index
+            for index in range(self.hosts.count)
+            if index not in members or members[index].is_lost(self.limits, now)
+        ]
+
+    def reached_step(self) -> int:
+        """Return the highest step that a host reported in the newest attempt."""
+        return max((member.step for member in self.members.values()), default=0)
+
+
+# Events. `update` applies them to the view.
+
+
+@dataclass(frozen=True)
+class HostJoined:
+    """A host was admitted."""
+
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class HostDisconnected:
+    """The connection of a host closed."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class MessageReceived:
+    """A host sent a message."""
+
+    index: int
+    message: FromHost
+
+
+@dataclass(frozen=True)
+class PeerRefused:
+    """A connection was rejected: its peer does not belong to this run, or repeats the index of a host."""
+
+    address: str
+    why: str
+
+
+@dataclass(frozen=True)
+class MistakeFound:
+    """The job cannot run, for example because the versions of a host differ."""
+
+    error: UserError
+
+
+@dataclass(frozen=True)
+class StartFailed:
+    """The attempt did not start, because the leader cannot write to its folder."""
+
+    error: StorageError
+
+
+@dataclass(frozen=True)
+class LeaderSuspended:
+    """The process of the leader did not run for `seconds`, for example after Ctrl-Z."""
+
+    seconds: float
+
+
+Event = HostJoined | HostDisconnected | MessageReceived | PeerRefused | MistakeFound | StartFailed | LeaderSuspended
+
+
+def update(view: LeaderView, event: Event, now: float) -> LeaderView:
+    """Return the view after an event at the time `now`."""
+    members = view.members
+    match event:
+        case HostJoined(hello):
+            # A host ends its worker when it loses the leader, so a host that connects again is idle.
+            before = members.get(hello.index)
+            joined = Member(hello.index, hello.instance, hello.name, hello.pid, now, step=before.step if before else 0)
+            return replace(view, members={**members, hello.index: joined})
+        case HostDisconnected(index):
+            return replace(view, members={**members, index: replace(members[index], connected=False)})
+        case MessageReceived(index, message):
+            heard = members[index].hear(message, view.attempt, now)
+            return _with_message(replace(view, members={**members, index: heard}), index, message, now)
+        case PeerRefused(address, why):
+            return replace(view, refused_peers={**view.refused_peers, address: why})
+        case MistakeFound(error):
+            return replace(view, mistake=view.mistake or error)  # the first one counts
+        case StartFailed(storage_error):
+            # `decide` has already counted this attempt. The next one gets the same number.
+            return replace(view, start_error=storage_error, attempt=view.attempt - 1)
+        case LeaderSuspended(seconds):
+            excused = {index: member.excuse(seconds, now) for index, member in members.items()}
+            return replace(view, members=excused)
+
+
+def _with_message(view: LeaderView, index: int, message: FromHost, now: float) -> LeaderView:
+    """Return the view after a message that concerns the job, and not only its host."""
+    match message:
+        case StopNotice(why, seconds):
+            # The first announcement gives the reason, and the earliest deadline counts.
+            stop = view.stop or StopRequest(why, now + seconds, seconds)
+            return replace(view, stop=replace(stop, deadline=min(stop.deadline, now + seconds)))
+        case StartFailure():
+            what = f"host {index}: {message.what}"
+            error = UserError(message.code, what, why=message.why, fix=message.fix)
+            return replace(view, mistake=view.mistake or error)
+    return view

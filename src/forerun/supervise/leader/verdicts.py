@@ -1,0 +1,119 @@
+"""Explanations of failed workers, differing hosts and absent hosts, as texts and errors for the user."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+
+from forerun.errors import UserError
+from forerun.exit_codes import STOPPED, STORAGE_FAILED, USER_MISTAKE
+from forerun.supervise.leader.member import Member
+from forerun.supervise.oom_counter import MARK
+from forerun.units import Seconds
+
+_ERROR_LINE = re.compile(r"Error|error:|bug in forerun")
+_FINE = (0, STOPPED)
+# Signals that end a worker on its own, and not because another worker failed.
+_CAUSES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+_HINTS = {
+    signal.SIGKILL: "kill -9, or the kernel because memory ran out: see dmesg | tail",
+    signal.SIGBUS: "a mapped file was truncated, or the memory is defective",
+}
+
+
+def fine(member: Member) -> bool:
+    """Return whether the worker exited on its own, because it finished or stopped as asked."""
+    return member.exit is not None and not member.exit.ended and member.exit.code in _FINE
+
+
+def died(member: Member) -> bool:
+    """Return whether the worker failed on its own. A worker that its supervisor killed did not."""
+    return member.exit is not None and not member.exit.ended and member.exit.code not in _FINE
+
+
+def first_cause(members: Iterable[Member]) -> Member | None:
+    """Return the host whose worker caused the failure of the others, or None if no worker failed on its own.
+
+    When one worker fails, its peers fail too: jax aborts (SIGABRT) and gloo raises an exception. Exits that a failed
+    peer cannot cause therefore rank first: certain signals, then errors of the user or of storage. SIGABRT ranks last.
+    """
+
+    def rank(member: Member) -> int:
+        code = member.exit.code if member.exit else 0
+        if -code in _CAUSES:
+            return 0
+        return 1 if code in (USER_MISTAKE, STORAGE_FAILED) else 2 if code != -signal.SIGABRT else 3
+
+    return min(filter(died, members), key=rank, default=None)
+
+
+def is_storage(member: Member | None) -> bool:
+    """Return whether the worker failed because of a disk or a bucket, which may recover later."""
+    return member is not None and member.exit is not None and member.exit.code == STORAGE_FAILED
+
+
+def death(member: Member) -> str:
+    """Return why the worker failed, for the user: its exit, a hint, and the last line of its errors."""
+    assert member.exit is not None
+    if "different incarnation" in member.exit.tail:
+        return (
+            f"another process of the same user joined jax's coordinator, which ended the worker of {member.spoken()}; "
+            "look for a second run that uses the same coordinator socket"
+        )
+    hint = _HINTS.get(signal.Signals(-member.exit.code)) if -member.exit.code in _CAUSES else None
+    if member.exit.code == -signal.SIGKILL and MARK in member.exit.tail:
+        hint = f"{MARK}; give it more memory, or reduce batch, micro_batch or data.workers"
+    lines = [line for line in member.exit.tail.splitlines() if line.strip()]
+    error_line = next((line for line in reversed(lines) if _ERROR_LINE.search(line)), lines[-1] if lines else "")
+    last = f": {error_line.strip()[:200]}" if error_line and member.exit.code > 0 else ""
+    return f"the worker of {member.spoken()} {member.exit.spoken()}{f' ({hint})' if hint else ''}{last}"
+
+
+def missing(absent: Sequence[int], here: Iterable[Member], seconds: float, address: str, refused: str) -> UserError:
+    """Return the error for hosts that did not connect in time."""
+    several = len(absent) > 1
+    names = ", ".join(map(str, absent))
+    present = "; ".join(member.spoken() for member in here) or "no host"
+    return UserError(
+        "E-HOSTS-030",
+        f"host{'s' if several else ''} {names} did not connect within {Seconds(seconds)}",
+        why=f"connected to {address}: {present}" + (f"\n{refused}" if refused else ""),
+        fix=f"start forerun on host{'s' if several else ''} {names}; check --leader there, and that no firewall "
+        f"blocks {address}",
+    )
+
+
+def differing(members: Mapping[int, Member]) -> UserError | None:
+    """Return the error for a fact that differs between hosts, or None if all facts are equal."""
+    for name in sorted({name for member in members.values() for name in member.facts}):
+        values = {index: member.facts[name] for index, member in members.items() if name in member.facts}
+        if len(set(values.values())) > 1:
+            return difference(name, values)
+    return None
+
+
+def difference(name: str, values: Mapping[int, str]) -> UserError:
+    """Return the error for the fact `name`, whose `values` differ between the hosts."""
+    fixes = {
+        "job": "start every host with the same job file and the same overrides",
+        "data digest": "give every host the same data, byte for byte",
+        "data and cache digest": "give every host the same folder distil.cache, byte for byte",
+        "checkpoint": "give every host the same checkpoints: use one file system, or checkpoint.folder=gs://BUCKET/FOLDER",
+    }
+    return UserError(
+        "E-HOSTS-031",
+        f"the hosts do not agree: {name}",
+        why="; ".join(f"host {index}: {value}" for index, value in sorted(values.items())),
+        fix=fixes.get(name, f"install the same {name} on every host"),
+    )
+
+
+def twice(member: Member, name: str, pid: int) -> UserError:
+    """Return the error for a second supervisor with the index of `member`."""
+    return UserError(
+        "E-HOSTS-032",
+        f"two supervisors claim to be host {member.index}",
+        why=f"process {member.pid} on {member.name} connected first; the other is process {pid} on {name}",
+        fix="give each host its own index, from 0 to one less than the number of hosts",
+    )

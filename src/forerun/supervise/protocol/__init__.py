@@ -1,0 +1,1 @@
+"""The protocol between supervisors and workers: messages, authentication and transport."""

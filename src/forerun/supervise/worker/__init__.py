@@ -1,0 +1,1 @@
+"""The worker's part of supervision: reports of progress, and stops."""

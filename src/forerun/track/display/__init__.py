@@ -1,0 +1,1 @@
+"""Displays of a run: live on a terminal, plain lines elsewhere."""

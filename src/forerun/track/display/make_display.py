@@ -1,0 +1,26 @@
+"""Choose the display of a run: live on a terminal, a bar in a notebook, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from forerun.track.display.display import Display
+
+
+def make_display(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Display:
+    """Return a live display for a terminal that can move its cursor, a bar for a notebook, plain lines otherwise."""
+    if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+        from forerun.track.display.terminal import TerminalDisplay
+
+        return TerminalDisplay(stream, clock=clock)
+    from forerun.track.display.notebook import NotebookDisplay, in_notebook
+
+    if stream is sys.stdout and in_notebook():
+        return NotebookDisplay(stream, clock=clock)
+    from forerun.track.display.plain import PlainDisplay
+
+    return PlainDisplay(stream, clock=clock)

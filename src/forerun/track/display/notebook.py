@@ -1,0 +1,62 @@
+"""The display of a run in a Jupyter notebook: lines of text, and a progress bar that is updated in place."""
+
+from __future__ import annotations
+
+import html
+import sys
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from forerun.track.display.display import StepView
+from forerun.track.display.plain import PlainDisplay
+
+UPDATE_SECONDS = 0.5  # a message to the browser for every step would be slower than a small model
+
+
+def in_notebook() -> bool:
+    """Return whether this process is the kernel of a notebook, whose front end can update HTML."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
+
+
+class NotebookDisplay(PlainDisplay):
+    """Prints messages and phases as lines, and shows the newest step as a bar."""
+
+    def __init__(self, stream: TextIO, *, clock: Callable[[], float]) -> None:
+        super().__init__(stream, clock=clock)
+        self._bar: Any = None  # IPython's handle of the HTML that is updated
+        self._updated_at = float("-inf")
+        self._newest: StepView | None = None
+
+    def step(self, view: StepView) -> None:
+        """Keep the newest step, and show it if the bar is older than `UPDATE_SECONDS`."""
+        self._newest = view
+        if self._clock() - self._updated_at >= UPDATE_SECONDS or view.step == view.steps:
+            self._show(view)
+
+    def close(self) -> None:
+        """Show the newest step, which may have come too soon after the one before."""
+        if self._newest is not None:
+            self._show(self._newest)
+            self._newest = None
+        super().close()
+
+    def _show(self, view: StepView) -> None:
+        from IPython.display import HTML, display
+
+        self._updated_at = self._clock()
+        content = HTML(bar_html(view))
+        if self._bar is None:
+            self._bar = display(content, display_id=True)
+        else:
+            self._bar.update(content)
+
+
+def bar_html(view: StepView) -> str:
+    """Return a progress bar with the figures of a step."""
+    figures = html.escape("  ".join((*view.figures(), view.eta())))
+    return (
+        f'<div><progress value="{view.step}" max="{view.steps}" style="width: 20em"></progress> '
+        f"step {view.step}/{view.steps}&ensp;{figures}</div>"
+    )

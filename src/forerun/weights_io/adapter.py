@@ -1,0 +1,262 @@
+"""Adapters in the names and shapes of PEFT. The tensor tables of the families serve reading and writing.
+
+A module that transformers fuses (qkv_proj of Phi-3) gets one adapter that combines those of its parts. Their ranks add
+up: the rows of `lora_A` from one part affect only the outputs of that part. Reading separates them again.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.config.methods import Lora
+from forerun.errors import UserError
+from forerun.models.keys import LAYER, Part, Tensor, groups, leaves_of, path_text
+from forerun.nn.spec import ParamSpec, Tree
+from forerun.nn.weights.dense import is_weight
+from forerun.nn.weights.lowrank import LowRank
+from forerun.weights_io.match import Stacked
+
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+DOWN, UP, LENGTH = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
+Array = NDArray[Any]
+
+
+class AdapterArrays(NamedTuple):
+    """The arrays of an adapter in forerun's shapes."""
+
+    down: Any  # [L, I..., R]
+    up: Any  # [L, R, O...]
+    length: Any = None  # [L, O...], for DoRA
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A module of transformers in one layer, and the weights that are concatenated in it."""
+
+    name: str  # "model.layers.3.self_attn.q_proj"
+    suffix: str  # the same in every layer: "self_attn.q_proj"
+    paths: tuple[str, ...]  # "blocks.query"
+    rows: tuple[int, ...]  # number of outputs of each weight
+    adapted: tuple[bool, ...]  # whether each weight has an adapter
+    layer: int  # index in the stack
+    turned: bool  # the tensor has its inputs first, as in GPT-2
+
+    @property
+    def parts(self) -> Iterator[tuple[str, slice, int]]:
+        """The path, outputs and number of each weight that has an adapter."""
+        first = number = 0
+        for path, rows, adapted in zip(self.paths, self.rows, self.adapted, strict=True):
+            if adapted:
+                yield path, slice(first, first + rows), number
+                number += 1
+            first += rows
+
+
+def adapters_of(params: Tree) -> dict[str, LowRank[Any]]:
+    """Return the adapters by the path of their weight."""
+    flat = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_weight)
+    return {path_text(path): leaf for path, leaf in flat if isinstance(leaf, LowRank)}
+
+
+def slots_of(table: Iterable[Tensor], model: Stacked, adapted: Iterable[str]) -> list[Slot]:
+    """Return every module of transformers that has at least one of the adapters at these paths."""
+    leaves, wanted = leaves_of(model.specs()), set(adapted)
+    found: list[Slot] = []
+    for one in table:
+        if LAYER not in one.name or not one.name.endswith(".weight"):
+            continue
+        for stack in model.stacks:
+            paths = tuple(part.leaf.replace("blocks", stack.name, 1) for part in one.parts)
+            if not wanted & set(paths):
+                continue
+            specs = [leaves[f"{path}.value"] for path in paths]
+            rows = tuple(_outputs(spec) for spec in specs)
+            turned = {_turned(part, spec) for part, spec in zip(one.parts, specs, strict=True)}
+            if len(turned) > 1 or (len(paths) > 1 and one.along != (1 if True in turned else 0)):
+                raise ValueError(f"{one.name} is not fused along its outputs")
+            has, inputs_first = tuple(path in wanted for path in paths), turned.pop()
+            suffix = one.name.partition(f"{LAYER}.")[2].removesuffix(".weight")
+            for n in range(stack.layers):
+                name = one.name.replace(LAYER, str(stack.first + n)).removesuffix(".weight")
+                found.append(Slot(name, suffix, paths, rows, has, n, inputs_first))
+    return found
+
+
+def to_peft(adapters: Mapping[str, AdapterArrays], slots: Sequence[Slot]) -> dict[str, Array]:
+    """Return the adapters as PEFT tensors, by their names in the file."""
+    tensors: dict[str, Array] = {}
+    for slot in slots:
+        rank = adapters[next(slot.parts)[0]].down.shape[-1]
+        dtype = adapters[next(slot.parts)[0]].down.dtype
+        up = np.zeros((sum(slot.rows), rank * sum(slot.adapted)), dtype)
+        downs, lengths = [], []
+        for path, rows, number in slot.parts:
+            down, more, length = (half if half is None else np.asarray(half)[slot.layer] for half in adapters[path])
+            assert down is not None
+            assert more is not None
+            downs.append(down.reshape(-1, rank).T)
+            up[rows, number * rank : (number + 1) * rank] = more.reshape(rank, -1).T
+            if length is not None:
+                lengths.append(length.reshape(-1))
+        if lengths and not all(slot.adapted):
+            raise _half_a_module(slot)
+        tensors[PREFIX + slot.name + DOWN] = np.concatenate(downs)
+        tensors[PREFIX + slot.name + UP] = up
+        if lengths:
+            tensors[PREFIX + slot.name + LENGTH] = np.concatenate(lengths)
+    return tensors
+
+
+def from_peft(
+    tensors: Mapping[str, Array], slots: Sequence[Slot], like: Mapping[str, AdapterArrays]
+) -> dict[str, AdapterArrays]:
+    """Return the adapters of PEFT tensors, in the shapes of `like`, as float32.
+
+    The adapter of a fused module may have one rank for all parts, which then start with the same `down`. It may also
+    have separate ranks for each part, as `to_peft` writes it.
+    """
+    made = {
+        path: AdapterArrays(*(half and np.zeros(half.shape, np.float32) for half in one)) for path, one in like.items()
+    }
+    for slot in slots:
+        down, up = (tensors[PREFIX + slot.name + end].astype(np.float32) for end in (DOWN, UP))
+        length = tensors.get(PREFIX + slot.name + LENGTH)
+        for path, rows, number in slot.parts:
+            target = made[path]
+            rank = target.down.shape[-1]
+            own = slice(number * rank, (number + 1) * rank) if len(down) > rank else slice(0, rank)
+            target.down[slot.layer] = down[own].T.reshape(target.down.shape[1:])
+            target.up[slot.layer] = up[rows, own].T.reshape(target.up.shape[1:])
+            if target.length is not None and length is not None:
+                target.length[slot.layer] = length[rows].astype(np.float32).reshape(target.length.shape[1:])
+    return made
+
+
+def config_json(lora: Lora, slots: Sequence[Slot], base: str | None) -> dict[str, Any]:
+    """Return the content of adapter_config.json.
+
+    Rank and alpha of a fused module grow together, so that its scale does not change.
+    """
+    fused = {slot.suffix: sum(slot.adapted) for slot in slots if sum(slot.adapted) > 1}
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "use_rslora": lora.rslora,
+        "use_dora": lora.dora,
+        "bias": "none",
+        "fan_in_fan_out": any(slot.turned for slot in slots),
+        "inference_mode": True,
+        "target_modules": sorted({slot.suffix for slot in slots}),
+        "rank_pattern": {name: lora.rank * parts for name, parts in fused.items()},
+        "alpha_pattern": {
+            name: lora.alpha * (math.sqrt(parts) if lora.rslora else parts) for name, parts in fused.items()
+        },
+    }
+
+
+def differences(
+    config: Mapping[str, Any], tensors: Mapping[str, Array], lora: Lora, slots: Sequence[Slot]
+) -> list[str]:
+    """Return the differences between a PEFT folder and the job's `lora` section, one line each."""
+    if config.get("peft_type") != "LORA":
+        return [f"it is {config.get('peft_type')}, not LORA"]
+    found = [
+        f"{key} is {config.get(name, False)} there, {wanted} here"
+        for key, name, wanted in (("rslora", "use_rslora", lora.rslora), ("dora", "use_dora", lora.dora))
+        if bool(config.get(name, False)) != wanted
+    ]
+    if config.get("bias", "none") != "none":
+        found.append(f"it has biases ({config['bias']}), which adapters of forerun do not have")
+    there = {name.removeprefix(PREFIX).removesuffix(DOWN) for name in tensors if name.endswith(DOWN)}
+    here = {slot.name: slot for slot in slots}
+    for what, names in (("there and not here", there - set(here)), ("here and not there", set(here) - there)):
+        if names:
+            found.append(f"targets {what}: {', '.join(sorted(_short(names)))}")
+    known = {PREFIX + name + end for name in there for end in (DOWN, UP, LENGTH)}
+    if others := sorted(set(tensors) - known):
+        found.append(f"tensors that are not adapters: {', '.join(others[:3])}")
+    shared = [here[name] for name in sorted(there & set(here))]
+    return found + sorted({line for slot in shared for line in _misfits(slot, config, tensors, lora)})
+
+
+def _misfits(slot: Slot, config: Mapping[str, Any], tensors: Mapping[str, Array], lora: Lora) -> Iterator[str]:
+    down, up = (tensors.get(PREFIX + slot.name + end) for end in (DOWN, UP))
+    parts = sum(slot.adapted)
+    if down is None or up is None or up.ndim != 2 or down.ndim != 2 or up.shape != (sum(slot.rows), len(down)):
+        yield f"{slot.suffix}: its two halves do not belong together"
+        return
+    rank = len(down)
+    if rank != lora.rank and not (rank == parts * lora.rank and _separate(up, slot, lora.rank)):
+        yield f"rank is {rank} there, {lora.rank} here"
+        return
+    if parts < len(slot.paths) and any(np.any(up[rows]) for rows in _without(slot)):
+        yield f"{slot.suffix}: it changes more than lora.targets names"
+    alpha = _matched(config.get("alpha_pattern"), slot.name, config.get("lora_alpha", 8))
+    ranks = math.sqrt(rank) if config.get("use_rslora") else rank
+    if not math.isclose(alpha / ranks, lora.scale, rel_tol=1e-6):
+        yield f"alpha is {lora.alpha * (alpha / ranks) / lora.scale:g} there, {lora.alpha:g} here"
+    if lora.dora and config.get("use_dora") and PREFIX + slot.name + LENGTH not in tensors:
+        yield f"{slot.suffix}: no lora_magnitude_vector"
+
+
+def _separate(up: Array, slot: Slot, rank: int) -> bool:
+    """Return whether the outputs of every part use only the ranks of that part."""
+    rest = up.copy()
+    for _, rows, number in slot.parts:
+        rest[rows, number * rank : (number + 1) * rank] = 0
+    return not rest.any()
+
+
+def _without(slot: Slot) -> Iterator[slice]:
+    """Yield the outputs of each weight without an adapter."""
+    first = 0
+    for rows, adapted in zip(slot.rows, slot.adapted, strict=True):
+        if not adapted:
+            yield slice(first, first + rows)
+        first += rows
+
+
+def _matched(patterns: Mapping[str, Any] | None, name: str, otherwise: float) -> float:
+    """Return the rank or alpha of a module, matched by the same patterns as in PEFT."""
+    found = (value for key, value in (patterns or {}).items() if re.match(rf"(.*\.)?({key})$", name))
+    return float(next(found, otherwise))
+
+
+def _short(names: Iterable[str]) -> set[str]:
+    return {name.rpartition(".")[2] for name in names}
+
+
+def _outputs(spec: ParamSpec) -> int:
+    return math.prod(spec.shape[1 + spec.inputs :])
+
+
+def _turned(part: Part, spec: ParamSpec) -> bool:
+    """Return whether the tensor's first dimension is the inputs. Its letters must be in the order of the weight."""
+    ins, outs = spec.axes[1 : 1 + spec.inputs], spec.axes[1 + spec.inputs :]
+    found = groups(part.form)
+    if found not in ([outs, ins], [ins, outs]):
+        raise ValueError(f"{part.leaf}: {part.form} is not a matrix of {ins} and {outs}")
+    return found == [ins, outs]
+
+
+def _half_a_module(slot: Slot) -> UserError:
+    without = ", ".join(path for path, adapted in zip(slot.paths, slot.adapted, strict=True) if not adapted)
+    return UserError(
+        "E-WEIGHTS-001",
+        f"a DoRA adapter on part of {slot.suffix} has no PEFT form",
+        why=f"{' and '.join(slot.paths)} are one module in PEFT, and there is no adapter on {without}",
+        fix="export it with --merge, or train with all of them in lora.targets",
+    )

@@ -1,0 +1,179 @@
+"""Parameters that are being read: their shards on the devices are filled layer by layer.
+
+On CPU devices, shards are host memory that is filled in place and then becomes a JAX array without a copy. On other
+devices, each device receives its part of a tensor in the layout of the file. A compiled program then transposes, casts
+and stores it there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from forerun.models.keys import Piece
+from forerun.nn.sharding import stored
+from forerun.nn.weights.quantized import Quantized, quantized
+from forerun.weights_io.blocks import Copier, aligned
+
+IN_FLIGHT_BYTES = 1 << 28  # limit for tensors that are on the devices and not yet stored in their leaf
+
+Box = tuple[tuple[int, int], ...]
+
+
+class WeightLeaf(Protocol):
+    """A parameter that is filled piece by piece."""
+
+    def store(self, piece: Piece, source: NDArray[Any]) -> None:
+        """Store a piece. `source` has the layout of the file, with one dimension per letter.
+
+        The memory of `source` may be reused after the call.
+        """
+
+    def array(self) -> Any:
+        """Return the parameter. Call it once, after all pieces are stored."""
+
+
+class HostLeaf:
+    """A parameter on CPU devices. Equal shards share memory, which is safe because JAX arrays are immutable."""
+
+    def __init__(self, wanted: jax.ShapeDtypeStruct, copier: Copier) -> None:
+        self._wanted, self._copier = wanted, copier
+        places = wanted.sharding.addressable_devices_indices_map(wanted.shape)
+        self._devices: dict[jax.Device, Box] = {device: _box(index, wanted.shape) for device, index in places.items()}
+        self._shards = {
+            box: aligned(tuple(end - start for start, end in box), wanted.dtype) for box in self._devices.values()
+        }
+
+    def store(self, piece: Piece, source: NDArray[Any]) -> None:
+        turned = source.transpose(piece.order)
+        pairs = []
+        for box, shard in self._shards.items():
+            if piece.layer is None:
+                pairs.append((shard, turned[_slices(box)]))
+            elif box[0][0] <= piece.layer < box[0][1]:
+                pairs.append((shard[piece.layer - box[0][0]], turned[_slices(box[1:])]))
+        self._copier.copy(pairs)
+
+    def array(self) -> jax.Array:
+        parts = [jax.device_put(self._shards[box], device, may_alias=True) for device, box in self._devices.items()]
+        jax.block_until_ready(parts)
+        self._shards = {}
+        return jax.make_array_from_single_device_arrays(self._wanted.shape, self._wanted.sharding, parts)
+
+
+class DeviceLeaf:
+    """A parameter on other devices."""
+
+    def __init__(self, wanted: jax.ShapeDtypeStruct) -> None:
+        self._sharding, self._in_flight_bytes = wanted.sharding, 0
+        self._array: jax.Array = _zeros(wanted.shape, wanted.dtype, wanted.sharding)()
+
+    def store(self, piece: Piece, source: NDArray[Any]) -> None:
+        if source.dtype.itemsize == 8:  # jax would convert float64 with its own rounding
+            source = source.astype(np.float32)
+        stacked = piece.layer is not None
+        placing = placing_of(self._sharding, piece.order, stacked)
+        put = jax.make_array_from_callback(source.shape, placing, lambda index: source[index])
+        self._array = _update(self._sharding, piece.order, stacked)(self._array, put, np.int32(piece.layer or 0))
+        put.block_until_ready()
+        self._in_flight_bytes += put.nbytes
+        if self._in_flight_bytes > IN_FLIGHT_BYTES:
+            self._array.block_until_ready()
+            self._in_flight_bytes = 0
+
+    def array(self) -> jax.Array:
+        return self._array
+
+
+class QuantizedLeaf:
+    """A quantized parameter. The devices quantize one layer at a time, so only one dense layer is in memory."""
+
+    def __init__(self, wanted: Quantized[jax.ShapeDtypeStruct]) -> None:
+        codes, scales = wanted.codes, wanted.scales
+        like: Quantized[Any] = wanted
+        self._made: Quantized[jax.Array] = replace(
+            like,
+            codes=_zeros(codes.shape, codes.dtype, codes.sharding)(),
+            scales=_zeros(scales.shape, scales.dtype, scales.sharding)(),
+        )
+        self._dense = stored(codes.sharding.mesh, wanted.shape, wanted.axes)
+        self._places = (codes.sharding, scales.sharding)
+
+    def store(self, piece: Piece, source: NDArray[Any]) -> None:
+        source = source.astype(np.float32) if source.dtype.itemsize == 8 else source
+        placing = placing_of(self._dense, piece.order, False)
+        put = jax.make_array_from_callback(source.shape, placing, lambda index: source[index])
+        update = _quantize(self._places, piece.order, piece.layer is not None)
+        self._made = update(self._made, put, np.int32(piece.layer or 0))
+        jax.block_until_ready(self._made)
+
+    def array(self) -> Quantized[jax.Array]:
+        return self._made
+
+
+def leaf_of(wanted: Any, copier: Copier) -> WeightLeaf:
+    """Return an empty leaf for a shape with a sharding, or for a `Quantized` of such shapes."""
+    if isinstance(wanted, Quantized):
+        return QuantizedLeaf(wanted)
+    return HostLeaf(wanted, copier) if on_cpu(wanted.sharding) else DeviceLeaf(wanted)
+
+
+def on_cpu(sharding: jax.sharding.Sharding) -> bool:
+    """Return whether all devices of a sharding are CPUs."""
+    devices: set[Any] = sharding.device_set
+    return all(device.platform == "cpu" for device in devices)
+
+
+def placing_of(sharding: NamedSharding, order: tuple[int, ...], stacked: bool) -> NamedSharding:
+    """Return the sharding of a piece in the tensor's order of dimensions, given the sharding of its leaf."""
+    rank = len(order) + stacked
+    axes = (*sharding.spec, *(None,) * (rank - len(sharding.spec)))[1 if stacked else 0 :]
+    return NamedSharding(sharding.mesh, PartitionSpec(*(axes[order.index(n)] for n in range(len(order)))))
+
+
+@lru_cache(maxsize=256)
+def _zeros(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Any:
+    return jax.jit(lambda: jnp.zeros(shape, dtype), out_shardings=sharding)
+
+
+@lru_cache(maxsize=256)
+def _update(sharding: NamedSharding, order: tuple[int, ...], stacked: bool) -> Any:
+    def update(leaf: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
+        turned = tensor.transpose(order).astype(leaf.dtype)
+        return jax.lax.dynamic_update_index_in_dim(leaf, turned, layer, 0) if stacked else turned
+
+    return jax.jit(update, donate_argnums=0, out_shardings=sharding)
+
+
+@lru_cache(maxsize=256)
+def _quantize(places: tuple[NamedSharding, NamedSharding], order: tuple[int, ...], stacked: bool) -> Any:
+    def update(leaf: Quantized[jax.Array], tensor: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
+        made = quantized(tensor.transpose(order), leaf)
+        if not stacked:
+            return made.codes, made.scales
+        put = partial(jax.lax.dynamic_update_index_in_dim, index=layer, axis=0)
+        return put(leaf.codes, made.codes), put(leaf.scales, made.scales)
+
+    compiled = jax.jit(update, donate_argnums=0, out_shardings=places)
+
+    def updated(leaf: Quantized[jax.Array], tensor: jax.Array, layer: Any) -> Quantized[jax.Array]:
+        codes, scales = compiled(leaf, tensor, layer)
+        return replace(leaf, codes=codes, scales=scales)
+
+    return updated
+
+
+def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
+    ranges = (part.indices(size) for part, size in zip(index, shape, strict=True))
+    return tuple((start, stop) for start, stop, _ in ranges)
+
+
+def _slices(box: Box) -> tuple[slice, ...]:
+    return tuple(slice(start, end) for start, end in box)

@@ -1,0 +1,111 @@
+"""Reading of a checkpoint's weights onto the devices, one tensor at a time from the mapped files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.errors import UserError
+from forerun.hub.safetensors.tensors import Weights, numpy_dtype
+from forerun.models.keys import Entry, Piece, Tensor, path_text
+from forerun.nn.spec import Tree
+from forerun.nn.weights.dense import map_weights
+from forerun.nn.weights.fakequant import FakeQuantized
+from forerun.nn.weights.quantized import Quantized
+from forerun.weights_io.blocks import Copier
+from forerun.weights_io.leaves import WeightLeaf, leaf_of
+from forerun.weights_io.match import Stacked, matches
+from forerun.weights_io.scales import scale_entries
+
+OnProgress = Callable[[int, int], None]  # bytes done, total bytes
+
+
+def no_progress(done_bytes: int, total_bytes: int) -> None:
+    """Report nothing."""
+
+
+def read_params(
+    weights: Weights,
+    table: Iterable[Tensor],
+    model: Stacked,
+    wanted: Tree,
+    on_progress: OnProgress = no_progress,
+    scales: Weights | None = None,
+) -> Tree:
+    """Return the model's parameters on the devices.
+
+    Host memory beyond the arrays is bounded by the largest tensor. With several hosts, all of them make the same call,
+    and each fills the shards on its devices.
+
+    Args:
+        weights: The tensors of the checkpoint.
+        table: The tensor table of the family.
+        model: The model.
+        wanted: A tree of `jax.ShapeDtypeStruct` with shardings. A `Quantized` in place of a dense weight makes the
+            devices quantize its tensors layer by layer.
+        on_progress: A function that is called after each tensor.
+        scales: The tensors of scales, for fake-quantized weights in `wanted` that have fixed scales.
+
+    Raises:
+        UserError: The tensors are not those of the model, or scales are missing or not representable in bfloat16.
+    """
+    table = tuple(table)
+    found = matches(weights, table, model)
+    flat, structure = jax.tree_util.tree_flatten_with_path(wanted, is_leaf=_is_quantized)
+    shapes = {path_text(path) + (".value" if _is_quantized(leaf) else ""): leaf for path, leaf in flat}
+    total, done = sum(weights[match.name].data_bytes for match in found), 0
+    with Copier(leaf.sharding for leaf in jax.tree.leaves(wanted)) as copier:
+        leaves: dict[str, WeightLeaf] = {path: leaf_of(shape, copier) for path, shape in shapes.items()}
+        for match in found:
+            view = weights.view(match.name)
+            for piece in match.entry.pieces:
+                leaves[piece.path].store(piece, piece_of(view, match.entry, piece))
+            del view
+            weights.release(match.name)
+            done += weights[match.name].data_bytes
+            on_progress(done, total)
+        for source, entry in _scales(scales, wanted, table, model):
+            for piece in entry.pieces:
+                leaves[f"{piece.path}.scale"].store(piece, piece_of(source, entry, piece))
+        arrays = [leaves.pop(path).array() for path in shapes]
+    return jax.tree_util.tree_unflatten(structure, arrays)
+
+
+def _scales(
+    scales: Weights | None, wanted: Tree, table: Iterable[Tensor], model: Stacked
+) -> Iterator[tuple[NDArray[Any], Entry]]:
+    """Yield the tensors of the fixed scales in `wanted`, each with its entry."""
+    given = map_weights(lambda one: one if isinstance(one, FakeQuantized) and one.scale is not None else None, wanted)
+    for name, entry in scale_entries(given, table, model, as_integers=False).items():
+        if scales is None or name not in scales or scales[name].shape != entry.shape:
+            raise UserError(
+                "E-WEIGHTS-005",
+                f"{name} is missing, or has another shape than {list(entry.shape)}",
+                why="the folder says that the matrix was rounded, so it must have the scales",
+                fix="export the run again",
+            )
+        source = scales.view(name)
+        if not np.array_equal(source, source.astype(numpy_dtype("BF16")).astype(source.dtype)):
+            raise UserError(
+                "E-WEIGHTS-006",
+                f"{name} has scales that are not bfloat16 numbers",
+                why="forerun trains with scales in bfloat16, so it could not keep these",
+                fix="change qat.group or qat.weights; forerun then rounds the matrices again",
+            )
+        yield source, entry
+        del source
+        scales.release(name)
+
+
+def _is_quantized(leaf: object) -> bool:
+    return isinstance(leaf, Quantized)
+
+
+def piece_of(tensor: NDArray[Any], entry: Entry, piece: Piece) -> NDArray[Any]:
+    """Return the piece's part of the tensor, as a view with one dimension per letter."""
+    part = (*(slice(None),) * entry.along, slice(piece.start, piece.start + piece.shape[entry.along]))
+    return tensor[part].reshape(piece.split)

@@ -1,0 +1,139 @@
+"""Writing of weights from the devices to safetensors files, one tensor at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.errors import UserError
+from forerun.hub.safetensors.tensors import numpy_dtype
+from forerun.models.keys import Entry, Piece, Tensor, entries, path_text
+from forerun.nn.spec import Tree
+from forerun.weights_io.blocks import Copier, Pair
+from forerun.weights_io.leaves import on_cpu, placing_of
+from forerun.weights_io.match import Stacked
+from forerun.weights_io.read import OnProgress, no_progress, piece_of
+from forerun.weights_io.shards import DTYPES, Planned, Shards, shards_of
+
+SHARD_BYTES = 5 * 10**9
+
+
+def write_params(
+    folder: Path,
+    params: Tree,
+    table: Iterable[Tensor],
+    model: Stacked,
+    dtype: str | Mapping[str, str],
+    shard_bytes: int = SHARD_BYTES,
+    on_progress: OnProgress = no_progress,
+) -> list[Path]:
+    """Write the parameters to safetensors files, and return their paths, including the index if there is one.
+
+    The files get their final names only when all of them are complete. Host memory beyond the arrays is bounded by the
+    largest tensor.
+
+    Args:
+        folder: The folder of the export.
+        params: The parameters. All shards must be in this process.
+        table: The tensor table of the family.
+        model: The model.
+        dtype: One dtype for all tensors, or one per tensor name, as `BF16` or `bfloat16`.
+        shard_bytes: The largest size of a file, unless a single tensor is larger.
+        on_progress: A function that is called for each tensor.
+    """
+    leaves = {path_text(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    if not all(leaf.is_fully_addressable for leaf in leaves.values()):
+        raise ValueError("write_params needs every shard in this process")
+    found = {entry.name: entry for entry in entries(table, model.specs(), model.stacks)}
+    planned = [Planned(name, tensor_dtype(dtype, name), entry.shape) for name, entry in found.items()]
+    total, done = sum(tensor.data_bytes for tensor in planned), 0
+
+    files = shards_of(planned, shard_bytes)
+    with Copier(leaf.sharding for leaf in leaves.values()) as copier, Shards(folder, files) as shards:
+
+        def written(tensor: Planned) -> NDArray[Any]:
+            nonlocal done
+            on_progress(done, total)
+            done += tensor.data_bytes
+            return value_of(found[tensor.name], tensor, leaves, copier)
+
+        shards.write(written)
+        on_progress(done, total)
+        return shards.finish()
+
+
+def value_of(entry: Entry, tensor: Planned, leaves: Mapping[str, jax.Array], copier: Copier) -> NDArray[Any]:
+    """Return a tensor in the layout of its file, assembled from the leaves."""
+    value = np.empty(entry.shape, numpy_dtype(tensor.dtype))
+    for piece in entry.pieces:
+        copier.copy(_pairs(piece_of(value, entry, piece), leaves[piece.path], piece))
+    if tensor.dtype == "F16" and not np.isfinite(value).all():
+        raise UserError(
+            "E-WEIGHTS-010",
+            f"{entry.name} does not fit float16",
+            why="it has values beyond 65504, or values that are not finite",
+            fix="export as bfloat16 or float32",
+        )
+    return value
+
+
+def _pairs(target: NDArray[Any], leaf: jax.Array, piece: Piece) -> list[Pair]:
+    """Return pairs of a part of `target` and the values for it. `target` has one dimension per letter."""
+    if on_cpu(leaf.sharding):
+        turned = target.transpose(piece.order)
+        shards = [(shard.index, np.asarray(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
+        if piece.layer is None:
+            return [(turned[index], data) for index, data in shards]
+        held = [(index, data, _place(index[0], piece.layer, leaf.shape[0])) for index, data in shards]
+        return [(turned[index[1:]], data[place]) for index, data, place in held if place is not None]
+    gathered = _gather(leaf.sharding, piece.order, piece.layer is not None, target.dtype)(leaf, piece.layer or 0)
+    return [
+        (target[shard.index], np.asarray(shard.data)) for shard in gathered.addressable_shards if shard.replica_id == 0
+    ]
+
+
+def _place(part: slice, layer: int, layers: int) -> int | None:
+    """Return the index of a layer in a shard with this part of the layers, or None if it is not in the shard."""
+    start, stop, _ = part.indices(layers)
+    return layer - start if start <= layer < stop else None
+
+
+@lru_cache(maxsize=256)
+def _gather(sharding: Any, order: tuple[int, ...], stacked: bool, dtype: Any) -> Any:
+    """Return a compiled function that selects a layer, in the tensor's dtype and order of dimensions.
+
+    The result is still split over the devices.
+    """
+    back = tuple(order.index(n) for n in range(len(order)))
+    wide = dtype.itemsize == 8  # jax has no 64-bit types by default; numpy widens the result later
+
+    def gather(leaf: jax.Array, layer: Any) -> jax.Array:
+        one = jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False) if stacked else leaf
+        return one.transpose(back).astype(one.dtype if wide else dtype)
+
+    return jax.jit(gather, out_shardings=placing_of(sharding, order, stacked))
+
+
+def tensor_dtype(dtype: str | Mapping[str, str], name: str) -> str:
+    """Return the safetensors dtype of a tensor. Raise a UserError if forerun does not write it."""
+    if isinstance(dtype, str):
+        wanted = dtype
+    elif name in dtype:
+        wanted = dtype[name]
+    else:
+        raise ValueError(f"no dtype is given for {name}")
+    wanted = DTYPES.get(wanted, wanted)
+    if wanted not in DTYPES.values():
+        raise UserError(
+            "E-WEIGHTS-011",
+            f"weights cannot be written as {wanted}",
+            why=f"{name} is a tensor of floats",
+            fix=f"choose one of {', '.join(DTYPES)}",
+        )
+    return wanted

@@ -1,0 +1,127 @@
+"""The same store on gs://, against an emulator; in a process of its own, since its drivers read the environment."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.append(str(Path(__file__).resolve().parent))
+from bucket_server import BUCKET, bucket
+
+PROGRAM = """
+import json, sys
+import jax, jax.numpy as jnp
+from forerun.checkpoint.storage.bucket import Bucket
+from forerun.checkpoint.parts import FilePart, read_parts, write_parts
+from forerun.checkpoint.reader import Reader
+from forerun.checkpoint.store import CheckpointStore, TakenOver
+from forerun.checkpoint.weights import newest_step
+
+address, told = sys.argv[1], {}
+state = {"w": jnp.arange(4096.0).reshape(64, 64), "step": jnp.int32(0)}
+like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+place = Bucket(address)
+told["created"] = [place.create("one", b"1"), place.create("one", b"2"), place.create("one", b"1")]
+told["read"] = place.read("one").decode()
+place.remove("one"), place.remove("one")
+ends = [b"a\\r", b"a\\n", b"a\\r\\n", b"\\r\\n\\r\\na"]
+for content in ends:
+    place.create("ends", content)
+    told.setdefault("exact", []).append(place.read("ends") == content)
+    place.remove("ends")
+told["empty"] = [place.names(), place.names("none"), Reader(address).newest()]
+
+store = CheckpointStore(address, keep=2, owner="first")
+for step in (1, 2, 3):
+    store.save(step, state | {"step": jnp.int32(step)}, {"step": step})
+store.wait()
+told["steps"], told["record"], told["folders"] = store.steps(), store.record(3), place.names()
+found = store.restore_newest(like)
+told["equal"] = bool((found.state["w"] == state["w"]).all()) and int(found.state["step"]) == found.step == 3
+
+class Content:
+    size = 7
+    def read(self, start, end): return b"metrics"[start:end]
+parts = write_parts(place, "3-1-9", "metrics", Content(), [FilePart("files/earlier", 3)])
+told["parts"] = [parts, place.read(parts[0].name).decode(), b"".join(read_parts(place, parts)).decode()]
+
+second = CheckpointStore(address, keep=2, owner="second")
+told["unnamed"] = place.names("files")
+store.save(4, state, {})
+try:
+    store.wait()
+except TakenOver as error:
+    told["refused"] = error.why
+told["after"] = [second.steps(), place.names()]
+
+commit = Reader(address).commit(3)
+name = max(commit.files, key=lambda name: commit.files[name][0])
+body = bytearray(place.read(f"{commit.folder}/{name}"))
+body[len(body) // 2] ^= 4
+place.remove(f"{commit.folder}/{name}")
+place.create(f"{commit.folder}/{name}", bytes(body))
+found = second.restore_newest(like)
+told["fallback"] = [found.step, [str(skipped) for skipped in found.skipped], newest_step(address)]
+second.save(3, state | {"step": jnp.int32(3)}, {})
+second.wait()
+told["healed"] = [second.steps(), second.restore_newest(like).skipped, len(place.names())]
+print(json.dumps(told))
+"""
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    missing = [package for package in ("gcp_storage_emulator", "gcsfs") if importlib.util.find_spec(package) is None]
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"{missing[0]} is missing, and CI must not skip this", pytrace=False)
+    if missing:
+        pytest.skip(f"needs {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("bucket")
+    with bucket(folder) as environment:
+        ran = subprocess.run(
+            [sys.executable, "-c", PROGRAM, f"gs://{BUCKET}/runs/one/checkpoints"],
+            env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stderr
+    answer: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return answer
+
+
+def test_a_name_is_created_once_and_a_lost_answer_is_recognized(told: dict[str, Any]) -> None:
+    assert told["created"] == [True, False, True]
+    assert told["exact"] == [True] * 4
+    assert (told["read"], told["empty"]) == ("1", [[], [], None])
+
+
+def test_saved_listed_and_restored(told: dict[str, Any]) -> None:
+    assert (told["steps"], told["record"], told["equal"]) == ([2, 3], {"step": 3}, True)
+    assert told["folders"] == ["2-1-2", "3-1-3", "commits"]
+
+
+def test_an_owner_that_was_replaced_is_refused_and_leaves_nothing(told: dict[str, Any]) -> None:
+    assert "by second" in told["refused"]
+    assert told["after"] == [[2, 3], ["2-1-2", "3-1-3", "commits"]]
+
+
+def test_a_flipped_bit_is_found_passed_over_and_healed_by_the_next_save(told: dict[str, Any]) -> None:
+    step, (why,), newest = told["fallback"]
+    assert (step, newest) == (2, 2)
+    assert "step 3" in why
+    assert "digest differs" in why
+    assert told["healed"] == [[2, 3], [], 3]
+
+
+def test_parts_of_the_runs_files_are_stored_and_removed_if_no_checkpoint_names_them(told: dict[str, Any]) -> None:
+    assert told["parts"] == [[["files/3-1-9-metrics-0", 7]], "metrics", "metrics"]
+    assert told["unnamed"] == []

@@ -1,0 +1,69 @@
+"""What is proposed when a job does not fit keeps the effective batch, and only what compiled is called fitting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forerun.config.schema import Job
+from forerun.hardware.slices import slice_named
+from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.report.remedies import OFFLOAD, remedies, verified
+from forerun.planner.time.step_time import StepTime
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.units import GIB, Bytes, Seconds
+
+
+def verdict_of(
+    question: CompileRequest, peak_gib: float, weights_gib: float = 1, seconds: float | None = None
+) -> FitResult:
+    memory = MemoryReport(*(Bytes(n * GIB) for n in (peak_gib, weights_gib, 2 * weights_gib, 0, 0)))
+    fits = memory.peak_bytes <= (question.slice.chip.usable_bytes or 0)
+    step = StepTime(seconds, {"matmul": seconds}) if seconds else None
+    return FitResult(question, memory, fits, Seconds(5), "0" * 12, "1x8x1", 1e15, 32768, {}, step)
+
+
+def question(**job: object) -> CompileRequest:
+    wanted = {"model": "qwen3-0.6b", "data": "nothing", "batch": 256, "steps": 5, **job}
+    return CompileRequest(ResolvedJob(Job.model_validate(wanted)), slice_named("v5e-8"))
+
+
+def test_the_effective_batch_is_kept() -> None:
+    asked = question(remat="none")
+    proposed = remedies(verdict_of(asked, 96))
+    assert [one.overrides for one in proposed][:2] == ["remat=full", "'remat={policy: named, offload: [layer_in]}'"]
+    for one in proposed:
+        assert one.job.batch == 256
+        changed = CompileRequest(one.resolved, asked.slice).derived()
+        assert changed.micro_batch * changed.accumulation * changed.mesh.data_parallel == 256
+    smaller = next(one.job.micro_batch for one in proposed if one.overrides.startswith("micro_batch"))
+    assert smaller == 4  # 93 GiB of activations for 32 rows, 11.75 GiB of room: 4 of the divisors 1, 2, 4, 8, 16
+
+
+def test_nothing_is_proposed_that_cannot_help() -> None:
+    assert remedies(verdict_of(question(), 60, weights_gib=20)) == []
+    only = question(micro_batch=1, remat={"policy": "named", "offload": ["layer_in"]})
+    assert only.job.remat == OFFLOAD
+    assert remedies(verdict_of(only, 20)) == []
+
+
+def test_copies_of_the_model_are_split_first() -> None:
+    proposed = remedies(verdict_of(question(mesh={"data": 8, "fsdp": 1}), 60, weights_gib=20))
+    assert proposed[0].overrides == "mesh.data=1 mesh.fsdp=-1"
+
+
+def test_what_fits_comes_first_and_the_quickest_of_it() -> None:
+    asked = question(remat="none")
+
+    def ask(questions: Sequence[CompileRequest]) -> list[FitResult]:
+        figures = [(16.0, None), (10.0, 1.5), (9.0, 1.2), (5.0, 1.4)]
+        return [verdict_of(q, peak, seconds=seconds) for q, (peak, seconds) in zip(questions, figures, strict=True)]
+
+    told = [one.told(quickest_seconds=1.2) for one in verified(verdict_of(asked, 96), ask)]
+    assert told == [
+        "micro_batch=4: fits, 6.75 GiB to spare",
+        "micro_batch=4 remat=full: fits, 10.75 GiB to spare, +17 % time",
+        "'remat={policy: named, offload: [layer_in]}': fits, 5.75 GiB to spare, +25 % time",
+        "remat=full: still 256 MiB short",
+    ]

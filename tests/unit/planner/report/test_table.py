@@ -1,0 +1,273 @@
+"""The table at every width, and the words for a job that fits nowhere."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from error_assertions import assert_error
+from rich.console import Console
+
+from forerun.config.schema import Job
+from forerun.hardware.slices import slice_named
+from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.cost.job_cost import Tariff, job_cost_of
+from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.report.formatting import hours_text, usd_text
+from forerun.planner.report.misfit import does_not_fit, over_budget
+from forerun.planner.report.remedies import Remedy, Tried
+from forerun.planner.report.table import as_json, print_table
+from forerun.planner.time.step_time import StepTime
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.units import GIB, Bytes, Seconds
+
+
+def verdict_on(name: str, peak: float, weights: float, optimizer: float, host: float = 0, **job: object) -> FitResult:
+    wanted = {"model": "qwen3-0.6b", "data": "nothing", "batch": 1024, "steps": 5, **job}
+    question = CompileRequest(ResolvedJob(Job.model_validate(wanted)), slice_named(name))
+    memory = MemoryReport(*(Bytes(n * GIB) for n in (peak, weights, optimizer, 0.001, host)))
+    fits = memory.peak_bytes <= (question.slice.chip.usable_bytes or 0)
+    parts = {"weights": memory.weights_bytes, "optimizer": memory.optimizer_bytes, "batch": memory.batch_bytes}
+    parts["working activations"] = memory.working_bytes
+    step = StepTime(3.1, {"matmul": 2.0, "collectives not hidden": 1.1}) if fits else None
+    shape, tokens = str(question.mesh_shape()), question.job.batch * question.job.sequence
+    return FitResult(question, memory, fits, Seconds(11.53), "0123456789ab", shape, 1.5e15, tokens, parts, step)
+
+
+SMALL = verdict_on("v6e-1", 12.44, 2.22, 4.44)
+LARGE = verdict_on("v5p-2048", 103.38, 10.5, 21.25)
+SPLIT = verdict_on("tpu7x-2x2x1", 94.3, 1, 2, host=3)
+
+
+def printed(verdicts: list[FitResult], width: int, encoding: str = "utf-8", **options: Any) -> list[str]:
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    print_table(Console(file=file, width=width), verdicts, "q: qwen3-0.6b", **options)
+    file.flush()
+    return raw.getvalue().decode(encoding).splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 200])
+def test_nothing_is_cut_at_any_width(width: int) -> None:
+    lines = printed([SMALL, LARGE, SPLIT], width)
+    assert max(map(len, lines)) <= width
+    assert not any("…" in line for line in lines)
+    rows = {line.split()[0]: line for line in lines if line and line.split()[0] in ("v6e-1", "v5p-2048", "tpu7x-2x2x1")}
+    assert re.search(r"yes .*12\.44 .*31\.25", rows["v6e-1"])
+    assert re.search(r"7\.64 short .*103\.38 .*95\.74", rows["v5p-2048"])
+    headings = next(line for line in lines if line.startswith("slice"))
+    assert headings.split()[:1] == ["slice"]
+    assert "usable" in headings
+
+
+def test_what_goes_first_when_narrow() -> None:
+    wide, middle, narrow = (" ".join(printed([SMALL, LARGE, SPLIT], width)) for width in (200, 140, 60))
+    assert "compile s" in wide
+    assert "optimizer " in wide.partition("v6e-1")[0]
+    assert "█" in middle
+    assert "compile s" not in middle
+    for heading in ("step", "tokens/s", "MFU", "hours", "demand", "spot", "limit"):
+        assert heading in middle
+    assert "█" not in narrow
+    assert "MFU" not in narrow
+    assert "hours" in narrow
+
+
+def test_time_and_money_of_a_row() -> None:
+    row = next(line for line in printed([SMALL], 120) if line.startswith("v6e-1"))
+    assert SMALL.step is not None
+    low, high = SMALL.step.low_seconds, SMALL.step.high_seconds
+    # 1024 x 1024 tokens and 1.5e15 FLOPs in 3.1 s on a chip of 918e12 FLOP/s.
+    assert re.search(rf" 3\.10 s +\({low:.2f}-{high:.2f}\) +338k +53% ", row)
+    assert row.rstrip().endswith("compute")
+
+
+def test_a_row_that_does_not_fit_has_no_time_and_no_price() -> None:
+    row = next(line for line in printed([LARGE], 120) if line.startswith("v5p-2048"))
+    assert row.split()[-7:] == ["-"] * 7
+
+
+def test_dollars_over_the_limit_are_marked() -> None:
+    free, spot = as_json([SMALL])["slices"][0]["cost_usd"].values()
+    assert spot < free
+    row = next(line for line in printed([SMALL], 120, tariff=Tariff(max_usd=(free + spot) / 2)) if "v6e-1" in line)
+    assert row.count("over") == 1
+    assert " over " not in " ".join(printed([SMALL], 120, tariff=Tariff(max_usd=free + 1)))
+
+
+def test_notes_name_zone_date_and_what_has_no_price() -> None:
+    text = " ".join(printed([SMALL, SPLIT], 120, notes=["omitted: v9"]))
+    assert "list prices of 2026-08-21" in text
+    assert "No price is known for tpu7x-2x2x1" in text
+    assert "GPUs are not compared" in text
+    assert "omitted: v9" in text
+    assert "in zone europe-west4-a" in " ".join(printed([SMALL], 120, tariff=Tariff(zone="europe-west4-a")))
+
+
+def test_tiny_terminal_breaks_lines_rather_than_figures() -> None:
+    assert any("31.25" in line and "12.44" in line for line in printed([SMALL], 20))
+
+
+def test_devices_are_told_only_where_a_chip_has_two() -> None:
+    assert "GiB per chip." in " ".join(printed([SMALL, LARGE], 150))
+    lines = " ".join(printed([SMALL, SPLIT], 190))
+    assert "GiB per device; a chip of tpu7x is two devices." in lines
+    assert "tpu7x-2x2x1: 3.00 GiB per device are in host memory" in lines
+    assert re.search(r"tpu7x-2x2x1 +4 +8 ", lines)
+
+
+def test_bar_is_to_scale() -> None:
+    row = next(line for line in printed([SMALL], 120) if line.startswith("v6e-1"))
+    used, free = row.count("█"), row.count("·")
+    assert used + free in (24, 16, 10)
+    assert used == round((used + free) * 12.44 / 31.25)
+
+
+def test_terminal_without_unicode() -> None:
+    assert "#" in " ".join(printed([SMALL, LARGE], 140, encoding="latin-1"))
+
+
+def test_json_keys_are_frozen() -> None:
+    [row] = as_json([SPLIT])["slices"]
+    assert list(row) == [
+        "slice",
+        "fits",
+        "hbm_peak_bytes",
+        "hbm_limit_bytes",
+        "compile_seconds",
+        "chips",
+        "devices",
+        "devices_used",
+        "mesh",
+        "program",
+        "hbm_weights_bytes",
+        "hbm_optimizer_bytes",
+        "hbm_batch_bytes",
+        "hbm_working_bytes",
+        "host_bytes",
+        "hbm_ledger",
+        "step_seconds",
+        "time_breakdown",
+        "tokens_per_second",
+        "mfu",
+        "limit",
+        "floor_seconds",
+        "uncertain",
+        "hours",
+        "hours_range",
+        "cost_usd",
+        "zone",
+        "within_max_usd",
+        "spot",
+        "checkpoint_every",
+        "checkpoint_waste",
+        "checkpoint_bytes",
+        "written_bytes",
+        "kept_bytes",
+        "changes",
+        "error",
+    ]
+    parts = ("weights", "optimizer", "batch", "working")
+    assert sum(row[f"hbm_{part}_bytes"] for part in parts) == row["hbm_peak_bytes"]
+    assert (row["chips"], row["devices"], row["compile_seconds"]) == (4, 8, 11.53)
+    ledger = dict(row["hbm_ledger"])
+    assert ledger.pop("host_offloaded") == row["host_bytes"]
+    assert sum(ledger.values()) == row["hbm_peak_bytes"]
+    assert row["cost_usd"] == row["zone"] == {"on_demand": None, "spot": None}
+
+
+def test_json_of_time_and_money() -> None:
+    fits, large = as_json([SMALL, LARGE], Tariff(max_usd=1e6), {"v6e-1": ["mesh.data=1 mesh.fsdp=1", "micro_batch=2"]})[
+        "slices"
+    ]
+    assert list(fits["step_seconds"]) == list(fits["hours_range"]) == ["low", "mid", "high"]
+    assert fits["step_seconds"]["mid"] == sum(fits["time_breakdown"].values()) == 3.1
+    assert fits["hours"] == fits["hours_range"]["mid"]
+    assert fits["tokens_per_second"] == pytest.approx(1024 * 1024 / 3.1)
+    assert fits["mfu"] == pytest.approx(1.5e15 / 3.1 / 918e12)
+    assert list(fits["time_breakdown"]) == ["matmul", "collectives_not_hidden"]
+    assert fits["limit"] == "compute"
+    assert fits["cost_usd"]["spot"] < fits["cost_usd"]["on_demand"]
+    assert (fits["within_max_usd"], large["within_max_usd"]) == (True, False)
+    assert fits["changes"] == ["mesh.data=1", "mesh.fsdp=1", "micro_batch=2"]
+    for key in (
+        "step_seconds",
+        "time_breakdown",
+        "tokens_per_second",
+        "mfu",
+        "limit",
+        "hours",
+        "spot",
+        "written_bytes",
+    ):
+        assert large[key] is None
+    json.dumps([fits, large], allow_nan=False)
+
+
+def test_nothing_within_the_budget() -> None:
+    error = over_budget([SMALL, LARGE], Tariff(max_usd=0.001))
+    assert error is not None
+    assert "v6e-1 spot in " in error.why
+    amount = float(error.fix.split()[2].rstrip(","))
+    assert over_budget([SMALL, LARGE], Tariff(max_usd=amount)) is None
+    unknown = over_budget([SPLIT], Tariff(max_usd=1e6))
+    assert unknown is not None
+    assert "--prices" in unknown.fix
+
+
+def test_what_is_said_of_a_job_that_does_not_fit() -> None:
+    asked = verdict_on("v5e-8", 20, 0.3, 0.6)
+    tried = [
+        Tried(Remedy("micro_batch=64", asked.question.job), verdict_on("v5e-8", 14, 0.3, 0.6)),
+        Tried(Remedy("remat=full", asked.question.job), verdict_on("v5e-8", 16, 0.3, 0.6)),
+    ]
+    error = does_not_fit([asked], tried)
+    assert_error(error, "E-PLAN-017", what="v5e-8")
+    assert re.findall(r"[\d.]+ GiB", error.why) == ["20.00 GiB", "15.75 GiB", "4.25 GiB"]
+    assert error.fix.splitlines() == [
+        "one of these, each compiled for v5e-8 with the batch unchanged:",
+        "- micro_batch=64: fits, 1.75 GiB to spare",
+        "- remat=full: still 256 MiB short",
+        "or",
+        "a slice with more chips or memory: forerun hardware slices",
+    ]
+    assert "weights and optimizer alone are 18.00 GiB" in does_not_fit([verdict_on("v5e-8", 20, 6, 12)]).why
+
+
+def test_the_nearest_slice_is_told() -> None:
+    error = does_not_fit([verdict_on("v5e-8", 40, 1, 2), LARGE])
+    assert_error(error, "E-PLAN-017", what="2 slices", why="v5p-2048 needs 103.38 GiB")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_range_and_the_prices_are_complete_on_usual_terminals(width: int) -> None:
+    """The widest rows that occur: a long name, a mark, three-digit times, four-digit prices."""
+    long = replace(
+        verdict_on("tpu7x-2x2x1", 94.3, 1, 2, steps=500_000), step=StepTime(128.4, {"matmul": 128.4}, doubts=("one",))
+    )
+    large = verdict_on("v5p-1024", 95.1, 10.5, 21.25, steps=500_000)
+    lines = printed([LARGE, large, long], width)
+    assert max(map(len, lines)) <= width
+    rows = {line.split()[0]: line for line in lines if line.startswith(("v5p-1024", "tpu7x"))}
+    assert "~128 s" in rows["tpu7x-2x2x1"]
+    assert "(96.3-160)" in rows["tpu7x-2x2x1"]
+    assert "(2.33-3.88)" in rows["v5p-1024"]
+    bill = job_cost_of(large, Tariff())
+    assert bill is not None
+    assert bill.on_demand is not None
+    assert bill.spot is not None
+    for text in (hours_text(bill.hours.mid), usd_text(bill.on_demand.usd.mid), usd_text(bill.spot.usd.mid)):
+        assert f" {text} " in f"{rows['v5p-1024']} "
+
+
+def test_why_a_time_is_uncertain_is_below_the_table() -> None:
+    odd = replace(verdict_on("v5e-8", 8, 1, 2), step=StepTime(1.0, {"matmul": 1.0}, doubts=("the moon is full",)))
+    text = " ".join(printed([SMALL, odd], 120))
+    assert "~1.00 s" in text
+    assert "(v5e-8): the moon is full." in text
+    assert "~3.10 s" not in text

@@ -1,0 +1,115 @@
+"""The winning job file: it loads as what was compiled, and says why."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forerun.config.load import load
+from forerun.config.schema import Job, Remat
+from forerun.errors import UserError
+from forerun.hardware.mesh import MeshShape
+from forerun.hardware.slices import slice_named
+from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.memory.memory_report import MemoryReport
+from forerun.planner.search.job_file import MARK, check_path, winning_job, write
+from forerun.planner.search.ranking import RankedPlan
+from forerun.planner.search.space import Candidate
+from forerun.planner.time.step_time import StepTime
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.units import GIB, Bytes, Seconds
+
+JOB = ResolvedJob(
+    Job.model_validate(
+        {
+            "name": "my-job",
+            "model": {"name": "llama3.1-8b", "rope_scaling": {"factor": 4.0}},
+            "data": {"path": "/texts/a: b #c", "tokenizer": "/t.json"},
+            "sequence": 8192,
+            "batch": 24,
+            "steps": 1000,
+            "optimizer": {"lr": 1e-5, "clip": None},
+            "device": ["tpu", "cpu"],
+        }
+    )
+)
+KEEP = Remat(policy="named", keep=("attention_out",), offload=("layer_in",))
+
+
+def found(mesh: str, micro: int, remat: Remat, seconds: float, peak: float) -> RankedPlan:
+    shape = MeshShape(*(int(side) for side in mesh.split("x")))
+    one = Candidate(slice_named("v6e-8"), shape, micro, remat)
+    memory = MemoryReport(*(Bytes(n * GIB) for n in (peak, 4, 8, 0, 0)))
+    step = StepTime(seconds, {"matmul": seconds})
+    verdict = FitResult(one.question(JOB), memory, True, Seconds(9), "0123456789ab", mesh, 1e15, 24 * 8192, {}, step)
+    return RankedPlan(one, verdict, seconds * 1000 / 3600, 20.0, True)
+
+
+BEST = found("1x8x1", 3, KEEP, 2.87, 27.3)
+OTHERS = [
+    BEST,
+    found("1x8x1", 3, Remat(), 3.12, 28.2),
+    found("1x8x1", 1, KEEP, 3.4, 20.0),
+    found("1x4x2", 3, KEEP, 3.6, 22.0),
+]
+
+
+def test_loads_as_the_job_that_was_compiled(tmp_path: Path) -> None:
+    path = tmp_path / "best.yaml"
+    write(path, winning_job(JOB, BEST, OTHERS, "cheapest", OTHERS[1]))
+    assert load(path).job == BEST.candidate.changed(JOB).job
+    assert [entry.name for entry in tmp_path.iterdir()] == ["best.yaml"]
+
+
+def test_reasons() -> None:
+    text = winning_job(JOB, BEST, OTHERS, "cheapest", OTHERS[1])
+    lines = text.splitlines()
+    assert lines[0].startswith(MARK)
+    assert "# Slice: v6e-8" in lines
+    above = {line.split(":")[0]: lines[n - 1] for n, line in enumerate(lines) if not line.startswith("#") and line}
+    assert "micro_batch 3 x accumulation 1 x 8 data-parallel devices = 24" in above["batch"]
+    assert "remat full +8.7% time (28.2 GiB)" in above["remat"]
+    assert "3.95 GiB of HBM to spare" in above["remat"]
+    assert "1 +18.5% time (20.0 GiB)" in above["micro_batch"]
+    assert "1x4x2 +25.4% time" in above["mesh"]
+    assert any("The job as written takes 3.12 s" in line for line in lines)
+    assert any("8.56k tokens/s per chip" in line for line in lines)
+
+
+def test_defaults_are_not_written_out() -> None:
+    text = winning_job(JOB, BEST, [BEST], "fastest", None)
+    keys = {line.split(":")[0] for line in text.splitlines() if line and line[0] not in "# -"}
+    assert keys == {
+        "name", "device", "model", "data", "sequence", "batch", "micro_batch", "steps", "optimizer", "mesh", "remat",
+    }  # fmt: skip
+    assert "No plan was found that differs only in mesh" in text
+
+
+def test_paths_that_are_refused(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("model: x\n")
+    for path, what in (
+        (mine, "E-PLAN-023"),
+        (tmp_path, "E-PLAN-023"),
+        (tmp_path / "no" / "x", "E-PLAN-022"),
+    ):
+        with pytest.raises(UserError, match=what):
+            check_path(path)
+    mine.write_text(f"{MARK}: the cheapest plan that it found.\n")
+    check_path(mine)
+    check_path(tmp_path / "new.yaml")
+
+
+def test_a_job_with_the_query_of_a_url_is_for_its_owner_only(tmp_path: Path) -> None:
+    for name, mode in (("https://host/a.jsonl?download=1", 0o600), ("https://host/a.jsonl", 0o644)):
+        path = tmp_path / "best.yaml"
+        path.unlink(missing_ok=True)
+        umask = os.umask(0o022)
+        try:
+            write(path, f"{MARK}\ndata: {name}\n")
+        finally:
+            os.umask(umask)
+        assert path.stat().st_mode & 0o777 == mode
+        assert name in path.read_text()

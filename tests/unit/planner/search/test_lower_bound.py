@@ -1,0 +1,144 @@
+"""The lower bounds of a search against the specs, the optimizer's state and the FLOPs of the same model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from forerun.config.schema import Job
+from forerun.hardware.mesh import MeshShape
+from forerun.models.families.registry import FAMILIES
+from forerun.models.pretrained import config_of
+from forerun.models.registry import model_of
+from forerun.models.sizes import SIZES
+from forerun.nn.spec import count, is_spec
+from forerun.planner.search.lower_bound import footprint
+from forerun.program.build import make_mesh
+from forerun.program.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
+
+PLAIN = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 7,  # no multiple of a period of Gemma or SmolLM3
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+COUNTERS_BYTES = 64  # of the optimizer
+WINDOW = {"sliding_window": 5}
+GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+CONFIGS: dict[str, dict[str, Any]] = {
+    **{name: {"model_type": name} | (GPT2 if name == "gpt2" else PLAIN) for name in FAMILIES},
+    **{
+        f"{name}-window": {"model_type": name, **PLAIN, **WINDOW}
+        for name in ("gemma2", "gemma3_text", "mistral", "phi3")
+    },
+    "llama-biases": {"model_type": "llama", **PLAIN, "attention_bias": True, "mlp_bias": True},
+    "olmo2-biases": {"model_type": "olmo2", **PLAIN, "attention_bias": True, "tie_word_embeddings": True},
+    "qwen2-untied": {"model_type": "qwen2", **PLAIN, "tie_word_embeddings": False},
+    "gemma2-untied": {"model_type": "gemma2", **PLAIN, "tie_word_embeddings": False},
+}
+# Norms and biases of one layer with a width of 32, 4 x 8 queries, 2 x 8 keys and values, and an MLP of 48.
+NORMS_AND_BIASES = {
+    "llama": 2 * 32,
+    "mistral": 2 * 32,
+    "phi3": 2 * 32,
+    "smollm3": 2 * 32,
+    "qwen2": 2 * 32 + (32 + 16 + 16),
+    "qwen2-untied": 2 * 32 + (32 + 16 + 16),
+    "qwen3": 2 * 32 + 2 * 8,
+    "gemma2": 4 * 32,
+    "gemma2-untied": 4 * 32,
+    "gemma3_text": 4 * 32 + 2 * 8,
+    "olmo2": 2 * 32 + (32 + 16),
+    "olmo2-biases": 2 * 32 + (32 + 16) + (32 + 16 + 16 + 32),
+    "llama-biases": 2 * 32 + (32 + 16 + 16 + 32) + (48 + 48 + 32),
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "all weights": {},
+    "ema": {"optimizer": {"ema": 0.99}},
+    "bfloat16": {"precision": {"params": "bfloat16"}},
+    "qat": {"qat": {"group": 8}},
+    "qat, learned scales": {"qat": {"group": 8, "scales": "learned"}},
+    "lora": {"lora": {}},
+    "qat and lora": {"qat": {"group": 8}, "lora": {}},
+    "dpo": {"preferences": "dpo"},
+    "dpo, a copy": {"preferences": {"reference": "beside"}},
+}
+
+
+def job(model: Any, **values: Any) -> Job:
+    return Job.model_validate(
+        {"model": model, "data": "nothing", "batch": 4, "sequence": 16, "steps": 10, "attention": "xla", **values}
+    )
+
+
+def folder_of(config: dict[str, Any], folder: Path) -> str:
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_of_named_sizes_are_those_of_the_specs(name: str) -> None:
+    wanted = job(name)
+    assert footprint(ResolvedJob(wanted)).parameters == count(model_of(wanted.model).specs())
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_parameters_and_flops_of_all_families_are_those_of_the_model(name: str, tmp_path: Path) -> None:
+    wanted = job(folder_of(CONFIGS[name], tmp_path))
+    model, sizes = model_of(wanted.model), footprint(ResolvedJob(wanted))
+    assert sizes.parameters == count(model.specs())
+    assert sizes.flops == pytest.approx(model.flops_per_token(16) * 4 * 16, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", NORMS_AND_BIASES)
+def test_parameters_are_those_counted_by_hand(name: str, tmp_path: Path) -> None:
+    """The specs are made from the same axes as the count, so they alone would not show a missing norm."""
+    wanted = job(folder_of(CONFIGS[name], tmp_path))
+    matrices = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 48
+    tables = 1 if config_of(wanted.model).tied else 2
+    assert footprint(ResolvedJob(wanted)).parameters == 7 * (matrices + NORMS_AND_BIASES[name]) + tables * 96 * 32 + 32
+
+
+def test_every_decoder_family_is_counted_by_hand() -> None:
+    assert {*FAMILIES} - {"gpt2"} <= {*NORMS_AND_BIASES}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", ["gemma2", "olmo2-biases", "qwen2"])
+def test_no_state_is_smaller_than_its_bound(name: str, method: str, tmp_path: Path) -> None:
+    """The oracle is the state that a Program would hold: weights, moments and an average, each array once."""
+    from forerun.program.build import build
+
+    wanted = job(folder_of(CONFIGS[name], tmp_path), **METHODS[method])
+    one = MeshShape(1, 1, 1)
+    program = build(wanted, model_of(wanted.model), make_mesh(one, jax.devices()[:1]), derive(wanted, one, 100))
+    state = (program.state.params, program.state.optimizer, program.state.average)
+    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state, is_leaf=is_spec))
+    bound = footprint(ResolvedJob(wanted)).lower_bound_bytes(one)
+    assert 0 <= held - bound <= COUNTERS_BYTES
+    assert footprint(ResolvedJob(wanted)).lower_bound_bytes(MeshShape(2, 4, 2)) == bound / 8
+
+
+def test_counting_needs_no_jax(tmp_path: Path) -> None:
+    """A search that finds all its answers in the cache would take several times as long with jax."""
+    program = f"""
+import sys
+from forerun.config.schema import Job
+from forerun.planner.search.lower_bound import footprint
+from forerun.resolve.resolved_job import ResolvedJob
+job = Job.model_validate({{"model": {folder_of(CONFIGS["gemma2"], tmp_path)!r}, "data": "nothing", "steps": 10}})
+assert footprint(ResolvedJob(job)).parameters > 0
+assert "jax" not in sys.modules
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr

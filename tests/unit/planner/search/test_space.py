@@ -1,0 +1,137 @@
+"""The space of a search: nothing in it changes the batch, and nothing that might fit is ruled out."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.hardware.mesh import MeshShape, check_model
+from forerun.hardware.slices import slice_named
+from forerun.models.decoder import Decoder
+from forerun.models.sizes import SIZES, decoder_config
+from forerun.nn.spec import count
+from forerun.planner.search import space as candidates
+from forerun.planner.search.lower_bound import footprint
+from forerun.planner.search.space import REMATS, Bounds, Space, slices_like, space_of
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.units import GIB
+
+FREE = Bounds(lambda one: 1.0 * one.chips)
+
+
+def job(**values: object) -> ResolvedJob:
+    return ResolvedJob(
+        Job.model_validate({"model": "llama3.1-8b", "data": "nothing", "batch": 24, "steps": 1000, **values})
+    )
+
+
+def space(on: str | None, bounds: Bounds = FREE, **values: object) -> Space:
+    return space_of(job(**values), on, bounds)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_formulas_agree_with_the_model(name: str) -> None:
+    wanted = job(model=name, sequence=8192)
+    model = Decoder(decoder_config(wanted.job.model))
+    sizes = footprint(wanted)
+    assert sizes.parameters == count(model.specs())
+    assert sizes.flops == pytest.approx(model.flops_per_token(8192) * 24 * 8192, rel=1e-6)
+
+
+def test_every_candidate_keeps_the_batch_and_can_be_laid_out() -> None:
+    found = space("v6e-*,v5p-8", sequence=8192)
+    assert len(found.candidates) > 200
+    for one in found.candidates:
+        planned = one.changed(found.resolved).job
+        assert planned.batch == 24
+        assert one.micro_batch * one.accumulation(24) * one.mesh.data_parallel == 24
+        assert one.mesh.devices == one.slice.devices
+        check_model(one.mesh, 32, planned.batch, planned.micro_batch)
+
+
+def test_what_was_compiled_and_fits_is_never_ruled_out() -> None:
+    """llama3.1-8b on v6e-8 at 3 x 8192: the compiler has accepted all three."""
+    left = {(str(one.mesh), one.micro_batch, one.remat) for one in space("v6e-8", sequence=8192).candidates}
+    for remat in REMATS[:3]:
+        assert ("1x8x1", 3, remat) in left
+
+
+@pytest.mark.parametrize(
+    ("on", "reason", "values"),
+    [
+        ("v5e-4", candidates.STATE, {}),
+        ("v6e-8", candidates.SAVED, {"sequence": 8192}),
+        ("v6e-16", candidates.BATCH, {}),
+        ("v5p-64", candidates.SPLIT, {"batch": 32}),
+        ("v5p-64", candidates.MANY_COPIES, {"batch": 32}),
+    ],
+)
+def test_reasons(on: str, reason: str, values: dict[str, object]) -> None:
+    found = space(on, **values)
+    assert found.ruled_out[reason] > 0
+    assert found.size == len(found.candidates) + sum(found.ruled_out.values())
+
+
+def test_state_is_ruled_out_only_where_it_is_larger_than_memory() -> None:
+    found = space("v5p-8")
+    limit = slice_named("v5p-8").chip.usable_bytes or 0
+    assert limit > 90 * GIB
+    left = {one.mesh for one in found.candidates}
+    assert MeshShape(1, 4, 1) in left
+    assert MeshShape(4, 1, 1) in left  # 8.03e9 x 12 bytes are 89.7 GiB
+    assert MeshShape(4, 1, 1) not in {one.mesh for one in space("v6e-4").candidates}
+
+
+def test_limits_rule_out_by_what_peak_speed_would_cost() -> None:
+    seconds = footprint(job()).lower_bound_seconds(slice_named("v6e-8").chip, 8)
+    hours = seconds * 1000 / 3600
+    assert space("v6e-8", Bounds(lambda one: 10.0, max_hours=hours * 1.01)).candidates
+    assert not space("v6e-8", Bounds(lambda one: 10.0, max_hours=hours * 0.99)).candidates
+    assert space("v6e-8", Bounds(lambda one: 10.0, max_usd=hours * 10.1)).candidates
+    dear = space("v6e-8", Bounds(lambda one: 10.0, max_usd=hours * 9.9))
+    assert set(dear.ruled_out) <= {candidates.MONEY, candidates.BATCH}
+    unknown = space("v6e-8", Bounds(lambda one: None, needs_price=True))
+    assert unknown.ruled_out[candidates.NO_PRICE] > 0
+    assert not unknown.candidates
+
+
+def test_the_job_as_written_is_in_the_space() -> None:
+    remat = {"policy": "named", "keep": ["mlp_up"]}
+    found = space("v6e-8", micro_batch=3, remat=remat, sequence=1024, mesh={"tp": 1})
+    own = found.as_written["v6e-8"]
+    assert own in found.candidates
+    assert (str(own.mesh), own.micro_batch, own.remat.keep) == ("1x8x1", 3, ("mlp_up",))
+    assert found.size == space("v6e-8", micro_batch=3, sequence=1024).size * 7 / 6
+
+
+def test_two_spellings_of_a_remat_are_one_candidate() -> None:
+    remat = {"policy": "named", "keep": ["attention_out", "layer_in"]}
+    assert space("v6e-8", remat=remat).size == space("v6e-8").size
+
+
+def test_sensible_slices_hold_the_state() -> None:
+    found = space(None)
+    names = set(found.by_slice)
+    assert {"v6e-4", "v6e-8", "v6e-16", "v5p-8"} <= names
+    assert "v5e-4" not in names
+    assert not any(name.startswith(("v2", "v3")) for name in names)
+
+
+def test_globs() -> None:
+    assert [one.name for one in slices_like("v6e-?")] == ["v6e-1", "v6e-4", "v6e-8"]
+    assert [one.name for one in slices_like("v5litepod-8, v5e-8,v6e-1*")] == ["v5e-8", "v6e-1", "v6e-16", "v6e-128"]
+    with pytest.raises(UserError, match="E-PLAN-003"):
+        slices_like("v9*")
+    with pytest.raises(UserError, match="E-HARDWARE-019"):
+        slices_like("v5e-7")
+
+
+def test_every_candidate_uses_the_devices_that_the_job_asks_for() -> None:
+    found = space("v6e-1,v6e-8", model="qwen3-0.6b", devices=2)
+    assert {one.mesh.devices for one in found.candidates} == {2}
+    assert {one.slice.name for one in found.candidates} == {"v6e-8"}
+    assert [reason for one, reason in found.dropped.items() if one.slice.name == "v6e-1"] == [candidates.DEVICES]
+    assert {one.slice.devices >= 2 for one in space(None, model="qwen3-0.6b", devices=2).candidates} == {True}
+    with pytest.raises(UserError, match=r"devices=16.*v6e-8.*E-HARDWARE-017"):
+        space("v6e-1,v6e-8", devices=16)

@@ -1,0 +1,129 @@
+"""The facts of a ResolvedJob, and that `plan` gets them without jax."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from forerun.config.schema import Job, Model
+from forerun.errors import UserError
+from forerun.hardware.mesh import MeshShape
+from forerun.inputs.resolve_job import resolve
+from forerun.models.sizes import SIZES, DecoderConfig
+from forerun.resolve.model_facts import ModelFacts
+from forerun.resolve.resolved_job import ResolvedJob
+
+LLAMA = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "vocab_size": 300,
+}
+
+
+def job(**values: Any) -> Job:
+    return Job.model_validate({"model": "smollm2-135m", "data": "nothing", "steps": 9, "batch": 8, **values})
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), "utf-8")
+    return str(tmp_path)
+
+
+def test_facts_of_a_named_size() -> None:
+    resolved = resolve(job())
+    assert resolved.config == SIZES["smollm2-135m"]
+    assert (resolved.steps, resolved.vocab, resolved.model_facts.heads) == (9, 49_152, 9)
+    assert (resolved.model_facts.checkpoint, resolved.teacher, resolved.step_teacher) == (None, None, None)
+    assert resolved.model_facts.family is not None
+    assert resolved.model_facts.family.model_type == "llama"
+
+
+def test_facts_of_a_checkpoint(checkpoint: str) -> None:
+    resolved = resolve(job(model=checkpoint))
+    assert isinstance(resolved.config, DecoderConfig)
+    assert (resolved.config.layers, resolved.vocab, resolved.model_facts.heads) == (1, 300, 2)
+    assert resolved.model_facts.snapshot is not None
+    assert resolved.model_facts.snapshot.folder == Path(checkpoint)
+    assert not resolved.model_facts.has_tokenizer
+
+
+@pytest.mark.parametrize("cache", [None, "logits"])
+def test_a_teacher_with_cached_logits_does_not_run_in_the_step(cache: str | None) -> None:
+    resolved = resolve(job(distil={"teacher": "smollm2-360m", "cache": cache}))
+    assert resolved.teacher is not None
+    assert resolved.teacher.config == SIZES["smollm2-360m"]
+    assert resolved.step_teacher == (resolved.teacher if cache is None else None)
+
+
+def test_the_reason_of_the_steps_stays_when_they_are_filled_in(tmp_path: Path) -> None:
+    """3,200 letters are 100 rows of 32 tokens, so 2 epochs in batches of 8 are 25 steps."""
+    (tmp_path / "text.txt").write_text("x" * 3200, "utf-8")
+    given = {"data": str(tmp_path / "text.txt"), "sequence": 32, "steps": None, "epochs": 2}
+    resolved = resolve(job(**given))
+    derived = resolved.derived(MeshShape(1, 1, 1), 100)
+    assert (resolved.steps, resolved.job.epochs, derived.steps) == (25, None, 25)
+    assert derived.reasons["steps"].startswith("2 epochs")
+    assert resolve(job()).derived(MeshShape(1, 1, 1)).reasons["steps"] == "the job's"
+
+
+def test_heads_are_checked_without_the_model_object() -> None:
+    with pytest.raises(UserError, match="E-HARDWARE-009"):
+        resolve(job()).derived(MeshShape(1, 1, 2))  # 9 heads
+
+
+def test_program_has_the_facts_of_the_job() -> None:
+    resolved = resolve(job(lora={"rank": 4}, sequence=32))
+    program = resolved.program(MeshShape(1, 1, 1), jax.devices()[:1])
+    assert sum(leaf.size for leaf in jax.tree.leaves(program.learning)) == resolved.trainable_parameters
+    device = jax.devices()[0]
+    assert program.compute.attention == resolved.kernel(device.platform, device.device_kind)
+    assert program.derived == resolved.derived(MeshShape(1, 1, 1))
+    assert program.model == resolved.model
+
+
+def test_other_values_do_not_change_the_original() -> None:
+    resolved = resolve(job())
+    changed = resolved.with_values(micro_batch=2)
+    assert (changed.job.micro_batch, resolved.job.micro_batch, changed.steps) == (2, None, 9)
+
+
+@pytest.mark.parametrize("values", [{"tied": False}, {"qk_norm": False}, {"layers": 2}])
+def test_no_dimension_of_a_checkpoint_can_be_changed(values: dict[str, Any], checkpoint: str) -> None:
+    """`false` is a value too: it must not be ignored."""
+    with pytest.raises(UserError, match="E-MODEL-011"):
+        _ = ModelFacts(Model(name=checkpoint, **values)).config
+
+
+def test_facts_that_plan_needs_do_not_import_jax() -> None:
+    program = (
+        "import sys\n"
+        "from forerun.config.schema import Job\n"
+        "from forerun.hardware.mesh import MeshShape\n"
+        "from forerun.inputs.resolve_job import resolve\n"
+        "job = Job.model_validate({'model': 'smollm2-135m', 'data': 'x', 'steps': 9, 'batch': 8,"
+        " 'distil': {'teacher': 'smollm2-360m'}})\n"
+        "resolved = resolve(job)\n"
+        "resolved.derived(MeshShape(1, 8, 1)), resolved.config, resolved.teacher.config, resolved.model_facts.family\n"
+        "sys.exit('jax' in sys.modules)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_a_resolved_job_is_a_value() -> None:
+    assert ResolvedJob(job()) == ResolvedJob(job())
+    assert ResolvedJob(job()) != ResolvedJob(job(seed=1))

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from forerun.track.display.display import Display, StepView
+from forerun.track.display.make_display import make_display
+from forerun.track.display.plain import PlainDisplay
+
+
+class Clock:
+    """Time stands still until it is told otherwise."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def view(step: int, steps: int = 1000, *, mfu: float | None = 0.423) -> StepView:
+    return StepView(step, steps, 2.34567, 123_456.7, mfu, 754.0, 0.0031, 3e-4, 0.8123)
+
+
+def screen(stream: io.StringIO) -> list[str]:
+    """The lines that were drawn last, without colours and cursor movements."""
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
+    return [line.rstrip() for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    return Terminal()
+
+
+@pytest.fixture(params=["plain", "terminal"])
+def shown(request: pytest.FixtureRequest, terminal: Terminal) -> tuple[Display, io.StringIO, Clock]:
+    stream = terminal if request.param == "terminal" else io.StringIO()
+    clock = Clock()
+    return make_display(stream, clock=clock), stream, clock
+
+
+def test_a_pipe_and_a_dumb_terminal_get_plain_lines(monkeypatch: pytest.MonkeyPatch, terminal: Terminal) -> None:
+    assert isinstance(make_display(io.StringIO()), PlainDisplay)
+    assert not isinstance(make_display(terminal), PlainDisplay)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(make_display(terminal), PlainDisplay)
+
+
+def test_a_phase_ends_as_one_line_with_its_time(shown: tuple[Display, io.StringIO, Clock]) -> None:
+    display, stream, clock = shown
+    with display, display.phase("compile", "for 8 devices") as phase:
+        clock.now = 12.34
+        phase.detail = "cache miss  program 3f2a"
+    assert "compile 12.3 s  cache miss  program 3f2a" in screen(stream)[-1]
+
+
+def test_a_failed_phase_says_so_and_the_error_goes_on(shown: tuple[Display, io.StringIO, Clock]) -> None:
+    display, stream, clock = shown
+
+    def fail() -> None:
+        with display, display.phase("data"):
+            clock.now = 2.0
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert "data failed after 2.0 s" in screen(stream)[-1]
+
+
+def test_texts_are_printed_as_they_stand(shown: tuple[Display, io.StringIO, Clock]) -> None:
+    display, stream, _ = shown
+    with display:
+        display.say("shape [bold]float32[4,8][/bold]")
+        display.warn("slow")
+    assert screen(stream) == ["shape [bold]float32[4,8][/bold]", "warning: slow"]
+
+
+def test_plain_lines_come_first_last_every_tenth_and_every_ten_seconds() -> None:
+    stream, clock = io.StringIO(), Clock()
+    display = make_display(stream, clock=clock)
+    for step in range(1, 1001):
+        clock.now += 1.0 if step < 35 else 0.001
+        display.step(view(step))
+    lines = stream.getvalue().splitlines()
+    told = [int(line.split("/")[0].removeprefix("step ")) for line in lines]
+    assert told == [1, 11, 21, 31, 100, 200, 300, 400, 500, 600, 700, 800, 900, 1000]
+    assert lines[1] == (
+        "step 11/1000  loss 2.3457  123k tok/s  MFU 42.3%  data wait 0.3%  lr 3.00e-04  grad 0.812  eta 12 min 34 s"
+    )
+    assert lines[-1].endswith("done")
+
+
+def test_without_a_known_peak_there_is_no_mfu() -> None:
+    stream = io.StringIO()
+    make_display(stream).step(view(1, mfu=None))
+    assert "MFU" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("columns", "figures"),
+    [
+        (120, "loss 2.3457 ▁                 123k tok/s  MFU 42.3%  data wait 0.3%  lr 3.00e-04  grad 0.812"),
+        (80, "loss 2.3457 ▁                 123k tok/s  MFU 42.3%  data wait 0.3%  lr 3.00e-04"),
+        (40, "loss 2.3457 ▁                 123k tok/s"),
+    ],
+)
+def test_the_live_lines_fit_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, terminal: Terminal, columns: int, figures: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with make_display(terminal) as display:
+        display.step(view(500))
+    bar, line = screen(terminal)[-2:]
+    assert line == figures
+    assert bar.startswith("step  500/1000  50% ━")
+    assert bar.endswith("─ eta 12 min 34 s")
+    assert bar.count("━") == bar.count("─")
+    assert max(len(bar), len(line)) <= columns
+
+
+@pytest.mark.timing
+def test_steps_are_drawn_by_the_clock_and_not_by_the_loop(terminal: Terminal) -> None:
+    with make_display(terminal) as display:
+        for step in range(1, 1001):
+            display.step(view(step))
+        drawn_in_the_loop = terminal.getvalue().count("tok/s")
+    assert drawn_in_the_loop < 500  # by the loop a thousand; by the clock four a second, if it takes so long
+    assert screen(terminal)[-2].startswith("step 1000/1000 100% ")
+    assert screen(terminal)[-2].endswith(" done")
+
+
+def test_the_standard_streams_are_given_back(terminal: Terminal) -> None:
+    before = sys.stdout, sys.stderr
+    with make_display(terminal) as display:
+        display.step(view(1))
+    assert (sys.stdout, sys.stderr) == before
+    assert terminal.getvalue().rstrip().endswith("\x1b[?25h")  # the cursor is visible again

@@ -1,0 +1,68 @@
+"""The display in a notebook. tests/e2e/test_python_page.py runs it in a real kernel."""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from forerun.track.display.display import StepView
+from forerun.track.display.make_display import make_display
+from forerun.track.display.notebook import NotebookDisplay, bar_html, in_notebook
+from forerun.track.display.plain import PlainDisplay
+
+
+def view(step: int) -> StepView:
+    return StepView(step, 10, 2.5, 1000.0, None, 60.0, 0.0, 1e-3, 1.0)
+
+
+class Kernel(types.ModuleType):
+    """IPython with a shell of a given class, which records what it displays."""
+
+    def __init__(self, shell: str) -> None:
+        super().__init__("IPython")
+        self.shown: list[str] = []
+        self.get_ipython = lambda: type(shell, (), {})()
+        self.display = types.SimpleNamespace(HTML=str, display=self._display)
+
+    def _display(self, content: str, *, display_id: bool) -> Any:
+        self.shown.append(content)
+        return types.SimpleNamespace(update=self.shown.append)
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    made = Kernel("ZMQInteractiveShell")
+    monkeypatch.setitem(sys.modules, "IPython", made)
+    monkeypatch.setitem(sys.modules, "IPython.display", made.display)  # type: ignore[arg-type]
+    return made
+
+
+def test_the_bar_is_updated_twice_a_second_and_at_the_end(kernel: Kernel) -> None:
+    now, stream = 0.0, io.StringIO()
+    with NotebookDisplay(stream, clock=lambda: now) as display:
+        display.say("device: cpu")
+        for step in range(1, 10):
+            display.step(view(step))
+            now += 0.2
+    assert stream.getvalue() == "device: cpu\n"
+    assert [text.split('value="')[1].split('"')[0] for text in kernel.shown] == ["1", "4", "7", "9"]
+
+
+def test_the_bar_has_the_figures_of_the_step() -> None:
+    assert 'max="10"' in bar_html(view(3))
+    assert "eta 60.0 s" in bar_html(view(3))
+
+
+def test_only_the_kernel_of_a_notebook_has_a_bar(monkeypatch: pytest.MonkeyPatch, kernel: Kernel) -> None:
+    assert in_notebook()
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    assert isinstance(make_display(sys.stdout), NotebookDisplay)
+    assert type(make_display(sys.stderr)) is PlainDisplay
+    monkeypatch.setitem(sys.modules, "IPython", Kernel("TerminalInteractiveShell"))
+    assert not in_notebook()
+    monkeypatch.delitem(sys.modules, "IPython")
+    assert not in_notebook()

@@ -1,0 +1,56 @@
+"""Codes in words: what goes in comes out, and compressed-tensors packs them alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from forerun.config.qat import Qat
+from forerun.errors import UserError
+from forerun.methods.qat import QatTransform
+from forerun.models.families import gpt2
+from forerun.models.gpt2 import Gpt2
+from forerun.models.sizes import Gpt2Config
+from forerun.nn import spec
+from forerun.weights_io.packed import pack, unpack, write_packed
+
+
+def codes_of(bits: int, columns: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(-(2 ** (bits - 1)), 2 ** (bits - 1), (5, columns)).astype(np.int8)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("columns", [32, 20, 7])
+def test_what_is_packed_is_unpacked(bits: int, columns: int) -> None:
+    codes = codes_of(bits, columns)
+    words = pack(codes, bits)
+    assert (words.dtype, words.shape) == (np.int32, (5, -(-columns * bits // 32)))
+    np.testing.assert_array_equal(unpack(words, bits, columns), codes)
+    lowest = np.array([[-(2 ** (bits - 1)), 2 ** (bits - 1) - 1]], np.int8)
+    assert pack(lowest, bits)[0, 0] == (2**bits - 1) << bits, "the first code is in the lowest bits, and is 0"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("columns", [64, 20, 7])
+def test_compressed_tensors_packs_alike(bits: int, columns: int) -> None:
+    import torch
+    from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+    codes = codes_of(bits, columns)
+    np.testing.assert_array_equal(pack(codes, bits), pack_to_int32(torch.from_numpy(codes), bits).numpy())
+
+
+def test_a_matrix_that_is_no_linear_layer_is_refused(tmp_path: Path) -> None:
+    """GPT-2 keeps its matrices the other way round, in a module that no runtime has integers for."""
+    model = Gpt2(Gpt2Config(layers=1, embed=16, heads=2, mlp=32, vocab=32, positions=8, norm_eps=1e-5))
+    transform = QatTransform(Qat(group=None), {})
+    params = spec.initial(model.specs(), jax.random.key(0))
+    rounded = transform.start(model.specs(), params, {}, jax.random.key(0))
+    with pytest.raises(UserError, match="E-WEIGHTS-008") as caught:
+        write_packed(tmp_path, rounded, gpt2.TABLE, model, "F32")
+    assert "--dense" in str(caught.value.fix)
+    assert list(tmp_path.iterdir()) == []

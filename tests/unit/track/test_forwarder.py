@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 120.0
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tries follow one another quickly; an answer, and the end, have all the time that a busy machine may need."""
-    for name, seconds in (("POLL", 0.01), ("FIRST", 0.02), ("MOST", 0.1), ("END", PATIENCE_SECONDS)):
+    for name, seconds in (("POLL", 0.01), ("FIRST", 0.02), ("MAX", 0.1), ("END", PATIENCE_SECONDS)):
         monkeypatch.setattr(forwarder, f"{name}_SECONDS", seconds)
     monkeypatch.setattr(mlflow, "ANSWER_SECONDS", PATIENCE_SECONDS)
 

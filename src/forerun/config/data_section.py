@@ -6,28 +6,23 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from forerun.config.column_template import COLUMNS, check_columns
 from forerun.config.section import Section, about, shorthand
 from forerun.errors import JobValueError
 
-COLUMNS = ("text", "messages", "prompt", "completion", "chosen", "rejected", "input_ids")
+ColumnValue = str | list[dict[str, str]]  # a column, a template of columns, or the messages of a conversation
 
 
 def _columns() -> Any:
     return Field(
         default_factory=dict,
-        description="names of the file's columns, for example {text: content}",
+        description="names of the file's columns, for example {text: content}, or templates of columns, for example "
+        '{text: "{question} {answer}"}',
         json_schema_extra={
             "reason": "standard names: text, messages, prompt and completion, input_ids",
             "propertyNames": {"enum": list(COLUMNS)},
         },
     )
-
-
-def _require_known_columns(columns: dict[str, str]) -> dict[str, str]:
-    unknown = sorted(set(columns) - set(COLUMNS))
-    if unknown:
-        raise JobValueError("E-JOB-025", f"data.columns: unknown {unknown[0]!r}; known: {', '.join(COLUMNS)}")
-    return columns
 
 
 def _separator() -> Any:
@@ -47,13 +42,13 @@ class Part(Section):
     weight: float | None = about(
         "share of the rows, relative to the other weights", "no part has a weight: every row once per epoch", None, gt=0
     )
-    columns: dict[str, str] = _columns()
+    columns: dict[str, ColumnValue] = _columns()
     separator: str | None = _separator()
 
-    @field_validator("columns")
+    @field_validator("columns", mode="before")
     @classmethod
-    def _known(cls, columns: dict[str, str]) -> dict[str, str]:
-        return _require_known_columns(columns)
+    def _known(cls, columns: Any) -> Any:
+        return check_columns(columns)
 
 
 class Data(Section):
@@ -74,7 +69,7 @@ class Data(Section):
         "the checkpoint's own; without a checkpoint, bytes, except for chat",
         None,
     )
-    columns: dict[str, str] = _columns()
+    columns: dict[str, ColumnValue] = _columns()
     separator: str | None = _separator()
     packing: Literal["auto", "concatenate", "whole"] = about(
         "concatenate: join documents and cut the stream into rows; whole: keep each document in one piece",
@@ -95,10 +90,16 @@ class Data(Section):
         "a Jinja file, or 'chatml'", "the checkpoint's own; required for chat if there is none", None
     )
     apply_template: bool | None = about(
-        "apply the chat template to prompt and completion rows, and to preference pairs of plain texts: the prompt "
-        "becomes the user's message, the completion the assistant's",
-        "plain texts are joined unchanged, with a warning if the model has a chat template",
+        "apply the chat template to prompt and completion rows, Alpaca rows, and preference pairs of plain texts: the "
+        "prompt becomes the user's message, the completion the assistant's",
+        "true if there is a chat template, except for preference pairs",
         None,
+    )
+    system: str | None = about(
+        "system prompt of conversations that have no system message",
+        "none: conversations stay as they are",
+        None,
+        min_length=1,
     )
     special_tokens: bool = about(
         "encode texts of special tokens in the data as special tokens",
@@ -127,10 +128,10 @@ class Data(Section):
     )
     ledger: bool = about("write the example ids of every step to ledger.jsonl", "off: it is one line per step", False)
 
-    @field_validator("columns")
+    @field_validator("columns", mode="before")
     @classmethod
-    def _known(cls, columns: dict[str, str]) -> dict[str, str]:
-        return _require_known_columns(columns)
+    def _known(cls, columns: Any) -> Any:
+        return check_columns(columns)
 
     @model_validator(mode="after")
     def _one_place(self) -> Data:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from forerun.config import schema
-from forerun.data.chat_template import job_template, template_origin
+from forerun.data.chat_template import template_origin
 from forerun.data.documents import Documents
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
@@ -18,22 +18,21 @@ from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import Subset, held_out, packer_of
 from forerun.data.order.too_long import resolve_policy
 from forerun.data.order.whole_documents import WholeDocuments
+from forerun.data.rendering import applies_template, notes_of, rendering_of, required_template
 from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
-from forerun.data.source.plain import LIKELY_SEPARATOR, likely_separators
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
+from forerun.data.tokens.exchange import CONVERSATION_FORMS
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
-from forerun.data.turns import turn_end
 from forerun.errors import UserError
 from forerun.units import Count
 
 OnProgress = Callable[[str, BuildProgress], None]
-CHAT_FORMS = ("messages", "chosen/rejected")
+CHAT_FORMS = (*CONVERSATION_FORMS, "chosen/rejected")
 PLANS = "rows"  # folder of packing plans, in the folder of a store
-MANY_SEPARATORS = 3  # at the start of a file that is one document; from this number on, a note is printed
 
 
 @dataclass(frozen=True)
@@ -56,6 +55,7 @@ class CorpusPart:
     kept: PackedRows | None = None  # rows that are held out for validation
     wanted: float = 0.0  # the share that the job asks to hold out
     notes: tuple[str, ...] = ()  # settings that are probably a mistake, for warnings
+    rendering: str = ""  # how rows become text, for the display; "" for texts and token ids
 
     @property
     def plans(self) -> list[WholeDocuments]:
@@ -93,6 +93,7 @@ class CorpusPart:
         word = "pair" if isinstance(self.rows, Pairs) else "document"
         texts = [
             self.source.recognised,
+            *([self.rendering] if self.rendering else []),
             f"{report.documents} {word}{'' if report.documents == 1 else 's'}",
             f"{Count(report.tokens)} tokens",
             f"{report.rows} rows of {report.sequence}",
@@ -221,24 +222,20 @@ def recipe_of(
             why="neither data.tokenizer nor model.vocab is set",
             fix="name the tokenizer that made them: data.tokenizer=PATH/tokenizer.json",
         )
-    applied = applies_template(source.form, data)
+    applied = applies_template(source.form, data, dialect.template)
     chat = source.form in CHAT_FORMS or applied
     return recipe_for(
         dialect.tokenizer,
         vocab=vocab if has_ids else None,
-        template=_template(source, data, dialect) if chat else None,
+        template=required_template(source, data, dialect.template, applied=applied) if chat else None,
         special=dict(dialect.special) if chat else None,
         loss_on=data.loss_on,
         special_tokens=data.special_tokens,
         validation=data.validation if data.validation_by == "documents" else 0.0,
         template_origin=template_origin(data) if chat else None,
         apply_template=applied,
+        system=data.system if chat else None,
     )
-
-
-def applies_template(form: str, data: schema.Data) -> bool:
-    """Return whether the job turns plain texts of this form into messages of a conversation."""
-    return bool(data.apply_template) and form in ("prompt/completion", "chosen/rejected")
 
 
 def store_root(data: schema.Data) -> Path:
@@ -325,53 +322,11 @@ def _open_part(
         rows, kept = held_out(rows, data.validation)
     else:
         kept = packed(store.validation, packing, sequence, data, folder / PLANS) if store.validation else None
-    notes = tuple(_notes(source, recipe, data, dialect))
-    return CorpusPart(name, source, store, rows, kept, data.validation, notes)
-
-
-def _notes(source: Source, recipe: Recipe, data: schema.Data, dialect: Dialect) -> Iterator[str]:
-    """Yield notes about settings that are probably a mistake, each with the key that changes it."""
-    template = "data.chat_template" if data.chat_template else "the model's chat template" if dialect.template else None
-    if source.form == "prompt/completion" and template and data.apply_template is None:
-        yield (
-            f"prompts and completions are joined as plain text, without {template}, which chat applies to every "
-            "message: data.apply_template=true applies it here too, =false keeps plain text without this warning"
-        )
-    elif data.chat_template and recipe.template is None:
-        yield f"data.chat_template is not used: these rows are {source.form}"
-    if data.apply_template and not applies_template(source.form, data):
-        yield f"data.apply_template changes nothing: these rows are {source.form}, not prompt and completion"
-    if source.kind == "text" and source.separator is None:
-        found = likely_separators(source.files[0])
-        if found >= MANY_SEPARATORS:
-            yield (
-                f"{source.files[0].name} is one document, and {LIKELY_SEPARATOR} occurs in it, at least {found} times: "
-                f"data.separator='{LIKELY_SEPARATOR}' makes a document of each part"
-            )
-    if recipe.template is not None and data.chat_template:
-        for text in turn_end(recipe.template, recipe.special, dialect.tokenizer).stop:
-            yield (
-                f"a turn ends with {text!r}, which this tokenizer spells out in several tokens: forerun ends an answer "
-                "at that text, and transformers needs stop_strings for it"
-            )
+    notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
+    return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source.form, recipe, data))
 
 
 def _held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
     """Return the held-out rows of all parts. Each row counts once, because weights are for training only."""
     kept = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
     return Mixture(list(kept.values()), None, list(kept)) if kept else None
-
-
-def _template(source: Source, data: schema.Data, dialect: Dialect) -> str | None:
-    """Return the job's chat template, or else the model's. Raise UserError if one is needed and both are missing."""
-    if data.chat_template is not None:
-        return job_template(data)
-    needed = "conversations" if source.form == "messages" else "data.apply_template" if data.apply_template else None
-    if dialect.template is None and needed:
-        raise UserError(
-            "E-DATA-009",
-            f"{source.files[0].name}: {needed}, but no chat template",
-            why="the model has no chat template, so forerun cannot convert a conversation to text",
-            fix="set data.chat_template=chatml, or the path of a Jinja file",
-        )
-    return dialect.template

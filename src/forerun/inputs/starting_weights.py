@@ -33,7 +33,7 @@ def require_chosen_tokenizer(job: Job) -> None:
     for part in job.data.parts.values():
         source = open_source(part)
         if source.form in CHAT_FORMS:
-            what = "conversations" if source.form == "messages" else "preference pairs"
+            what = "preference pairs" if source.form == "chosen/rejected" else "conversations"
             checkpoint = HUB_NAMES.get(job.model.name or "", _EXAMPLE)
             raise UserError(
                 "E-RUN-037",

@@ -13,6 +13,7 @@ from forerun.checkpoint.storage.retries import RetrySchedule
 from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
 from forerun.data.order.batches import require_one_batch
+from forerun.data.tokens.exchange import PROMPT_FORMS
 from forerun.errors import UserError
 from forerun.inputs.base_weights import require_weights
 from forerun.inputs.peft_folder import require_adapter
@@ -45,9 +46,11 @@ def check_before_compile(resolved: ResolvedJob, program: Program, corpus: Corpus
 def require_same_data(job: Job, corpus: Corpus, step: int, before: object) -> None:
     """Raise unless the data is the same as that of the checkpoint at `step`, whose digest was `before`."""
     if before != corpus.digest:
+        prompts = job.data.apply_template is None and any(part.source.form in PROMPT_FORMS for part in corpus.parts)
+        older = "; earlier versions joined prompts as plain text, as data.apply_template=false does" if prompts else ""
         raise UserError(
             "E-RUN-035",
             f"the data is not what the checkpoint of step {step} was trained on",
             why=f"{job.data.where}: digest {corpus.digest} now, {before} then",
-            fix="restore the original data, or start over with --fresh (the old folder is kept, renamed)",
+            fix=f"restore the original data, or start over with --fresh (the old folder is kept, renamed){older}",
         )

@@ -157,7 +157,7 @@ class CorpusReport:
 
     title: str
     sources: Sequence[SourceSummary]
-    form: str  # "text", "messages", "prompt/completion", "input_ids"
+    form: str  # "text", "messages", "prompt/completion", "alpaca", "input_ids"
     tokenizer: str
     vocabulary: int
     lengths: Lengths
@@ -176,6 +176,8 @@ class CorpusReport:
     held_out: Sequence[HeldOut] = ()  # of each part, if the job has validation
     skipped: int = 0  # bad rows
     skipped_first: Sequence[SkippedRows] = field(default=())
+    rendering: Sequence[str] = ()  # how rows become text, for each kind of rendering: "with the model's chat template"
+    unused: Sequence[str] = ()  # columns of the files that are not read
 
     @property
     def whole(self) -> bool:

@@ -56,6 +56,8 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
             SkippedRows(str(one.place), f"{one.what}: {one.why}" if one.why else one.what)
             for one in itertools.islice(bad, SKIPPED_SHOWN)
         ],
+        rendering=list(dict.fromkeys(part.rendering for part in corpus.parts if part.rendering)),
+        unused=list(dict.fromkeys(name for part in corpus.parts for name in part.source.unused)),
     )
 
 

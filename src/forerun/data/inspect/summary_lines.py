@@ -15,6 +15,12 @@ def summary(look: CorpusReport) -> list[tuple[str, str]]:
     share = "" if learned is None else f", {share_text(learned)} of them with loss"
     lines = [
         ("form", form(look)),
+        *(("rendered", text) for text in look.rendering),
+        *(
+            [("not used", f"column{'s' if len(look.unused) > 1 else ''} {', '.join(look.unused)}")]
+            if look.unused
+            else []
+        ),
         ("tokenizer", f"{look.tokenizer}, vocabulary {look.vocabulary:,}"),
         ("documents", f"{look.documents:,}"),
         *(("validation", str(held)) for held in look.held_out),
@@ -36,6 +42,7 @@ def form(look: CorpusReport) -> str:
         look.form.replace("messages", "messages (chat)")
         .replace("input_ids", "input_ids (already tokenized)")
         .replace("chosen/rejected", "chosen/rejected (preference pairs)")
+        .replace("alpaca", "alpaca (instruction, input, output)")
     )
 
 

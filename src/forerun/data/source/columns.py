@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
 
 from forerun.data.source.rows import RowError
+from forerun.data.source.templates import MessagesTemplate, RowTemplate, column_of, template_of
 from forerun.errors import did_you_mean
 
 FORMS = {
@@ -14,52 +17,89 @@ FORMS = {
     "chosen/rejected": ("chosen", "rejected"),
     "prompt/completion": ("prompt", "completion"),
     "input_ids": ("input_ids",),
+    "alpaca": ("instruction", "output"),
+    "prompt/completion messages": ("prompt", "completion"),  # at least one of them is a list of messages
 }
-OPTIONAL = {"chosen/rejected": ("prompt",), "input_ids": ("loss_mask",)}
+OPTIONAL = {"chosen/rejected": ("prompt",), "input_ids": ("loss_mask",), "alpaca": ("input",)}
 SHOWN = {
     "text": "",
     "messages": "chat, ",
     "chosen/rejected": "preference pairs, ",
     "prompt/completion": "prompt and completion, ",
     "input_ids": "already tokenized, ",
+    "alpaca": "Alpaca, ",
+    "prompt/completion messages": "prompt and completion as messages, ",
 }
+Shape = Literal["value", "list", "ShareGPT"]  # of the value of a column; ShareGPT: messages with from and value
+# Columns that are read as a role if no form fits otherwise.
+_OTHER_NAMES = {"messages": ("conversations", "conversation")}
 _COMMON_TEXT_NAMES = ("content", "body", "document", "article", "story", "raw_text", "txt")
-_COMMON_NAMES = {
-    ("conversations",): "data.columns.messages=conversations",
-    ("conversation",): "data.columns.messages=conversation",
-    ("question", "answer"): "data.columns.prompt=question data.columns.completion=answer",
-    ("prompt", "response"): "data.columns.completion=response",
-    ("instruction", "output"): "data.columns.prompt=instruction data.columns.completion=output",
-}
+_COMMON_NAMES = (("question", "answer"), ("prompt", "response"), ("question", "response"), ("query", "response"))
+_THOUGHTS = ("reasoning", "rationale", "thought", "thoughts", "thinking", "chain_of_thought", "cot", "explanation")
 _MAX_SHOWN = 12
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The form of every row, and the column of the file for each role."""
+    """The form of every row, and the column or the template of the file for each role.
+
+    `names` are the columns of the first row, and `style` is the name of a variant of the form. Both are for the
+    display only.
+    """
 
     form: str
-    given: Mapping[str, str]
+    given: Mapping[str, Any]
+    names: tuple[str, ...] = ()
+    style: str = ""
+
+    @cached_property
+    def templates(self) -> dict[str, RowTemplate]:
+        """Role to template, for roles of the form that are built from columns."""
+        roles = (*FORMS[self.form], *OPTIONAL.get(self.form, ()))
+        found = {role: template_of(self.given[role]) for role in roles if role in self.given}
+        return {role: one for role, one in found.items() if one is not None}
 
     def name(self, role: str) -> str:
-        """Return the column of the file for a role."""
-        return self.given.get(role, role)
+        """Return the column of the file for a role. For a template, return the key of the job."""
+        if role in self.templates:
+            return f"data.columns.{role}"
+        return column_of(self.given[role]) if role in self.given else role
 
     @property
     def needed(self) -> dict[str, str]:
-        """Role to column, for the columns that every row must have."""
-        return {role: self.name(role) for role in FORMS[self.form]}
+        """Role to column, for the columns that every row must have. Roles with a template are not included."""
+        return {role: self.name(role) for role in FORMS[self.form] if role not in self.templates}
+
+    @property
+    def optional(self) -> dict[str, str]:
+        """Role to column, for the columns that a row may have. Roles with a template are not included."""
+        return {role: self.name(role) for role in OPTIONAL.get(self.form, ()) if role not in self.templates}
 
     @property
     def known(self) -> dict[str, str]:
-        """Role to column, for required and optional columns."""
-        return self.needed | {role: self.name(role) for role in OPTIONAL.get(self.form, ())}
+        """Role to column, for required and optional columns without a template."""
+        return self.needed | self.optional
+
+    @property
+    def read(self) -> list[str]:
+        """All columns of the file that are read, each once."""
+        built = [column for one in self.templates.values() for column in one.columns]
+        return list(dict.fromkeys([*self.known.values(), *built]))
 
     @property
     def shown(self) -> str:
         """A description for the display, such as `chat, column conversations`."""
-        names = list(self.needed.values())
-        return f"{SHOWN[self.form]}column{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        optional = [name for name in self.optional.values() if self.form == "alpaca" and name in self.names]
+        built = [column for one in self.templates.values() for column in one.columns]
+        names = list(dict.fromkeys([*self.needed.values(), *optional, *built]))
+        words = SHOWN[self.form].replace(", ", f" ({self.style}), ") if self.style else SHOWN[self.form]
+        by = f", by the template of data.columns.{next(iter(self.templates))}" if self.templates else ""
+        return f"{words}column{'s' if len(names) > 1 else ''} {', '.join(names)}{by}"
+
+    @property
+    def unused(self) -> list[str]:
+        """Columns of the file that are not read."""
+        return [name for name in self.names if name not in self.read]
 
     def require(self, names: Iterable[str]) -> None:
         """Raise RowError if a needed column is missing in `names`, or is in it more than once."""
@@ -69,42 +109,129 @@ class Columns:
                 raise missing(names, role, name)
             if names.count(name) > 1:
                 raise RowError("E-DATA-023", f"two columns {name!r}", why=shortened(names), fix="rename one of them")
+        for role, template in self.templates.items():
+            _require_template(names, role, template)
 
 
-def form_of(names: Iterable[str], given: Mapping[str, str]) -> str | None:
+def form_of(names: Iterable[str], given: Mapping[str, Any]) -> str | None:
     """Return the first form whose columns all exist, or None.
 
-    `given` maps roles to columns of the file. If it contains roles of some forms, only these forms are considered.
+    `given` maps roles to columns of the file or to templates. If it contains roles of some forms, only these forms are
+    considered.
     """
     existing = set(names)
-    intended = [form for form, roles in FORMS.items() if any(role in given for role in roles)]
-    for form in intended or FORMS:
-        if all(given.get(role, role) in existing for role in FORMS[form]):
+    for form in _intended(given) or FORMS:
+        if all(_exists(given.get(role, role), existing) for role in FORMS[form]):
             return form
     return None
 
 
-def recognised(names: Iterable[str], given: Mapping[str, str]) -> Columns:
-    """Return the form of a row with the columns `names`. Raise RowError for the missing column if it has none."""
+def recognised(
+    names: Iterable[str], given: Mapping[str, Any], shape: Callable[[str], Shape] = lambda _: "value"
+) -> Columns:
+    """Return the form of a row with the columns `names`. Raise RowError for the missing column if it has none.
+
+    `shape` returns the shape of the values of a column, which distinguishes texts from lists of messages.
+    """
     names = list(names)
     form = form_of(names, given)
+    for role, others in _OTHER_NAMES.items():
+        other = next((name for name in others if name in names and form is None and not _intended(given)), None)
+        if other is not None:
+            form, given = role, {**given, role: other.replace("{", "{{").replace("}", "}}")}
     if form is None:
-        intended = next((form for form, roles in FORMS.items() if any(role in given for role in roles)), "text")
-        role = next(role for role in FORMS[intended] if given.get(role, role) not in names)
-        raise missing(names, role, given.get(role, role), given)
-    return Columns(form, dict(given))
+        intended = next(iter(_intended(given)), "text")
+        role = next(role for role in FORMS[intended] if not _exists(given.get(role, role), set(names)))
+        template = template_of(given[role]) if role in given else None
+        if template is not None:
+            _require_template(names, role, template)
+        raise missing(names, role, column_of(given.get(role, role)), given)
+    found = Columns(form, dict(given), tuple(names))
+    if form == "prompt/completion" and any(shape(name) != "value" for name in found.needed.values()):
+        form = "prompt/completion messages"
+    style = "ShareGPT" if form == "messages" and any(shape(one) == "ShareGPT" for one in found.needed.values()) else ""
+    for template in found.templates.values():
+        _require_no_column_name(names, template)
+    return Columns(form, found.given, found.names, style)
 
 
-def missing(names: Sequence[str], role: str, name: str, given: Mapping[str, str] | None = None) -> RowError:
-    """Return the error for a missing column. Its fix proposes a column of `names` that is likely intended."""
+def shape_of(value: Any) -> Shape:
+    """Return the shape of a value in a row."""
+    if type(value) is not list:
+        return "value"
+    return "ShareGPT" if value and type(value[0]) is dict and "role" not in value[0] and "from" in value[0] else "list"
+
+
+def _intended(given: Mapping[str, Any]) -> list[str]:
+    """Return the forms that have a required role in `given`."""
+    return [form for form, roles in FORMS.items() if any(role in given for role in roles)]
+
+
+def _exists(value: Any, existing: set[str]) -> bool:
+    """Return whether all columns of a value of `data.columns` exist."""
+    template = template_of(value)
+    return column_of(value) in existing if template is None else set(template.columns) <= existing
+
+
+def _require_template(names: Sequence[str], role: str, template: RowTemplate) -> None:
+    """Raise RowError if a column of a template does not exist."""
+    for column in template.columns:
+        if column not in names:
+            near = did_you_mean(column, names)
+            raise RowError(
+                "E-DATA-120",
+                f"no column {column!r}, which data.columns.{role} names",
+                why=f"the columns of the file: {', '.join(names) or 'none'}",
+                fix=f"did you mean {{{near}}}?" if near else f"name existing columns in data.columns.{role}",
+            )
+
+
+def _require_no_column_name(names: Sequence[str], template: RowTemplate) -> None:
+    """Raise RowError if the content of a message is the name of a column without braces, which is a mistake."""
+    for text in template.constants if isinstance(template, MessagesTemplate) else ():
+        if text in names:
+            raise RowError(
+                "E-DATA-122",
+                f"data.columns.messages: the content {text!r} is a fixed text, and the file has a column of this name",
+                why="a content without braces is the same text in every row",
+                fix=f'write content: "{{{text}}}" for the column',
+            )
+
+
+def missing(names: Sequence[str], role: str, name: str, given: Mapping[str, Any] | None = None) -> RowError:
+    """Return the error for a missing column. Its fix proposes columns of `names` that are likely intended.
+
+    The fix names every column that the proposal does not use, so that no content is lost unnoticed.
+    """
     fix = f"name the {role} column: data.columns.{role}=NAME"
     likely = [name for name in _COMMON_TEXT_NAMES if name in names] if role == "text" else []
     near = did_you_mean(name, names) or (likely[0] if likely else None)
     if near:
-        fix = f"did you mean data.columns.{role}={near}?"
+        fix = f"did you mean data.columns.{role}={near}?{_unused_text(names, [near])}"
     elif not given:
-        fix = next((f"try {keys}" for found, keys in _COMMON_NAMES.items() if set(found) <= set(names)), fix)
+        fix = next((_proposal(names, *pair) for pair in _COMMON_NAMES if set(pair) <= set(names)), fix)
     return RowError("E-DATA-024", f"no column {name!r}", why=f"its columns: {shortened(names) or 'none'}", fix=fix)
+
+
+def _proposal(names: Sequence[str], asked: str, answer: str) -> str:
+    """Return the fix for rows of a question and an answer. A column of thoughts becomes a part of the answer."""
+    thought = next((name for name in _THOUGHTS if name in names), None)
+    prompt = "" if asked == "prompt" else f" data.columns.prompt={asked}"
+    completion = f"data.columns.completion={answer}"
+    if thought is not None:
+        completion = f"'data.columns.completion=\"<think>{{{thought}}}</think>{{{answer}}}\"'"
+    used = [asked, answer] if thought is None else [asked, answer, thought]
+    return f"try{prompt} {completion}{_unused_text(names, used)}"
+
+
+def _unused_text(names: Sequence[str], used: Sequence[str]) -> str:
+    """Return a note about the columns that a proposal does not use, or "" if it uses all."""
+    others = [name for name in names if name not in used]
+    if not others:
+        return ""
+    return (
+        f' (not used: {", ".join(others)}; to join columns, write a template such as "{{{used[0]}}} {{{others[0]}}}")'
+    )
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import chain, islice, pairwise
 from typing import Any
 
-from forerun.data.source.columns import Columns, recognised
+from forerun.data.source.columns import Columns, recognised, shape_of
 from forerun.data.source.files import File
 from forerun.data.source.lines import CorruptFile, damaged, lines, newlines, no_rows
 from forerun.data.source.rows import BadRow, FilePiece, RowError, RowPlace, SourceRow
@@ -18,7 +18,7 @@ _NESTED = frozenset((list, dict))
 _scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]  # the scanner inside json.loads, for speed
 
 
-def recognise(file: File, given: Mapping[str, str]) -> Columns | BadRow:
+def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
     """Return the form of the first line that has one, among the first 1000 lines.
 
     If no line has a form, return the problem of the first bad line, or of the file.
@@ -34,7 +34,7 @@ def recognise(file: File, given: Mapping[str, str]) -> Columns | BadRow:
                     return first or no_rows(file).at(file.name, whole_file=True)
                 row = _parse_line(file, line)[0]
                 if row is not None:
-                    return recognised(row, given)
+                    return recognised(row, given, lambda name, row=row: shape_of(row.get(name)))
             except CorruptFile as error:
                 return first or damaged(error).at(file.name, whole_file=True)
             except RowError as row_error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from forerun.data.source import jsonl, plain, separated, tables
 from forerun.data.source.columns import Columns
@@ -11,7 +12,7 @@ from forerun.data.source.kinds import TABLE_KINDS
 from forerun.data.source.rows import BadRow, FilePiece, SourceRow
 
 
-def recognise(file: File, given: Mapping[str, str]) -> Columns | BadRow:
+def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
     """Return the form of the rows of `file`, or a BadRow if it has none."""
     if file.kind == "text":
         return Columns("text", {})

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from typing import Any
 
 from forerun.data.source.columns import Columns, recognised, shortened
 from forerun.data.source.files import File
@@ -16,10 +17,10 @@ from forerun.data.source.values import MAX_ROW_BYTES, checker, too_large
 
 _MAX_FIELD = 2**31 - 1
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-CARRIED = ("text", "prompt/completion", "chosen/rejected")  # forms without lists
+CARRIED = ("text", "prompt/completion", "chosen/rejected", "alpaca")  # forms without lists
 
 
-def recognise(file: File, given: Mapping[str, str]) -> Columns | BadRow:
+def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
     """Return the form of the columns in the header, or a BadRow for the file."""
     header = next(_records(file), None)
     if header is None:
@@ -39,7 +40,7 @@ def recognise(file: File, given: Mapping[str, str]) -> Columns | BadRow:
 def rows(file: File, columns: Columns) -> Iterator[SourceRow | BadRow]:
     """Yield the rows of a file, and a BadRow for each bad record. A bad header is a bad file."""
     check, names, found = checker(columns), None, False
-    known = set(columns.known.values())
+    known = set(columns.read)
     for record in _records(file):
         if isinstance(record, BadRow):
             found = True
@@ -160,10 +161,10 @@ def _records(file: File) -> Iterator[tuple[int, list[str], RowError | None] | Ba
 
 def _require_no_lists(file: File, columns: Columns) -> None:
     """Raise RowError if the form has lists, which CSV cannot hold."""
-    if columns.form not in CARRIED:
+    if columns.form not in CARRIED and columns.needed:
         raise RowError(
             "E-DATA-052",
-            f"column {columns.name(columns.form)!r} cannot be read from {file.kind}",
+            f"column {next(iter(columns.needed.values()))!r} cannot be read from {file.kind}",
             why=f"{file.kind} holds texts, and {columns.form} is a list",
             fix="use JSONL or Parquet",
         )

@@ -22,8 +22,10 @@ class Source:
 
     files: tuple[files.File, ...]
     form: str
-    columns: Mapping[str, str]  # role to column, as set in the job
+    columns: Mapping[str, Any]  # role to column or template, as set in the job
     separator: str | None = None  # between the documents of a text
+    names: tuple[str, ...] = ()  # columns of the first row, for the display
+    style: str = ""  # variant of the form, for the display
 
     @property
     def kind(self) -> str:
@@ -35,6 +37,11 @@ class Source:
         many = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         split = "" if self.separator is None else f", split at {self.separator!r}"
         return f"{many}, {self.kind}" + ("" if self.kind == "text" else f", {self._roles.shown}") + split
+
+    @property
+    def unused(self) -> list[str]:
+        """Columns of the files that are not read."""
+        return self._roles.unused
 
     @property
     def size_bytes(self) -> int:
@@ -83,7 +90,7 @@ class Source:
 
     @property
     def _roles(self) -> Columns:
-        return Columns(self.form, self.columns)
+        return Columns(self.form, self.columns, self.names, self.style)
 
 
 def open_source(part: Part | Data) -> Source:
@@ -112,7 +119,7 @@ def open_source(part: Part | Data) -> Source:
         columns = readers.recognise(file, part.columns)
         if isinstance(columns, Columns):
             _require_text(columns.form, part.separator, file)
-            return Source(found, columns.form, dict(part.columns), part.separator)
+            return Source(found, columns.form, dict(columns.given), part.separator, columns.names, columns.style)
         first = first or columns
     assert first is not None
     raise first.error()

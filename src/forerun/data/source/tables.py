@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from forerun.config.data_section import COLUMNS
-from forerun.data.source.columns import Columns, recognised
+from forerun.config.column_template import COLUMNS
+from forerun.data.source.columns import Columns, Shape, recognised
 from forerun.data.source.files import File, library
 from forerun.data.source.lines import CorruptFile, damage, damaged, no_rows
 from forerun.data.source.rows import BadRow, FilePiece, RowError, RowPlace, SourceRow
@@ -36,11 +36,11 @@ class _Table:
     batches: Any  # function of a group and column names: its record batches
 
 
-def recognise(file: File, given: Mapping[str, str]) -> Columns | BadRow:
+def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
     """Return the form of the columns in the schema, or a BadRow for the file."""
     try:
         with _open_table(file) as table:
-            columns = recognised(table.schema.names, given)
+            columns = recognised(table.schema.names, given, lambda name: _shape(table.schema, name))
             _require(table.schema, columns)
             return columns
     except CorruptFile as error:
@@ -58,7 +58,7 @@ def rows(file: File, columns: Columns, piece: FilePiece) -> Iterator[SourceRow |
     try:
         with _open_table(file) as table:
             _require(table.schema, columns)
-            names = [name for name in columns.known.values() if name in table.schema.names]
+            names = [name for name in columns.read if name in table.schema.names]
             for group in range(piece.start, min(piece.stop, table.groups)):
                 for batch in _slices(file, table.batches(group, names)):
                     for made in _batch_rows(batch, names, check, file, number):
@@ -272,34 +272,68 @@ def _require(schema: Any, columns: Columns) -> None:
     """Raise RowError if a needed column is missing, or if the type of a column cannot hold its role."""
     columns.require(schema.names)
     for role, name in columns.known.items():
-        if name not in schema.names:
-            continue
-        kind = schema.field(name).type
-        while str(kind).startswith("dictionary<"):
-            kind = kind.value_type
-        if not _can_hold(kind, role, columns.form):
+        if name in schema.names and not _can_hold(_type(schema, name), role, columns.form):
             wanted = {"messages": "a list of messages", "input_ids": "a list of token ids"}.get(role, "text")
-            raise RowError(
-                "E-DATA-061",
-                f"column {name!r} holds {kind}, not {'a list of 0 and 1' if role == 'loss_mask' else wanted}",
-                why="this is its type in the schema of the file",
-                fix=f"name another column: data.columns.{role}=NAME"
+            raise _wrong_column(
+                schema,
+                name,
+                "a list of 0 and 1" if role == "loss_mask" else wanted,
+                f"name another column: data.columns.{role}=NAME"
                 if role in COLUMNS
                 else f"write {name} again as a list of integers or booleans, or remove it",
             )
+    for role, template in columns.templates.items():
+        for name in template.columns:
+            if not _is_text(_type(schema, name)) and not str(_type(schema, name)).startswith(("int", "uint")):
+                wanted = "text or whole numbers, which the template needs"
+                raise _wrong_column(schema, name, wanted, f"remove {{{name}}} from data.columns.{role}")
+
+
+def _wrong_column(schema: Any, name: str, wanted: str, fix: str) -> RowError:
+    return RowError(
+        "E-DATA-061",
+        f"column {name!r} holds {_type(schema, name)}, not {wanted}",
+        why="this is its type in the schema of the file",
+        fix=fix,
+    )
+
+
+def _type(schema: Any, name: str) -> Any:
+    """Return the type of the values of a column."""
+    kind = schema.field(name).type
+    while str(kind).startswith("dictionary<"):
+        kind = kind.value_type
+    return kind
+
+
+def _shape(schema: Any, name: str) -> Shape:
+    """Return the shape of the values of a column."""
+    kind = _type(schema, name) if name in schema.names else None
+    if not str(kind).startswith(_LISTS):
+        return "value"
+    fields = _fields(kind.value_type)
+    return "ShareGPT" if "from" in fields and "role" not in fields else "list"
+
+
+def _is_text(kind: Any) -> bool:
+    return str(kind) in ("string", "large_string", "string_view")
+
+
+def _fields(kind: Any) -> set[str]:
+    """Return the names of the fields of a struct, or an empty set for another type."""
+    return {kind.field(at).name for at in range(kind.num_fields)} if str(kind).startswith("struct<") else set()
 
 
 def _can_hold(kind: Any, role: str, form: str) -> bool:
-    type_name = str(kind)
-    text = type_name in ("string", "large_string", "string_view")
-    if role in ("text", "completion") or (role == "prompt" and form == "prompt/completion"):
+    text = _is_text(kind)
+    only_text = ("text", "instruction", "output") + (("prompt", "completion") if form == "prompt/completion" else ())
+    if role in only_text:
         return text
-    listed = type_name.startswith(_LISTS)
+    if role == "input":
+        return text or str(kind) == "null"
+    listed = str(kind).startswith(_LISTS)
     inner: Any = kind.value_type if listed else None
     if role in ("input_ids", "loss_mask"):
         return listed and (str(inner).startswith(("int", "uint")) or (role == "loss_mask" and str(inner) == "bool"))
-    messages = listed and str(inner).startswith("struct<")
-    if messages:
-        fields = {inner.field(at).name for at in range(inner.num_fields)}
-        messages = {"role", "content"} <= fields or {"from", "value"} <= fields
-    return messages or (text and role != "messages")
+    fields = _fields(inner) if listed else set()
+    return {"role", "content"} <= fields or {"from", "value"} <= fields or (text and role != "messages")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from forerun.data.source.columns import OPTIONAL, Columns
+from forerun.data.source.columns import Columns
 from forerun.data.source.rows import RowError
 
 MAX_ROW_BYTES = 64 << 20
@@ -26,11 +26,12 @@ def checker(columns: Columns) -> Check:
     The function raises RowError for a bad row. Its second argument is the row as it is written in the file, or ""
     if the format has no \\u escapes. Such an escape can be half of a surrogate pair, so these rows need another check.
     """
-    if columns.form == "text":
+    if columns.form == "text" and not columns.templates:
         return _text_only(columns)
-    checks = _CHECKS | ({"prompt": _pair_prompt} if columns.form == "chosen/rejected" else {})
+    checks = _CHECKS | _CHECKS_OF_FORM.get(columns.form, {})
     roles = [(role, name, checks[role]) for role, name in columns.needed.items()]
-    extra = [(role, columns.name(role), checks[role]) for role in OPTIONAL.get(columns.form, ())]
+    extra = [(role, name, checks[role]) for role, name in columns.optional.items()]
+    built = [(role, one, columns.name(role), checks[role]) for role, one in columns.templates.items()]
 
     def check(row: Mapping[str, Any], written: str) -> dict[str, Any]:
         values, escaped = {}, "\\u" in written
@@ -41,6 +42,8 @@ def checker(columns: Columns) -> Check:
         for role, name, checked in extra:
             if name in row:
                 values[role] = checked(row[name], name, escaped)
+        for role, template, name, checked in built:
+            values[role] = checked(template.fill(row), name, escaped)
         _check_columns_together(values, columns)
         return values
 
@@ -65,9 +68,10 @@ def _text_only(columns: Columns) -> Check:
 
 
 def _check_columns_together(values: dict[str, Any], columns: Columns) -> None:
-    """Raise RowError if a completion is empty, or if the loss mask and the token ids have different lengths."""
-    if columns.form == "prompt/completion" and not values["completion"].strip():
-        raise _empty(columns.name("completion"))
+    """Raise RowError if an answer is empty, or if the loss mask and the token ids have different lengths."""
+    for role in ("text", "completion", "output"):
+        if type(values.get(role)) is str and not values[role].strip():
+            raise _empty(columns.name(role))
     mask = values.get("loss_mask")
     if mask is not None and len(mask) != len(values["input_ids"]):
         raise RowError(
@@ -124,6 +128,8 @@ def _message(value: Any, where: str, escaped: bool) -> dict[str, Any]:
         value = {"role": value["from"], "content": value["value"], **rest}
     if "role" not in value or ("content" not in value and not value.get("tool_calls")):
         raise _incomplete(value, where, "role" if "role" not in value else "content")
+    if type(value.get("content")) is list:
+        value = {**value, "content": _joined_parts(value["content"], f"{where}.content", escaped)}
     role = _text(value["role"], f"{where}.role", escaped)
     if role in _ROLES:
         role = _ROLES[role]
@@ -139,6 +145,21 @@ def _message(value: Any, where: str, escaped: bool) -> dict[str, Any]:
             if key not in ("role", "content"):
                 _check_texts(held, f"{where}.{key}", escaped)
     return dict(value)
+
+
+def _joined_parts(parts: list[Any], where: str, escaped: bool) -> str:
+    """Return the texts of content parts, joined without a separator. Raise RowError for parts that are not text."""
+    for at, part in enumerate(parts):
+        kind = part.get("type") if type(part) is dict else None
+        if kind != "text" or "text" not in part:
+            named = f"of the type {_short(kind)}" if kind is not None else _kind(part)
+            raise RowError(
+                "E-DATA-123",
+                f"{where}[{at}] is {named}, not a text",
+                why='forerun trains on text only: a part must be {"type": "text", "text": "..."}',
+                fix=_FIX_ROW + ", or skip such rows: data.bad_rows=0.01",
+            )
+    return "".join(_text(part["text"], f"{where}[{at}].text", escaped) for at, part in enumerate(parts))
 
 
 def _incomplete(message: Mapping[str, Any], where: str, key: str) -> RowError:
@@ -188,24 +209,37 @@ def _mask(value: Any, name: str, escaped: bool) -> list[int]:
     return [int(held) for held in value]
 
 
-def _pair_answer(value: Any, name: str, escaped: bool) -> Any:
-    """Return the checked answer of a preference pair, which is a text or a list of messages."""
+def _answer(value: Any, name: str, escaped: bool) -> Any:
+    """Return the checked answer to a prompt, which is a text or a list of messages."""
     return _messages(value, name, escaped) if type(value) is list else _text(value, name, escaped)
 
 
-def _pair_prompt(value: Any, name: str, escaped: bool) -> Any:
-    """Return the checked prompt of a preference pair, which is a text or a list of messages."""
+def _prompt(value: Any, name: str, escaped: bool) -> Any:
+    """Return the checked prompt of an answer or of a pair, which is a text or a list of messages."""
     return _message_list(value, name, escaped) if type(value) is list else _text(value, name, escaped)
 
 
+def _text_or_null(value: Any, name: str, escaped: bool) -> str:
+    """Return the checked text, or "" for null."""
+    return "" if value is None else _text(value, name, escaped)
+
+
 _CHECKS: dict[str, Callable[[Any, str, bool], Any]] = {
+    "text": _text,
     "messages": _messages,
+    "instruction": _text,
+    "input": _text_or_null,
+    "output": _text,
     "prompt": _text,
     "completion": _text,
-    "chosen": _pair_answer,
-    "rejected": _pair_answer,
+    "chosen": _answer,
+    "rejected": _answer,
     "input_ids": _ids,
     "loss_mask": _mask,
+}
+_CHECKS_OF_FORM: dict[str, dict[str, Callable[[Any, str, bool], Any]]] = {
+    "chosen/rejected": {"prompt": _prompt},
+    "prompt/completion messages": {"prompt": _prompt, "completion": _answer},
 }
 
 

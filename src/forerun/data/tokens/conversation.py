@@ -17,6 +17,7 @@ from forerun.errors import Problem, UserError
 from forerun.hub.chat.template import RenderedConversation, render_conversations
 
 Mask = NDArray[np.bool_]
+SYSTEM_ROLES = ("system", "developer")
 
 
 class Conversations:
@@ -34,9 +35,18 @@ class Conversations:
         self._coder, self._recipe = coder, recipe
         self._answers = recipe.loss_on == "answers"
 
-    def encode(self, conversations: Sequence[Any]) -> list[tuple[Ids, Mask | None] | Problem]:
-        """Return the tokens and the loss mask (None: all have a loss), or a problem, for each conversation."""
-        return self._encoded(self._render(conversations))
+    def encode(
+        self, conversations: Sequence[Any], prompts: Sequence[int] = ()
+    ) -> list[tuple[Ids, Mask | None] | Problem]:
+        """Return the tokens and the loss mask (None: all have a loss), or a problem, for each conversation.
+
+        `prompts` are the numbers of messages at the start of each conversation that have no loss, by default 0.
+        """
+        complete = [self._with_system(one) for one in conversations]
+        spoken = self._render(complete)
+        if self._answers and any(prompts):
+            spoken = self._without_prompts(spoken, complete, conversations, prompts)
+        return self._encoded(spoken)
 
     def encode_pairs(
         self, ones: Sequence[Any], others: Sequence[Any]
@@ -45,7 +55,7 @@ class Conversations:
 
         Turns of the assistant that end in the common beginning of a pair have no loss.
         """
-        spoken = self._render([*ones, *others])
+        spoken = self._render([self._with_system(one) for one in (*ones, *others)])
         for number in range(len(ones)):
             one, other = spoken[number], spoken[number + len(ones)]
             if isinstance(one, RenderedConversation) and isinstance(other, RenderedConversation):
@@ -57,23 +67,68 @@ class Conversations:
         found = self._encoded(spoken)
         return list(zip(found[: len(ones)], found[len(ones) :], strict=True))
 
+    def _with_system(self, messages: Any) -> Any:
+        """Return the messages after the job's system prompt, unless they contain a system message."""
+        if self._recipe.system is None or any(message.get("role") in SYSTEM_ROLES for message in messages):
+            return messages
+        return [{"role": "system", "content": self._recipe.system}, *messages]
+
+    def _without_prompts(
+        self,
+        spoken: Sequence[RenderedConversation | Problem],
+        complete: Sequence[Any],
+        conversations: Sequence[Any],
+        prompts: Sequence[int],
+    ) -> list[RenderedConversation | Problem]:
+        """Return the conversations without the spans of answers in their prompts.
+
+        A prompt is rendered alone to find where it ends. The text of the conversation must begin with it.
+        """
+        found, numbers, shortened = list(spoken), [], []
+        for number, (messages, given, count) in enumerate(zip(complete, conversations, prompts, strict=True)):
+            count += len(messages) - len(given)  # the job's system prompt
+            answered = any(one["role"] == "assistant" for one in messages[:count])
+            if answered and isinstance(found[number], RenderedConversation):
+                numbers.append(number)
+                shortened.append(self._protect(messages)[:count])
+        for number, prompt in zip(numbers, self._rendered(shortened, answers=False), strict=True):
+            one = found[number]
+            assert isinstance(one, RenderedConversation)
+            if isinstance(prompt, Problem) or not one.text.startswith(prompt.text):
+                found[number] = Problem(
+                    "E-DATA-124",
+                    "the end of the prompt cannot be determined",
+                    why="the chat template writes the messages of the prompt differently if the completion follows",
+                    fix="use one list of messages, whose answers all have a loss: data.columns.messages=NAME",
+                )
+            else:
+                end = len(prompt.text)
+                spans = tuple((max(start, end), stop) for start, stop in one.spans if stop > end)
+                found[number] = replace(one, spans=spans)
+        return found
+
     def _render(self, conversations: Sequence[Any]) -> list[RenderedConversation | Problem]:
         """Return the rendered text and the spans of the assistant, or a problem, for each conversation."""
         found: list[RenderedConversation | Problem | None] = [self._problem(one) for one in conversations]
         good = [number for number, trouble in enumerate(found) if trouble is None]
         if not good:
             return [one for one in found if one is not None]
-        spoken = render_conversations(
-            self._template,
-            [self._protect(conversations[number]) for number in good],
-            special=self._recipe.special,
-            ends=self._coder.specials,
-            answers=self._answers,
-            origin=self._recipe.template_origin,
-        )
+        spoken = self._rendered([self._protect(conversations[number]) for number in good], answers=self._answers)
         for number, one in zip(good, spoken, strict=True):
             found[number] = one
         return [one for one in found if one is not None]
+
+    def _rendered(self, protected: Sequence[Any], *, answers: bool) -> list[RenderedConversation | Problem]:
+        if not protected:
+            return []
+        return render_conversations(
+            self._template,
+            protected,
+            special=self._recipe.special,
+            ends=self._coder.specials,
+            answers=answers,
+            origin=self._recipe.template_origin,
+        )
 
     def _encoded(self, spoken: Sequence[RenderedConversation | Problem]) -> list[tuple[Ids, Mask | None] | Problem]:
         coded = iter(self._coder.encode_rendered([one.text for one in spoken if isinstance(one, RenderedConversation)]))
@@ -117,11 +172,6 @@ class Conversations:
     def _protect(self, messages: Any) -> Any:
         """Return the messages with protected special tokens, unless the job allows special tokens in texts."""
         return messages if self._recipe.special_tokens else self._coder.protection.protect(messages)
-
-
-def as_messages(prompt: str, answer: str) -> list[dict[str, str]]:
-    """Return a prompt and its answer as a conversation."""
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
 
 
 def _loss_mask(spoken: RenderedConversation, spans: Spans) -> Mask:

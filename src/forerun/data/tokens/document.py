@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from forerun.data.source.rows import BadRow, SourceRow
 from forerun.data.tokens.coder import Coder, open_coder
-from forerun.data.tokens.conversation import Conversations, as_messages
+from forerun.data.tokens.conversation import Conversations
+from forerun.data.tokens.exchange import CONVERSATION_FORMS, PROMPT_FORMS, conversation_of, plain_texts
 from forerun.data.tokens.pair import PairCoder
 from forerun.data.tokens.problems import DEEP, EMPTY, FORGED, HALF, has_lone_surrogate
 from forerun.data.tokens.protection import Ids
@@ -23,7 +24,7 @@ from forerun.errors import Problem, UserError
 Mask = NDArray[np.bool_]
 
 
-FORMS = ("text", "messages", "prompt/completion", "chosen/rejected", "input_ids")
+FORMS = ("text", *CONVERSATION_FORMS, *PROMPT_FORMS, "chosen/rejected", "input_ids")
 
 
 class Encoded(NamedTuple):
@@ -58,8 +59,8 @@ class Encoder:
         self.coder: Coder = open_coder(recipe.tokenizer)
         self._end = np.array([recipe.eos], np.int32)
         self._answers = recipe.loss_on == "answers"
-        self._applies = form == "prompt/completion" and recipe.apply_template
-        self._conversations = Conversations(self.coder, recipe) if form == "messages" or self._applies else None
+        chat = form in CONVERSATION_FORMS or (form in PROMPT_FORMS and recipe.apply_template)
+        self._conversations = Conversations(self.coder, recipe) if chat else None
         self._pairs = PairCoder(self.coder, recipe) if form == "chosen/rejected" else None
 
     def encode(self, rows: Sequence[SourceRow]) -> list[Encoded | BadRow]:
@@ -83,11 +84,10 @@ class Encoder:
         if self.form == "text":
             return self._texts([row.values["text"] for row in rows])
         if self._conversations is not None:
-            return [
-                one if isinstance(one, Problem) else Encoded(*one)
-                for one in self._conversations.encode([self._messages(row.values) for row in rows])
-            ]
-        if self.form == "prompt/completion":
+            found = [conversation_of(self.form, row.values) for row in rows]
+            coded = self._conversations.encode([messages for messages, _ in found], [prompt for _, prompt in found])
+            return [one if isinstance(one, Problem) else Encoded(*one) for one in coded]
+        if self.form in PROMPT_FORMS:
             return self._completions(rows)
         if self._pairs is not None:
             return [
@@ -95,9 +95,6 @@ class Encoder:
                 for one in self._pairs.encode([row.values for row in rows])
             ]
         return [self._token_ids(row.values) for row in rows]
-
-    def _messages(self, values: dict[str, Any]) -> Any:
-        return as_messages(values["prompt"], values["completion"]) if self._applies else values["messages"]
 
     def _texts(self, texts: Sequence[str]) -> list[Encoded | Problem]:
         encode = self.coder.encode_with_specials if self.recipe.special_tokens else self.coder.encode_plain
@@ -112,8 +109,9 @@ class Encoder:
         answered: Callable[[Sequence[str]], list[Ids]] = self.coder.encode_continuations
         if self.recipe.special_tokens:
             asked = answered = self.coder.encode_with_specials
-        prompts = asked([row.values["prompt"] for row in rows])
-        completions = answered([row.values["completion"] for row in rows])
+        texts = [plain_texts(self.form, row.values) for row in rows]
+        prompts = asked([prompt for prompt, _ in texts])
+        completions = answered([completion for _, completion in texts])
         return [self._joined(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)]
 
     def _joined(self, prompt: Ids, completion: Ids) -> Encoded | Problem:
@@ -150,7 +148,7 @@ class Encoder:
             every = [tokens for tokens, _ in found.documents]
             trouble: Problem | None = next((one for one in map(self._id_problem, every) if one is not None), None)
             lists = any(isinstance(value, list) for value in row.values.values())
-            chat = self.form == "messages" or self.recipe.apply_template or lists
+            chat = self.form in CONVERSATION_FORMS or self.recipe.apply_template or lists
             if trouble is None and not chat and not self.recipe.special_tokens:
                 trouble = FORGED if any(self.coder.protection.has_special(tokens[:-1]) for tokens in every) else None
         else:

@@ -45,6 +45,7 @@ class Recipe:
     validation: float = 0.0
     template_origin: str | None = None  # for errors: the key of the job and the file that the template comes from
     apply_template: bool = False  # convert prompts and answers that are plain text to messages
+    system: str | None = None  # system prompt of conversations without one
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -58,7 +59,8 @@ class Recipe:
 
         A setting that was added later is included only if it changes the tokens, so that older keys stay valid.
         """
-        omitted = PLACES if self.apply_template else (*PLACES, "apply_template")
+        unset = [name for name in ("apply_template", "system") if not getattr(self, name)]
+        omitted = (*PLACES, *unset)
         return {name: value for name, value in asdict(self).items() if name not in omitted} | {"format": FORMAT}
 
     def key(self, source: RecipeSource) -> str:
@@ -77,6 +79,7 @@ def recipe_for(
     validation: float = 0.0,
     template_origin: str | None = None,
     apply_template: bool = False,
+    system: str | None = None,
 ) -> Recipe:
     """Return the recipe for a tokenizer. The other arguments are the fields of `Recipe`.
 
@@ -97,6 +100,7 @@ def recipe_for(
         validation,
         template_origin,
         apply_template,
+        system,
     )
 
 

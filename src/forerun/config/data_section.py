@@ -35,6 +35,10 @@ def _separator() -> Any:
     )
 
 
+def _limit() -> Any:
+    return about("number of rows to use: the first ones, in the order of the files", "all rows", None, gt=0)
+
+
 class Part(Section):
     """One source of a mixture."""
 
@@ -44,6 +48,7 @@ class Part(Section):
     )
     columns: dict[str, ColumnValue] = _columns()
     separator: str | None = _separator()
+    limit: int | None = _limit()
 
     @field_validator("columns", mode="before")
     @classmethod
@@ -71,6 +76,7 @@ class Data(Section):
     )
     columns: dict[str, ColumnValue] = _columns()
     separator: str | None = _separator()
+    limit: int | None = _limit()
     packing: Literal["auto", "concatenate", "whole"] = about(
         "concatenate: join documents and cut the stream into rows; whole: keep each document in one piece",
         "auto: concatenate for text, whole for chat",
@@ -118,6 +124,13 @@ class Data(Section):
     bad_files: int = about("damaged files that may be skipped", "0: the first one is an error", 0, ge=0)
     store: str | None = about("folder of the tokenized documents", "~/.cache/forerun/tokens", None)
     workers: int | None = about("number of processes that tokenize", "one per core", None, gt=0, le=1024)
+    prefetch: int = about(
+        "batches that wait on the devices ahead of the step, and as many on the host",
+        "2: hides the time to build a batch, and needs little memory",
+        2,
+        gt=0,
+        le=1024,
+    )
     feeders: int = about(
         "deprecated, without effect: a thread builds batches",
         "0: no warning",
@@ -141,7 +154,7 @@ class Data(Section):
             )
         if self.path and self.mixture:
             raise JobValueError("E-JOB-027", "data.path and data.mixture are both given: keep one")
-        for key in ("columns", "separator"):
+        for key in ("columns", "separator", "limit"):
             if self.mixture and getattr(self, key):
                 raise JobValueError(
                     "E-JOB-028", f"data.{key} is not possible with data.mixture: write {key} into each part"
@@ -154,7 +167,8 @@ class Data(Section):
     @property
     def parts(self) -> dict[str, Part]:
         """The sources by name. A single source is called `data`."""
-        return self.mixture or {"data": Part(path=self.path or "", columns=self.columns, separator=self.separator)}
+        shared = {"columns": self.columns, "separator": self.separator, "limit": self.limit}
+        return self.mixture or {"data": Part(path=self.path or "", **shared)}
 
     @property
     def where(self) -> str:

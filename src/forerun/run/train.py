@@ -252,7 +252,7 @@ def train_steps(
     with (
         open_metrics(job, folder, saved, last, display, worker) as metrics_log,
         open_ledger(job, folder, saved, display, worker) as ledger,
-        Feed(batches, placement, first, last) as feed,
+        Feed(batches, placement, first, last, ahead=job.data.prefetch) as feed,
         forbid_compilation() as require_no_compilation,
     ):
         # If the checkpoints are in a bucket, another machine may resume the run from them alone. The run's files are

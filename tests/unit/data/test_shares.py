@@ -111,24 +111,34 @@ def test_the_figures_of_an_epoch_agree(rows: int, batch: int, steps: int) -> Non
     assert not any("whole steps" in one.why for one in findings(look))
 
 
-def test_prompts_that_are_not_templated_are_warned_about(tmp_path: Path) -> None:
+def test_prompts_and_completions_use_the_chat_template_unless_the_job_rejects_it(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"prompt": "hi", "completion": "yes"}\n{"prompt": "and", "completion": "no"}\n')
     chat = Dialect(ByteTokenizer(), CHATML)
     place = tmp_path / "a.jsonl"
-    (warning,) = opened(tmp_path, place, chat).warnings
-    assert "data.apply_template=true" in warning
     plain = opened(tmp_path, place, chat, apply_template=False)
-    assert plain.warnings == opened(tmp_path, place).warnings == []
+    without = opened(tmp_path, place)
+    assert plain.digest == without.digest
     assert plain.parts[0].store.train.read(0, 6)[0].tolist() == [*b"hiyes", 256]
-    applied = opened(tmp_path, place, chat, apply_template=True, sequence=128)
-    store = applied.parts[0].store.train
+    assert "as plain text" in plain.lines()[0]
     text = b"<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\nyes<|im_end|>\n"
-    ids, learned = store.read(0, len(text) + 1)
-    assert ids.tolist() == [*text, 256]
-    assert learned is not None
-    assert bytes(ids[learned][:-1].tolist()) == b"yes<|im_end|>"
+    for own, settings, words in (
+        (chat, {}, "with the model's chat template (data.apply_template=false: plain text)"),
+        (chat, {"apply_template": True}, "with the model's chat template"),
+        (BYTES, {"chat_template": "chatml"}, "with data.chat_template"),
+    ):
+        applied = opened(tmp_path, place, own, sequence=128, **settings)
+        assert words in applied.lines()[0]
+        assert applied.digest != plain.digest
+        ids, learned = applied.parts[0].store.train.read(0, len(text) + 1)
+        assert ids.tolist() == [*text, 256]
+        assert learned is not None
+        assert bytes(ids[learned][:-1].tolist()) == b"yes<|im_end|>"
     with pytest.raises(UserError, match="E-DATA-009"):
         opened(tmp_path, place, apply_template=True)
+    for key, value in (("chat_template", "chatml"), ("system", "Be brief.")):
+        (warning,) = opened(tmp_path, place, apply_template=False, **{key: value}).warnings
+        assert f"data.{key}" in warning
+        assert "data.apply_template=false" in warning
 
 
 def test_a_likely_separator_is_suggested(tmp_path: Path) -> None:
@@ -162,6 +172,9 @@ def test_stores_of_earlier_versions_keep_their_keys(tmp_path: Path) -> None:
         source = open_source(data)
         return recipe_of(source, data, BYTES, pairs=name == "c.jsonl").key(source)
 
-    assert {name: key(name) for name in KEYS} == KEYS
+    assert {name: key(name, **({"apply_template": False} if name == "b.jsonl" else {})) for name in KEYS} == KEYS
     others = [key("a.txt", separator=" "), key("b.jsonl", apply_template=True), key("c.jsonl", apply_template=True)]
-    assert len({*KEYS.values(), *others}) == 7
+    others += [key("d.jsonl", system="s"), key("a.txt", limit=1), key("a.txt", limit=2)]
+    others += [key("b.jsonl", columns={"prompt": text}) for text in ("{completion}", "{completion} ")]
+    assert len({*KEYS.values(), *others}) == 12
+    assert key("b.jsonl") == key("b.jsonl", apply_template=True)  # the default with a chat template

@@ -91,7 +91,8 @@ class Columns:
         """A description for the display, such as `chat, column conversations`."""
         optional = [name for name in self.optional.values() if self.form == "alpaca" and name in self.names]
         built = [column for one in self.templates.values() for column in one.columns]
-        names = list(dict.fromkeys([*self.needed.values(), *optional, *built]))
+        required = list(self.needed.values())
+        names = list(dict.fromkeys([*required[:1], *optional, *required[1:], *built]))
         words = SHOWN[self.form].replace(", ", f" ({self.style}), ") if self.style else SHOWN[self.form]
         by = f", by the template of data.columns.{next(iter(self.templates))}" if self.templates else ""
         return f"{words}column{'s' if len(names) > 1 else ''} {', '.join(names)}{by}"

@@ -9,7 +9,7 @@ import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -28,6 +28,9 @@ from forerun.safe_text import HIDDEN, redact
 _DRIVERS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "http": "https", "https": "https"}  # scheme to extra
 _CHUNK_BYTES = 1 << 11  # at most 64 MiB after decompression: a zstd block of 4 bytes can hold 128 KiB
 _BUFFER_BYTES = 1 << 17
+
+
+Enough = Callable[[Sequence["File"]], bool]
 
 
 @dataclass(frozen=True)
@@ -132,20 +135,21 @@ class _Zstd(io.RawIOBase):
         super().close()
 
 
-def find(place: str) -> list[File]:
+def find(place: str, enough: Enough | None = None) -> list[File]:
     """Return the files that `place` names, sorted by path and all of one kind.
 
     Args:
         place: A path, a glob, or an address such as `gs://...`. A folder gives all files below it with a known
             ending, except hidden ones. A file with an unknown ending is plain text if it is named directly.
+        enough: Returns whether files at the start of the list suffice. The others are then not returned, and files of
+            a dataset on the hub are not fetched. By default, all files are needed.
 
     Raises:
         UserError: There are no files, several kinds of files, or files that cannot be read.
     """
     if place.startswith("hf://"):
-        from forerun.data.source.hub import dataset_files
-
-        files = _files(_sorted(place, [path for path in dataset_files(place) if _is_data(path.name)], _NOTHING))
+        stop = None if enough is None else lambda paths: enough(_files(paths))
+        files = _files(_sorted(place, [path for path in dataset_files(place, stop) if _is_data(path.name)], _NOTHING))
     else:
         files = _remote(place) if "://" in place else _local(place)
     kinds = Counter(file.kind for file in files)
@@ -165,7 +169,7 @@ def find(place: str) -> list[File]:
                 why=f"{file.kind} is read in parts, and {file.packed} can only be read from the start",
                 fix=f"{'gunzip' if file.packed == '.gz' else 'unzstd'} {file.name}",
             )
-    return files
+    return files if enough is None else next((files[:n] for n in range(1, len(files)) if enough(files[:n])), files)
 
 
 def library(module: str, name: str) -> Any:
@@ -236,8 +240,6 @@ def _remote(place: str) -> list[File]:
             fix="use the job file that the run was started with, or set data.path=URL",
         )
     require_data_address(place)
-    if scheme == "hf":
-        return _files(dataset_files(place))
     fsspec = library("fsspec.core", place)
     try:
         store, path = _store(fsspec, place)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -51,16 +52,23 @@ class Dataset:
     chosen: str
 
 
-def dataset_files(place: str) -> list[Path]:
-    """Return the local paths of the data files that `place` names, sorted. Files that are missing are fetched."""
-    return list(dataset(place).files)
+Enough = Callable[[Sequence[Path]], bool]
 
 
-def dataset(place: str) -> Dataset:
+def dataset_files(place: str, enough: Enough | None = None) -> list[Path]:
+    """Return the local paths of the data files that `place` names, sorted. Files that are missing are fetched.
+
+    With `enough`, files are fetched one after the other until it returns true for the paths of those fetched so far.
+    """
+    return list(dataset(place, enough).files)
+
+
+def dataset(place: str, enough: Enough | None = None) -> Dataset:
     """Select the data files of a dataset, fetch those that are not in the cache, and return them.
 
     Args:
         place: An address such as `hf://datasets/owner/name[@revision][/path]`.
+        enough: Returns whether the first files, given by their paths, suffice. By default, all files are needed.
 
     Raises:
         UserError: The address is invalid, the selection is ambiguous, the hub or the disk fails, or the machine is
@@ -70,10 +78,10 @@ def dataset(place: str) -> Dataset:
     repository = Repository(address.name, "dataset")
     place = place.rstrip("/")
     if is_offline():
-        return _cached(repository, address, place)
+        return _cached(repository, address, place, enough)
     if is_commit(address.revision):
         try:
-            return _cached(repository, address, place)
+            return _cached(repository, address, place, enough)
         except UserError:
             pass  # ask the hub, which fetches what is missing or reports a more precise error
     listing = repository.listing(address.revision)
@@ -81,12 +89,18 @@ def dataset(place: str) -> Dataset:
     if _has_card(address, listing):
         card = repository.download(listing.commit, [_CARD]) / _CARD
     choice = splits.choose(listing.sizes, address.path, _front_matter(card), place)
-    repository.check_disk_space(listing.commit, {name: listing.sizes[name] for name in choice.files})
-    folder = repository.download(address.revision, list(choice.files))
-    if folder.name != listing.commit:  # the branch has moved since it was listed
-        folder = repository.download(listing.commit, list(choice.files))
-    _save_listing(folder, listing)
-    return _local_dataset(folder, choice, address)
+    groups = [sorted(choice.files)] if enough is None else [[name] for name in sorted(choice.files)]
+    fetched: list[Path] = []
+    for names in groups:
+        repository.check_disk_space(listing.commit, {name: listing.sizes[name] for name in names})
+        folder = repository.download(address.revision, names)
+        if folder.name != listing.commit:  # the branch has moved since it was listed
+            folder = repository.download(listing.commit, names)
+        _save_listing(folder, listing)
+        fetched += [folder / name for name in names]
+        if enough is not None and enough(fetched):
+            break
+    return _local_dataset(folder, choice, address, enough)
 
 
 def parse(place: str) -> Address:
@@ -123,7 +137,7 @@ def parse(place: str) -> Address:
     return Address(name, revision or None, path.strip("/"))
 
 
-def _cached(repository: Repository, address: Address, place: str) -> Dataset:
+def _cached(repository: Repository, address: Address, place: str, enough: Enough | None) -> Dataset:
     """Return the dataset from the cache only, with the list of files that was stored when it was fetched."""
     folder = repository.download(address.revision, [], local=True)
     listing = _load_listing(folder)
@@ -138,7 +152,8 @@ def _cached(repository: Repository, address: Address, place: str) -> Dataset:
     if _has_card(address, listing):
         _require_local(folder, [_CARD], address)
         card = folder / _CARD
-    return _local_dataset(folder, splits.choose(listing.sizes, address.path, _front_matter(card), place), address)
+    choice = splits.choose(listing.sizes, address.path, _front_matter(card), place)
+    return _local_dataset(folder, choice, address, enough)
 
 
 def _has_card(address: Address, listing: Listing) -> bool:
@@ -146,11 +161,20 @@ def _has_card(address: Address, listing: Listing) -> bool:
     return not address.path and 0 < listing.sizes.get(_CARD, 0) <= _MAX_CARD_BYTES
 
 
-def _local_dataset(folder: Path, choice: splits.Choice, address: Address) -> Dataset:
+def _local_dataset(folder: Path, choice: splits.Choice, address: Address, enough: Enough | None) -> Dataset:
     """Return the dataset with the selected files in `folder`. Raise UserError if a file is missing."""
-    _require_local(folder, list(choice.files), address)
     words = f"{address.name}@{folder.name[:7]}, {choice.words}"
-    return Dataset(tuple(folder / name for name in sorted(choice.files)), folder.name, words)
+    names = sorted(choice.files)
+    if enough is None:
+        _require_local(folder, names, address)
+        return Dataset(tuple(folder / name for name in names), folder.name, words)
+    found: list[Path] = []
+    for name in names:
+        _require_local(folder, [name], address)
+        found.append(folder / name)
+        if enough(found):
+            break
+    return Dataset(tuple(found), folder.name, words)
 
 
 def _require_local(folder: Path, names: list[str], address: Address) -> None:

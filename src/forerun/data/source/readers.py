@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Any
 
 from forerun.data.source import jsonl, plain, separated, tables
@@ -53,6 +54,16 @@ def _split_rows(rows: Iterator[SourceRow | BadRow], separator: str) -> Iterator[
         yield from (SourceRow({"text": text}, row.place) for text in found)
         if not found:
             yield BadRow("E-DATA-111", "holds no text", "it has only separators", "delete this row", row.place)
+
+
+def is_row(row: SourceRow | BadRow) -> bool:
+    """Return whether `row` is a row, good or bad, and not the rest of a damaged file."""
+    return not (isinstance(row, BadRow) and row.whole_file)
+
+
+def count(rows: Iterator[SourceRow | BadRow], most: int) -> int:
+    """Return the number of rows, at most `most`. Rows after these are not read."""
+    return sum(1 for _ in islice(filter(is_row, rows), most))
 
 
 def pieces(file: File, at: int, piece_bytes: int, separator: str | None = None) -> list[FilePiece]:

@@ -73,9 +73,10 @@ class FilePiece:
     - Parquet: row groups. Arrow: record batches.
     - other files: 0 and the size of the file.
 
-    A `stop` of -1 is the end of the file.
+    A `stop` of -1 is the end of the file. If `rows` is not negative, only that many rows at the start are read.
     """
 
     file: int
     start: int
     stop: int
+    rows: int = -1

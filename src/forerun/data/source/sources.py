@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.data.source import files, identity, readers
@@ -26,6 +26,7 @@ class Source:
     separator: str | None = None  # between the documents of a text
     names: tuple[str, ...] = ()  # columns of the first row, for the display
     style: str = ""  # variant of the form, for the display
+    limit: int | None = None  # number of rows to read
 
     @property
     def kind(self) -> str:
@@ -36,7 +37,10 @@ class Source:
         """A description for the display, such as `3 files, jsonl, chat, column messages`."""
         many = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         split = "" if self.separator is None else f", split at {self.separator!r}"
-        return f"{many}, {self.kind}" + ("" if self.kind == "text" else f", {self._roles.shown}") + split
+        first = (
+            "" if self.limit is None else f", the first {self.limit:,} {'document' if self.kind == 'text' else 'row'}s"
+        )
+        return f"{many}, {self.kind}" + ("" if self.kind == "text" else f", {self._roles.shown}") + split + first
 
     @property
     def unused(self) -> list[str]:
@@ -49,12 +53,31 @@ class Source:
         return sum(max(file.size_bytes(), 0) for file in self.files)
 
     def pieces(self, piece_bytes: int) -> list[FilePiece]:
-        """Return all files as pieces of about `piece_bytes`, in order. Together they contain every row once."""
-        return [piece for at in range(len(self.files)) for piece in self._pieces(at, piece_bytes)]
+        """Return all files as pieces of about `piece_bytes`, in order. Together they contain every row once.
+
+        With a limit, this reads the first rows to find the last piece. Bad rows count, so that the result does not
+        depend on the number of bad rows that the job allows.
+        """
+        every = (piece for at in range(len(self.files)) for piece in self._pieces(at, piece_bytes))
+        if self.limit is None:
+            return list(every)
+        found, left = [], self.limit
+        for piece in every:
+            rows = readers.count(self._rows(piece), left)
+            found.append(replace(piece, rows=rows) if rows == left else piece)
+            left -= rows
+            if not left:
+                break
+        return found
 
     def rows(self, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
-        """Return the rows and the bad rows of one piece. Their places count inside the piece."""
-        return readers.rows(self.files[piece.file], self._roles, piece, self.separator)
+        """Yield the rows and the bad rows of one piece. Their places count inside the piece."""
+        left = piece.rows
+        for row in self._rows(piece):
+            if left == 0:
+                return
+            left -= readers.is_row(row)
+            yield row
 
     def resolve(self, piece: FilePiece, place: RowPlace) -> RowPlace:
         """Return a place inside `piece` as a place counted from the start of the file.
@@ -76,6 +99,7 @@ class Source:
             "form": self.form,
             "columns": dict(self.columns),
             "separator": self.separator,
+            "limit": self.limit,
         }
 
     @classmethod
@@ -83,10 +107,13 @@ class Source:
         """Return the source of a `to_json` result, which may be given as JSON text."""
         given = json.loads(made) if isinstance(made, str) else made
         found = tuple(files.at_address(*file) for file in given["files"])
-        return cls(found, given["form"], dict(given["columns"]), given.get("separator"))
+        return cls(found, given["form"], dict(given["columns"]), given.get("separator"), limit=given.get("limit"))
 
     def _pieces(self, at: int, piece_bytes: int) -> list[FilePiece]:
         return readers.pieces(self.files[at], at, piece_bytes, self.separator)
+
+    def _rows(self, piece: FilePiece) -> Iterator[SourceRow | BadRow]:
+        return readers.rows(self.files[piece.file], self._roles, piece, self.separator)
 
     @property
     def _roles(self) -> Columns:
@@ -106,7 +133,7 @@ def open_source(part: Part | Data) -> Source:
         UserError: There are no files or files of several kinds, `columns` or `separator` does not apply to them,
             or no file has a known form. In the last case the error is the problem of the first file.
     """
-    found = tuple(files.find(part.path or ""))
+    found = tuple(files.find(part.path or "", None if part.limit is None else _FirstRows(part, part.limit)))
     if found[0].kind == "text" and part.columns:
         raise UserError(
             "E-DATA-053",
@@ -119,10 +146,34 @@ def open_source(part: Part | Data) -> Source:
         columns = readers.recognise(file, part.columns)
         if isinstance(columns, Columns):
             _require_text(columns.form, part.separator, file)
-            return Source(found, columns.form, dict(columns.given), part.separator, columns.names, columns.style)
+            given = dict(columns.given)
+            return Source(found, columns.form, given, part.separator, columns.names, columns.style, part.limit)
         first = first or columns
     assert first is not None
     raise first.error()
+
+
+class _FirstRows:
+    """A function of files, which returns whether they contain the rows of `data.limit`. It reads each file once."""
+
+    def __init__(self, part: Part | Data, limit: int) -> None:
+        self._part, self._limit = part, limit
+        self._counts: dict[str, int] = {}
+
+    def __call__(self, found: Sequence[files.File]) -> bool:
+        for file in found:
+            if file.address not in self._counts:
+                left = self._limit - sum(self._counts.values())
+                self._counts[file.address] = self._count(file, max(left, 1))
+        return sum(self._counts[file.address] for file in found) >= self._limit
+
+    def _count(self, file: files.File, most: int) -> int:
+        """Return the number of rows of a file, at most `most`. A file whose form is not known has none."""
+        columns = readers.recognise(file, self._part.columns)
+        if isinstance(columns, BadRow):
+            return 0
+        pieces = readers.pieces(file, 0, 1 << 62, self._part.separator)
+        return sum(readers.count(readers.rows(file, columns, piece, self._part.separator), most) for piece in pieces)
 
 
 def _require_text(form: str, separator: str | None, file: files.File) -> None:

@@ -123,10 +123,10 @@ def is_validation(values: dict[str, Any], share: float) -> bool:
 
 
 def _form(source: RecipeSource) -> dict[str, Any]:
-    """Return how the files are read. The separator is included only if it is set, so that older keys stay valid."""
-    separator = getattr(source, "separator", None)
+    """Return how the files are read. Keys that were added later are included only if set, so older keys stay valid."""
     form = {name: getattr(source, name, None) for name in ("kind", "form", "columns")}
-    return form if separator is None else form | {"separator": separator}
+    later = {name: getattr(source, name, None) for name in ("separator", "limit")}
+    return form | {name: value for name, value in later.items() if value is not None}
 
 
 def _digest(path: str) -> str:

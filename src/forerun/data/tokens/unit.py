@@ -50,7 +50,7 @@ class Unit:
         return unit_name(self.number, self.count)
 
     def to_json(self) -> dict[str, Any]:
-        pieces = [[piece.file, piece.start, piece.stop] for piece in self.pieces]
+        pieces = [[piece.file, piece.start, piece.stop, piece.rows] for piece in self.pieces]
         return {"number": self.number, "count": self.count, "pieces": pieces, "size_bytes": self.size_bytes}
 
     @staticmethod

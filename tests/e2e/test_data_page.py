@@ -44,14 +44,22 @@ def test_the_view_of_the_page(root: Path, shell: dict[str, str]) -> None:
 
 
 def test_the_jobs_of_the_page_train(root: Path, shell: dict[str, str]) -> None:
-    assert set(JOBS) == {"job.yaml", "mixture.yaml"}
+    shown = {
+        "job.yaml": "column content",
+        "mixture.yaml": "letters: 1 file, jsonl",
+        "template.yaml": "columns question, reasoning, answer, by the template of data.columns.text, the first 20 rows",
+        "messages.yaml": "chat, columns question, reasoning, answer",
+    }
+    assert set(JOBS) == set(shown)
     rows(root / "rows" / "1.jsonl", "content", 40, "row")
     rows(root / "stories.jsonl", "text", 40, "story")
     rows(root / "letters.jsonl", "text", 400, "letter")
+    thoughts = [{"question": f"What is {n}?", "reasoning": "Count.", "answer": str(n)} for n in range(40)]
+    (root / "thoughts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in thoughts))
     for name, job in JOBS.items():
         (root / name).write_text(job)
         told = run(f"forerun train {name} sample.tokens=0", root, shell)
-        assert "column content" in told if name == "job.yaml" else "letters: 1 file, jsonl" in told
+        assert shown[name] in " ".join(told.split()), told
 
 
 def test_fine_tuning_learns_the_answers(root: Path, shell: dict[str, str]) -> None:

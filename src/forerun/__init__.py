@@ -51,6 +51,10 @@ if TYPE_CHECKING:
     from forerun.api.stepping import TrainingProgram as TrainingProgram
     from forerun.api.stepping import build as build
     from forerun.api.tables import Table as Table
+    from forerun.api.tokenizing import TokenizerReport as TokenizerReport
+    from forerun.api.tokenizing import TrainedTokenizer as TrainedTokenizer
+    from forerun.api.tokenizing import inspect_tokenizer as inspect_tokenizer
+    from forerun.api.tokenizing import train_tokenizer as train_tokenizer
     from forerun.api.training import Run as Run
     from forerun.api.training import open_run as open_run
     from forerun.api.training import train as train
@@ -76,6 +80,7 @@ _MODULES = {
     "forerun.api.planning": ("Plan", "SearchResult", "plan", "search"),
     "forerun.api.stepping": ("TrainingProgram", "build"),
     "forerun.api.tables": ("Table",),
+    "forerun.api.tokenizing": ("TokenizerReport", "TrainedTokenizer", "inspect_tokenizer", "train_tokenizer"),
     "forerun.api.training": ("Run", "open_run", "train"),
     "forerun.config.schema": ("Job",),
     "forerun.errors": ("UserError",),

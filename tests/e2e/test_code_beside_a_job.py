@@ -107,6 +107,7 @@ RUNS = {
     "init": ("init", "--recipe", "pretrain", "new.yaml"),
     "doctor": ("doctor",),
     "data": ("data", "job.yaml", "--samples", "1"),
+    "tokenizer": ("tokenizer", "train", "text.txt", "--vocab", "300", "--to", "tokenizer"),
     "check": ("check", "job.yaml"),
     "plan": ("plan", "job.yaml", "--on", "v5e-1", "--no-cache"),
     "train": ("train", "job.yaml"),

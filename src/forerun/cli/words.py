@@ -276,6 +276,42 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
 
 
+def _tokenizer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", metavar="ACTION", choices=("train", "show"), help="train: a new one; show: a report")
+    parser.add_argument(
+        "texts",
+        metavar="TEXTS",
+        nargs="+",
+        help="files, folders or globs as in data.path, or a job file; for show, the tokenizer comes first",
+    )
+    parser.add_argument("--to", metavar="FOLDER", help="with train: folder to write; it must be empty or not exist")
+    parser.add_argument(
+        "--vocab", metavar="N", type=_count, help="with train: number of tokens, bytes included (default: 8192)"
+    )
+    parser.add_argument("--end", metavar="TEXT", help="with train: token that ends a document (default: <|endoftext|>)")
+    parser.add_argument(
+        "--special", metavar="TEXT", action="append", default=[], help="with train: special token; can be repeated"
+    )
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="with train: chatml, a Jinja file, or none (default: chatml)"
+    )
+    parser.add_argument(
+        "--split",
+        choices=("qwen2", "llama3", "gpt2"),
+        help="with train: how text is split into words; qwen2 separates digits (default: qwen2)",
+    )
+    parser.add_argument(
+        "--normalize", choices=("none", "nfc"), help="with train: nfc composes accents (default: none, keeps all bytes)"
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="TOKENIZER",
+        action="append",
+        default=[],
+        help="another tokenizer for the report: folder, file or hub name; can be repeated",
+    )
+
+
 def _init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", metavar="FILE", nargs="?", default="job.yaml", help="job file to write (default: job.yaml)"
@@ -311,6 +347,11 @@ COMMANDS = {
     "init": Command("write a first job file from a recipe", "forerun init --recipe lora job.yaml", _init),
     "check": Command("show every value of a job and its origin", "forerun check job.yaml --on v5e-8", _check),
     "data": Command("show the data as the model will see it", "forerun data job.yaml --html data.html", _data),
+    "tokenizer": Command(
+        "train a tokenizer on text, or show how one splits it",
+        "forerun tokenizer train texts.txt --vocab 8192 --to tokenizer/",
+        _tokenizer,
+    ),
     "plan": Command("predict memory, time and cost without a TPU", "forerun plan job.yaml --on v6e-1,v5e-8", _plan),
     "cache": Command("store the logits of a job's teacher", "forerun cache job.yaml distil.top_k=32", _cache),
     "train": Command("train a job, or resume it", "forerun train job.yaml optimizer.lr=8e-5 mesh.fsdp=8", _train),

@@ -12,17 +12,21 @@ BUILT_IN = {"chatml": CHATML}
 
 def job_template(data: schema.Data) -> str | None:
     """Return the text of `data.chat_template`; None if the job does not name one."""
-    name = data.chat_template
-    if name is None or name in BUILT_IN:
-        return BUILT_IN.get(name or "")
+    return None if data.chat_template is None else template_named(data.chat_template, "data.chat_template")
+
+
+def template_named(name: str, key: str) -> str:
+    """Return the text of a built-in template or of a Jinja file. `key` is what errors call the setting."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
     try:
         return read_regular(name, MAX_TEMPLATE_BYTES).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             "E-DATA-002",
-            f"data.chat_template: {name} cannot be read",
+            f"{key}: {name} cannot be read",
             why=getattr(error, "strerror", None) or str(error),
-            fix="name a Jinja file, or data.chat_template=chatml",
+            fix="name a Jinja file, or chatml",
         ) from error
 
 

@@ -24,6 +24,8 @@ PUBLIC = [
     "Table",
     "TeacherCache",
     "TeacherCachePlan",
+    "TokenizerReport",
+    "TrainedTokenizer",
     "TrainingProgram",
     "UserError",
     "__version__",
@@ -37,6 +39,7 @@ PUBLIC = [
     "export",
     "hardware_table",
     "inspect_data",
+    "inspect_tokenizer",
     "job_schema",
     "load_job",
     "load_model",
@@ -46,6 +49,7 @@ PUBLIC = [
     "search",
     "tokenize_data",
     "train",
+    "train_tokenizer",
     "verify_data",
 ]
 ROOT = Path(__file__).resolve().parents[3]

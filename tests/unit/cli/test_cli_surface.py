@@ -11,6 +11,7 @@ SURFACE = {
     "init": "FILE --recipe --model --data",
     "check": "JOB KEY=VALUE --on --all",
     "data": "JOB KEY=VALUE --samples --full --html --shard --verify --ledger",
+    "tokenizer": "ACTION TEXTS --to --vocab --end --special --chat-template --split --normalize --compare",
     "plan": "JOB KEY=VALUE --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
     " --max-hours --out",
     "cache": "JOB KEY=VALUE --on --zone --prices",

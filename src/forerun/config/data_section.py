@@ -70,7 +70,7 @@ class Data(Section):
         json_schema_extra={"reason": "empty: one source, data.path"},
     )
     tokenizer: str | None = about(
-        "'bytes', the path of a tokenizer.json, or a folder that contains one",
+        "'bytes', a tokenizer.json, a folder that contains one, or owner/name[@revision] on the hub",
         "the checkpoint's own; without a checkpoint, bytes, except for chat",
         None,
     )

@@ -120,8 +120,11 @@ def _make_paths_absolute(given: Given) -> None:
             continue
         folder = Path() if given.on_command_line(path) else given.file.parent
         absolute = os.path.abspath(folder / os.path.expanduser(value))
-        named = path in (("model", "name"), ("distil", "teacher"))
-        if not named or _is_model_folder(value, absolute):
+        if path in (("model", "name"), ("distil", "teacher")):
+            is_path = _is_model_folder(value, absolute)
+        else:
+            is_path = path != ("data", "tokenizer") or _is_tokenizer_path(value, absolute)
+        if is_path:
             tree[path[-1]] = absolute
 
 
@@ -156,3 +159,13 @@ def _is_model_folder(value: str, path: str) -> bool:
     """
     written = value.startswith(("./", "../", "~", "/"))
     return written or ("/" in value and os.path.exists(os.path.join(path, "config.json")))
+
+
+def _is_tokenizer_path(value: str, path: str) -> bool:
+    """Return whether a tokenizer is a path: `./x`, `~/x`, `/x`, a .json file, a name without a slash, or it exists.
+
+    Any other name of the form `owner/name` or `owner/name@revision` is a repository on the hub.
+    """
+    name = value.partition("@")[0]
+    written = value.startswith(("./", "../", "~", "/")) or name.endswith(".json") or name.count("/") != 1
+    return written or os.path.exists(path)

@@ -1,11 +1,11 @@
-"""Tokenizers: plain bytes, or a tokenizer.json."""
+"""Tokenizers: plain bytes, a tokenizer.json, a folder that has one, or a repository on the hub."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,11 +17,11 @@ from forerun.data.text import local_path
 from forerun.data.tokenizer_file import read_tokenizer
 from forerun.errors import UserError
 from forerun.hub.documents import read_json
+from forerun.hub.names import is_repository
+from forerun.hub.snapshot import Snapshot, tokenizer_snapshot
 
 if TYPE_CHECKING:
     import tokenizers
-
-    from forerun.hub.snapshot import Snapshot
 
 FILE_NAME, CONFIG_NAME = "tokenizer.json", "tokenizer_config.json"
 EOS_NAMES = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<|im_end|>", "<eos>")
@@ -113,16 +113,57 @@ def load_tokenizer(spec: str) -> Tokenizer:
     """Return the tokenizer that `data.tokenizer` names.
 
     Args:
-      spec: `bytes`, the path of a tokenizer.json, or a folder that contains one. In a folder, the `eos_token` of
-        tokenizer_config.json ends a document.
+      spec: `bytes`, the path of a tokenizer.json, a folder that contains one, or `owner/name` on the hub, optionally
+        with @revision. In a folder and on the hub, the `eos_token` of tokenizer_config.json ends a document.
 
     Raises:
       UserError: the path does not exist, or is not a tokenizer that forerun can use.
     """
     if spec == "bytes":
         return ByteTokenizer()
+    if hub_name(spec) is not None:
+        files = tokenizer_files(spec)
+        assert files is not None
+        return checkpoint_tokenizer(files)
     path = tokenizer_path(spec)
     return _from_file(path, _configured_eos(path.parent) if path.parent == _local(spec) else None)
+
+
+def hub_name(spec: str) -> tuple[str, str | None] | None:
+    """Return the repository and the revision that `data.tokenizer` names; None if it names a path or bytes.
+
+    Raises:
+      UserError: nothing follows the @ of a hub name.
+    """
+    name, at, revision = spec.partition("@")
+    if name.endswith(".json") or not is_repository(name) or Path(spec).exists():
+        return None
+    if at and not revision:
+        raise UserError(
+            "E-DATA-140",
+            f"data.tokenizer: {spec} has no revision after the @",
+            why="a hub name is owner/name, or owner/name@revision",
+            fix=f"write {name} for the default branch, or name a branch, a tag or a commit",
+        )
+    return name, revision or None
+
+
+def tokenizer_files(spec: str) -> Snapshot | None:
+    """Return the folder or the repository that `data.tokenizer` names, downloaded if needed.
+
+    None for `bytes` and for the path of a tokenizer.json, which have no eos_token and no chat template beside them.
+    """
+    if spec == "bytes":
+        return None
+    if (named := hub_name(spec)) is not None:
+        return _fetched(*named)
+    path = _local(spec)
+    return Snapshot(spec, tokenizer_path(spec).parent, None) if path.is_dir() else None
+
+
+@cache  # one process uses one commit, even if the branch moves
+def _fetched(name: str, revision: str | None) -> Snapshot:
+    return tokenizer_snapshot(name, revision)
 
 
 def tokenizer_path(spec: str) -> Path:
@@ -141,7 +182,7 @@ def tokenizer_path(spec: str) -> Path:
 
 
 def _local(spec: str) -> Path:
-    return local_path(spec, key="data.tokenizer", wanted="tokenizer.json, or a folder that has one")
+    return local_path(spec, key="data.tokenizer", wanted="tokenizer.json, a folder that has one, or owner/name")
 
 
 def _configured_eos(folder: Path) -> str | None:

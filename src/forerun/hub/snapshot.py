@@ -96,6 +96,36 @@ def snapshot(name: str, revision: str | None = None, *, weights: bool = True) ->
     return _offline(name, revision, weights) if is_offline() else _fetched(name, revision, weights)
 
 
+def tokenizer_snapshot(name: str, revision: str | None = None) -> Snapshot:
+    """Return the tokenizer files and the chat template of a hub repository, downloaded if needed.
+
+    No other file is downloaded. The repository does not need a config.json or weights.
+
+    Args:
+        name: `owner/name` on the hub.
+        revision: A branch, tag or commit, or None for the default branch.
+
+    Raises:
+        UserError: The repository or the revision does not exist, or the hub cannot be reached.
+    """
+    repository, names = Repository(name), list(TOKENIZER_NAMES)
+    if is_commit(revision) and not is_offline():
+        try:
+            cached = repository.download(revision, names, local=True)
+            if (cached / "tokenizer.json").exists():
+                return Snapshot(name, cached, cached.name)
+        except UserError:
+            pass  # ask the hub
+    if is_offline():
+        folder = repository.download(revision, names, local=True)
+    else:
+        listing = repository.listing(revision)
+        found = [file for file in names if file in listing.sizes]
+        repository.check_disk_space(listing.commit, {file: listing.sizes[file] for file in found})
+        folder = repository.download(listing.commit, found)
+    return Snapshot(name, folder, folder.name)
+
+
 def _local(name: str, revision: str | None, weights: bool) -> Snapshot:
     folder = folder_path(name)
     if revision is not None:

@@ -41,5 +41,5 @@ def require_chosen_tokenizer(job: Job) -> None:
                 why=f"{job.model.name or 'a model without a name'} is not a checkpoint: it would have to learn the "
                 "language from this data, byte by byte",
                 fix=f"fine-tune a pretrained model: model={checkpoint}; or, to train from scratch, choose a tokenizer: "
-                "data.tokenizer=PATH/tokenizer.json, or data.tokenizer=bytes",
+                "data.tokenizer=owner/name, a folder with a tokenizer.json, or bytes",
             )

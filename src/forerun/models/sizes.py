@@ -133,6 +133,8 @@ SIZES: dict[str, DecoderConfig] = {
 }
 
 
+UNUSED_IDS = 512  # published vocabularies have up to 399 ids that their tokenizer does not use
+
 # The hub repository with the pretrained weights of each size. A named size itself has random weights.
 HUB_NAMES = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
@@ -163,7 +165,8 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
 
     Args:
         model: A model section without a checkpoint or a custom class.
-        tokenizer_vocab: The vocabulary size for free dimensions that do not set one, before padding.
+        tokenizer_vocab: The number of ids of the job's tokenizer, for a section that sets no vocabulary. A named size
+            keeps its published vocabulary if that is the tokenizer's with fewer than 512 unused ids.
 
     Raises:
         UserError: The name is unknown, or the dimensions are incomplete or do not fit each other.
@@ -173,7 +176,15 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
         return _free(given, tokenizer_vocab)
     if model.name not in SIZES:
         raise _unknown(model.name)
-    return _checked(replace(SIZES[model.name], **given))
+    size = SIZES[model.name]
+    if tokenizer_vocab is not None and not 0 <= size.vocab - tokenizer_vocab < UNUSED_IDS:
+        size = replace(size, vocab=padded_vocab(tokenizer_vocab))
+    return _checked(replace(size, **given))
+
+
+def padded_vocab(ids: int) -> int:
+    """Return the number of ids rounded up to a multiple of 128, which fills TPU lanes and which any mesh divides."""
+    return -(-ids // 128) * 128
 
 
 def _unknown(name: str) -> UserError:
@@ -232,7 +243,7 @@ def _free(given: dict[str, int], tokenizer_vocab: int | None) -> DecoderConfig:
                 why="neither model.vocab nor a tokenizer gives it",
                 fix="set model.vocab",
             )
-        derived["vocab"] = -(-tokenizer_vocab // 128) * 128  # fills TPU lanes, and any mesh divides it
+        derived["vocab"] = padded_vocab(tokenizer_vocab)
     return _checked(DecoderConfig(**{**derived, **given}))  # type: ignore[arg-type]
 
 

@@ -21,14 +21,14 @@ from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_pa
 from forerun.errors import UserError
 from forerun.hub.safetensors.tensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
-from forerun.inputs.chat_form import ChatForm, own_chat_form, write_chat
-from forerun.inputs.job_corpus import tokenizer_of
+from forerun.inputs.chat_form import ChatForm, own_chat_form, turn_ends, write_chat
+from forerun.inputs.job_corpus import own_tokenizer_files, tokenizer_of
 from forerun.inputs.load_model import abstract_plain_params, fsdp_mesh, method_params, run_params, saved_params
 from forerun.inputs.peft_folder import write_adapter
 from forerun.inputs.run_folder import RunFolder, require_run
 from forerun.interrupt import cleanup
 from forerun.models.base import Model
-from forerun.models.families.base import Family
+from forerun.models.families.base import Config, Family
 from forerun.models.families.registry import family_for, read_config
 from forerun.models.pretrained import pretrained
 from forerun.models.registry import model_for
@@ -37,7 +37,7 @@ from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io import documents
-from forerun.weights_io.adapter import adapters_of
+from forerun.weights_io.adapter import adapters_of, new_rows_of
 from forerun.weights_io.match import Stacked, matches
 from forerun.weights_io.packed import float_dtypes, opened_snapshot, write_packed, write_scales
 from forerun.weights_io.read import read_params
@@ -92,7 +92,7 @@ def export(
     config, tokenizer = resolved.config, tokenizer_of(job)
     assert config is not None, "`_job_of` rejects a class of the user's own"
     model: Any = resolved.model
-    dtypes = _dtypes(job, base, family, model, dtype)
+    dtypes = _dtypes(job, base, family, dtype)
 
     step = chosen_step(run.checkpoints(job), which)
     say(f"weights of step {step} from {run.checkpoints(job)}")
@@ -106,6 +106,7 @@ def export(
         params = run_params(run, step, resolved, mesh, job.precision.params)
     if job.method.trains_adapters and not codes:
         trained = {f"{path}.value" for path in adapters_of(resolved.specs)}  # all other weights are the base's
+        trained |= new_rows_of(resolved.specs).keys()
     elif codes or has_scales(job):
         trained = surely_moved(job, model, lowrank.bare(whole))
     with _in_the_making(target) as part:
@@ -130,10 +131,13 @@ def export(
         content = documents.config_json(family, config, base_config, most, ends)
         if chat and chat.end.token is not None:
             content["eos_token_id"] = chat.end.token
+        if job.model.added_tokens:
+            content["vocab_size"] = config.vocab
         documents.write_json(part / "config.json", content | section)
         _write_words(job, base, tokenizer, chat, part)
         say("reading it back and comparing")
-        proof = _proof(part, family, model, params, tokenizer, mesh, base, trained)
+        before = pretrained(job.model).config if base else None  # new tokens may have changed the vocabulary
+        proof = _proof(part, family, model, params, tokenizer, mesh, base, before, trained)
         write_card(part, run, job, base, proof)
         part.rename(target)
     return Exported(target, proof, inside=target / INSIDE if codes and job.method.trains_adapters else None)
@@ -166,7 +170,10 @@ def _export_adapter(
         proof = (
             f"Read back from disk: all {tensors} tensors of the adapters are those of the trained state, bit for bit."
         )
-        if chat := own_chat_form(run, job, base, tokenizer):  # else the base's files are those of the adapters
+        chat = own_chat_form(run, job, base, tokenizer)
+        if (
+            chat or own_tokenizer_files(job) or job.model.added_tokens
+        ):  # else the base's files are those of the adapters
             _write_words(job, base, tokenizer, chat, part)
         write_card(part, run, job, base, proof, library="peft")
         part.rename(target)
@@ -206,14 +213,12 @@ def _family_of(resolved: ResolvedJob) -> tuple[Family, Snapshot | None]:
     return family_for(resolved.config), None
 
 
-def _dtypes(
-    job: Job, base: Snapshot | None, family: Family, model: Stacked, wanted: str | None
-) -> str | dict[str, str]:
+def _dtypes(job: Job, base: Snapshot | None, family: Family, wanted: str | None) -> str | dict[str, str]:
     if wanted:
         return DTYPES[wanted]
     if base is None:
         return DTYPES[job.precision.params]
-    return float_dtypes(base, family.table, model)
+    return float_dtypes(base, family.table, model_for(pretrained(job.model).config))
 
 
 def _described(dtypes: str | dict[str, str]) -> str:
@@ -237,12 +242,19 @@ def _in_the_making(target: Path) -> Iterator[Path]:
 
 def _write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: ChatForm | None, folder: Path) -> None:
     """Write the tokenizer, generation_config.json and, if the job gives one, the chat template."""
-    given, end = job.data.tokenizer, int(tokenizer.eos)
-    if base is not None and given is None:
+    given, own, end = job.data.tokenizer, own_tokenizer_files(job), int(tokenizer.eos)
+    if own is not None:
+        documents.copy_tokenizer(own, folder)
+        documents.complete_tokenizer(folder, end)
+    elif base is not None and given is None:
         documents.copy_tokenizer(base, folder)
     else:
         documents.write_tokenizer(tokenizer_path(given) if given and given != "bytes" else None, folder, end)
     generation = documents.generation_json(base.json("generation_config.json") if base else None, end)
+    if job.model.added_tokens:
+        documents.replace_tokenizer(Path(tokenizer.path), folder)
+    if own is not None:
+        generation["eos_token_id"] = turn_ends(own, tokenizer, generation)
     documents.write_json(folder / "generation_config.json", generation)
     if chat is not None:
         write_chat(folder, chat, tokenizer, generation)
@@ -256,6 +268,7 @@ def _proof(
     tokenizer: Tokenizer,
     mesh: Any,
     base: Snapshot | None,
+    before: Config | None,
     trained: set[str] | None,
 ) -> str:
     """Compare the written folder with the trained state, and return a sentence about the result.
@@ -273,7 +286,7 @@ def _proof(
     with opened_snapshot(back) as weights:
         written = {info.dtype for info in weights.values()}
         read = read_params(weights, family.table, again, wanted)
-        changed = _changed(weights, base, family, again, trained) if base else ""
+        changed = _changed(weights, base, family, model_for(before), trained) if base and before else ""
     rounded = params if written == {"F32"} else _rounded(params, read)
     got, expected, exact = (_logits(m, p, ids, mesh) for m, p in ((again, read), (model, rounded), (model, params)))
     if not np.array_equal(got, expected) or not np.isfinite(got).all():

@@ -12,6 +12,7 @@ from forerun.config.preferences import Preferences
 from forerun.config.qat import Qat
 from forerun.config.section import Section, about
 from forerun.config.targets import ALL_LINEAR, TARGETS, Targets, patterns_of
+from forerun.errors import JobValueError
 
 
 class Lora(Section):
@@ -124,3 +125,17 @@ class TrainingMethod:
     def runs_teacher(self) -> bool:
         """Whether every step runs the teacher. False if there is none, or if its logits are cached."""
         return self.distil is not None and self.distil.cache is None
+
+
+def require_new_tokens(texts: tuple[str, ...], method: TrainingMethod) -> None:
+    """Raise if the new tokens of a model are not different texts, or if the method has a second model."""
+    wrong = next((text for n, text in enumerate(texts) if not text.strip() or text in texts[:n]), None)
+    if wrong is not None:
+        raise JobValueError("E-JOB-075", f"model.new_tokens: {wrong!r} is empty or given twice; remove it")
+    if texts and (method.preferences is not None or method.distil is not None):
+        name = "distil" if method.preferences is None else "preferences"
+        raise JobValueError(
+            "E-JOB-076",
+            f"model.new_tokens is not possible with {name}, whose second model does not know these tokens; "
+            "train the tokens first, export the run with --merge, and start from that folder",
+        )

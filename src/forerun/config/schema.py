@@ -17,7 +17,7 @@ from forerun.config.checkpoint import Checkpoint, PositiveInt
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
 from forerun.config.distil import Distil
-from forerun.config.methods import Lora, TrainingMethod
+from forerun.config.methods import Lora, TrainingMethod, require_new_tokens
 from forerun.config.objective import CustomObjective, require_one_objective
 from forerun.config.preferences import Preferences
 from forerun.config.qat import Qat
@@ -56,7 +56,9 @@ class Model(Section):
     kv_heads: limits.Heads | None = about("key/value heads", "named size, else = heads", None)
     head_dim: limits.HeadWidth | None = about("width of a head", "named size, else embed / heads", None)
     mlp: limits.MlpWidth | None = about("width inside the MLP", "named size, else 8/3 embed", None)
-    vocab: limits.Vocabulary | None = about("size of the vocabulary", "named size, else the tokenizer's", None)
+    vocab: limits.Vocabulary | None = about(
+        "size of the vocabulary", "the tokenizer's; of a named size without data.tokenizer, its own", None
+    )
     tied: bool | None = about("input and output embedding share one matrix", "named size, else yes", None)
     qkv_bias: bool | None = about("bias on q, k, v (Qwen2)", "named size, else no", None)
     qk_norm: bool | None = about("RMSNorm on q and k (Qwen3)", "named size, else no", None)
@@ -64,11 +66,30 @@ class Model(Section):
     rope_theta: limits.Theta | None = about("RoPE base", "named size, else 10000", None)
     rope_scaling: RopeScaling | None = about("Llama-3 RoPE scaling", "from the named size", None)
     norm_eps: limits.Epsilon | None = about("RMSNorm epsilon", "named size, else 1e-6", None)
+    new_tokens: limits.Texts | None = about(
+        "tokens added to a checkpoint's tokenizer, recognised in any text; their rows of the embedding are trained",
+        "none",
+        None,
+    )
+    new_special_tokens: limits.Texts | None = about(
+        "as new_tokens, but special: a text in the data cannot forge them, a chat template can write them", "none", None
+    )
+    first_new_token: int | None = about(
+        "id of the first new token; forerun fills it in and records it with the run",
+        "the next free id of the tokenizer",
+        None,
+        ge=0,
+    )
     options: dict[str, Any] = Field(
         default_factory=dict,
         description="arguments of a custom model class",
         json_schema_extra={"reason": "only for module.path:Class"},
     )
+
+    @property
+    def added_tokens(self) -> tuple[str, ...]:
+        """The texts of all new tokens, in the order of their ids."""
+        return (*(self.new_tokens or ()), *(self.new_special_tokens or ()))
 
     @field_validator("name")
     @classmethod
@@ -337,6 +358,11 @@ class Job(Section):
                 f"checkpoint.keep_best needs an evaluation at every save: checkpoint.every={save} must be a "
                 f"multiple of validation.every ({every})",
             )
+        return self
+
+    @model_validator(mode="after")
+    def _new_tokens(self) -> Job:
+        require_new_tokens(self.model.added_tokens, self.method)
         return self
 
     @model_validator(mode="after")

@@ -19,7 +19,7 @@ from forerun.files import read_regular
 from forerun.hub.chat.template import MAX_TEMPLATE_BYTES, chat_template
 from forerun.hub.chat.turn_end import PROBE, renders_alike
 from forerun.hub.snapshot import Snapshot
-from forerun.inputs.job_corpus import special_texts
+from forerun.inputs.job_corpus import model_specials, model_template, own_tokenizer_files
 from forerun.inputs.run_folder import RunFolder
 from forerun.weights_io import documents
 
@@ -45,7 +45,7 @@ def chat_form(
 ) -> ChatForm | None:
     """Return the chat format of a model, or None if it has no template.
 
-    The template of the run has priority over that of the model's files.
+    The template of the run has priority over that of the job's tokenizer, and that one over the model's files.
 
     Args:
       run: the run's folder, or None if the model is not a run.
@@ -53,18 +53,27 @@ def chat_form(
       snapshot: the files of the model or of its base, if there are any.
     """
     template, origin = (None, None) if run is None or job is None else _own_template(run, job)
-    if template is None and snapshot is not None:
-        template = chat_template(snapshot.folder)
+    template = model_template(job, snapshot) if template is None else template
     if template is None:
         return None
-    special = special_texts(snapshot)
+    special = model_specials(job, snapshot)
     return ChatForm(template, special, turn_end(template, special, tokenizer), origin)
 
 
 def own_chat_form(run: RunFolder, job: Job, base: Snapshot | None, tokenizer: Tokenizer) -> ChatForm | None:
-    """Return the chat format if the run's job sets its own template, else None."""
-    found = chat_form(run, job, base, tokenizer) if job.data.chat_template is not None else None
-    return found if found is not None and found.origin is not None else None
+    """Return the chat format if the files of the run's tokenizer do not contain it, else None.
+
+    They do not contain it if the job sets a template, or if its tokenizer has no template and the base has one.
+    """
+    own = own_tokenizer_files(job)
+    if job.data.chat_template is None and (own is None or chat_template(own.folder) is not None):
+        return None
+    return chat_form(run, job, base, tokenizer)
+
+
+def turn_ends(files: Snapshot, tokenizer: Tokenizer, generation: Mapping[str, Any]) -> list[int]:
+    """Return the ids that end an answer: the end of a turn of the template in `files`, and those in `generation`."""
+    return end_ids(chat_form(None, None, files, tokenizer), tokenizer.eos, generation.get("eos_token_id"))
 
 
 def exported_end(form: ChatForm, tokenizer: Tokenizer) -> str | None:

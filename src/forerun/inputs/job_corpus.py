@@ -7,11 +7,13 @@ import time
 from forerun.config.schema import Job
 from forerun.data import corpus
 from forerun.data.corpus import Corpus, Dialect, OnProgress
-from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, load_tokenizer, special_text
+from forerun.data.new_tokens import extended_tokenizer
+from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, load_tokenizer, special_text, tokenizer_files
 from forerun.data.tokens.build import BuildProgress
 from forerun.errors import UserError
 from forerun.hub.chat.template import chat_template
 from forerun.hub.snapshot import Snapshot
+from forerun.inputs.new_tokens import require_checkpoint, vocab_with_new_tokens
 from forerun.inputs.starting_weights import require_chosen_tokenizer
 from forerun.models.pretrained import config_of, is_checkpoint, pretrained
 from forerun.models.sizes import is_plugin
@@ -23,19 +25,46 @@ EVERY_SECONDS = 30.0  # between two printed lines of progress
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
-    """Return the tokenizer that the job names, else the checkpoint's own, else the byte tokenizer."""
+    """Return the tokenizer that the job names, else the checkpoint's own, else the byte tokenizer.
+
+    New tokens of the job are added to it.
+    """
+    require_checkpoint(job)
     if job.data.tokenizer is None and is_checkpoint(job.model):
-        return checkpoint_tokenizer(pretrained(job.model).snapshot)
-    return load_tokenizer(job.data.tokenizer or "bytes")
+        found = checkpoint_tokenizer(pretrained(job.model).snapshot)
+    else:
+        found = load_tokenizer(job.data.tokenizer or "bytes")
+    if not job.model.added_tokens:
+        return found
+    return extended_tokenizer(found, job.model.new_tokens or (), job.model.new_special_tokens or ())
 
 
 def dialect_of(job: Job) -> Dialect:
-    """Return the tokenizer of the job, and the chat template and special tokens of its checkpoint if it has one."""
-    tokenizer = tokenizer_of(job)
-    if not is_checkpoint(job.model):
-        return Dialect(tokenizer)
-    snapshot = pretrained(job.model).snapshot
-    return Dialect(tokenizer, chat_template(snapshot.folder), special_texts(snapshot))
+    """Return the tokenizer of the job, with the chat template and the special tokens of its files."""
+    base = pretrained(job.model).snapshot if is_checkpoint(job.model) else None
+    return Dialect(tokenizer_of(job), model_template(job, base), model_specials(job, base))
+
+
+def own_tokenizer_files(job: Job | None) -> Snapshot | None:
+    """Return the folder or the repository that `data.tokenizer` names; None for bytes, a single file or no job."""
+    return None if job is None or job.data.tokenizer is None else tokenizer_files(job.data.tokenizer)
+
+
+def model_template(job: Job | None, base: Snapshot | None) -> str | None:
+    """Return the chat template of the job's tokenizer, else that of the checkpoint's files, else None.
+
+    Args:
+      job: the job, or None for a model that is not a run.
+      base: the files of the model or of its base, if there are any.
+    """
+    own = own_tokenizer_files(job)
+    found = None if own is None else chat_template(own.folder)
+    return chat_template(base.folder) if found is None and base is not None else found
+
+
+def model_specials(job: Job | None, base: Snapshot | None) -> dict[str, str]:
+    """Return the texts of special tokens for `model_template`. Those of the job's tokenizer have priority."""
+    return special_texts(base) | special_texts(own_tokenizer_files(job))
 
 
 def special_texts(snapshot: Snapshot | None) -> dict[str, str]:
@@ -80,14 +109,24 @@ def require_vocab(tokenizer: Tokenizer, vocab: int) -> None:
             "E-RUN-017",
             f"the tokenizer has {tokenizer.vocab} ids, the model's vocabulary only {vocab}",
             why="ids beyond the embedding table would be clamped silently on the device",
-            fix=f"use the model's own tokenizer, or set model.vocab={tokenizer.vocab}",
+            fix=f"use the model's own tokenizer, or set model.vocab={tokenizer.vocab} for random weights; "
+            "model.new_tokens adds tokens to a checkpoint",
         )
 
 
 def model_vocab(job: Job) -> int | None:
-    """Return the size of the model's vocabulary, or None if it follows from the tokenizer."""
+    """Return the size of the model's vocabulary, or None if it follows from the tokenizer.
+
+    The vocabulary of a named size follows from the tokenizer if the job names one. Without one, the tokens are bytes,
+    and the size keeps its published vocabulary.
+    """
+    require_checkpoint(job)
     if job.model.vocab is not None or job.model.name is None or is_plugin(job.model):
         return job.model.vocab
+    if not is_checkpoint(job.model) and job.data.tokenizer not in (None, "bytes"):
+        return None
+    if job.model.added_tokens:
+        return vocab_with_new_tokens(job, tokenizer_of(job))
     return config_of(job.model).vocab
 
 

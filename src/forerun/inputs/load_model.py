@@ -18,7 +18,7 @@ from forerun.hardware.devices import choose
 from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hub.snapshot import Snapshot
 from forerun.inputs.chat_form import chat_form, end_ids
-from forerun.inputs.job_corpus import special_texts, tokenizer_of
+from forerun.inputs.job_corpus import model_specials, tokenizer_of
 from forerun.inputs.model_code import use_code_of
 from forerun.inputs.model_source import model_source
 from forerun.inputs.run_folder import RunFolder
@@ -122,7 +122,7 @@ def load_model(
         tokenizer=tokenizer,
         eos=frozenset(end_ids(chat, tokenizer.eos, *_ends(snapshot))),
         chat_template=chat.template if chat else None,
-        special=special_texts(snapshot),
+        special=model_specials(run, snapshot),
         template_origin=chat.origin if chat else None,
         turn_stop=chat.end.stop if chat else (),
         special_tokens=run is not None and run.data.special_tokens,

@@ -27,6 +27,9 @@ from forerun.weights_io.adapter import (
     config_json,
     differences,
     from_peft,
+    new_rows_of,
+    rows_config,
+    rows_to_peft,
     slots_of,
     to_peft,
 )
@@ -48,12 +51,17 @@ def write_adapter(folder: Path, params: Tree, job: Job, family: Family, model: A
     assert settings is not None
     found = adapters_of(params)
     slots = slots_of(family.table, model, found)
-    tensors = to_peft({path: AdapterArrays(*jax.device_get(_halves(one))) for path, one in found.items()}, slots)
+    adapters = to_peft({path: AdapterArrays(*jax.device_get(_halves(one))) for path, one in found.items()}, slots)
+    extended = new_rows_of(params)
+    rows = {path: np.asarray(jax.device_get(one.rows)) for path, one in extended.items()}
+    tensors = adapters | rows_to_peft(rows, family.table)
     write_file(folder / TENSORS, tensors)
-    documents.write_json(folder / CONFIG, config_json(settings, slots, base))
+    config = config_json(settings, slots, base)
+    first = {path: one.first for path, one in extended.items()}
+    documents.write_json(folder / CONFIG, config | rows_config(first, rows, family.table))
     back = _tensors(folder)
     wrong = [name for name in tensors if name not in back or not np.array_equal(back[name], tensors[name])]
-    if wrong or differences(read_json(folder / CONFIG), back, settings, slots):
+    if wrong or differences(config, {name: back[name] for name in adapters}, settings, slots):
         raise UserError(
             "E-RUN-001",
             "the export was not proven: what was read back is not what was trained",

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
-from forerun.data.tokenizer import Tokenizer
+from forerun.data.tokenizer import Tokenizer, hub_name, tokenizer_files
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.inputs.job_corpus import model_vocab, open_corpus, require_vocab, tokenizer_of
+from forerun.inputs.new_tokens import with_new_tokens
 from forerun.inputs.teacher_tokenizer import require_same_tokenizer
 from forerun.models.pretrained import config_of, teacher_section
 from forerun.models.sizes import Gpt2Config
@@ -30,11 +31,13 @@ def resolve(job: Job, corpus: Corpus | None = None) -> ResolvedJob:
     Raises:
       UserError: the values contradict each other, for example a tokenizer with more ids than the vocabulary.
     """
-    job = _with_revision(job)
+    job = _with_tokenizer_revision(_with_revision(job))
     job = _with_teacher_revision(job, corpus)
     require_positions(job, ModelFacts(job.model))
     if corpus is None and job.steps is None:
         corpus = open_corpus(job)
+    if job.model.added_tokens:
+        job = with_new_tokens(job, corpus.tokenizer if corpus else tokenizer_of(job))
     vocab = model_vocab(job)
     if vocab is None:
         facts = facts_with_vocab(job, corpus.tokenizer if corpus else None)
@@ -87,6 +90,17 @@ def _with_revision(job: Job) -> Job:
     if snapshot is None or job.model.revision is not None:
         return job
     return job.model_copy(update={"model": job.model.model_copy(update={"revision": snapshot.revision})})
+
+
+def _with_tokenizer_revision(job: Job) -> Job:
+    """Return the job with the commit of a tokenizer on the hub: `owner/name@commit`."""
+    named = hub_name(job.data.tokenizer or "bytes")
+    if named is None:
+        return job
+    files = tokenizer_files(job.data.tokenizer or "bytes")
+    assert files is not None
+    pinned = f"{named[0]}@{files.revision}"
+    return job.model_copy(update={"data": job.data.model_copy(update={"tokenizer": pinned})})
 
 
 def _with_teacher_revision(job: Job, corpus: Corpus | None) -> Job:

@@ -13,6 +13,7 @@ from forerun.config.schema import Job
 from forerun.methods.kept import kept_rounding
 from forerun.methods.lora import LoraTransform
 from forerun.methods.names import module_names
+from forerun.methods.new_tokens import new_tokens_transform
 from forerun.methods.qat import QatTransform
 from forerun.models.base import Model
 from forerun.models.pretrained import teacher_section
@@ -118,6 +119,8 @@ def method_of(job: Job, chunk: int) -> Method:
         transforms.append(QatTransform(job.qat, module_names(job.model), given, rests=job.lora is not None))
     if job.lora is not None:
         transforms.append(LoraTransform(job.lora, job.precision.params, module_names(job.model)))
+    if (added := new_tokens_transform(job)) is not None:
+        transforms.append(added)
     return Method(objective, tuple(transforms), drops=job.lora is not None and job.lora.dropout > 0)
 
 

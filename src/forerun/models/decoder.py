@@ -25,7 +25,7 @@ from forerun.nn.kv_cache import Cache
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
-from forerun.nn.weights.dense import Dense, contract
+from forerun.nn.weights.dense import Dense, as_weight, contract
 
 T = TypeVar("T")
 Carry = tuple[jax.Array, jax.Array | int]  # the residual stream and the number of the layer
@@ -255,7 +255,7 @@ class Decoder:
         return x_BSE if scale == 1.0 else x_BSE * jnp.asarray(scale, compute.dtype)
 
     def _readout(self, params: Params[jax.Array], x_BSE: jax.Array, compute: Compute) -> Readout:
-        matrix = (params.head or Dense(params.embed)).matrix("VE", compute.dtype)
+        matrix = (params.head or as_weight(params.embed)).matrix("VE", compute.dtype)
         return Readout(self._norm(x_BSE, params.norm), matrix, self.config.logit_softcap)
 
     def _norm(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:

@@ -22,7 +22,7 @@ from forerun.nn.compute import Compute, residual
 from forerun.nn.kv_cache import Cache
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
-from forerun.nn.weights.dense import Dense, contract
+from forerun.nn.weights.dense import Dense, as_weight, contract
 
 T = TypeVar("T")
 Carry = tuple[jax.Array, jax.Array | int]  # the residual stream and the number of the layer
@@ -187,7 +187,7 @@ class Gpt2:
 
     def _readout(self, params: Gpt2Params[jax.Array], x_BSE: jax.Array, compute: Compute) -> Readout:
         x_BSE = layers.layer_norm(x_BSE, params.norm, params.norm_bias, self.config.norm_eps)
-        return Readout(x_BSE, Dense(params.embed).matrix("VE", compute.dtype))
+        return Readout(x_BSE, as_weight(params.embed).matrix("VE", compute.dtype))
 
 
 def _biased(equation: str, x: jax.Array, weight: Dense[jax.Array], bias: jax.Array) -> jax.Array:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from forerun.config.schema import Job, Model
@@ -14,7 +14,7 @@ from forerun.models.families.registry import read_config
 from forerun.models.rounding import QUANTIZATION, Rounding, recorded_rounding, rounding_in
 from forerun.models.sizes import decoder_config
 
-BESIDE_A_CHECKPOINT = ("name", "revision", "options")
+BESIDE_A_CHECKPOINT = ("name", "revision", "options", "new_tokens", "new_special_tokens", "first_new_token")
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ def pretrained(model: Model, *, weights: bool = False) -> Pretrained:
     Raises:
         UserError: The section also sets dimensions, or the checkpoint is not available or not supported.
     """
-    given = [
-        key for key in type(model).model_fields if key not in BESIDE_A_CHECKPOINT and getattr(model, key) is not None
-    ]
+    # New tokens change the vocabulary, which `resolve` fills in together with the id of the first one.
+    allowed = (*BESIDE_A_CHECKPOINT, *(["vocab"] if model.first_new_token is not None else []))
+    given = [key for key in type(model).model_fields if key not in allowed and getattr(model, key) is not None]
     if given:
         raise UserError(
             "E-MODEL-011",
@@ -75,9 +75,13 @@ def _pretrained(name: str, revision: str | None, weights: bool) -> Pretrained:
 def config_of(model: Model, tokenizer_vocab: int | None = None) -> Config:
     """Return the dimensions of a checkpoint, a named size or free dimensions. Custom classes are not supported.
 
-    `tokenizer_vocab` is the vocabulary size for free dimensions that do not set one.
+    The vocabulary of a checkpoint with new tokens is that of the run, which may be larger than that of its files.
+    `tokenizer_vocab` is the number of ids of the job's tokenizer, for a section that sets no vocabulary.
     """
-    return pretrained(model).config if is_checkpoint(model) else decoder_config(model, tokenizer_vocab)
+    if not is_checkpoint(model):
+        return decoder_config(model, tokenizer_vocab)
+    config = pretrained(model).config
+    return config if model.vocab is None else replace(config, vocab=model.vocab)
 
 
 def teacher_section(job: Job) -> Model:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from forerun.nn import sharding
+from forerun.nn.weights.extended import Extended
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float, *, around_one: bool = False) -> jax.Array:
@@ -36,11 +37,13 @@ def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
-def embed(table_VE: jax.Array, tokens_BS: jax.Array, dtype: Any) -> jax.Array:
+def embed(table_VE: jax.Array | Extended[jax.Array], tokens_BS: jax.Array, dtype: Any) -> jax.Array:
     """Return the embeddings of the tokens, [B, S, E], without gathering the table over fsdp.
 
     Each device looks up all tokens of its fsdp group in its own slice of the table. Then the devices exchange the
     results, which are smaller than the table.
     """
+    if isinstance(table_VE, Extended):
+        return sharding.constrain(table_VE.lookup(tokens_BS, dtype), "BSE")
     slices = sharding.lookup(table_VE, tokens_BS)
     return sharding.constrain(slices.astype(dtype), "BSE")

@@ -21,11 +21,13 @@ from forerun.errors import UserError
 from forerun.models.keys import LAYER, Part, Tensor, groups, leaves_of, path_text
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import is_weight
+from forerun.nn.weights.extended import Extended
 from forerun.nn.weights.lowrank import LowRank
 from forerun.weights_io.match import Stacked
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+TOKENS = ".token_adapter.trainable_tokens_delta"
 DOWN, UP, LENGTH = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
 Array = NDArray[Any]
 
@@ -65,6 +67,34 @@ def adapters_of(params: Tree) -> dict[str, LowRank[Any]]:
     """Return the adapters by the path of their weight."""
     flat = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_weight)
     return {path_text(path): leaf for path, leaf in flat if isinstance(leaf, LowRank)}
+
+
+def new_rows_of(params: Tree) -> dict[str, Extended[Any]]:
+    """Return the matrices with new rows by the path of the model's own leaf: `embed`, and `head.value` if untied."""
+    flat = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_weight)
+    found = [(path_text(path), leaf) for path, leaf in flat if isinstance(leaf, Extended)]
+    return {path if leaf.is_embedding else f"{path}.value": leaf for path, leaf in found}
+
+
+def rows_to_peft(rows: Mapping[str, Array], table: Iterable[Tensor]) -> dict[str, Array]:
+    """Return new rows as the tensors that PEFT calls trainable tokens, by their names in the file."""
+    modules = _modules(rows, table)
+    return {f"{PREFIX}{modules[path]}{TOKENS}": value for path, value in rows.items()}
+
+
+def rows_config(first: Mapping[str, int], rows: Mapping[str, Array], table: Iterable[Tensor]) -> dict[str, Any]:
+    """Return the entry `trainable_token_indices` of adapter_config.json: the ids of the new rows of each module."""
+    if not rows:
+        return {}
+    modules = _modules(rows, table)
+    ids = {modules[path].rpartition(".")[2]: [first[path] + n for n in range(len(rows[path]))] for path in rows}
+    return {"trainable_token_indices": ids}
+
+
+def _modules(paths: Iterable[str], table: Iterable[Tensor]) -> dict[str, str]:
+    """Return the module in transformers of each path, such as `model.embed_tokens`."""
+    names = {part.leaf: one.name.removesuffix(".weight") for one in table for part in one.parts}
+    return {path: names[path.removesuffix(".value")] for path in paths}
 
 
 def slots_of(table: Iterable[Tensor], model: Stacked, adapted: Iterable[str]) -> list[Slot]:
@@ -186,6 +216,8 @@ def differences(
         if names:
             found.append(f"targets {what}: {', '.join(sorted(_short(names)))}")
     known = {PREFIX + name + end for name in there for end in (DOWN, UP, LENGTH)}
+    if config.get("trainable_token_indices"):
+        found.append("it has rows of new tokens, which lora.start cannot read")
     if others := sorted(set(tensors) - known):
         found.append(f"tensors that are not adapters: {', '.join(others[:3])}")
     shared = [here[name] for name in sorted(there & set(here))]

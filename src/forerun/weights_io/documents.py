@@ -71,6 +71,28 @@ def copy_tokenizer(snapshot: Snapshot, folder: Path) -> None:
             shutil.copyfileobj(file, copy)
 
 
+def replace_tokenizer(path: Path, folder: Path) -> None:
+    """Replace the tokenizer.json in `folder` by the file at `path`, which has more tokens.
+
+    Files with the vocabulary of a slow tokenizer are removed, because they lack the new tokens.
+    """
+    shutil.copyfile(path, folder / "tokenizer.json")
+    for name in ("vocab.json", "merges.txt", "tokenizer.model", "added_tokens.json"):
+        (folder / name).unlink(missing_ok=True)
+
+
+def complete_tokenizer(folder: Path, end: int) -> None:
+    """Add the class and the end token to tokenizer_config.json, if the files in `folder` do not name them."""
+    import tokenizers
+
+    file = folder / TOKENIZER_CONFIG
+    config = read_json(file) if file.exists() else {}
+    if "eos_token" in config and "tokenizer_class" in config:
+        return
+    text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json")).id_to_token(end)
+    write_json(file, {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": text, **config})
+
+
 def write_tokenizer(path: Path | None, folder: Path, end: int) -> None:
     """Write the tokenizer.json at `path`, or the byte tokenizer if it is None. `end` is the id of the end token."""
     import tokenizers

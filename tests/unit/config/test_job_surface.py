@@ -24,6 +24,7 @@ KEYS = """
 name seed device devices sequence batch micro_batch steps epochs attention loss_chunk log_every runs
 model.name model.layers model.embed model.heads model.kv_heads model.head_dim model.mlp model.vocab model.tied
 model.qkv_bias model.qk_norm model.window model.rope_theta model.norm_eps model.options
+model.new_tokens model.new_special_tokens model.first_new_token
 model.revision model.rope_scaling.factor model.rope_scaling.low model.rope_scaling.high model.rope_scaling.original
 data.path data.mixture data.tokenizer data.columns data.packing data.too_long data.loss_on data.chat_template
 data.apply_template data.separator data.validation_by data.system data.limit data.prefetch

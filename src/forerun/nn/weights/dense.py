@@ -54,6 +54,11 @@ class Dense(Generic[T]):
         return jax.lax.dot_general(x, matrix, (dims, ((), ())))
 
 
+def as_weight(value: Any) -> Any:
+    """Return a weight leaf as it is, and an array as a dense weight."""
+    return value if is_weight(value) else Dense(value)
+
+
 def is_weight(value: object) -> bool:
     return isinstance(value, Weight)
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from forerun.nn import sharding
 from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import Dense, Weight, is_weight, map_weights
+from forerun.nn.weights.extended import Extended
 
 T = TypeVar("T")
 
@@ -86,8 +87,14 @@ def norms(matrix: jax.Array, inputs: int, lead: int) -> jax.Array:
 
 
 def bare(params: Tree) -> Tree:
-    """Return the parameters of the base model, without adapters."""
-    return map_weights(lambda weight: weight.base if isinstance(weight, LowRank) else weight, params)
+    """Return the parameters of the base model, without adapters. New rows of an embedding are part of its table."""
+
+    def leaf(weight: Any) -> Any:
+        if isinstance(weight, Extended):
+            return _table(weight, weight.rows.dtype)
+        return weight.base if isinstance(weight, LowRank) else weight
+
+    return map_weights(leaf, params)
 
 
 def noisy(params: Tree, key: jax.Array) -> Tree:
@@ -108,6 +115,14 @@ def plain(params: Tree, dtype: Any) -> Tree:
     """Return the parameters with every weight as one dense matrix in `dtype`. Weights that are dense already stay."""
 
     def leaf(weight: Any) -> Any:
+        if isinstance(weight, Extended):
+            return _table(weight, dtype)
         return weight if isinstance(weight, Dense) else Dense(weight.matrix("", dtype))
 
     return map_weights(leaf, params)
+
+
+def _table(weight: Extended[jax.Array], dtype: Any) -> Any:
+    """Return the complete table in `dtype`, as an array for an embedding and as a dense weight for a read-out."""
+    whole = weight.matrix("", dtype)
+    return whole if weight.is_embedding else Dense(whole)

@@ -38,11 +38,15 @@ METHODS = {
     "qat + lora": ("qat", ["lora.rank=32", "lora.alpha=32"]),
     "dpo": ("dpo", ["lora=null"]),
     "dpo + lora": ("dpo", ["lora.rank=8"]),
+    "muon": ("pretrain", ["optimizer.name=muon"]),
+    "adafactor": ("pretrain", ["optimizer.name=adafactor"]),
+    "lion": ("pretrain", ["optimizer.name=lion"]),
+    "adamw8bit": ("pretrain", ["optimizer.name=adamw8bit"]),
 }
 
 
 def measured(recipe: str, words: list[str], folder: Path) -> dict[str, Any]:
-    from forerun.methods.sizes import resting
+    from forerun.program.sizes import resting
 
     job = folder / f"{recipe}.yaml"
     if not job.exists():

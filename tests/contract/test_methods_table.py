@@ -38,13 +38,24 @@ REFERENCES = {
             "test_twenty_steps_follow_torch"),
     "dpo + lora": ("the cached reference, 1e-4", "tests/unit/objectives/test_preference.py",
                    "test_every_reference_says_the_same"),
+    "muon": ("torch.optim.Muon and AdamW, 6 steps, 1e-3", "tests/unit/program/test_moments.py",
+             "test_muon_is_torch_muon_on_linear_layers_and_adamw_elsewhere"),
+    "adafactor": ("torch and transformers, 6 steps, 1e-4", "tests/unit/program/test_moments.py",
+                  "test_adafactor_is_that_of_torch_and_transformers"),
+    "lion": ("the paper's pseudo-code, 6 steps, 1e-5", "tests/unit/program/test_moments.py",
+             "test_lion_is_the_papers_pseudo_code"),
+    "adamw8bit": ("AdamW within the codes' error; bitsandbytes' codes", "tests/unit/program/test_eight_bit.py",
+                  "test_steps_are_adamw_within_the_error_of_the_codes"),
 }  # fmt: skip
 RECIPE = {"dora": "lora", "distil online": "distil", "qat + lora": "qat", "dpo + lora": "dpo"}
+OPTIMIZERS = ("muon", "adafactor", "lion", "adamw8bit")
+RECIPE |= dict.fromkeys(OPTIMIZERS, "pretrain")
 OUT = {
     "pretrain": "Hugging Face folder", "sft": "Hugging Face folder", "lora": "PEFT folder, or merged",
     "dora": "PEFT folder, or merged", "qlora": "PEFT folder, or merged", "distil": "Hugging Face folder",
     "distil online": "Hugging Face folder", "qat": "compressed-tensors, or floats",
     "qat + lora": "compressed-tensors and PEFT", "dpo": "Hugging Face folder", "dpo + lora": "PEFT folder, or merged",
+    **dict.fromkeys(OPTIMIZERS, "Hugging Face folder"),
 }  # fmt: skip
 
 

@@ -82,17 +82,23 @@ def job_groups(loaded: LoadedJob, applied: Applied) -> list[Group]:
     """Return the top-level values of the job, then each section, in the order of the schema."""
     from forerun.config import keys
     from forerun.config.load import values
+    from forerun.config.optimizer import changed_defaults
     from forerun.config.source import flow
     from forerun.models.sizes import is_plugin
 
     groups: dict[str, list[Row]] = {"job": []}
+    optimizer = loaded.job.optimizer
+    own_reasons = {
+        f"optimizer.{key}": reason for key, (_, reason) in changed_defaults(optimizer.name, optimizer.schedule).items()
+    }
     for key, value in values(loaded.job).items():
         section, dot, _ = key.partition(".")
         origin = loaded.origins[key]
         shown = "-" if value is None else flow(value)
         where = origin.where
         if origin.kind == "default":
-            where = f"default: {keys.reason(key).removeprefix(f'{shown}: ')}"
+            reason = own_reasons.get(key) or keys.reason(key)
+            where = f"default: {reason.removeprefix(f'{shown}: ')}"
         if value is None and key in applied:
             value, reason = applied[key]
             shown = "-" if value is None else flow(value)
@@ -236,6 +242,7 @@ def derived_rows(outcome: Outcome) -> list[Row]:
             "; ".join(method.values()) or "trains the weights of the model itself",
         ),
         Row("trainable", str(Count(resolved.trainable_parameters)), _trainable_share(resolved)),
+        Row("optimizer", job.optimizer.name, _optimizer_state(resolved)),
         Row("weights", "pretrained" if is_pretrained else "random", starting_weights(job)),
     ]
     rows += [Row(*row) for row in outcome.derived.rows()]
@@ -248,6 +255,19 @@ def derived_rows(outcome: Outcome) -> list[Row]:
     pieces = f"{outcome.chunk} of {job.sequence} positions at a time: {logits} of logits on a device at most"
     rows.append(Row("loss chunk", str(outcome.chunk), pieces))
     return rows
+
+
+def _optimizer_state(resolved: ResolvedJob) -> str:
+    from forerun.config.optimizer import MUON
+    from forerun.program.sizes import resting
+    from forerun.units import Bytes, Count
+
+    sizes, job = resting(resolved.job), resolved.job
+    each = sizes.optimizer_bytes / max(1, sizes.learned)
+    text = f"{Bytes(sizes.optimizer_bytes)} of state, {each:.3g} bytes per trained parameter"
+    if job.optimizer.name == MUON:
+        text += f"; Muon trains {Count(sizes.linear)} parameters, AdamW {Count(sizes.learned - sizes.linear)}"
+    return text
 
 
 def _trainable_share(resolved: ResolvedJob) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 # Our key: the names in other trainers (last part of the name, lower case, underscores). Misspelled names such as
 # `btach` are found without this table.
 _KEYS = {
+    "optimizer.name": "optim optimizer_type optimizer_name opt_type",
     "optimizer.lr": "learning_rate peak_lr max_lr base_lr",
     "optimizer.warmup": "warmup_ratio warmup_steps num_warmup_steps lr_warmup_steps",
     "optimizer.schedule": "lr_scheduler lr_scheduler_type scheduler lr_schedule",
@@ -43,7 +44,15 @@ VALUES = {
     "device": {"cuda": "gpu", "nvidia": "gpu", "rocm": "gpu", "amd": "gpu", "mps": "cpu", "x86": "cpu", "host": "cpu"},
     "precision.params": {"fp32": "float32", "bf16": "bfloat16", "f32": "float32", "float": "float32"},
     "precision.compute": {"fp32": "float32", "bf16": "bfloat16", "f32": "float32", "float": "float32"},
-    "optimizer.schedule": {"cosine_with_warmup": "cosine", "none": "constant", "constant_with_warmup": "constant"},
+    "optimizer.schedule": {
+        "cosine_with_warmup": "cosine",
+        "none": "constant",
+        "constant_with_warmup": "constant",
+        "warmup_stable_decay": "wsd",
+        "cosine_with_restarts": "cosine_restarts",
+        "cosine_with_min_lr": "cosine",
+        "rsqrt": "inverse_sqrt",
+    },
 }
 
 

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from forerun.config import keys, merge
 from forerun.config.mistakes import user_error
+from forerun.config.optimizer import changed_defaults
 from forerun.config.schema import Job
 from forerun.config.section import Section
 from forerun.config.source import Dumper, KeyPath
@@ -61,6 +62,8 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> LoadedJob:
 def origins_of(job: Job) -> dict[str, Origin]:
     """Return the origins of a job that was created in Python: a value either differs from its default or does not."""
     changed = {_dotted(path) for path, _ in _branches((), job.model_dump(exclude_defaults=True))}
+    own = changed_defaults(job.optimizer.name, job.optimizer.schedule)
+    changed -= {f"optimizer.{key}" for key, (value, _) in own.items() if getattr(job.optimizer, key) == value}
     return {
         key: Origin("override", "set in Python") if key in changed else Origin("default", "default")
         for key in values(job)
@@ -95,6 +98,8 @@ def _dotted(path: KeyPath) -> str:
 def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
     if isinstance(value, Section):
         value = {name: getattr(value, name) for name in type(value).model_fields}
+    if isinstance(value, tuple) and any(isinstance(one, Section) for one in value):
+        value = [one.model_dump(exclude_defaults=True) for one in value]  # a list of sections is one value
     if isinstance(value, dict) and value:
         for name, inner in value.items():
             yield from _leaves((*path, name), inner)

@@ -19,6 +19,7 @@ from forerun.config.data_section import Part as Part
 from forerun.config.distil import Distil
 from forerun.config.methods import Lora, TrainingMethod, require_new_tokens
 from forerun.config.objective import CustomObjective, require_one_objective
+from forerun.config.optimizer import Optimizer as Optimizer
 from forerun.config.preferences import Preferences
 from forerun.config.qat import Qat
 from forerun.config.section import Section, about, shorthand
@@ -28,7 +29,6 @@ from forerun.errors import JobValueError
 Device = Literal["tpu", "gpu", "cpu"]
 DType = Literal["bfloat16", "float32"]
 Sequences = Annotated[int, Field(gt=0, le=10**7)]  # limited, because the divisors of a batch are enumerated
-Fraction = Annotated[float, Field(ge=0, le=1)]
 
 FOLDER_NAME = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 RESIDUALS = ("layer_in", "query", "key", "value", "attention_out", "mlp_gate", "mlp_up")
@@ -100,31 +100,6 @@ class Model(Section):
                 "E-JOB-036", f"model.name: {name!r} is not module.path:Class; write for example my_model:Net"
             )
         return name
-
-
-class Optimizer(Section):
-    """AdamW with a learning-rate schedule, gradient clipping and an optional moving average."""
-
-    lr: float = about("peak learning rate", "a usual AdamW value for small models", 3e-4, gt=0)
-    schedule: Literal["cosine", "linear", "constant"] = about(
-        "shape of the schedule after warm-up", "cosine is the common choice", "cosine"
-    )
-    warmup: float = about(
-        "warm-up: share of the steps, or a number of steps if >= 1", "3 % is enough with AdamW", 0.03, ge=0
-    )
-    final_lr: Fraction = about("final learning rate as a share of lr", "0.1: the model learns until the end", 0.1)
-    weight_decay: float = about(
-        "weight decay of matrices, not of norms and biases", "usual for language models", 0.1, ge=0
-    )
-    b1: Fraction = about("decay of the first moment", "AdamW's default", 0.9)
-    b2: Fraction = about("decay of the second moment", "0.95 is steadier than 0.999 for language models", 0.95)
-    eps: float = about("AdamW epsilon", "Optax's default", 1e-8, gt=0)
-    clip: float | None = about(
-        "limit of the global gradient norm; null: no clipping", "1.0 stops rare spikes", 1.0, gt=0
-    )
-    ema: Fraction | None = about(
-        "decay of a moving average of the weights", "off: it needs another copy of the weights", None
-    )
 
 
 _AXIS_SIZE = {"anyOf": [{"const": -1}, {"minimum": 1}]}

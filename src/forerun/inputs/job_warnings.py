@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from forerun.config.optimizer import ADAMW, ADAMW8BIT, LION, MUON
 from forerun.config.schema import Job
 from forerun.models.pretrained import is_checkpoint, pretrained
 
@@ -12,10 +13,10 @@ HIGHEST_LR = 0.1
 
 def warnings_of(job: Job) -> Iterator[str]:
     """Yield a warning for each value that is probably a mistake."""
-    if job.optimizer.lr > HIGHEST_LR:
+    if job.optimizer.lr > HIGHEST_LR and job.optimizer.name in (ADAMW, ADAMW8BIT, LION, MUON):
         yield (
-            f"optimizer.lr={job.optimizer.lr:g} is implausibly high: AdamW changes every weight by about that much "
-            "in each step; usual values are 1e-5 to 1e-2"
+            f"optimizer.lr={job.optimizer.lr:g} is implausibly high: {job.optimizer.name} changes every weight by "
+            "about that much in each step; usual values are 1e-5 to 1e-2"
         )
     if job.data.feeders:
         yield (

@@ -139,3 +139,22 @@ def by_hand(function: Callable[..., Any], *, arguments: tuple[Any, ...], results
     if math.prod(ambient_sizes().values()) == 1:
         return function
     return jax.shard_map(function, in_specs=arguments, out_specs=results, check_vma=False)
+
+
+def by_layer(x_LIO: jax.Array) -> jax.Array:
+    """Return stacked matrices, split by layers over the mesh axes that divide them, or unchanged if none does."""
+    sizes = ambient_sizes()
+    for axes in (("data", "fsdp", "tp"), ("fsdp", "tp"), ("data", "fsdp"), ("fsdp",), ("tp",)):
+        ways = math.prod(sizes.get(axis, 1) for axis in axes)
+        if ways > 1 and x_LIO.shape[0] % ways == 0:
+            return jax.lax.with_sharding_constraint(x_LIO, PartitionSpec(axes, None, None))
+    return x_LIO
+
+
+def coarsened(spec: PartitionSpec, shape: tuple[int, ...], sizes: Mapping[str, int]) -> PartitionSpec:
+    """Return `spec` without the axes that do not divide the dimensions of `shape`."""
+    kept = []
+    for dim, axes in zip(shape, (*spec, *(None,) * (len(shape) - len(spec))), strict=True):
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        kept.append(axes if dim % math.prod(sizes[name] for name in names) == 0 else None)
+    return PartitionSpec(*kept)

@@ -14,12 +14,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.method import MODEL, Method, method_of
+from forerun.methods.names import module_names
+from forerun.methods.parameter_groups import group_numbers
+from forerun.methods.parameter_layouts import layouts_of
 from forerun.models.base import Model
 from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute
@@ -62,7 +66,7 @@ class Program:
     def trace(self) -> Any:
         """Return the traced step, ready to be lowered."""
         with jax.set_mesh(self.mesh):
-            return self._jitted().trace(self.state, self.batch, Schedule.abstract(self.mesh))
+            return self._jitted().trace(self.state, self.batch, self.schedule.abstract(self.mesh))
 
     def placed_schedule(self) -> Schedule:
         """Return the third argument of the step, on the program's devices."""
@@ -159,9 +163,15 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     schedule = Schedule.of(job.optimizer, derived.steps, derived.warmup_steps)
     trainable = spec.map_specs(lambda s: s.trainable, specs)
     decays, _ = spec.split(spec.map_specs(lambda s: s.decay, specs), trainable)
-    tx = optimizer.chain(
-        job.optimizer, schedule, decays
-    )  # for the state's structure, which does not depend on the schedule
+    layouts, _ = spec.split(layouts_of(specs), trainable)
+    groups = None
+    if job.optimizer.groups:
+        groups, _ = spec.split(group_numbers(specs, job.optimizer.groups, module_names(job.model)), trainable)
+
+    def tx_of(schedule: Schedule) -> optax.GradientTransformation:
+        return optimizer.chain(job.optimizer, schedule, decays, layouts, groups, compute.dtype)
+
+    tx = tx_of(schedule)  # for the state's structure, which does not depend on the schedule
     ema = job.optimizer.ema
     rule = Rule(job.guard.spike, job.guard.window)
     return Program(
@@ -172,7 +182,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
             model,
             method.objective,
             compute,
-            lambda schedule: optimizer.chain(job.optimizer, schedule, decays),
+            tx_of,
             partial(rate_at, job.optimizer.schedule),
             trainable,
             ema,
@@ -188,7 +198,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
             name: abstract_params(read, mesh)
             for name, read in {MODEL: method.reads(before), **method.objective.reads()}.items()
         },
-        state=abstract_state(specs, tx, trainable, ema is not None, mesh, rule=rule),
+        state=abstract_state(specs, tx, trainable, ema is not None, mesh, rule=rule, layouts=layouts),
         learning=spec.split(abstract_params(specs, mesh), trainable)[0],
         unsaved=spec.map_specs(lambda s: not s.saved, specs),
         batch=abstract_batch(job, derived, mesh, method.objective),

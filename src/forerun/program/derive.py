@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from forerun.config.schema import Job
+from forerun.config.schema import Job, Optimizer
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape, check_model
 from forerun.units import Count
@@ -26,6 +26,7 @@ class Derived:
       accumulation: micro-batches per optimizer step.
       tokens_per_step: tokens per optimizer step, over all devices.
       warmup_steps: steps in which the learning rate rises.
+      fall_steps: last steps, in which the learning rate falls.
       steps_per_epoch: may be a fraction, because batches continue across epochs. None if the data was not read.
       reasons: where each number comes from, for the user.
     """
@@ -37,6 +38,7 @@ class Derived:
     tokens_per_step: int
     steps: int
     warmup_steps: int
+    fall_steps: int
     steps_per_epoch: float | None
     reasons: dict[str, str]
 
@@ -44,7 +46,7 @@ class Derived:
         """Return (name, value, reason) of each number, for the user."""
         dp = self.mesh.data_parallel
         epoch = "unknown" if self.steps_per_epoch is None else f"{self.steps_per_epoch:.1f}"
-        return [
+        rows = [
             ("mesh", f"{self.mesh}", f"data x fsdp x tp on {_counted(self.mesh.devices, 'device')}"),
             ("micro_batch", f"{self.micro_batch}", self.reasons["micro_batch"]),
             ("accumulation", f"{self.accumulation}", f"batch {self.batch} / (micro_batch {self.micro_batch} x {dp})"),
@@ -59,6 +61,9 @@ class Derived:
             ("steps", f"{self.steps}", self.reasons["steps"]),
             ("warm-up steps", f"{self.warmup_steps}", self.reasons["warmup"]),
         ]
+        return (
+            [*rows, ("decay steps", f"{self.fall_steps}", self.reasons["decay"])] if "decay" in self.reasons else rows
+        )
 
 
 def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
@@ -80,6 +85,10 @@ def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
         else f"{_counted(examples, 'row')} of {job.sequence} tokens / batch {job.batch}"
     )
     steps = _steps(job, per_epoch, reasons)
+    warmup_steps = _warmup(job, steps, reasons)
+    if job.optimizer.decay is not None:
+        share = f"{job.optimizer.decay * 100:g} % of {_counted(steps, 'step')}"
+        reasons["decay"] = GIVEN if job.optimizer.decay >= 1 else share
     return Derived(
         mesh=mesh,
         batch=job.batch,
@@ -87,7 +96,8 @@ def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
         accumulation=job.batch // (micro * mesh.data_parallel),
         tokens_per_step=job.batch * job.sequence,
         steps=steps,
-        warmup_steps=_warmup(job, steps, reasons),
+        warmup_steps=warmup_steps,
+        fall_steps=fall_steps(job.optimizer, steps, warmup_steps),
         steps_per_epoch=per_epoch,
         reasons=reasons,
     )
@@ -139,3 +149,11 @@ def _warmup(job: Job, steps: int, reasons: dict[str, str]) -> int:
         return min(steps, round(warmup))
     reasons["warmup"] = f"{warmup * 100:g} % of {_counted(steps, 'step')}"
     return round(warmup * steps)
+
+
+def fall_steps(optimizer: Optimizer, steps: int, warmup_steps: int) -> int:
+    """Return the number of last steps in which the learning rate falls: all after the warm-up, unless it is wsd."""
+    rest = steps - warmup_steps
+    if optimizer.decay is None:
+        return rest
+    return min(rest, round(optimizer.decay if optimizer.decay >= 1 else optimizer.decay * steps))

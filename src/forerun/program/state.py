@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from forerun.nn import sharding, spec
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.program.guard import Rule, Watch
+from forerun.program.moments import placed
 
 
 @jax.tree_util.register_dataclass
@@ -64,10 +65,10 @@ def started(
 def abstract_params(specs: Tree, mesh: Mesh) -> Tree:
     """Return the shapes and shardings of parameters, as they are stored between steps."""
 
-    def placed(s: ParamSpec) -> jax.ShapeDtypeStruct:
+    def stored(s: ParamSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=sharding.stored(mesh, s.shape, s.axes))
 
-    return spec.map_specs(placed, specs)
+    return spec.map_specs(stored, specs)
 
 
 def abstract_state(
@@ -78,6 +79,7 @@ def abstract_state(
     mesh: Mesh,
     *,
     rule: Rule | None = None,
+    layouts: Tree = None,
 ) -> State:
     """Return the shapes and shardings of the state. Optimizer moments have the shardings of their parameters."""
 
@@ -86,14 +88,7 @@ def abstract_state(
 
     params = abstract_params(specs, mesh)
     learning, _ = spec.split(params, trainable)
-    moments = jax.eval_shape(tx.init, learning)
-    moments = optax.tree.map_params(
-        tx,
-        lambda moment, param: jax.ShapeDtypeStruct(moment.shape, moment.dtype, sharding=param.sharding),
-        moments,
-        learning,
-        transform_non_params=replicated,
-    )
+    moments = placed(jax.eval_shape(tx.init, learning), learning, layouts, mesh)
     return State(
         step=replicated(jax.ShapeDtypeStruct((), jnp.int32)),
         params=params,

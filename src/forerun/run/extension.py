@@ -40,6 +40,12 @@ class Extension:
             return f"{change}: no step remains"
         if self.lr == self.lr_before == self.lr_final:
             return f"{change}: the learning rate stays {self.lr:.3g}"
+        if schedule == "wsd":
+            rises = "" if self.lr == self.lr_before else f"; it was {self.lr_before:.3g} in the decay that had begun"
+            return (
+                f"{change}: the stable phase is extended, so the learning rate is {self.lr:.3g}{rises}, "
+                f"and ends with {self.lr_final:.3g} at step {self.steps}"
+            )
         return (
             f"{change}: the {schedule} schedule is computed anew, so the learning rate continues with {self.lr:.3g} "
             f"instead of {self.lr_before:.3g}, and ends with {self.lr_final:.3g} at step {self.steps}"

@@ -47,7 +47,8 @@ UNCOUNTED = {
 UNCOUNTED_PACKAGES = ("planner/cost/", "planner/report/", "planner/search/")
 # Fields of the job that do not affect the compiled step.
 OUTSIDE = {"name", "seed", "device", "devices", "data", "steps", "epochs", "checkpoint", "log_every", "sample", "runs"}
-SCHEDULE = ("lr", "warmup", "final_lr", "weight_decay")  # fields of the optimizer that are arguments of the step
+# Fields of the optimizer that are arguments of the step.
+SCHEDULE = ("lr", "warmup", "final_lr", "decay", "power", "cycles", "weight_decay")
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 JAX_SETTINGS_OF_OUR_OWN = ("JAX_PLATFORMS", "JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR")
 
@@ -65,6 +66,10 @@ def key(question: CompileRequest) -> str:
     job = question.job.model_dump(mode="json", exclude=OUTSIDE)
     for name in SCHEDULE:
         del job["optimizer"][name]
+    for group in job["optimizer"]["groups"]:
+        group |= {"lr_scale": None, "weight_decay": group["weight_decay"] is not None}
+    if question.job.optimizer.is_custom:
+        job["optimizer_source"] = _plugin_source(question.job.optimizer.name)
     derived = question.derived()
     job["mesh"], job["micro_batch"] = str(derived.mesh), derived.micro_batch
     if question.resolved.config is None:

@@ -139,7 +139,7 @@ class Needs:
     @classmethod
     def of(cls, resolved: ResolvedJob) -> Needs:
         """Return the needs of a job."""
-        from forerun.methods.sizes import resting
+        from forerun.program.sizes import resting
 
         job, config = resolved.job, resolved.config
         sizes, inputs = resting(job), 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.config.optimizer import ADAMW
 from forerun.config.schema import Job, Remat
 from forerun.hardware.chips import Chip
 from forerun.hardware.mesh import MeshShape
@@ -177,12 +178,13 @@ def _other_model(resolved: ResolvedJob) -> Footprint:
 def _resting(job: Job, parameters: int) -> tuple[int, int]:
     """Return the number of parameters with a gradient, and the bytes of weights and optimizer state.
 
-    Other weights than the model's (adapters, learned scales, a teacher) are counted from the specs, which needs jax.
+    Other weights than the model's (adapters, learned scales, a teacher) and the state of other optimizers than AdamW
+    are counted from the specs, which needs jax.
     """
     size = BYTES[job.precision.params]
-    if not job.method.may_hold_other_weights:
+    if not job.method.may_hold_other_weights and job.optimizer.name == ADAMW:
         return parameters, parameters * size * (3 if job.optimizer.ema is None else 4)
-    from forerun.methods.sizes import resting
+    from forerun.program.sizes import resting
 
     found = resting(job)
     return found.gradient_bytes // size, found.state_bytes

@@ -259,10 +259,14 @@ def derived_rows(outcome: Outcome) -> list[Row]:
 
 def _optimizer_state(resolved: ResolvedJob) -> str:
     from forerun.config.optimizer import MUON
+    from forerun.methods.names import module_names
+    from forerun.methods.parameter_groups import group_numbers
     from forerun.program.sizes import resting
     from forerun.units import Bytes, Count
 
     sizes, job = resting(resolved.job), resolved.job
+    if job.optimizer.groups:
+        group_numbers(resolved.specs, job.optimizer.groups, module_names(job.model))  # raises if a name is wrong
     each = sizes.optimizer_bytes / max(1, sizes.learned)
     text = f"{Bytes(sizes.optimizer_bytes)} of state, {each:.3g} bytes per trained parameter"
     if job.optimizer.name == MUON:

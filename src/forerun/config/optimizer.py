@@ -99,7 +99,7 @@ class Optimizer(Section):
     )
     groups: tuple[Annotated[ParamGroup, Field()], ...] = about(
         "list of {match, lr_scale, weight_decay}: parameters with their own values",
-        "all parameters are treated alike",
+        "all parameters have the same values",
         (),
     )
 

@@ -97,7 +97,7 @@ def rule_of(adam: AdamRule, layout: ParamLayout) -> CodedAdamRule | AdamRule:
 def signed_codes(x: jax.Array) -> jax.Array:
     """Return the codes (int32, 0 to 255) of the values of the signed map that are nearest to `x`."""
     size = _magnitude_codes(jnp.abs(x), 0)
-    # The map is not symmetric: only 1 has a code of its own, 255. The value nearest to -1 has the code 0.
+    # The map is not symmetric: 1 has its own code, 255. The value nearest to -1 has the code 0.
     return ZERO + jnp.where(x < 0, -jnp.minimum(size, ZERO), size)
 
 
@@ -121,7 +121,7 @@ def _magnitude_codes(x: jax.Array, more: int) -> jax.Array:
     """Return the codes of values between 0 and 1.
 
     Level i has 2^(i + more) values: the midpoints of as many equal parts of 0.1 to 1, times 10^(i - 6). The code of the
-    first one is 2^(i + more) - more. Zero and one have codes of their own, the first and the last.
+    first one is 2^(i + more) - more. Zero has the first code and one has the last.
     """
     level = jnp.zeros(x.shape, jnp.int32)
     power = jnp.full(x.shape, 10.0 ** (LEVELS - 1), jnp.float32)

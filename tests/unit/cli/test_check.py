@@ -35,6 +35,25 @@ def derived_of(out: str) -> dict[str, tuple[str, str]]:
     return rows_of(out.split("\nderived for ")[1])
 
 
+def test_defaults_of_an_optimizer_are_shown_with_their_reason(job: str, capsys: Capture) -> None:
+    words = ["optimizer.name=muon", "optimizer.schedule=inverse_sqrt", "optimizer.groups=[{match: embed, lr_scale: 2}]"]
+    assert main(["check", "--all", job, *words, "--on", "v5e-8"]) == 0
+    out = capsys.readouterr().out
+    rows, derived = rows_of(out.split("\nderived for ")[0]), derived_of(out)
+    value, reason = rows["optimizer.lr"]
+    assert value == "0.0003"
+    assert "muon.scale" in reason
+    assert rows["optimizer.final_lr"] == ("-", "default: inverse_sqrt does not use it")
+    value, reason = derived["optimizer"]
+    # Qwen3-0.6B: 440M parameters in matrices with 4 bytes each, 156M others with 8.
+    assert value == "muon"
+    assert "Muon trains 440M parameters, AdamW 156M" in reason
+    assert "5.04 bytes" in reason
+    capsys.readouterr()
+    assert main(["check", job, "optimizer.groups=[{match: wte, lr_scale: 2}]", "--on", "v5e-8"]) == 2
+    assert "E-METHOD-030" in capsys.readouterr().err
+
+
 def test_every_key_is_shown_with_value_and_origin(job: str, capsys: Capture) -> None:
     assert main(["check", "--all", job, "optimizer.lr=8e-5", "--on", "v5e-8"]) == 0
     out, err = capsys.readouterr()

@@ -17,7 +17,16 @@ from forerun.config.optimizer import changed_defaults
 from forerun.config.schema import Job
 from forerun.config.section import Section
 from forerun.config.source import Dumper, KeyPath
+from forerun.errors import UserError
 from forerun.safe_text import redacted_tree
+
+STAGES = "stages"  # the key of a file with several jobs, see `forerun.config.stages`
+FILE_KEYS = ("name", "runs")  # keys that all stages of a file share
+# Keys that only stages have, as JSON Schema.
+STAGE_KEYS: dict[str, dict[str, Any]] = {
+    "merge": {"type": "boolean", "description": "whether the next stage starts with merged adapters"},
+    "result": {"enum": ["newest", "best"], "description": "the checkpoint that the next stage starts with"},
+}
 
 
 @dataclass(frozen=True)
@@ -50,13 +59,29 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> LoadedJob:
     Raises:
       UserError: the file cannot be read, or the job is invalid. The error lists each mistake with its file and line.
     """
-    path = Path(path)
-    read = merge.read(path, overrides)
+    read = merge.read(Path(path), overrides)
+    if STAGES in read.tree:
+        names = ", ".join(map(str, read.tree[STAGES] or ())) if isinstance(read.tree[STAGES], dict) else ""
+        raise UserError(
+            "E-JOB-110",
+            f"{path} has stages, and one job is needed here",
+            why=f"{read.place((STAGES,))} lists the stages {names}",
+            fix="choose one with --stage NAME; in Python: forerun.load_stages(path)[name]",
+        )
+    return loaded_job(read)
+
+
+def loaded_job(given: merge.Given) -> LoadedJob:
+    """Validate the merged values of a job file.
+
+    Raises:
+      UserError: the job is invalid. The error lists each mistake with its file and line.
+    """
     try:
-        job = Job.model_validate({"name": _default_name(path), **read.tree})
+        job = Job.model_validate({"name": default_name(given.file), **given.tree})
     except ValidationError as error:
-        raise user_error(error, read) from None
-    return LoadedJob(job, {_dotted(leaf): _origin(leaf, read) for leaf, _ in _leaves((), job)}, path)
+        raise user_error(error, given) from None
+    return LoadedJob(job, {_dotted(leaf): _origin(leaf, given) for leaf, _ in _leaves((), job)}, given.file)
 
 
 def origins_of(job: Job) -> dict[str, Origin]:
@@ -70,7 +95,7 @@ def origins_of(job: Job) -> dict[str, Origin]:
     }
 
 
-def _default_name(path: Path) -> str:
+def default_name(path: Path) -> str:
     """Return a name for the run's folder: the name of the file, or that of its folder if the file is called `job`.
 
     Characters that are not safe in a folder name are replaced.
@@ -131,4 +156,11 @@ def json_schema() -> dict[str, Any]:
         section = schema["properties"][name]
         default = {"default": section.pop("default")} if "default" in section else {}
         schema["properties"][name] = {"anyOf": [{"type": "string"}, section], **default}
+    stage = {name: value for name, value in schema["properties"].items() if name not in FILE_KEYS}
+    schema["properties"][STAGES] = {
+        "type": "object",
+        "minProperties": 1,
+        "description": "jobs that run one after the other, each from the result of the one before",
+        "additionalProperties": {"type": "object", "properties": {**stage, **STAGE_KEYS}, "additionalProperties": False},
+    }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "forerun job"}

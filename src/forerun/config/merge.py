@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,14 +50,62 @@ class Given:
 
 def read(file: Path, overrides: Sequence[str]) -> Given:
     """Read a job file, apply the overrides from left to right, and make local paths absolute."""
-    source = read_file(file)
-    given = Given({}, {**source.lines}, file)
-    for name, value in source.tree.items():
-        given.tree[name] = _expanded(given, name, value)
+    given = read_unmerged(file)
     for override in overrides:
         _apply(given, override)
     _make_paths_absolute(given)
     return given
+
+
+def read_unmerged(file: Path) -> Given:
+    """Read a job file without overrides. Its paths are as the user wrote them."""
+    source = read_file(file)
+    given = Given({}, {**source.lines}, file)
+    for name, value in source.tree.items():
+        given.tree[name] = _expanded(given, name, value)
+    return given
+
+
+def with_section(given: Given, section: Sequence[str], overrides: Sequence[str]) -> Given:
+    """Return the values of a file in which the keys of a nested section replace those of the file.
+
+    A section inside of it is merged key by key with that of the file. Any other value, also a shorthand or null,
+    replaces the complete value. Then the overrides are applied, and local paths are made absolute.
+
+    Args:
+      given: the values of the file, from `read_unmerged`.
+      section: the names of the nested section, such as ("stages", "qat"). Its first name is not in the result.
+      overrides: texts of the form `a.b=c`, without the names of the section.
+    """
+    merged = Given(
+        {name: deepcopy(value) for name, value in given.tree.items() if name != section[0]},
+        {path: line for path, line in given.lines.items() if path[0] != section[0]},
+        given.file,
+    )
+    prefix = tuple(section)
+    inner = {path[len(prefix) :]: line for path, line in given.lines.items() if path[: len(prefix)] == prefix}
+    for name, value in (_section(given.tree, section) or {}).items():
+        _replace(merged, merged.tree, (name,), deepcopy(value), inner)
+    for override in overrides:
+        _apply(merged, override)
+    _make_paths_absolute(merged)
+    return merged
+
+
+def _replace(
+    given: Given, tree: dict[str, Any], path: tuple[str, ...], value: Any, lines: Mapping[KeyPath, int | None]
+) -> None:
+    """Replace the value at the end of `path`, which is in `tree`, or merge it if both values are sections."""
+    before = tree.get(path[-1])
+    if isinstance(value, dict) and isinstance(before, dict):
+        given.lines[path] = lines[path]
+        for name, inner in value.items():
+            _replace(given, before, (*path, name), inner, lines)
+        return
+    for known in [known for known in given.lines if known[: len(path)] == path]:
+        del given.lines[known]
+    given.lines.update({known: line for known, line in lines.items() if known[: len(path)] == path})
+    tree[path[-1]] = _expanded(given, path[0], value) if len(path) == 1 else value
 
 
 def _expanded(given: Given, name: str, value: Any) -> Any:

@@ -48,6 +48,9 @@ if TYPE_CHECKING:
     from forerun.api.planning import SearchResult as SearchResult
     from forerun.api.planning import plan as plan
     from forerun.api.planning import search as search
+    from forerun.api.stages import Stages as Stages
+    from forerun.api.stages import StagesPlan as StagesPlan
+    from forerun.api.stages import load_stages as load_stages
     from forerun.api.stepping import TrainingProgram as TrainingProgram
     from forerun.api.stepping import build as build
     from forerun.api.tables import Table as Table
@@ -78,6 +81,7 @@ _MODULES = {
     "forerun.api.language_model": ("Answer", "Evaluation", "LanguageModel", "load_model"),
     "forerun.api.machine": ("diagnose", "explain", "hardware_table"),
     "forerun.api.planning": ("Plan", "SearchResult", "plan", "search"),
+    "forerun.api.stages": ("Stages", "StagesPlan", "load_stages"),
     "forerun.api.stepping": ("TrainingProgram", "build"),
     "forerun.api.tables": ("Table",),
     "forerun.api.tokenizing": ("TokenizerReport", "TrainedTokenizer", "inspect_tokenizer", "train_tokenizer"),

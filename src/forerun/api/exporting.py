@@ -15,6 +15,7 @@ from forerun.commands.export import Exported as Export
 from forerun.config.schema import Job
 from forerun.inputs.job_corpus import open_corpus
 from forerun.inputs.resolve_job import resolve
+from forerun.inputs.stage_folder import run_of
 from forerun.planner.compile.compile_progress import CompileProgress
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.pool import answers
@@ -35,6 +36,7 @@ def export(
     *,
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     step: str | int = "newest",
+    stage: str | None = None,
     merge: bool = False,
     dense: bool = False,
     report: Callable[[str], None] = lambda text: None,
@@ -42,10 +44,11 @@ def export(
     """Write a run as a Hugging Face folder, read it back and compare it with the trained weights.
 
     Args:
-      run: the folder of the run.
+      run: the folder of the run. The folder of a job file with stages means the run of its last stage.
       to: the folder to write. It must not exist, or be empty.
       dtype: the dtype of the weights; default: that of the base model, or of the run.
       step: the checkpoint: "newest", "best" (lowest validation loss) or a step.
+      stage: with the folder of a job file with stages, another stage than the last one.
       merge: for a run with adapters, write the complete model instead of a PEFT folder.
       dense: for a run with quantization-aware training, write the rounded weights as floats instead of integers.
       report: called with a line for each part of the work.
@@ -57,7 +60,13 @@ def export(
       UserError: The folder is not a run, the model has no Hugging Face form, or the comparison failed.
     """
     return exporting.export(
-        os.fspath(run), os.fspath(to), dtype=dtype, merge=merge, dense=dense, which=str(step), say=report
+        str(run_of(os.fspath(run), stage)),
+        os.fspath(to),
+        dtype=dtype,
+        merge=merge,
+        dense=dense,
+        which=str(step),
+        say=report,
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from forerun.config.load import LoadedJob, json_schema, load
 from forerun.config.recipes import recipe_named, written
 from forerun.config.schema import Job
+from forerun.config.stages import Stage, stages_of
 from forerun.models.plugin import use_job_folder
 
 # The folder of each class that a loaded job names as `module.path:Class`. A Job does not know its file.
@@ -38,10 +40,23 @@ def load_job(path: str | os.PathLike[str], *overrides: str) -> Job:
 def open_job(path: str | os.PathLike[str], overrides: tuple[str, ...] | list[str] = ()) -> LoadedJob:
     """Load a job with the origin of each value, and make the classes next to its file importable."""
     loaded = load(Path(path), overrides)
+    find_classes(loaded)
+    return loaded
+
+
+def open_stages(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> tuple[Stage, ...]:
+    """Return the stages of a job file, or nothing if it has none. Classes next to the file become importable."""
+    stages = stages_of(Path(path), overrides)
+    for stage in stages:
+        find_classes(stage.loaded)
+    return stages
+
+
+def find_classes(loaded: LoadedJob) -> None:
+    """Make the classes next to the file of a job importable."""
     for name in _class_names(loaded.job):
         _code_folders[name] = loaded.path.parent
     use_job_folder(loaded.path.parent)
-    return loaded
 
 
 def prepared(job: Job | str | os.PathLike[str]) -> Job:

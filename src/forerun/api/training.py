@@ -15,6 +15,7 @@ from forerun.api.jobs import prepared
 from forerun.api.tables import Table
 from forerun.config.schema import Job
 from forerun.inputs.run_folder import RunFolder, folder_of, require_run
+from forerun.inputs.stage_folder import run_of
 from forerun.supervise.free_tpu import require_free_tpu_for
 from forerun.supervise.run_lock import owned
 from forerun.track.display.display import Display
@@ -134,11 +135,11 @@ def train_here(job: Job, display: Display, *, fresh: bool, worker: Worker | None
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:
-    """Open the folder of an existing run, finished or not.
+    """Open the folder of an existing run, finished or not. The folder of a file with stages means its last stage.
 
     Raises:
       UserError: The folder is not a run.
     """
-    path = Path(folder)
+    path = run_of(os.fspath(folder))
     job = require_run(RunFolder(path))
     return Run(path, job, finished=RunFolder(path).summary.is_file())

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from forerun.exit_codes import USER_MISTAKE
 from forerun.units import Bytes, Seconds, Usd
+
+if TYPE_CHECKING:
+    from forerun.config.schema import Job
 
 
 def run(args: argparse.Namespace) -> int:
@@ -13,23 +17,35 @@ def run(args: argparse.Namespace) -> int:
     if args.on:
         return _planned(args)
     from forerun.api.exporting import cache_teacher
-    from forerun.api.jobs import load_job
 
-    written = cache_teacher(load_job(args.job, *args.overrides))
-    layout = written.layout
-    print(
-        f"done: {layout.rows} rows, {Bytes(layout.total_bytes)} in {written.folder}; "
-        f"{written.shards} of {layout.shards} shards were written now, in {written.seconds}"
-    )
+    for job in _jobs(args):
+        written = cache_teacher(job)
+        layout = written.layout
+        print(
+            f"done: {layout.rows} rows, {Bytes(layout.total_bytes)} in {written.folder}; "
+            f"{written.shards} of {layout.shards} shards were written now, in {written.seconds}"
+        )
     return 0
+
+
+def _jobs(args: argparse.Namespace) -> list[Job]:
+    """Return the job of the file, or those of its stages. Without --stage, stages without a cache are omitted."""
+    from forerun.cli.stage_option import planned_jobs
+
+    jobs = planned_jobs(args)
+    with_cache = [job for job in jobs if job.distil is not None and job.distil.cache is not None]
+    return with_cache if len(jobs) > 1 and with_cache else jobs
 
 
 def _planned(args: argparse.Namespace) -> int:
     """Print size, time and price on slices, by the TPU compiler. No TPU is needed."""
-    from forerun.api.exporting import plan_teacher_cache
-    from forerun.api.jobs import load_job
+    return max([_plan(args, job) for job in _jobs(args)])
 
-    plan = plan_teacher_cache(load_job(args.job, *args.overrides), on=args.on, zone=args.zone, prices=args.prices)
+
+def _plan(args: argparse.Namespace, job: Job) -> int:
+    from forerun.api.exporting import plan_teacher_cache
+
+    plan = plan_teacher_cache(job, on=args.on, zone=args.zone, prices=args.prices)
     print(f"cache: {plan.description}")
     for one in plan.impossible:
         print(one.text)

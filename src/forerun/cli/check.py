@@ -6,9 +6,13 @@ import argparse
 import os
 import sys
 import textwrap
+from typing import TYPE_CHECKING
 
 from forerun.commands.check import Group, Row
 from forerun.safe_text import clean, printable, raw_stream
+
+if TYPE_CHECKING:
+    from forerun.api.checking import JobReport
 
 _WIDEST_VALUE = 20
 _NARROWEST_ORIGIN = 24
@@ -17,15 +21,27 @@ _BOLD, _DIM, _CYAN, _PLAIN = "\033[1m", "\033[2m", "\033[36m", "\033[0m"
 
 def run(args: argparse.Namespace) -> int:
     """Print the values of a job. If nothing can be derived from them, print them and then the reason."""
-    from forerun.api.checking import check_loaded
-    from forerun.api.jobs import open_job
+    from forerun.cli.stage_option import chosen_stages
 
-    report = check_loaded(open_job(args.job, args.overrides), args.on)
-    _show(list(report.groups), complete=args.all)
+    stages = chosen_stages(args)
+    for stage in stages:
+        from forerun.api.stages import check_stage
+
+        print(f"{'' if stage is stages[0] else chr(10)}stage {stage.name}: {stage.start_text}\n")
+        _report(check_stage(stage, args.on), complete=args.all)
+    if not stages:
+        from forerun.api.checking import check_loaded
+        from forerun.api.jobs import open_job
+
+        _report(check_loaded(open_job(args.job, args.overrides), args.on), complete=args.all)
+    return 0
+
+
+def _report(report: JobReport, complete: bool) -> None:
+    _show(list(report.groups), complete=complete)
     if report.error is not None:
         sys.stdout.flush()
         raise report.error
-    return 0
 
 
 def without_defaults(groups: list[Group]) -> tuple[list[Group], int]:

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     """Print what the model will see, or tokenize, verify or compare the data."""
-    from forerun.api.jobs import load_job
-
-    job = load_job(args.job, *args.overrides)
+    job = _job(args)
     if args.html and not Path(args.html).absolute().parent.is_dir():
         raise UserError(
             "E-COMMAND-006",
@@ -34,6 +32,16 @@ def run(args: argparse.Namespace) -> int:
     if args.ledger:
         return _compare(job, args.ledger)
     return _show(args, job)
+
+
+def _job(args: argparse.Namespace) -> Job:
+    if args.stage is None:
+        from forerun.api.jobs import load_job
+
+        return load_job(args.job, *args.overrides)
+    from forerun.cli.stage_option import planned_jobs
+
+    return planned_jobs(args)[0]
 
 
 def _show(args: argparse.Namespace, job: Job) -> int:

@@ -13,7 +13,14 @@ def run(args: argparse.Namespace) -> int:
         print(words, file=sys.stderr, flush=True)
 
     exported = export(
-        args.run, args.to, dtype=args.dtype, merge=args.merge, dense=args.dense, step=args.step, report=say
+        args.run,
+        args.to,
+        dtype=args.dtype,
+        merge=args.merge,
+        dense=args.dense,
+        step=args.step,
+        stage=args.stage,
+        report=say,
     )
     print(f"done: {exported.folder}")
     print(f"      {exported.proof}")

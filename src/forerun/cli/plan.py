@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forerun.cli.job_warnings import print_warnings
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
+    from forerun.api.planning import Plan
+    from forerun.api.stages import StagesPlan
     from forerun.config.schema import Job
+    from forerun.config.stages import Stage
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan, write its page, and fail if no slice fits within the budget."""
     from forerun.api.jobs import load_job
+    from forerun.cli.stage_option import chosen_stages, require_one
 
-    job = load_job(args.job, *args.overrides)
+    stages = chosen_stages(args)
+    for option in ("--html", "--search"):
+        if getattr(args, option.removeprefix("--")):
+            require_one(stages, option)
+    job = None if stages else load_job(args.job, *args.overrides)
     if args.html:
         _require_folder(Path(args.html))
     if args.on and not args.search:
@@ -28,22 +37,39 @@ def run(args: argparse.Namespace) -> int:
     from forerun.planner.cost.job_cost import Tariff
 
     Tariff(args.zone, args.prices, args.max_usd).check()
+    jobs = [job] if job is not None else _stage_jobs(stages)
     if args.search:
-        return _search(args, job)
-    from forerun.api.planning import PIPED_COLUMNS, plan
+        return _search(args, jobs[0])
+    for one in jobs:
+        print_warnings(one)
+    options: dict[str, Any] = {
+        "on": args.on,
+        "goal": args.goal,
+        "zone": args.zone,
+        "prices": args.prices,
+        "max_usd": args.max_usd,
+        "calibrate": args.calibrate or (),
+        "use_cache": not args.no_cache,
+        "progress": not args.json,
+    }
+    if not stages:
+        from forerun.api.planning import plan
 
-    print_warnings(job)
-    found = plan(
-        job,
-        on=args.on,
-        goal=args.goal,
-        zone=args.zone,
-        prices=args.prices,
-        max_usd=args.max_usd,
-        calibrate=args.calibrate or (),
-        use_cache=not args.no_cache,
-        progress=not args.json,
-    )
+        return _show(args, plan(jobs[0], **options))
+    from forerun.api.stages import plan_stage, plan_stages
+
+    return _show(args, plan_stage(stages[0], **options) if len(stages) == 1 else plan_stages(stages, **options))
+
+
+def _stage_jobs(stages: Sequence[Stage]) -> list[Job]:
+    from forerun.commands.stage_outline import planning_job
+
+    return [planning_job(stage) for stage in stages]
+
+
+def _show(args: argparse.Namespace, found: Plan | StagesPlan) -> int:
+    from forerun.api.planning import PIPED_COLUMNS
+
     if args.json:
         import json
 
@@ -54,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
         found.print(SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS))
     sys.stdout.flush()
     if args.html:
-        found.save_html(args.html)
+        found.save_html(args.html)  # type: ignore[union-attr]  # `require_one` rejects several stages
         print(f"page: {args.html}", file=sys.stderr)
     found.require_fit()
     return 0

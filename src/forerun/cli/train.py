@@ -8,7 +8,10 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,8 @@ from forerun import interrupt
 from forerun.api.jobs import warn
 from forerun.cli.main import told
 from forerun.config.load import LoadedJob, load, values
+from forerun.config.stages import Stage, stage_named, stages_of
+from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED, STOPPED
 from forerun.models.plugin import use_job_folder
 from forerun.units import Count, Seconds
@@ -25,18 +30,64 @@ if TYPE_CHECKING:
     from forerun.run.train import TrainResult
     from forerun.supervise.worker.worker import Worker
 
+    Ready = Callable[[Worker], Job | None]
+
 
 def run(args: argparse.Namespace) -> int:
     from forerun.supervise.worker.worker import connect
 
     worker = connect(_imports)
+    stages = stages_of(args.job, args.overrides)
+    if stages or args.stage is not None:
+        return _run_stages(args, stages, worker)
     loaded = load(args.job, args.overrides)
     if worker is None:
         return _started_by_user(args, loaded)
     return _train(args, loaded, worker)
 
 
-def _started_by_user(args: argparse.Namespace, loaded: LoadedJob) -> int:
+def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worker | None) -> int:
+    """Train the chosen stages one after the other. A stage that stops early ends the command."""
+    chosen = stages if args.stage is None else (stage_named(stages, args.stage),)
+    _require_one_host(args, stages)
+    if worker is None:
+        from forerun.api.stages import begin_stages
+
+        begin_stages(stages, chosen[0], fresh=args.fresh, take_over=args.take_over)
+    args.fresh = False  # the earlier runs are renamed now
+    for stage in chosen:
+        ready = partial(_ready, stages, stage)
+        if worker is None:
+            code = _started_by_user(args, stage.loaded, ready, ["--stage", stage.name])
+        else:
+            code = _train(args, stage.loaded, worker, ready)
+        if code:
+            return code
+    return 0
+
+
+def _require_one_host(args: argparse.Namespace, stages: Sequence[Stage]) -> None:
+    if args.host or args.leader:
+        raise UserError(
+            "E-COMMAND-040",
+            "stages are trained on one host",
+            why="the result of a stage is written by one process, and the other hosts would not have its files",
+            fix=f"remove --host and --leader; or train the {len(stages)} stages as files of their own, and export the "
+            "run of each to a folder that all hosts can read",
+        )
+
+
+def _ready(stages: Sequence[Stage], stage: Stage, worker: Worker) -> Job | None:
+    """Return the job of a stage after its start was written, or None if the stage is finished."""
+    from forerun.api.stages import ready_to_train
+
+    worker.pulse.phase("stage result")
+    return ready_to_train(stages, stage, partial(print, flush=True))
+
+
+def _started_by_user(
+    args: argparse.Namespace, loaded: LoadedJob, ready: Ready | None = None, options: Sequence[str] = ()
+) -> int:
     """Take the lock of the run, then train or supervise. A supervisor's workers do not come here."""
     from forerun.api.training import run_lock
     from forerun.supervise.host_address import given
@@ -46,11 +97,11 @@ def _started_by_user(args: argparse.Namespace, loaded: LoadedJob) -> int:
     if not supervised or given(args.host, args.leader).leads:  # host 0 holds the lock for all hosts
         lock = run_lock(loaded.job, take_over=args.take_over, warn=warn)
     with lock:
-        return _supervised(args, loaded) if supervised else _train(args, loaded, None)
+        return _supervised(args, loaded, options) if supervised else _train(args, loaded, None, ready)
 
 
-def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None) -> int:
-    """Train in this process."""
+def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, ready: Ready | None = None) -> int:
+    """Train in this process. `ready` returns the job of a stage, or None if the stage is finished."""
     from forerun.supervise.worker.worker import alone
 
     use_job_folder(loaded.path.parent)
@@ -61,6 +112,10 @@ def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None) -
         worker = alone()
         interrupt.set_report(lambda: resumption(loaded.job, fresh=args.fresh))
     with worker.exit_on_failure(lambda error: told(error, sys.argv[1:])):
+        if ready is not None:
+            if (job := ready(worker)) is None:
+                return 0
+            loaded = replace(loaded, job=job)
         from forerun.api.training import train_here
         from forerun.track.display.make_display import make_display
 
@@ -114,8 +169,11 @@ def _tell(loaded: LoadedJob, finished: TrainResult) -> None:
         print(f"\nsample:\n{finished.sample}")
 
 
-def _supervised(args: argparse.Namespace, loaded: LoadedJob) -> int:
-    """Supervise a child process that trains. It is restarted if it crashes or makes no progress."""
+def _supervised(args: argparse.Namespace, loaded: LoadedJob, options: Sequence[str] = ()) -> int:
+    """Supervise a child process that trains. It is restarted if it crashes or makes no progress.
+
+    `options` are further options of the child.
+    """
     from forerun.inputs.run_folder import folder_of, rename_existing_run, require_usable
     from forerun.supervise.host_address import given
     from forerun.supervise.supervisor import supervise
@@ -124,7 +182,7 @@ def _supervised(args: argparse.Namespace, loaded: LoadedJob) -> int:
     require_usable(loaded.job)
     if args.fresh and hosts.leads:
         rename_existing_run(loaded.job)
-    command = [sys.executable, "-P", "-m", "forerun.cli.main", "train", args.job, *args.overrides]
+    command = [sys.executable, "-P", "-m", "forerun.cli.main", "train", args.job, *args.overrides, *options]
     told = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
     identity = {"job": hashlib.sha256(told.encode()).hexdigest()[:16]}
     secret = Path(args.secret) if args.secret else None

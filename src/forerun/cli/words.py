@@ -52,8 +52,13 @@ def _job(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _stage(parser: argparse.ArgumentParser, meaning: str) -> None:
+    parser.add_argument("--stage", metavar="NAME", help=f"with stages: {meaning}")
+
+
 def _check(parser: argparse.ArgumentParser) -> None:
     _job(parser)
+    _stage(parser, "show only this stage (default: all)")
     parser.add_argument(
         "--on", metavar="SLICE", help="derive values for this slice instead of the devices of this machine"
     )
@@ -62,6 +67,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
 
 def _train(parser: argparse.ArgumentParser) -> None:
     _job(parser)
+    _stage(parser, "train only this stage (default: all, in their order)")
     parser.add_argument("--fresh", action="store_true", help="start over; an earlier run of this name is renamed")
     parser.add_argument(
         "--take-over",
@@ -82,6 +88,7 @@ def _train(parser: argparse.ArgumentParser) -> None:
 
 def _data(parser: argparse.ArgumentParser) -> None:
     _job(parser)
+    _stage(parser, "the stage whose data is shown")
     parser.add_argument(
         "--samples",
         metavar="N",
@@ -102,6 +109,7 @@ def _data(parser: argparse.ArgumentParser) -> None:
 
 def _plan(parser: argparse.ArgumentParser) -> None:
     _job(parser)
+    _stage(parser, "plan only this stage (default: all, and their total)")
     parser.add_argument(
         "--on",
         metavar="SLICES",
@@ -136,6 +144,7 @@ def _plan(parser: argparse.ArgumentParser) -> None:
 
 def _cache(parser: argparse.ArgumentParser) -> None:
     _job(parser)
+    _stage(parser, "the stage whose teacher is cached (default: all that have distil.cache)")
     parser.add_argument(
         "--on",
         metavar="SLICES",
@@ -163,6 +172,7 @@ def _export(parser: argparse.ArgumentParser) -> None:
         default="newest",
         help="newest, best (lowest validation loss) or a step (default: newest)",
     )
+    _stage(parser, "the stage to write (default: the last)")
     parser.add_argument(
         "--merge",
         action="store_true",

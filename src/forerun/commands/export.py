@@ -68,6 +68,7 @@ def export(
     dtype: str | None = None,
     merge: bool = False,
     dense: bool = False,
+    adapter: bool = False,
     which: str = "newest",
     say: Say = lambda words: None,
 ) -> Exported:
@@ -79,6 +80,7 @@ def export(
       dtype: the dtype of all weights. None means that of the base model, or of the run.
       merge: write the complete model of a run with adapters, not only the adapters.
       dense: write weights that were trained as integers as floats.
+      adapter: write only the adapters, also those of a base of integers.
       which: the checkpoint: newest, best or a step.
       say: called with a line for each part of the work.
     """
@@ -86,7 +88,7 @@ def export(
     resolved = _job_of(run, say)
     job = resolved.job
     _require_free(target)
-    if job.method.exports_adapter and not merge:
+    if adapter or (job.method.exports_adapter and not merge):
         return _export_adapter(run, resolved, target, dtype, which, say)
     family, base = _family_of(resolved)
     config, tokenizer = resolved.config, tokenizer_of(job)
@@ -134,7 +136,7 @@ def export(
         if job.model.added_tokens:
             content["vocab_size"] = config.vocab
         documents.write_json(part / "config.json", content | section)
-        _write_words(job, base, tokenizer, chat, part)
+        write_words(job, base, tokenizer, chat, part)
         say("reading it back and comparing")
         before = pretrained(job.model).config if base else None  # new tokens may have changed the vocabulary
         proof = _proof(part, family, model, params, tokenizer, mesh, base, before, trained)
@@ -171,10 +173,9 @@ def _export_adapter(
             f"Read back from disk: all {tensors} tensors of the adapters are those of the trained state, bit for bit."
         )
         chat = own_chat_form(run, job, base, tokenizer)
-        if (
-            chat or own_tokenizer_files(job) or job.model.added_tokens
-        ):  # else the base's files are those of the adapters
-            _write_words(job, base, tokenizer, chat, part)
+        # Otherwise the base's files are those of the adapters.
+        if chat or own_tokenizer_files(job) or job.model.added_tokens:
+            write_words(job, base, tokenizer, chat, part)
         write_card(part, run, job, base, proof, library="peft")
         part.rename(target)
     return Exported(target, proof, is_adapter=True)
@@ -240,7 +241,7 @@ def _in_the_making(target: Path) -> Iterator[Path]:
         shutil.rmtree(part, ignore_errors=True)
 
 
-def _write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: ChatForm | None, folder: Path) -> None:
+def write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: ChatForm | None, folder: Path) -> None:
     """Write the tokenizer, generation_config.json and, if the job gives one, the chat template."""
     given, own, end = job.data.tokenizer, own_tokenizer_files(job), int(tokenizer.eos)
     if own is not None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from forerun.config.schema import Job
+from forerun.errors import UserError
 from forerun.hub.snapshot import Snapshot
 from forerun.methods.kept import keeps_rounding
 from forerun.models.base import Model
 from forerun.models.keys import leaves_of
 from forerun.models.rounding import QUANTIZATION
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.weights_io.match import Stacked
+from forerun.weights_io.packed import section_of
 from forerun.weights_io.scales import rounded_weights
 
 
@@ -21,6 +25,16 @@ def config_without(source: Snapshot) -> dict[str, Any]:
 def has_scales(job: Job) -> bool:
     """Return whether a dense export has scales to record: not if adapters were multiplied into the weights."""
     return job.method.trains_rounded_weights
+
+
+def integer_section(resolved: ResolvedJob) -> dict[str, Any] | None:
+    """Return the `quantization_config` of an export of integers. None if a tensor has no integer form (GPT-2)."""
+    family, model = resolved.model_facts.family, resolved.model
+    assert family is not None, "`export` rejects a model without a family"
+    try:
+        return section_of(resolved.specs, family.table, cast(Stacked, model))
+    except UserError:  # the only errors of `section_of` are about tensors without an integer form
+        return None
 
 
 def surely_moved(job: Job, model: Model, params: Any) -> set[str] | None:

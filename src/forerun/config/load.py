@@ -161,6 +161,10 @@ def json_schema() -> dict[str, Any]:
         "type": "object",
         "minProperties": 1,
         "description": "jobs that run one after the other, each from the result of the one before",
-        "additionalProperties": {"type": "object", "properties": {**stage, **STAGE_KEYS}, "additionalProperties": False},
+        "additionalProperties": {
+            "type": "object",
+            "properties": {**stage, **STAGE_KEYS},
+            "additionalProperties": False,
+        },
     }
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "forerun job"}

@@ -166,6 +166,7 @@ def _stage(file: merge.Given, name: str, overrides: Sequence[str], before: Stage
     merges: bool | None = _stage_key(given, "merge", (True, False))
     given.tree["name"] = f"{given.tree.get('name', default_name(given.file))}-{name}"
     if before is not None:
+        _require_folder_form(before)
         given.tree["model"] = before.job.model.model_dump(exclude_defaults=True)
     loaded = loaded_job(given)
     if merges is not None and not loaded.job.method.trains_adapters:
@@ -179,6 +180,17 @@ def _stage(file: merge.Given, name: str, overrides: Sequence[str], before: Stage
         return Stage(name, loaded, None, None, result, merges)
     kind = _start(before, loaded.job, given)
     return _started(Stage(name, loaded, before, kind, result, merges), given)
+
+
+def _require_folder_form(stage: Stage) -> None:
+    """Raise if the model is a custom class: its result could not be written for the next stage."""
+    if ":" in (stage.job.model.name or ""):
+        raise UserError(
+            "E-JOB-117",
+            f"the custom model {stage.job.model.name} cannot be trained in several stages",
+            why=f"the result of stage {stage.name} would be a Hugging Face folder, which a custom class does not have",
+            fix="use one stage, or a model of a known family",
+        )
 
 
 def _prefix(name: str) -> str:

@@ -10,6 +10,7 @@ from forerun.config.schema import Model
 from forerun.errors import UserError, did_you_mean
 from forerun.hub import names
 from forerun.inputs.run_folder import RunFolder, job_of_run
+from forerun.inputs.stage_folder import STAGES, run_of
 from forerun.resolve.model_facts import ModelFacts
 from forerun.resolve.resolved_job import ResolvedJob
 
@@ -34,12 +35,13 @@ def model_source(
 ) -> ModelSource:
     """Return the run or the checkpoint that `source` names.
 
-    `tell` receives a message if the `job.yaml` of a run is damaged.
+    The folder of a job file with stages means the run of its last stage. `tell` receives a message if the `job.yaml` of
+    a run is damaged.
 
     Raises:
       UserError: there is no such run or checkpoint.
     """
-    folder = RunFolder(Path(source))
+    folder = RunFolder(run_of(source))
     job = job_of_run(folder, tell)
     if job is None:
         return ModelSource(folder, None, ModelFacts(checkpoint_section(source, revision)))
@@ -79,6 +81,6 @@ def _runs_beside(path: Path) -> list[str]:
     if path.parent in (Path(), Path("/")):
         return []
     try:
-        return sorted(job.parent.name for job in path.parent.glob("*/job.yaml"))
+        return sorted({file.parent.name for name in ("job.yaml", STAGES) for file in path.parent.glob(f"*/{name}")})
     except OSError:
         return []

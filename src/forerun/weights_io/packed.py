@@ -111,6 +111,23 @@ def config_section(layout: Rounding, ignore: list[str]) -> dict[str, Any]:
     }
 
 
+def section_of(params: Tree, table: Iterable[Tensor], model: Stacked, *, as_integers: bool = True) -> dict[str, Any]:
+    """Return the `quantization_config` section that `write_packed` or `write_scales` writes for these parameters.
+
+    Args:
+        params: The parameters, with fake-quantized weights, or their specs.
+        table: The tensor table of the family.
+        model: The model.
+        as_integers: Whether the weights are written as integers, or as floats with a record of the scales.
+
+    Raises:
+        UserError: With `as_integers`, a tensor has no integer form.
+    """
+    table = tuple(table)
+    steps = scale_entries(params, table, model, as_integers=as_integers)
+    return config_section(layout_of(params), _left_out(entries(table, model.specs(), model.stacks), steps))
+
+
 def pack(codes: NDArray[Any], bits: int) -> NDArray[Any]:
     """Return rows of int32 with several codes each. 2^(bits-1) is added to a code; the first is in the lowest bits."""
     per_word = _WORD_BITS // bits

@@ -9,14 +9,14 @@ from forerun.cli import words
 ANSWER = "--revision --code --max-tokens --temperature --top-k --top-p --stop --seed --device --devices --mesh --dtype"
 SURFACE = {
     "init": "FILE --recipe --model --data",
-    "check": "JOB KEY=VALUE --on --all",
-    "data": "JOB KEY=VALUE --samples --full --html --shard --verify --ledger",
+    "check": "JOB KEY=VALUE --stage --on --all",
+    "data": "JOB KEY=VALUE --stage --samples --full --html --shard --verify --ledger",
     "tokenizer": "ACTION TEXTS --to --vocab --end --special --chat-template --split --normalize --compare",
-    "plan": "JOB KEY=VALUE --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
+    "plan": "JOB KEY=VALUE --stage --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
     " --max-hours --out",
-    "cache": "JOB KEY=VALUE --on --zone --prices",
-    "train": "JOB KEY=VALUE --fresh --take-over --supervise --host --leader --secret",
-    "export": "RUN --to --dtype --step --merge --dense",
+    "cache": "JOB KEY=VALUE --stage --on --zone --prices",
+    "train": "JOB KEY=VALUE --stage --fresh --take-over --supervise --host --leader --secret",
+    "export": "RUN --to --dtype --step --stage --merge --dense",
     "generate": f"SOURCE PROMPT --batch --out --rows {ANSWER}",
     "chat": f"SOURCE --system {ANSWER}",
     "eval": "SOURCE --revision --code --data --tasks --limit --chat --context --batch --device --devices --dtype"

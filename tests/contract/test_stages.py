@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from error_assertions import assert_error
 from safetensors.numpy import load_file
 
 from forerun.cli.main import main
+from forerun.commands.stage_outline import _outline, planning_job
 from forerun.config.stages import Stage, stages_of
 from forerun.errors import UserError
 from forerun.inputs.load_model import fsdp_mesh, method_params
@@ -64,20 +67,28 @@ def forerun(*words: str) -> None:
     assert main(list(words)) == 0, words
 
 
-@pytest.fixture(scope="module", params=[INT4, INT8], ids=["int4", "int8"])
-def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Stage, ...]:
-    """The stages of a file, after all of them were trained."""
-    folder = tmp_path_factory.mktemp("chain")
-    file = written(folder, request.param)
-    forerun("train", str(file), f"runs={folder / 'runs'}")
-    return stages_of(file, [f"runs={folder / 'runs'}"])
-
-
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory, chain: tuple[Stage, ...]) -> tuple[Stage, ...]:
-    if len(chain) != 4:
-        pytest.skip("the chain of four stages")
-    return chain
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Stage, ...]]:
+    """The stages of a file, after all of them were trained. Each file is trained once."""
+
+    @cache
+    def made(stages: str) -> tuple[Stage, ...]:
+        folder = tmp_path_factory.mktemp("chain")
+        file = written(folder, stages)
+        forerun("train", str(file), f"runs={folder / 'runs'}")
+        return stages_of(file, [f"runs={folder / 'runs'}"])
+
+    return made
+
+
+@pytest.fixture(params=[INT4, INT8], ids=["int4", "int8"])
+def chain(request: pytest.FixtureRequest, trained: Callable[[str], tuple[Stage, ...]]) -> tuple[Stage, ...]:
+    return trained(request.param)
+
+
+@pytest.fixture
+def four(trained: Callable[[str], tuple[Stage, ...]]) -> tuple[Stage, ...]:
+    return trained(INT4)
 
 
 def params_of(stage: Stage) -> Any:
@@ -105,7 +116,9 @@ def test_codes_and_scales_carry_over_bit_for_bit(chain: tuple[Stage, ...]) -> No
     """Those of the trained stage, of its folder by the file, and of every stage on the same base after its training."""
     first, *others = [stage for stage in chain if stage.job.qat is not None]
     expected = codes_of(first)
-    assert len(expected) == 7
+    is_int4 = first.job.qat is not None and first.job.qat.weights == "int4"
+    sizes = [sum(one[kind].size for one in expected.values()) for kind in (0, 1)]
+    assert (len(expected), sizes) == (7, [10_240, 640 if is_int4 else 288]), "as docs/stages.md has them"
     for stage in others:
         got = codes_of(stage)
         assert got.keys() == expected.keys()
@@ -117,8 +130,7 @@ def test_codes_and_scales_carry_over_bit_for_bit(chain: tuple[Stage, ...]) -> No
     tensors = load_file(folder_of(first.job).path / "model/model.safetensors")
     name = "model.layers.0.mlp.down_proj"
     codes, scales = expected[".blocks.down"]
-    bits = 4 if first.job.qat is not None and first.job.qat.weights == "int4" else 8
-    np.testing.assert_array_equal(codes[0].T, unpack(tensors[f"{name}.weight_packed"], bits, 64))
+    np.testing.assert_array_equal(codes[0].T, unpack(tensors[f"{name}.weight_packed"], 4 if is_int4 else 8, 64))
     assert scales[0].T.tobytes() == tensors[f"{name}.weight_scale"].tobytes()
 
 
@@ -126,9 +138,9 @@ def test_other_weights_carry_over_in_their_own_dtype(chain: tuple[Stage, ...]) -
     first, second = params_of(chain[0]), params_of(chain[1])
     stored = load_file(folder_of(chain[0].job).path / "model/model.safetensors")["model.embed_tokens.weight"]
     assert stored.dtype == np.float32
-    np.testing.assert_array_equal(stored, np.asarray(first.embed.value))
+    np.testing.assert_array_equal(stored, np.asarray(first.embed))
     # The base under adapters is in bfloat16, as `lora.base` says.
-    np.testing.assert_array_equal(np.asarray(second.embed.value), np.asarray(first.embed.value.astype("bfloat16")))
+    np.testing.assert_array_equal(np.asarray(second.embed), np.asarray(first.embed.astype("bfloat16")))
 
 
 def test_adapters_continue_where_the_stage_before_ended(four: tuple[Stage, ...]) -> None:
@@ -196,51 +208,68 @@ def test_an_unfinished_stage_has_no_result(tmp_path: Path, capsys: pytest.Captur
     assert "[E-COMMAND-040]" in capsys.readouterr().err
 
 
+def test_the_outline_is_what_the_stage_writes(chain: tuple[Stage, ...]) -> None:
+    """`plan` and `check` read the outline before the stage is trained. The real folder is the oracle."""
+    for stage in chain[1:]:
+        writer = stage.model_writer
+        assert writer is not None
+        real, outline = Path(str(stage.job.model.name)), _outline(writer)
+        assert json.loads((outline / "config.json").read_text()) == json.loads((real / "config.json").read_text())
+        assert (outline / "tokenizer.json").read_bytes() == (real / "tokenizer.json").read_bytes()
+        assert not list(outline.glob("*.safetensors"))
+        assert planning_job(stage) == stage.job, "the real folder exists"
+
+
+def test_all_stages_are_checked_before_the_first_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, INT4)
+    runs = tmp_path / "runs"
+    forerun("check", str(file), f"runs={runs}")
+    text = capsys.readouterr().out
+    assert text.count("\nstage ") == 3
+    assert str(runs / "tiny-more/model") in text
+    assert ".cache" not in text
+    forerun("check", str(file), f"runs={runs}", "--stage", "dpo")
+    assert "stage qat" not in capsys.readouterr().out
+    assert not runs.exists()
+
+
 @pytest.mark.torch
-def test_the_last_stage_gives_the_same_greedy_tokens_in_transformers(four: tuple[Stage, ...], tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_exports_give_the_same_greedy_tokens_elsewhere(four: tuple[Stage, ...], tmp_path: Path) -> None:
+    """The last stage in transformers, and the recovery stage in PEFT on the integers of stage qat."""
+    import peft
     import torch
     import transformers
 
     import forerun as fr
 
-    runs = Path(four[0].job.runs) / "tiny"
-    forerun("export", str(runs), "--to", str(tmp_path / "out"))
-    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    ours = fr.load_model(runs, device="cpu", devices=1, dtype="float32")
-    prompt = "It was the best"
-    ids = tokenizer(prompt, return_tensors="pt").input_ids
-    theirs = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
-    answer = ours.generate(prompt, max_tokens=12, temperature=0)
-    assert answer == tokenizer.decode(theirs, skip_special_tokens=True)
-
-
-@pytest.mark.torch
-def test_the_recovery_stage_loads_in_peft_on_its_integers(four: tuple[Stage, ...], tmp_path: Path) -> None:
-    """`export --stage recovery`: the packed base of stage qat with the adapters beside it, as transformers reads it."""
-    peft = pytest.importorskip("peft")
-    import torch
-    import transformers
-
-    forerun("export", str(Path(four[0].job.runs) / "tiny"), "--stage", "recovery", "--to", str(tmp_path / "out"))
-    packed, first = (load_file(folder / "model.safetensors")
-                     for folder in (tmp_path / "out", folder_of(four[0].job).path / "model"))  # fmt: skip
-    name = "model.layers.0.mlp.down_proj"
-    for kind in ("weight_packed", "weight_scale"):
-        assert packed[f"{name}.{kind}"].tobytes() == first[f"{name}.{kind}"].tobytes()
-    config = transformers.utils.quantization_config.CompressedTensorsConfig(dequantize=True)
-    base = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "out", quantization_config=config, dtype=torch.float32
+    runs, prompt = Path(four[0].job.runs), "It was the best"
+    forerun("export", str(runs / "tiny"), "--to", str(tmp_path / "dpo"))
+    forerun("export", str(runs / "tiny"), "--stage", "recovery", "--to", str(tmp_path / "recovery"))
+    packed, first = (
+        load_file(folder / "model.safetensors") for folder in (tmp_path / "recovery", runs / "tiny-qat/model")
     )
-    model = peft.PeftModel.from_pretrained(base, str(tmp_path / "out/adapter"))
-    tokens = torch.arange(12)[None] % 60
-    with torch.no_grad():
-        theirs = model(tokens).logits[0].argmax(-1).tolist()
-    import forerun as fr
+    integers = [name for name in first if name.endswith(("weight_packed", "weight_scale"))]
+    assert [name for name in integers if packed[name].tobytes() != first[name].tobytes()] == []
 
-    ours = fr.load_model(folder_of(four[1].job).path, device="cpu", devices=1, dtype="float32")
-    assert len(theirs) == 12
-    assert ours.step == 3
+    def loaded(folder: Path, **options: Any) -> Any:
+        return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options)
+
+    unpacked = transformers.CompressedTensorsConfig(dequantize=True)
+    base = loaded(tmp_path / "recovery", quantization_config=unpacked)
+    models = {
+        runs / "tiny": loaded(tmp_path / "dpo"),
+        runs / "tiny-recovery": peft.PeftModel.from_pretrained(base, str(tmp_path / "recovery/adapter")),
+    }
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "dpo")
+    for source, model in models.items():
+        ids = tokenizer(prompt, return_tensors="pt").input_ids
+        theirs = model.generate(input_ids=ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
+        ours = fr.load_model(source, device="cpu", devices=1, dtype="float32").generate(
+            prompt, max_tokens=12, temperature=0
+        )
+        assert str(ours) == tokenizer.decode(theirs, skip_special_tokens=True), source
 
 
 def test_the_python_api_has_the_same_jobs(four: tuple[Stage, ...]) -> None:

@@ -37,7 +37,7 @@ stages:
 """
 FIRST, SECOND = 5, 9
 
-Start = Callable[[str], "subprocess.Popen[bytes]"]
+Start = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +54,16 @@ def start(folder: Path, shell: dict[str, str]) -> Start:
     paths = [str(ROOT / "tests/faults/brake"), str(ROOT / "src")]
     environment = {**shell, "PYTHONPATH": os.pathsep.join(paths), "FORERUN_TEST_BRAKE": str(folder / "brake")}
 
-    def begin(name: str) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-P", "-m", "forerun.cli.main", "train", "job.yaml", f"name={name}"]
+    def begin(name: str, *options: str) -> subprocess.Popen[bytes]:
+        words = [sys.executable, "-P", "-m", "forerun.cli.main", "train", "job.yaml", f"name={name}", *options]
         with (folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(words, cwd=folder, env=environment, stdout=log, stderr=log)
 
     return begin
 
 
-def finish(start: Start, folder: Path, name: str) -> None:
-    child = start(name)
+def finish(start: Start, folder: Path, name: str, *options: str) -> None:
+    child = start(name, *options)
     assert child.wait(PATIENCE_SECONDS) == 0, (folder / f"{name}.log").read_text()
 
 
@@ -92,6 +92,7 @@ def losses(run: Path, steps: int) -> list[str]:
 
 
 def test_the_same_command_continues_after_kills_in_both_stages(start: Start, folder: Path) -> None:
+    """The last process has a supervisor, which starts a worker for each stage."""
     runs = folder / "runs"
     finish(start, folder, "whole")
     # The brake counts steps of any stage. Only the second stage has steps after FIRST.
@@ -105,7 +106,7 @@ def test_the_same_command_continues_after_kills_in_both_stages(start: Start, fol
     (result.parent / "model-result.json").unlink()
     (result / "model.safetensors").unlink()
     (runs / "killed-qat/.model.part").mkdir()
-    finish(start, folder, "killed")
+    finish(start, folder, "killed", "--supervise")
     assert {name: tensor.tobytes() for name, tensor in load_file(result / "model.safetensors").items()} == before
     assert (runs / "killed-qat/metrics.jsonl").stat().st_mtime_ns == stage_one, "the first stage was not run again"
     for stage, steps in (("qat", FIRST), ("recovery", SECOND)):

@@ -48,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worker | None) -> int:
     """Train the chosen stages one after the other. A stage that stops early ends the command."""
+    from forerun.supervise.worker.worker import alone
+
     chosen = stages if args.stage is None else (stage_named(stages, args.stage),)
     _require_one_host(args, stages)
     if worker is None:
@@ -55,10 +57,14 @@ def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worke
 
         begin_stages(stages, chosen[0], fresh=args.fresh, take_over=args.take_over)
     args.fresh = False  # the earlier runs are renamed now
+    # One worker for all stages: a stop that is announced between two stages must not be lost.
+    own = alone() if worker is None and not args.supervise else None
     for stage in chosen:
         ready = partial(_ready, stages, stage)
+        if own is not None and own.stop.due():
+            return STOPPED
         if worker is None:
-            code = _started_by_user(args, stage.loaded, ready, ["--stage", stage.name])
+            code = _started_by_user(args, stage.loaded, own, ready, ["--stage", stage.name])
         else:
             code = _train(args, stage.loaded, worker, ready)
         if code:
@@ -86,7 +92,11 @@ def _ready(stages: Sequence[Stage], stage: Stage, worker: Worker) -> Job | None:
 
 
 def _started_by_user(
-    args: argparse.Namespace, loaded: LoadedJob, ready: Ready | None = None, options: Sequence[str] = ()
+    args: argparse.Namespace,
+    loaded: LoadedJob,
+    worker: Worker | None = None,
+    ready: Ready | None = None,
+    options: Sequence[str] = (),
 ) -> int:
     """Take the lock of the run, then train or supervise. A supervisor's workers do not come here."""
     from forerun.api.training import run_lock
@@ -97,7 +107,7 @@ def _started_by_user(
     if not supervised or given(args.host, args.leader).leads:  # host 0 holds the lock for all hosts
         lock = run_lock(loaded.job, take_over=args.take_over, warn=warn)
     with lock:
-        return _supervised(args, loaded, options) if supervised else _train(args, loaded, None, ready)
+        return _supervised(args, loaded, options) if supervised else _train(args, loaded, worker, ready)
 
 
 def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, ready: Ready | None = None) -> int:
@@ -107,9 +117,9 @@ def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, r
     use_job_folder(loaded.path.parent)
     from forerun.supervise.free_tpu import require_free_tpu_for
 
-    if worker is None:
+    if worker is None or worker.is_alone:
         require_free_tpu_for(loaded.job.device, print)
-        worker = alone()
+        worker = worker or alone()
         interrupt.set_report(lambda: resumption(loaded.job, fresh=args.fresh))
     with worker.exit_on_failure(lambda error: told(error, sys.argv[1:])):
         if ready is not None:

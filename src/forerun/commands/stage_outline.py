@@ -69,8 +69,11 @@ def _write(stage: Stage, folder: Path) -> None:
     content = documents.config_json(
         facts.family, facts.config, config_without(base) if base else None, "F32", int(tokenizer.eos)
     )
+    chat = own_chat_form(RunFolder(run_path(job)), job, base, tokenizer)
+    if chat is not None and chat.end.token is not None:
+        content["eos_token_id"] = chat.end.token
     documents.write_json(folder / "config.json", content | _rounding(resolved, folder))
-    write_words(job, base, tokenizer, own_chat_form(RunFolder(run_path(job)), job, base, tokenizer), folder)
+    write_words(job, base, tokenizer, chat, folder)
 
 
 def _rounding(resolved: ResolvedJob, folder: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -41,6 +42,8 @@ def require_free_tpu(
     lock = read_lock(path, proc)
     if lock is None:
         return
+    if any(holder.pid == os.getpid() for holder in lock.holders):
+        return  # an earlier run of this process, such as the stage before, has opened the TPU
     if lock.holders:
         holder = lock.holders[0]
         raise UserError(

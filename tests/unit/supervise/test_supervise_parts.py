@@ -175,6 +175,12 @@ def test_the_lock_of_a_dead_process_is_removed_and_a_live_one_named(tmp_path: Pa
     assert "python train.py" in caught.value.why
     assert lock.exists()
     (proc / "77" / "fd" / "3").unlink()
+    own = proc / str(os.getpid()) / "fd"
+    own.mkdir(parents=True)
+    (own / "3").symlink_to(lock)
+    require_free_tpu(said.append, lock, proc, attached=lambda: "/dev/accel0")  # an earlier run of this process
+    assert lock.exists()
+    (own / "3").unlink()
     require_free_tpu(said.append, lock, proc, attached=lambda: "/dev/accel0")
     assert not lock.exists()
     assert len(said) == 1

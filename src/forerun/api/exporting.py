@@ -39,6 +39,7 @@ def export(
     stage: str | None = None,
     merge: bool = False,
     dense: bool = False,
+    gguf: str | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Export:
     """Write a run as a Hugging Face folder, read it back and compare it with the trained weights.
@@ -51,6 +52,8 @@ def export(
       stage: with the folder of a job file with stages, another stage than the last one.
       merge: for a run with adapters, write the complete model instead of a PEFT folder.
       dense: for a run with quantization-aware training, write the rounded weights as floats instead of integers.
+      gguf: also write a GGUF file of this type, and an Ollama Modelfile: "f16", "bf16", "f32", "q8_0", "q5_0", "q4_0"
+        or "q4_k_m". Needs the extra `gguf`.
       report: called with a line for each part of the work.
 
     Returns:
@@ -66,6 +69,7 @@ def export(
         merge=merge,
         dense=dense,
         which=str(step),
+        gguf=gguf,
         say=report,
     )
 

@@ -20,10 +20,15 @@ def run(args: argparse.Namespace) -> int:
         dense=args.dense,
         step=args.step,
         stage=args.stage,
+        gguf=args.gguf,
         report=say,
     )
     print(f"done: {exported.folder}")
     print(f"      {exported.proof}")
+    if exported.gguf is not None:
+        print(f"      {exported.gguf.path.name}: {exported.gguf.proof}")
+        for note in exported.gguf.notes:
+            print(f"      note: {note}")
     if exported.is_adapter:
         print(f"      peft: PeftModel.from_pretrained(base, {str(exported.folder)!r}); the whole model: --merge")
         return 0

@@ -15,6 +15,7 @@ import numpy as np
 
 from forerun.checkpoint.weights import chosen_step
 from forerun.commands.export_card import public_name, write_card
+from forerun.commands.export_gguf import GgufExport, add_gguf, require_gguf_form
 from forerun.commands.export_rounding import config_without, has_scales, surely_moved
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
@@ -59,6 +60,7 @@ class Exported:
     proof: str
     is_adapter: bool = False
     inside: Path | None = None  # the adapters' folder in that of a base of integers
+    gguf: GgufExport | None = None
 
 
 def export(
@@ -70,6 +72,7 @@ def export(
     dense: bool = False,
     adapter: bool = False,
     which: str = "newest",
+    gguf: str | None = None,
     say: Say = lambda words: None,
 ) -> Exported:
     """Write a checkpoint of a run as a Hugging Face folder, read it back and compare it.
@@ -82,12 +85,15 @@ def export(
       dense: write weights that were trained as integers as floats.
       adapter: write only the adapters, also those of a base of integers.
       which: the checkpoint: newest, best or a step.
+      gguf: also write the model as a GGUF file of this type, with a Modelfile for Ollama.
       say: called with a line for each part of the work.
     """
     run, target = RunFolder(Path(source)), Path(to)
     resolved = _job_of(run, say)
     job = resolved.job
     _require_free(target)
+    if gguf is not None:
+        require_gguf_form(resolved, gguf, merge)
     if adapter or (job.method.exports_adapter and not merge):
         return _export_adapter(run, resolved, target, dtype, which, say)
     family, base = _family_of(resolved)
@@ -141,8 +147,14 @@ def export(
         before = pretrained(job.model).config if base else None  # new tokens may have changed the vocabulary
         proof = _proof(part, family, model, params, tokenizer, mesh, base, before, trained)
         write_card(part, run, job, base, proof)
+        made = None if gguf is None else add_gguf(part, job, gguf, say)
         part.rename(target)
-    return Exported(target, proof, inside=target / INSIDE if codes and job.method.trains_adapters else None)
+    return Exported(
+        target,
+        proof,
+        inside=target / INSIDE if codes and job.method.trains_adapters else None,
+        gguf=None if made is None else made.moved(target),
+    )
 
 
 def _floats(params: Any, mesh: Any) -> Any:

@@ -74,13 +74,18 @@ def value_of(entry: Entry, tensor: Planned, leaves: Mapping[str, jax.Array], cop
     for piece in entry.pieces:
         copier.copy(_pairs(piece_of(value, entry, piece), leaves[piece.path], piece))
     if tensor.dtype == "F16" and not np.isfinite(value).all():
-        raise UserError(
-            "E-WEIGHTS-010",
-            f"{entry.name} does not fit float16",
-            why="it has values beyond 65504, or values that are not finite",
-            fix="export as bfloat16 or float32",
-        )
+        raise float16_error(entry.name)
     return value
+
+
+def float16_error(name: str) -> UserError:
+    """Return the error for a tensor that float16 cannot represent."""
+    return UserError(
+        "E-WEIGHTS-010",
+        f"{name} does not fit float16",
+        why="it has values beyond 65504, or values that are not finite",
+        fix="export as bfloat16 or float32",
+    )
 
 
 def _pairs(target: NDArray[Any], leaf: jax.Array, piece: Piece) -> list[Pair]:

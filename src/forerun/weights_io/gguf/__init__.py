@@ -1,0 +1,1 @@
+"""GGUF files for llama.cpp and Ollama: metadata, vocabulary, tensor names and quantized blocks."""

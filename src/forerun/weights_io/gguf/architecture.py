@@ -1,0 +1,243 @@
+"""The architectures of llama.cpp: which family has one, and what its metadata must say.
+
+llama.cpp computes some settings from constants of an architecture instead of the file. `architecture_of` rejects a model
+whose settings differ from these constants, because llama.cpp would load it and compute other logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from forerun.config.schema import RopeScaling
+from forerun.errors import UserError
+from forerun.models.families.base import Config, Family
+from forerun.models.sizes import DecoderConfig, Gpt2Config, LayerKind
+from forerun.nn.rope import Linear, LongRope, Rope, Yarn, frequencies
+
+LOCAL_THETA = 10_000.0  # the base frequency of Gemma 3's local layers, unless the file has one
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """An architecture of llama.cpp.
+
+    `interleaved` means that RoPE rotates neighbouring dimensions, so that the rows of q and k need another order.
+    `square` means that all heads together must be as wide as the model.
+    """
+
+    name: str
+    interleaved: bool = False
+    square: bool = False
+    biases: bool = False  # llama.cpp reads biases of the attention output and of the MLP
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", interleaved=True, biases=True),
+    "mistral": Architecture("llama", interleaved=True, biases=True),
+    "smollm3": Architecture("smollm3", interleaved=True),
+    "qwen2": Architecture("qwen2", square=True),
+    "qwen3": Architecture("qwen3"),
+    "gemma2": Architecture("gemma2"),
+    "gemma3_text": Architecture("gemma3"),
+    "phi3": Architecture("phi3", square=True),
+    "olmo2": Architecture("olmo2", square=True),
+    "gpt2": Architecture("gpt2", square=True, biases=True),
+}
+# The layers of one period that see all positions: the last one.
+WINDOW_PERIODS = {"gemma2": 2, "gemma3": 6}
+WIDE_SCALE_LAYERS = {"gemma2": 46, "gemma3": 62}  # the 27B models scale queries by embed / heads
+NO_ROPE_STEP = 4  # SmolLM3: every fourth layer has no RoPE
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The metadata of a model, without the vocabulary.
+
+    `keys` are complete names with values. `tensors` are the factors of RoPE. `notes` are differences that the user must
+    know.
+    """
+
+    architecture: Architecture
+    keys: dict[str, Any]
+    tensors: dict[str, tuple[float, ...]]
+    notes: tuple[str, ...]
+
+
+def architecture_of(family: Family, config: Config) -> Architecture:
+    """Return the architecture that computes the same logits.
+
+    Raises:
+        UserError: llama.cpp has no such architecture, or it ignores a setting of the model.
+    """
+    found = ARCHITECTURES.get(family.model_type)
+    faults = ["llama.cpp has no architecture for the family"] if found is None else list(_faults(found, config))
+    if found is None or faults:
+        raise UserError(
+            "E-WEIGHTS-021",
+            f"a {family.model_type} model with these settings has no GGUF form",
+            why="; ".join(faults),
+            fix=f"export without --gguf; families with a GGUF form: {', '.join(ARCHITECTURES)}",
+        )
+    return found
+
+
+def metadata_of(
+    family: Family, config: Config, content: Mapping[str, Any], default_context: int | None = None
+) -> Metadata:
+    """Return the metadata of a model.
+
+    Args:
+        family: The family.
+        config: The dimensions of the model.
+        content: The config.json, which has the length of the context.
+        default_context: The length of the context if config.json has none, in tokens.
+    """
+    found = architecture_of(family, config)
+    context = content.get("max_position_embeddings") or default_context or 2048
+    notes: list[str] = []
+    keys: dict[str, Any] = {
+        "block_count": config.layers,
+        "embedding_length": config.embed,
+        "feed_forward_length": config.mlp,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "vocab_size": config.vocab,
+    }
+    tensors: dict[str, tuple[float, ...]] = {}
+    if isinstance(config, Gpt2Config):
+        keys |= {"context_length": config.positions, "attention.layer_norm_epsilon": config.norm_eps}
+    else:
+        window = min((kind.window for kind in config.layer_kinds if kind.window is not None), default=None)
+        if window is not None and found.name not in WINDOW_PERIODS and window < context:
+            notes.append(
+                f"llama.cpp ignores the sliding window of {window} tokens, so the file limits the context to {window}"
+            )
+            context = window
+        keys |= {"context_length": context, **_decoder_keys(found, config, window)}
+        keys |= _rope_keys(_far(config), context)
+        tensors = _rope_tensors(_far(config))
+        if isinstance(_far(config).scaling, LongRope):
+            notes.append("llama.cpp chooses LongRoPE's factors by the size of its context, not by the text's length")
+    named = {f"{found.name}.{key}": value for key, value in keys.items()}
+    return Metadata(found, {"general.architecture": found.name, **named}, tensors, tuple(notes))
+
+
+def _decoder_keys(found: Architecture, config: DecoderConfig, window: int | None) -> dict[str, Any]:
+    keys: dict[str, Any] = {
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "attention.key_length": config.head_dim,
+        "attention.value_length": config.head_dim,
+        "rope.dimension_count": config.rope_dims or config.head_dim,
+        "rope.freq_base": _far(config).theta,
+    }
+    if found.name in WINDOW_PERIODS and window is not None:
+        keys["attention.sliding_window"] = window
+    if found.name == "phi3":
+        keys["attention.sliding_window"] = 0  # llama.cpp ignores other values, with a warning
+    near = next((kind.rope for kind in config.layer_kinds if kind.window is not None), None)
+    if found.name == "gemma3" and near is not None:
+        keys["rope.freq_base_swa"] = near.theta
+    if config.attention_softcap is not None:
+        keys["attn_logit_softcapping"] = config.attention_softcap
+    if config.logit_softcap is not None:
+        keys["final_logit_softcapping"] = config.logit_softcap
+    return keys
+
+
+def _rope_keys(rope: Rope, context: int) -> dict[str, Any]:
+    match rope.scaling:
+        case Linear(factor):
+            return {"rope.scaling.type": "linear", "rope.scaling.factor": factor}
+        case Yarn() as scaling:
+            return {
+                "rope.scaling.type": "yarn",
+                "rope.scaling.factor": scaling.factor,
+                "rope.scaling.original_context_length": scaling.original,
+                "rope.scaling.yarn_beta_fast": scaling.fast,
+                "rope.scaling.yarn_beta_slow": scaling.slow,
+            }
+        case LongRope() as scaling:
+            return {
+                "rope.scaling.type": "longrope",
+                "rope.scaling.original_context_length": scaling.original,
+                "rope.scaling.attn_factor": scaling.attention,
+            }
+    return {}
+
+
+def _rope_tensors(rope: Rope) -> dict[str, tuple[float, ...]]:
+    """Return the divisors of the frequencies, for the scalings that have one for each pair of dimensions."""
+    match rope.scaling:
+        case RopeScaling():
+            plain = frequencies(Rope(rope.theta, rope.dims))
+            return {"rope_freqs.weight": tuple((plain / frequencies(rope)).tolist())}
+        case LongRope(short, long):
+            return {"rope_factors_long.weight": long, "rope_factors_short.weight": short}
+    return {}
+
+
+def _far(config: DecoderConfig) -> Rope:
+    """Return the RoPE of the layers that see all positions, or of all layers if none does."""
+    kinds = [kind for kind in config.layer_kinds if kind.rope is not None]
+    rope = next((kind.rope for kind in kinds if kind.window is None), kinds[0].rope)
+    assert rope is not None
+    return rope
+
+
+def _faults(found: Architecture, config: Config) -> Iterator[str]:
+    """Yield the settings that llama.cpp would ignore or change."""
+    if found.square and config.heads * config.head_dim != config.embed:
+        yield f"{config.heads} heads of {config.head_dim} must be as wide as the model, {config.embed}"
+    if isinstance(config, Gpt2Config):
+        return
+    if (config.out_bias or config.mlp_bias) and not found.biases:
+        yield "it has biases of the attention output or of the MLP"
+    yield from _kind_faults(found, config)
+    yield from _rope_faults(found, config)
+    if found.name in WIDE_SCALE_LAYERS:
+        width = config.embed // config.heads if config.layers == WIDE_SCALE_LAYERS[found.name] else config.head_dim
+        if not math.isclose(config.query_scale or 0.0, width**-0.5, rel_tol=1e-6):
+            yield f"query_pre_attn_scalar must be {width}"
+    if found.name == "gemma2" and (config.attention_softcap is None or config.logit_softcap is None):
+        yield "it has no soft caps"
+    if found.name == "gemma3" and config.attention_softcap is not None:
+        yield "it has a soft cap of the attention"
+
+
+def _kind_faults(found: Architecture, config: DecoderConfig) -> Iterator[str]:
+    kinds = [config.layer_kinds[n % len(config.layer_kinds)] for n in range(config.layers)]
+    if found.name in WINDOW_PERIODS:
+        period = WINDOW_PERIODS[found.name]
+        if [kind.window is None for kind in kinds] != [n % period == period - 1 for n in range(config.layers)]:
+            yield f"every layer must have a sliding window, except every {period}th"
+        return
+    turning = [kind.rope is not None for kind in kinds]
+    wanted = [found.name != "smollm3" or (n + 1) % NO_ROPE_STEP != 0 for n in range(config.layers)]
+    if turning != wanted:
+        yield f"exactly every {NO_ROPE_STEP}th layer of SmolLM3, and no layer of other models, must be without RoPE"
+
+
+def _rope_faults(found: Architecture, config: DecoderConfig) -> Iterator[str]:
+    ropes = {kind.rope for kind in config.layer_kinds if kind.rope is not None}
+    near = {kind.rope for kind in config.layer_kinds if _is_local(found, kind) and kind.rope is not None}
+    if len(ropes - near) > 1:
+        yield "its layers have different RoPE settings"
+    if any(rope.scaling is not None for rope in near):
+        yield "RoPE of its local layers is scaled"
+    match _far(config).scaling:
+        case RopeScaling() if found.name != "llama":
+            yield "it has Llama 3's RoPE scaling"
+        case LongRope() if found.name != "phi3":
+            yield "it has LongRoPE scaling"
+        case Yarn() as scaling:
+            if not math.isclose(scaling.attention, 1 + 0.1 * math.log(scaling.factor), rel_tol=1e-6):
+                yield f"YaRN's attention factor is {scaling.attention:g}"
+            if not scaling.truncate:
+                yield "YaRN's ramp does not end at integer pairs"
+
+
+def _is_local(found: Architecture, kind: LayerKind) -> bool:
+    return found.name == "gemma3" and kind.window is not None

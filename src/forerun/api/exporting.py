@@ -10,8 +10,8 @@ from typing import Literal
 
 from forerun.api.jobs import prepared
 from forerun.commands import cache_teacher as caching
-from forerun.commands import export as exporting
 from forerun.commands.export import Exported as Export
+from forerun.commands.export_upload import export_and_push
 from forerun.config.schema import Job
 from forerun.inputs.job_corpus import open_corpus
 from forerun.inputs.resolve_job import resolve
@@ -32,7 +32,7 @@ TeacherCache = caching.Written
 
 def export(
     run: str | os.PathLike[str],
-    to: str | os.PathLike[str],
+    to: str | os.PathLike[str] | None = None,
     *,
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     step: str | int = "newest",
@@ -40,13 +40,17 @@ def export(
     merge: bool = False,
     dense: bool = False,
     gguf: str | None = None,
+    push: str | None = None,
+    public: bool = False,
+    overwrite: bool = False,
     report: Callable[[str], None] = lambda text: None,
 ) -> Export:
     """Write a run as a Hugging Face folder, read it back and compare it with the trained weights.
 
     Args:
-      run: the folder of the run. The folder of a job file with stages means the run of its last stage.
-      to: the folder to write. It must not exist, or be empty.
+      run: the folder of the run; with `push`, also a folder that was exported before. The folder of a job file with
+        stages means the run of its last stage.
+      to: the folder to write. It must not exist, or be empty. With `push`, the default is a folder in that of the run.
       dtype: the dtype of the weights; default: that of the base model, or of the run.
       step: the checkpoint: "newest", "best" (lowest validation loss) or a step.
       stage: with the folder of a job file with stages, another stage than the last one.
@@ -54,22 +58,28 @@ def export(
       dense: for a run with quantization-aware training, write the rounded weights as floats instead of integers.
       gguf: also write a GGUF file of this type, and an Ollama Modelfile: "f16", "bf16", "f32", "q8_0", "q5_0", "q4_0"
         or "q4_k_m". Needs the extra `gguf`.
+      push: upload the folder to this repository of the hub, `owner/name`. A new repository is private.
+      public: allow that everyone can see the repository.
+      overwrite: replace the files of a repository that has other content.
       report: called with a line for each part of the work.
 
     Returns:
-      The folder, and a sentence about the comparison.
+      The folder, a sentence about the comparison, the GGUF file, and the address of the upload.
 
     Raises:
-      UserError: The folder is not a run, the model has no Hugging Face form, or the comparison failed.
+      UserError: The folder is not a run, the model has no such form, the comparison failed, or the upload failed.
     """
-    return exporting.export(
+    return export_and_push(
         str(run_of(os.fspath(run), stage)),
-        os.fspath(to),
+        None if to is None else os.fspath(to),
         dtype=dtype,
         merge=merge,
         dense=dense,
         which=str(step),
         gguf=gguf,
+        push=push,
+        public=public,
+        overwrite=overwrite,
         say=report,
     )
 

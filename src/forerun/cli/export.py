@@ -21,14 +21,23 @@ def run(args: argparse.Namespace) -> int:
         step=args.step,
         stage=args.stage,
         gguf=args.gguf,
+        push=args.push,
+        public=args.public,
+        overwrite=args.overwrite,
         report=say,
     )
     print(f"done: {exported.folder}")
-    print(f"      {exported.proof}")
+    if exported.proof:
+        print(f"      {exported.proof}")
     if exported.gguf is not None:
         print(f"      {exported.gguf.path.name}: {exported.gguf.proof}")
         for note in exported.gguf.notes:
             print(f"      note: {note}")
+    if exported.upload is not None:
+        seen = "private" if exported.upload.is_private else "public"
+        print(f"      uploaded ({seen}): {exported.upload.url}")
+        if not exported.proof:
+            return 0
     if exported.is_adapter:
         print(f"      peft: PeftModel.from_pretrained(base, {str(exported.folder)!r}); the whole model: --merge")
         return 0

@@ -158,8 +158,8 @@ def _cache(parser: argparse.ArgumentParser) -> None:
 
 
 def _export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="folder of the run, for example runs/quickstart")
-    parser.add_argument("--to", metavar="FOLDER", required=True, help="folder to write; it must not exist")
+    parser.add_argument("run", metavar="RUN", help="folder of the run; with --push also an exported folder")
+    parser.add_argument("--to", metavar="FOLDER", help="folder to write; it must not exist (with --push: optional)")
     parser.add_argument(
         "--dtype",
         choices=("float32", "bfloat16", "float16"),
@@ -180,6 +180,20 @@ def _export(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--dense", action="store_true", help="for a run with qat: write rounded weights as floats instead of integers"
+    )
+    parser.add_argument(
+        "--gguf",
+        metavar="TYPE",
+        nargs="?",
+        const="q8_0",
+        help="also write a GGUF file and an Ollama Modelfile: f16, bf16, f32, q8_0, q5_0, q4_0, q4_k_m (default: q8_0)",
+    )
+    parser.add_argument(
+        "--push", metavar="OWNER/NAME", help="upload the folder to this repository of the hub, which is created private"
+    )
+    parser.add_argument("--public", action="store_true", help="allow that everyone can see the repository of --push")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the files of the repository of --push if it has other content"
     )
 
 

@@ -22,7 +22,8 @@ from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_pa
 from forerun.errors import UserError
 from forerun.hub.safetensors.tensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
-from forerun.inputs.chat_form import ChatForm, own_chat_form, turn_ends, write_chat
+from forerun.hub.upload import Upload
+from forerun.inputs.chat_form import ChatForm, own_chat_form, write_chat
 from forerun.inputs.job_corpus import own_tokenizer_files, tokenizer_of
 from forerun.inputs.load_model import abstract_plain_params, fsdp_mesh, method_params, run_params, saved_params
 from forerun.inputs.peft_folder import write_adapter
@@ -61,6 +62,7 @@ class Exported:
     is_adapter: bool = False
     inside: Path | None = None  # the adapters' folder in that of a base of integers
     gguf: GgufExport | None = None
+    upload: Upload | None = None
 
 
 def export(

@@ -40,7 +40,7 @@ def kind_of(name: str) -> Kind:
 
 def is_repository(name: str) -> bool:
     """Return whether `name` is a valid hub name `owner/name` and not a local folder."""
-    return _is_repository_text(name) and not is_folder(name)
+    return is_repository_text(name) and not is_folder(name)
 
 
 def is_folder(name: str) -> bool:
@@ -63,7 +63,7 @@ def folder_path(name: str) -> Path:
     return Path(name).expanduser().absolute()
 
 
-def _is_repository_text(name: str) -> bool:
+def is_repository_text(name: str) -> bool:
     return (
         len(name) <= _MAX_REPOSITORY_CHARACTERS
         and _REPOSITORY.fullmatch(name) is not None

@@ -68,11 +68,13 @@ class TurnFormat:
             else f"{{{{ if $.System }}}}{_quoted(system)}{{{{ $.System }}}}{_quoted(self.system_end)}{{{{ else }}}}"
             f"{_quoted(self.start)}{{{{ end }}}}"
         )
+        later = _quoted(self.question_start)
+        first = f"{{{{ if $first }}}}{opening}{{{{ $first = false }}}}{{{{ else }}}}{later}{{{{ end }}}}"
         return (
-            '{{ $first := true }}{{ $role := "" }}{{ range .Messages }}{{ $role = .Role }}{{ if eq .Role "user" }}'
-            f"{{{{ if $first }}}}{opening}{{{{ $first = false }}}}{{{{ else }}}}{_quoted(self.question_start)}{{{{ end }}}}"
-            f'{{{{ .Content }}}}{{{{ else if eq .Role "assistant" }}}}{_quoted(self.answer_start)}{{{{ .Content }}}}'
-            f'{{{{ end }}}}{{{{ end }}}}{{{{ if ne $role "assistant" }}}}{_quoted(self.prompt)}{{{{ end }}}}'
+            '{{ $first := true }}{{ $role := "" }}{{ range .Messages }}{{ $role = .Role }}'
+            f'{{{{ if eq .Role "user" }}}}{first}{{{{ .Content }}}}'
+            f'{{{{ else if eq .Role "assistant" }}}}{_quoted(self.answer_start)}{{{{ .Content }}}}{{{{ end }}}}'
+            f'{{{{ end }}}}{{{{ if ne $role "assistant" }}}}{_quoted(self.prompt)}{{{{ end }}}}'
         )
 
 

@@ -1,7 +1,7 @@
 """The architectures of llama.cpp: which family has one, and what its metadata must say.
 
-llama.cpp computes some settings from constants of an architecture instead of the file. `architecture_of` rejects a model
-whose settings differ from these constants, because llama.cpp would load it and compute other logits.
+llama.cpp computes some settings from constants of an architecture instead of the file. `architecture_of` rejects a
+model whose settings differ from these constants, because llama.cpp would load it and compute other logits.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _SENSITIVE = re.compile(r"blk\.(\d+)\.(attn_v|attn_qkv|ffn_down)\.weight")
 def tensor_types(tensors: Sequence[GgufTensor], kind: str, layers: int, tied: bool) -> dict[str, str]:
     """Return the type of each tensor.
 
-    Vectors, norms and position embeddings stay float32. A file of type q4_k_m has Q6_K for the output matrix and for the
-    values and down projections of half of the layers, as llama-quantize chooses them.
+    Vectors, norms and position embeddings stay float32. A file of type q4_k_m has Q6_K for the output matrix, and for
+    the values and down projections of half of the layers, as llama-quantize chooses them.
     """
     found = {}
     for tensor in tensors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from forerun.weights_io.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, U
 
 TEXT = ["the quick brown fox jumps over the lazy dog, and then the user says hello world\n\n"] * 3
 # The expressions in the tokenizer.json files of Llama 3, Qwen2.5 and Mistral Nemo, as published.
-LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 QWEN2 = LLAMA3.replace("{1,3}", "")
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
@@ -137,9 +141,7 @@ def test_sentence_piece(prefix: bool, tmp_path: Path) -> None:
     pieces = list(("▁" if prefix else "") + text.replace(" ", "▁"))
     ids, scores = {token: n for n, token in enumerate(found.tokens)}, found.scores
     while True:
-        pairs = [
-            (scores[ids[a + b]], -n) for n, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in ids
-        ]
+        pairs = [(scores[ids[a + b]], -n) for n, (a, b) in enumerate(pairwise(pieces)) if a + b in ids]
         if not pairs:
             break
         n = -max(pairs)[1]

@@ -1,0 +1,89 @@
+"""`forerun export --push`: the folder of an export that is uploaded to the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from forerun.checkpoint.weights import chosen_step
+from forerun.commands.export import Exported, export
+from forerun.errors import UserError
+from forerun.hub.upload import push_folder, require_upload
+from forerun.inputs.run_folder import RunFolder, require_run
+
+FOLDER = "exports"  # in the folder of a run, for uploads without --to
+_CONTENTS = ("config.json", "adapter_config.json")
+
+
+def export_and_push(
+    source: str,
+    to: str | None,
+    *,
+    dtype: str | None = None,
+    merge: bool = False,
+    dense: bool = False,
+    which: str = "newest",
+    gguf: str | None = None,
+    push: str | None = None,
+    public: bool = False,
+    overwrite: bool = False,
+    say: Callable[[str], None] = lambda words: None,
+) -> Exported:
+    """Export a run and upload the folder. The arguments are those of `export`, and:
+
+    Args:
+      source: the folder of the run, or an exported folder, which is uploaded as it is.
+      to: the folder to write. None means a folder in that of the run, which is used again by a later upload.
+      push: the repository `owner/name`, or None to upload nothing.
+      public: whether everyone may see the repository.
+      overwrite: whether a repository with other files is replaced.
+    """
+    if push is not None:
+        require_upload(push)  # before the work of the export
+    exported = Exported(Path(source), "") if push is not None and is_export(Path(source)) else None
+    if exported is None:
+        target = _target(RunFolder(Path(source)), to, push, (dtype, merge, dense, gguf), which, say)
+        if to is None and is_export(target):
+            say(f"using the complete export {target}")
+            exported = Exported(target, "")
+        else:
+            exported = export(
+                source, str(target), dtype=dtype, merge=merge, dense=dense, which=which, gguf=gguf, say=say
+            )
+    if push is None:
+        return exported
+    message = f"Upload {exported.folder.name}, exported by forerun"
+    pushed = push_folder(exported.folder, push, public=public, overwrite=overwrite, message=message, say=say)
+    return replace(exported, upload=pushed)
+
+
+def is_export(folder: Path) -> bool:
+    """Return whether a folder is a complete export: it has a model or adapters and the model card, and is not a run."""
+    has_model = any((folder / name).is_file() for name in _CONTENTS)
+    return has_model and (folder / "README.md").is_file() and not (folder / "job.yaml").exists()
+
+
+def _target(
+    run: RunFolder,
+    to: str | None,
+    push: str | None,
+    options: tuple[str | None, bool, bool, str | None],
+    which: str,
+    say: Callable[[str], None],
+) -> Path:
+    """Return the folder to write. Without `to`, its name has the step and the options, so that it has one content."""
+    if to is not None:
+        return Path(to)
+    if push is None:
+        raise UserError(
+            "E-COMMAND-052",
+            "export needs a folder to write",
+            why="neither --to nor --push was given",
+            fix="add --to FOLDER, or --push owner/name to upload the model to the hub",
+        )
+    job = require_run(run, say)
+    dtype, merge, dense, gguf = options
+    words = [dtype, "merged" if merge else None, "dense" if dense else None, gguf]
+    name = "-".join(["step", str(chosen_step(run.checkpoints(job), which)), *filter(None, words)])
+    return run.path / FOLDER / name

@@ -1,0 +1,216 @@
+"""Upload of an exported folder to a model repository of the hub, through the hub's own client.
+
+The client's settings apply (HF_TOKEN or `hf auth login`, HF_ENDPOINT). It stores large files by their content, so a
+second upload after an interruption skips files that the hub has already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from forerun.errors import UserError
+from forerun.hub.names import is_repository_text
+from forerun.hub.repository import is_offline
+
+OWN_FILES = (".gitattributes",)  # the hub writes it when it creates a repository
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A folder that is on the hub.
+
+    Attributes:
+      url: the page of the repository.
+      commit: the commit that contains the files.
+      is_private: whether only the owner can see it.
+    """
+
+    url: str
+    commit: str
+    is_private: bool
+
+
+def require_upload(name: str) -> None:
+    """Raise a UserError if an upload to the repository `name` cannot start. Sends nothing."""
+    import huggingface_hub
+
+    if not is_repository_text(name):
+        raise UserError(
+            "E-HUB-050",
+            f"--push {name}: this is not the name of a repository",
+            why="a repository has an owner and a name, with letters, digits, dots, hyphens and underscores",
+            fix="write --push owner/name, where owner is your user or organization on the hub",
+        )
+    if is_offline() or huggingface_hub.get_token() is None:
+        cause = "HF_HUB_OFFLINE is set" if is_offline() else "no token was found"
+        raise UserError(
+            "E-HUB-051",
+            f"nothing can be uploaded to {name}",
+            why=f"{cause}, and an upload needs a token that may write",
+            fix="unset HF_HUB_OFFLINE, and set HF_TOKEN=... before the command or run `hf auth login`",
+        )
+
+
+def push_folder(
+    folder: Path,
+    name: str,
+    *,
+    public: bool = False,
+    overwrite: bool = False,
+    message: str = "Upload a model exported by forerun",
+    say: Callable[[str], None] = lambda text: None,
+) -> Upload:
+    """Upload all files of a folder in one commit, and return its address.
+
+    Args:
+        folder: The exported folder.
+        name: The repository, `owner/name`. It is created if it does not exist.
+        public: Whether everyone may see the repository. By default, a new repository is private.
+        overwrite: Whether a repository with other files is replaced. Its history keeps them.
+        message: The message of the commit.
+        say: A function that is called with a line for each part of the work.
+
+    Raises:
+        UserError: The token may not write, the repository has other content or is public, or the network failed.
+    """
+    require_upload(name)
+    import huggingface_hub
+
+    client = huggingface_hub.HfApi()
+    try:
+        before = _existing(client, name)
+        if before is not None:
+            _check_visibility(name, before, public)
+            others = [] if overwrite else list(_other_files(before, folder))
+            if others:
+                raise _other_content(name, others)
+        else:
+            say(f"creating the {'public' if public else 'private'} repository {name}")
+            client.create_repo(name, private=not public, exist_ok=True)
+        say(f"uploading {folder} to {name}")
+        commit = client.upload_folder(
+            repo_id=name,
+            folder_path=folder,
+            commit_message=message,
+            parent_commit=None if before is None else before.sha,
+            delete_patterns="*" if overwrite else None,
+        )
+    except Exception as error:
+        again = f"forerun export {folder} --push {name}{' --public' * public}{' --overwrite' * overwrite}"
+        raise _to_user_error(error, name, again) from error
+    is_private = not public if before is None else bool(before.private)
+    return Upload(f"{client.endpoint}/{name}", commit.oid, is_private)
+
+
+def _existing(client: Any, name: str) -> Any:
+    """Return what the hub knows about the repository, or None if it does not exist."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        return client.model_info(name, files_metadata=True)
+    except RepositoryNotFoundError as error:
+        if _status(error) == 401:  # the hub does not accept the token
+            raise
+        return None
+
+
+def _check_visibility(name: str, before: Any, public: bool) -> None:
+    if before.private or public:
+        return
+    raise UserError(
+        "E-HUB-052",
+        f"the repository {name} is public",
+        why="everyone could download the model, and --public was not given",
+        fix="add --public, or name another repository",
+    )
+
+
+def _other_files(before: Any, folder: Path) -> Iterator[str]:
+    """Yield the files of the repository that the folder does not have, or has with other content."""
+    for file in before.siblings or ():
+        path = folder / file.rfilename
+        if file.rfilename in OWN_FILES:
+            continue
+        if not path.is_file() or (file.size is not None and path.stat().st_size != file.size):
+            yield file.rfilename
+        elif file.lfs is not None:
+            if _digest(path, hashlib.sha256()) != file.lfs.sha256:
+                yield file.rfilename
+        elif file.blob_id and _digest(path, hashlib.sha1(f"blob {path.stat().st_size}\0".encode())) != file.blob_id:
+            yield file.rfilename
+
+
+def _digest(path: Path, digest: Any) -> str:
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return str(digest.hexdigest())
+
+
+def _other_content(name: str, others: list[str]) -> UserError:
+    shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+    return UserError(
+        "E-HUB-053",
+        f"the repository {name} has other content",
+        why=f"{shown}: not in the exported folder, or different there",
+        fix="name another repository, or add --overwrite to replace its files; its history keeps the old ones",
+    )
+
+
+def _to_user_error(error: Exception, name: str, again: str) -> Exception:
+    """Return the error to raise instead of `error`, or `error` itself if it is not from the hub or the network.
+
+    `again` is the command that uploads the same folder.
+    """
+    if isinstance(error, UserError):
+        return error
+    causes = list(_causes(error))
+    status = next((found for cause in causes if (found := _status(cause))), 0)
+    if status in (401, 403):
+        return UserError(
+            "E-HUB-054",
+            f"the hub does not let you write to {name}",
+            why=f"it answered {status}: the token is wrong, has expired, or may not write to this owner's repositories",
+            fix="create a token with write access, then HF_TOKEN=... before the command, or `hf auth login`",
+        )
+    if status in (409, 412):
+        return UserError(
+            "E-HUB-055",
+            f"the repository {name} changed during the upload",
+            why=f"the hub answered {status}: another upload or commit came first",
+            fix=f"wait until the other upload is complete, then run `{again}`",
+        )
+    if status or any(_is_network(cause) for cause in causes):
+        reason = f"the hub answered {status}" if status else _first_line(causes[-1])
+        return UserError(
+            "E-HUB-056",
+            f"the upload to {name} was interrupted",
+            why=reason,
+            fix=f"run `{again}`: files that are complete on the hub are not sent again",
+        )
+    return error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes. The client wraps errors of its upload threads."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _status(error: BaseException) -> int:
+    return int(getattr(getattr(error, "response", None), "status_code", 0))
+
+
+def _is_network(error: BaseException) -> bool:
+    package = type(error).__module__.partition(".")[0]
+    return package.startswith(("httpx", "httpcore", "hf_xet")) or isinstance(error, ConnectionError | TimeoutError)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

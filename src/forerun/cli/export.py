@@ -8,6 +8,7 @@ import sys
 
 def run(args: argparse.Namespace) -> int:
     from forerun.api.exporting import export
+    from forerun.weights_io.vllm import checklist, serve_command
 
     def say(words: str) -> None:
         print(words, file=sys.stderr, flush=True)
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
             return 0
     if exported.is_adapter:
         print(f"      peft: PeftModel.from_pretrained(base, {str(exported.folder)!r}); the whole model: --merge")
+        print(f"      vLLM: {serve_command(exported.folder)}")
         return 0
     load = f"AutoModelForCausalLM.from_pretrained({str(exported.folder)!r}"
     if exported.inside is None:
@@ -49,4 +51,6 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"      peft: PeftModel.from_pretrained(base, {str(exported.inside)!r}); base alone is without the adapters"
         )
+    faults = [f"{name}: {fault}" for name, fault in checklist(exported.folder) if fault is not None]
+    print(f"      vLLM: {serve_command(exported.folder)}{''.join(f'; {fault}' for fault in faults)}")
     return 0

@@ -85,19 +85,37 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     trained(folder, "chatty", "./base", data, 60)
     (folder / "mine.jinja").write_text(MINE)
     trained(folder, "adapted", "./base", "{path: chat.jsonl, chat_template: mine.jinja}", 1, "lora.rank=2")
+    trained(folder, "rounded", "./base", data, 1, "qat.weights=int8", "qat.group=16")
     return folder
+
+
+# The kinds of exported folders: the run and its options.
+KINDS: dict[str, tuple[str, dict[str, bool]]] = {
+    "whole": ("chatty", {}),
+    "merged": ("adapted", {"merge": True}),
+    "adapter": ("adapted", {}),
+    "packed": ("rounded", {}),
+    "dense": ("rounded", {"dense": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(place: Path) -> dict[str, Path]:
+    """One export of each kind."""
+    return {
+        kind: export(str(place / "runs" / run), str(place / "out" / kind), **options).folder
+        for kind, (run, options) in KINDS.items()
+    }
 
 
 def read(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("run", "merge"), [("chatty", False), ("adapted", True), ("adapted", False)])
-def test_every_export_has_the_template_and_the_end_of_a_turn(
-    place: Path, tmp_path: Path, run: str, merge: bool
-) -> None:
-    folder = export(str(place / "runs" / run), str(tmp_path / "out"), merge=merge).folder
-    template = CHATML if run == "chatty" else MINE
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_export_has_the_template_and_the_end_of_a_turn(folders: dict[str, Path], kind: str) -> None:
+    folder = folders[kind]
+    template = MINE if KINDS[kind][0] == "adapted" else CHATML
     assert (folder / "chat_template.jinja").read_text(encoding="utf-8") == template
     config = read(folder / "tokenizer_config.json")
     assert (config["eos_token"], config["chat_template"]) == ("<|im_end|>", template)
@@ -194,3 +212,18 @@ def test_transformers_renders_answers_and_stops_alike(place: Path, tmp_path: Pat
     answer = model.generate(**given, do_sample=False, max_new_tokens=20)[0, given["input_ids"].shape[1] :].tolist()
     assert answer == [*tokenizer.encode(ANSWER, add_special_tokens=False), END]
     assert tokenizer.eos_token_id == END
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_renders_a_conversation_from_every_kind_of_folder(folders: dict[str, Path], kind: str) -> None:
+    import transformers
+
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folders[kind])
+    start = "<|head|>" if KINDS[kind][0] == "adapted" else "<|im_start|>"
+    chat = [*QUESTION, {"role": "assistant", "content": ANSWER}, *QUESTION]
+    rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    turns = "".join(f"{start}{turn['role']}\n{turn['content']}<|im_end|>\n" for turn in chat)
+    assert rendered == f"{turns}{start}assistant\n"
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert tokenizer.encode(rendered, add_special_tokens=False).count(END) == 3

@@ -213,6 +213,13 @@ def test_adapters_learn_from_a_cache_of_a_few_tokens_and_go_on_after_a_stop() ->
     require_resumed("lora", method, whole)
 
 
+def test_rounded_weights_an_adapter_and_a_teacher_learn_in_one_job() -> None:
+    method = ("qat={weights: int4, group: 12}", "lora={rank: 4, base: float32}")
+    _, rows = trained("name=all", *method)
+    np.testing.assert_allclose(losses(rows), 0.4 * losses(rows, "hard") + 0.6 * losses(rows, "soft"), rtol=1e-5)
+    assert losses(rows, "soft")[0] - losses(rows, "soft")[-1] > 0.05
+
+
 class Breaks(PlainDisplay):
     def step(self, view: StepView) -> None:
         if view.step == 12:

@@ -76,6 +76,7 @@ def test_an_unknown_key_deep_in_the_model() -> None:
         ("mesh: 4", "E-JOB-020", "mesh", "4", "data, fsdp, tp"),
         ("attention: flash", "E-JOB-020", "attention", "'flash'", "'splash'"),
         ("attention: 3", "E-JOB-020", "attention", "3", "auto, splash, cudnn, xla"),
+        ("precision: {compute: float16}", "E-JOB-020", "precision.compute", "'float16'", "bfloat16"),
         ("device: tpuu", "E-JOB-020", "device", "'tpuu'", "'tpu'"),
         ("device: [tpu, cpuu]", "E-JOB-020", "device.1", "'cpuu'", "'cpu'"),
     ],

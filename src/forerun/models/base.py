@@ -6,7 +6,8 @@ forerun's own models. It may also declare `Capabilities`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
@@ -30,6 +31,7 @@ class Readout:
     hidden_BSE: jax.Array
     matrix_VE: jax.Array  # already in the compute dtype
     softcap: float | None = None
+    told: Mapping[str, jax.Array] = field(default_factory=dict)  # further metrics by name, a value per token [B, S]
 
     def logits(self) -> jax.Array:
         """Return all logits, [B, S, V] in float32. Use it for a few tokens only, never for a training batch."""

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import jax
+import jax.numpy as jnp
 
-from forerun.models.base import Model
+from forerun.models.base import Model, Readout
 from forerun.nn.compute import Compute
 from forerun.nn.spec import Tree
 from forerun.objectives.batch import Batch
@@ -31,6 +32,15 @@ class Sums:
     def named(self, name: str) -> jax.Array:
         """Return the sum with this name: `loss`, or a name of `told`."""
         return self.loss if name == LOSS else self.told[name]
+
+
+def told_sums(readout: Readout, weights_BS: jax.Array) -> dict[str, jax.Array]:
+    """Return the sums of a model's own metrics over the tokens with loss. They have no gradient."""
+
+    def total(value_BS: jax.Array) -> jax.Array:
+        return jnp.sum(jax.lax.stop_gradient(value_BS).astype(jnp.float32) * weights_BS.astype(jnp.float32))
+
+    return {name: total(value_BS) for name, value_BS in readout.told.items()}
 
 
 class Objective(Protocol):

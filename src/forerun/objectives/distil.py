@@ -20,7 +20,7 @@ from forerun.nn.compute import Compute
 from forerun.nn.spec import Tree
 from forerun.nn.weights import lowrank
 from forerun.nn.weights.dense import is_weight
-from forerun.objectives.base import Sums
+from forerun.objectives.base import Sums, told_sums
 from forerun.objectives.batch import Batch
 from forerun.objectives.chunked import LOSS, Arrays, chunked
 from forerun.objectives.companion import WithCompanion, at_rest
@@ -76,7 +76,8 @@ class Distil:
         own, companion = self.own(params), params.companion if isinstance(params, WithCompanion) else {}
         out = model.apply(own, batch.tokens, batch.segments, batch.positions, compute)
         sums = self._distillation_sums(out, companion, batch, compute)
-        loss, metrics = sums.pop(LOSS), {name: sums[name] for name in (HARD, SOFT)}
+        loss = sums.pop(LOSS)
+        metrics = told_sums(out, batch.weights) | {name: sums[name] for name in (HARD, SOFT)}
         if self.anchor:
             # With adapters, the initial model is the model without them, so that no copy is stored.
             initial_params = companion[BEGINNING] if BEGINNING in companion else lowrank.bare(own)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from forerun.models.base import Model
 from forerun.nn.compute import Compute
-from forerun.objectives.base import LOSS, Plain, Sums
+from forerun.objectives.base import LOSS, Plain, Sums, told_sums
 from forerun.objectives.batch import Batch
 from forerun.objectives.cross_entropy import cross_entropy
 
@@ -26,4 +26,4 @@ class NextToken(Plain):
     def __call__(self, model: Model, params: Any, batch: Batch[jax.Array], compute: Compute) -> Sums:
         out = model.apply(params, batch.tokens, batch.segments, batch.positions, compute)
         loss = cross_entropy(out.hidden_BSE, out.matrix_VE, batch.targets, batch.weights, self.chunk, out.softcap)
-        return Sums(loss, jnp.sum(batch.weights))
+        return Sums(loss, jnp.sum(batch.weights), told_sums(out, batch.weights))

@@ -11,6 +11,7 @@ outputs of the recurrent matrix, F mlp, V vocab.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -92,40 +93,79 @@ class Reservoir:
         positions_BS: jax.Array,
         compute: Compute,
     ) -> Readout:
-        states_BTN = jax.lax.stop_gradient(self.states(params, tokens_BS, segments_BS, compute.dtype))
+        drive_TBN = self.drive(params, tokens_BS, compute.dtype)
+        before_BS = jnp.pad(segments_BS, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+        goes_on_TB = (segments_BS == before_BS).T
+        tick = self.tick(params, compute.dtype)
+
+        def step(state_BN: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            drive_BN, goes_on_B = now
+            state_BN = tick(constrain(jnp.where(goes_on_B[:, None], state_BN, 0.0), "BN"), drive_BN)
+            return state_BN, state_BN.astype(compute.dtype)
+
+        start_BN = constrain(jnp.zeros((tokens_BS.shape[0], self.units), jnp.float32), "BN")
+        _, states_TBN = jax.lax.scan(step, start_BN, (drive_TBN, goes_on_TB))
+        states_BTN = jax.lax.stop_gradient(constrain(jnp.moveaxis(states_TBN, 0, 1), "BTN"))
+        return self.readout(params, states_BTN, compute)
+
+    def cache(self, rows: int, length: int, dtype: Any) -> ParamSpec:
+        """Return the spec of the cache: the state of each row, whatever the length of its text."""
+        return ParamSpec((rows, self.units), "BN", Fill(0.0), jnp.float32)
+
+    def extend(
+        self,
+        params: Params[jax.Array],
+        tokens_BT: jax.Array,
+        positions_BT: jax.Array,
+        cache: jax.Array,
+        compute: Compute,
+    ) -> tuple[Readout, jax.Array]:
+        """Return the read-out at the new tokens, and the state after them.
+
+        Padding repeats the position of the last token, and the state does not change there.
+        """
+        before_BT = jnp.pad(positions_BT, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
+        is_token_TB = (positions_BT != before_BT).T
+        tick = self.tick(params, compute.dtype)
+
+        def step(state_BN: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            drive_BN, is_token_B = now
+            state_BN = jnp.where(is_token_B[:, None], tick(state_BN, drive_BN), state_BN)
+            return state_BN, state_BN.astype(compute.dtype)
+
+        drive_TBN = self.drive(params, tokens_BT, compute.dtype)
+        state_BN, states_TBN = jax.lax.scan(step, cache, (drive_TBN, is_token_TB))
+        return self.readout(params, jnp.moveaxis(states_TBN, 0, 1), compute), state_BN
+
+    def readout(self, params: Params[jax.Array], states_BTN: jax.Array, compute: Compute) -> Readout:
+        """Return the trained read-out of the states."""
 
         def read(states_BTN: jax.Array) -> jax.Array:
             up_BTF = residual(contract("BTN,NF->BTF", states_BTN, params.up), "mlp_up")
             y_BTE = contract("BTF,FE->BTE", jax.nn.gelu(up_BTF), params.down)
             return layers.rms_norm(y_BTE, params.norm, 1e-6)
 
-        hidden_BSE = compute.checkpointed(read)(states_BTN)
-        return Readout(hidden_BSE, params.head.matrix("VE", compute.dtype))
+        return Readout(compute.checkpointed(read)(states_BTN), params.head.matrix("VE", compute.dtype))
 
-    def states(self, params: Params[jax.Array], tokens_BS: jax.Array, segments_BS: jax.Array, dtype: Any) -> jax.Array:
-        """Return the state of the reservoir after each token, [B, T, N]. It restarts at zero with every document.
-
-        The state is float32 and only the product uses `dtype`: bfloat16 would lose the small changes of a slow
-        unit.
-        """
+    def drive(self, params: Params[jax.Array], tokens_BS: jax.Array, dtype: Any) -> jax.Array:
+        """Return the input of each unit at each token, [T, B, N]."""
         drive_BSN = contract("BSE,EN->BSN", layers.embed(params.embed, tokens_BS, dtype), params.into)
-        drive_TBN = jnp.moveaxis(constrain(drive_BSN, "BTN"), 1, 0)
-        before_BS = jnp.pad(segments_BS, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
-        goes_on_TB = (segments_BS == before_BS).T
+        return jnp.moveaxis(constrain(drive_BSN, "BTN"), 1, 0)
+
+    def tick(self, params: Params[jax.Array], dtype: Any) -> Callable[[jax.Array, jax.Array], jax.Array]:
+        """Return a function from a state and an input to the next state, each [B, N].
+
+        The state is float32 and only the product uses `dtype`: bfloat16 would lose the small changes of a slow unit.
+        """
         recurrent_NM = params.recurrent.matrix("NM", dtype)
         leak_N = jnp.geomspace(self.leak_slow, self.leak_fast, self.units, dtype=jnp.float32)
 
-        def tick(state_BN: jax.Array, now: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            drive_BN, goes_on_B = now
-            state_BN = constrain(jnp.where(goes_on_B[:, None], state_BN, 0.0), "BN")
+        def tick(state_BN: jax.Array, drive_BN: jax.Array) -> jax.Array:
             pull_BN = jnp.einsum("BN,NM->BM", state_BN.astype(dtype), recurrent_NM, preferred_element_type=jnp.float32)
             target_BN = jnp.tanh(pull_BN + drive_BN.astype(jnp.float32))
-            state_BN = state_BN + leak_N * (target_BN - state_BN)
-            return state_BN, state_BN.astype(dtype)
+            return state_BN + leak_N * (target_BN - state_BN)
 
-        start_BN = constrain(jnp.zeros((tokens_BS.shape[0], self.units), jnp.float32), "BN")
-        _, states_TBN = jax.lax.scan(tick, start_BN, (drive_TBN, goes_on_TB))
-        return constrain(jnp.moveaxis(states_TBN, 0, 1), "BTN")
+        return tick
 
     def flops_per_token(self, sequence: int) -> float:
         """Return 2 per frozen weight, 4 per weight of the first trained layer, and 6 per other weight.

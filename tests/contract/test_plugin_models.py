@@ -62,7 +62,7 @@ def test_the_examples_are_found() -> None:
 @pytest.mark.parametrize("name", OWN)
 def test_an_example_is_one_short_file(name: str) -> None:
     [module] = (EXAMPLES / name).glob("*.py")
-    assert len(module.read_text().splitlines()) < 200
+    assert len(module.read_text().splitlines()) < 300
     assert (EXAMPLES / name / "README.md").is_file()
 
 

@@ -214,7 +214,10 @@ class Engine:
         # Padding repeats the last position, so that it never exceeds the model's positions or makes a row longer.
         positions_BT = start + jnp.minimum(jnp.arange(T, dtype=jnp.int32), ahead_B[:, None])
         readout, after = self.model.extend(params, tokens_BT, positions_BT, before, self.compute)
-        cache = self._longer_cache(after, rows=B, length=length) if cache is None else after
+        if cache is None:
+            cache = self._longer_cache(after, rows=B, length=length)
+        else:
+            cache = after if isinstance(cache, Cache) else self._unless_ended(last_B < start, cache, after)
         end_B = jnp.minimum(ahead_B, T - 1)
         ending = replace(readout, hidden_BSE=jnp.take_along_axis(readout.hidden_BSE, end_B[:, None, None], axis=1))
         next_B = self._chosen(ending, last_B + 1, seed, rows_B, temperature, rule)
@@ -247,6 +250,20 @@ class Engine:
         fold = jax.vmap(jax.random.fold_in)
         keys_B = fold(jax.vmap(partial(jax.random.fold_in, jax.random.key(seed)))(rows_B), places_B)
         return choose(readout.logits()[:, 0], keys_B, temperature, rule, self.vocab)
+
+    def _unless_ended(self, ended_B: jax.Array, before: Any, after: Any) -> Any:
+        """Return the cache after a chunk, but that from before for rows whose prompt ended in an earlier chunk.
+
+        A custom cache may be a state without positions, which the padding of such a row must not change. In a key/value
+        cache, new tokens overwrite the padding.
+        """
+
+        def chosen(s: spec.ParamSpec, old: jax.Array, new: jax.Array) -> jax.Array:
+            if "B" not in s.axes:
+                return new
+            return jnp.where(ended_B.reshape([-1 if axis == "B" else 1 for axis in s.axes]), old, new)
+
+        return jax.tree.map(chosen, self._cache_specs(ended_B.size, 1), before, after, is_leaf=spec.is_spec)
 
     @property
     def _row_multiple(self) -> int:

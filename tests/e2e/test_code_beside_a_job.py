@@ -203,4 +203,7 @@ def test_plugins_and_their_siblings_are_imported_and_nothing_else(plugin_folder:
         assert (elsewhere / "runs" / name / "tracked.txt").read_text() == "1 3\n2 3\n"
     run(("eval", "runs/alone", "--data", "../text.txt", "--context", "32"), elsewhere, shell)
     run(("generate", "runs/alone", "A river", "--max-tokens", "2"), elsewhere, shell)
+    run(("export", "runs/alone", "--to", "exported"), elsewhere, shell)
+    code = ("--code", str(plugin_folder))
+    run(("generate", "./exported", "A river", "--max-tokens", "2", *code), elsewhere, shell)
     assert executed(plugin_folder) == set()

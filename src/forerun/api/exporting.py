@@ -43,9 +43,13 @@ def export(
     push: str | None = None,
     public: bool = False,
     overwrite: bool = False,
+    code: str | os.PathLike[str] | None = None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Export:
     """Write a run as a Hugging Face folder, read it back and compare it with the trained weights.
+
+    A run with a custom model class becomes a folder with its weights, its source files and a README that explains how
+    to load them.
 
     Args:
       run: the folder of the run; with `push`, also a folder that was exported before. The folder of a job file with
@@ -61,13 +65,15 @@ def export(
       push: upload the folder to this repository of the hub, `owner/name`. A new repository is private.
       public: allow that everyone can see the repository.
       overwrite: replace the files of a repository that has other content.
+      code: the folder with the custom model class of the run, if it has moved since the training.
       report: called with a line for each part of the work.
 
     Returns:
       The folder, a sentence about the comparison, the GGUF file, and the address of the upload.
 
     Raises:
-      UserError: The folder is not a run, the model has no such form, the comparison failed, or the upload failed.
+      UserError: The folder is not a run, the code of a custom class was not found, the model has no such form, the
+        comparison failed, or the upload failed.
     """
     return export_and_push(
         str(run_of(os.fspath(run), stage)),
@@ -80,6 +86,7 @@ def export(
         push=push,
         public=public,
         overwrite=overwrite,
+        code=None if code is None else os.fspath(code),
         say=report,
     )
 

@@ -25,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
         push=args.push,
         public=args.public,
         overwrite=args.overwrite,
+        code=args.code,
         report=say,
     )
     print(f"done: {exported.folder}")
@@ -39,6 +40,9 @@ def run(args: argparse.Namespace) -> int:
         print(f"      uploaded ({seen}): {exported.upload.url}")
         if not exported.proof:
             return 0
+    if exported.is_custom:
+        print(f"      forerun generate {exported.folder} PROMPT --code FOLDER, with the folder of the class's module")
+        return 0
     if exported.is_adapter:
         print(f"      peft: PeftModel.from_pretrained(base, {str(exported.folder)!r}); the whole model: --merge")
         print(f"      vLLM: {serve_command(exported.folder)}")

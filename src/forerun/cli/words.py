@@ -195,12 +195,15 @@ def _export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--overwrite", action="store_true", help="replace the files of the repository of --push if it has other content"
     )
+    parser.add_argument("--code", metavar="FOLDER", help="for a run with a custom model class: folder of its module")
 
 
 def _ask(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="folder of a run, Hugging Face folder, or name on the hub")
     parser.add_argument("--revision", metavar="REV", help="branch, tag or commit of a hub name")
-    parser.add_argument("--code", metavar="FOLDER", help="for a run with a custom model class: folder of its module")
+    parser.add_argument(
+        "--code", metavar="FOLDER", help="for a run or an export of a custom model class: folder of its module"
+    )
 
 
 def _answer(parser: argparse.ArgumentParser, max_tokens: int) -> None:

@@ -46,8 +46,8 @@ class TextReport:
 def longest_context(source: str, revision: str | None = None) -> int:
     """Return the longest context: that of the checkpoint's config.json, or the sequence of a run."""
     found = model_source(source, revision)
-    if found.facts.snapshot is not None:
-        config = found.facts.snapshot.json("config.json") or {}
+    if found.snapshot is not None:
+        config = found.snapshot.json("config.json") or {}
         config = config.get("text_config") or config
         return next((int(config[key]) for key in CONTEXT_KEYS if config.get(key)), USUAL_CONTEXT)
     return found.resolved.job.sequence if found.resolved else USUAL_CONTEXT

@@ -15,6 +15,7 @@ import numpy as np
 
 from forerun.checkpoint.weights import chosen_step
 from forerun.commands.export_card import public_name, write_card
+from forerun.commands.export_custom import add_usage, write_custom
 from forerun.commands.export_gguf import GgufExport, add_gguf, require_gguf_form
 from forerun.commands.export_rounding import config_without, has_scales, surely_moved
 from forerun.config.schema import Job
@@ -26,6 +27,7 @@ from forerun.hub.upload import Upload
 from forerun.inputs.chat_form import ChatForm, own_chat_form, write_chat
 from forerun.inputs.job_corpus import own_tokenizer_files, tokenizer_of
 from forerun.inputs.load_model import abstract_plain_params, fsdp_mesh, method_params, run_params, saved_params
+from forerun.inputs.model_code import use_code_of
 from forerun.inputs.peft_folder import write_adapter
 from forerun.inputs.run_folder import RunFolder, require_run
 from forerun.interrupt import cleanup
@@ -63,6 +65,7 @@ class Exported:
     inside: Path | None = None  # the adapters' folder in that of a base of integers
     gguf: GgufExport | None = None
     upload: Upload | None = None
+    is_custom: bool = False  # whether the model is a custom class, which transformers cannot load
 
 
 def export(
@@ -75,9 +78,12 @@ def export(
     adapter: bool = False,
     which: str = "newest",
     gguf: str | None = None,
+    code: str | None = None,
     say: Say = lambda words: None,
 ) -> Exported:
     """Write a checkpoint of a run as a Hugging Face folder, read it back and compare it.
+
+    A run with a custom class becomes a folder with its weights and its source files.
 
     Args:
       source: the folder of the run.
@@ -88,19 +94,23 @@ def export(
       adapter: write only the adapters, also those of a base of integers.
       which: the checkpoint: newest, best or a step.
       gguf: also write the model as a GGUF file of this type, with a Modelfile for Ollama.
+      code: the folder with the run's custom model class, if it has moved since the training.
       say: called with a line for each part of the work.
     """
     run, target = RunFolder(Path(source)), Path(to)
-    resolved = _job_of(run, say)
+    resolved = ResolvedJob(require_run(run, say))
     job = resolved.job
     _require_free(target)
+    use_code_of(source, run, job, code, say)
     if gguf is not None:
         require_gguf_form(resolved, gguf, merge)
+    if resolved.model_facts.is_plugin:
+        return _export_custom(run, resolved, target, dtype, which, say)
     if adapter or (job.method.exports_adapter and not merge):
         return _export_adapter(run, resolved, target, dtype, which, say)
     family, base = _family_of(resolved)
     config, tokenizer = resolved.config, tokenizer_of(job)
-    assert config is not None, "`_job_of` rejects a class of the user's own"
+    assert config is not None, "`_export_custom` exports a class of the user's own"
     model: Any = resolved.model
     dtypes = _dtypes(job, base, family, dtype)
 
@@ -195,18 +205,25 @@ def _export_adapter(
     return Exported(target, proof, is_adapter=True)
 
 
-def _job_of(run: RunFolder, say: Say) -> ResolvedJob:
-    """Return the job of the run; raise if its model has no Hugging Face form."""
-    job = require_run(run, say)
-    resolved = ResolvedJob(job)
-    if resolved.model_facts.is_plugin:
-        raise UserError(
-            "E-RUN-021",
-            f"a custom model class ({job.model.name}) has no Hugging Face form",
-            why="transformers could not compute it",
-            fix="its weights are in the run's checkpoints, which Orbax reads",
+def _export_custom(
+    run: RunFolder, resolved: ResolvedJob, target: Path, dtype: str | None, which: str, say: Say
+) -> Exported:
+    """Write the weights of a custom class, with adapters merged, and its source files."""
+    job = resolved.job
+    step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(job)
+    say(f"weights of step {step} from {run.checkpoints(job)}")
+    params = run_params(run, step, resolved, fsdp_mesh(job), job.precision.params)
+    chat = own_chat_form(run, job, None, tokenizer)
+    with _in_the_making(target) as part:
+        say(f"writing weights of {job.model.name} as {dtype or job.precision.params}, and its source files")
+        proof = write_custom(
+            part, run, resolved, params, dtype or job.precision.params, chat.end.token if chat else None
         )
-    return resolved
+        _write_words(job, None, tokenizer, chat, part)
+        write_card(part, run, job, None, proof, library="forerun")
+        add_usage(part, resolved, target.name)
+        part.rename(target)
+    return Exported(target, proof, is_custom=True)
 
 
 def _require_free(target: Path) -> None:
@@ -224,7 +241,7 @@ def _family_of(resolved: ResolvedJob) -> tuple[Family, Snapshot | None]:
     if resolved.model_facts.checkpoint is not None:
         found = pretrained(resolved.job.model, weights=True)
         return found.family, found.snapshot
-    assert resolved.config is not None, "`_job_of` rejects a class of the user's own"
+    assert resolved.config is not None, "`_export_custom` exports a class of the user's own"
     return family_for(resolved.config), None
 
 

@@ -19,7 +19,7 @@ from forerun.hardware.mesh import MeshShape, check_model, resolve
 from forerun.hub.snapshot import Snapshot
 from forerun.inputs.chat_form import chat_form, end_ids
 from forerun.inputs.job_corpus import model_specials, tokenizer_of
-from forerun.inputs.model_code import use_code_of
+from forerun.inputs.model_code import use_code_of, use_code_of_export
 from forerun.inputs.model_source import model_source
 from forerun.inputs.run_folder import RunFolder
 from forerun.methods.kept import adapter_inside
@@ -81,7 +81,7 @@ def load_model(
       mesh: the mesh shape, or None for all devices along fsdp.
       dtype: the dtype of weights and computation, or None for bfloat16 (float32 on a CPU, which has no bfloat16
         arithmetic).
-      code: the folder with the custom model class of a run, if it has moved since the training.
+      code: the folder with the custom model class of an export, or of a run if the class has moved since training.
       tell: receives messages about a damaged `job.yaml`, changed code and adapters that are not applied.
 
     Returns:
@@ -90,7 +90,10 @@ def load_model(
     found = model_source(source, revision, tell)
     folder, resolved, facts = found.folder, found.resolved, found.facts
     run = resolved.job if resolved else None
-    use_code_of(source, folder, run, code, tell)
+    if (custom := found.custom) is not None:
+        use_code_of_export(source, str(facts.section.name), custom.files, code, tell)
+    else:
+        use_code_of(source, folder, run, code, tell)
     chosen = choose(device, devices)
     dtype = dtype or ("float32" if chosen.platform == "cpu" else "bfloat16")
     model = facts.model
@@ -101,14 +104,14 @@ def load_model(
     compute = Compute(jnp.dtype(dtype), kernels.attention("auto", first.platform, first.device_kind, dtype, model))
     wanted = abstract_plain_params(model, grid, dtype)
     step = None
-    snapshot = facts.snapshot
+    snapshot = found.snapshot
     if resolved is not None:
         step = newest_step(folder.checkpoints(resolved.job))
         params = run_params(folder, step, resolved, grid, dtype)
         tokenizer = tokenizer_of(resolved.job)
     else:
         assert snapshot is not None, "what is not a run is a checkpoint"
-        params = pretrained_params(facts.section, wanted)
+        params = pretrained_params(facts.section, wanted) if custom is None else custom.params(wanted)
         tokenizer = checkpoint_tokenizer(snapshot)
     if run is None and (adapter := adapter_inside(facts.section)):
         tell(f"the adapter in {adapter} is not applied: these are the weights of its base")

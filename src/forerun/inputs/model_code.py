@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ from forerun.models.sizes import is_plugin
 from forerun.units import MIB
 
 CODE = "code.json"
+CODE_FOLDER = "code"  # in an export: copies of the source files, which forerun does not import
 Tell = Callable[[str], None]
 
 
@@ -92,12 +93,7 @@ def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None,
         use_job_folder(folder)
         if plugin_spec(package) is None:
             use_job_folder(None)
-            raise UserError(
-                "E-RUN-012",
-                f"--code {given} has no module {package!r}",
-                why=f"the run's model is {job.model.name}",
-                fix=f"give the folder that has {package}.py",
-            )
+            raise _no_module(given, package, f"the run's model is {job.model.name}")
     elif find_spec(package) is not None:
         return  # installed packages have priority over all folders
     else:
@@ -105,6 +101,60 @@ def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None,
         use_job_folder(folder)
     if record is not None and (changed := record.changed(folder)):
         tell(f"{_listed(changed)} in {folder} changed since {source} was trained: results can differ")
+
+
+def use_code_of_export(source: str, class_name: str, files: Mapping[str, str], given: str | None, tell: Tell) -> None:
+    """Make the custom model class of an exported folder importable, from the folder of `--code` only.
+
+    An export can come from another person, and its config.json names the class. The class must therefore be in the
+    folder that the user names. Neither the export nor installed packages are searched.
+
+    Args:
+      source: the export as the user named it.
+      class_name: the class as `module.path:Class`.
+      files: the digest of each source file, by its path.
+      given: the folder of `--code`, or None.
+      tell: receives a message if the code differs from that of the export.
+    """
+    package = class_name.partition(":")[0].partition(".")[0]
+    if given is None:
+        why = f"{source} is an export, and the copy of the code in it is never imported unasked"
+        raise _not_found(source, package, why, f"; after reading it, that can be {Path(source) / CODE_FOLDER}")
+    folder = Path(given).expanduser().resolve()
+    use_job_folder(folder)
+    spec = plugin_spec(package)
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    if not any(place is not None and Path(place).is_relative_to(folder) for place in places):
+        use_job_folder(None)
+        raise _no_module(given, package, f"the class of the export is {class_name}, and it must be in this folder")
+    if changed := [name for name, digest in files.items() if _digest(folder / name) != digest]:
+        tell(f"{_listed(changed)} in {folder} differs from the code of {source}: results can differ")
+
+
+def source_files() -> dict[str, bytes]:
+    """Return the content of all files that were imported from the job's folder, by their path in it."""
+    return {name: read_regular(file, 64 * MIB) for name, file in plugin_files().items()}
+
+
+def changed_code(run: RunFolder) -> list[str]:
+    """Return the imported files that differ from those that `train` recorded."""
+    record, folder = _recorded(run), job_folder()
+    return [] if record is None or folder is None else record.changed(folder)
+
+
+def _no_module(given: str, package: str, why: str) -> UserError:
+    return UserError(
+        "E-RUN-012", f"--code {given} has no module {package!r}", why=why, fix=f"give the folder that has {package}.py"
+    )
+
+
+def _not_found(source: str, package: str, why: str, hint: str = "") -> UserError:
+    return UserError(
+        "E-RUN-013",
+        f"the code of {source} was not found: module {package!r}",
+        why=why,
+        fix=f"add --code FOLDER, with the folder that has {package}.py{hint}",
+    )
 
 
 def _recorded_folder(source: str, record: Record | None, package: str) -> Path:
@@ -117,12 +167,7 @@ def _recorded_folder(source: str, record: Record | None, package: str) -> Path:
         why = f"it was in {record.folder} when the run was trained, and no longer exists"
     else:
         return record.folder
-    raise UserError(
-        "E-RUN-013",
-        f"the code of {source} was not found: module {package!r}",
-        why=why,
-        fix=f"add --code FOLDER, with the folder that has {package}.py",
-    )
+    raise _not_found(source, package, why)
 
 
 def _recorded(run: RunFolder) -> Record | None:

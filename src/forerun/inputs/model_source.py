@@ -9,6 +9,8 @@ from pathlib import Path
 from forerun.config.schema import Model
 from forerun.errors import UserError, did_you_mean
 from forerun.hub import names
+from forerun.hub.snapshot import Snapshot
+from forerun.inputs.custom_export import CustomExport, custom_export
 from forerun.inputs.run_folder import RunFolder, job_of_run
 from forerun.inputs.stage_folder import STAGES, run_of
 from forerun.resolve.model_facts import ModelFacts
@@ -23,11 +25,18 @@ class ModelSource:
       folder: the folder of the run. It is not used for a checkpoint.
       resolved: the job of the run, or None for a checkpoint.
       facts: the facts about the model.
+      custom: the exported folder of a custom model class, or None.
     """
 
     folder: RunFolder
     resolved: ResolvedJob | None
     facts: ModelFacts
+    custom: CustomExport | None = None
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The files of the checkpoint or of the exported class, or None for a run from random weights."""
+        return self.facts.snapshot if self.custom is None else self.custom.snapshot
 
 
 def model_source(
@@ -44,7 +53,9 @@ def model_source(
     folder = RunFolder(run_of(source))
     job = job_of_run(folder, tell)
     if job is None:
-        return ModelSource(folder, None, ModelFacts(checkpoint_section(source, revision)))
+        section = checkpoint_section(source, revision)
+        custom = custom_export(section)
+        return ModelSource(folder, None, ModelFacts(custom.section if custom else section), custom)
     resolved = ResolvedJob(job)
     return ModelSource(folder, resolved, resolved.model_facts)
 

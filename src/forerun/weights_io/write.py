@@ -73,9 +73,14 @@ def value_of(entry: Entry, tensor: Planned, leaves: Mapping[str, jax.Array], cop
     value = np.empty(entry.shape, numpy_dtype(tensor.dtype))
     for piece in entry.pieces:
         copier.copy(_pairs(piece_of(value, entry, piece), leaves[piece.path], piece))
-    if tensor.dtype == "F16" and not np.isfinite(value).all():
-        raise float16_error(entry.name)
+    require_float16(tensor, value)
     return value
+
+
+def require_float16(tensor: Planned, value: NDArray[Any]) -> None:
+    """Raise a UserError if a tensor is written as float16 and has values that float16 cannot represent."""
+    if tensor.dtype == "F16" and not np.isfinite(value).all():
+        raise float16_error(tensor.name)
 
 
 def float16_error(name: str) -> UserError:

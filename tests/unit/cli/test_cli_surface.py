@@ -16,7 +16,7 @@ SURFACE = {
     " --max-hours --out",
     "cache": "JOB KEY=VALUE --stage --on --zone --prices",
     "train": "JOB KEY=VALUE --stage --fresh --take-over --supervise --host --leader --secret",
-    "export": "RUN --to --dtype --step --stage --merge --dense",
+    "export": "RUN --to --dtype --step --stage --merge --dense --gguf --push --public --overwrite --code",
     "generate": f"SOURCE PROMPT --batch --out --rows {ANSWER}",
     "chat": f"SOURCE --system {ANSWER}",
     "eval": "SOURCE --revision --code --data --tasks --limit --chat --context --batch --device --devices --dtype"

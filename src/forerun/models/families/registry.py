@@ -30,9 +30,19 @@ FAMILIES = {
 }
 
 
+CUSTOM_MODEL = "forerun_custom"  # the model_type of an exported custom class, which is not a family
+
+
 def family_of(config: Mapping[str, Any], where: str) -> Family:
     """Return the family of a config.json. `where` names the file in an error."""
     kind = config.get("model_type")
+    if kind == CUSTOM_MODEL:
+        raise UserError(
+            "E-MODEL-030",
+            f"{where} is the export of a custom model class: a job cannot start from it",
+            why="forerun does not import the code in an export, so a job has to name the class itself",
+            fix="set model to the class as module.path:Class, or resume the run that was exported",
+        )
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
             "E-MODEL-001",

@@ -28,6 +28,7 @@ def export_and_push(
     push: str | None = None,
     public: bool = False,
     overwrite: bool = False,
+    code: str | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> Exported:
     """Export a run and upload the folder. The arguments are those of `export`, and:
@@ -49,7 +50,7 @@ def export_and_push(
             exported = Exported(target, "")
         else:
             exported = export(
-                source, str(target), dtype=dtype, merge=merge, dense=dense, which=which, gguf=gguf, say=say
+                source, str(target), dtype=dtype, merge=merge, dense=dense, which=which, gguf=gguf, code=code, say=say
             )
     if push is None:
         return exported

@@ -192,5 +192,5 @@ def opened(job: Job) -> Corpus:
 def _progress() -> Iterator[OnProgress]:
     """Show progress on stderr, so that stdout has the result only."""
     with make_display(sys.stderr) as display, display.phase("data") as phase:
-        yield progress_callback(phase, display)
+        yield progress_callback(phase)
         phase.detail = ""

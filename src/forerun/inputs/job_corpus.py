@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 from forerun.config.schema import Job
 from forerun.data import corpus
 from forerun.data.corpus import Corpus, Dialect, OnProgress
@@ -21,7 +19,6 @@ from forerun.track.display.display import Display, Phase
 from forerun.units import Bytes, Count, Seconds
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
-EVERY_SECONDS = 30.0  # between two printed lines of progress
 
 
 def tokenizer_of(job: Job) -> Tokenizer:
@@ -133,7 +130,7 @@ def model_vocab(job: Job) -> int | None:
 def open_corpus_with_progress(job: Job, display: Display) -> Corpus:
     """Return the job's corpus. Show the progress, a summary and warnings on the display."""
     with display.phase("data") as phase:
-        found = open_corpus(job, progress_callback(phase, display))
+        found = open_corpus(job, progress_callback(phase))
         first, *others = found.lines()
         phase.detail = first
     for line in others:
@@ -143,16 +140,11 @@ def open_corpus_with_progress(job: Job, display: Display) -> Corpus:
     return found
 
 
-def progress_callback(phase: Phase, display: Display) -> OnProgress:
-    """Return a callback that shows the progress of tokenizing: in the phase's line, and as a line every 30 seconds."""
-    printed_at = time.monotonic()
+def progress_callback(phase: Phase) -> OnProgress:
+    """Return a callback that shows the progress of tokenizing in the line of the phase."""
 
     def report(name: str, progress: BuildProgress) -> None:
-        nonlocal printed_at
         phase.detail = described(name, progress)
-        if time.monotonic() - printed_at > EVERY_SECONDS:
-            printed_at = time.monotonic()
-            display.say(phase.detail)
 
     return report
 

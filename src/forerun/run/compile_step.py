@@ -24,6 +24,7 @@ from forerun.program.schedule import Schedule
 from forerun.program.state import Metrics, State
 from forerun.program.step import Step
 from forerun.run.compile_cache import use_sealed
+from forerun.run.compile_times import CompileTimes
 from forerun.track.display.display import Display
 from forerun.units import Bytes
 
@@ -121,8 +122,11 @@ class CompiledStep:
             raise RecompileError(f"{changed[0]}; the step is compiled once, before the first step") from error
 
 
-def compile_step(program: Program, display: Display) -> CompiledStep:
-    """Trace, lower and compile the step, and show each phase to the user."""
+def compile_step(program: Program, display: Display, name: str = "") -> CompiledStep:
+    """Trace, lower and compile the step, and show each phase to the user.
+
+    The display also shows how long the last compilation took, of this program or else of the job called `name`.
+    """
     with display.phase("trace") as phase:
         traced = program.trace()
         inputs, outputs = jax.tree.leaves((program.state, program.batch)), jax.tree.leaves(traced.out_info)
@@ -132,8 +136,12 @@ def compile_step(program: Program, display: Display) -> CompiledStep:
         hash = program_hash(lowered)
         phase.detail = f"program {hash}"
     with display.phase("compile") as phase, count_events(CACHE_HIT) as counts:
+        times, keys = CompileTimes(), [f"program {hash}", *([f"job {name}"] if name else [])]
+        phase.expected_seconds = times.expected_seconds(*keys)
         executable = lowered.compile(compiler_options=program.compiler_options or None)
         cached = counts[CACHE_HIT] > 0
+        if not cached:
+            times.record(phase.elapsed_seconds, *keys)
         phase.detail = f"cache {'hit' if cached else 'miss'}  {cache_folder()}"
     return CompiledStep(executable, program, hash, cached)
 

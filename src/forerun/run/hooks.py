@@ -156,5 +156,5 @@ class MetricsHook(Hook):
         throughput.finish(step, finished.metrics, self._feed.waited_seconds)
         is_logged = step % self._log_every == 0 or step == throughput.last or finished.rejection
         if is_logged and self._metrics_log is not None:
-            self._metrics_log.write(step, **throughput.metrics_row() | finished.metrics_row())
+            self._metrics_log.write(step, **throughput.take_metrics_row() | finished.metrics_row())
         self._display.step(throughput.view())

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from forerun.hardware.chips import chip_of_device_kind
+from forerun.hardware.device_memory import PEAK
 from forerun.hardware.devices import DeviceChoice
 from forerun.inputs.run_folder import RunFolder
 from forerun.program.build import Program
@@ -56,7 +57,11 @@ def summary_of(
         "step_seconds": step_seconds,
         "predicted_step_seconds": step.predicted_seconds(chip) if chip is not None and chip.is_tpu else None,
         "tokens_per_second": throughput.tokens_per_second(step_seconds) if step_seconds else None,
+        "samples_per_second": throughput.samples_per_second(step_seconds) if step_seconds else None,
         "mfu": throughput.mfu(step_seconds) if step_seconds else None,
+        "epochs": throughput.epoch(),
+        "epoch_seconds": throughput.epoch_seconds(step_seconds) if step_seconds else None,
+        "hbm_peak_bytes": throughput.memory_bytes().get(PEAK),
         "wait_share": throughput.wait_share,
         "train_seconds": throughput.total_seconds,
         "program": step.hash,

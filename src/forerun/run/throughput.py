@@ -7,6 +7,7 @@ import statistics
 import time
 from typing import Any
 
+from forerun.hardware.device_memory import DeviceMemory
 from forerun.program.build import Program
 from forerun.program.state import Metrics
 from forerun.track.display.display import StepView
@@ -21,12 +22,17 @@ class Throughput:
       program: defines the number of steps, and the tokens and FLOPs of a step.
       first: the step that the run starts after: 0, or the step of its checkpoint.
       peak_flops: the peak FLOP/s of all devices, or None if it is unknown.
+      memory: the memory of this host's devices. None: it is not recorded.
     """
 
-    def __init__(self, program: Program, first: int, peak_flops: float | None) -> None:
+    def __init__(
+        self, program: Program, first: int, peak_flops: float | None, memory: DeviceMemory | None = None
+    ) -> None:
         self.first, self.last = first, program.derived.steps
         self.step_seconds: list[float] = []
-        self._program, self._peak_flops = program, peak_flops
+        self._program, self._peak_flops, self._memory = program, peak_flops, memory or DeviceMemory(())
+        # The steps since the last row, and their seconds. Rates of a row are means over them.
+        self._row_steps, self._row_seconds = 0, 0.0
         self._began = self._before = time.perf_counter()
         self._step, self._metrics, self._waited_seconds = first, Metrics(math.nan, math.nan, math.nan, 0), 0.0
 
@@ -43,6 +49,7 @@ class Throughput:
         """Record a step that was taken, and the seconds that the run has waited for data so far."""
         now = time.perf_counter()
         self.step_seconds.append(now - self._before)
+        self._row_steps, self._row_seconds = self._row_steps + 1, self._row_seconds + self.step_seconds[-1]
         self._before, self._step, self._metrics, self._waited_seconds = now, step, metrics, waited_seconds
 
     def skip(self, step: int) -> None:
@@ -83,9 +90,37 @@ class Throughput:
         """Return the tokens per second of all devices, padding included."""
         return self._program.derived.tokens_per_step / step_seconds
 
-    def metrics_row(self) -> dict[str, Any]:
-        """Return what metrics.jsonl records about the last step."""
+    def samples_per_second(self, step_seconds: float) -> float:
+        """Return the rows of the batch per second, over all devices."""
+        return self._program.derived.batch / step_seconds
+
+    def epoch(self) -> float | None:
+        """Return the epochs up to the last step, or None if the size of an epoch is unknown."""
+        per_epoch = self._program.derived.steps_per_epoch
+        return self._step / per_epoch if per_epoch else None
+
+    def epoch_seconds(self, step_seconds: float) -> float | None:
+        """Return the seconds that an epoch takes at this step time, or None if the size of an epoch is unknown."""
+        per_epoch = self._program.derived.steps_per_epoch
+        return per_epoch * step_seconds if per_epoch else None
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the memory in use now and its peak. Empty if the devices do not report it."""
+        return self._memory.read()
+
+    def take_metrics_row(self) -> dict[str, Any]:
+        """Return what metrics.jsonl records about the last step, and start the interval of the next row.
+
+        Rates are means over the steps since the last row. Values that are unknown on these devices are omitted.
+        """
         tokens = float(self._metrics.tokens)
+        mean_seconds = self._row_seconds / self._row_steps
+        self._row_steps, self._row_seconds = 0, 0.0
+        known = {
+            "mfu": self.mfu(mean_seconds),
+            "epoch": self.epoch(),
+            "epoch_seconds": self.epoch_seconds(mean_seconds),
+        }
         return {
             "loss": self.loss,
             "grad_norm": float(self._metrics.grad_norm),
@@ -93,6 +128,10 @@ class Throughput:
             self._program.method.objective.unit: int(tokens) if math.isfinite(tokens) else None,
             "step_seconds": self.step_seconds[-1],
             "wait_share": self.wait_share,
+            "tokens_per_second": self.tokens_per_second(mean_seconds),
+            "samples_per_second": self.samples_per_second(mean_seconds),
+            **{name: value for name, value in known.items() if value is not None},
+            **self.memory_bytes(),
             **{name: float(value) for name, value in self._metrics.told.items()},
         }
 

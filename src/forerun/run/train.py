@@ -17,6 +17,7 @@ from forerun.data.feed import Feed
 from forerun.data.order.batches import Batches
 from forerun.hardware import mesh
 from forerun.hardware.chips import chip_of_device_kind
+from forerun.hardware.device_memory import DeviceMemory
 from forerun.hardware.devices import DeviceChoice, choose
 from forerun.inputs.base_weights import (
     base_of,
@@ -170,7 +171,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         checkpoints, needed_bytes(program.saved(program.state), job.checkpoint.keep + job.checkpoint.keep_best)
     )
     check_before_compile(resolved, program, corpus, checkpoints)
-    step = compile_step(program, display)
+    step = compile_step(program, display, job.name)
     corpus = with_reference(resolved, program, corpus, folder, display, worker)
     batches = batches_of(job, program, corpus)
     prepared = PreparedRun(
@@ -204,7 +205,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         saved = saved_files(store, first)
         if not saved.complete:
             display.say("an older version saved this checkpoint: the files of the run are not compared with it")
-        throughput = Throughput(program, first, peak_flops(chosen))
+        throughput = Throughput(program, first, peak_flops(chosen), DeviceMemory(local_devices(chosen)))
         guard = guard_of(job, folder, saved, display.warn)
         resume = ResumePoint(saved, guard, extension, extensions_of(record, extension), base_of(program, state))
 
@@ -373,6 +374,11 @@ def peak_flops(chosen: DeviceChoice) -> float | None:
     if chip is None or chip.bf16_flops_per_device is None:
         return None
     return chip.bf16_flops_per_device * len(chosen.devices)
+
+
+def local_devices(chosen: DeviceChoice) -> list[jax.Device]:
+    """Return the chosen devices that are attached to this host."""
+    return [device for device in chosen.devices if device.process_index == jax.process_index()]
 
 
 def described(resolved: ResolvedJob, program: Program) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from forerun.hardware.device_memory import DeviceMemory
 from forerun.program.state import Metrics
 from forerun.run import throughput as pace_module
 from forerun.run.throughput import Throughput
@@ -18,6 +19,16 @@ class Clock:
         return self.now
 
 
+class Device:
+    """The memory counters of a TPU, which this machine does not have."""
+
+    def __init__(self, now: int, peak: int) -> None:
+        self._statistics = {"bytes_in_use": now, "peak_bytes_in_use": peak, "bytes_limit": 100}
+
+    def memory_stats(self) -> dict[str, int]:
+        return self._statistics
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -28,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def program(steps: int) -> Any:
     """What Throughput reads: a step of 4000 tokens and 6e12 FLOPs."""
     method = SimpleNamespace(objective=SimpleNamespace(unit="tokens"))
-    derived = SimpleNamespace(steps=steps, tokens_per_step=4000)
+    derived = SimpleNamespace(steps=steps, batch=8, tokens_per_step=4000, steps_per_epoch=2.5)
     return SimpleNamespace(derived=derived, flops_per_step=6e12, method=method)
 
 
@@ -75,14 +86,36 @@ def test_the_wait_is_a_share_of_the_whole_time(clock: Clock) -> None:
 def test_the_line_of_metrics(clock: Clock) -> None:
     throughput = Throughput(program(4), 0, None)
     run(throughput, clock, [2.0, 3.0], waited_seconds=1.0)
-    assert throughput.metrics_row() == {
+    assert throughput.take_metrics_row() == {
         "loss": 8.0,
         "grad_norm": 2.0,
         "lr": 1e-3,
         "tokens": 3990,
         "step_seconds": 3.0,
         "wait_share": 0.2,
-    }
+        "tokens_per_second": 2 * 4000 / 5.0,
+        "samples_per_second": 2 * 8 / 5.0,
+        "epoch": 2 / 2.5,
+        "epoch_seconds": 2.5 * 2.5,
+    }, "no MFU without a peak, and no memory without a device that reports it"
+
+
+def test_rates_are_those_since_the_last_row(clock: Clock) -> None:
+    throughput = Throughput(program(9), 0, peak_flops=24e12, memory=DeviceMemory([Device(7, 9)]))
+    run(throughput, clock, [1.0, 1.0])
+    throughput.take_metrics_row()
+    clock.now += 50.0
+    throughput.exclude()  # an evaluation
+    for step, seconds in ((3, 2.0), (4, 4.0), (5, 3.0)):
+        clock.now += seconds
+        throughput.finish(step, Metrics(loss=1.0, grad_norm=2.0, lr=1e-3, tokens=1.0), 0.0)
+    row = throughput.take_metrics_row()
+    assert row["tokens_per_second"] == pytest.approx(3 * 4000 / 9.0)
+    assert row["samples_per_second"] == pytest.approx(3 * 8 / 9.0)
+    assert row["mfu"] == pytest.approx(3 * 6e12 / 9.0 / 24e12)
+    assert row["epoch"] == 2.0
+    assert row["epoch_seconds"] == pytest.approx(2.5 * 3.0)
+    assert (row["hbm_bytes"], row["hbm_peak_bytes"]) == (7, 9)
 
 
 def test_a_step_that_was_left_out_has_no_figures_but_its_time_passed(clock: Clock) -> None:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_job import TEXT
 
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
@@ -68,12 +69,30 @@ def test_a_run_tells_its_phases_and_leaves_its_folder(make_job: MakeJob) -> None
     folder = Path(job.runs) / "tiny"
     assert json.loads((folder / "summary.json").read_text()) == finished.summary
     assert list(losses(job)) == [4, 6], "every fourth step and the last"
+    last = read_metrics(folder / "metrics.jsonl")[-1]  # a row over two steps: 2 x 8 rows of 16 tokens
+    assert last["tokens_per_second"] == pytest.approx(16 * last["samples_per_second"])
+    assert 2 * 8 / last["samples_per_second"] > last["step_seconds"], "the interval contains the step"
+    rows_of_text = math.ceil((len(TEXT) + 1) / 16)
+    assert last["epoch"] == pytest.approx(6 * 8 / rows_of_text, rel=0.02)
+    assert last["epoch_seconds"] == pytest.approx((6 / last["epoch"]) * 8 / last["samples_per_second"])
+    assert finished.summary["epochs"] == last["epoch"]
+    assert not {"mfu", "hbm_bytes", "hbm_peak_bytes"} & set(last), "a CPU reports neither a peak nor its memory"
     with closing(CheckpointStore(folder / "checkpoints", keep=2)) as store:
         assert store.steps() == [4, 6]
     assert finished.sample.startswith("The ")
     assert (finished.summary["steps"], finished.summary["resumed_at"]) == (6, 0)
     assert finished.summary["tokens"] == 6 * 8 * 16
     assert finished.summary["tokens_per_second"] == pytest.approx(8 * 16 / finished.summary["step_seconds"])
+
+
+def test_every_row_has_the_rates_of_its_own_step(make_job: MakeJob) -> None:
+    job = make_job("steps=3", "checkpoint.every=9")
+    loop.train(job, display())
+    rows = read_metrics(Path(job.runs) / "tiny" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert row["tokens_per_second"] == pytest.approx(8 * 16 / row["step_seconds"])
+        assert row["samples_per_second"] == pytest.approx(8 / row["step_seconds"])
 
 
 def test_a_finished_run_is_not_run_again(make_job: MakeJob) -> None:

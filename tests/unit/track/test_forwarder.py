@@ -188,6 +188,36 @@ def test_event_files_hold_every_row_once_over_a_restart(tmp_path: Path) -> None:
     assert found == [(step, round(10 / step, 4)) for step in range(1, LAST + 1)]
 
 
+RATES = {
+    "tokens_per_second": 1600.0,
+    "samples_per_second": 3.2,
+    "mfu": 0.4,
+    "epoch": 0.75,
+    "epoch_seconds": 6.25,
+    "hbm_bytes": 7.0,
+    "hbm_peak_bytes": 9.0,
+}
+
+
+def test_all_trackers_receive_the_rates_and_the_memory(
+    tmp_path: Path, server: tuple[MlflowServer, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, url = server
+    taken: list[Row] = []
+    keeper = type("Keeper", (), {"begin": lambda self, run: None, "send": lambda self, rows: taken.extend(rows)})
+    monkeypatch.setitem(sys.modules, "row_keeper", SimpleNamespace(Keeper=keeper))
+    job = job_of(tmp_path, "track.to=[tensorboard,mlflow,row_keeper:Keeper]", f"track.url={url}")
+    metrics = tmp_path / "metrics.jsonl"
+    with MetricsLog(metrics) as log, tracking(job, metrics, 1, pytest.fail):
+        log.write(1, **RATES)
+    assert {key: value for key, _, value in made.rows()} == pytest.approx(RATES)
+    assert {key: taken[0][key] for key in RATES} == RATES
+    loader = importlib.import_module("tensorboard.backend.event_processing.event_accumulator")
+    read = loader.EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert {key: read.Scalars(key)[0].value for key in RATES} == pytest.approx(RATES)
+
+
 TAKEN: list[Row] = []
 THREADS: set[str] = set()
 

@@ -43,15 +43,25 @@ class StepView:
 
 
 class Phase:
-    """A running phase. Its closing line ends with `detail`, which can be set while it runs."""
+    """A running phase. Its closing line ends with `detail`, which can be set while it runs.
+
+    `expected_seconds` is the time that it took before, if known.
+    """
 
     def __init__(self, name: str, detail: str, clock: Callable[[], float]) -> None:
         self.name, self.detail = name, detail
+        self.expected_seconds: float | None = None
         self._clock, self._began = clock, clock()
 
     @property
     def elapsed_seconds(self) -> Seconds:
         return Seconds(self._clock() - self._began)
+
+    def running(self) -> str:
+        """Return a line while the phase runs, such as `compile ... 30.0 s so far, 45.2 s last time`."""
+        before = "" if self.expected_seconds is None else f", {Seconds(self.expected_seconds)} last time"
+        text = f"{self.name} ... {self.elapsed_seconds} so far{before}"
+        return redact("  ".join(part for part in (text, self.detail) if part))
 
     def closing(self, failed: bool) -> str:
         """Return the closing line, such as `compile 12.3 s  cache miss  program 3f2a`."""

@@ -1,8 +1,13 @@
-"""The display for pipes, files and CI. It prints the first and the last step, and a line every 10 seconds or 10 %."""
+"""The display for pipes, files and CI.
+
+It prints the first and the last step, and a line every 10 seconds or 10 %. A phase prints a line every 30 seconds,
+so that a long compilation is not taken for a hang.
+"""
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -10,16 +15,26 @@ from typing import Self, TextIO
 
 from forerun.safe_text import clean
 from forerun.track.display.display import Phase, StepView
+from forerun.track.display.heartbeat import EndSignal, Heartbeat
 
 EVERY_SECONDS = 10.0
 LINES_PER_RUN = 10
 
 
 class PlainDisplay:
-    """A display that prints plain lines."""
+    """A display that prints plain lines.
 
-    def __init__(self, stream: TextIO, *, clock: Callable[[], float]) -> None:
-        self._stream, self._clock = stream, clock
+    Args:
+      stream: receives the lines.
+      clock: returns the time in seconds.
+      new_end: creates the event that ends the heartbeat of a phase. Tests replace it.
+    """
+
+    def __init__(
+        self, stream: TextIO, *, clock: Callable[[], float], new_end: Callable[[], EndSignal] = threading.Event
+    ) -> None:
+        self._stream, self._clock, self._new_end = stream, clock, new_end
+        self._write_lock = threading.Lock()  # heartbeats print from their own thread
         self._shown_at = -math.inf
         self._shown_tenth = -1
 
@@ -27,11 +42,14 @@ class PlainDisplay:
     def phase(self, name: str, detail: str = "") -> Iterator[Phase]:
         phase = Phase(name, detail, self._clock)
         self.say("  ".join(part for part in (f"{name} ...", detail) if part))
+        heartbeat = Heartbeat(lambda: self.say(phase.running()), self._new_end())
         try:
             yield phase
         except BaseException:
+            heartbeat.stop()
             self.say(phase.closing(failed=True))
             raise
+        heartbeat.stop()
         self.say(phase.closing(failed=False))
 
     def step(self, view: StepView) -> None:
@@ -44,8 +62,9 @@ class PlainDisplay:
         self.say("  ".join((f"step {view.step}/{view.steps}", *view.figures(), view.eta())))
 
     def say(self, text: str) -> None:
-        self._stream.write(f"{clean(text)}\n")
-        self._stream.flush()
+        with self._write_lock:
+            self._stream.write(f"{clean(text)}\n")
+            self._stream.flush()
 
     def warn(self, text: str) -> None:
         self.say(f"warning: {text}")

@@ -18,6 +18,7 @@ from forerun.console import SafeConsole, SafeLive
 from forerun.safe_text import redact
 from forerun.track.display.display import Phase, StepView
 from forerun.track.display.sparkline import Sparkline
+from forerun.units import Seconds
 
 DRAWINGS_PER_SECOND = 4
 SPARKLINE_WIDTH = 16
@@ -98,9 +99,9 @@ class TerminalDisplay:
     def _phase_line(self, phase: Phase) -> Text:
         spin = self._spinner.render(self._console.get_time())
         assert isinstance(spin, Text)
-        line = Text.assemble(
-            spin, f" {phase.name} {phase.elapsed_seconds}", (redact(f"  {phase.detail}".rstrip()), "dim")
-        )
+        before = "" if phase.expected_seconds is None else f" ({Seconds(phase.expected_seconds)} last time)"
+        name = f" {phase.name} {phase.elapsed_seconds}{before}"
+        line = Text.assemble(spin, name, (redact(f"  {phase.detail}".rstrip()), "dim"))
         return _one_line(line, self._console.width)
 
     def _bar_line(self, view: StepView, width: int) -> Text:

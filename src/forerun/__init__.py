@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from forerun.api.stages import load_stages as load_stages
     from forerun.api.stepping import TrainingProgram as TrainingProgram
     from forerun.api.stepping import build as build
+    from forerun.api.sweeping import Sweep as Sweep
+    from forerun.api.sweeping import sweep as sweep
     from forerun.api.tables import Table as Table
     from forerun.api.tokenizing import TokenizerReport as TokenizerReport
     from forerun.api.tokenizing import TrainedTokenizer as TrainedTokenizer
@@ -83,6 +85,7 @@ _MODULES = {
     "forerun.api.planning": ("Plan", "SearchResult", "plan", "search"),
     "forerun.api.stages": ("Stages", "StagesPlan", "load_stages"),
     "forerun.api.stepping": ("TrainingProgram", "build"),
+    "forerun.api.sweeping": ("Sweep", "sweep"),
     "forerun.api.tables": ("Table",),
     "forerun.api.tokenizing": ("TokenizerReport", "TrainedTokenizer", "inspect_tokenizer", "train_tokenizer"),
     "forerun.api.training": ("Run", "open_run", "train"),

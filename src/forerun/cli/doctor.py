@@ -8,4 +8,4 @@ import argparse
 def run(args: argparse.Namespace) -> int:
     from forerun.doctor import report
 
-    return report.run(smoke=args.smoke)
+    return report.run(smoke=args.smoke, overrides=args.overrides)

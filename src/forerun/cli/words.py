@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from forerun.cli import sweep
 from forerun.cli.parser import Command, Parser
 
 
@@ -352,6 +353,13 @@ def _init(parser: argparse.ArgumentParser) -> None:
 
 def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smoke", action="store_true", help="also train for a minute on the devices of this machine")
+    parser.add_argument(
+        "overrides",
+        metavar="KEY=VALUE",
+        nargs="*",
+        default=[],
+        help="with --smoke: set device, devices or mesh, for example device=tpu",
+    )
 
 
 def _hardware(parser: argparse.ArgumentParser) -> None:
@@ -382,6 +390,11 @@ COMMANDS = {
     "plan": Command("predict memory, time and cost without a TPU", "forerun plan job.yaml --on v6e-1,v5e-8", _plan),
     "cache": Command("store the logits of a job's teacher", "forerun cache job.yaml distil.top_k=32", _cache),
     "train": Command("train a job, or resume it", "forerun train job.yaml optimizer.lr=8e-5 mesh.fsdp=8", _train),
+    "sweep": Command(
+        "train all combinations of some values, and compare them",
+        "forerun sweep job.yaml optimizer.lr=1e-5,3e-5 seed=0,1",
+        sweep.add_options,
+    ),
     "export": Command(
         "write a run as a verified Hugging Face folder", "forerun export runs/quickstart --to my-model", _export
     ),

@@ -7,15 +7,31 @@ import os
 from forerun.doctor.machine import Finding, Machine
 from forerun.units import GIB, Bytes
 
-TORCH_XLA_VARIABLES = (
-    "PJRT_DEVICE",
-    "XRT_TPU_CONFIG",
-    "XLA_USE_BF16",
-    "PT_XLA_DEBUG",
-    "XLA_IR_DEBUG",
-    "XLA_HLO_DEBUG",
-    "TPU_NUM_DEVICES",
-)
+PAGE = "docs/debugging.md"
+# Variables that only torch_xla reads, and what has the same effect here.
+TORCH_XLA_VARIABLES = {
+    "PJRT_DEVICE": "device=tpu in the job",
+    "XRT_TPU_CONFIG": "nothing",
+    "XLA_USE_BF16": "precision.compute=bfloat16, the default",
+    "PT_XLA_DEBUG": "JAX_LOG_COMPILES=1",
+    "XLA_IR_DEBUG": "JAX_DUMP_IR_TO=FOLDER",
+    "XLA_HLO_DEBUG": "XLA_FLAGS=--xla_dump_to=FOLDER",
+    "TPU_NUM_DEVICES": "devices=N in the job",
+}
+# Variables of JAX and XLA that print or check more. Those with True also make a run slow.
+DEBUG_VARIABLES = {
+    "JAX_DEBUG_NANS": True,
+    "JAX_DISABLE_JIT": True,
+    "JAX_DUMP_IR_TO": False,
+    "JAX_EXPLAIN_CACHE_MISSES": False,
+    "JAX_LOG_COMPILES": False,
+    "JAX_LOGGING_LEVEL": False,
+    "JAX_TRACEBACK_FILTERING": False,
+    "TF_CPP_MIN_LOG_LEVEL": False,
+    "TPU_MIN_LOG_LEVEL": False,
+    "TPU_STDERR_LOG_LEVEL": False,
+}
+OFF = ("0", "false", "no", "off")
 HARMLESS_FLAGS = ("--xla_force_host_platform_device_count", "--xla_tpu_use_enhanced_launch_barrier")
 DISK_FAIL_BYTES, DISK_WARN_BYTES = 1 * GIB, 20 * GIB
 MEMORY_WARN_BYTES = 4 * GIB
@@ -42,8 +58,23 @@ def check_torch_xla_variables(machine: Machine) -> Finding:
     if not names:
         return Finding("old variables", "ok", "no torch_xla variables")
     text = ", ".join(f"{name}={machine.environment[name]}" for name in names)
-    instead = " (set devices=N in the job instead)" if "TPU_NUM_DEVICES" in names else ""
-    return Finding("old variables", "warn", f"{text}: only torch_xla reads them", f"unset {' '.join(names)}{instead}")
+    instead = ", ".join(f"{TORCH_XLA_VARIABLES[name]} (for {name})" for name in names)
+    fix = f"unset {' '.join(names)}; use instead: {instead}; see {PAGE}"
+    return Finding("old variables", "warn", f"{text}: only torch_xla reads them", fix)
+
+
+def check_debug_variables(machine: Machine) -> Finding:
+    """Report variables for debugging, and warn of those that make every run slow."""
+    names = [name for name in DEBUG_VARIABLES if machine.environment.get(name)]
+    if not names:
+        return Finding("debugging", "ok", "no variables for debugging")
+    text = ", ".join(f"{name}={machine.environment[name]}" for name in names)
+    slow = [name for name in names if DEBUG_VARIABLES[name] and machine.environment[name].lower() not in OFF]
+    if not slow:
+        return Finding("debugging", "ok", f"{text}: see {PAGE}")
+    return Finding(
+        "debugging", "warn", f"{text}: makes runs slow", f"unset {' '.join(slow)} after debugging; see {PAGE}"
+    )
 
 
 def check_xla_flags(machine: Machine) -> Finding:

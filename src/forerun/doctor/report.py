@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from forerun.doctor import accelerators, environment_checks, versions
 from forerun.doctor.machine import Finding, Machine
+from forerun.errors import UserError
 from forerun.exit_codes import USER_MISTAKE
 
 CHECKS: tuple[Callable[[Machine], Finding], ...] = (
@@ -21,6 +23,7 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     accelerators.check_hosts,
     environment_checks.check_platforms,
     environment_checks.check_torch_xla_variables,
+    environment_checks.check_debug_variables,
     environment_checks.check_xla_flags,
     environment_checks.check_preload,
     environment_checks.check_disk,
@@ -32,16 +35,21 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
 NAME_WIDTH = 14
 
 
-def run(smoke: bool, machine: Machine | None = None) -> int:
+def run(smoke: bool, machine: Machine | None = None, overrides: Sequence[str] = ()) -> int:
     """Run all checks and print their findings.
 
     Args:
         smoke: Also train for about a minute on this machine's devices.
         machine: The machine to check; this one by default.
+        overrides: Changes of the job of `smoke`, such as `device=tpu`.
 
     Returns:
         The exit code: 0 if nothing failed, else 2.
+
+    Raises:
+        UserError: An override is malformed, or is given without `smoke`.
     """
+    values = _smoke_values(smoke, overrides)
     here = machine or Machine.here()
     findings = []
     for check in CHECKS:
@@ -54,7 +62,22 @@ def run(smoke: bool, machine: Machine | None = None) -> int:
         return code
     from forerun.doctor import smoke as trial
 
-    return max(code, trial.run())
+    return max(code, trial.run(values))
+
+
+def _smoke_values(smoke: bool, overrides: Sequence[str]) -> dict[str, Any]:
+    if not overrides:
+        return {}
+    if not smoke:
+        raise UserError(
+            "E-COMMAND-060",
+            f"'{overrides[0]}' needs --smoke",
+            why="without it, forerun doctor trains nothing, so there is no job to change",
+            fix=f"forerun doctor --smoke {' '.join(overrides)}",
+        )
+    from forerun.doctor.smoke import values_of
+
+    return values_of(overrides)
 
 
 def line(finding: Finding) -> str:

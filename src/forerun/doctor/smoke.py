@@ -4,40 +4,79 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
 
 TRAIN_SECONDS = 20.0
 STEPS_MOST = 400
+KEYS = ("device", "devices", "mesh")  # of the job, which the user may change
 
 
 @dataclass
 class Bench:
-    """The folder of the tests, and objects (`made`) that one test passes on to the next."""
+    """The folder of the tests, the user's values of `KEYS`, and objects (`made`) that one test passes to the next."""
 
     folder: Path
+    values: dict[str, Any] = field(default_factory=dict)
     made: dict[str, Any] = field(default_factory=dict)
 
 
-def run() -> int:
-    """Run the tests until one fails, and print a line for each. Return 0 if all pass, else 2."""
+def run(values: dict[str, Any] | None = None) -> int:
+    """Run the tests until one fails, and print a line for each. Return 0 if all pass, else 2.
+
+    Args:
+      values: keys of `KEYS` with the values to use, from `values_of`.
+    """
     with tempfile.TemporaryDirectory(prefix="forerun-smoke-") as name:
-        bench = Bench(Path(name))
+        bench = Bench(Path(name), values or {})
         for title, line in LINES:
             began = time.perf_counter()
             try:
                 found = line(bench)
             except Exception as error:  # this command exists to report any failure
-                why = error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-                print(f"FAIL  {title}: {why}")
+                print("\n".join((f"FAIL  {title}: {_reason(error)}", *_remedies(error))))
                 return UserError.exit_code
             print(f"ok    {title}: {found} ({time.perf_counter() - began:.1f} s)", flush=True)
     return 0
+
+
+def values_of(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the values that overrides such as `device=tpu` set.
+
+    Raises:
+      UserError: an override is malformed, or changes a key that is not in `KEYS`.
+    """
+    for override in overrides:
+        if override.partition("=")[0].partition(".")[0] not in KEYS:
+            raise UserError(
+                "E-COMMAND-061",
+                f"doctor --smoke cannot change '{override.partition('=')[0]}'",
+                why=f"it trains its own small job; the keys that can be changed are {', '.join(KEYS)}",
+                fix="write for example: forerun doctor --smoke device=tpu",
+            )
+    with tempfile.TemporaryDirectory(prefix="forerun-smoke-") as name:
+        file = Path(name) / "smoke.yaml"
+        file.write_text("model: {layers: 1, embed: 16, heads: 1}\ndata: text\nsteps: 1\n", encoding="utf-8")
+        job = load(file, overrides).job
+    return {key: getattr(job, key) for key in KEYS}
+
+
+def _reason(error: Exception) -> str:
+    return error.what if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+
+
+def _remedies(error: Exception) -> list[str]:
+    """Return the cause and the fix of a UserError, indented below its line."""
+    if not isinstance(error, UserError):
+        return []
+    parts = [f"{name}: {text}" for name, text in (("why", error.why), ("fix", error.fix)) if text]
+    return [f"      {line}" for part in parts for line in part.splitlines()]
 
 
 def smoke_job(folder: Path, devices: int) -> Job:
@@ -60,7 +99,7 @@ def _device(bench: Bench) -> str:
     """Choose the devices."""
     from forerun.hardware.devices import choose
 
-    bench.made["chosen"] = chosen = choose("auto", None)
+    bench.made["chosen"] = chosen = choose(bench.values.get("device", "auto"), bench.values.get("devices"))
     return f"{len(chosen.devices)} x {chosen.devices[0].device_kind}, {chosen.reason}"
 
 
@@ -75,7 +114,8 @@ def _prepare_data(bench: Bench) -> str:
     (bench.folder / "text" / "topics.txt").write_text("\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
     job = smoke_job(bench.folder, len(bench.made["chosen"].devices))
     corpus = open_corpus(job)
-    bench.made.update(corpus=corpus, job=resolve(job, corpus))
+    bench.made.update(corpus=corpus, one_device_job=resolve(job, corpus))
+    bench.made["job"] = resolve(job.model_copy(update=bench.values), corpus)
     return corpus.lines()[0]
 
 
@@ -108,13 +148,14 @@ def _gradients(bench: Bench) -> str:
     from forerun.run.placement import Placement
     from forerun.run.train import batches_of, program_on
 
-    resolved, chosen, corpus = bench.made["job"], bench.made["chosen"], bench.made["corpus"]
-    job = resolved.job
+    chosen, corpus = bench.made["chosen"], bench.made["corpus"]
     if len(chosen.devices) == 1:
         return "one device, nothing to compare"
     alone = DeviceChoice(chosen.platform, chosen.devices[:1], chosen.reason)
     norms = []
-    for these in (alone, chosen):
+    # The job for one device has the default mesh: the user's mesh is for all devices.
+    for these, resolved in ((alone, bench.made["one_device_job"]), (chosen, bench.made["job"])):
+        job = resolved.job
         program = program_on(resolved, these, corpus.rows.epoch)
         batch = Placement(program.batch)(batches_of(job, program, corpus).batch_at(0))
         step = program.trace().lower().compile(compiler_options=program.compiler_options or None)

@@ -18,7 +18,7 @@ def loss_curve(losses: Points, validation: Points = ()) -> Plot:
 
     A long run is thinned to `MAX_POINTS` means, so that the page stays small.
     """
-    line = _thinned([(step, loss) for step, loss in losses if math.isfinite(loss)])
+    line = thinned([(step, loss) for step, loss in losses if math.isfinite(loss)])
     shown = [loss for _, loss in (*line, *validation)]
     low, high = min(shown), max(shown)
     space = max(0.08 * (high - low), 1e-3)
@@ -33,7 +33,8 @@ def loss_curve(losses: Points, validation: Points = ()) -> Plot:
     return plot
 
 
-def _thinned(points: Points) -> Points:
-    size = -(-len(points) // MAX_POINTS)
+def thinned(points: Points) -> Points:
+    """Return at most `MAX_POINTS` means of successive points."""
+    size = max(1, -(-len(points) // MAX_POINTS))
     groups = [points[at : at + size] for at in range(0, len(points), size)]
     return [(group[-1][0], sum(loss for _, loss in group) / len(group)) for group in groups]

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 from jax import monitoring
 
+from forerun.errors import UserError
 from forerun.hardware.chips import Chip
 from forerun.objectives.batch import Batch
 from forerun.planner.hlo import parse
@@ -30,6 +31,10 @@ from forerun.units import Bytes
 
 CACHE_HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
+
+
+# JAX raises this private class for a compiled program. Only inside of its own jit it becomes a FloatingPointError.
+_NAN_ERROR = "InternalFloatingPointError"
 
 
 class RecompileError(Exception):
@@ -108,7 +113,11 @@ class CompiledStep:
             # An implicit transfer between host and devices would make each step wait. The guard makes it an error.
             with jax.transfer_guard("disallow"):
                 return self._run(state, batch, schedule)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
+            if type(error).__name__ == _NAN_ERROR:
+                raise _nan_found(error) from error
+            if not isinstance(error, TypeError | ValueError):
+                raise
             changed = [
                 c
                 for c in (
@@ -120,6 +129,16 @@ class CompiledStep:
             if not changed:
                 raise
             raise RecompileError(f"{changed[0]}; the step is compiled once, before the first step") from error
+
+
+def _nan_found(error: Exception) -> UserError:
+    """Return the error for a NaN in the outputs of a step while JAX_DEBUG_NANS is set."""
+    return UserError(
+        "E-RUN-083",
+        "a step produced a NaN or an infinity, and JAX_DEBUG_NANS or JAX_DEBUG_INFS is set",
+        why=f"JAX reports {error}; the compiled step has no line numbers",
+        fix="to find the operation, see docs/debugging.md#nans; without the variable, the guard skips such a step",
+    )
 
 
 def compile_step(program: Program, display: Display, name: str = "") -> CompiledStep:

@@ -67,6 +67,8 @@ def require_free_tpu_for(
     Call this before jax opens its devices. If the job lists another device too, a live holder is reported but not
     raised, because `choose` falls back to that device.
     """
+    if os.environ.get("TPU_VISIBLE_CHIPS"):
+        return  # this process uses only some chips, and other processes may use the rest
     here = machine or ThisMachine()
     order = ("tpu",) if device == "auto" else (device,) if isinstance(device, str) else device
     if order[0] != "tpu" or here.absence("tpu") is not None:

@@ -59,7 +59,7 @@ def test_a_warning_is_no_failure() -> None:
 @pytest.mark.parametrize(("trial", "free", "code"), [(0, 99 * GIB, 0), (2, 99 * GIB, 2), (0, 0, 2)])
 def test_smoke_comes_after(monkeypatch: pytest.MonkeyPatch, trial: int, free: int, code: int) -> None:
     module = types.ModuleType("forerun.doctor.smoke")
-    module.run = lambda: trial  # type: ignore[attr-defined]
+    module.run = lambda values: trial  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "forerun.doctor.smoke", module)
     monkeypatch.setattr("forerun.doctor.smoke", module, raising=False)
     assert run(True, well(runs_free_bytes=free)) == code

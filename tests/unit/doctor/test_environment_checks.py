@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from forerun.doctor.environment_checks import (
+    DEBUG_VARIABLES,
+    PAGE,
+    TORCH_XLA_VARIABLES,
     check_bytecode,
     check_cache,
+    check_debug_variables,
     check_disk,
     check_memory,
     check_platforms,
@@ -17,6 +22,8 @@ from forerun.doctor.environment_checks import (
 )
 from forerun.doctor.machine import Machine, cache_folder
 from forerun.units import GIB, MIB
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +47,39 @@ def test_torch_xla_variables() -> None:
     finding = check_torch_xla_variables(Machine(environment={"PJRT_DEVICE": "TPU", "TPU_NUM_DEVICES": "2"}))
     assert finding.status == "warn"
     assert "PJRT_DEVICE=TPU" in finding.found
-    assert finding.fix == "unset PJRT_DEVICE TPU_NUM_DEVICES (set devices=N in the job instead)"
+    assert finding.fix.startswith("unset PJRT_DEVICE TPU_NUM_DEVICES; ")
+    assert "devices=N" in finding.fix
+
+
+@pytest.mark.parametrize(("variable", "equivalent"), TORCH_XLA_VARIABLES.items())
+def test_each_torch_xla_variable_has_its_equivalent_on_the_page(variable: str, equivalent: str) -> None:
+    finding = check_torch_xla_variables(Machine(environment={variable: "1"}))
+    assert equivalent in finding.fix
+    assert finding.fix.endswith(PAGE)
+    row = next(line for line in (ROOT / PAGE).read_text("utf-8").splitlines() if line.startswith(f"| `{variable}"))
+    assert equivalent.split(" ")[0].rstrip(",").split("=")[0] in row
+
+
+@pytest.mark.parametrize(
+    ("environment", "status"),
+    [
+        ({}, "ok"),
+        ({"TF_CPP_MIN_LOG_LEVEL": "0", "JAX_LOG_COMPILES": "1"}, "ok"),
+        ({"JAX_DEBUG_NANS": "1"}, "warn"),
+        ({"JAX_DEBUG_NANS": "false", "JAX_DISABLE_JIT": "True"}, "warn"),
+        ({"JAX_DEBUG_NANS": "0"}, "ok"),
+    ],
+)
+def test_variables_for_debugging(environment: dict[str, str], status: str) -> None:
+    finding = check_debug_variables(Machine(environment=environment))
+    assert finding.status == status
+    assert all(name in finding.found for name in environment)
+    assert (PAGE in finding.found + finding.fix) == bool(environment)
+
+
+def test_every_variable_for_debugging_is_on_the_page() -> None:
+    text = (ROOT / PAGE).read_text("utf-8")
+    assert [name for name in DEBUG_VARIABLES if f"`{name}" not in text] == []
 
 
 def test_xla_flags() -> None:

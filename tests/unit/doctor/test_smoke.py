@@ -6,10 +6,14 @@ from pathlib import Path
 
 import jax
 import pytest
+from error_assertions import assert_error
 
 from forerun.checkpoint.store import CheckpointStore
+from forerun.cli.main import main
 from forerun.config.schema import Job
-from forerun.doctor import smoke
+from forerun.doctor import report, smoke
+from forerun.doctor.machine import Machine
+from forerun.errors import UserError
 
 
 @pytest.fixture(autouse=True)
@@ -40,5 +44,49 @@ def test_a_checkpoint_that_lies_is_found(capsys: pytest.CaptureFixture[str], mon
 
     monkeypatch.setattr(CheckpointStore, "restore", lying)
     assert smoke.run() == 2
-    last = capsys.readouterr().out.splitlines()[-1]
-    assert last == "FAIL  checkpoint saved and read back: the checkpoint differs after it was read back"
+    failed, *remedies = capsys.readouterr().out.splitlines()[-3:]
+    assert failed == "FAIL  checkpoint saved and read back: the checkpoint differs after it was read back"
+    assert remedies == ["      why: arrays differ", "      fix: check the disk"]
+
+
+def test_devices_and_mesh_are_those_of_the_overrides(capsys: pytest.CaptureFixture[str]) -> None:
+    values = smoke.values_of(["device=cpu", "devices=4", "mesh={data: 2, fsdp: 1, tp: 2}"])
+    assert smoke.run(values) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "4 x cpu" in lines[0]
+    assert "4 of 8 devices" in lines[0]
+    assert "on one device" in lines[3]
+    assert lines[3].endswith("s)")
+
+
+def test_an_absent_device_fails_with_cause_and_fix(capsys: pytest.CaptureFixture[str]) -> None:
+    """The tests set JAX_PLATFORMS=cpu, which excludes a TPU on any machine."""
+    assert smoke.run(smoke.values_of(["device=tpu"])) == 2
+    failed, *rest = capsys.readouterr().out.splitlines()
+    assert failed.startswith("FAIL  device: ")
+    assert any("JAX_PLATFORMS" in line for line in rest)
+    assert any(line.startswith("      fix: ") for line in rest)
+
+
+def test_the_command_reports_the_absent_device(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "CHECKS", ())
+    monkeypatch.setattr(Machine, "here", staticmethod(Machine))
+    assert main(["doctor", "--smoke", "device=tpu"]) == 2
+    assert "FAIL  device" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("smokes", "override", "code"),
+    [
+        (False, "device=tpu", "E-COMMAND-060"),
+        (True, "batch=4", "E-COMMAND-061"),
+        (True, "device", "E-JOB-002"),
+        (True, "mesh.data=two", "E-JOB-020"),
+    ],
+)
+def test_other_overrides_are_errors(smokes: bool, override: str, code: str) -> None:
+    with pytest.raises(UserError) as caught:
+        report.run(smokes, Machine(), [override])
+    assert_error(caught.value, code)

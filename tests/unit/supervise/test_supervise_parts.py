@@ -12,13 +12,14 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from forerun.errors import StorageError, UserError
 from forerun.hardware import maintenance_notice
 from forerun.hardware.tpu_hosts import MAX_BYTES, TpuHosts, find_tpu_hosts
-from forerun.supervise.free_tpu import require_free_tpu
+from forerun.supervise.free_tpu import require_free_tpu, require_free_tpu_for
 from forerun.supervise.host_address import PORT, Hosts, bound_address, given, parse
 from forerun.supervise.leader import verdicts
 from forerun.supervise.leader.member import Member
@@ -184,6 +185,17 @@ def test_the_lock_of_a_dead_process_is_removed_and_a_live_one_named(tmp_path: Pa
     require_free_tpu(said.append, lock, proc, attached=lambda: "/dev/accel0")
     assert not lock.exists()
     assert len(said) == 1
+
+
+def test_a_process_with_some_chips_does_not_ask_for_the_whole_tpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a parallel sweep share a TPU, each with its own chips."""
+    asked: list[str] = []
+    machine = SimpleNamespace(absence=asked.append, attached_tpu=lambda: None)
+    require_free_tpu_for("tpu", pytest.fail, machine=machine)
+    assert asked == ["tpu"]
+    monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0,1")
+    require_free_tpu_for("tpu", pytest.fail, machine=machine)
+    assert asked == ["tpu"]
 
 
 def member(index: int, code: int | None, *, ended: bool = False, tail: str = "") -> Member:

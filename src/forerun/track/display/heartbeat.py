@@ -22,7 +22,7 @@ class Heartbeat:
     """Calls `report` every 30 seconds, until `stop` is called.
 
     Args:
-      report: prints one line. It is called in a thread of its own.
+      report: prints one line. A separate thread calls it.
       end: the event that ends the thread.
     """
 

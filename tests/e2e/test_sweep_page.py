@@ -74,3 +74,5 @@ def test_the_command_of_the_page(
     assert result.best.folder.name == best
     assert result.table["loss"] == sorted(summary["final_loss"] for summary in summaries.values())
     assert result.failed == {}
+    assert "<iframe sandbox" in result._repr_html_()
+    assert str(result).split()[:3] == ["optimizer.lr", "loss", "tokens"]

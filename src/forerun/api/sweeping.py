@@ -16,6 +16,7 @@ from forerun.commands.sweep.sweep import train as train_sweep
 from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.files import atomic_write
+from forerun.pages.render import render
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Sweep:
         return str(Table(dict(zip(heads, cells_of(self._results, run), strict=True)) for run in self._results.runs))
 
     def _repr_html_(self) -> str:
-        return page(self._sweep, self._results)
+        content = page(self._sweep, self._results)
+        return render("sweep_frame.html.jinja", name=self._sweep.base.name, content=content)
 
 
 def sweep(

@@ -33,7 +33,7 @@ CACHE_HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-# JAX raises this private class for a compiled program. Only inside of its own jit it becomes a FloatingPointError.
+# JAX raises this private class for a compiled program, and converts it to FloatingPointError only in functions under jit.
 _NAN_ERROR = "InternalFloatingPointError"
 
 

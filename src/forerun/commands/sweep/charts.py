@@ -78,8 +78,8 @@ def loss_chart(results: SweepResults) -> dict[str, Plot] | None:
 
 
 def numeric_axes(runs: Sequence[RunResult]) -> list[str]:
-    """Return the swept keys whose values are all different numbers."""
-    keys = list(runs[0].values) if runs else []
+    """Return the swept keys whose values are numbers with an order. The seed is a number, but has none."""
+    keys = [key for key in (runs[0].values if runs else ()) if key != "seed"]
     return [
         key
         for key in keys

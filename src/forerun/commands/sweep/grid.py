@@ -66,7 +66,8 @@ def read_grid(words: Sequence[str]) -> SweepGrid:
     Raises:
       UserError: no word has several values, or a word is malformed.
     """
-    axes, fixed = [], []
+    axes: list[Axis] = []
+    fixed: list[str] = []
     for word in words:
         key, equals, text = word.partition("=")
         texts = split_values(text) if equals else []
@@ -175,7 +176,7 @@ def _require_axis(key: str, texts: Sequence[str], before: Sequence[str]) -> None
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Return the last part of each key, or the complete key if several keys end alike."""
+    """Return the last part of each key, or the complete key if several keys have the same end."""
     ends = [key.rpartition(".")[2] for key in keys]
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 

@@ -57,10 +57,7 @@ def print_table(console: Console, results: SweepResults) -> None:
     for number, head in enumerate(heads):
         # The last part of a key is enough to recognise it, and the table stays narrow.
         short = head.rpartition(".")[2] if 0 < number <= len(results.runs[0].values) else head
-        fold = head == "run"
-        table.add_column(
-            short, justify="left" if head in texts else "right", no_wrap=not fold, overflow="fold" if fold else None
-        )
+        table.add_column(short, justify="left" if head in texts else "right", no_wrap=head != "run", overflow="fold")
     styles = {"failed": "red", "stopped": "yellow", "waiting": "dim", "running": "dim"}
     for run in results.runs:
         cells = cells_of(results, run, folders=folders)
@@ -95,7 +92,9 @@ def notes(sweep: PreparedSweep, results: SweepResults) -> list[str]:
     lines.append(", ".join(f"{count} {state}" for state, count in counts.items() if count))
     if results.programs:
         cached = sum(run.compile_cached is True for run in results.runs)
-        lines.append(f"{len(results.programs)} compiled programs; {cached} runs found theirs in the compile cache")
+        lines.append(
+            f"compiled programs: {len(results.programs)}; runs that found theirs in the compile cache: {cached}"
+        )
     lines += [f"failed: {run.label}: {run.error or 'no message'}" for run in results.of_state("failed")]
     return lines
 

@@ -25,6 +25,8 @@ from forerun.units import Seconds
 LOGS = "logs"
 PROGRESS_SECONDS = 30.0  # between two lines about the runs that are running
 END_SECONDS = 10.0  # for a process to save and end, before it is killed
+# The command of a run, before its job and overrides. Tests replace it.
+TRAIN_COMMAND = (sys.executable, "-P", "-m", "forerun.cli.main", "train")
 _LOG_TAIL_BYTES = 20_000
 
 
@@ -39,7 +41,6 @@ class SweepRunner:
       shares: the devices of the processes. Their number is the number of runs at a time.
       say: receives lines for the user.
       stop_on_failure: whether a failed run ends the sweep.
-      command: the command of a run without its job and overrides.
     """
 
     def __init__(
@@ -50,11 +51,9 @@ class SweepRunner:
         say: Callable[[str], None],
         *,
         stop_on_failure: bool = False,
-        command: Sequence[str] | None = None,
     ) -> None:
         self._path, self._file, self._say, self._stop_on_failure = path, file, say, stop_on_failure
         self._free = deque(shares)
-        self._command = command or [sys.executable, "-P", "-m", "forerun.cli.main", "train"]
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._ended: queue.Queue[tuple[SweepRun, DeviceShare, float, int]] = queue.Queue()
         self._stopping = False
@@ -96,7 +95,7 @@ class SweepRunner:
         with log.open("ab") as out:
             # Its own session: the terminal's Ctrl-C would reach the child a second time, and end it without a save.
             child = subprocess.Popen(
-                [*self._command, str(self._path), *run.overrides],
+                [*TRAIN_COMMAND, str(self._path), *run.overrides],
                 env={**os.environ, **share.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=out,

@@ -19,7 +19,7 @@ from forerun.units import Seconds
 
 # Keys that do not change the compiled step, besides the arguments of the program (`forerun.program.schedule`).
 OUTSIDE_THE_STEP = (
-    *("name", "runs", "track", "checkpoint", "log_every", "sample", "validation", "epochs", "device"),
+    *("name", "runs", "track", "checkpoint", "log_every", "sample", "validation", "epochs"),
     *("guard.skips", "guard.in_a_row", "guard.compare_every"),
 )
 

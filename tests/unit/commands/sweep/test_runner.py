@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from error_assertions import assert_error
 
+from forerun.commands.sweep import runner as runner_module
 from forerun.commands.sweep.device_shares import DeviceShare
 from forerun.commands.sweep.results import SweepResults
 from forerun.commands.sweep.runner import SweepRunner, last_error
@@ -70,10 +73,7 @@ class Stage:
         return prepare(self.folder / "tiny.yaml", [*(words or ("seed=0,1,2",)), f"runs={self.folder / 'runs'}"])
 
     def runner(self, sweep: PreparedSweep, shares: list[DeviceShare] | None = None, **options: Any) -> SweepRunner:
-        command = [sys.executable, "-P", str(self.folder / "child.py")]
-        return SweepRunner(
-            sweep.path, sweep.file, shares or [DeviceShare()], self.said.append, command=command, **options
-        )
+        return SweepRunner(sweep.path, sweep.file, shares or [DeviceShare()], self.said.append, **options)
 
     def run(self, sweep: PreparedSweep, **options: Any) -> SweepResults:
         self.runner(sweep, **options).run(sweep.unfinished, len(sweep.runs))
@@ -89,7 +89,8 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    monkeypatch.setattr(runner_module, "TRAIN_COMMAND", (sys.executable, "-P", str(tmp_path / "child.py")))
     return Stage(tmp_path)
 
 
@@ -150,6 +151,39 @@ def test_a_stop_ends_all_processes_and_the_next_start_resumes_them(
     stage.codes()
     assert set(states(stage.run(stage.prepare())).values()) == {"finished"}
     assert stage.started() == ["0", "1", "1", "2"]
+
+
+DRIVER = """
+import sys
+import forerun.commands.sweep.runner as runner
+from forerun.__main__ import main
+runner.TRAIN_COMMAND = (sys.executable, "-P", sys.argv.pop(1))
+main()
+"""
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_to_the_command_ends_its_runs(stage: Stage, number: signal.Signals, code: int) -> None:
+    """As with Ctrl-C in a terminal, which reaches only the command: its runs have their own sessions."""
+    stage.codes(seed0="wait")
+    wait = stage.ready()
+    words = ["sweep", str(stage.folder / "tiny.yaml"), "seed=0,1", f"runs={stage.folder / 'runs'}"]
+    command = [sys.executable, "-P", "-c", DRIVER, str(stage.folder / "child.py"), *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        wait()
+        [child] = children_of(process.pid)
+        handle = os.pidfd_open(child)
+        process.send_signal(number)
+        assert process.wait() == code
+    assert select.select([handle], [], [], 60)[0], "the run ends too"
+    os.close(handle)
+    assert states(stage.prepare("seed=0,1").results())[1] == "waiting"
+    assert stage.started() == ["0"]
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_an_exception_ends_the_processes(stage: Stage) -> None:

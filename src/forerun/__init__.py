@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from forerun.api.exporting import cache_teacher as cache_teacher
     from forerun.api.exporting import export as export
     from forerun.api.exporting import plan_teacher_cache as plan_teacher_cache
+    from forerun.api.jobs import convert as convert
     from forerun.api.jobs import create_job as create_job
     from forerun.api.jobs import job_schema as job_schema
     from forerun.api.jobs import load_job as load_job
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from forerun.api.training import Run as Run
     from forerun.api.training import open_run as open_run
     from forerun.api.training import train as train
+    from forerun.config.migration.converted_job import ConvertedJob as ConvertedJob
     from forerun.config.schema import Job as Job
     from forerun.errors import UserError as UserError
 
@@ -79,7 +81,7 @@ _MODULES = {
         "export",
         "plan_teacher_cache",
     ),
-    "forerun.api.jobs": ("create_job", "job_schema", "load_job"),
+    "forerun.api.jobs": ("convert", "create_job", "job_schema", "load_job"),
     "forerun.api.language_model": ("Answer", "Evaluation", "LanguageModel", "load_model"),
     "forerun.api.machine": ("diagnose", "explain", "hardware_table"),
     "forerun.api.planning": ("Plan", "SearchResult", "plan", "search"),
@@ -89,6 +91,7 @@ _MODULES = {
     "forerun.api.tables": ("Table",),
     "forerun.api.tokenizing": ("TokenizerReport", "TrainedTokenizer", "inspect_tokenizer", "train_tokenizer"),
     "forerun.api.training": ("Run", "open_run", "train"),
+    "forerun.config.migration.converted_job": ("ConvertedJob",),
     "forerun.config.schema": ("Job",),
     "forerun.errors": ("UserError",),
 }

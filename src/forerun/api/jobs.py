@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from forerun.config.load import LoadedJob, json_schema, load
+from forerun.config.migration.converted_job import ConvertedJob
+from forerun.config.migration.foreign_file import convert_file
 from forerun.config.recipes import recipe_named, written
 from forerun.config.schema import Job
 from forerun.config.stages import Stage, stages_of
+from forerun.errors import UserError
 from forerun.models.plugin import use_job_folder
 
 # The folder of each class that a loaded job names as `module.path:Class`. A Job does not know its file.
@@ -102,6 +105,34 @@ def create_job(
       UserError: The recipe does not exist, or a file exists already.
     """
     return written(recipe_named(recipe), Path(path), model, data)
+
+
+def convert(
+    path: str | os.PathLike[str], *, devices: int | None = None, model: str | None = None, data: str | None = None
+) -> ConvertedJob:
+    """Convert a configuration of axolotl, TRL or the transformers Trainer to a job.
+
+    Args:
+      path: a YAML file of axolotl or TRL, or `TrainingArguments.to_json_string()` in a JSON file.
+      devices: the number of devices, because other trainers count the batch per device; default: that of the file,
+        else 1.
+      model: the model; default: that of the file.
+      data: the data; default: that of the file.
+
+    Returns:
+      The job, its text with comments, and every key that was not converted, with the reason.
+
+    Raises:
+      UserError: The file cannot be read, is not such a configuration, or trains in a way that forerun does not have.
+    """
+    if devices is not None and devices < 1:
+        raise UserError(
+            "E-COMMAND-084",
+            f"{devices} is not a number of devices",
+            why="the batch is computed for 1 or more devices",
+            fix="write for example --devices 8",
+        )
+    return convert_file(Path(path), devices=devices, model=model, data=data)
 
 
 def job_schema() -> dict[str, Any]:

@@ -55,15 +55,14 @@ class Parser(argparse.ArgumentParser):
         """Return the override that an unknown option such as `--steps 10` or `--lr=3e-4` means: `steps=10`."""
         if not word.startswith("--") or "overrides" not in (action.dest for action in self._actions):
             return None
-        from forerun.config import aliases, keys  # slow to import, and needed for this error only
+        from forerun.config import keys  # slow to import, and needed for this error only
+        from forerun.config.migration.suggestion import overrides
 
         option, equals, value = word.partition("=")
         name = option.lstrip("-").replace("-", "_")
-        ends = {key.rpartition(".")[2]: key for key in reversed(keys.leaf_keys())}
-        shorthands = keys.shorthands()
-        key = name if name in (*keys.leaf_keys(), *shorthands) else aliases.key_alias(name) or ends.get(name)
-        if key is None:
-            return None
         following = words[words.index(word) + 1 :] if not equals else [value]
         given = next((text for text in following[:1] if not text.startswith("--") and "=" not in text), "")
-        return f"{key}={given or '...'}"
+        if name in (*keys.leaf_keys(), *keys.shorthands()):
+            return f"{name}={given or '...'}"
+        ends = {key.rpartition(".")[2]: key for key in reversed(keys.leaf_keys())}
+        return overrides(name, given) or (f"{ends[name]}={given or '...'}" if name in ends else None)

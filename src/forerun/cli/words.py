@@ -351,6 +351,15 @@ def _init(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="PATH", help="file or folder with the data")
 
 
+def _convert(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="YAML file of axolotl or TRL, or TrainingArguments as JSON")
+    parser.add_argument(
+        "--devices", metavar="N", type=int, help="number of devices, which the batch depends on (default: 1)"
+    )
+    parser.add_argument("--model", metavar="MODEL", help="model, if the file does not name it")
+    parser.add_argument("--data", metavar="PATH", help="data, if the file does not name it")
+
+
 def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smoke", action="store_true", help="also train for a minute on the devices of this machine")
     parser.add_argument(
@@ -380,6 +389,9 @@ def _schema(parser: argparse.ArgumentParser) -> None:
 
 COMMANDS = {
     "init": Command("write a first job file from a recipe", "forerun init --recipe lora job.yaml", _init),
+    "convert": Command(
+        "write a job from a file of axolotl, TRL or transformers", "forerun convert axolotl.yml --devices 8", _convert
+    ),
     "check": Command("show every value of a job and its origin", "forerun check job.yaml --on v5e-8", _check),
     "data": Command("show the data as the model will see it", "forerun data job.yaml --html data.html", _data),
     "tokenizer": Command(

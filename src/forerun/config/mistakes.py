@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from forerun.config import keys
-from forerun.config.aliases import key_alias, value_alias
 from forerun.config.merge import Given
 from forerun.config.protocols import ProtocolError
 from forerun.config.source import BEGIN, KeyPath, flow
@@ -20,6 +19,8 @@ from forerun.safe_text import redact
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
+
+    from forerun.config.migration.suggestion import Suggestion
 
 _WANTED = {
     "int_type": "a whole number",
@@ -41,6 +42,7 @@ _LIMITS = {
     "less_than_equal": ("le", "at most"),
 }
 OTHER_VALUE = "E-JOB-021"  # for a validator's error without a code
+MANY_FOREIGN_KEYS = 4
 _EXAMPLES = {"model": "Qwen/Qwen3-0.6B", "data": "path/of/texts", "data.path": "path/of/texts"}
 
 
@@ -50,8 +52,9 @@ class Mistake:
 
     Args:
       path: the key that is wrong.
-      meant: the known key that an unknown key probably means, if there is one.
+      meant: the known keys that an unknown key probably means.
       missing: the missing key, if the mistake is a missing key. It is not reported if an unknown key means it.
+      is_foreign: whether the unknown key is one of another trainer.
     """
 
     path: KeyPath
@@ -59,26 +62,33 @@ class Mistake:
     what: str
     why: str
     fix: str
-    meant: str | None = None
+    meant: tuple[str, ...] = ()
     missing: str | None = None
+    is_foreign: bool = False
 
 
 def user_error(error: ValidationError, given: Given) -> UserError:
     """Return one error with all mistakes of a job, in the order of the file."""
     found = list(_mistakes(error.errors(include_url=False), given))
-    meant = {part for mistake in found if mistake.meant for part in (mistake.meant, mistake.meant.partition(".")[0])}
+    meant = {part for mistake in found for key in mistake.meant for part in (key, key.partition(".")[0])}
     found = [mistake for mistake in found if mistake.missing not in meant]
     found.sort(key=lambda mistake: _line(mistake.path, given))
     if len(found) == 1:
         only = found[0]
         return UserError(only.code, only.what, why=f"{given.place(only.path)} {only.why}", fix=only.fix)
+    convert = f"; or convert it: forerun convert {given.file} > new.yaml" if _is_foreign_file(found) else ""
     begin = f"; {BEGIN}" if {"model", "data"} <= {mistake.missing for mistake in found} else ""
     return UserError(
         "E-JOB-004",
         f"{len(found)} mistakes in the job",
         why="\n".join(f"{given.place(m.path)}: {m.what} [{m.code}]; {m.fix}" for m in found),
-        fix=f"fix them, then run: forerun check {given.file}{begin}",
+        fix=f"fix them, then run: forerun check {given.file}{convert}{begin}",
     )
+
+
+def _is_foreign_file(found: Sequence[Mistake]) -> bool:
+    """Return whether so many keys are those of another trainer that the file was probably written for it."""
+    return sum(mistake.is_foreign for mistake in found) >= MANY_FOREIGN_KEYS
 
 
 def _line(path: KeyPath, given: Given) -> float:
@@ -136,20 +146,34 @@ def _dotted(path: Sequence[str | int]) -> str:
 def _unknown(path: KeyPath, given: Given) -> Mistake:
     section, name = _dotted(path[:-1]), str(path[-1])
     known = keys.siblings(section)
-    what = f"unknown key '{_dotted(path)}'"
+    near = _near(section, name, known)
+    found = _foreign(path, given, near)
+    if found is not None:
+        fix, meant = found.fix, found.meant
+    elif near:
+        fix, meant = f"did you mean '{near}'?", (near,)
+    else:
+        fix, meant = f"remove it; known here: {', '.join(known)}", ()
     why = f"has it, but {section or 'a job'} has no '{name}'"
-    meant = _meant(section, name, known)
-    if meant:
-        return Mistake(path, "E-JOB-018", what, why, f"did you mean '{meant}'?", meant=meant)
-    fix = f"remove it; known here: {', '.join(known)}"
-    return Mistake(path, "E-JOB-018", what, why, fix)
+    return Mistake(
+        path, "E-JOB-018", f"unknown key '{_dotted(path)}'", why, fix, meant=meant, is_foreign=found is not None
+    )
 
 
-def _meant(section: str, name: str, known: Sequence[str]) -> str | None:
-    """Return the key that an unknown name probably means, or None: an alias, a similar name, or a key elsewhere."""
-    alias = key_alias(name)
-    if alias is not None and name not in known:
-        return alias
+def _foreign(path: KeyPath, given: Given, near: str | None) -> Suggestion | None:
+    """Return the suggestion for a key of another trainer, or None if it is not one, or also the name of a key here."""
+    from forerun.config.migration.suggestion import suggestion  # needed for errors only
+
+    value = _at(path, given.tree)
+    if isinstance(value, dict) and near is not None and keys.section_of(keys.fields()[near]):
+        return None  # a misspelt section
+    found = suggestion(_dotted(path), value, given.tree, on_command_line=given.on_command_line(path))
+    is_own = near is not None and near.rpartition(".")[2] == str(path[-1])
+    return None if found is None or (is_own and near not in found.meant) else found
+
+
+def _near(section: str, name: str, known: Sequence[str]) -> str | None:
+    """Return the key that an unknown name probably means, or None: a similar name, or a key elsewhere."""
     prefix = f"{section}." if section else ""
     elsewhere = [key for key in keys.fields() if key != prefix + name]
     ends = {key.rpartition(".")[2]: key for key in reversed(elsewhere)}
@@ -252,6 +276,8 @@ def _shown(value: Any) -> str:
 def _fix(path: KeyPath, value: Any, errors: Sequence[ErrorDetails], given: Given) -> str:
     kinds = {details["type"] for details in errors}
     if "literal_error" in kinds:
+        from forerun.config.aliases import value_alias  # needed for errors only
+
         choices = [choice for details in errors if "expected" in details.get("ctx", {}) for choice in _choices(details)]
         alias = value_alias(_dotted([step for step in path if isinstance(step, str)]), value)
         near = alias if alias in choices else did_you_mean(str(value), choices)

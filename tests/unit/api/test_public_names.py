@@ -12,6 +12,7 @@ import forerun
 
 PUBLIC = [
     "Answer",
+    "ConvertedJob",
     "DataReport",
     "Evaluation",
     "Export",
@@ -36,6 +37,7 @@ PUBLIC = [
     "cache_teacher",
     "check",
     "compare_ledger",
+    "convert",
     "create_job",
     "diagnose",
     "explain",

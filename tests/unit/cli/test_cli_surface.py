@@ -9,6 +9,7 @@ from forerun.cli import words
 ANSWER = "--revision --code --max-tokens --temperature --top-k --top-p --stop --seed --device --devices --mesh --dtype"
 SURFACE = {
     "init": "FILE --recipe --model --data",
+    "convert": "FILE --devices --model --data",
     "check": "JOB KEY=VALUE --stage --on --all",
     "data": "JOB KEY=VALUE --stage --samples --full --html --shard --verify --ledger",
     "tokenizer": "ACTION TEXTS --to --vocab --end --special --chat-template --split --normalize --compare",

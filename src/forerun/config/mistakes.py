@@ -76,7 +76,8 @@ def user_error(error: ValidationError, given: Given) -> UserError:
     if len(found) == 1:
         only = found[0]
         return UserError(only.code, only.what, why=f"{given.place(only.path)} {only.why}", fix=only.fix)
-    convert = f"; or convert it: forerun convert {given.file} > new.yaml" if _is_foreign_file(found) else ""
+    in_file = [mistake for mistake in found if not given.on_command_line(mistake.path)]
+    convert = f"; or convert it: forerun convert {given.file} > new.yaml" if _is_foreign_file(in_file) else ""
     begin = f"; {BEGIN}" if {"model", "data"} <= {mistake.missing for mistake in found} else ""
     return UserError(
         "E-JOB-004",
@@ -165,7 +166,7 @@ def _foreign(path: KeyPath, given: Given, near: str | None) -> Suggestion | None
     from forerun.config.migration.suggestion import suggestion  # needed for errors only
 
     value = _at(path, given.tree)
-    if isinstance(value, dict) and near is not None and keys.section_of(keys.fields()[near]):
+    if isinstance(value, dict) and near is not None and set(value) & set(keys.siblings(near)):
         return None  # a misspelt section
     found = suggestion(_dotted(path), value, given.tree, on_command_line=given.on_command_line(path))
     is_own = near is not None and near.rpartition(".")[2] == str(path[-1])

@@ -65,7 +65,7 @@ def _of_device(per_device: float, accumulation: int, given: ForeignValues) -> Co
         return unsupported(f"{per_device:g} per device is not a whole batch: write batch, over all devices")
     factors = f"{per_device:g} per device x {accumulation} accumulated x {known or 1} device{'s' * ((known or 1) > 1)}"
     guess = "" if known else "; for N devices multiply it by N"
-    note = f"it counts sequences over all devices: {factors} = {int(total)}{guess}"
+    note = f"batch counts sequences over all devices: {factors} = {int(total)}{guess}"
     if per_device != int(per_device):
         return to("batch", int(total), note)
     return converted(note, batch=int(total), micro_batch=int(per_device))

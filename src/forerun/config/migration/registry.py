@@ -12,7 +12,7 @@ from forerun.config.migration.acceptance import accepts
 from forerun.config.migration.conversion import Conversion, ForeignKey, ForeignValues, plain_name, unneeded, unsupported
 
 # Names that are a section in some trainers and a value in others.
-_SECTIONS = ("optimizer", "lr_scheduler")
+_SECTIONS = ("optimizer", "lr_scheduler", "spawn")
 GROUPS: Mapping[str, tuple[ForeignKey, ...]] = {
     "Batch and length": training_names.BATCH,
     "Optimizer": training_names.OPTIMIZER,

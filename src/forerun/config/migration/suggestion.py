@@ -37,11 +37,13 @@ def suggestion(path: str, value: Any, tree: Mapping[str, Any], *, on_command_lin
         return None if found is None or key is None else _of_key(found, key.key, on_command_line)
     parts = [(name, convert_value(name, inner, given)) for name, inner in leaves(value, f"{path}.")]
     settings = {key: inner for _, part in parts if part for key, inner in part.settings.items()}
-    if not settings:
+    if not any(part for _, part in parts):
         return None
     others = [
         f"{name}: {part.note if part else 'no key here'}" for name, part in parts if not part or not part.settings
     ]
+    if not settings:
+        return Suggestion(f"remove it: {'; '.join(others)}", ())
     rest = f"; {'; '.join(others)}" if others else ""
     return Suggestion(f"write {_lines(settings, on_command_line)}{rest}", tuple(settings))
 
@@ -66,8 +68,12 @@ def _shown_key(key: str) -> str:
 def _lines(settings: Mapping[str, Any], on_command_line: bool) -> str:
     """Return settings as quoted lines of a job file, or as quoted overrides."""
     if on_command_line:
-        return " ".join(f"'{key}={flow(value)}'" for key, value in settings.items())
-    return " and ".join(f"'{line}'" for line in file_lines(settings))
+        return " ".join(_quoted(f"{key}={flow(value)}") for key, value in settings.items())
+    return " and ".join(map(_quoted, file_lines(settings)))
+
+
+def _quoted(text: str) -> str:
+    return f"`{text}`" if "'" in text else f"'{text}'"
 
 
 def file_lines(settings: Mapping[str, Any]) -> list[str]:

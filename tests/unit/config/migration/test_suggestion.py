@@ -11,6 +11,7 @@ from error_assertions import assert_error
 
 from forerun.cli.main import main
 from forerun.config import keys
+from forerun.config.keys import shorthands
 from forerun.config.load import load
 from forerun.config.migration.conversion import ForeignValues
 from forerun.config.migration.registry import GROUPS, convert_value, names
@@ -18,7 +19,7 @@ from forerun.config.migration.suggestion import overrides
 from forerun.config.source import flow, read_value
 from forerun.errors import UserError
 
-SMALL = "model: qwen3-0.6b\ndata: {path: texts, validation: 0.1}\n"
+SMALL = "model: {name: qwen3-0.6b}\ndata: {path: texts, validation: 0.1}\n"
 NAMES = [(name, key) for group in GROUPS.values() for key in group for name in key.names.split()]
 # Conversions to keys that some versions do not have.
 OPTIONAL = {"optimizer.name", "data.system", "data.limit", "data.prefetch"}
@@ -64,7 +65,8 @@ def test_the_suggestion_for_each_name_is_accepted(group: str) -> None:
 
 def lines_in(fix: str) -> list[str]:
     """The lines of a job, or the overrides, that a fix tells to write. A note after them has no quotes."""
-    return re.findall(r"'([^']+)'", fix.partition("write ")[2].partition("; ")[0])
+    found = re.findall(r"`[^`]+`|'[^']+'", fix.partition("write ")[2].partition("; ")[0])
+    return [line[1:-1] for line in found]
 
 
 def merged(tree: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -85,11 +87,13 @@ def test_the_text_of_the_error_can_be_copied(group: str) -> None:
             continue
         words = lines_in(error_of(SMALL, f"{name}={flow(key.example)}").fix)
         lines = lines_in(error_of(f"{SMALL}{name}: {flow(key.example)}\n").fix)
-        assert len(words) >= len(lines)
+        assert len(words) >= len(lines), name
         tree = read_value(SMALL, "")
         for line in lines:
             section = read_value(line, "")
-            merged(tree, {"data": {"path": section["data"]}} if isinstance(section.get("data"), str) else section)
+            section = {name: {shorthands()[name]: value} if isinstance(value, str) and name in shorthands() else value
+                       for name, value in section.items()}  # fmt: skip
+            merged(tree, section)
         Path("job.yaml").write_text(SMALL)
         from_words = load("job.yaml", words).job
         Path("job.yaml").write_text(flow(tree))
@@ -115,10 +119,10 @@ def test_the_text_of_the_error_can_be_copied(group: str) -> None:
         ("max_grad_norm: 0\n", ["optimizer: {clip: null}"]),
         ("fp16: true\n", ["precision: {compute: bfloat16}"]),
         ("min_lr: 1e-5\nlearning_rate: 1e-4\n", ["optimizer: {final_lr: 0.1}"]),
-        ("adapter: qlora\nlora_r: 32\n", ["lora: {rank: 32, base: nf4}"]),
+        ("adapter: qlora\nlora_r: 32\n", ["lora: {base: nf4, rank: 32}"]),
         ("dataset_name: trl-lib/Capybara\n", ["data: hf://datasets/trl-lib/Capybara"]),
         ("loss_type: sigmoid\nlabel_smoothing: 0.1\n", ["preferences: {loss: cdpo, smoothing: 0.1}"]),
-        ("mp: p=f32,c=bfloat16\n", ["precision: {params: float32, compute: bfloat16}"]),
+        ("mp: p=f32,c=bfloat16\n", ["precision: {compute: bfloat16, params: float32}"]),
         ("training: {seq_len: 2048, steps: 100, local_batch_size: 2}\n",
          ["sequence: 2048", "steps: 100", "batch: 2", "micro_batch: 2"]),
         ("activation_checkpoint: {mode: selective}\n", ["remat: dots"]),
@@ -130,7 +134,7 @@ def test_the_text_of_the_error_can_be_copied(group: str) -> None:
 )  # fmt: skip
 def test_values_are_converted(text: str, lines: list[str]) -> None:
     error = error_of(SMALL + text)
-    written = [line for part in (error.fix, *error.why.split("\n")) if "write '" in part for line in lines_in(part)]
+    written = [line for part in (error.fix, *error.why.split("\n")) if "write " in part for line in lines_in(part)]
     assert set(lines) <= set(written), str(error)
 
 
@@ -139,6 +143,7 @@ def test_values_are_converted(text: str, lines: list[str]) -> None:
     [
         ("dataloader_num_workers: 0\n", "thread"),
         ("mark_step: true\n", "compiled"),
+        ("xmp: {spawn: 8}\n", "one process"),
         ("save_strategy: epoch\n", "checkpoint.every"),
         ("report_to: carrier_pigeon\n", "track.to"),
         ("learning_rate:\n", "remove it"),
@@ -155,7 +160,9 @@ def test_a_key_of_a_job_in_the_wrong_section_is_not_one_of_another_trainer() -> 
 def test_a_file_for_another_trainer_names_the_command_that_converts_it() -> None:
     error = error_of("base_model: a/b\nmicro_batch_size: 2\nlora_r: 8\nsequence_len: 128\ndatasets: [{path: a/c}]\n")
     assert_error(error, "E-JOB-004", what="5 ", fix="forerun convert job.yaml")
-    assert "'model'" not in error.fix
+    assert "'model' is missing" not in error.why
+    words = ["save_steps=5", "lora_r=8", "warmup_ratio=0.1", "max_grad_norm=1"]
+    assert "forerun convert" not in error_of(SMALL, *words).fix
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def user_error(error: ValidationError, given: Given) -> UserError:
 
 
 def _is_foreign_file(found: Sequence[Mistake]) -> bool:
-    """Return whether so many keys are those of another trainer that the file was probably written for it."""
+    """Return whether the file was probably written for another trainer, because it has several of its keys."""
     return sum(mistake.is_foreign for mistake in found) >= MANY_FOREIGN_KEYS
 
 

@@ -25,7 +25,7 @@ NO_LORA = "no adapter is trained"
 
 
 def uses_adapter(given: ForeignValues) -> bool:
-    """Return whether a configuration trains adapters. Without a key that says so, a rank means that it does."""
+    """Return whether a configuration trains adapters. Without a switch, a rank means that it does."""
     switch = given.first("adapter use_peft")
     if switch is None:
         return not ({"adapter", "use_peft"} & set(given.values)) and given.first(RANKS) is not None
@@ -88,6 +88,14 @@ def special_tokens(value: Any, given: ForeignValues) -> Conversion:
     """Convert special tokens, of which only the one for padding is not needed."""
     if not value or (isinstance(value, dict) and set(value) == {"pad_token"}):
         return unneeded("rows are filled with documents, and padding has no loss")
+    return unsupported("the tokenizer of the checkpoint is used unchanged")
+
+
+def new_tokens(value: Any, given: ForeignValues) -> Conversion:
+    """Convert tokens that are added to the tokenizer."""
+    listed = [str(token) for token in value] if isinstance(value, list) else [str(value)]
+    if accepts({"model.new_tokens": listed}):
+        return to("model.new_tokens", listed)
     return unsupported("the tokenizer of the checkpoint is used unchanged")
 
 

@@ -55,6 +55,7 @@ DATA = (
     ForeignKey("tokenizer_name tokenizer_path tokenizer_name_or_path tokenizer_config hf_assets_path",
                f"{TRAINER}, MaxText, torchtitan", "data.tokenizer", text("data.tokenizer"), "tokenizer.json"),
     ForeignKey("chat_template chat_template_path", "axolotl, TRL", "data.chat_template", m.template, "chatml"),
+    ForeignKey("tokens added_tokens new_tokens", AXOLOTL, "model.new_tokens", m.new_tokens, ["<think>"]),
     ForeignKey("default_system_message system_prompt", "axolotl, TRL", "data.system", m.system_prompt,
                "You are brief."),
     ForeignKey("val_set_size validation_split eval_split val_split test_size test_split_size validation_size",

@@ -122,7 +122,7 @@ MISSING = (
     ForeignKey("max_prompt_length max_completion_length", "TRL", "",
                missing("`sequence` limits a pair; data.too_long decides what is cut"), 512),
     ForeignKey("special_tokens", AXOLOTL, "", special_tokens, {"eos_token": "<|im_end|>"}),
-    ForeignKey("tokens added_tokens eos_token eot_tokens add_bos_token", f"{AXOLOTL}, TRL", "",
+    ForeignKey("eos_token eot_tokens add_bos_token", f"{AXOLOTL}, TRL", "",
                missing("the tokenizer of the checkpoint is used unchanged"), ["<|im_end|>"]),
     ForeignKey("trust_remote_code", ALL, "", missing("forerun never runs code of a checkpoint"), True),
     ForeignKey("test_datasets dataset_test_split eval_file validation_file dataset_config", f"{AXOLOTL}, TRL", "",

@@ -22,7 +22,7 @@ from forerun.errors import UserError
 SMALL = "model: {name: qwen3-0.6b}\ndata: {path: texts, validation: 0.1}\n"
 NAMES = [(name, key) for group in GROUPS.values() for key in group for name in key.names.split()]
 # Conversions to keys that some versions do not have.
-OPTIONAL = {"optimizer.name", "data.system", "data.limit", "data.prefetch"}
+OPTIONAL = {"optimizer.name", "model.new_tokens", "data.system", "data.limit", "data.prefetch"}
 
 
 @pytest.fixture(autouse=True)

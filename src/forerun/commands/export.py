@@ -24,7 +24,7 @@ from forerun.errors import UserError
 from forerun.hub.safetensors.tensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.upload import Upload
-from forerun.inputs.chat_form import ChatForm, own_chat_form, write_chat
+from forerun.inputs.chat_form import ChatForm, own_chat_form, turn_ends, write_chat
 from forerun.inputs.job_corpus import own_tokenizer_files, tokenizer_of
 from forerun.inputs.load_model import abstract_plain_params, fsdp_mesh, method_params, run_params, saved_params
 from forerun.inputs.model_code import use_code_of
@@ -219,7 +219,7 @@ def _export_custom(
         proof = write_custom(
             part, run, resolved, params, dtype or job.precision.params, chat.end.token if chat else None
         )
-        _write_words(job, None, tokenizer, chat, part)
+        write_words(job, None, tokenizer, chat, part)
         write_card(part, run, job, None, proof, library="forerun")
         add_usage(part, resolved, target.name)
         part.rename(target)

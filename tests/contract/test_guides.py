@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import jax
+import pyarrow
 import pytest
+from pyarrow import parquet
 from safetensors.numpy import load_file
 
 from forerun.cli.main import main
@@ -16,6 +18,7 @@ from forerun.models.families.registry import family_for
 from forerun.models.pretrained import config_of
 from forerun.models.registry import model_of
 from forerun.nn import spec
+from forerun.track.metrics import read_metrics
 from forerun.weights_io import documents
 from forerun.weights_io.write import write_params
 
@@ -79,3 +82,58 @@ def test_four_bit_training_and_a_recovery_adapter(folder: Path, capsys: pytest.C
     capsys.readouterr()
     forerun("generate", str(folder / "runs/qat-recovery"), "It was", "--max-tokens", "3", "--device", "cpu")
     assert capsys.readouterr().out.endswith("\n")
+
+
+def trained_and_asked(folder: Path, name: str, capsys: pytest.CaptureFixture[str], prompt: str, *words: str) -> Path:
+    """Train a copy of a guide with a custom class, export it, ask the export for text, and return its folder."""
+    runs, target = folder / "runs", folder / f"{name}-model"
+    code = folder / name
+    forerun(
+        "train",
+        str(code / "job.yaml"),
+        f"runs={runs}",
+        "steps=2",
+        "sequence=32",
+        "batch=4",
+        *words,
+        *TINY[:2],
+        *TINY[4:],
+    )
+    rows = read_metrics(runs / name / "metrics.jsonl")
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2]
+    forerun("export", str(runs / name), "--to", str(target))
+    capsys.readouterr()
+    forerun("generate", str(target), prompt, "--max-tokens", "3", "--device", "cpu", "--code", str(code))
+    assert capsys.readouterr().out.endswith("\n")
+    return target
+
+
+def test_a_reservoir_on_stories_with_its_own_tokenizer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = shutil.copytree(GUIDES / "tinystories-reservoir", folder / "tinystories-reservoir")
+    forerun("tokenizer", "train", str(place / "stories.txt"), "--vocab", "400", "--to", str(place / "tokenizer"))
+    target = trained_and_asked(
+        folder, "tinystories-reservoir", capsys, "Once upon", "epochs=null",
+        "model.options={units: 32, embed: 16, mlp: 32}", "data.validation=0.1", "validation.every=2",
+    )  # fmt: skip
+    assert (target / "tokenizer.json").read_bytes() == (place / "tokenizer" / "tokenizer.json").read_bytes()
+
+
+def test_a_reasoner_on_any_device(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(GUIDES / "multi-device", folder / "multi-device")
+    options = "model.options={embed: 16, heads: 2, mlp: 32, layers: 1, high_cycles: 2, low_cycles: 1}"
+    trained_and_asked(folder, "multi-device", capsys, "Question: 1 + 1", "epochs=null", options, "validation.every=2")
+
+
+def test_streams_and_an_equilibrium_from_parquet_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = shutil.copytree(GUIDES / "pretrain-3b", folder / "pretrain-3b")
+    texts = [f"Lesson {n}: water boils at 100 degrees, and ice melts at 0 degrees." for n in range(60)]
+    parquet.write_table(pyarrow.table({"text": texts, "token_length": [12] * 60}), place / "part.parquet")
+    trained_and_asked(
+        folder, "pretrain-3b", capsys, "Lesson 1", f"data.path={place}/*.parquet", "data.tokenizer=bytes",
+        "log_every=1", "data.limit=50", "model.options={embed: 16, heads: 2, mlp: 32, layers: 1, streams: 2, equilibrium: 3}",
+    )  # fmt: skip
+    residuals = [
+        row["equilibrium_residual"] for row in read_metrics(folder / "runs/pretrain-3b/metrics.jsonl") if "loss" in row
+    ]
+    assert len(residuals) == 2
+    assert all(0 <= residual < 1 for residual in residuals)

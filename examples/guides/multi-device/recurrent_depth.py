@@ -1,0 +1,1 @@
+../../recurrent_depth/recurrent_depth.py

@@ -1,0 +1,1 @@
+../../multi_stream/multi_stream.py

@@ -1,0 +1,1 @@
+../../reservoir/reservoir.py

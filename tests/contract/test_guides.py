@@ -130,7 +130,8 @@ def test_streams_and_an_equilibrium_from_parquet_files(folder: Path, capsys: pyt
     parquet.write_table(pyarrow.table({"text": texts, "token_length": [12] * 60}), place / "part.parquet")
     trained_and_asked(
         folder, "pretrain-3b", capsys, "Lesson 1", f"data.path={place}/*.parquet", "data.tokenizer=bytes",
-        "log_every=1", "data.limit=50", "model.options={embed: 16, heads: 2, mlp: 32, layers: 1, streams: 2, equilibrium: 3}",
+        "log_every=1", "data.limit=50",
+        "model.options={embed: 16, heads: 2, mlp: 32, layers: 1, streams: 2, equilibrium: 3}",
     )  # fmt: skip
     residuals = [
         row["equilibrium_residual"] for row in read_metrics(folder / "runs/pretrain-3b/metrics.jsonl") if "loss" in row

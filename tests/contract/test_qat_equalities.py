@@ -18,8 +18,8 @@ from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.weights import newest_step
 from forerun.commands.export import export
 from forerun.config.load import load
-from forerun.config.methods import Lora
-from forerun.config.qat import Qat
+from forerun.config.methods.qat import Qat
+from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from forerun.cli.source import opened, settings_of
+from forerun.cli.options.source import opened, settings_of
 from forerun.errors import UserError
 from forerun.files import read_regular
 from forerun.progress import ProgressBar

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _jobs(args: argparse.Namespace) -> list[Job]:
     """Return the job of the file, or those of its stages. Without --stage, stages without a cache are omitted."""
-    from forerun.cli.stage_option import planned_jobs
+    from forerun.cli.options.stage_choice import planned_jobs
 
     jobs = planned_jobs(args)
     with_cache = [job for job in jobs if job.distil is not None and job.distil.cache is not None]

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from forerun import interrupt
-from forerun.cli.source import opened, settings_of
+from forerun.cli.options.source import opened, settings_of
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
 

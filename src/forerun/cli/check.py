@@ -21,7 +21,7 @@ _BOLD, _DIM, _CYAN, _PLAIN = "\033[1m", "\033[2m", "\033[36m", "\033[0m"
 
 def run(args: argparse.Namespace) -> int:
     """Print the values of a job. If nothing can be derived from them, print them and then the reason."""
-    from forerun.cli.stage_option import chosen_stages
+    from forerun.cli.options.stage_choice import chosen_stages
 
     stages = chosen_stages(args)
     for stage in stages:

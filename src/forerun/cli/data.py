@@ -39,7 +39,7 @@ def _job(args: argparse.Namespace) -> Job:
         from forerun.api.jobs import load_job
 
         return load_job(args.job, *args.overrides)
-    from forerun.cli.stage_option import planned_jobs
+    from forerun.cli.options.stage_choice import planned_jobs
 
     return planned_jobs(args)[0]
 

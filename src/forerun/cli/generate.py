@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(
             "E-COMMAND-012", "--out is for --batch", why="one prompt is answered on stdout", fix="add > file instead"
         )
-    from forerun.cli.source import opened, settings_of
+    from forerun.cli.options.source import opened, settings_of
 
     settings = settings_of(args)
     model = opened(args)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def run(args: argparse.Namespace) -> int:
     """Print the plan, write its page, and fail if no slice fits within the budget."""
     from forerun.api.jobs import load_job
-    from forerun.cli.stage_option import chosen_stages, require_one
+    from forerun.cli.options.stage_choice import chosen_stages, require_one
 
     stages = chosen_stages(args)
     for option in ("--html", "--search"):

@@ -13,33 +13,6 @@ if TYPE_CHECKING:
     from forerun.commands.sweep.runner import SweepRunner
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command to its parser."""
-    parser.add_argument("job", metavar="JOB", help="job file in YAML")
-    parser.add_argument(
-        "words",
-        metavar="KEY=V1,V2",
-        nargs="*",
-        default=[],
-        help="a key with several values is swept; one with a single value is the same for all runs",
-    )
-    parser.add_argument(
-        "--parallel",
-        metavar="N",
-        type=_count,
-        default=1,
-        help="train N runs at a time, each on its own devices (default: 1)",
-    )
-    parser.add_argument("--stop-on-failure", action="store_true", help="end the sweep when a run fails")
-    parser.add_argument("--dry-run", action="store_true", help="only list the runs")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 on")
-    return int(text)
-
-
 def run(args: argparse.Namespace) -> int:
     from forerun.commands.sweep.report import print_table, shown_path, write_report
     from forerun.commands.sweep.sweep import prepare, require_success, train

@@ -16,12 +16,12 @@ from forerun.config import limits
 from forerun.config.checkpoint import Checkpoint, PositiveInt
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
-from forerun.config.distil import Distil
-from forerun.config.methods import Lora, TrainingMethod, require_new_tokens
-from forerun.config.objective import CustomObjective, require_one_objective
+from forerun.config.methods.distil import Distil
+from forerun.config.methods.objective import CustomObjective, require_one_objective
+from forerun.config.methods.preferences import Preferences
+from forerun.config.methods.qat import Qat
+from forerun.config.methods.training_method import Lora, TrainingMethod, require_new_tokens
 from forerun.config.optimizer import Optimizer as Optimizer
-from forerun.config.preferences import Preferences
-from forerun.config.qat import Qat
 from forerun.config.section import Section, about, shorthand
 from forerun.config.track import Track
 from forerun.errors import JobValueError

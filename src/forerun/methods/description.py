@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from forerun.config.methods.targets import ALL_LINEAR
 from forerun.config.schema import Job
-from forerun.config.targets import ALL_LINEAR
 
 
 def description(job: Job) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.config.qat import Qat
+from forerun.config.methods.qat import Qat
 from forerun.config.schema import Job, Model
 from forerun.models.pretrained import is_checkpoint, pretrained
 from forerun.models.rounding import Rounding

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from forerun.config.targets import ALL_LINEAR
+from forerun.config.methods.targets import ALL_LINEAR
 from forerun.errors import UserError
 from forerun.models.keys import path_text
 from forerun.nn.spec import Tree

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.config.methods import Lora
+from forerun.config.methods.training_method import Lora
 from forerun.errors import UserError
 from forerun.models.keys import LAYER, Part, Tensor, groups, leaves_of, path_text
 from forerun.nn.spec import ParamSpec, Tree

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forerun.config.methods import TrainingMethod
+from forerun.config.methods.training_method import TrainingMethod
 from forerun.config.schema import Job
 
 PLAIN: dict[str, Any] = {

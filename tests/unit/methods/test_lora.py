@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from forerun.commands.export import export
 from forerun.config.load import load
-from forerun.config.methods import Lora
+from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.devices import choose

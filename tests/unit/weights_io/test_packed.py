@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from forerun.config.qat import Qat
+from forerun.config.methods.qat import Qat
 from forerun.errors import UserError
 from forerun.methods.qat import QatTransform
 from forerun.models.families import gpt2

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
+from forerun.config.methods.targets import ALL_LINEAR, TARGETS, Targets, patterns_of
 from forerun.config.section import Section, about
-from forerun.config.targets import ALL_LINEAR, TARGETS, Targets, patterns_of
 
 BITS = {"int4": 4, "int8": 8}
 

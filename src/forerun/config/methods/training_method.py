@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from forerun.config.distil import Distil
-from forerun.config.preferences import Preferences
-from forerun.config.qat import Qat
+from forerun.config.methods.distil import Distil
+from forerun.config.methods.preferences import Preferences
+from forerun.config.methods.qat import Qat
+from forerun.config.methods.targets import ALL_LINEAR, TARGETS, Targets, patterns_of
 from forerun.config.section import Section, about
-from forerun.config.targets import ALL_LINEAR, TARGETS, Targets, patterns_of
 from forerun.errors import JobValueError
 
 

@@ -1,0 +1,1 @@
+"""The options of the commands, by topic, and the parser that reads them."""

@@ -1,0 +1,1 @@
+"""The sections of a job that select a training method: adapters, rounding, a teacher, preferences, objectives."""

@@ -45,15 +45,14 @@ def required_template(source: Source, data: schema.Data, model_template: str | N
 
 
 def rendering_of(form: str, recipe: Recipe, data: schema.Data) -> str:
-    """Return how rows of prompts and answers become text, for the display, or "" for the other forms."""
+    """Return how prompts and answers become text, for the display. Return "" for other forms without data.system."""
     template = "the model's chat template" if data.chat_template is None else "data.chat_template"
     template += "" if recipe.system is None else " and data.system"
     if form in PROMPT_FORMS and not recipe.apply_template:
         return "as plain text" if form == "prompt/completion" else "as Alpaca's plain prompt"
     if form in PROMPT_FORMS and data.apply_template is None:
         return f"with {template} (data.apply_template=false: plain text)"
-    explicit = form in PROMPT_FORMS or data.chat_template is not None or recipe.system is not None
-    return f"with {template}" if explicit and form in (*PROMPT_FORMS, *CONVERSATION_FORMS) else ""
+    return f"with {template}" if form in PROMPT_FORMS or recipe.system is not None else ""
 
 
 def notes_of(source: Source, recipe: Recipe, data: schema.Data, tokenizer: Tokenizer) -> Iterator[str]:

@@ -25,6 +25,7 @@ NO_PATHS = {
         "data.columns",
         "data.loss_on",
         "data.separator",
+        "data.system",
         "data.validation_by",
         "data.packing",
         "data.too_long",

@@ -217,12 +217,11 @@ def missing(names: Sequence[str], role: str, name: str, given: Mapping[str, Any]
 def _proposal(names: Sequence[str], asked: str, answer: str) -> str:
     """Return the fix for rows of a question and an answer. A column of thoughts becomes a part of the answer."""
     thought = next((name for name in _THOUGHTS if name in names), None)
-    prompt = "" if asked == "prompt" else f" data.columns.prompt={asked}"
     completion = f"data.columns.completion={answer}"
     if thought is not None:
         completion = f"'data.columns.completion=\"<think>{{{thought}}}</think>{{{answer}}}\"'"
     used = [asked, answer] if thought is None else [asked, answer, thought]
-    return f"try{prompt} {completion}{_unused_text(names, used)}"
+    return f"try data.columns.prompt={asked} {completion}{_unused_text(names, used)}"
 
 
 def _unused_text(names: Sequence[str], used: Sequence[str]) -> str:

@@ -41,14 +41,24 @@ assert "jax" not in sys.modules
 """
 
 
-def answers(places: list[str], home: Path, endpoint: str, **more: str) -> list[dict[str, Any]]:
+LIMITED = """
+import json, sys
+from forerun.config.schema import Part
+from forerun.data.source.sources import open_source
+
+source = open_source(Part(path=sys.argv[1], limit=int(sys.argv[2])))
+print(json.dumps([row.values["text"] for piece in source.pieces(1 << 30) for row in source.rows(piece)]))
+"""
+
+
+def answers(places: list[str], home: Path, endpoint: str, program: str = PROGRAM, **more: str) -> list[Any]:
     """What `dataset` gives or says, in a process of its own: the client reads its settings when it is imported."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "HUGGING"))}
     quiet = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "NO_PROXY": "127.0.0.1"}
     quiet |= {"HF_HUB_ETAG_TIMEOUT": "300", "HF_HUB_DOWNLOAD_TIMEOUT": "300"}  # a slow machine is asked once, too
     source = str(Path(__file__).resolve().parents[4] / "src")
     env = clean | quiet | {"HF_HOME": str(home), "HF_ENDPOINT": endpoint, "PYTHONPATH": source} | more
-    ran = subprocess.run([sys.executable, "-c", PROGRAM, *places], env=env, capture_output=True, text=True, check=False)
+    ran = subprocess.run([sys.executable, "-c", program, *places], env=env, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     return json.loads(ran.stdout)
 
@@ -83,6 +93,17 @@ def test_the_train_files_are_fetched_once_and_nothing_else_is(repositories: Path
         commit = server.commit(f"datasets/{NAME}")
         assert found == {"texts": TRAIN, "revision": commit, "chosen": f"{NAME}@{commit[:7]}, split train: 2 files"}
         assert sorted(server.fetched()) == sorted([*TRAIN, "README.md"]), "each once, and no script"
+
+
+def test_a_limit_fetches_only_the_files_that_hold_its_rows(repositories: Path, tmp_path: Path) -> None:
+    home, offline = tmp_path / "home", {"HF_HUB_OFFLINE": "1"}
+    first, second = (f"of {name}" for name in TRAIN)
+    with HubServer(repositories) as server:
+        assert answers([PLACE, "1"], home, server.endpoint, LIMITED) == [first]
+        assert sorted(server.fetched()) == ["README.md", *list(TRAIN)[:1]]
+        assert answers([PLACE, "1"], home, server.endpoint, LIMITED, **offline) == [first]
+        assert answers([PLACE, "2"], home, server.endpoint, LIMITED) == [first, second]
+        assert sorted(server.fetched()) == ["README.md", *TRAIN]
 
 
 def test_offline_gives_the_same_and_a_part_is_never_taken_for_the_whole(repositories: Path, tmp_path: Path) -> None:

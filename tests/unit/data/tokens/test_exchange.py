@@ -60,8 +60,9 @@ def test_alpaca_rows_without_a_template_have_loss_on_the_output() -> None:
 def test_a_prompt_that_the_template_changes_is_a_bad_row() -> None:
     """As Qwen3, this template writes the last answer differently."""
     template = (
-        "{% for m in messages %}{{ '[' + m.role + ']' }}{% if m.role == 'assistant' and loop.last %}<last>{% endif %}"
-        "{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+        "{% for m in messages %}{{ '[' + m.role + ']' }}{% set last = '<last>' if loop.last else '' %}"
+        "{% if m.role == 'assistant' %}{% generation %}{{ last + m.content }}{% endgeneration %}"
+        "{% else %}{{ m.content }}{% endif %}{% endfor %}"
     )
     chat = [{"role": role, "content": content} for role, content in (("user", "a"), ("assistant", "b")) * 2]
     row = {"prompt": chat[:2], "completion": chat[2:]}

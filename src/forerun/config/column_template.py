@@ -34,7 +34,9 @@ def parse_template(text: str) -> ColumnTemplate:
     Raises:
       ValueError: a brace has no partner, or no name is between the braces.
     """
-    texts, columns, at = [""], [], 0
+    texts: list[str] = [""]
+    columns: list[str] = []
+    at = 0
     for found in _PIECE.finditer(text):
         texts[-1] += text[at : found.start()]
         at, piece = found.end(), found[0]

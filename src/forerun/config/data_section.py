@@ -167,8 +167,9 @@ class Data(Section):
     @property
     def parts(self) -> dict[str, Part]:
         """The sources by name. A single source is called `data`."""
-        shared = {"columns": self.columns, "separator": self.separator, "limit": self.limit}
-        return self.mixture or {"data": Part(path=self.path or "", **shared)}
+        if self.mixture:
+            return self.mixture
+        return {"data": Part(path=self.path or "", columns=self.columns, separator=self.separator, limit=self.limit)}
 
     @property
     def where(self) -> str:

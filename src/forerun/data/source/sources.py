@@ -61,7 +61,8 @@ class Source:
         every = (piece for at in range(len(self.files)) for piece in self._pieces(at, piece_bytes))
         if self.limit is None:
             return list(every)
-        found, left = [], self.limit
+        found: list[FilePiece] = []
+        left = self.limit
         for piece in every:
             rows = readers.count(self._rows(piece), left)
             found.append(replace(piece, rows=rows) if rows == left else piece)

@@ -84,7 +84,9 @@ class Conversations:
 
         A prompt is rendered alone to find where it ends. The text of the conversation must begin with it.
         """
-        found, numbers, shortened = list(spoken), [], []
+        found = list(spoken)
+        numbers: list[int] = []
+        shortened: list[Any] = []
         for number, (messages, given, count) in enumerate(zip(complete, conversations, prompts, strict=True)):
             count += len(messages) - len(given)  # the job's system prompt
             answered = any(one["role"] == "assistant" for one in messages[:count])

@@ -100,6 +100,8 @@ class Source:
             "form": self.form,
             "columns": dict(self.columns),
             "separator": self.separator,
+            "names": list(self.names),
+            "style": self.style,
             "limit": self.limit,
         }
 
@@ -108,7 +110,8 @@ class Source:
         """Return the source of a `to_json` result, which may be given as JSON text."""
         given = json.loads(made) if isinstance(made, str) else made
         found = tuple(files.at_address(*file) for file in given["files"])
-        return cls(found, given["form"], dict(given["columns"]), given.get("separator"), limit=given.get("limit"))
+        more = {"names": tuple(given.get("names", ())), "style": given.get("style", ""), "limit": given.get("limit")}
+        return cls(found, given["form"], dict(given["columns"]), given.get("separator"), **more)
 
     def _pieces(self, at: int, piece_bytes: int) -> list[FilePiece]:
         return readers.pieces(self.files[at], at, piece_bytes, self.separator)

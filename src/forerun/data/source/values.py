@@ -152,7 +152,7 @@ def _joined_parts(parts: list[Any], where: str, escaped: bool) -> str:
     for at, part in enumerate(parts):
         kind = part.get("type") if type(part) is dict else None
         if kind != "text" or "text" not in part:
-            named = f"of the type {_short(kind)}" if kind is not None else _kind(part)
+            named = "a part without text" if kind == "text" else f"of the type {_short(kind)}" if kind else _kind(part)
             raise RowError(
                 "E-DATA-123",
                 f"{where}[{at}] is {named}, not a text",

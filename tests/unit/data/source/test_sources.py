@@ -327,10 +327,11 @@ def test_a_dataset_by_name_is_its_files_on_this_machine(tmp_path: Path, monkeypa
     (tmp_path / "a.jsonl").write_bytes(as_jsonl(["a"]))
     asked: list[str] = []
 
-    def dataset_files(place: str) -> list[Path]:
+    def dataset_files(place: str, enough: object) -> list[Path]:
+        assert enough is None
         asked.append(place)
         return [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
 
-    monkeypatch.setattr("forerun.data.source.hub.dataset_files", dataset_files)
+    monkeypatch.setattr("forerun.data.source.files.dataset_files", dataset_files)
     assert texts_of("hf://datasets/owner/name") == ["a", "b"]
     assert asked == ["hf://datasets/owner/name"]

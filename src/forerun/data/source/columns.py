@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal
 
 from forerun.data.source.rows import RowError
@@ -128,11 +129,11 @@ def form_of(names: Iterable[str], given: Mapping[str, Any]) -> str | None:
 
 
 def recognised(
-    names: Iterable[str], given: Mapping[str, Any], shape: Callable[[str], Shape] = lambda _: "value"
+    names: Iterable[str], given: Mapping[str, Any], shapes: Mapping[str, Shape] = MappingProxyType({})
 ) -> Columns:
     """Return the form of a row with the columns `names`. Raise RowError for the missing column if it has none.
 
-    `shape` returns the shape of the values of a column, which distinguishes texts from lists of messages.
+    `shapes` are the shapes of the values of each column, which distinguish texts from lists of messages.
     """
     names = list(names)
     form = form_of(names, given)
@@ -148,9 +149,11 @@ def recognised(
             _require_template(names, role, template)
         raise missing(names, role, column_of(given.get(role, role)), given)
     found = Columns(form, dict(given), tuple(names))
-    if form == "prompt/completion" and any(shape(name) != "value" for name in found.needed.values()):
+    if form == "prompt/completion" and any(shapes.get(name, "value") != "value" for name in found.needed.values()):
         form = "prompt/completion messages"
-    style = "ShareGPT" if form == "messages" and any(shape(one) == "ShareGPT" for one in found.needed.values()) else ""
+    style = (
+        "ShareGPT" if form == "messages" and "ShareGPT" in (shapes.get(one) for one in found.needed.values()) else ""
+    )
     for template in found.templates.values():
         _require_no_column_name(names, template)
     return Columns(form, found.given, found.names, style)

@@ -34,7 +34,7 @@ def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
                     return first or no_rows(file).at(file.name, whole_file=True)
                 row = _parse_line(file, line)[0]
                 if row is not None:
-                    return recognised(row, given, lambda name, row=row: shape_of(row.get(name)))
+                    return recognised(row, given, {name: shape_of(value) for name, value in row.items()})
             except CorruptFile as error:
                 return first or damaged(error).at(file.name, whole_file=True)
             except RowError as row_error:

@@ -40,7 +40,7 @@ def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
     """Return the form of the columns in the schema, or a BadRow for the file."""
     try:
         with _open_table(file) as table:
-            columns = recognised(table.schema.names, given, lambda name: _shape(table.schema, name))
+            columns = recognised(table.schema.names, given, _shapes(table.schema))
             _require(table.schema, columns)
             return columns
     except CorruptFile as error:
@@ -306,13 +306,14 @@ def _type(schema: Any, name: str) -> Any:
     return kind
 
 
-def _shape(schema: Any, name: str) -> Shape:
-    """Return the shape of the values of a column."""
-    kind = _type(schema, name) if name in schema.names else None
-    if not str(kind).startswith(_LISTS):
-        return "value"
-    fields = _fields(kind.value_type)
-    return "ShareGPT" if "from" in fields and "role" not in fields else "list"
+def _shapes(schema: Any) -> dict[str, Shape]:
+    """Return the shape of the values of each column. Of two columns with one name, the result has neither."""
+    found: dict[str, Shape] = {}
+    for name in schema.names:
+        if schema.names.count(name) == 1 and str(_type(schema, name)).startswith(_LISTS):
+            fields = _fields(_type(schema, name).value_type)
+            found[name] = "ShareGPT" if "from" in fields and "role" not in fields else "list"
+    return found
 
 
 def _is_text(kind: Any) -> bool:

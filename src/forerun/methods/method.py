@@ -13,7 +13,7 @@ from forerun.config.schema import Job
 from forerun.methods.kept import kept_rounding
 from forerun.methods.lora import LoraTransform
 from forerun.methods.names import module_names
-from forerun.methods.new_tokens import new_tokens_transform
+from forerun.methods.new_tokens import NewTokensTransform, new_tokens_transform
 from forerun.methods.qat import QatTransform
 from forerun.models.base import Model
 from forerun.models.pretrained import teacher_section
@@ -58,6 +58,11 @@ class Method:
     objective: Objective
     transforms: tuple[Transform, ...] = ()
     drops: bool = False  # whether a step uses dropout and needs a random key
+
+    @property
+    def resizes(self) -> bool:
+        """Whether the run holds larger matrices than the model's files, because of new tokens."""
+        return any(isinstance(one, NewTokensTransform) and not one.freezes for one in self.transforms)
 
     def reads(self, specs: Tree) -> Tree:
         """Return the specs in which the model's files are read."""

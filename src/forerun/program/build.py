@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -90,7 +91,9 @@ class Program:
           given: arrays that were read from files, by name. They are donated.
         """
         shardings = jax.tree.map(lambda leaf: leaf.sharding, self.state)
-        with jax.set_mesh(self.mesh):
+        with jax.set_mesh(self.mesh), warnings.catch_warnings():
+            if self.method.resizes:  # the buffer of a matrix cannot be reused for a larger one
+                warnings.filterwarnings("ignore", "Some donated buffers were not usable")
             made = jax.jit(self.started, out_shardings=shardings, donate_argnums=0)
             return made(given or {}, jax.random.key(seed))
 

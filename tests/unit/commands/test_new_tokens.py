@@ -138,7 +138,7 @@ def test_old_rows_stay_bit_for_bit_and_new_rows_learn(place: Place, tmp_path: Pa
         np.testing.assert_array_equal(after[name][old], before[name][old[: place.rows]])
         mean = before[name].mean(0, dtype=np.float64)
         moved = np.abs(after[name][new] - mean).max(1)
-        assert (moved > 1e-3).all(), moved
+        assert (moved[:2] > 1e-3).all(), moved  # the special token is not in the data
     config = json.loads((folder / "config.json").read_text())
     assert config["vocab_size"] == place.vocab
     assert set(NEW + SPECIAL) <= {

@@ -61,7 +61,7 @@ class TokenizerSettings:
                 "E-DATA-143",
                 f"the special token {double!r} cannot be used",
                 why="it is empty, or it is given twice",
-                fix="give every special token one text of its own",
+                fix="give every special token another text",
             )
         if self.vocab < BYTES + len(names):
             raise UserError(
@@ -81,7 +81,7 @@ def train(texts: Iterator[str], settings: TokenizerSettings) -> tokenizers.Token
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
     made = untrained(settings)
-    # The library keeps special tokens as texts of their own and gives them the first ids.
+    # Special tokens get the first ids. The library sorts the alphabet, so the other ids do not depend on its order.
     trainer = trainers.BpeTrainer(
         vocab_size=settings.vocab,
         min_frequency=MIN_FREQUENCY,

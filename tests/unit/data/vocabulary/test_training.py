@@ -29,7 +29,7 @@ QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 DOCUMENTS = [
-    f"Chapter {n}: the gardener's {n * 7} apples, {n % 5} pears — and naïve café owners.\n\nIt's raining; 東京 {n}!\n"
+    f"Chapter {n}: the gardener's {n * 7} apples, {n % 5} pears — and naïve café owners.\n\nIt's raining; 東京 {n}!"
     for n in range(300)
 ]
 

@@ -53,3 +53,20 @@ def test_odd_heads_are_refused() -> None:
     with pytest.raises(UserError, match=r"7.*E-MODEL-017") as caught:
         decoder_config(Model(layers=2, embed=28, heads=4, vocab=64))
     assert caught.value.fix == "set model.head_dim=8"
+
+
+@pytest.mark.parametrize(
+    ("name", "ids", "vocab"),
+    [
+        ("qwen3-0.6b", None, 151_936),
+        ("qwen3-0.6b", 151_669, 151_936),  # its own tokenizer: the published padding stays
+        ("qwen2.5-7b", 151_665, 152_064),
+        ("llama3.2-1b", 128_256, 128_256),
+        ("qwen3-0.6b", 8192, 8192),
+        ("qwen3-0.6b", 8193, 8320),
+        ("smollm2-135m", 151_669, 151_680),
+    ],
+)
+def test_the_vocabulary_of_a_named_size_follows_another_tokenizer(name: str, ids: int | None, vocab: int) -> None:
+    assert decoder_config(Model(name=name), ids).vocab == vocab
+    assert decoder_config(Model(name=name, vocab=1000), ids).vocab == 1000

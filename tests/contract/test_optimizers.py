@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from error_assertions import assert_error
 
+from forerun.cli.main import main
 from forerun.config.load import load
 from forerun.config.schema import Job, Precision
 from forerun.errors import UserError
@@ -177,6 +178,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, folder: Path, monkeyp
         assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
     if name == "signum":
         assert (run / "code.json").exists()
+        # An export needs the weights only, so it works without the code of the optimizer.
+        monkeypatch.setattr("forerun.program.optimizer.chain", None)
+        assert main(["export", str(run), "--to", str(folder / "exported")]) == 0
     use_job_folder(None)
 
 

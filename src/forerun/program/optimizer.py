@@ -19,7 +19,7 @@ from forerun.errors import UserError
 from forerun.methods.parameter_layouts import ParamLayout
 from forerun.models.plugin import Plugin, create_plugin
 from forerun.nn.spec import Tree
-from forerun.program import eight_bit
+from forerun.program import eight_bit_moments
 from forerun.program.moments import AdafactorRule, AdamRule, MomentRule, MuonRule, by_parameter
 from forerun.program.schedule import GroupRates, Schedule, rate_at
 
@@ -86,7 +86,7 @@ def _direction(o: Optimizer, layouts: Tree, dtype: Any) -> optax.GradientTransfo
     assert o.eps is not None
     adam = AdamRule(o.b1, o.b2, o.eps)
     if o.name == ADAMW8BIT:
-        return by_parameter(partial(eight_bit.rule_of, adam), layouts)
+        return by_parameter(partial(eight_bit_moments.rule_of, adam), layouts)
     assert o.name == MUON
     muon = o.muon
     assert muon is not None

@@ -142,3 +142,11 @@ def test_a_warm_up_that_has_not_ended_is_reported(make_job: MakeJob) -> None:
     found = extension_of(make_job("steps=1000"), recorded(make_job("steps=10")), 10, 10)
     assert isinstance(found, Extension)
     assert found.lr == pytest.approx(1e-2 * 11 / 30, rel=1e-5)
+
+
+def test_an_extension_of_wsd_names_the_stable_phase_and_a_rise() -> None:
+    before = Extension(step=40, steps_before=100, steps=200, lr_before=0.1, lr=0.1, lr_final=0.01)
+    assert "stable phase" in before.said("wsd")
+    assert "decay that had begun" not in before.said("wsd")
+    within = Extension(step=95, steps_before=100, steps=200, lr_before=0.02, lr=0.1, lr_final=0.01)
+    assert all(text in within.said("wsd") for text in ("stable phase", "0.1;", "0.02"))

@@ -13,7 +13,7 @@ import pytest
 
 from forerun.config.schema import Optimizer
 from forerun.methods.parameter_layouts import ParamLayout
-from forerun.program import eight_bit, optimizer
+from forerun.program import eight_bit_moments, optimizer
 from forerun.program.schedule import Schedule
 
 # Both maps by bitsandbytes 0.50.2 (`create_dynamic_map`), and blocks of 128 numbers with codes by torchao 0.18.0
@@ -34,7 +34,7 @@ def dynamic_map(signed: bool) -> np.ndarray:
 
 @pytest.mark.parametrize("kind", ["signed", "unsigned"])
 def test_the_map_is_that_of_bitsandbytes(kind: str) -> None:
-    decode = {"signed": eight_bit.signed_values, "unsigned": eight_bit.unsigned_values}[kind]
+    decode = {"signed": eight_bit_moments.signed_values, "unsigned": eight_bit_moments.unsigned_values}[kind]
     values = np.asarray(decode(jnp.arange(256, dtype=jnp.uint8)))
     np.testing.assert_allclose(values, dynamic_map(kind == "signed"), rtol=1e-6)
     np.testing.assert_allclose(values, RECORD[kind]["map"], rtol=1e-6)
@@ -45,7 +45,7 @@ def test_codes_are_the_nearest_values(kind: str) -> None:
     rng = np.random.default_rng(0)
     x = np.exp(rng.uniform(np.log(1e-9), 0, 20_000)) * (rng.choice([-1, 1], 20_000) if kind == "signed" else 1)
     x = np.concatenate([x, [0.0, 1.0, *([-1.0] if kind == "signed" else [])]]).astype(np.float32)
-    encode = {"signed": eight_bit.signed_codes, "unsigned": eight_bit.unsigned_codes}[kind]
+    encode = {"signed": eight_bit_moments.signed_codes, "unsigned": eight_bit_moments.unsigned_codes}[kind]
     codes, table = np.asarray(encode(jnp.asarray(x))), dynamic_map(kind == "signed")
     assert codes.min() >= 0
     assert codes.max() == 255
@@ -55,7 +55,7 @@ def test_codes_are_the_nearest_values(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["signed", "unsigned"])
 def test_blocks_are_coded_as_by_torchao(kind: str) -> None:
-    rule = eight_bit.CodedAdamRule(Any, 128)  # type: ignore[arg-type]
+    rule = eight_bit_moments.CodedAdamRule(Any, 128)  # type: ignore[arg-type]
     x = jnp.asarray(RECORD[kind]["x"], jnp.float32)
     codes, scale = rule._coded(x, is_signed=kind == "signed")
     np.testing.assert_allclose(scale, RECORD[kind]["scale"], rtol=1e-6)
@@ -154,12 +154,12 @@ def test_the_state_is_about_two_bytes_per_parameter(trials: Any) -> None:
     ],
 )
 def test_blocks_divide_the_last_dimension(shape: tuple[int, ...], axes: str, block: int | None) -> None:
-    assert eight_bit.block_of(ParamLayout(shape, axes, int(axes.startswith("L")), 1, True)) == block
+    assert eight_bit_moments.block_of(ParamLayout(shape, axes, int(axes.startswith("L")), 1, True)) == block
 
 
 def test_a_small_root_is_not_zero_and_a_zero_gradient_stays_zero() -> None:
     """bitsandbytes would code the square of 1e-5 next to 1 as zero, and divide by epsilon alone."""
-    rule = eight_bit.rule_of(optimizer.AdamRule(0.9, 0.95, 1e-8), LAYOUT["w"])
+    rule = eight_bit_moments.rule_of(optimizer.AdamRule(0.9, 0.95, 1e-8), LAYOUT["w"])
     g = jnp.full(LAYOUT["w"].shape, 1e-5, jnp.float32).at[..., 0].set(1.0).at[..., 1].set(0.0)
     moments, param = rule.init(g), jnp.zeros_like(g)
     for t in range(1, 4):

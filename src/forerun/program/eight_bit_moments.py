@@ -68,24 +68,39 @@ class CodedAdamRule:
     def update(
         self, gradient: jax.Array, moments: CodedMoments, param: jax.Array, count: jax.Array
     ) -> tuple[jax.Array, CodedMoments]:
-        g, b1, b2 = gradient.astype(jnp.float32), self.adam.b1, self.adam.b2
-        mean = b1 * self._decoded(signed_values(moments.mean), moments.mean_scale) + (1 - b1) * g
-        root = self._decoded(unsigned_values(moments.root), moments.root_scale)
-        square = b2 * root**2 + (1 - b2) * g**2
-        mean_codes, mean_scale = self._coded(mean, is_signed=True)
-        root_codes, root_scale = self._coded(jnp.sqrt(square), is_signed=False)
+        g = gradient.astype(jnp.float32)
+        mean, square = self._moments(g, moments)
+        mean_scale, root_scale = self._largest(mean), self._largest(jnp.sqrt(square))
+        # The codes need the largest value of each block first. The barrier makes the compiler compute the moments again
+        # in a second pass: it would keep both in float32 otherwise, which costs as much memory as the codes save.
+        g, moments, mean_scale, root_scale = jax.lax.optimization_barrier((g, moments, mean_scale, root_scale))
+        mean, square = self._moments(g, moments)
+        mean_codes = signed_codes(self._share(mean, mean_scale))
+        share = self._share(jnp.sqrt(square), root_scale)
+        root_codes = jnp.where(share > 0, jnp.maximum(unsigned_codes(share), 1), 0)
+        mean_codes, root_codes = (codes.astype(jnp.uint8).reshape(g.shape) for codes in (mean_codes, root_codes))
         return self.adam.direction(mean, square, count), CodedMoments(mean_codes, mean_scale, root_codes, root_scale)
 
-    def _decoded(self, values: jax.Array, scale: jax.Array) -> jax.Array:
-        blocks = values.reshape(*values.shape[:-1], -1, self.block)
-        return (blocks * scale[..., None]).reshape(values.shape)
+    def _moments(self, g: jax.Array, moments: CodedMoments) -> tuple[jax.Array, jax.Array]:
+        """Return the mean and the mean square after the gradient `g`."""
+        b1, b2 = self.adam.b1, self.adam.b2
+        mean = b1 * self._decoded(signed_values(moments.mean), moments.mean_scale) + (1 - b1) * g
+        root = self._decoded(unsigned_values(moments.root), moments.root_scale)
+        return mean, b2 * root**2 + (1 - b2) * g**2
 
-    def _coded(self, x: jax.Array, *, is_signed: bool) -> tuple[jax.Array, jax.Array]:
-        blocks = x.reshape(*x.shape[:-1], -1, self.block)
-        scale = jnp.max(jnp.abs(blocks), axis=-1)
-        share = blocks / jnp.where(scale > 0, scale, 1.0)[..., None]
-        codes = signed_codes(share) if is_signed else jnp.where(share > 0, jnp.maximum(unsigned_codes(share), 1), 0)
-        return codes.astype(jnp.uint8).reshape(x.shape), scale
+    def _blocks(self, x: jax.Array) -> jax.Array:
+        return x.reshape(*x.shape[:-1], -1, self.block)
+
+    def _decoded(self, values: jax.Array, scale: jax.Array) -> jax.Array:
+        return (self._blocks(values) * scale[..., None]).reshape(values.shape)
+
+    def _largest(self, x: jax.Array) -> jax.Array:
+        """Return the scale of each block."""
+        return jnp.max(jnp.abs(self._blocks(x)), axis=-1)
+
+    def _share(self, x: jax.Array, scale: jax.Array) -> jax.Array:
+        """Return the values of blocks relative to their scale, [..., blocks, block]."""
+        return self._blocks(x) / jnp.where(scale > 0, scale, 1.0)[..., None]
 
 
 def rule_of(adam: AdamRule, layout: ParamLayout) -> CodedAdamRule | AdamRule:

@@ -59,6 +59,8 @@ def by_parameter(rule_of: Callable[[ParamLayout], MomentRule], layouts: Tree) ->
 
     def update(gradients: Tree, state: MomentState, params: Tree) -> tuple[Tree, MomentState]:
         count = optax.safe_increment(state.count)
+        leaves: list[jax.Array]
+        tree: Any
         leaves, tree = jax.tree.flatten(gradients)
         parts = (tree.flatten_up_to(one) for one in (rules, state.moments, params))
         made = [

@@ -57,7 +57,8 @@ def test_codes_are_the_nearest_values(kind: str) -> None:
 def test_blocks_are_coded_as_by_torchao(kind: str) -> None:
     rule = eight_bit_moments.CodedAdamRule(Any, 128)  # type: ignore[arg-type]
     x = jnp.asarray(RECORD[kind]["x"], jnp.float32)
-    codes, scale = rule._coded(x, is_signed=kind == "signed")
+    scale = rule._largest(x)
+    codes = getattr(eight_bit_moments, f"{kind}_codes")(rule._share(x, scale)).reshape(x.shape)
     np.testing.assert_allclose(scale, RECORD[kind]["scale"], rtol=1e-6)
     assert np.mean(np.asarray(codes) != RECORD[kind]["codes"]) < 0.003, "only numbers on the edge of a cell differ"
     np.testing.assert_array_less(np.abs(np.asarray(codes, np.int32) - RECORD[kind]["codes"]), 2)

@@ -35,7 +35,10 @@ class Stages(Mapping[str, Job]):
         self._stages = tuple(stages)
 
     def __getitem__(self, name: str) -> Job:
-        return next(stage.job for stage in self._stages if stage.name == name) if name in list(self) else _no(name)
+        for stage in self._stages:
+            if stage.name == name:
+                return stage.job
+        raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter([stage.name for stage in self._stages])
@@ -109,10 +112,6 @@ class Stages(Mapping[str, Job]):
             if not runs[one.name].finished:
                 break
         return runs
-
-
-def _no(name: str) -> Job:
-    raise KeyError(name)
 
 
 def load_stages(path: str | os.PathLike[str], *overrides: str) -> Stages:

@@ -33,7 +33,7 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
     from forerun.cli.options.stage_choice import planned_jobs
 
     jobs = planned_jobs(args)
-    with_cache = [job for job in jobs if job.distil is not None and job.distil.cache is not None]
+    with_cache = [job for job in jobs if job.method.teacher is not None and not job.method.runs_teacher]
     return with_cache if len(jobs) > 1 and with_cache else jobs
 
 

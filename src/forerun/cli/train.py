@@ -78,7 +78,7 @@ def _require_one_host(args: argparse.Namespace, stages: Sequence[Stage]) -> None
             "E-COMMAND-040",
             "stages are trained on one host",
             why="the result of a stage is written by one process, and the other hosts would not have its files",
-            fix=f"remove --host and --leader; or train the {len(stages)} stages as files of their own, and export the "
+            fix=f"remove --host and --leader; or train the {len(stages)} stages as separate files, and export the "
             "run of each to a folder that all hosts can read",
         )
 

@@ -77,11 +77,6 @@ class Stage:
         return f"starts with the {form} of stage {before.name}"
 
 
-def has_stages(path: str | Path) -> bool:
-    """Return whether a job file has stages. Raise UserError if it is not a job file."""
-    return STAGES in merge.read_unmerged(Path(path)).tree
-
-
 def stages_of(path: str | Path, overrides: Sequence[str] = ()) -> tuple[Stage, ...]:
     """Return the stages of a job file in their order, or nothing if the file has none.
 
@@ -125,7 +120,9 @@ def _names(given: merge.Given) -> list[str]:
         for name, keys in section.items():
             if not re.fullmatch(FOLDER_NAME, name):
                 wrong = f"{name!r} is not a safe folder name: use letters, digits, '.', '_' and '-'"
-            elif keys is not None and not isinstance(keys, dict):
+            elif keys is None:
+                wrong = f"{name} has no keys; adapters are merged without a separate stage"
+            elif not isinstance(keys, dict):
                 wrong = f"{name} is a value, not a section of keys"
     if wrong:
         raise UserError(
@@ -206,14 +203,14 @@ def _stage_override(override: str, name: str) -> str | None:
 def _require_stage_keys(file: merge.Given, name: str, overrides: Sequence[str], before: Stage | None) -> None:
     """Raise if a stage sets a key that all stages share, or that the stage before determines."""
     fixed = (*FILE_KEYS, STAGES, *(() if before is None else ("model",)))
-    for key in (*(file.tree[STAGES][name] or ()), *overrides):
+    for key in (*file.tree[STAGES][name], *overrides):
         if key in fixed:
             result = f"its model is the result of stage {before.name}" if before else ""
             raise UserError(
                 "E-JOB-113",
                 f"stage {name} cannot set '{key}'",
                 why=f"{file.place((STAGES, name, key))}: {result if key == 'model' else 'all stages share this key'}",
-                fix="remove it, or make the stage a file of its own",
+                fix="remove it, or write a separate job file for it",
             )
 
 

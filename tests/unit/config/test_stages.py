@@ -154,6 +154,7 @@ def test_a_mistake_in_a_stage_has_its_line(read: Read) -> None:
         ("E-JOB-111", "stages: []", "stages"),
         ("E-JOB-111", "stages: {a: 3}", "a is a value"),
         ("E-JOB-111", "stages: {a/b: {}}", "a/b"),
+        ("E-JOB-111", "stages: {a: {lora: {}}, merge: null}", "merge"),
         ("E-JOB-113", "stages: {a: {name: other}}", "all stages"),
         ("E-JOB-113", "stages: {a: {}, b: {model: other/model}}", "stage a"),
         ("E-JOB-114", "stages: {a: {lora: {}, merge: false}, b: {}}", "lora"),

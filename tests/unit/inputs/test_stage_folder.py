@@ -62,7 +62,8 @@ def test_a_run_of_the_same_name_is_not_hidden(tmp_path: Path, runs: Path) -> Non
     assert_error(raised.value, "E-RUN-065", what="day")
 
 
-def test_a_misspelt_run_with_stages_is_suggested(runs: Path) -> None:
+def test_a_misspelt_run_with_stages_is_suggested(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(runs.parent)
     with pytest.raises(UserError) as raised:
-        model_source(str(runs / "nigth"))
+        model_source("runs/nigth")
     assert_error(raised.value, "E-RUN-033", fix="night")

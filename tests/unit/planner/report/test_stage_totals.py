@@ -50,7 +50,7 @@ def test_the_budget_is_for_all_stages() -> None:
     assert over_stages_budget(ROWS, 1.25) is None
     error = over_stages_budget(ROWS, 1.2)
     assert error is not None
-    assert_error(error, "E-COMMAND-041", why="1.25")
+    assert_error(error, "E-COMMAND-041", why="qat on v6e-1 spot, dpo on v5e-8 spot")
 
 
 @pytest.mark.parametrize("budget", [None, 1.0])

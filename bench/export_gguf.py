@@ -34,8 +34,12 @@ import numpy as np
 from families_reference import VARIANTS, WINDOW, Variant, reference_of
 from small_tokenizers import byte_level, saved
 
+import forerun
 from forerun.data.tokenizer import checkpoint_tokenizer
 from forerun.errors import UserError
+from forerun.generate.engine import Settings
+from forerun.generate.sampling import Sampling
+from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
 from forerun.hub.snapshot import Snapshot
 from forerun.inputs.load_model import abstract_plain_params
@@ -49,6 +53,7 @@ from forerun.weights_io.read import read_params
 from real_weights.folders import smollm2_folder
 
 TOKENS = 48
+ANSWER_TOKENS = 24
 VOCAB = 384
 F32_CACHE = 0  # GGML_TYPE_F32: llama.cpp rounds its cache to float16 by default
 TEXT = (
@@ -114,7 +119,7 @@ def real_result(work: Path) -> dict[str, Any]:
     tokenizer = checkpoint_tokenizer(Snapshot(str(folder), folder, None))
     ids = tokenizer.encode(TEXT * 2).tolist()
     ours = forerun_logits(folder, ids)
-    answers = [forerun_answer(folder, question) for question in QUESTIONS]
+    answers = forerun_answers(folder)
     results: dict[str, Any] = {"tokens": len(ids)}
     files = {}
     for kind in ("f16", "q8_0", "q4_k_m"):
@@ -153,14 +158,15 @@ def forerun_logits(folder: Path, ids: list[int]) -> np.ndarray:
         return np.asarray(run(params))
 
 
-def forerun_answer(folder: Path, question: str) -> tuple[list[int], list[int]]:
-    """Return the tokens of a prompt and of forerun's greedy answer, without the end token."""
-    import forerun
-
-    with forerun.load_model(str(folder), device="cpu", devices=1) as model:
+def forerun_answers(folder: Path) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens of each prompt and of forerun's greedy answer, without the end token."""
+    model = forerun.load_model(str(folder), device="cpu", devices=1, dtype="float32")
+    found = []
+    for question in QUESTIONS:
         (prompt,) = model.chat_ids([[{"role": "user", "content": question}]])
-        (answer,) = model.generate([prompt], max_tokens=24, temperature=0)
-        return list(prompt), list(answer.tokens)
+        steps = list(Stream(model.engine, [prompt], Settings(ANSWER_TOKENS, Sampling(0))))
+        found.append((list(prompt), [int(token) for (token,) in steps if token is not None]))
+    return found
 
 
 def opened_llama(path: Path, context: int) -> Any:

@@ -64,6 +64,7 @@ def folder_path(name: str) -> Path:
 
 
 def is_repository_text(name: str) -> bool:
+    """Return whether `name` has the form of a hub name, `owner/name`."""
     return (
         len(name) <= _MAX_REPOSITORY_CHARACTERS
         and _REPOSITORY.fullmatch(name) is not None

@@ -260,7 +260,7 @@ def test_a_window_that_llama_cpp_ignores_limits_the_context() -> None:
         ("qwen3", replace(PLAIN, qk_norm=True, out_bias=True)),
         ("olmo2", replace(PLAIN, head_dim=16)),
         ("qwen2", replace(PLAIN, rope_scaling=Yarn(4.0, 64, attention=3.0))),
-        ("smollm3", PLAIN),
+        ("smollm3", replace(PLAIN, layers=4)),
     ],
 )
 def test_settings_that_llama_cpp_ignores_are_rejected(model_type: str, config: Any) -> None:

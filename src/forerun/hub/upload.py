@@ -204,7 +204,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int:
-    return int(getattr(getattr(error, "response", None), "status_code", 0))
+    """Return the HTTP status of the hub's response, or 0 if there was no response."""
+    response = getattr(error, "response", None)
+    return int(getattr(response, "status_code", 0))
 
 
 def _is_network(error: BaseException) -> bool:

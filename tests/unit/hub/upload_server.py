@@ -1,4 +1,4 @@
-"""The hub on this machine with the routes of an upload: create, model card, preupload, LFS batch, LFS objects, verify and commit.
+"""The hub on this machine with the routes of an upload: create, model card, preupload, LFS and commit.
 
     with UploadServer(folder) as hub:
         ...                             # the repositories are in folder/owner/name

@@ -47,6 +47,30 @@ def tensor_types(tensors: Sequence[GgufTensor], kind: str, layers: int, tied: bo
     return found
 
 
+def exact_blocks(value: Floats, steps: Floats, kind: str) -> NDArray[np.uint8] | None:
+    """Return blocks of Q4_0 or Q8_0 that keep integers with their scales exactly, or None if that is not possible.
+
+    Args:
+        value: The matrix, whose weights are integers times a scale.
+        steps: The scale of each block of 32 weights.
+        kind: The type of the blocks.
+    """
+    if kind not in ("Q4_0", "Q8_0"):
+        return None
+    scale = steps.reshape(-1, 1).astype(np.float16)
+    wide, blocks = scale.astype(np.float32), value.reshape(-1, BLOCK_SIZES[kind])
+    codes = np.rint(np.divide(blocks, wide, out=np.zeros_like(blocks), where=wide != 0))
+    low, high = (-8, 7) if kind == "Q4_0" else (-128, 127)
+    if not np.array_equal(codes * wide, blocks) or codes.min() < low or codes.max() > high:
+        return None
+    if kind == "Q8_0":
+        packed = codes.astype(np.int8).view(np.uint8)
+    else:
+        first, second = np.split((codes + 8).astype(np.uint8), 2, axis=1)
+        packed = first | second << 4
+    return np.concatenate([scale.view(np.uint8), packed], axis=1).reshape(len(value), -1)
+
+
 def encoded(value: Floats, kind: str) -> NDArray[Any]:
     """Return a tensor in the bytes of its type, or as an array of floats for F32 and F16."""
     if kind == "Q4_K":

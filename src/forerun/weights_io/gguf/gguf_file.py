@@ -21,7 +21,7 @@ from forerun.models.families.registry import read_config
 from forerun.models.registry import model_for
 from forerun.models.rounding import QUANTIZATION
 from forerun.weights_io.gguf.architecture import Metadata, metadata_of
-from forerun.weights_io.gguf.block_types import FILE_TYPES, encoded, tensor_types
+from forerun.weights_io.gguf.block_types import FILE_TYPES, encoded, exact_blocks, tensor_types
 from forerun.weights_io.gguf.tensors import Floats, TensorSource
 from forerun.weights_io.gguf.vocabulary import Vocabulary, vocabulary_of
 from forerun.weights_io.packed import opened_snapshot
@@ -107,7 +107,7 @@ def write_gguf(
             _add_metadata(writer, metadata, vocabulary, name, kind)
             if (template := chat_template(folder)) is not None:
                 writer.add_chat_template(template)
-            _write_tensors(writer, source, types)
+            exact, integers = _write_tensors(writer, source, types)
         finally:
             writer.close()
         with open(path, "rb") as file:
@@ -115,7 +115,8 @@ def write_gguf(
         say("reading the GGUF file back and comparing")
         error = _compare(path, source, types)
     bos = vocabulary.tokens[vocabulary.special["bos"]] if vocabulary.add_bos else None
-    return GgufFile(path, kind, len(types), error, (*metadata.notes, *_substitution_notes(types, kind)), bos)
+    notes = (*metadata.notes, *_substitution_notes(types, kind), *_integer_notes(exact, integers))
+    return GgufFile(path, kind, len(types), error, notes, bos)
 
 
 def _add_metadata(writer: Any, metadata: Metadata, vocabulary: Vocabulary, name: str, kind: str) -> None:
@@ -149,8 +150,11 @@ def _add_metadata(writer: Any, metadata: Metadata, vocabulary: Vocabulary, name:
         writer.add_add_space_prefix(vocabulary.space_prefix)
 
 
-def _write_tensors(writer: Any, source: TensorSource, types: dict[str, str]) -> None:
-    """Write the tensors one at a time. The header needs all shapes and sizes first."""
+def _write_tensors(writer: Any, source: TensorSource, types: dict[str, str]) -> tuple[int, int]:
+    """Write the tensors one at a time. The header needs all shapes and sizes first.
+
+    Returns the number of matrices whose trained integers were kept exactly, and that of all matrices of integers.
+    """
     import gguf
 
     for tensor in source.tensors:
@@ -161,11 +165,16 @@ def _write_tensors(writer: Any, source: TensorSource, types: dict[str, str]) -> 
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    exact, integers = 0, 0
     for tensor in source.tensors:
         value = source.value(tensor)
         if types[tensor.name] == "F16" and not (np.abs(value) <= np.finfo(np.float16).max).all():
             raise float16_error(tensor.name)
-        writer.write_tensor_data(encoded(value, types[tensor.name]))
+        steps = source.steps(tensor)
+        kept = None if steps is None else exact_blocks(value, steps, types[tensor.name])
+        writer.write_tensor_data(encoded(value, types[tensor.name]) if kept is None else kept)
+        exact, integers = exact + (kept is not None), integers + source.is_integer(tensor)
+    return exact, integers
 
 
 def _compare(path: Path, source: TensorSource, types: dict[str, str]) -> float:
@@ -212,6 +221,17 @@ def _substitution_notes(types: dict[str, str], kind: str) -> list[str]:
         return []
     counts = " and ".join(f"{count} as {one}" for one, count in sorted(others.items()))
     return [f"{sum(others.values())} matrices have rows that do not divide into blocks of {wanted}: {counts}"]
+
+
+def _integer_notes(exact: int, integers: int) -> list[str]:
+    if not integers:
+        return []
+    if exact == integers:
+        return [f"all {exact} matrices that were trained as integers have the same integers and scales"]
+    return [
+        f"{integers - exact} of {integers} matrices that were trained as integers are rounded again: q8_0, or q4_0 for "
+        "int4, keeps them exactly if qat.group is a multiple of 32"
+    ]
 
 
 def _failed(what: str) -> UserError:

@@ -15,8 +15,11 @@ from forerun.models.families.base import Config, Family
 from forerun.models.sizes import DecoderConfig
 from forerun.weights_io.gguf.architecture import Architecture, Metadata
 from forerun.weights_io.match import Match, Stacked, matches
+from forerun.weights_io.packed import Unpacked
+from forerun.weights_io.scales import SUFFIX
 
 Floats = NDArray[np.float32]
+STEP_BLOCK = 32  # weights of a block of Q4_0 and Q8_0
 HEAD = "output.weight"
 EMBEDDING = "token_embd.weight"
 MODEL_NAMES = {
@@ -79,6 +82,26 @@ class TensorSource:
         value: NDArray[Any] = np.array(self._weights.view(tensor.match.name)).astype(np.float32)
         self._weights.release(tensor.match.name)
         return np.ascontiguousarray(_changed(value, tensor.match.entry.name, self._architecture, self._config))
+
+    def is_integer(self, tensor: GgufTensor) -> bool:
+        """Return whether the folder stores a matrix as integers."""
+        weights, match = self._weights, tensor.match
+        return match is not None and isinstance(weights, Unpacked) and weights.is_unpacked(match.name)
+
+    def steps(self, tensor: GgufTensor) -> Floats | None:
+        """Return the scale of each block of 32 weights of a matrix that was trained as integers, [rows, blocks].
+
+        The result is None for other tensors, and if a block would have weights of several groups.
+        """
+        weights, match = self._weights, tensor.match
+        if match is None or not isinstance(weights, Unpacked) or not weights.is_unpacked(match.name):
+            return None
+        scale = weights.scales.view(f"{match.name.removesuffix('.weight')}{SUFFIX}").astype(np.float32)
+        group = tensor.shape[1] // scale.shape[1]
+        if group % STEP_BLOCK or scale.shape[0] != tensor.shape[0]:
+            return None
+        scale = _changed(scale, match.entry.name, self._architecture, self._config)
+        return np.repeat(scale, group // STEP_BLOCK, axis=1)
 
 
 def gguf_name(name: str, architecture: Architecture) -> str:

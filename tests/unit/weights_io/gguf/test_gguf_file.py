@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.numpy import save_file
 
 from forerun.errors import UserError
 from forerun.models.families.registry import FAMILIES
+from forerun.models.rounding import Rounding
 from forerun.models.sizes import DecoderConfig, Gpt2Config, LayerKind
 from forerun.nn.rope import Linear, Rope, Yarn
 from forerun.weights_io.gguf import gguf_file
@@ -22,6 +24,7 @@ from forerun.weights_io.gguf.architecture import ARCHITECTURES, architecture_of,
 from forerun.weights_io.gguf.block_types import FILE_TYPES, tensor_types
 from forerun.weights_io.gguf.gguf_file import write_gguf
 from forerun.weights_io.gguf.tensors import GgufTensor, gguf_name, interleaved
+from forerun.weights_io.packed import config_section, pack
 
 sys.path.append(str(Path(__file__).parents[2] / "data" / "tokens"))
 gguf = pytest.importorskip("gguf")
@@ -118,6 +121,51 @@ def test_values_are_those_of_the_folder(folder: Path, tmp_path: Path, kind: str)
             assert np.sqrt((difference**2).mean() / (value**2).mean()) < 0.1, name
     assert bool(made.error) == (kind != "f32")
     assert made.notes == ()
+
+
+def integer_folder(folder: Path, place: Path, bits: int, group: int) -> dict[str, np.ndarray]:
+    """Write the model with integers in its linear layers, and return the values of these layers by name."""
+    import ml_dtypes
+    from safetensors.numpy import load_file
+
+    shutil.copytree(folder, place)
+    random, stored, wanted = np.random.default_rng(1), load_file(folder / "model.safetensors"), {}
+    for name in [name for name in stored if name.endswith("_proj.weight")]:
+        stem, (rows, columns) = name.removesuffix(".weight"), stored.pop(name).shape
+        top = 2 ** (bits - 1)
+        codes = random.integers(-top + 1, top, (rows, columns)).astype(np.int8)
+        scale = random.uniform(0.001, 0.02, (rows, columns // group)).astype(ml_dtypes.bfloat16)
+        stored[f"{stem}.weight_scale"] = scale
+        if bits == 4:
+            stored[f"{stem}.weight_packed"] = pack(codes, 4)
+            stored[f"{stem}.weight_shape"] = np.array([rows, columns], np.int64)
+        else:
+            stored[name] = codes
+        wanted[name] = codes * np.repeat(scale.astype(np.float32), group, axis=1)
+    save_file(stored, place / "model.safetensors")
+    config = json.loads((place / "config.json").read_text())
+    section = config_section(Rounding(bits, group, False), ["lm_head"])
+    (place / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    return wanted
+
+
+@pytest.mark.parametrize(("bits", "group", "kind"), [(4, 32, "q4_0"), (4, 64, "q8_0"), (8, 32, "q8_0")])
+def test_trained_integers_are_kept_exactly(folder: Path, tmp_path: Path, bits: int, group: int, kind: str) -> None:
+    wanted = integer_folder(folder, tmp_path / "model", bits, group)
+    made = write_gguf(tmp_path / "model", tmp_path / "model.gguf", kind, name="small", ends=[0])
+    found = values(made.path)
+    names = {"attn_v": "self_attn.v_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    for ours, theirs in names.items():
+        np.testing.assert_array_equal(found[f"blk.0.{ours}.weight"], wanted[f"model.layers.0.{theirs}.weight"])
+    q = wanted["model.layers.0.self_attn.q_proj.weight"]
+    assert sorted(map(tuple, q)) == sorted(map(tuple, found["blk.0.attn_q.weight"])), "the same rows in another order"
+    assert len(made.notes) == 1
+
+
+def test_trained_integers_that_are_rounded_again_are_reported(folder: Path, tmp_path: Path) -> None:
+    integer_folder(folder, tmp_path / "model", 4, 16)
+    made = write_gguf(tmp_path / "model", tmp_path / "model.gguf", "q4_0", name="small", ends=[0])
+    assert "7 of 7" in made.notes[0]
 
 
 def test_metadata_and_vocabulary(folder: Path, tmp_path: Path) -> None:

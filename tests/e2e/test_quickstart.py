@@ -38,6 +38,7 @@ for number in range(6_000_000):
     total += number
 """
 METRICS = {"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "wait_share", "unix_seconds"}
+METRICS |= {"tokens_per_second", "samples_per_second", "epoch", "epoch_seconds"}  # a CPU has no MFU and no HBM
 SUMMARY = {
     "name",
     "steps",
@@ -52,7 +53,11 @@ SUMMARY = {
     "step_seconds",
     "predicted_step_seconds",
     "tokens_per_second",
+    "samples_per_second",
     "mfu",
+    "epochs",
+    "epoch_seconds",
+    "hbm_peak_bytes",
     "wait_share",
     "train_seconds",
     "program",

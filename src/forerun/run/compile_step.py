@@ -33,7 +33,7 @@ CACHE_HIT = "/jax/compilation_cache/cache_hits"
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
-# JAX raises this private class for a compiled program, and converts it to FloatingPointError only in functions under jit.
+# JAX raises this private class for a compiled program. Functions under jit raise FloatingPointError instead.
 _NAN_ERROR = "InternalFloatingPointError"
 
 

@@ -47,7 +47,8 @@ Codes = dict[str, tuple[np.ndarray, np.ndarray]]
 LLAMA = {"layers": 2, "embed": 32, "heads": 4, "kv_heads": 2, "mlp": 48, "tied": False, "vocab": 64}
 QWEN2 = LLAMA | {"qkv_bias": True, "tied": True}  # a bias beside a matrix of integers
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 64, "n_embd": 32, "n_layer": 1,
-        "n_head": 4, "n_positions": 16, "n_inner": 48, "activation_function": "gelu_new"}  # fmt: skip
+        "n_head": 4, "n_positions": 16, "n_inner": 48,
+        "activation_function": "gelu_new"}  # fmt: skip
 LORA = {"rank": 2, "alpha": 2}
 SOME = ["o_proj", "down_proj"]
 FORMS = {"packed": "F32", "dense": "F32", "dense, bfloat16": "BF16"}

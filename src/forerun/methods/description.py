@@ -11,7 +11,7 @@ def description(job: Job) -> dict[str, str]:
     parts = {"lora": _lora(job), "qat": _qat(job), "distil": _distil(job), "preferences": _preferences(job)}
     if added := job.model.added_tokens:
         rows = "only their rows of the embedding are trained" if job.lora else "the resized embedding is trained"
-        parts["new tokens"] = f"{len(added)} from id {job.model.first_new_token}; {rows}"
+        parts["new tokens"] = f"{len(added)} new tokens from id {job.model.first_new_token}; {rows}"
     if job.objective is not None:
         parts["objective"] = f"the loss is {job.objective.name}"
     return {name: text for name, text in parts.items() if text is not None}

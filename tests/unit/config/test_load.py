@@ -188,7 +188,8 @@ def test_json_schema_knows_every_key_and_the_shorthands() -> None:
         assert {"type": "string"} in schema["properties"][name]["anyOf"]
     assert "anyOf" not in schema["properties"]["mesh"]
     sections = {kind.__name__: kind for kind in _sections(Job)}
-    assert set(schema["$defs"]) == {*sections, "Part"}  # a mixture's parts have names of the user's own
+    # The parts of a mixture have names of the user's own, and the groups of the optimizer are a list.
+    assert set(schema["$defs"]) == {*sections, "Part", "ParamGroup"}
     for name, section in sections.items():
         assert set(schema["$defs"][name]["properties"]) == set(section.model_fields)
     assert all("description" in field for field in schema["$defs"]["Optimizer"]["properties"].values())

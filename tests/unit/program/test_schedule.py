@@ -63,7 +63,9 @@ def of_transformers(name: str, **more: Any) -> np.ndarray:
 )  # fmt: skip
 def test_after_the_warm_up_it_is_the_schedule_of_transformers(fields: Any, theirs: Any) -> None:
     expected = of_transformers(NAMES[fields["schedule"]], **theirs)
-    np.testing.assert_allclose(rates(**fields)[WARMUP:], expected[WARMUP:], rtol=2e-5, atol=1e-8)
+    # A cosine of transformers rises again after the last step.
+    last = STEPS + 1 if fields["schedule"] == "cosine" else STEPS + 3
+    np.testing.assert_allclose(rates(**fields)[WARMUP:last], expected[WARMUP:last], rtol=2e-5, atol=1e-8)
 
 
 @pytest.mark.parametrize("schedule", ["wsd", "inverse_sqrt", "polynomial", "cosine_restarts"])

@@ -17,8 +17,8 @@ from forerun.weights_io import documents
 from forerun.weights_io.scales import rounded_weights
 
 GPT2 = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 264, "n_embd": 32, "n_layer": 1,
-        "n_head": 4, "n_positions": 16, "n_inner": 48,
-        "activation_function": "gelu_new", "eos_token_id": 256}  # fmt: skip
+        "n_head": 4, "n_positions": 16, "n_inner": 48, "activation_function": "gelu_new",
+        "eos_token_id": 256}  # fmt: skip
 FREE = "{layers: 1, embed: 32, heads: 4, mlp: 48, vocab: 264}"
 STAGES = "stages: {a: {qat: {weights: int4, group: 16}}, b: {lora: {rank: 2}}, c: {}, d: {lora: {rank: 2}}}"
 

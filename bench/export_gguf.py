@@ -75,8 +75,10 @@ def main() -> None:
     found: dict[str, Any] = {"llama_cpp_python": llama_cpp.__version__, "jax": jax.__version__}
     with tempfile.TemporaryDirectory() as work:
         if asked.only != "real":
-            found["families"] = {name: family_result(name, Path(work) / name) for name in VARIANTS}
-            print(json.dumps(found["families"], indent=1))
+            found["families"] = {}
+            for name in VARIANTS:
+                found["families"][name] = family_result(name, Path(work) / name)
+                print(name, json.dumps(found["families"][name]), flush=True)
         if asked.only != "families":
             found["smollm2-135m-instruct"] = real_result(Path(work))
             print(json.dumps(found["smollm2-135m-instruct"], indent=1))

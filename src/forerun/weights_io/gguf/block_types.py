@@ -67,7 +67,7 @@ def exact_blocks(value: Floats, steps: Floats, kind: str) -> NDArray[np.uint8] |
         packed = codes.astype(np.int8).view(np.uint8)
     else:
         first, second = np.split((codes + 8).astype(np.uint8), 2, axis=1)
-        packed = first | second << 4
+        packed = first | second << np.uint8(4)
     return np.concatenate([scale.view(np.uint8), packed], axis=1).reshape(len(value), -1)
 
 

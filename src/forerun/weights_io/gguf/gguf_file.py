@@ -23,7 +23,7 @@ from forerun.models.rounding import QUANTIZATION
 from forerun.weights_io.gguf.architecture import Metadata, metadata_of
 from forerun.weights_io.gguf.block_types import FILE_TYPES, encoded, exact_blocks, tensor_types
 from forerun.weights_io.gguf.tensors import Floats, TensorSource
-from forerun.weights_io.gguf.vocabulary import Vocabulary, vocabulary_of
+from forerun.weights_io.gguf.vocabulary import Vocabulary, model_name, vocabulary_of
 from forerun.weights_io.packed import opened_snapshot
 from forerun.weights_io.write import float16_error
 
@@ -122,7 +122,7 @@ def write_gguf(
 def _add_metadata(writer: Any, metadata: Metadata, vocabulary: Vocabulary, name: str, kind: str) -> None:
     import gguf
 
-    writer.add_name(name)
+    writer.add_name(model_name(name, vocabulary))
     writer.add_type("model")
     writer.add_file_type(gguf.LlamaFileType[FILE_TYPES[kind][0]])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)

@@ -52,6 +52,7 @@ class Vocabulary:
     special: dict[str, int]  # ids by llama.cpp's names: bos, eos, eot, unknown, padding
     add_bos: bool
     space_prefix: bool | None
+    strips_spaces: bool  # special tokens remove the spaces after them, as in Phi-3
 
 
 def vocabulary_of(folder: Path, size: int, ends: Sequence[int]) -> Vocabulary:
@@ -95,7 +96,26 @@ def vocabulary_of(folder: Path, size: int, ends: Sequence[int]) -> Vocabulary:
         special=special,
         add_bos=first == special.get("bos"),
         space_prefix=space_prefix,
+        strips_spaces=_strips_spaces(content),
     )
+
+
+def model_name(name: str, vocabulary: Vocabulary) -> str:
+    """Return a name for the file with which llama.cpp treats spaces after special tokens as the tokenizer does.
+
+    llama.cpp removes these spaces if the name contains phi3 or phi-3, and then needs the tokens of Phi-3. A GGUF file
+    has no key for it.
+    """
+    has_phi3 = re.search("phi-?3", name, re.IGNORECASE) is not None
+    if vocabulary.strips_spaces:
+        return name if has_phi3 else f"{name} (phi-3 tokenizer)"
+    return re.sub("(phi)-?3", r"\1 3", name, flags=re.IGNORECASE) if has_phi3 else name
+
+
+def _strips_spaces(content: Mapping[str, Any]) -> bool:
+    added = {token["content"]: bool(token.get("rstrip")) for token in content.get("added_tokens") or ()}
+    plain = {"<unk>", "<s>", "<|endoftext|>"}
+    return plain | {"</s>"} <= set(added) and all(strips for text, strips in added.items() if text not in plain)
 
 
 def _steps(given: Any, key: str) -> list[dict[str, Any]]:

@@ -13,7 +13,16 @@ from error_assertions import assert_error
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from forerun.errors import UserError
-from forerun.weights_io.gguf.vocabulary import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, vocabulary_of
+from forerun.weights_io.gguf.vocabulary import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    model_name,
+    vocabulary_of,
+)
 
 TEXT = ["the quick brown fox jumps over the lazy dog, and then the user says hello world\n\n"] * 3
 # The expressions in the tokenizer.json files of Llama 3, Qwen2.5 and Mistral Nemo, as published.
@@ -147,3 +156,20 @@ def test_sentence_piece(prefix: bool, tmp_path: Path) -> None:
         n = -max(pairs)[1]
         pieces[n : n + 2] = [pieces[n] + pieces[n + 1]]
     assert [ids[piece] for piece in pieces] == made.encode(text, add_special_tokens=False).ids
+
+
+def test_the_name_decides_about_spaces_after_special_tokens(tmp_path: Path) -> None:
+    """llama.cpp removes them for names with phi3 or phi-3, as the tokenizer of Phi-3 does."""
+    plain = vocabulary_of(folder_of(sentence_piece(True), tmp_path), 500, [])
+    assert not plain.strips_spaces
+    assert [model_name(name, plain) for name in ("run", "my-phi3", "Phi-3-run")] == ["run", "my-phi 3", "Phi 3-run"]
+    made = sentence_piece(True)
+    made.add_special_tokens([AddedToken("<|endoftext|>"), AddedToken("<|end|>", rstrip=True)])
+    path = folder_of(made, tmp_path) / "tokenizer.json"
+    content = json.loads(path.read_text())
+    for token in content["added_tokens"]:
+        token["rstrip"] = token["content"] not in ("<unk>", "<s>", "<|endoftext|>")
+    path.write_text(json.dumps(content))
+    phi3 = vocabulary_of(tmp_path, 500, [])
+    assert phi3.strips_spaces
+    assert [model_name(name, phi3) for name in ("run", "my-phi3")] == ["run (phi-3 tokenizer)", "my-phi3"]

@@ -2,7 +2,7 @@
 
     pip install llama-cpp-python gguf            # builds llama.cpp, which takes a few minutes
     python bench/export_gguf.py                         # about 5 minutes on two cores; needs torch and transformers
-    python bench/export_gguf.py --only families         # the small models, not recorded
+    python bench/export_gguf.py --only families  # or real; keeps the other results
 
 1. Families: small random models of each family as float32 files, logits of 48 tokens. The context of a model with a
    sliding window that llama.cpp ignores is shorter than the window.
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench/results/gguf.json"
 sys.path[:0] = [str(ROOT / place) for place in ("tests", "tests/contract", "tests/unit/data/tokens")]
 
 import jax
@@ -72,7 +73,8 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("--only", choices=("families", "real"))
     asked = arguments.parse_args()
-    found: dict[str, Any] = {"llama_cpp_python": llama_cpp.__version__, "jax": jax.__version__}
+    found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found |= {"llama_cpp_python": llama_cpp.__version__, "jax": jax.__version__}
     with tempfile.TemporaryDirectory() as work:
         if asked.only != "real":
             found["families"] = {}
@@ -82,8 +84,7 @@ def main() -> None:
         if asked.only != "families":
             found["smollm2-135m-instruct"] = real_result(Path(work))
             print(json.dumps(found["smollm2-135m-instruct"], indent=1))
-    if asked.only is None:
-        (ROOT / "bench/results/gguf.json").write_text(json.dumps(found, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def gguf_variant(variant: Variant) -> Variant:

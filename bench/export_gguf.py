@@ -1,13 +1,14 @@
 """Compare exported GGUF files with forerun: llama.cpp loads each file, and its logits and greedy tokens are compared.
 
     pip install llama-cpp-python gguf            # builds llama.cpp, which takes a few minutes
-    python bench/export_gguf.py                         # about 5 minutes on two cores; needs torch and transformers
-    python bench/export_gguf.py --only families  # or real; keeps the other results
+    python bench/export_gguf.py                  # about 5 minutes on two cores; needs torch and transformers
+    python bench/export_gguf.py --only families  # or stories, real; keeps the other results
 
 1. Families: small random models of each family as float32 files, logits of 48 tokens. The context of a model with a
    sliding window that llama.cpp ignores is shorter than the window.
 2. Tokenizers: the tokens of text in several scripts, from llama.cpp and from tokenizer.json.
-3. A real model (SmolLM2-135M-Instruct) as f16, q8_0 and q4_k_m: top-1 agreement, KL divergence and greedy answers. The
+3. stories15M, which has the SentencePiece vocabulary of Llama 2: logits and tokens.
+4. SmolLM2-135M-Instruct as f16, q8_0 and q4_k_m: top-1 agreement, KL divergence and greedy answers. The
    same measures for a file that llama.cpp quantized itself.
 
 Writes bench/results/gguf.json.
@@ -51,7 +52,7 @@ from forerun.program.build import make_mesh
 from forerun.weights_io.gguf.gguf_file import write_gguf
 from forerun.weights_io.packed import opened_snapshot
 from forerun.weights_io.read import read_params
-from real_weights.folders import smollm2_folder
+from real_weights.folders import smollm2_folder, stories_folder
 
 TOKENS = 48
 ANSWER_TOKENS = 24
@@ -66,22 +67,27 @@ SCRIPTS = (
     TEXT,
     "I've, we'LL, don't; 3 33 333 3333; naïve café; 日本語と中文; Привет, мир!  two  spaces\t\ttabs\n\n\nlines 😀🚀",
 )
+STORY = "Once upon a time there was a small dog named Max. Max liked to run in the park with his friend Tom."
 QUESTIONS = ("What is the capital of France?", "Name three colours.", "Write one sentence about the sea.")
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--only", choices=("families", "real"))
+    arguments.add_argument("--only", choices=("families", "stories", "real"))
     asked = arguments.parse_args()
     found: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     found |= {"llama_cpp_python": llama_cpp.__version__, "jax": jax.__version__}
     with tempfile.TemporaryDirectory() as work:
-        if asked.only != "real":
+        if asked.only in (None, "families"):
             found["families"] = {}
             for name in VARIANTS:
                 found["families"][name] = family_result(name, Path(work) / name)
                 print(name, json.dumps(found["families"][name]), flush=True)
-        if asked.only != "families":
+        if asked.only in (None, "stories"):
+            made = write_gguf(stories_folder(), Path(work) / "stories.gguf", "f32", name="stories", ends=[2])
+            found["stories15m"] = compared(stories_folder(), made.path, STORY)
+            print(json.dumps(found["stories15m"]))
+        if asked.only in (None, "real"):
             found["smollm2-135m-instruct"] = real_result(Path(work))
             print(json.dumps(found["smollm2-135m-instruct"], indent=1))
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
@@ -107,13 +113,21 @@ def family_result(name: str, folder: Path) -> dict[str, Any]:
     limited = any("sliding window" in note for note in made.notes)
     ids = np.random.default_rng(0).integers(9, 300, WINDOW if limited else TOKENS).tolist()
     # LongRoPE: llama.cpp uses the long factors if its context is longer than the original one, forerun if the text is.
-    ours, theirs = forerun_logits(folder, ids), llama_logits(made.path, ids)
+    return compared(folder, made.path, ids)
+
+
+def compared(folder: Path, path: Path, text: list[int] | str) -> dict[str, Any]:
+    """Return the differences between the logits of forerun and of llama.cpp, and whether the tokenizers are equal."""
+    ids = text
+    if isinstance(ids, str):
+        ids = checkpoint_tokenizer(Snapshot(str(folder), folder, None)).encode(ids).tolist()
+    ours, theirs = forerun_logits(folder, ids), llama_logits(path, ids)
     return {
         "tokens": len(ids),
         "max_difference": float(np.abs(ours - theirs).max()),
         "largest_logit": float(np.abs(ours).max()),
         "top1_agreement": float((ours.argmax(-1) == theirs.argmax(-1)).mean()),
-        "tokenizer_equal": tokenizer_equal(folder, made.path),
+        "tokenizer_equal": tokenizer_equal(folder, path),
     }
 
 

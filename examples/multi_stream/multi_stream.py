@@ -257,7 +257,8 @@ class MultiStream:
 
         def best(z_NBSP: jax.Array) -> jax.Array:
             mean_NBSQ = (jnp.sum(z_NBSP, axis=0) - z_NBSP) / others
-            return jnp.tanh(drive_NBSP + contract("NBSQ,QP->NBSP", mean_NBSQ.astype(dtype), game.among))
+            pull_NBSP = contract("NBSQ,QP->NBSP", mean_NBSQ.astype(dtype), game.among)
+            return jnp.tanh(drive_NBSP + pull_NBSP.astype(jnp.float32))
 
         solver = EquilibriumSolver(self.equilibrium, tolerance=self.tolerance, damping=self.damping)
         z_NBSP, residual_BS = equilibrium(best, jnp.tanh(drive_NBSP), solver, axes=(0, 3))

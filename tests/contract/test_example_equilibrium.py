@@ -23,6 +23,7 @@ from forerun.config.load import load
 from forerun.models.base import Model
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
+from forerun.planner.time.step_time import GUESSED_LOOP
 from forerun.run.train import train
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
@@ -89,7 +90,7 @@ def test_outputs_and_gradients_are_those_of_torch_through_all_iterations() -> No
     import torch
 
     torch.set_num_threads(1)
-    model = tiny(**EXACT)
+    model = tiny(**EXACT, layers=2, iterations=60)
     params, (tokens, segments, positions) = shaken(model), rows()
     wanted = np.random.default_rng(4).normal(size=(*tokens.shape, VOCAB)).astype(np.float32)
 
@@ -125,7 +126,7 @@ def test_no_stream_gains_by_a_change_of_its_own_strategy() -> None:
     after, _ = model.settled(params.game, x)
     strategies = np.linalg.lstsq(
         np.asarray(params.game.out.value, np.float64).T,
-        np.reshape(after - x, (-1, 16)).T.astype(np.float64),
+        np.reshape(np.asarray(after - x, np.float64), (-1, 16)).T,
         rcond=None,
     )[0].T.reshape(3, 4, 16)
     scaled = np.asarray(x)[:, 0] / np.sqrt(np.mean(np.square(np.asarray(x)[:, 0]), -1, keepdims=True) + 1e-6)
@@ -153,7 +154,8 @@ def test_flops_are_those_of_the_matrix_products() -> None:
         return jnp.sum(jax.nn.logsumexp(model.apply(params, *inputs, Compute()).logits(), axis=-1))
 
     counted = product_flops(jax.make_jaxpr(jax.grad(loss))(shaken(model)).jaxpr) / inputs[0].size
-    assert 0.9 < counted / model.flops_per_token(2 * inputs[0].shape[1]) < 1.15
+    # The jaxpr also has two evaluations at the solution, for the two vector-Jacobian products; XLA shares them.
+    assert 0.9 < counted / model.flops_per_token(2 * inputs[0].shape[1]) < 1.2
 
 
 def test_the_residual_is_in_the_metrics(tmp_path: Path) -> None:
@@ -169,23 +171,20 @@ def test_the_residual_is_in_the_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.aot
-def test_the_job_is_planned_with_known_trip_counts(tmp_path: Path) -> None:
-    """More iterations take more predicted time: the planner knows how often both loops run."""
-
-    def step_seconds(iterations: int) -> float:
-        words = ["plan", str(JOB), "--on", "v6e-1", "--json", "--no-cache", "precision.compute=bfloat16"]
-        words += [f"model.options.equilibrium={iterations}", "model.options.layers=1", "model.options.embed=128"]
-        done = subprocess.run(
-            [sys.executable, "-m", "forerun.cli.main", *words],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        [row] = json.loads(done.stdout)["slices"]
-        assert row["fits"]
-        return float(row["step_seconds"])
-
-    assert step_seconds(64) > 2 * step_seconds(4)
+def test_the_job_is_planned_with_known_trip_counts() -> None:
+    """The TPU compiler accepts the program, and the planner knows how often both loops run."""
+    words = ["plan", str(JOB), "--on", "v6e-1", "--json", "--no-cache", "precision.compute=bfloat16"]
+    words += ["model.options.equilibrium=24", "model.options.layers=1", "model.options.streams=2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "forerun.cli.main", *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)["slices"]
+    assert row["fits"]
+    assert row["step_seconds"]["mid"] > 0
+    assert GUESSED_LOOP not in row["uncertain"]

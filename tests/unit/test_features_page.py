@@ -21,7 +21,7 @@ PLANNED = {"cloud runs", "notebooks", "trackers", "profiles", "streaming data", 
 
 
 @cache
-def tests_in(file: Path) -> frozenset[str]:
+def functions_of(file: Path) -> frozenset[str]:
     """Return the names of all test functions of a module, without importing it."""
     tree = ast.parse(file.read_text())
     return frozenset(
@@ -67,7 +67,7 @@ def test_every_named_test_exists() -> None:
     missing = []
     for id, test in sorted(named):
         path, _, name = test.partition("::")
-        if not (ROOT / path).is_file() or name not in tests_in(ROOT / path):
+        if not (ROOT / path).is_file() or name not in functions_of(ROOT / path):
             missing.append((id, test))
     assert missing == []
 

@@ -19,13 +19,13 @@ import pytest
 from error_assertions import assert_error
 from safetensors.numpy import load_file, save_file
 
-import forerun
 from forerun.cli.main import main
 from forerun.commands.evaluate import longest_context
 from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.errors import UserError
 from forerun.inputs.load_model import LoadedModel, load_model
+from forerun.inputs.resolve_job import resolve
 from forerun.models.plugin import job_folder, use_job_folder
 from forerun.nn.compute import Compute
 from forerun.run.train import train
@@ -97,6 +97,7 @@ def _separate(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def run(place: Path) -> Path:
     folder = place / "runs" / "run"
     if not folder.exists():
+        use_job_folder(place / "job")
         with make_display(io.StringIO()) as display:
             train(load(place / "job" / "job.yaml").job, display)
         forget()
@@ -206,7 +207,7 @@ def test_a_job_cannot_start_from_the_export(exported: Path, tmp_path: Path) -> N
     (tmp_path / "text.txt").write_text("some text\n" * 50)
     (tmp_path / "job.yaml").write_text(f"model: {exported}\ndata: text.txt\nsteps: 1\n")
     with pytest.raises(UserError) as refused:
-        forerun.resolve(load(tmp_path / "job.yaml").job)
+        resolve(load(tmp_path / "job.yaml").job)
     assert_error(refused.value, "E-MODEL-030")
 
 

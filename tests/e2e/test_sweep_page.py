@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -66,6 +67,18 @@ def test_the_command_of_the_page(
     assert f"{summaries[best]['final_loss']:.4f}" in row
     assert f"{summaries[best]['final_loss']:.4f}" in (folder / "sweep.md").read_text()
     assert 'class="curve' in (folder / "sweep.html").read_text()
+
+    # More values, two at a time. The finished runs are kept.
+    if len(os.sched_getaffinity(0)) >= 2:
+        more = [word.replace("1e-3,1e-2", "1e-3,1e-2,2e-2,3e-2") for word in words]
+        assert main([*more, "--parallel", "2"]) == 0
+        told = capsys.readouterr().out
+        assert "optimizer.lr=0.001,0.01 -> 0.001,0.01,0.02,0.03" in told
+        assert "2 are finished, 2 are to be trained" in told
+        assert len([line for line in told.splitlines() if line.startswith("run ")]) == 2
+        assert len(re.findall(r" finished +tiny-lr-", told)) == 4
+        job = fr.open_run(folder / "tiny-lr-0.02").job
+        assert job.optimizer.lr == 0.02
 
     # The same command trains nothing again; the Python function returns the same results.
     result = fr.sweep(tmp_path / "job.yaml", *words[2:])

@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from forerun.commands.sweep.device_shares import DeviceShare
@@ -92,7 +92,7 @@ class SweepRunner:
         where = "" if share.text == DeviceShare.text else f" on {share.text}"
         self._say(f"run {self._number}/{self._total}: {run.label}{where}")
         self._file.update(run, state="running", exit_code=None, job=job_digest(run.job), error="")
-        with log.open("ab") as out:
+        with log.open("ab") as out, _on_cores(share.cores):
             # Its own session: the terminal's Ctrl-C would reach the child a second time, and end it without a save.
             child = subprocess.Popen(
                 [*TRAIN_COMMAND, str(self._path), *run.overrides],
@@ -103,9 +103,6 @@ class SweepRunner:
                 start_new_session=True,
             )
         self._children[run.name] = child
-        if share.cores is not None:
-            with suppress(OSError):  # the process has already ended
-                os.sched_setaffinity(child.pid, share.cores)
         began = time.monotonic()
 
         def wait() -> None:
@@ -159,6 +156,20 @@ class SweepRunner:
                 child.kill()
                 child.wait()
         self._children.clear()
+
+
+@contextmanager
+def _on_cores(cores: Sequence[int] | None) -> Iterator[None]:
+    """Restrict this thread to `cores` inside the block. A process that is started there inherits them."""
+    if cores is None:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def last_error(log: Path) -> str:

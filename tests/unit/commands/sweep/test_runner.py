@@ -209,12 +209,14 @@ def test_an_exception_ends_the_processes(stage: Stage) -> None:
 
 
 def test_each_process_gets_the_environment_and_the_cores_of_its_share(stage: Stage) -> None:
-    core = min(os.sched_getaffinity(0))
+    before = sorted(os.sched_getaffinity(0))
+    core = before[0]
     shares = [DeviceShare({"SHARE": "a"}, (core,), "a"), DeviceShare({"SHARE": "b"}, None, "b")]
     sweep = stage.prepare("seed=0,1")
     stage.run(sweep, shares=shares)
     seen = [json.loads((sweep.folder / run.name / "seen.json").read_text()) for run in sweep.runs]
-    assert [one["share"] for one in seen] == ["a", "b"]
+    assert [(one["share"], one["cores"]) for one in seen] == [("a", [core]), ("b", before)]
+    assert sorted(os.sched_getaffinity(0)) == before
     assert "SHARE" not in os.environ
 
 

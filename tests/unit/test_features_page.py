@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 ROWS: dict[str, dict[str, Any]] = yaml.safe_load((DOCS / "guides" / "features.yaml").read_text())
 FEATURES = (57, 52, 46, 54, 60)  # of each guide
-STATES = {"tests", "reason", "planned", "pending"}
+STATES = {"tests", "reason", "planned"}
 PLANNED = {"cloud runs", "notebooks", "trackers", "profiles", "streaming data", "GPU comparison"}
 
 

@@ -36,6 +36,7 @@ LOCAL_OPTIONS = {
     "model": "--model",
     "batch": "--batch",
     "calibrate": "--calibrate",
+    "chat_template": "--chat-template",
     "code": "--code",
     "html": "--html",
     "ledger": "--ledger",

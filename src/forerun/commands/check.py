@@ -76,6 +76,7 @@ class Outcome:
     chunk: int
     kernel: str
     validation: tuple[tuple[str, str], ...] = ()  # for each part, the number of held-out documents and their share
+    forms: tuple[tuple[str, str], ...] = ()  # for each part that is not plain text, its form and how it is read
 
 
 def job_groups(loaded: LoadedJob, applied: Applied) -> list[Group]:
@@ -157,7 +158,8 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     kernel = resolved.kernel(place.platform, place.jax_kind)
     parts = () if corpus is None else corpus.parts
     held = tuple((one.number, one.asked) for part in parts if (one := part.held_out) is not None)
-    return Outcome(resolved, place, derived, resolved.loss_chunk(derived), kernel.name, held)
+    forms = tuple((part.source.form, ", ".join(part.read_as)) for part in parts if part.source.form != "text")
+    return Outcome(resolved, place, derived, resolved.loss_chunk(derived), kernel.name, held, forms)
 
 
 def _corpus(job: Job, warn: Callable[[str], None]) -> Corpus | None:
@@ -246,6 +248,7 @@ def derived_rows(outcome: Outcome) -> list[Row]:
         Row("weights", "pretrained" if is_pretrained else "random", starting_weights(job)),
     ]
     rows += [Row(*row) for row in outcome.derived.rows()]
+    rows += [Row("rows of data", form, how) for form, how in outcome.forms]
     rows += [Row("validation", count, share) for count, share in outcome.validation]
     if resolved.model.heads is not None:
         why = f"auto: for {place.kind}" if job.attention == "auto" else "the job's"

@@ -99,9 +99,20 @@ for _reader_or_writer in (_Loader, Dumper):
         _reader_or_writer.add_implicit_resolver(_TAG + _name, re.compile(rf"(?:{_pattern})\Z"), _starts)
 
 
+class _LineDumper(Dumper):
+    """Writes texts that contain line ends in double quotes, so that they stay on one line."""
+
+
+def _one_line(dumper: _LineDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar(f"{_TAG}str", text, style='"' if "\n" in text else None)
+
+
+_LineDumper.add_representer(str, _one_line)
+
+
 def flow(value: Any) -> str:
     """Return a value as YAML on one line, as in a file or in an override."""
-    text = yaml.dump(value, Dumper=Dumper, default_flow_style=True, allow_unicode=True, width=1_000_000)
+    text = yaml.dump(value, Dumper=_LineDumper, default_flow_style=True, allow_unicode=True, width=1_000_000)
     return str(text).removesuffix("\n").removesuffix("\n...")
 
 

@@ -84,6 +84,11 @@ class CorpusPart:
         return self.store.checked and all(rows.checked for rows in self.plans)
 
     @property
+    def read_as(self) -> list[str]:
+        """How the rows are read: `1 file, jsonl, Alpaca, ...`, and how they become text if there is a choice."""
+        return [self.source.recognised, self.rendering] if self.rendering else [self.source.recognised]
+
+    @property
     def line(self) -> str:
         """A summary: `3 files, jsonl, column text  12 documents  1.02M tokens  996 rows of 1024  0.0% padding`.
 
@@ -92,8 +97,7 @@ class CorpusPart:
         report, store = self.rows.report, self.store
         word = "pair" if isinstance(self.rows, Pairs) else "document"
         texts = [
-            self.source.recognised,
-            *([self.rendering] if self.rendering else []),
+            *self.read_as,
             f"{report.documents} {word}{'' if report.documents == 1 else 's'}",
             f"{Count(report.tokens)} tokens",
             f"{report.rows} rows of {report.sequence}",

@@ -151,3 +151,12 @@ def test_what_is_written_reads_back_the_same(value: object) -> None:
 def test_what_is_written_is_plain_yaml_to_others_too() -> None:
     """PyYAML's own loader speaks YAML 1.1; numbers must still be numbers there."""
     assert yaml.safe_load(flow({"lr": 8e-5, "eps": 1e-8, "n": 3})) == {"lr": 8e-5, "eps": 1e-8, "n": 3}
+
+
+@pytest.mark.parametrize(
+    "value", ["a\nb", "\n", "{q}\n\n{a}", [{"role": "user", "content": "{q}\n"}], "plain", ["a", 1]]
+)
+def test_a_value_with_line_ends_is_shown_on_one_line_and_read_back(value: object) -> None:
+    shown = flow(value)
+    assert "\n" not in shown
+    assert read_value(shown, "here") == value

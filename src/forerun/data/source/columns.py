@@ -104,15 +104,16 @@ class Columns:
         return [name for name in self.names if name not in self.read]
 
     def require(self, names: Iterable[str]) -> None:
-        """Raise RowError if a needed column is missing in `names`, or is in it more than once."""
+        """Raise RowError if a needed column is missing in `names`, or if a column to read is in it more than once."""
         names = list(names)
         for role, name in self.needed.items():
             if name not in names:
                 raise missing(names, role, name)
-            if names.count(name) > 1:
-                raise RowError("E-DATA-023", f"two columns {name!r}", why=shortened(names), fix="rename one of them")
         for role, template in self.templates.items():
             _require_template(names, role, template)
+        for name in self.read:
+            if names.count(name) > 1:
+                raise RowError("E-DATA-023", f"two columns {name!r}", why=shortened(names), fix="rename one of them")
 
 
 def form_of(names: Iterable[str], given: Mapping[str, Any]) -> str | None:

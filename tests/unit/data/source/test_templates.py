@@ -118,6 +118,13 @@ def test_an_empty_result_is_a_bad_row_and_a_column_type_is_checked(tmp_path: Pat
     assert_error(caught.value, "E-DATA-061", what="'b'", fix="{b}")
 
 
+def test_a_template_rejects_two_columns_of_one_name(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("q,a,a\n1,2,3\n")
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path / "a.csv", text="{q}{a}")
+    assert_error(caught.value, "E-DATA-023", what="'a'")
+
+
 def test_a_content_that_is_the_name_of_a_column_is_rejected(tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", [ROW])
     chat = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "{answer}"}]

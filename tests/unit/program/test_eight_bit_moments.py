@@ -168,3 +168,4 @@ def test_a_small_root_is_not_zero_and_a_zero_gradient_stays_zero() -> None:
             direction, moments = rule.update(g, moments, param, jnp.int32(t))
         assert float(jnp.abs(direction).max()) < 1.6
         assert float(jnp.abs(direction[..., 1]).max()) == 0.0
+        assert float(direction[..., 2:].min()) > 0.8

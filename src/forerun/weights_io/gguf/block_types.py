@@ -64,7 +64,7 @@ def exact_blocks(value: Floats, steps: Floats, kind: str) -> NDArray[np.uint8] |
     if not np.array_equal(codes * wide, blocks) or codes.min() < low or codes.max() > high:
         return None
     if kind == "Q8_0":
-        packed = codes.astype(np.int8).view(np.uint8)
+        packed: NDArray[Any] = codes.astype(np.int8).view(np.uint8)
     else:
         first, second = np.split((codes + 8).astype(np.uint8), 2, axis=1)
         packed = first | second << np.uint8(4)

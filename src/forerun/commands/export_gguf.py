@@ -56,9 +56,15 @@ def require_gguf_form(resolved: ResolvedJob, kind: str, merge: bool) -> None:
             why="llama.cpp and Ollama load one file with all weights",
             fix="add --merge to write the complete model",
         )
-    require_gguf()
     checkpoint, config = resolved.model_facts.checkpoint, resolved.config
-    assert config is not None, "export rejects a class of the user's own"
+    if config is None:
+        raise UserError(
+            "E-COMMAND-053",
+            f"{resolved.job.model.name} has no GGUF form",
+            why="llama.cpp has its own code for each architecture, and none for a custom model class",
+            fix="remove --gguf; forerun export writes the weights and the class's source files",
+        )
+    require_gguf()
     architecture_of(checkpoint.family if checkpoint is not None else family_for(config), config)
 
 

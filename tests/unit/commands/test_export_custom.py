@@ -260,3 +260,10 @@ def test_a_damaged_tensor_is_an_error(exported: Path, place: Path, tmp_path: Pat
     with pytest.raises(UserError) as refused:
         load_model(str(tmp_path / "damaged"), code=str(place / "job"))
     assert_error(refused.value, "E-MODEL-031", why="norm.scale")
+
+
+def test_a_class_of_the_user_has_no_gguf_form(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as raised:
+        export(str(run), str(tmp_path / "out"), gguf="q8_0")
+    assert_error(raised.value, "E-COMMAND-053", what="exported_net:Net")
+    assert not (tmp_path / "out").exists()

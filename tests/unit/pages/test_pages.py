@@ -96,7 +96,7 @@ def test_templates_and_stylesheet_are_in_the_package() -> None:
     folder = resources.files("forerun.pages")
     assert folder.joinpath("style.css").is_file()
     names = {file.name for file in folder.joinpath("templates").iterdir()}
-    pages = ("base", "data", "job", "job_values", "parts", "plan", "plan_compact", "run")
+    pages = ("base", "data", "job", "job_values", "parts", "plan", "plan_compact", "run", "sweep", "sweep_frame")
     assert names == {f"{page}.html.jinja" for page in pages}
 
 

@@ -84,7 +84,7 @@ def test_version(capsys: Capture) -> None:
         ),
         (["export", "runs/x", "--to", "y", "--steps", "10"], "E-COMMAND-025", "'--step'"),
         (["hardware", "chip"], "E-COMMAND-013", "'chips'"),
-        (["doctor", "now"], "E-COMMAND-025", "forerun doctor --help"),
+        (["doctor", "now"], "E-COMMAND-060", "forerun doctor --help"),
     ],
 )
 def test_wrong_words_are_the_users_mistake(words: list[str], code: str, fix: str, capsys: Capture) -> None:
@@ -201,7 +201,7 @@ def test_hardware_prints_one_table_or_all(capsys: Capture) -> None:
 def test_doctor_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     from forerun.doctor import report
 
-    monkeypatch.setattr(report, "run", lambda smoke: 40 + smoke)
+    monkeypatch.setattr(report, "run", lambda smoke, overrides=(): 40 + smoke)
     assert main(["doctor"]) == 40
     assert main(["doctor", "--smoke"]) == 41
 

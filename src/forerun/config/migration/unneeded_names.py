@@ -108,7 +108,7 @@ MISSING = (
     ForeignKey("label_smoothing_factor", TRAINER, "", missing("the loss has no label smoothing"), 0.1),
     ForeignKey("push_to_hub hub_model_id hub_strategy hub_private_repo hub_always_push hub_revision "
                "push_dataset_to_hub", ALL, "",
-               missing("export the run, then upload the folder",
+               missing("forerun export RUN --push owner/name uploads a run after the training",
                        (False, "", "every_save")), "me/model"),
     ForeignKey("optim_args optim_target_modules", TRAINER, "", missing("the optimizer section has all arguments"),
                "betas=0.9"),

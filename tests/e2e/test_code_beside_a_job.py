@@ -105,6 +105,7 @@ RUNS = {
     "hardware": ("hardware", "chips"),
     "explain": ("explain", "E-JOB-018"),
     "init": ("init", "--recipe", "pretrain", "new.yaml"),
+    "convert": ("convert", "axolotl.yaml"),
     "doctor": ("doctor",),
     "data": ("data", "job.yaml", "--samples", "1"),
     "tokenizer": ("tokenizer", "train", "text.txt", "--vocab", "300", "--to", "tokenizer"),
@@ -112,6 +113,7 @@ RUNS = {
     "plan": ("plan", "job.yaml", "--on", "v5e-1", "--no-cache"),
     "train": ("train", "job.yaml"),
     "train --supervise": ("train", "--supervise", "job.yaml", "name=supervised", "data.feeders=0"),
+    "sweep": ("sweep", "job.yaml", "name=swept", "seed=1"),
     "export": ("export", "runs/job", "--to", "exported"),
     "generate": ("generate", "./exported", "--batch", "prompts.jsonl", "--max-tokens", "2"),
     "chat": ("chat", "./exported", "--max-tokens", "2"),
@@ -160,6 +162,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "job.yaml").write_text(f"name: job\n{JOB}")
     (folder / "cache.yaml").write_text(JOB + CACHE)
     (folder / "text.txt").write_text("A river ran past the mill and under the stone bridge.\n" * 40)
+    (folder / "axolotl.yaml").write_text("base_model: owner/name\ndatasets: [{path: text.txt}]\nsequence_len: 64\n")
     (folder / "prompts.jsonl").write_text('{"messages": [{"role": "user", "content": "Hello"}]}\n')
     return folder
 

@@ -73,7 +73,9 @@ def _smoke_values(smoke: bool, overrides: Sequence[str]) -> dict[str, Any]:
             "E-COMMAND-060",
             f"'{overrides[0]}' needs --smoke",
             why="without it, forerun doctor trains nothing, so there is no job to change",
-            fix=f"forerun doctor --smoke {' '.join(overrides)}" if "=" in overrides[0] else "see: forerun doctor --help",
+            fix=f"forerun doctor --smoke {' '.join(overrides)}"
+            if "=" in overrides[0]
+            else "see: forerun doctor --help",
         )
     from forerun.doctor.smoke import values_of
 

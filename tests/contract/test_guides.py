@@ -18,6 +18,7 @@ from forerun.models.families.registry import family_for
 from forerun.models.pretrained import config_of
 from forerun.models.registry import model_of
 from forerun.nn import spec
+from forerun.track.metrics import read_metrics
 from forerun.weights_io import documents
 from forerun.weights_io.write import write_params
 

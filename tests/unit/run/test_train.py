@@ -95,6 +95,19 @@ def test_every_row_has_the_rates_of_its_own_step(make_job: MakeJob) -> None:
         assert row["samples_per_second"] == pytest.approx(8 / row["step_seconds"])
 
 
+def test_the_job_sets_how_far_the_feed_runs_ahead(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    depths = []
+
+    class Depth(loop.Feed[Any, Any]):
+        def __init__(self, *args: Any, ahead: int, **more: Any) -> None:
+            depths.append(ahead)
+            super().__init__(*args, ahead=ahead, **more)
+
+    monkeypatch.setattr(loop, "Feed", Depth)
+    loop.train(make_job("steps=1", "data.prefetch=7"), display())
+    assert depths == [7]
+
+
 def test_a_finished_run_is_not_run_again(make_job: MakeJob) -> None:
     job = make_job()
     loop.train(job, display())

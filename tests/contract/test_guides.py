@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -15,6 +17,7 @@ from safetensors.numpy import load_file
 from forerun.cli.main import main
 from forerun.config.schema import Model
 from forerun.models.families.registry import family_for
+from forerun.models.plugin import use_job_folder
 from forerun.models.pretrained import config_of
 from forerun.models.registry import model_of
 from forerun.nn import spec
@@ -26,6 +29,20 @@ GUIDES = Path(__file__).resolve().parents[2] / "examples" / "guides"
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 TINY = ["device=cpu", "devices=1", "batch=4", "micro_batch=4", "precision.compute=float32", "remat=none",
         "sample.tokens=0"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _no_class_of_another_test() -> Iterator[None]:
+    """Forget the example models: another test may have imported them from another folder, which `--code` rejects."""
+
+    def forget() -> None:
+        use_job_folder(None)
+        for name in ("reservoir", "recurrent_depth", "multi_stream"):
+            sys.modules.pop(name, None)
+
+    forget()
+    yield
+    forget()
 
 
 @pytest.fixture(scope="module")

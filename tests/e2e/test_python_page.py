@@ -15,6 +15,7 @@ TEXT = "Alice was beginning to get very tired of sitting by her sister on the ba
 
 
 @pytest.mark.aot
+@pytest.mark.timeout(1200)
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text("utf-8"), re.M | re.S)
     assert len(blocks) >= 8
@@ -33,6 +34,7 @@ def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.aot
+@pytest.mark.timeout(1200)
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")

@@ -146,7 +146,7 @@ def test_the_pages_explain_every_figure() -> None:
 
 @pytest.mark.timing
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(1500)
 def test_train(root: Path, shell: dict[str, str]) -> None:
     """In CPU seconds, beside those of work that is always the same: this machine may be slow, and others may use it."""
     before = slower(root, shell)

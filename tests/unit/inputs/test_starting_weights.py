@@ -81,7 +81,7 @@ def test_conversations_for_random_weights_are_rejected(
     assert main([name, str(file), "model=smollm2-135m", *rest]) == USER_MISTAKE
     told = capsys.readouterr().err
     assert "model=HuggingFaceTB/SmolLM2-135M" in told
-    assert "data.tokenizer=bytes" in told
+    assert "data.tokenizer=owner/name" in told
 
 
 def test_the_tokenizer_of_the_job_decides(write_job: WriteJob) -> None:
@@ -208,10 +208,10 @@ def test_every_key_that_runs_code_is_in_the_security_page() -> None:
         if re.search(r"(?<!def )\b(create_plugin|import_plugin)\(", path.read_text("utf-8"))
         and path.name != "plugin.py"
     }
-    keys = {"models": "model", "objectives": "objective", "track": "track.to"}
+    keys = {"models": "model", "objectives": "objective", "program": "optimizer.name", "track": "track.to"}
     assert callers == set(keys)
     page = (ROOT / "SECURITY.md").read_text("utf-8")
-    [listed] = re.findall(r"with three exceptions(.*?)\n\n", page, re.DOTALL)
+    [listed] = re.findall(r"with four exceptions(.*?)\n\n", page, re.DOTALL)
     assert [key for key in keys.values() if f"- `{key}`" not in listed] == []
 
 

@@ -85,7 +85,12 @@ class Stage:
     def ready(self) -> Callable[[], None]:
         """Return a function that waits until a run waits for its signal."""
         os.mkfifo(self.folder / "ready")
-        return lambda: open(self.folder / "ready").close()
+
+        def wait() -> None:
+            # Read to the end: a run that writes after this end is closed would get a broken pipe.
+            assert (self.folder / "ready").read_text() == "x"
+
+        return wait
 
 
 @pytest.fixture

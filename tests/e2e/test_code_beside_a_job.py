@@ -113,7 +113,7 @@ RUNS = {
     "plan": ("plan", "job.yaml", "--on", "v5e-1", "--no-cache"),
     "train": ("train", "job.yaml"),
     "train --supervise": ("train", "--supervise", "job.yaml", "name=supervised", "data.feeders=0"),
-    "sweep": ("sweep", "job.yaml", "name=swept", "seed=1"),
+    "sweep": ("sweep", "job.yaml", "name=swept", "seed=1,2"),
     "export": ("export", "runs/job", "--to", "exported"),
     "generate": ("generate", "./exported", "--batch", "prompts.jsonl", "--max-tokens", "2"),
     "chat": ("chat", "./exported", "--max-tokens", "2"),

@@ -159,7 +159,8 @@ def test_a_stop_ends_all_processes_and_the_next_start_resumes_them(
 
 
 DRIVER = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it is ignored if the tests run in the background
 import forerun.commands.sweep.runner as runner
 from forerun.__main__ import main
 runner.TRAIN_COMMAND = (sys.executable, "-P", sys.argv.pop(1))

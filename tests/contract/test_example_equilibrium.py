@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_example_models import EXAMPLES, ROOT, VOCAB, attended, fed, normed, rows, shaken
+from test_example_models import EXAMPLES, ROOT, VOCAB, multi_stream_states, normed, rows, shaken
 from test_plugin_models import product_flops
 
 from forerun.config.load import load
@@ -48,30 +47,7 @@ def reference_logits(model: Any, p: Any, tokens: Any) -> Any:
     """Return the logits of one document in float64, with 300 undamped iterations that torch differentiates."""
     import torch
 
-    N = model.streams
-
-    def connected(x_TNE: Any, connection: Any, n: int, branch: Any) -> Any:
-        unit = x_TNE / (x_TNE.square().mean((1, 2), keepdim=True) + 1e-6).sqrt()
-        token = torch.einsum("tne,nej->tj", unit, connection.token.value[n]) * connection.scale[n]
-        read = torch.sigmoid(connection.read[n] + token[:, :N])
-        write = 2 * torch.sigmoid(connection.write[n] + token[:, N : 2 * N])
-        mix = torch.exp(connection.mix[n] + token[:, 2 * N :].reshape(-1, N, N))
-        for _ in range(model.iterations):
-            mix = mix / mix.sum(2, keepdim=True)
-            mix = mix / mix.sum(1, keepdim=True)
-        y = branch(torch.einsum("tn,tne->te", read, x_TNE))
-        return torch.einsum("tnm,tme->tne", mix, x_TNE) + write[:, :, None] * y[:, None]
-
-    def attend(n: int, y: Any) -> Any:
-        return attended(normed(y, p.blocks.attention_norm[n], 1e-6), p.blocks, n, model.theta)
-
-    def feed(n: int, y: Any) -> Any:
-        return fed(normed(y, p.blocks.mlp_norm[n], 1e-6), p.blocks, n)
-
-    x = p.embed[tokens][:, None].repeat(1, N, 1)
-    for n in range(model.layers):
-        x = connected(x, p.blocks.attention, n, partial(attend, n))
-        x = connected(x, p.blocks.feed, n, partial(feed, n))
+    N, x = model.streams, multi_stream_states(model, p, tokens)
     game = p.game
     strategies = torch.zeros_like(x)
     for _ in range(300):

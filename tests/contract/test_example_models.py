@@ -140,7 +140,8 @@ def recurrent_depth_logits(model: Any, p: Any, tokens: Any) -> Any:
     return high @ p.embed.T
 
 
-def multi_stream_logits(model: Any, p: Any, tokens: Any) -> Any:
+def multi_stream_states(model: Any, p: Any, tokens: Any) -> Any:
+    """Return the streams after the last layer, for one document."""
     import torch
 
     N = model.streams
@@ -167,7 +168,11 @@ def multi_stream_logits(model: Any, p: Any, tokens: Any) -> Any:
     for n in range(model.layers):
         x = connected(x, p.blocks.attention, n, partial(attend, n))
         x = connected(x, p.blocks.feed, n, partial(feed, n))
-    return normed(x.mean(1), p.norm, 1e-6) @ p.head.value.T
+    return x
+
+
+def multi_stream_logits(model: Any, p: Any, tokens: Any) -> Any:
+    return normed(multi_stream_states(model, p, tokens).mean(1), p.norm, 1e-6) @ p.head.value.T
 
 
 REFERENCES = {

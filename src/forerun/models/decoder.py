@@ -10,16 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from forerun.models.base import Capabilities, Readout
+from forerun.models.decoder_params import Block, Params, decoder_specs
 from forerun.models.keys import Stack
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section
 from forerun.models.layout import StepWithOutput, joined, silent, through, unstacked
-from forerun.models.parameter_axes import bias_axes, matrix_axes, norm_axes, outer_axes, shape_of
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
@@ -28,57 +28,13 @@ from forerun.nn.kv_cache import Cache
 from forerun.nn.layer_caches import LayerCaches
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.sharding import constrain
-from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
+from forerun.nn.spec import ParamSpec, count
 from forerun.nn.weights.dense import Dense, as_weight, contract
 
-T = TypeVar("T")
 Numbers = dict[str | None, jax.Array | int]  # for each stack of the cache: the number of its next layer
 Carry = tuple[jax.Array, Numbers]  # the residual stream and the numbers
 NewTokens = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, K, D]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Block(Generic[T]):
-    """Parameters of one layer. A parameter that the layer does not have is None."""
-
-    attention_norm: T | None = None
-    query: Dense[T]
-    key: Dense[T] | None = None  # None: the layer uses keys and values of an earlier layer
-    value: Dense[T] | None = None  # None: values are the keys before their norm
-    out: Dense[T]
-    query_bias: T | None = None
-    key_bias: T | None = None
-    value_bias: T | None = None
-    out_bias: T | None = None
-    query_norm: T | None = None
-    key_norm: T | None = None
-    attention_post_norm: T | None = None
-    mlp_norm: T | None = None
-    gate: Dense[T]
-    up: Dense[T]
-    down: Dense[T]
-    gate_bias: T | None = None
-    up_bias: T | None = None
-    down_bias: T | None = None
-    mlp_post_norm: T | None = None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Params(Generic[T]):
-    """Parameters of a decoder.
-
-    A section of layers is one stack, in which every leaf has a leading L, or a stack for each name of a shape.
-    """
-
-    embed: T
-    blocks: Block[T] | dict[str, Block[T]]
-    norm: T
-    head: Dense[T] | None  # None: the embedding is the output matrix
-    tail: Block[T] | dict[str, Block[T]] | None = None  # layers that do not fill a period of layer kinds
-    last: Block[T] | dict[str, Block[T]] | None = None  # layers at the end with other kinds
-    last_tail: Block[T] | dict[str, Block[T]] | None = None  # the last layers that do not fill a period
+Mix = Callable[[Block[jax.Array], jax.Array], jax.Array]  # parameters of a layer and its input -> [B, S, E]
 
 
 @dataclass(frozen=True)
@@ -113,14 +69,7 @@ class Decoder:
         )
 
     def specs(self) -> Params[ParamSpec]:
-        c, axes = self.config, outer_axes(self.config)
-        embed, head = axes["embed"], axes.get("head")
-        return Params(
-            embed=ParamSpec(shape_of(c, embed), embed, Normal(0.02)),
-            norm=_scale(c, axes["norm"]),
-            head=Dense(ParamSpec(shape_of(c, head), head, Normal(0.02), inputs=0)) if head else None,
-            **{section.name: _section_specs(c, section) for section in c.sections},
-        )
+        return decoder_specs(self.config)
 
     def apply(
         self,
@@ -147,7 +96,9 @@ class Decoder:
         turns = self._angles(positions_BS, segments_BS)
 
         def layer(kind: LayerKind, x_BSE: jax.Array, block: Block[jax.Array]) -> jax.Array:
-            return self.block(block, x_BSE, turns.get(kind), partial(attend, kind=kind))
+            return self.block(
+                block, x_BSE, partial(self.attention, turns=turns.get(kind), attend=partial(attend, kind=kind))
+            )
 
         x_BSE = self._embed(params, tokens_BS, compute)
         for section in c.sections:
@@ -208,7 +159,7 @@ class Decoder:
                 old = part.layer(number)
                 return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, window=kind.window, **limits)
 
-            x_BTE = self.block(block, x_BTE, turns.get(kind), attend)
+            x_BTE = self.block(block, x_BTE, partial(self.attention, turns=turns.get(kind), attend=attend))
             return (x_BTE, numbers | {kind.stack_name: number + 1}), new[0]
 
         carry: Carry = (self._embed(params, tokens_BT, compute), dict.fromkeys({k.stack_name for k in c.all_kinds}, 0))
@@ -225,37 +176,20 @@ class Decoder:
             after = cache.with_tokens(positions_BT, {str(name): one for name, one in new.items()}, after_BTE=x_BTE)
         return self._readout(params, x_BTE, compute), after
 
-    def block(
-        self,
-        block: Block[jax.Array],
-        x_BSE: jax.Array,
-        turns: Angles | None,
-        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-    ) -> jax.Array:
+    def block(self, block: Block[jax.Array], x_BSE: jax.Array, mix: Mix) -> jax.Array:
         """Return the output of one layer, [B, S, E].
 
         Args:
             block: Parameters of the layer, without a layer dimension.
             x_BSE: The residual stream.
-            turns: The RoPE angles, or None for a layer without positions.
-            attend: A function of queries, keys and values that returns the attention output.
+            mix: The function that mixes positions, such as `attention`. Its input has the norm before it applied.
         """
         # Names of `residual` are those that the job's remat policy can keep. `layer_in` has the layout of the residual
         # stream (split along S by tp), so a kept input takes 1 / tp of the memory.
         x_BSE = residual(constrain(x_BSE, "BSE"), "layer_in")
 
-        # ---- Attention ----
-        y_BSE = self._norm(x_BSE, block.attention_norm)
-        q_BSHD = self._heads("BSE,EHD->BSHD", y_BSE, block.query, block.query_bias, block.query_norm)
-        assert block.key is not None
-        k_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.key, block.key_bias, block.key_norm)
-        assert block.value is not None
-        v_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.value, block.value_bias, None)
-        if turns is not None:
-            q_BSHD, k_BSKD = rotate(q_BSHD, turns), rotate(k_BSKD, turns)
-        q_BSHD, k_BSKD = residual(q_BSHD, "query"), residual(k_BSKD, "key")
-        y_BSHD = attend(q_BSHD, k_BSKD, residual(v_BSKD, "value"))
-        y_BSE = _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
+        # ---- Attention, or another mixer ----
+        y_BSE = mix(block, self._norm(x_BSE, block.attention_norm))
         x_BSE = x_BSE + self._norm(y_BSE, block.attention_post_norm)
 
         # ---- Gated MLP ----
@@ -264,6 +198,33 @@ class Decoder:
         up_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.up), block.up_bias), "mlp_up")
         y_BSE = contract("BSF,FE->BSE", _ACTIVATIONS[self.config.activation](gate_BSF) * up_BSF, block.down)
         return x_BSE + self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm)
+
+    def attention(
+        self,
+        block: Block[jax.Array],
+        y_BSE: jax.Array,
+        *,
+        turns: Angles | None,
+        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    ) -> jax.Array:
+        """Return the output of the attention of one layer, [B, S, E].
+
+        Args:
+            block: Parameters of the layer, without a layer dimension.
+            y_BSE: The input of the attention.
+            turns: The RoPE angles, or None for a layer without positions.
+            attend: A function of queries, keys and values that returns the attention output.
+        """
+        assert block.key is not None
+        assert block.value is not None
+        q_BSHD = self._heads("BSE,EHD->BSHD", y_BSE, block.query, block.query_bias, block.query_norm)
+        k_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.key, block.key_bias, block.key_norm)
+        v_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.value, block.value_bias, None)
+        if turns is not None:
+            q_BSHD, k_BSKD = rotate(q_BSHD, turns), rotate(k_BSKD, turns)
+        q_BSHD, k_BSKD = residual(q_BSHD, "query"), residual(k_BSKD, "key")
+        y_BSHD = attend(q_BSHD, k_BSKD, residual(v_BSKD, "value"))
+        return _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
 
     def flops_per_token(self, sequence: int) -> float:
         """Return the FLOPs per token of a forward and backward pass.
@@ -335,30 +296,3 @@ def _part(cache: Cache[jax.Array] | LayerCaches[jax.Array], kind: LayerKind) -> 
     part = cache if isinstance(cache, Cache) else cache.parts[str(kind.stack_name)]
     assert isinstance(part, Cache)
     return part
-
-
-def _section_specs(c: DecoderConfig, section: Section) -> Any:
-    """Return the specs of one stack, or of a stack for each name of a shape."""
-    stacks = {name: stack(_block_specs(c, shape), len(section.numbers(name))) for name, shape in section.shapes.items()}
-    return stacks.get(None, stacks)
-
-
-def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]:
-    into = Normal(0.02)
-    back = Normal(0.02 / (2 * c.layers) ** 0.5)  # 2 x layers outputs add up in the residual stream
-    start = {"out": back, "down": back}
-    inputs = {"out": 2}  # it sums over H and D
-    members: dict[str, Any] = {
-        name: Dense(ParamSpec(shape_of(c, axes, shape), axes, start.get(name, into), inputs=inputs.get(name, 1)))
-        for name, axes in matrix_axes(shape).items()
-    }
-    members |= {name: _scale(c, axes, shape) for name, axes in norm_axes(c, shape).items()}
-    members |= {
-        name: ParamSpec(shape_of(c, axes, shape), axes, Fill(0.0), decay=False)
-        for name, axes in bias_axes(c, shape).items()
-    }
-    return Block(**members)
-
-
-def _scale(c: DecoderConfig, axes: str, shape: LayerShape | None = None) -> ParamSpec:
-    return ParamSpec(shape_of(c, axes, shape), axes, Fill(0.0 if c.norm_around_one else 1.0), decay=False)

@@ -83,7 +83,7 @@ class Decoder:
 
         def attend(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, kind: LayerKind) -> jax.Array:
             return attention(
-                q_BSHD,
+                self._tempered(q_BSHD, positions_BS),
                 k_BSKD,
                 v_BSKD,
                 segments_BS,
@@ -157,6 +157,7 @@ class Decoder:
                 new.append((k_BTKD, v_BTKD))
                 limits: dict[str, Any] = {"scale": c.query_scale, "softcap": c.attention_softcap}
                 old = part.layer(number)
+                q_BTHD = self._tempered(q_BTHD, positions_BT)
                 return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, window=kind.window, **limits)
 
             x_BTE = self.block(block, x_BTE, partial(self.attention, turns=turns.get(kind), attend=attend))
@@ -190,14 +191,14 @@ class Decoder:
 
         # ---- Attention, or another mixer ----
         y_BSE = mix(block, self._norm(x_BSE, block.attention_norm))
-        x_BSE = x_BSE + self._norm(y_BSE, block.attention_post_norm)
+        x_BSE = x_BSE + self._scaled(self._norm(y_BSE, block.attention_post_norm))
 
         # ---- Gated MLP ----
         y_BSE = self._norm(x_BSE, block.mlp_norm)
         gate_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.gate), block.gate_bias), "mlp_gate")
         up_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.up), block.up_bias), "mlp_up")
         y_BSE = contract("BSF,FE->BSE", _ACTIVATIONS[self.config.activation](gate_BSF) * up_BSF, block.down)
-        return x_BSE + self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm)
+        return x_BSE + self._scaled(self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm))
 
     def attention(
         self,
@@ -257,7 +258,24 @@ class Decoder:
 
     def _readout(self, params: Params[jax.Array], x_BSE: jax.Array, compute: Compute) -> Readout:
         matrix = (params.head or as_weight(params.embed)).matrix("VE", compute.dtype)
-        return Readout(self._norm(x_BSE, params.norm), matrix, self.config.logit_softcap)
+        norm, divisor = params.norm, self.config.logit_divisor
+        if divisor != 1.0:  # the norm's E weights are divided instead of the V logits of each token
+            norm = norm.astype(jnp.float32) / divisor
+        return Readout(self._norm(x_BSE, norm), matrix, self.config.logit_softcap)
+
+    def _scaled(self, y_BSE: jax.Array) -> jax.Array:
+        """Return the output of attention or MLP as it is added to the residual stream."""
+        scale = self.config.residual_scale
+        return y_BSE if scale == 1.0 else (y_BSE.astype(jnp.float32) * scale).astype(y_BSE.dtype)
+
+    def _tempered(self, q_BSHD: jax.Array, positions_BS: jax.Array) -> jax.Array:
+        """Return the queries, multiplied by the temperature of their positions if the family has one."""
+        temperature = self.config.query_temperature
+        if temperature is None:
+            return q_BSHD
+        spans_BS = (positions_BS // temperature.original).astype(jnp.float32)
+        factors_BS = 1.0 + temperature.beta * jnp.log1p(spans_BS)
+        return q_BSHD * factors_BS[:, :, None, None].astype(q_BSHD.dtype)
 
     def _norm(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
         c = self.config

@@ -94,9 +94,9 @@ def written(folder: Path, job: Job, params: Any, *, dense: bool, dtype: str = "F
     section: dict[str, Any] = {}
     if dense:
         write_params(folder, lowrank.plain(params, "float32"), family.table, model, dtype)
-        write_scales(folder, params, family.table, model)
+        write_scales(folder, params, family, model)
     else:
-        section = {QUANTIZATION: write_packed(folder, params, family.table, model, dtype)}
+        section = {QUANTIZATION: write_packed(folder, params, family, model, dtype)}
     documents.write_json(folder / "config.json", documents.config_json(family, config, base, dtype, 0) | section)
     pretrained._pretrained.cache_clear()
     return folder

@@ -17,6 +17,7 @@ from forerun.checkpoint.weights import chosen_step
 from forerun.commands.export_card import public_name, write_card
 from forerun.commands.export_custom import add_usage, write_custom
 from forerun.commands.export_gguf import GgufExport, add_gguf, require_gguf_form
+from forerun.commands.export_others import compared_others, copied_tensors
 from forerun.commands.export_rounding import config_without, has_scales, surely_moved
 from forerun.config.schema import Job
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, tokenizer_path
@@ -33,8 +34,8 @@ from forerun.inputs.run_folder import RunFolder, require_run
 from forerun.interrupt import cleanup
 from forerun.models.base import Model
 from forerun.models.families.base import Config, Family
-from forerun.models.families.registry import family_for, read_config
-from forerun.models.pretrained import pretrained
+from forerun.models.families.registry import family_for
+from forerun.models.pretrained import pretrained, read_snapshot
 from forerun.models.registry import model_for
 from forerun.models.rounding import QUANTIZATION
 from forerun.nn.compute import Compute
@@ -129,35 +130,39 @@ def export(
         trained |= new_rows_of(resolved.specs).keys()
     elif codes or has_scales(job):
         trained = surely_moved(job, model, lowrank.bare(whole))
-    with _in_the_making(target) as part:
+    with _in_the_making(target) as part, copied_tensors(base) as others:
         if codes:
             say(f"writing {family.model_type} weights as {codes}, others as {_described(dtypes)}")
             with jax.set_mesh(mesh):
-                section = {QUANTIZATION: write_packed(part, lowrank.bare(whole), family.table, model, dtypes)}
+                section = {QUANTIZATION: write_packed(part, lowrank.bare(whole), family, model, dtypes, others)}
             if job.method.trains_adapters:
                 say(f"writing adapters to {target / INSIDE}")
                 (part / INSIDE).mkdir()
                 write_adapter(part / INSIDE, whole, job, family, model, target.name)
         else:
             say(f"writing {family.model_type} weights as {_described(dtypes)}")
-            write_params(part, params, family.table, model, dtypes)
+            write_params(part, params, family.table, model, dtypes, others=others)
             if has_scales(job):
                 with jax.set_mesh(mesh):
-                    write_scales(part, whole, family.table, model)
+                    write_scales(part, whole, family, model)
         most = dtypes if isinstance(dtypes, str) else max(dtypes.values(), key=list(dtypes.values()).count)
         ends = int(tokenizer.eos)
         base_config = config_without(base) if base else None
         chat = own_chat_form(run, job, base, tokenizer)
         content = documents.config_json(family, config, base_config, most, ends)
         if chat and chat.end.token is not None:
-            content["eos_token_id"] = chat.end.token
+            documents.set_text_value(content, "eos_token_id", chat.end.token)
         if job.model.added_tokens:
-            content["vocab_size"] = config.vocab
+            documents.set_text_value(content, "vocab_size", config.vocab)
         documents.write_json(part / "config.json", content | section)
         write_words(job, base, tokenizer, chat, part)
+        if base is not None and family.wrapper is not None:
+            documents.copy_processors(base, part)
         say("reading it back and comparing")
         before = pretrained(job.model).config if base else None  # new tokens may have changed the vocabulary
         proof = _proof(part, family, model, params, tokenizer, mesh, base, before, trained)
+        if base is not None and others is not None:
+            proof += compared_others(part, base, others)
         write_card(part, run, job, base, proof)
         made = None if gguf is None else add_gguf(part, job, gguf, say)
         part.rename(target)
@@ -311,7 +316,7 @@ def _proof(
       UserError: The folder differs from the trained state.
     """
     back = snapshot(str(folder.absolute()))
-    _, config = read_config(config_without(back), str(folder / "config.json"))
+    config = read_snapshot(back, str(folder / "config.json")).config
     ids = checkpoint_tokenizer(back).encode(HELD_OUT)
     if ids.tolist() != tokenizer.encode(HELD_OUT).tolist():
         raise _failed("the tokenizer that was written gives other tokens")

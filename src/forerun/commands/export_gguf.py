@@ -14,6 +14,7 @@ from forerun.hub.chat.turn_format import TurnFormat, turn_format
 from forerun.hub.snapshot import Snapshot
 from forerun.inputs.chat_form import chat_form, end_ids
 from forerun.models.families.registry import family_for
+from forerun.models.families.wrapper import text_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io import modelfile
 from forerun.weights_io.gguf.architecture import architecture_of
@@ -74,7 +75,12 @@ def add_gguf(folder: Path, job: Job, kind: str, say: Callable[[str], None]) -> G
     tokenizer = checkpoint_tokenizer(snapshot)
     form = chat_form(None, None, snapshot, tokenizer)
     generation = snapshot.json("generation_config.json") or {}
-    ends = end_ids(form, generation.get("eos_token_id"), snapshot.config().get("eos_token_id"), int(tokenizer.eos))
+    config = snapshot.config()
+    ends = end_ids(
+        form,
+        *(part.get("eos_token_id") for part in (generation, config, text_of(config))),
+        int(tokenizer.eos),
+    )
     path = folder / f"{job.name}-{kind.upper()}.gguf"
     written = write_gguf(folder, path, kind, name=job.name, ends=ends, default_context=job.sequence, say=say)
     notes = list(written.notes)

@@ -32,7 +32,7 @@ def integer_section(resolved: ResolvedJob) -> dict[str, Any] | None:
     family, model = resolved.model_facts.family, resolved.model
     assert family is not None, "`export` rejects a model without a family"
     try:
-        return section_of(resolved.specs, family.table, cast(Stacked, model))
+        return section_of(resolved.specs, family, cast(Stacked, model))
     except UserError:  # the only errors of `section_of` are about tensors without an integer form
         return None
 

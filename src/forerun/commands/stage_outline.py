@@ -71,7 +71,7 @@ def _write(stage: Stage, folder: Path) -> None:
     )
     chat = own_chat_form(RunFolder(run_path(job)), job, base, tokenizer)
     if chat is not None and chat.end.token is not None:
-        content["eos_token_id"] = chat.end.token
+        documents.set_text_value(content, "eos_token_id", chat.end.token)
     documents.write_json(folder / "config.json", content | _rounding(resolved, folder))
     write_words(job, base, tokenizer, chat, folder)
 
@@ -85,7 +85,7 @@ def _rounding(resolved: ResolvedJob, folder: Path) -> dict[str, Any]:
     family, model = resolved.model_facts.family, resolved.model
     assert family is not None
     (folder / RECORD).mkdir()
-    recorded = section_of(resolved.specs, family.table, model, as_integers=False)  # type: ignore[arg-type]
+    recorded = section_of(resolved.specs, family, model, as_integers=False)  # type: ignore[arg-type]
     documents.write_json(folder / RECORD / "config.json", {QUANTIZATION: recorded})
     return {}
 

@@ -15,7 +15,15 @@ from forerun.hub.documents import INDEX_NAME, MAX_CONFIG_BYTES, read_json
 from forerun.hub.files import roots_of
 from forerun.hub.names import folder_path, is_folder, kind_of
 from forerun.hub.repository import Repository, is_commit, is_offline
-from forerun.hub.safetensors.tensors import PICKLE_ENDINGS, SINGLE_NAME, Weights, no_weights, open_weights, weight_files
+from forerun.hub.safetensors.tensors import (
+    PICKLE_ENDINGS,
+    SINGLE_NAME,
+    Weights,
+    no_weights,
+    open_weights,
+    tensor_names,
+    weight_files,
+)
 
 CONFIG_NAME = "config.json"
 TOKENIZER_NAMES = (
@@ -29,7 +37,9 @@ TOKENIZER_NAMES = (
     "chat_template.jinja",
     "chat_template.json",
 )
-SMALL_NAMES = (CONFIG_NAME, "generation_config.json", INDEX_NAME, *TOKENIZER_NAMES)
+# Settings for images, video and audio, which an export of a multimodal model keeps.
+PROCESSOR_NAMES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+SMALL_NAMES = (CONFIG_NAME, "generation_config.json", INDEX_NAME, *TOKENIZER_NAMES, *PROCESSOR_NAMES)
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,14 @@ class Snapshot:
     @property
     def tokenizer_files(self) -> tuple[Path, ...]:
         return tuple(path for name in TOKENIZER_NAMES if (path := self.file(name)) is not None)
+
+    @property
+    def processor_files(self) -> tuple[Path, ...]:
+        return tuple(path for name in PROCESSOR_NAMES if (path := self.file(name)) is not None)
+
+    def tensor_names(self) -> frozenset[str] | None:
+        """Return the names of the tensors, or None if neither the index nor the weights are on this machine yet."""
+        return tensor_names(self.folder)
 
     def json(self, name: str) -> dict[str, Any] | None:
         """Return the object in a JSON file, or None if the model does not have the file."""

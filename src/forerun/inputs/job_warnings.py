@@ -23,6 +23,12 @@ def warnings_of(job: Job) -> Iterator[str]:
             f"data.feeders={job.data.feeders} has no effect: forerun builds batches in a thread now, not in "
             "processes; remove the key"
         )
+    float8 = pretrained(job.model).float8 if is_checkpoint(job.model) else None
+    if float8 is not None:
+        yield (
+            f"{job.model.name} has FP8 weights ({float8}): forerun dequantizes them to bfloat16 and trains those; an "
+            "export has bfloat16 weights and no quantization_config"
+        )
     positions = trained_positions(job)
     if positions is not None and job.sequence > positions:
         yield (

@@ -25,6 +25,7 @@ from forerun.inputs.run_folder import RunFolder
 from forerun.methods.kept import adapter_inside
 from forerun.methods.method import MODEL
 from forerun.models.base import Model
+from forerun.models.families.wrapper import text_of
 from forerun.models.pretrained import pretrained
 from forerun.models.registry import model_for
 from forerun.models.rounding import RECORD
@@ -234,6 +235,7 @@ def _ends(snapshot: Snapshot | None) -> set[int]:
     """Return the ids that end a text, from generation_config.json and config.json."""
     found: set[int] = set()
     for content in (snapshot.json("generation_config.json"), snapshot.json("config.json")) if snapshot else ():
-        ids = (content or {}).get("eos_token_id")
-        found |= {one for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int)}
+        for part in (content or {}, text_of(content or {})):  # a multimodal model has them in either place
+            ids = part.get("eos_token_id")
+            found |= {one for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int)}
     return found

@@ -50,15 +50,15 @@ def write_adapter(folder: Path, params: Tree, job: Job, family: Family, model: A
     settings = job.method.adapter
     assert settings is not None
     found = adapters_of(params)
-    slots = slots_of(family.table, model, found)
+    slots = slots_of(family.modules, model, found)
     adapters = to_peft({path: AdapterArrays(*jax.device_get(_halves(one))) for path, one in found.items()}, slots)
     extended = new_rows_of(params)
     rows = {path: np.asarray(jax.device_get(one.rows)) for path, one in extended.items()}
-    tensors = adapters | rows_to_peft(rows, family.table)
+    tensors = adapters | rows_to_peft(rows, family.modules)
     write_file(folder / TENSORS, tensors)
     config = config_json(settings, slots, base)
     first = {path: one.first for path, one in extended.items()}
-    documents.write_json(folder / CONFIG, config | rows_config(first, rows, family.table))
+    documents.write_json(folder / CONFIG, config | rows_config(first, rows, family.modules))
     back = _tensors(folder)
     wrong = [name for name in tensors if name not in back or not np.array_equal(back[name], tensors[name])]
     if wrong or differences(config, {name: back[name] for name in adapters}, settings, slots):
@@ -108,7 +108,7 @@ def require_adapter(
                 fix="name a folder that PEFT's save_pretrained or forerun export has written",
             )
     model: Any = resolved.model  # a built-in model, because it has a family
-    slots = slots_of(family.table, model, adapters_of(params))
+    slots = slots_of(family.modules, model, adapters_of(params))
     config, tensors = read_json(folder / CONFIG), _tensors(folder)
     if different := differences(config, tensors, settings, slots):
         raise UserError(

@@ -28,5 +28,5 @@ def module_names(section: Model) -> dict[str, str]:
     Weights that are fused in transformers share a name. The result is empty for a model without a Hugging Face form.
     """
     family = family_named(section)
-    tensors = family.table if family else ()
+    tensors = family.modules if family else ()
     return {part.leaf: one.name.removesuffix(".weight") for one in tensors for part in one.parts}

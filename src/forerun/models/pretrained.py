@@ -11,6 +11,8 @@ from forerun.hub import names
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.models.families.base import Config, Family
 from forerun.models.families.registry import read_config
+from forerun.models.families.wrapper import may_have_prefix
+from forerun.models.float8 import Float8, float8_in
 from forerun.models.rounding import QUANTIZATION, Rounding, recorded_rounding, rounding_in
 from forerun.models.sizes import decoder_config
 
@@ -26,6 +28,7 @@ class Pretrained:
     config: Config
     packed: Rounding | None = None  # the format of its packed integers; None: its weights are floats
     recorded: Rounding | None = None  # how its floats were rounded, as a dense export recorded it
+    float8: Float8 | None = None  # the scales of its FP8 weights, which are dequantized when they are read
 
     @property
     def rounding(self) -> Rounding | None:
@@ -63,13 +66,28 @@ def pretrained(model: Model, *, weights: bool = False) -> Pretrained:
 
 @cache
 def _pretrained(name: str, revision: str | None, weights: bool) -> Pretrained:
-    found = snapshot(name, revision, weights=weights)
+    return read_snapshot(snapshot(name, revision, weights=weights), f"{name}/config.json")
+
+
+def read_snapshot(found: Snapshot, where: str) -> Pretrained:
+    """Return the checkpoint in a folder.
+
+    Args:
+        found: The folder.
+        where: The name of its config.json, for errors.
+
+    Raises:
+        UserError: The family or a feature is not supported, or a value is missing or invalid.
+    """
     content = dict(found.config())
-    packed = rounding_in(content.get(QUANTIZATION))
-    if packed is not None:
+    section = content.get(QUANTIZATION)
+    packed, float8 = rounding_in(section), float8_in(section)
+    if packed is not None or float8 is not None:
         content.pop(QUANTIZATION)
-    family, config = read_config(content, f"{name}/config.json")
-    return Pretrained(found, family, config, packed, None if packed else recorded_rounding(found.folder))
+    names = found.tensor_names() if may_have_prefix(content) else None
+    family, config = read_config(content, where, names)
+    recorded = None if packed or float8 else recorded_rounding(found.folder)
+    return Pretrained(found, family, config, packed, recorded, float8)
 
 
 def config_of(model: Model, tokenizer_vocab: int | None = None) -> Config:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.hub.documents import MAX_CONFIG_BYTES, read_json
+from forerun.models.families.wrapper import PATTERNS
 
 QUANTIZATION = "quantization_config"
 PACKED, BYTES = "pack-quantized", "int-quantized"
@@ -62,13 +63,14 @@ def rounding_in(section: Any) -> Rounding | None:
         and weights.get("strategy") == ("group" if group else "channel")
         and (group is None or (isinstance(group, int) and group > 0))
         and (tokens is None or _is_by_token(tokens))
-        and all(isinstance(name, str) and not name.startswith("re:") for name in ignore)
+        and all(isinstance(name, str) and (name in PATTERNS or not name.startswith("re:")) for name in ignore)
         and not section.get("kv_cache_scheme")
         and not section.get("sparsity_config")
     )
     if not fits:
         return None
-    return Rounding(bits, group, tokens is not None, frozenset(_LAYER.sub(".{}.", name) for name in ignore))
+    modules = [name for name in ignore if name not in PATTERNS]  # those of the text model
+    return Rounding(bits, group, tokens is not None, frozenset(_LAYER.sub(".{}.", name) for name in modules))
 
 
 def recorded_rounding(folder: Path) -> Rounding | None:

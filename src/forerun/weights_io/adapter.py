@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from forerun.config.methods.training_method import Lora
 from forerun.errors import UserError
+from forerun.models.families.wrapper import INNER
 from forerun.models.keys import LAYER, Part, Tensor, groups, leaves_of, path_text
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import is_weight
@@ -189,12 +190,23 @@ def config_json(lora: Lora, slots: Sequence[Slot], base: str | None) -> dict[str
         "bias": "none",
         "fan_in_fan_out": any(slot.turned for slot in slots),
         "inference_mode": True,
-        "target_modules": sorted({slot.suffix for slot in slots}),
+        "target_modules": _target_modules(slots),
         "rank_pattern": {name: lora.rank * parts for name, parts in fused.items()},
         "alpha_pattern": {
             name: lora.alpha * (math.sqrt(parts) if lora.rslora else parts) for name, parts in fused.items()
         },
     }
+
+
+def _target_modules(slots: Sequence[Slot]) -> list[str] | str:
+    """Return the modules for PEFT: the ends of their names, or a pattern for the text part of a multimodal model.
+
+    The vision tower may have modules with the same ends, which must not get adapters.
+    """
+    ends = sorted({slot.suffix for slot in slots})
+    if not any(slot.name.startswith(INNER.body) for slot in slots):
+        return ends
+    return rf".*language_model\.layers\.\d+\.(?:{'|'.join(map(re.escape, ends))})"
 
 
 def differences(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from forerun.hub.documents import read_json
 from forerun.hub.files import opened
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.base import Config, Family
+from forerun.models.families.wrapper import TEXT, wrapper_of
 
 BYTE_END = "<|endoftext|>"
 TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -44,8 +45,23 @@ def config_json(family: Family, config: Config, base: Mapping[str, Any] | None, 
             )
         ids = {"bos_token_id": None, "eos_token_id": end, "pad_token_id": None}
         base = {"architectures": [family.architecture], "model_type": family.model_type} | family.write(config) | ids
-    named = {"dtype", "torch_dtype"} & set(base) or {"dtype"}  # transformers 5 and 4
-    return {**base, **dict.fromkeys(sorted(named), TORCH_NAMES[dtype])}
+    content = _with_dtype(base, TORCH_NAMES[dtype], {"dtype"})
+    return content if family.wrapper is None else {**content, TEXT: _with_dtype(base[TEXT], TORCH_NAMES[dtype], set())}
+
+
+def _with_dtype(section: Mapping[str, Any], dtype: str, otherwise: set[str]) -> dict[str, Any]:
+    named = {"dtype", "torch_dtype"} & set(section) or otherwise  # transformers 5 and 4
+    return {**section, **dict.fromkeys(sorted(named), dtype)}
+
+
+def set_text_value(content: dict[str, Any], key: str, value: Any) -> None:
+    """Change a value of the text model in a config.json. A multimodal one may also have the key in its top level."""
+    if wrapper_of(content) is None:
+        content[key] = value
+        return
+    content[TEXT] = {**content[TEXT], key: value}
+    if key in content:
+        content[key] = value
 
 
 def generation_json(base: Mapping[str, Any] | None, end: int) -> dict[str, Any]:
@@ -60,7 +76,16 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 def copy_tokenizer(snapshot: Snapshot, folder: Path) -> None:
     """Copy the tokenizer files and the chat template unchanged."""
-    for path in snapshot.tokenizer_files:
+    _copy(snapshot.tokenizer_files, folder)
+
+
+def copy_processors(snapshot: Snapshot, folder: Path) -> None:
+    """Copy the settings for images, video and audio of a multimodal model unchanged."""
+    _copy(snapshot.processor_files, folder)
+
+
+def _copy(paths: Iterable[Path], folder: Path) -> None:
+    for path in paths:
         # `opened` rejects links that lead outside the checkpoint. They could copy a private file into an export that
         # the user publishes.
         with (

@@ -19,7 +19,7 @@ READABLE = ("F64", "F32", "F16", "BF16")
 SHOWN_FAULTS = 10
 _COMPARED_BYTES = 1 << 24
 
-_HEAD = "lm_head.weight"
+_HEAD = "lm_head.weight"  # in the files of a family that always ties it
 _GPT2_PREFIX = "transformer."  # GPT-2 checkpoints exist with and without it
 _BUFFERS = re.compile(r"(^|\.)rotary_emb\.inv_freq$")
 _GPT2_BUFFERS = re.compile(r"^(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)$")
@@ -55,13 +55,15 @@ def matches(weights: Weights, table: Iterable[Tensor], model: Stacked) -> list[M
     Raises:
         UserError: Tensors are missing, unexpected, of another shape, or not floats.
     """
+    table = tuple(table)
     expected = entries(table, model.specs(), model.stacks)
+    head = next((one.name for one in table if any(part.leaf == "head" for part in one.parts)), _HEAD)
     gpt2 = all(entry.name.startswith(_GPT2_PREFIX) for entry in expected)
     bare = gpt2 and not any(name.startswith(_GPT2_PREFIX) for name in weights)
     found = [Match(entry, entry.name.removeprefix(_GPT2_PREFIX) if bare else entry.name) for entry in expected]
-    faults = [*_missing(weights, found), *_misfits(weights, found), *_unexpected(weights, found, gpt2)]
+    faults = [*_missing(weights, found), *_misfits(weights, found), *_unexpected(weights, found, head, gpt2)]
     if faults:
-        raise _refusal(weights, found, faults)
+        raise _refusal(weights, found, head, faults)
     return found
 
 
@@ -85,37 +87,37 @@ def _misfits(weights: Weights, found: Sequence[Match]) -> Iterator[str]:
             yield f"wrong dtype: {match.name} is {info.dtype}, forerun reads {', '.join(READABLE)}"
 
 
-def _unexpected(weights: Weights, found: Sequence[Match], gpt2: bool) -> Iterator[str]:
+def _unexpected(weights: Weights, found: Sequence[Match], head: str, gpt2: bool) -> Iterator[str]:
     known = {match.name for match in found}
     for name in weights:
         if name in known or _BUFFERS.search(name) or (gpt2 and _GPT2_BUFFERS.search(name)):
             continue
-        if name != _HEAD:
+        if name != head:
             yield f"unexpected: {shown(name)} {list(weights[name].shape)}"
-        elif difference := _head_difference(weights, found):
-            yield f"unexpected: {_HEAD}, though config.json ties it to the embedding: {difference}"
+        elif difference := _head_difference(weights, found, head):
+            yield f"unexpected: {head}, though config.json ties it to the embedding: {difference}"
 
 
-def _head_difference(weights: Weights, found: Sequence[Match]) -> str | None:
+def _head_difference(weights: Weights, found: Sequence[Match], head: str) -> str | None:
     """Return how a stored head differs from the embedding that it is tied to, or None if they are bitwise equal."""
     holds = (match.name for match in found if any(piece.path == "embed" for piece in match.entry.pieces))
     embed = next(holds, None)
     if embed is None or embed not in weights:
         return f"the checkpoint has no {embed or 'embedding'}"
-    first, second = weights[embed], weights[_HEAD]
+    first, second = weights[embed], weights[head]
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return f"it is {second.dtype}{list(second.shape)}, {embed} is {first.dtype}{list(first.shape)}"
-    a, b = (weights.view(name).reshape(-1).view(np.uint8) for name in (embed, _HEAD))
+    a, b = (weights.view(name).reshape(-1).view(np.uint8) for name in (embed, head))
     same = all(
         np.array_equal(a[start : start + _COMPARED_BYTES], b[start : start + _COMPARED_BYTES])
         for start in range(0, a.size, _COMPARED_BYTES)
     )
     weights.release(embed)
-    weights.release(_HEAD)
+    weights.release(head)
     return None if same else "its values differ"
 
 
-def _refusal(weights: Weights, found: Sequence[Match], faults: list[str]) -> UserError:
+def _refusal(weights: Weights, found: Sequence[Match], head: str, faults: list[str]) -> UserError:
     lines = faults[:SHOWN_FAULTS]
     if len(faults) > SHOWN_FAULTS:
         lines.append(f"and {len(faults) - SHOWN_FAULTS} more")
@@ -124,17 +126,17 @@ def _refusal(weights: Weights, found: Sequence[Match], faults: list[str]) -> Use
         f"the tensors in {weights.folder} are not those of the model: "
         f"{len(faults)} {'difference' if len(faults) == 1 else 'differences'}",
         why="\n".join(lines),
-        fix=_fix(weights, found, faults),
+        fix=_fix(weights, found, head, faults),
     )
 
 
-def _fix(weights: Weights, found: Sequence[Match], faults: list[str]) -> str:
+def _fix(weights: Weights, found: Sequence[Match], head: str, faults: list[str]) -> str:
     again = 'AutoModelForCausalLM.from_pretrained("...").save_pretrained("folder")'
     missing = [match.name for match in found if match.name not in weights]
     if missing and any(name.removeprefix("model.") in weights for name in missing):
         return f"its names lack `model.`: save it as a causal language model, then name that folder:\n{again}"
     if any(fault.startswith("wrong dtype") for fault in faults):
         return "use the checkpoint in bfloat16, float16 or float32, not a quantized one"
-    if all(_HEAD in fault for fault in faults) and _HEAD in weights:
+    if all(head in fault for fault in faults) and head in weights:
         return 'set "tie_word_embeddings": false in its config.json, if the head should be separate'
     return "check that config.json and the weights belong together; if they should, download the checkpoint again"

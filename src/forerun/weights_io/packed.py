@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 from forerun.errors import UserError
 from forerun.hub.files import shown
 from forerun.hub.safetensors.headers import TensorInfo
-from forerun.hub.safetensors.tensors import Weights, open_weights
+from forerun.hub.safetensors.tensors import Selection, Weights, open_weights
 from forerun.hub.snapshot import Snapshot
+from forerun.models.families.base import Family
+from forerun.models.families.wrapper import wrapper_of
+from forerun.models.float8 import float8_in
 from forerun.models.keys import Entry, Tensor, entries, path_text
 from forerun.models.pretrained import Pretrained
 from forerun.models.rounding import BYTES, PACKED, QUANTIZATION, RECORD, Rounding, rounding_in
@@ -29,7 +32,9 @@ from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.weights_io.blocks import Copier
 from forerun.weights_io.documents import write_json
+from forerun.weights_io.float8 import Dequantized
 from forerun.weights_io.match import READABLE, Stacked, dtypes_of
+from forerun.weights_io.other_tensors import copied, planned_copies
 from forerun.weights_io.scales import SUFFIX, rounded_weights, scale_entries
 from forerun.weights_io.shards import Planned, Shards, shards_of
 from forerun.weights_io.write import SHARD_BYTES, tensor_dtype, value_of
@@ -48,27 +53,36 @@ def _format(layout: Rounding) -> str:
 
 
 def write_packed(
-    folder: Path, params: Tree, table: Iterable[Tensor], model: Stacked, dtype: str | Mapping[str, str]
+    folder: Path,
+    params: Tree,
+    family: Family,
+    model: Stacked,
+    dtype: str | Mapping[str, str],
+    others: Weights | None = None,
 ) -> dict[str, Any]:
     """Write the weights as integers with scales, and return the `quantization_config` section for config.json.
 
     Args:
         folder: The folder of the export.
         params: The parameters, with fake-quantized weights.
-        table: The tensor table of the family.
+        family: The family, whose table names the tensors.
         model: The model.
         dtype: The dtype of the weights that are not rounded: one for all, or one per tensor name.
+        others: Tensors that are copied unchanged.
     """
-    table, layout = tuple(table), layout_of(params)
+    table, layout = family.table, layout_of(params)
     codes, scales = _arrays(params)
     whole = {entry.name: entry for entry in entries(table, model.specs(), model.stacks)}
     steps = scale_entries(params, table, model)
     planned = [tensor for entry in whole.values() for tensor in _planned(entry, steps, layout, dtype)]
+    planned += planned_copies(others)
     places = {**codes, **scales}
     with Copier(leaf.sharding for leaf in places.values()) as copier:
 
         def written(tensor: Planned) -> NDArray[Any]:
             name, _, kind = tensor.name.rpartition(".")
+            if others is not None and tensor.name in others:
+                return copied(others, tensor)
             if tensor.name in steps:
                 return value_of(steps[tensor.name], tensor, scales, copier)
             entry = whole[f"{name}.weight"] if kind.startswith("weight_") else whole[tensor.name]
@@ -82,7 +96,7 @@ def write_packed(
         with Shards(folder, shards_of(planned, SHARD_BYTES)) as shards:
             shards.write(written)
             shards.finish()
-    return config_section(layout, _left_out(whole.values(), steps))
+    return config_section(layout, family.ignored(_left_out(whole.values(), steps)))
 
 
 def config_section(layout: Rounding, ignore: list[str]) -> dict[str, Any]:
@@ -111,21 +125,21 @@ def config_section(layout: Rounding, ignore: list[str]) -> dict[str, Any]:
     }
 
 
-def section_of(params: Tree, table: Iterable[Tensor], model: Stacked, *, as_integers: bool = True) -> dict[str, Any]:
+def section_of(params: Tree, family: Family, model: Stacked, *, as_integers: bool = True) -> dict[str, Any]:
     """Return the `quantization_config` section that `write_packed` or `write_scales` writes for these parameters.
 
     Args:
         params: The parameters, with fake-quantized weights, or their specs.
-        table: The tensor table of the family.
+        family: The family, whose table names the tensors.
         model: The model.
         as_integers: Whether the weights are written as integers, or as floats with a record of the scales.
 
     Raises:
         UserError: With `as_integers`, a tensor has no integer form.
     """
-    table = tuple(table)
-    steps = scale_entries(params, table, model, as_integers=as_integers)
-    return config_section(layout_of(params), _left_out(entries(table, model.specs(), model.stacks), steps))
+    steps = scale_entries(params, family.table, model, as_integers=as_integers)
+    unrounded = _left_out(entries(family.table, model.specs(), model.stacks), steps)
+    return config_section(layout_of(params), family.ignored(unrounded))
 
 
 def pack(codes: NDArray[Any], bits: int) -> NDArray[Any]:
@@ -219,20 +233,29 @@ class Unpacked(Weights):
         return shape[0], shape[1]
 
 
-def opened(weights: Weights, packed: Rounding | None) -> Weights:
-    """Return `weights` as floats. If `packed` is given, integer matrices are converted when they are read."""
-    if packed is None:
-        return weights
+def opened(weights: Weights, config: Mapping[str, Any]) -> Weights:
+    """Return the tensors of the text model as floats. Integers and FP8 values are converted when they are read.
+
+    Args:
+        weights: All tensors of a checkpoint. They are closed if an error is raised.
+        config: Its config.json, which tells the format, and whether tensors belong to other parts than text.
+    """
     try:
-        return Unpacked(weights, packed.bits)
+        wrapper = wrapper_of(config)
+        if wrapper is not None:
+            weights = Selection(weights, lambda name: not wrapper.is_other(name))
+        packed, float8 = rounding_in(config.get(QUANTIZATION)), float8_in(config.get(QUANTIZATION))
+        if packed is not None:
+            return Unpacked(weights, packed.bits)
+        return weights if float8 is None else Dequantized(weights, float8)
     except BaseException:
         weights.close()
         raise
 
 
 def opened_snapshot(source: Snapshot) -> Weights:
-    """Open the weights of a snapshot as floats. Its config.json tells whether they are integers."""
-    return opened(source.open_weights(), rounding_in(source.config().get(QUANTIZATION)))
+    """Open the weights of a snapshot as floats: those of the text model."""
+    return opened(source.open_weights(), source.config())
 
 
 def float_dtypes(source: Snapshot, table: Iterable[Tensor], model: Stacked) -> dict[str, str]:
@@ -248,7 +271,7 @@ def float_dtypes(source: Snapshot, table: Iterable[Tensor], model: Stacked) -> d
 def weights_of(found: Pretrained) -> Iterator[tuple[Weights, Weights | None]]:
     """Open a checkpoint and yield its weights as floats and the tensors of its scales, or None without scales."""
     with ExitStack() as stack:
-        weights = stack.enter_context(opened(found.snapshot.open_weights(), found.packed))
+        weights = stack.enter_context(opened_snapshot(found.snapshot))
         if isinstance(weights, Unpacked):
             yield weights, weights.scales
         elif found.recorded is None:
@@ -257,10 +280,9 @@ def weights_of(found: Pretrained) -> Iterator[tuple[Weights, Weights | None]]:
             yield weights, stack.enter_context(open_weights(found.snapshot.folder / RECORD))
 
 
-def write_scales(folder: Path, params: Tree, table: Iterable[Tensor], model: Stacked) -> None:
+def write_scales(folder: Path, params: Tree, family: Family, model: Stacked) -> None:
     """Write the scales of a dense export to a separate folder, where other programs do not read them as weights."""
-    table = tuple(table)
-    steps = scale_entries(params, table, model, as_integers=False)
+    steps = scale_entries(params, family.table, model, as_integers=False)
     if not steps:
         return
     (folder / RECORD).mkdir()
@@ -272,8 +294,7 @@ def write_scales(folder: Path, params: Tree, table: Iterable[Tensor], model: Sta
     ):
         shards.write(lambda tensor: value_of(steps[tensor.name], tensor, scales, copier))
         shards.finish()
-    whole = entries(table, model.specs(), model.stacks)
-    section = config_section(layout_of(params), _left_out(whole, steps))
+    section = section_of(params, family, model, as_integers=False)
     write_json(folder / RECORD / "config.json", {QUANTIZATION: section})
 
 

@@ -8,9 +8,11 @@ from typing import Any
 
 from forerun.hub.chat.template import chat_template
 from forerun.hub.documents import read_json
+from forerun.models.families.wrapper import text_of
 from forerun.models.rounding import QUANTIZATION
 
-# The classes of vLLM's table of text models, among the families of forerun. transformers computes the others for vLLM.
+# The classes of vLLM's tables of text and multimodal models, among the families of forerun. transformers computes the
+# others for vLLM.
 ARCHITECTURES = (
     "LlamaForCausalLM",
     "Qwen2ForCausalLM",
@@ -21,6 +23,8 @@ ARCHITECTURES = (
     "Phi3ForCausalLM",
     "Olmo2ForCausalLM",
     "GPT2LMHeadModel",
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
 )
 DEFAULT_LORA_RANK = 16  # vLLM rejects adapters of a higher rank unless --max-lora-rank is given
 
@@ -50,7 +54,7 @@ def checklist(folder: Path) -> list[tuple[str, str | None]]:
     inner = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     architectures = config.get("architectures") or []
     known = [name for name in architectures if name in ARCHITECTURES]
-    ends = _ids(generation.get("eos_token_id", config.get("eos_token_id")))
+    ends = _ids(generation.get("eos_token_id", config.get("eos_token_id", text_of(config).get("eos_token_id"))))
     missing = [end for end in ends if inner.id_to_token(end) is None]
     method = (config.get(QUANTIZATION) or {}).get("quant_method")
     return [

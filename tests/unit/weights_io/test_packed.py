@@ -51,6 +51,6 @@ def test_a_matrix_that_is_no_linear_layer_is_refused(tmp_path: Path) -> None:
     params = spec.initial(model.specs(), jax.random.key(0))
     rounded = transform.start(model.specs(), params, {}, jax.random.key(0))
     with pytest.raises(UserError, match="E-WEIGHTS-008") as caught:
-        write_packed(tmp_path, rounded, gpt2.TABLE, model, "F32")
+        write_packed(tmp_path, rounded, gpt2.FAMILY, model, "F32")
     assert "--dense" in str(caught.value.fix)
     assert list(tmp_path.iterdir()) == []

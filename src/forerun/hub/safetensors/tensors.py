@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +168,23 @@ class Weights(Mapping[str, TensorInfo]):
         )
 
 
+class Selection(Weights):
+    """Some of the tensors of other weights, which are closed together with it."""
+
+    def __init__(self, weights: Weights, chosen: Callable[[str], bool]) -> None:
+        self.folder, self._weights = weights.folder, weights
+        self._tensors = {name: info for name, info in weights.items() if chosen(name)}
+
+    def view(self, name: str) -> NDArray[Any]:
+        return self._weights.view(name)
+
+    def release(self, name: str) -> None:
+        self._weights.release(name)
+
+    def close(self) -> None:
+        self._weights.close()
+
+
 def open_weights(folder: Path, roots: tuple[Path, ...] | None = None, *, only: str | None = None) -> Weights:
     """Open the weights in `folder`: model.safetensors, or the shards that model.safetensors.index.json names.
 
@@ -180,6 +197,18 @@ def open_weights(folder: Path, roots: tuple[Path, ...] | None = None, *, only: s
         UserError: The folder has no weights, or a file or the index is not valid.
     """
     return Weights(folder, roots_of(folder) if roots is None else roots, only)
+
+
+def tensor_names(folder: Path) -> frozenset[str] | None:
+    """Return the names of the tensors in `folder` from its index or its only file, or None if it has neither yet."""
+    roots = roots_of(folder)
+    index = read_index(folder, roots)
+    if index is not None:
+        return frozenset(index)
+    if not (folder / SINGLE_NAME).exists():
+        return None
+    with open_weights(folder, roots) as weights:
+        return frozenset(weights)
 
 
 def weight_files(folder: Path, roots: tuple[Path, ...] | None = None) -> list[str]:

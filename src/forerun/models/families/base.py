@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.models.families.settings import Settings
+from forerun.models.families.wrapper import INNER, Layout, Wrapper
 from forerun.models.keys import Tensor, tensor
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.sizes import DecoderConfig, Gpt2Config
@@ -25,6 +26,37 @@ class Family:
     read: Callable[[Settings], Config]  # parses a config.json; raises a UserError for features that forerun lacks
     table: tuple[Tensor, ...]  # names and layouts of the tensors
     write: Callable[[Any], dict[str, Any]] | None = None  # returns a config.json; None: only checkpoints have one
+    layout: Layout | None = None  # the prefixes in the names of `table`; None for a checkpoint without prefixes
+    wrapper: Wrapper | None = None  # the multimodal checkpoint whose text part this is
+
+    @property
+    def modules(self) -> tuple[Tensor, ...]:
+        """The table with the names of the modules in transformers, which may differ from those in the files.
+
+        PEFT and `quantization_config` name modules.
+        """
+        if self.layout is None:
+            return self.table
+        plain = (replace(one, name=self.layout.plain(one.name)) for one in self.table)
+        return tuple(plain) if self.wrapper is None else INNER.table(plain)
+
+    def ignored(self, names: Iterable[str]) -> list[str]:
+        """Return the `ignore` list of a `quantization_config`.
+
+        It has the modules by their names in the files and in transformers, and patterns for the parts beside the text.
+
+        Args:
+            names: The modules of the text model that are not rounded, by their names in the files.
+        """
+        found = set(names)
+        if self.layout is not None and self.wrapper is not None:
+            plain = [self.layout.plain(f"{name}.weight") for name in names]
+            found |= {INNER.name(name).removesuffix(".weight") for name in plain}
+        return [*sorted(found), *(self.wrapper.patterns if self.wrapper else ())]
+
+    def with_layout(self, layout: Layout, wrapper: Wrapper | None) -> Family:
+        """Return the family with the names of a checkpoint whose tensors have prefixes."""
+        return replace(self, table=layout.table(self.table), layout=layout, wrapper=wrapper)
 
 
 SELF = "model.layers.{}.self_attn."

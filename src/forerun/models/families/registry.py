@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from forerun.config.schema import RopeScaling
@@ -10,6 +10,7 @@ from forerun.errors import UserError
 from forerun.models.families import gemma, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
+from forerun.models.families.wrapper import TEXT, layout_in, text_config, wrapper_of
 from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.rope import LongRope
 
@@ -53,22 +54,34 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
     return FAMILIES[kind]
 
 
-def read_config(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
-    """Return the family and the dimensions of a config.json.
+def read_config(config: Mapping[str, Any], where: str, names: Collection[str] | None = None) -> tuple[Family, Config]:
+    """Return the family and the dimensions of a config.json. Those of a multimodal model are of its text part.
 
     Args:
         config: The content of the file.
         where: The name of the file, for errors.
+        names: The names of the tensors in the checkpoint, or None if they are not known yet.
 
     Raises:
         UserError: The family or a feature is not supported, or a value is missing or invalid.
     """
+    wrapper, layout = wrapper_of(config), layout_in(names or ())
+    if wrapper is None:
+        family_of(config, where)  # an unknown family is reported before its other features
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else quantized
+        raise Settings(config, where).refused(f"quantized weights ({method})")
+    if wrapper is None:
+        family, read = _read_text(config, where)
+        return (family if layout is None else family.with_layout(layout, None)), read
+    family, read = _read_text(text_config(wrapper, config, where, names), f"{where}: {TEXT}")
+    return family.with_layout(layout or wrapper.layout, wrapper), read
+
+
+def _read_text(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
+    """Return the family and the dimensions of a text model."""
     family = family_of(config, where)
     settings = Settings(config, where)
-    quantized = config.get("quantization_config")
-    if quantized:
-        method = quantized.get("quant_method", "?") if isinstance(quantized, dict) else quantized
-        raise settings.refused(f"quantized weights ({method})")
     try:
         read = family.read(settings)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:

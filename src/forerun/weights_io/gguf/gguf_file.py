@@ -17,9 +17,9 @@ from forerun.errors import UserError
 from forerun.hub.chat.template import chat_template
 from forerun.hub.snapshot import Snapshot
 from forerun.installation import install_command
-from forerun.models.families.registry import read_config
+from forerun.models.families.wrapper import text_of
+from forerun.models.pretrained import read_snapshot
 from forerun.models.registry import model_for
-from forerun.models.rounding import QUANTIZATION
 from forerun.weights_io.gguf.architecture import Metadata, metadata_of
 from forerun.weights_io.gguf.block_types import FILE_TYPES, encoded, exact_blocks, tensor_types
 from forerun.weights_io.gguf.tensors import Floats, TensorSource
@@ -93,9 +93,9 @@ def write_gguf(
     import gguf
 
     snapshot = Snapshot(str(folder), folder, None)
-    content = {key: value for key, value in snapshot.config().items() if key != QUANTIZATION}
-    family, config = read_config(content, str(folder / "config.json"))
-    metadata = metadata_of(family, config, content, default_context)
+    found = read_snapshot(snapshot, str(folder / "config.json"))
+    family, config = found.family, found.config
+    metadata = metadata_of(family, config, text_of(snapshot.config()), default_context)
     vocabulary = vocabulary_of(folder, config.vocab, ends)
     model: Any = model_for(config)
     with opened_snapshot(snapshot) as weights:
@@ -115,7 +115,8 @@ def write_gguf(
         say("reading the GGUF file back and comparing")
         error = _compare(path, source, types)
     bos = vocabulary.tokens[vocabulary.special["bos"]] if vocabulary.add_bos else None
-    notes = (*metadata.notes, *_substitution_notes(types, kind), *_integer_notes(exact, integers))
+    parts = () if family.wrapper is None else ("the file has the text model only, without images, video and audio",)
+    notes = (*parts, *metadata.notes, *_substitution_notes(types, kind), *_integer_notes(exact, integers))
     return GgufFile(path, kind, len(types), error, notes, bos)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,8 @@ class TensorSource:
     def __init__(self, weights: Weights, family: Family, model: Stacked, config: Config, metadata: Metadata) -> None:
         self._weights, self._config, self._architecture = weights, config, metadata.architecture
         found = matches(weights, family.table, model)
+        if (layout := family.layout) is not None:  # llama.cpp's names are those of the text model
+            found = [replace(one, entry=replace(one.entry, name=layout.plain(one.entry.name))) for one in found]
         self.tensors = list(_factors(metadata)) + list(_named(found, self._architecture, config))
 
     def value(self, tensor: GgufTensor) -> Floats:

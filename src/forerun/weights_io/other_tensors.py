@@ -1,0 +1,69 @@
+"""The tensors of a multimodal checkpoint beside those of its text model. An export copies them one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forerun.hub.safetensors.tensors import Selection, Weights
+from forerun.hub.snapshot import Snapshot
+from forerun.models.families.wrapper import wrapper_of
+from forerun.models.float8 import float8_in
+from forerun.models.rounding import QUANTIZATION
+from forerun.weights_io.float8 import Dequantized
+from forerun.weights_io.shards import Planned
+
+_COMPARED_BYTES = 1 << 24
+
+
+@contextmanager
+def open_others(source: Snapshot) -> Iterator[Weights | None]:
+    """Open the tensors that do not belong to the text model, and yield them, or None for a text model.
+
+    FP8 tensors are presented as bfloat16, because an export has no section on FP8.
+    """
+    config = source.config()
+    wrapper, float8 = wrapper_of(config), float8_in(config.get(QUANTIZATION))
+    if wrapper is None:
+        yield None
+        return
+    with source.open_weights() as weights:
+        others: Weights = Selection(weights, wrapper.is_other)
+        yield others if float8 is None else Dequantized(others, float8)
+
+
+def planned_copies(others: Weights | None) -> list[Planned]:
+    """Return the tensors that are copied, with their names, dtypes and shapes."""
+    return [Planned(name, info.dtype, info.shape) for name, info in (others or {}).items()]
+
+
+def copied(others: Weights, tensor: Planned) -> NDArray[Any]:
+    """Return the value of a tensor that is copied. Its pages of the mapped file are released."""
+    value = np.array(others.view(tensor.name))
+    others.release(tensor.name)
+    return value
+
+
+def first_difference(others: Weights, written: Weights) -> str | None:
+    """Return the name of a tensor whose dtype, shape or bytes differ in `written`, or None if all are equal."""
+    if set(others) != set(written):
+        return min(set(others) ^ set(written))
+    return next((name for name in others if not _is_equal(others, written, name)), None)
+
+
+def _is_equal(others: Weights, written: Weights, name: str) -> bool:
+    if (others[name].dtype, others[name].shape) != (written[name].dtype, written[name].shape):
+        return False
+    a, b = (weights.view(name).reshape(-1).view(np.uint8) for weights in (others, written))
+    same = all(
+        np.array_equal(a[start : start + _COMPARED_BYTES], b[start : start + _COMPARED_BYTES])
+        for start in range(0, a.size, _COMPARED_BYTES)
+    )
+    del a, b
+    others.release(name)
+    written.release(name)
+    return same

@@ -1,0 +1,150 @@
+"""Tiny multimodal checkpoints that transformers writes, in the names and config keys that exist on the hub.
+
+torch and transformers are imported inside functions only.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from forerun.weights_io import documents
+
+WINDOW = 6
+TEXT: dict[str, Any] = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+    "eos_token_id": 256,
+}
+VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+PROCESSORS = {
+    "preprocessor_config.json": {"image_processor_type": "Gemma3ImageProcessor", "size": {"height": 28, "width": 28}},
+    "processor_config.json": {"processor_class": "Gemma3Processor", "image_seq_length": 4},
+}
+
+
+def _gemma3() -> Any:
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    text = TEXT | {
+        "model_type": "gemma3_text",
+        "sliding_window": WINDOW,
+        "query_pre_attn_scalar": 12,
+        "layer_types": ["sliding_attention", "full_attention"],
+    }
+    vision = VISION | {"model_type": "siglip_vision_model"}
+    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4, image_token_index=299)
+    return Gemma3ForConditionalGeneration(config)
+
+
+def _mistral3(tied: bool) -> Any:
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration
+
+    text = TEXT | {"model_type": "mistral", "sliding_window": None}
+    vision = VISION | {"model_type": "pixtral"}
+    config = Mistral3Config(
+        text_config=text, vision_config=vision, image_token_index=10, vision_feature_layer=-1, tie_word_embeddings=tied
+    )
+    return Mistral3ForConditionalGeneration(config)
+
+
+def _inner(names: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with the names of transformers' own modules, as some checkpoints on the hub have them."""
+    return {"model." + name.replace("language_model.model.", "language_model."): one for name, one in names.items()}
+
+
+def _without_ties(config: dict[str, Any]) -> None:
+    """Remove the keys that the published Mistral Small does not have, although its head is separate."""
+    del config["tie_word_embeddings"], config["text_config"]["tie_word_embeddings"]
+
+
+@dataclass(frozen=True)
+class Wrapped:
+    make: Callable[[], Any]
+    names: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]] = dict
+    config: Callable[[dict[str, Any]], None] = lambda content: None
+
+
+CHECKPOINTS = {
+    "gemma3": Wrapped(_gemma3),
+    "gemma3, names of modules": Wrapped(_gemma3, _inner),
+    "mistral3, tied": Wrapped(lambda: _mistral3(True)),
+    "mistral3, published": Wrapped(lambda: _mistral3(False), dict, _without_ties),
+}
+
+
+@cache
+def checkpoint(name: str) -> Path:
+    """Return the folder of a checkpoint with random norms, a byte tokenizer and processor files."""
+    import torch
+
+    one = CHECKPOINTS[name]
+    model, generator = one.make(), torch.Generator().manual_seed(5)
+    around_one = not name.startswith("gemma")
+    with torch.no_grad():
+        for key, weight in model.named_parameters():
+            is_scale = "norm" in key and key.endswith("weight") and around_one
+            weight.normal_(1.0 if is_scale else 0.0, 0.2, generator=generator)
+    folder = Path(tempfile.mkdtemp(prefix="wrapped-"))
+    atexit.register(shutil.rmtree, folder)
+    model.save_pretrained(folder)
+    tensors = one.names(load_file(folder / "model.safetensors"))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    content = json.loads((folder / "config.json").read_text())
+    one.config(content)
+    documents.write_json(folder / "config.json", content)
+    documents.write_tokenizer(None, folder, 256)
+    for file, settings in PROCESSORS.items():
+        documents.write_json(folder / file, settings)
+    return folder
+
+
+def reference(folder: Path) -> Any:
+    """Return transformers' model of a folder in float32."""
+    import torch
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    return model.eval()
+
+
+def reference_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
+    import torch
+
+    with torch.no_grad():
+        return model(input_ids=torch.from_numpy(tokens).long(), use_cache=False).logits.numpy()
+
+
+def others(folder: Path) -> dict[str, bytes]:
+    """Return dtype, shape and bytes of every tensor beside the text model."""
+    tensors: dict[str, np.ndarray] = {}
+    for file in folder.glob("*.safetensors"):
+        tensors |= load_file(file)
+    return {
+        name: f"{one.dtype}{one.shape}".encode() + one.tobytes()
+        for name, one in tensors.items()
+        if "language_model" not in name and not name.startswith("lm_head")
+    }

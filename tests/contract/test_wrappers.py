@@ -13,7 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from wrappers_reference import CHECKPOINTS, PROCESSORS, checkpoint, others, reference, reference_logits
+from wrappers_reference import (
+    CHECKPOINTS,
+    PROCESSORS,
+    checkpoint,
+    float8_checkpoint,
+    float8_reference,
+    others,
+    reference,
+    reference_logits,
+)
 
 from forerun.commands.export import export
 from forerun.config.load import load
@@ -83,9 +92,8 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
     assert ours == out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", ["gemma3, names of modules", "mistral3, published"])
-def test_export_keeps_the_other_parts(name: str, tmp_path: Path) -> None:
-    base = checkpoint(name)
+def test_export_keeps_the_other_parts(tmp_path: Path) -> None:
+    base = checkpoint("mistral3, published")
     done = export(str(trained(tmp_path, base)), str(tmp_path / "out"))
     assert others(done.folder) == others(base)
     assert f"The {len(others(base))} tensors" in done.proof
@@ -101,8 +109,8 @@ def test_adapters_have_the_modules_of_the_wrapper(tmp_path: Path) -> None:
     """PEFT loads them, it saves the same names, and no module of the vision tower gets an adapter."""
     import peft
 
-    base = checkpoint("gemma3")
-    run = trained(tmp_path, base, "lora.rank=4", "lora.targets=[q_proj, down_proj]")
+    base = checkpoint("gemma3, names of modules")
+    run = trained(tmp_path, base, "lora.rank=4", "lora.targets=[q_proj, down_proj]", "lora.base=float32")
     adapter = export(str(run), str(tmp_path / "adapter")).folder
     merged = export(str(run), str(tmp_path / "merged"), merge=True).folder
     assert others(merged) == others(base)
@@ -123,6 +131,22 @@ def test_integers_leave_the_vision_tower_unrounded(tmp_path: Path) -> None:
     assert others(done) == others(base)
     section = json.loads((done / "config.json").read_text())["quantization_config"]
     assert "re:.*vision_tower.*" in section["ignore"]
-    after = reference_logits(reference(done), TOKENS)
-    assert np.abs(after - our_logits(done)).max() < 1e-4
-    assert model_of(Section(name=str(done))).vocab == 300
+    model = reference(done)
+    assert np.abs(reference_logits(model, TOKENS) - our_logits(done)).max() < 1e-4
+    rounded = {name for name, one in model.named_modules() if hasattr(one, "quantization_scheme")}
+    layers = [f"model.language_model.layers.{n}." for n in range(2)]
+    assert rounded == {layer + name for layer in layers for name in ("self_attn.q_proj", "mlp.up_proj")}
+
+
+def test_float8_is_dequantized_and_exported_as_bfloat16(tmp_path: Path) -> None:
+    base = float8_checkpoint()
+    expected = reference_logits(float8_reference(base), TOKENS)
+    assert np.abs(our_logits(base) - expected).max() < 1e-4
+    run = trained(tmp_path, base, "lora.rank=4", "lora.targets=[q_proj]")
+    done = export(str(run), str(tmp_path / "out"), merge=True).folder
+    assert others(done) == others(base)
+    assert "quantization_config" not in json.loads((done / "config.json").read_text())
+    tensors = load_file(done / "model.safetensors")
+    assert {str(one.dtype) for one in tensors.values()} == {"bfloat16"}
+    assert not [name for name in tensors if "scale" in name]
+    assert np.abs(reference_logits(reference(done), TOKENS) - our_logits(done)).max() < 1e-4

@@ -15,7 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from forerun.weights_io import documents
@@ -122,6 +124,44 @@ def checkpoint(name: str) -> Path:
     return folder
 
 
+@cache
+def float8_checkpoint() -> Path:
+    """Return a copy of the published Mistral 3 whose text matrices are FP8 with one scale each, as in Ministral 3."""
+    folder = Path(tempfile.mkdtemp(prefix="wrapped-"))
+    atexit.register(shutil.rmtree, folder)
+    shutil.copytree(checkpoint("mistral3, published"), folder, dirs_exist_ok=True)
+    tensors = {name: one.astype(ml_dtypes.bfloat16) for name, one in load_file(folder / "model.safetensors").items()}
+    for name in [name for name in tensors if ".layers." in name and "_proj." in name and "language_model" in name]:
+        scale = np.float32(np.abs(tensors[name].astype(np.float32)).max() / 448)
+        tensors[name] = (tensors[name].astype(np.float32) / scale).astype(ml_dtypes.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = np.asarray(scale, np.float32)
+        tensors[name.removesuffix("weight") + "activation_scale"] = np.asarray(0.5, np.float32)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    section = {
+        "quant_method": "fp8",
+        "activation_scheme": "static",
+        "weight_block_size": None,
+        "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+    }
+    content = json.loads((folder / "config.json").read_text()) | {"dtype": "bfloat16"}
+    documents.write_json(folder / "config.json", content | {"quantization_config": section})
+    return folder
+
+
+def float8_reference(folder: Path) -> Any:
+    """Return transformers' model of an FP8 folder, dequantized to bfloat16, then computed in float32."""
+    import torch
+    from transformers import AutoModelForImageTextToText, FineGrainedFP8Config
+
+    model = AutoModelForImageTextToText.from_pretrained(
+        folder,
+        attn_implementation="eager",
+        dtype=torch.bfloat16,
+        quantization_config=FineGrainedFP8Config(dequantize=True),
+    )
+    return model.eval().float()
+
+
 def reference(folder: Path) -> Any:
     """Return transformers' model of a folder in float32."""
     import torch
@@ -140,11 +180,13 @@ def reference_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 def others(folder: Path) -> dict[str, bytes]:
     """Return dtype, shape and bytes of every tensor beside the text model."""
-    tensors: dict[str, np.ndarray] = {}
+    found: dict[str, bytes] = {}
     for file in folder.glob("*.safetensors"):
-        tensors |= load_file(file)
-    return {
-        name: f"{one.dtype}{one.shape}".encode() + one.tobytes()
-        for name, one in tensors.items()
-        if "language_model" not in name and not name.startswith("lm_head")
-    }
+        with safe_open(file, "np") as tensors:
+            names = [one for one in tensors.keys() if "language_model" not in one and not one.startswith("lm_head")]  # noqa: SIM118
+            found |= {name: _bytes(tensors.get_tensor(name)) for name in names}
+    return found
+
+
+def _bytes(tensor: np.ndarray) -> bytes:
+    return f"{tensor.dtype}{tensor.shape}".encode() + tensor.tobytes()

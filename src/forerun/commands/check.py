@@ -250,6 +250,10 @@ def derived_rows(outcome: Outcome) -> list[Row]:
         Row("optimizer", job.optimizer.name, _optimizer_state(resolved)),
         Row("weights", "pretrained" if is_pretrained else "random", starting_weights(job)),
     ]
+    family = resolved.model_facts.family
+    if family is not None and (wrapper := family.wrapper) is not None:
+        kept = f"only this part is trained; an export keeps {', '.join(wrapper.parts)} unchanged"
+        rows.append(Row("part", f"text of {wrapper.model_type}", kept))
     rows += [Row(*row) for row in outcome.derived.rows()]
     rows += [Row("rows of data", form, how) for form, how in outcome.forms]
     rows += [Row("validation", count, share) for count, share in outcome.validation]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from published_configs import GEMMA2_2B, GEMMA3_1B, GPT2
+from published_configs import GEMMA2_2B, GEMMA3_1B, GEMMA3_4B, GPT2, MISTRAL_SMALL_3
 
 from forerun.models.families.registry import read_config
 from forerun.models.keys import entries
@@ -13,8 +13,14 @@ from forerun.nn.spec import count
 
 @pytest.mark.parametrize(
     ("config", "parameters"),
-    [(GEMMA2_2B, 2_614_341_888), (GEMMA3_1B, 999_885_952), (GPT2, 124_439_808)],
-    ids=["gemma-2-2b", "gemma-3-1b", "gpt2"],
+    [
+        (GEMMA2_2B, 2_614_341_888),
+        (GEMMA3_1B, 999_885_952),
+        (GPT2, 124_439_808),
+        (GEMMA3_4B, 3_880_263_168),
+        (MISTRAL_SMALL_3, 23_572_403_200),
+    ],
+    ids=["gemma-2-2b", "gemma-3-1b", "gpt2", "gemma-3-4b text", "mistral-small-3 text"],
 )
 def test_parameters_as_published(config: dict[str, object], parameters: int) -> None:
     family, read = read_config(config, "config.json")

@@ -156,7 +156,8 @@ def _joined_parts(parts: list[Any], where: str, escaped: bool) -> str:
             raise RowError(
                 "E-DATA-123",
                 f"{where}[{at}] is {named}, not a text",
-                why='forerun trains on text only: a part must be {"type": "text", "text": "..."}',
+                why="forerun trains only the text part of a model, without images, audio and video: a part must be "
+                '{"type": "text", "text": "..."}',
                 fix=_FIX_ROW + ", or skip such rows: data.bad_rows=0.01",
             )
     return "".join(_text(part["text"], f"{where}[{at}].text", escaped) for at, part in enumerate(parts))

@@ -1,0 +1,178 @@
+"""FP8 checkpoints against transformers' dequantization, and errors for scales that do not fit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from error_assertions import assert_error
+from safetensors.numpy import save_file
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.hub.safetensors.tensors import open_weights
+from forerun.hub.snapshot import snapshot
+from forerun.inputs.job_warnings import warnings_of
+from forerun.models.float8 import Float8, float8_in
+from forerun.models.pretrained import pretrained
+from forerun.weights_io.other_tensors import open_others
+from forerun.weights_io.packed import float_dtypes, opened_snapshot
+
+CONFIG: dict[str, Any] = {
+    "model_type": "mistral3",
+    "text_config": {
+        "model_type": "mistral",
+        "vocab_size": 64,
+        "hidden_size": 24,
+        "intermediate_size": 40,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    },
+    "vision_config": {"hidden_size": 8},
+}
+LAYER = "language_model.model.layers.0."
+SHAPES = {
+    "self_attn.q_proj": (32, 24),
+    "self_attn.k_proj": (32, 24),
+    "self_attn.v_proj": (32, 24),
+    "self_attn.o_proj": (24, 32),
+    "mlp.gate_proj": (40, 24),
+    "mlp.up_proj": (40, 24),
+    "mlp.down_proj": (24, 40),
+}
+SCALE_SHAPES: dict[str, tuple[int, ...]] = {"none": (), "one": (1,), "matrix": (1, 1)}
+VISION = "vision_tower.layers.0.attention.q_proj"
+
+
+def stored_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """Return the tensors as they are in the file. The library safetensors does not read FP8 into NumPy."""
+    with open_weights(folder) as weights:
+        return {name: np.array(weights.view(name)) for name in weights}
+
+
+def checkpoint(folder: Path, block: list[int] | None, scale_shape: tuple[int, ...] = ()) -> Path:
+    """Write a wrapped checkpoint with FP8 matrices, one of them in the vision tower."""
+    rng = np.random.default_rng(7)
+    tensors: dict[str, np.ndarray] = {
+        LAYER + "input_layernorm.weight": np.ones(24, ml_dtypes.bfloat16),
+        LAYER + "post_attention_layernorm.weight": np.ones(24, ml_dtypes.bfloat16),
+        "language_model.model.norm.weight": np.ones(24, ml_dtypes.bfloat16),
+        "language_model.model.embed_tokens.weight": rng.normal(size=(64, 24)).astype(ml_dtypes.bfloat16),
+        "language_model.lm_head.weight": rng.normal(size=(64, 24)).astype(ml_dtypes.bfloat16),
+        "vision_tower.norm.weight": rng.normal(size=8).astype(ml_dtypes.bfloat16),
+    }
+    for name, shape in {**{LAYER + key: shape for key, shape in SHAPES.items()}, VISION: (16, 24)}.items():
+        grid = (
+            scale_shape if block is None else tuple(-(-size // part) for size, part in zip(shape, block, strict=True))
+        )
+        tensors[f"{name}.weight"] = rng.normal(0, 40, shape).astype(ml_dtypes.float8_e4m3fn)
+        tensors[f"{name}.weight_scale_inv"] = np.asarray(rng.uniform(1e-4, 1e-2, grid), np.float32)
+        tensors[f"{name}.activation_scale"] = np.asarray(0.3, ml_dtypes.bfloat16)
+    folder.mkdir(exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    section = {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": block}
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": section}))
+    return folder
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("block", "scale_shape"), [(None, shape) for shape in SCALE_SHAPES.values()] + [([8, 8], ()), ([4, 24], ())]
+)
+def test_values_are_those_of_transformers(tmp_path: Path, block: list[int] | None, scale_shape: Any) -> None:
+    import torch
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    folder = checkpoint(tmp_path, block, scale_shape)
+    stored = stored_tensors(folder)
+    name = LAYER + "mlp.down_proj.weight"
+    if block == [4, 24]:
+        name = LAYER + "mlp.up_proj.weight"  # transformers needs whole blocks here
+    theirs = Fp8Dequantize(None)._dequantize_one(
+        torch.from_numpy(stored[name].view(np.uint8)).view(torch.float8_e4m3fn),
+        torch.from_numpy(stored[f"{name}_scale_inv"]),
+        output_dtype=torch.bfloat16,
+    )
+    with opened_snapshot(snapshot(str(folder))) as weights:
+        assert weights[name].dtype == "BF16"
+        np.testing.assert_array_equal(weights.view(name).view(np.uint16), theirs.view(torch.uint16).numpy())
+        assert not [one for one in weights if "scale" in one or "vision" in one]
+
+
+def test_partial_blocks(tmp_path: Path) -> None:
+    """The last block of a row or a column has fewer values, as in matrices whose sizes are no multiples of 128."""
+    folder = checkpoint(tmp_path, [16, 16])
+    stored, name = stored_tensors(folder), LAYER + "mlp.down_proj.weight"
+    scale = stored[f"{name}_scale_inv"]
+    assert scale.shape == (2, 3)
+    expected = np.array(
+        [[float(v) * scale[r // 16, c // 16] for c, v in enumerate(row)] for r, row in enumerate(stored[name])]
+    )
+    with opened_snapshot(snapshot(str(folder))) as weights:
+        np.testing.assert_array_equal(weights.view(name), expected.astype(np.float32).astype(ml_dtypes.bfloat16))
+
+
+def test_a_job_starts_from_it_and_the_export_is_bfloat16(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, None)
+    job = Job.model_validate({"model": str(folder), "data": "unread", "steps": 1})
+    found = pretrained(job.model)
+    assert found.float8 == Float8(None)
+    (warning,) = warnings_of(job)
+    assert "FP8" in warning
+    from forerun.models.registry import model_for
+
+    dtypes = float_dtypes(found.snapshot, found.family.table, model_for(found.config))
+    assert set(dtypes.values()) == {"BF16"}
+    assert len(dtypes) == len(SHAPES) + 5
+    with open_others(found.snapshot) as others:
+        assert others is not None
+        assert {name: info.dtype for name, info in others.items()} == {
+            f"{VISION}.weight": "BF16",
+            "vision_tower.norm.weight": "BF16",
+        }
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "dtype"])
+def test_scales_that_do_not_fit_are_rejected(tmp_path: Path, damage: str) -> None:
+    folder = checkpoint(tmp_path, [8, 8])
+    tensors, name = stored_tensors(folder), LAYER + "mlp.up_proj.weight_scale_inv"
+    if damage == "missing":
+        del tensors[name]
+    else:
+        tensors[name] = tensors[name][:-1] if damage == "shape" else tensors[name].astype(np.uint8)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UserError) as raised:
+        opened_snapshot(snapshot(str(folder)))
+    assert_error(raised.value, "E-WEIGHTS-030", what="mlp.up_proj.weight", why="blocks of 8 x 8")
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"quant_method": "fp8", "fmt": "e5m2"},
+        {"quant_method": "fp8", "weight_block_size": [128]},
+        {"quant_method": "fp8", "kv_cache_scheme": {"type": "float"}},
+        {"quant_method": "gptq"},
+        "fp8",
+    ],
+)
+def test_other_forms_are_not_read(section: Any) -> None:
+    assert float8_in(section) is None
+
+
+def test_published_forms() -> None:
+    """As in the FP8 repositories of Qwen, and in Ministral 3."""
+    qwen = {"activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128]}
+    ministral = {
+        "activation_scheme": "static",
+        "dequantize": False,
+        "modules_to_not_convert": ["model.vision_tower", "lm_head"],
+        "quant_method": "fp8",
+        "weight_block_size": None,
+    }
+    assert (float8_in(qwen), float8_in(ministral)) == (Float8((128, 128)), Float8(None))

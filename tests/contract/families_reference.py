@@ -93,6 +93,35 @@ GEMMA3_ROPE = {
 }
 UPPER_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "num_hidden_layers": 4, "max_window_layers": 2}
 PHI = {"num_attention_heads": 2, "original_max_position_embeddings": ORIGINAL}
+SLIDING_AND_FULL = {
+    "num_hidden_layers": 3,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+OLMO3_ROPE = {
+    "full_attention": YARN,
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+}
+MINISTRAL3_ROPE = YARN | {
+    "original_max_position_embeddings": 16,  # documents of 40 tokens have three temperatures
+    "mscale": 0.7,
+    "mscale_all_dim": 1.3,
+    "llama_4_scaling_beta": 0.5,
+}
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.6,
+    "logits_scaling": 1.5,
+}
+GRANITE4 = {
+    "layer_types": ["full_attention"] * 2,
+    "shared_intermediate_size": 56,
+    "num_local_experts": 0,
+    "mamba_n_heads": 4,
+    "position_embedding_type": "rope",
+    "tie_word_embeddings": True,
+}
 GPT2 = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -157,6 +186,23 @@ VARIANTS: dict[str, Variant] = {
     "olmo2-yarn": Variant(
         "OLMo 2", "Olmo2", {"rope_parameters": YARN, "attention_bias": True, "tie_word_embeddings": True}
     ),
+    "olmo3": Variant("OLMo 3", "Olmo3", SLIDING_AND_FULL | {"rope_parameters": OLMO3_ROPE, "attention_bias": True}),
+    "exaone4": Variant(
+        "EXAONE 4",
+        "Exaone4",
+        {"sliding_window": None, "rope_parameters": LLAMA3, "layer_types": ["full_attention"] * 2},
+    ),
+    "exaone4-window": Variant("EXAONE 4", "Exaone4", SLIDING_AND_FULL | {"head_dim": 16, "tie_word_embeddings": True}),
+    "seed-oss": Variant("Seed-OSS", "SeedOss", {"head_dim": 16, "attention_out_bias": True, "mlp_bias": True}),
+    "cwm": Variant("CWM", "Cwm", SLIDING_AND_FULL | {"head_dim": 8, "rope_parameters": LLAMA3}),
+    "ministral3": Variant(
+        "Ministral 3", "Ministral3", {"head_dim": 16, "rope_parameters": MINISTRAL3_ROPE, "tie_word_embeddings": True}
+    ),
+    "granite": Variant("Granite 3, 4.1", "Granite", GRANITE | {"attention_bias": True, "mlp_bias": True}),
+    "granite4": Variant("Granite 4.0 without Mamba", "GraniteMoeHybrid", GRANITE | GRANITE4),
+    "glm": Variant("GLM-4", "Glm", {"head_dim": 16, "tie_word_embeddings": True}),
+    "glm4": Variant("GLM-4", "Glm4", {"head_dim": 16, "rope_parameters": YARN | {"partial_rotary_factor": 0.5}}),
+    "ernie": Variant("ERNIE 4.5", "Ernie4_5", {"head_dim": 8, "use_bias": True, "tie_word_embeddings": True}),
     "gpt2": Variant("GPT-2", "GPT2", {}, GPT2),
     "gpt2-wide": Variant("GPT-2", "GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-6}, GPT2),
 }

@@ -14,11 +14,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from families_reference import FAMILY_EXAMPLES, ORIGINAL, VARIANTS, VOCAB, Pair, pair
+from families_reference import FAMILY_EXAMPLES, ORIGINAL, VARIANTS, VOCAB, Pair, pair, params_of
+from safetensors.numpy import load_file
 
 from forerun.config.schema import Job, Precision, Remat
 from forerun.config.schema import Model as Section
 from forerun.hardware.mesh import MeshShape
+from forerun.hub.documents import read_json
+from forerun.models.families.registry import read_config
+from forerun.models.registry import model_for
 from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute
 from forerun.objectives.batch import Batch
@@ -99,6 +103,21 @@ def test_logits(name: str, families_table: Note) -> None:
     families_table(variant.row, "logits", difference)
     families_table(variant.row, "head", ["tied" if config.tied else "untied"])
     families_table(variant.row, "RoPE scaling", [variant.scaling])
+
+
+@pytest.mark.torch
+def test_ernie_is_not_llama() -> None:
+    """Llama's reader understands every key of ERNIE's config.json, and its table every tensor. The logits are wrong."""
+    one = pair("ernie")
+    content = read_json(one.folder / "config.json") | {"model_type": "llama", "attention_bias": True, "mlp_bias": True}
+    assert content.pop("use_bias")
+    family, config = read_config(content, "config.json")
+    model = model_for(config)
+    params = params_of(load_file(one.folder / "model.safetensors"), family, model)
+    got = jax.jit(lambda *arrays: model.apply(*arrays, Compute()).logits())(
+        params, ROWS.tokens, ROWS.segments, ROWS.positions
+    )
+    assert np.abs(np.asarray(got) - expected_logits("ernie"))[ROWS.segments > 0].max() > 1.0
 
 
 @cache

@@ -33,19 +33,40 @@ ROWS = {
     "gemma3_text": "Gemma 3 (text)",
     "phi3": "Phi-3, Phi-4-mini",
     "olmo2": "OLMo 2",
+    "olmo3": "OLMo 3",
+    "exaone4": "EXAONE 4",
+    "seed_oss": "Seed-OSS",
+    "cwm": "CWM",
+    "ministral3": "Ministral 3",
+    "granite": "Granite 3, 4.1",
+    "granitemoehybrid": "Granite 4.0 without Mamba",
+    "glm": "GLM-4",
+    "glm4": "GLM-4",
+    "ernie4_5": "ERNIE 4.5",
     "gpt2": "GPT-2",
 }
+DENSE_GRANITE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "position_embedding_type": "rope"}
 
 
 def minimal(model_type: str, **changes: Any) -> dict[str, Any]:
-    return {"model_type": model_type} | (GPT2 if model_type == "gpt2" else PLAIN) | changes
+    plain = GPT2 if model_type == "gpt2" else PLAIN
+    more = DENSE_GRANITE if model_type == "granitemoehybrid" else {}
+    return {"model_type": model_type} | plain | more | changes
+
+
+WITH_LAYER_TYPES = ("olmo3", "exaone4", "cwm", "granitemoehybrid")  # transformers 4 wrote the key for these
 
 
 def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
     """The same config in the keys of transformers 4: what follows from other keys is not written."""
-    old = {key: value for key, value in config.items() if key not in ("rope_parameters", "layer_types", "dtype")}
+    derived = () if config["model_type"] in WITH_LAYER_TYPES else ("layer_types",)
+    old = {key: value for key, value in config.items() if key not in ("rope_parameters", "dtype", *derived)}
+    if config["model_type"] == "granitemoehybrid":
+        old["layer_types"] = ["attention"] * len(config["layer_types"])
     old |= {"torch_dtype": "float32", "transformers_version": "4.48.0"}
     rope = config.get("rope_parameters") or {}
+    if config["model_type"] == "olmo3":
+        rope = rope["full_attention"]
     if "sliding_attention" in rope:
         old["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope["full_attention"]
@@ -81,7 +102,7 @@ def test_a_minimal_config_is_read(model_type: str) -> None:
 
 LLAMA_LIKE = [name for name in FAMILIES if name != "gpt2"]
 ACTIVATIONS = {"gemma2": "hidden_activation", "gemma3_text": "hidden_activation", "gpt2": "activation_function"}
-WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name != "phi3"]
+WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4")]
 DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {"partial_rotary_factor": 0.5}
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what the error names, in the table
@@ -107,6 +128,20 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention", "bidirectional attention"),
     ("gemma3_text", {"hidden_act": "silu"}, "silu", "other activations"),
     ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types", "other layer types"),
+    ("llama", {"rope_scaling": YARN | {"mscale_all_dim": 0.7}}, "mscale", "YaRN with `mscale`"),
+    ("olmo3", {"rope_parameters": YARN}, "rope_parameters", "RoPE settings for all layer types together"),
+    ("olmo3", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types"),
+    ("exaone4", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types"),
+    ("cwm", {"layer_types": ["full_attention"]}, "layer_types", "other layer types"),
+    ("ministral3", {"layer_types": ["full_attention"] * 2}, "layer_types", "other layer types"),
+    ("ministral3", {"rope_parameters": {"llama_4_scaling_beta": 0.1}}, "llama_4_scaling_beta", "temperature alone"),
+    ("granitemoehybrid", {"layer_types": ["attention", "mamba"]}, "mamba", "Mamba layers"),
+    ("granitemoehybrid", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention", "Mamba layers"),
+    ("granitemoehybrid", {"layer_types": None}, "Mamba", "Mamba layers"),
+    ("granitemoehybrid", {"layer_types": ["attention"]}, "layer_types", "Mamba layers"),
+    ("granitemoehybrid", {"num_local_experts": None}, "num_local_experts: 8", "experts"),
+    ("granitemoehybrid", {"normalization_function": "layernorm"}, "layernorm", "other norms"),
+    ("granitemoehybrid", {"position_embedding_type": "alibi"}, "alibi", "other positions"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention", "cross attention"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", "scaling by layer"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights", "unscaled attention"),

@@ -179,9 +179,14 @@ def attention_factor(factor: float, given: float | None, original: int, *, kind:
     """Return the factor for cos and sin: `given`, or the default formula of YaRN or LongRope if it is None."""
     if given is not None:
         return given
-    if factor <= 1:
-        return 1.0
-    return 0.1 * math.log(factor) + 1.0 if kind == "yarn" else math.sqrt(1 + math.log(factor) / math.log(original))
+    if kind == "yarn":
+        return yarn_factor(factor)
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+
+
+def yarn_factor(factor: float, scale: float = 1.0) -> float:
+    """Return YaRN's factor for cos and sin at a scaling of positions by `factor`."""
+    return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def smallest_period(items: Sequence[Any]) -> int:

@@ -15,7 +15,7 @@ from published_configs import GEMMA2_2B, GEMMA3_1B, GPT2
 from forerun.config.schema import Model
 from forerun.errors import UserError
 from forerun.models.families.registry import FAMILIES, read_config
-from forerun.models.families.settings import RANGES
+from forerun.models.families.settings import RANGES, ZERO_MEANS_ABSENT
 from forerun.models.registry import model_for
 from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import frequencies
@@ -36,6 +36,9 @@ PLAIN = {
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1, "attention_factor": 1.1}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+MSCALE = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+GRANITE = {"embedding_multiplier": 12, "attention_multiplier": 0.1, "residual_multiplier": 0.2, "logits_scaling": 8.0}
+DENSE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 64}
 ORIGINAL = {"original_max_position_embeddings": 64}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": PLAIN | {"rope_scaling": LLAMA3 | ORIGINAL, "eos_token_id": [1, 2], "pad_token_id": -1},
@@ -47,6 +50,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": GEMMA3_1B,
     "phi3": PLAIN | ORIGINAL | {"rope_scaling": LONG, "partial_rotary_factor": 1.0, "sliding_window": 16},
     "olmo2": PLAIN,
+    "olmo3": PLAIN | {"rope_scaling": YARN | ORIGINAL, "sliding_window": 16},
+    "exaone4": PLAIN | {"rope_scaling": LLAMA3 | ORIGINAL, "sliding_window": 16, "sliding_window_pattern": 2},
+    "seed_oss": PLAIN,
+    "cwm": PLAIN | {"rope_scaling": LLAMA3 | ORIGINAL, "sliding_window": 16},
+    "ministral3": PLAIN | {"rope_scaling": MSCALE | ORIGINAL},
+    "granite": PLAIN | GRANITE,
+    "granitemoehybrid": PLAIN | GRANITE | DENSE,
+    "glm": PLAIN | {"partial_rotary_factor": 0.5},
+    "glm4": PLAIN | {"rope_scaling": YARN | ORIGINAL, "partial_rotary_factor": 0.5},
+    "ernie4_5": PLAIN,
     "gpt2": GPT2,
 }
 
@@ -100,6 +113,8 @@ def test_numbers_outside_their_range_are_errors(family: str) -> None:
             continue
         for value in BAD:
             if (path[-1], value) == ("max_window_layers", 0) or (path[-1] == "partial_rotary_factor" and value is True):
+                continue
+            if path[-1] in ZERO_MEANS_ABSENT and value == 0:
                 continue
             with pytest.raises(UserError):
                 read_config(changed(content, path, value), "config.json")

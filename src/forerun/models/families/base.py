@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.models.families.settings import Settings
 from forerun.models.families.wrapper import INNER, Layout, Wrapper
-from forerun.models.keys import Tensor, tensor
+from forerun.models.keys import Tensor, fused, tensor
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.rope import smallest_period
 
 Config = DecoderConfig | Gpt2Config
-DROPOUTS = ("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop", "dropout")
+DROPOUTS = ("attention_dropout", "hidden_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop", "dropout",
+            "residual_dropout")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,10 @@ EMBEDDING = (
     tensor("model.norm.weight", "norm", "E"),
     tensor("lm_head.weight", "head", "V E"),
 )
+FUSED_MLP = (
+    fused(MLP + "gate_up_proj.weight", ("blocks.gate", "F E"), ("blocks.up", "F E")),
+    tensor(MLP + "down_proj.weight", "blocks.down", "E F"),
+)
 PROJECTIONS = (
     tensor(SELF + "q_proj.weight", "blocks.query", "(HD) E"),
     tensor(SELF + "k_proj.weight", "blocks.key", "(KD) E"),
@@ -96,6 +101,10 @@ HEAD_NORMS = (
 NORMS_BEFORE = (
     tensor("model.layers.{}.input_layernorm.weight", "blocks.attention_norm", "E"),
     tensor("model.layers.{}.post_attention_layernorm.weight", "blocks.mlp_norm", "E"),
+)
+NORMS_AFTER = (
+    tensor("model.layers.{}.post_attention_layernorm.weight", "blocks.attention_post_norm", "E"),
+    tensor("model.layers.{}.post_feedforward_layernorm.weight", "blocks.mlp_post_norm", "E"),
 )
 NORMS_BOTH = (
     tensor("model.layers.{}.input_layernorm.weight", "blocks.attention_norm", "E"),
@@ -140,6 +149,19 @@ def window_of_layers(s: Settings, layers: int, window: int | None) -> list[int |
     if types is None:
         types = ["sliding_attention" if wanted and window and n >= first else "full_attention" for n in range(layers)]
     return [window if kind == "sliding_attention" else None for kind in known_types(s, types, layers)]
+
+
+def kinds_of_types(
+    s: Settings, layers: int, default: Sequence[str], by_type: Mapping[str, LayerKind]
+) -> list[LayerKind]:
+    """Return the kind of each layer from `layer_types`, or from the family's default types if the key is missing."""
+    return [by_type[name] for name in known_types(s, s.take("layer_types", list(default)), layers)]
+
+
+def window_or(s: Settings, default: int) -> int | None:
+    """Return the window: `default` if the key is missing, or None if it is null. Published files have both."""
+    window: int | None = s.take("sliding_window", None if "sliding_window" in s.config else default)
+    return window
 
 
 def known_types(s: Settings, types: list[str], layers: int) -> list[str]:

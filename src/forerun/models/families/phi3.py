@@ -33,8 +33,7 @@ TABLE = (
         ("blocks.value", "(KD) E"),
     ),
     tensor(base.SELF + "o_proj.weight", "blocks.out", "E (HD)"),
-    fused(base.MLP + "gate_up_proj.weight", ("blocks.gate", "F E"), ("blocks.up", "F E")),
-    tensor(base.MLP + "down_proj.weight", "blocks.down", "E F"),
+    *base.FUSED_MLP,
     *base.NORMS_BEFORE,
 )
 FAMILY = base.Family("phi3", "Phi3ForCausalLM", read, TABLE)

@@ -7,7 +7,20 @@ from typing import Any
 
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
-from forerun.models.families import gemma, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from forerun.models.families import (
+    exaone,
+    gemma,
+    glm,
+    gpt2,
+    granite,
+    llama,
+    mistral,
+    olmo2,
+    phi3,
+    qwen2,
+    qwen3,
+    smollm3,
+)
 from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
 from forerun.models.families.wrapper import TEXT, layout_in, text_config, wrapper_of
@@ -26,6 +39,16 @@ FAMILIES = {
         gemma.GEMMA3,
         phi3.FAMILY,
         olmo2.FAMILY,
+        olmo2.OLMO3,
+        exaone.FAMILY,
+        llama.SEED_OSS,
+        llama.CWM,
+        mistral.MINISTRAL3,
+        granite.FAMILY,
+        granite.HYBRID,
+        glm.GLM,
+        glm.GLM4,
+        glm.ERNIE,
         gpt2.FAMILY,
     )
 }
@@ -148,4 +171,6 @@ _WITHOUT_EFFECT = {
              "summary_first_dropout", "reorder_and_upcast_attn", "num_labels"),
     "phi3": ("embd_pdrop",),
     "gemma3_text": ("rope_local_base_freq",),
+    "exaone4": ("sliding_window_pattern",),
+    "granitemoehybrid": granite.WITHOUT_EFFECT,
 }  # fmt: skip

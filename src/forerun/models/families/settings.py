@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from forerun.config import limits
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
-from forerun.nn.rope import Linear, LongRope, Scaling, Yarn, attention_factor
+from forerun.nn.rope import Linear, LongRope, Scaling, Yarn, attention_factor, yarn_factor
 
 # Keys that do not affect the computation: bookkeeping, generation defaults, training settings of other frameworks.
 IGNORED_KEYS = {
@@ -63,8 +63,13 @@ RANGES = {
     **dict.fromkeys(("factor", "attention_factor", "low_freq_factor", "high_freq_factor"), _FACTOR),
     **dict.fromkeys(("beta_fast", "beta_slow", "short_factor", "long_factor"), _FACTOR),
     **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), _FACTOR),
+    **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"), _FACTOR),
+    **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta"), _FACTOR),
+    "shared_intermediate_size": _MLP,
 }
-FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "truncate")
+ZERO_MEANS_ABSENT = ("mscale", "mscale_all_dim", "llama_4_scaling_beta")
+FLAGS = ("tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_sliding_window",
+         "truncate")  # fmt: skip
 LISTS = ("short_factor", "long_factor")
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _TOKEN_ID = Range(int, -2, limits.MAX_VOCAB)  # -1 means none in early Llama files
@@ -88,6 +93,8 @@ class Settings:
 
     def _checked(self, key: str, value: Any) -> Any:
         """Return `value`. Raise a UserError if it is neither None nor in the range of its key."""
+        if key in ZERO_MEANS_ABSENT and isinstance(value, int | float) and value is not False and value == 0:
+            return None
         allowed = RANGES.get(key)
         if value is None or (allowed is None and key not in FLAGS):
             return value
@@ -144,8 +151,17 @@ class Settings:
             if key not in known and value not in (None, False, 0, 0.0, {}, []):
                 raise self.refused(f"{key}: {reprlib.repr(value)}")
 
+    def rope_value(self, key: str) -> Any:
+        """Return the checked value of `key` in the RoPE section, or None."""
+        return self._checked(key, dict(self.take("rope_parameters") or self.take("rope_scaling") or {}).get(key))
+
     def rope(
-        self, default_theta: float, layer_type: str | None = None, *, partial: bool = False
+        self,
+        default_theta: float,
+        layer_type: str | None = None,
+        *,
+        partial: bool = False,
+        elsewhere: Sequence[str] = (),
     ) -> tuple[float, Scaling | None]:
         """Return theta and the scaling of RoPE.
 
@@ -155,12 +171,15 @@ class Settings:
             default_theta: The family's default for theta.
             layer_type: The key of this layer type in `rope_parameters`, if the layer types have separate settings.
             partial: Whether the family supports rotation of only a part of each head.
+            elsewhere: Keys of the section that the family reads with `rope_value`.
         """
         given = self.take("rope_parameters")
         if given is not None and layer_type and layer_type in given:
             given = given[layer_type]
         scaling = {
-            key: self._checked(key, value) for key, value in dict(given or self.take("rope_scaling") or {}).items()
+            key: self._checked(key, value)
+            for key, value in dict(given or self.take("rope_scaling") or {}).items()
+            if key not in elsewhere
         }
         self.take("rope_scaling")
         theta = float(scaling.pop("rope_theta", None) or self.take("rope_theta", default_theta))
@@ -190,6 +209,7 @@ class Settings:
         elif kind == "yarn":
             original = original or longest
             factor = float(factor or longest / original)
+            attention = self._yarn_attention(given, factor, attention)
             found = Yarn(
                 factor=factor,
                 original=int(original),
@@ -211,6 +231,18 @@ class Settings:
         if left := {key: value for key, value in given.items() if value is not None}:
             raise self.refused(f"RoPE scaling with {', '.join(sorted(left))}")
         return found
+
+    def _yarn_attention(self, given: dict[str, Any], factor: float, attention: float | None) -> float | None:
+        """Return YaRN's factor for cos and sin, or None for the default formula. Remove its keys from `given`."""
+        scale, scale_all = given.pop("mscale", None), given.pop("mscale_all_dim", None)
+        if attention is not None:
+            return attention
+        if scale and scale_all:
+            return yarn_factor(factor, scale) / yarn_factor(factor, scale_all)
+        # Implementations disagree on one of the two without the other, except for a scale of 1: the default formula.
+        if (scale or scale_all or 1.0) != 1.0:
+            raise self.refused("RoPE scaling with only one of mscale and mscale_all_dim")
+        return None
 
 
 def rope_json(theta: float, scaling: Scaling | None) -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """Write the table of docs/families.md from the records of the family tests.
 
 FORERUN_TABLES=tables pytest -m torch tests && python bench/families_table.py tables
+
+The column of methods comes from bench/results/family_methods.json.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ from typing import Any
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
 START = "<!-- families: written by bench/families_table.py from a run of the tests -->"
 END = "<!-- end of families -->"
+RESULTS = Path(__file__).resolve().parent / "results" / "family_methods.json"
 ROWS = (
     "Llama 2, 3.x", "SmolLM2", "SmolLM3", "Qwen2, 2.5", "Qwen3", "Mistral",
     "Gemma 2", "Gemma 3 (text)", "Phi-3, Phi-4-mini", "OLMo 2", "OLMo 3", "EXAONE 4", "Seed-OSS", "CWM", "Ministral 3",
     "Granite 3, 4.1", "Granite 4.0 without Mamba", "GLM-4", "ERNIE 4.5", "GPT-2",
 )  # fmt: skip
+METHODS = "20 steps of"
 FIRST = (
     "logits",
     "gradients",
@@ -25,6 +29,7 @@ FIRST = (
     "greedy",
     "head",
     "RoPE scaling",
+    METHODS,
 )  # then other columns, and "refused" last
 
 
@@ -37,6 +42,22 @@ def collected(folder: Path) -> dict[str, dict[str, Any]]:
             row = found.setdefault(noted["row"], {})
             row[noted["column"]] = merged(row.get(noted["column"]), noted["value"])
     return found
+
+
+def methods(results: dict[str, dict[str, Any]]) -> dict[str, list[str]]:
+    """Return row -> the methods that ran 20 steps and whose export was loaded, or the code of the rejection."""
+    return {
+        row: [
+            f"{name.upper().replace('LORA', 'LoRA')}{_rejection(result)}"
+            for name, result in found.items()
+            if "failed" not in result
+        ]
+        for row, found in results.items()
+    }
+
+
+def _rejection(result: dict[str, Any]) -> str:
+    return f" (rejected: {result['rejected']})" if "rejected" in result else ""
 
 
 def merged(before: Any, value: Any) -> Any:
@@ -74,6 +95,8 @@ def main(folder: str) -> None:
     found = collected(Path(folder))
     if not found:
         raise SystemExit(f"{folder} has no families-*.jsonl: run the tests with FORERUN_TABLES={folder} first")
+    for row, names in methods(json.loads(RESULTS.read_text())).items():
+        found.setdefault(row, {})[METHODS] = names
     page = PAGE.read_text()
     before, rest = page.split(START)
     PAGE.write_text(f"{before}{START}\n\n{table(found)}\n\n{END}{rest.split(END)[1]}")

@@ -74,7 +74,7 @@ def architecture_of(family: Family, config: Config) -> Architecture:
         UserError: llama.cpp has no such architecture, or it ignores a setting of the model.
     """
     found = ARCHITECTURES.get(family.model_type)
-    faults = ["forerun has no GGUF form of this family"] if found is None else list(_faults(found, config))
+    faults = ["forerun has not compared this family with llama.cpp"] if found is None else list(_faults(found, config))
     if found is None or faults:
         raise UserError(
             "E-WEIGHTS-021",

@@ -35,8 +35,10 @@ PLAIN = {
 COUNTERS_BYTES = 64  # of the optimizer
 WINDOW = {"sliding_window": 5}
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+DENSE_GRANITE = {"layer_types": ["attention"] * 7, "num_local_experts": 0, "shared_intermediate_size": 48}
 CONFIGS: dict[str, dict[str, Any]] = {
     **{name: {"model_type": name} | (GPT2 if name == "gpt2" else PLAIN) for name in FAMILIES},
+    "granitemoehybrid": {"model_type": "granitemoehybrid", **PLAIN, **DENSE_GRANITE},
     **{
         f"{name}-window": {"model_type": name, **PLAIN, **WINDOW}
         for name in ("gemma2", "gemma3_text", "mistral", "phi3")
@@ -59,6 +61,16 @@ NORMS_AND_BIASES = {
     "gemma2-untied": 4 * 32,
     "gemma3_text": 4 * 32 + 2 * 8,
     "olmo2": 2 * 32 + (32 + 16),
+    "olmo3": 2 * 32 + (32 + 16),
+    "exaone4": 2 * 32 + 2 * 8,
+    "seed_oss": 2 * 32 + (32 + 16 + 16),
+    "cwm": 2 * 32,
+    "ministral3": 2 * 32,
+    "granite": 2 * 32,
+    "granitemoehybrid": 2 * 32,
+    "glm": 2 * 32 + (32 + 16 + 16),
+    "glm4": 4 * 32 + (32 + 16 + 16),
+    "ernie4_5": 2 * 32,
     "olmo2-biases": 2 * 32 + (32 + 16) + (32 + 16 + 16 + 32),
     "llama-biases": 2 * 32 + (32 + 16 + 16 + 32) + (48 + 48 + 32),
 }

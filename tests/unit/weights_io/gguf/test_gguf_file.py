@@ -18,7 +18,7 @@ from forerun.errors import UserError
 from forerun.models.families.registry import FAMILIES
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.rounding import Rounding
-from forerun.models.sizes import DecoderConfig, Gpt2Config
+from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import Linear, Rope, Yarn
 from forerun.weights_io.gguf import gguf_file
 from forerun.weights_io.gguf.architecture import ARCHITECTURES, architecture_of, metadata_of
@@ -229,8 +229,8 @@ def test_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_names_are_those_of_the_package() -> None:
     """The package has a table of the names of all architectures."""
     compared = 0
-    for family in FAMILIES.values():
-        architecture = ARCHITECTURES[family.model_type]
+    for model_type, architecture in ARCHITECTURES.items():
+        family = FAMILIES[model_type]
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
         table = gguf.get_tensor_name_map(kinds[architecture.name], 2)
         for tensor in family.table:
@@ -318,11 +318,12 @@ def test_settings_that_llama_cpp_ignores_are_rejected(model_type: str, config: A
     assert_error(raised.value, "E-WEIGHTS-021")
 
 
-def test_a_family_without_an_architecture_is_rejected_by_name() -> None:
-    other = replace(FAMILIES["llama"], model_type="other")
+@pytest.mark.parametrize("model_type", sorted({"other", *FAMILIES} - {*ARCHITECTURES}))
+def test_a_family_without_an_architecture_is_rejected_by_name(model_type: str) -> None:
+    other = replace(FAMILIES["llama"], model_type=model_type)
     with pytest.raises(UserError) as raised:
-        architecture_of(other, Gpt2Config(1, 8, 2, 16, 10, 4))
-    assert_error(raised.value, "E-WEIGHTS-021", what="other")
+        architecture_of(other, PLAIN)
+    assert_error(raised.value, "E-WEIGHTS-021", what=model_type)
 
 
 def test_rows_that_do_not_divide_into_blocks() -> None:

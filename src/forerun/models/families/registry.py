@@ -23,6 +23,7 @@ from forerun.models.families import (
 )
 from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
+from forerun.models.families.unknown import Difference, difference, unknown_family
 from forerun.models.families.wrapper import TEXT, layout_in, text_config, wrapper_of
 from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.rope import LongRope
@@ -68,12 +69,7 @@ def family_of(config: Mapping[str, Any], where: str) -> Family:
             fix="set model to the class as module.path:Class, or resume the run that was exported",
         )
     if not isinstance(kind, str) or kind not in FAMILIES:
-        raise UserError(
-            "E-MODEL-001",
-            f"{where}: forerun has no model family {kind!r}",
-            why=f"the families are {', '.join(FAMILIES)}",
-            fix="choose a model of these families, or write a custom model: docs/models.md",
-        )
+        raise unknown_family(config, where, FAMILIES)
     return FAMILIES[kind]
 
 
@@ -123,6 +119,11 @@ def _read_text(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
             fix="download the model again, or name another one",
         )
     return family, read
+
+
+def compare_keys(config: Mapping[str, Any], model_type: str) -> Difference:
+    """Return the keys of a config.json that the reader of a registered family does not understand."""
+    return difference(config, FAMILIES[model_type], _WITHOUT_EFFECT.get(model_type, ()))
 
 
 def _misfit(config: Config) -> str | None:

@@ -146,10 +146,14 @@ class Settings:
             ids = self.config.get(key)
             if ids is not None and not all(map(_TOKEN_ID.holds, ids if isinstance(ids, list) else [ids])):
                 raise self._unusable(key, ids, "it must be a token id, or a list of them")
+        for key in self.unread(*more):
+            raise self.refused(f"{key}: {reprlib.repr(self.config[key])}")
+
+    def unread(self, *more: str) -> list[str]:
+        """Return the keys with an effect that were not read. `more` are additional keys that have no effect."""
         known = self._taken | IGNORED_KEYS | set(more)
-        for key, value in self.config.items():
-            if key not in known and value not in (None, False, 0, 0.0, {}, []):
-                raise self.refused(f"{key}: {reprlib.repr(value)}")
+        unknown = {key: value for key, value in self.config.items() if key not in known}
+        return [key for key, value in unknown.items() if value not in (None, False, 0, 0.0, {}, [])]
 
     def rope_value(self, key: str) -> Any:
         """Return the checked value of `key` in the RoPE section, or None."""

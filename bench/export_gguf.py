@@ -28,7 +28,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench/results/gguf.json"
-sys.path[:0] = [str(ROOT / place) for place in ("tests", "tests/contract", "tests/unit/data/tokens")]
+sys.path[:0] = [str(ROOT / place) for place in ("tests", "tests/contract", "tests/support", "tests/unit/data/tokens")]
 
 import jax
 import llama_cpp

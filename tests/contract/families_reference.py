@@ -15,18 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from family_parity import ORIGINAL, VOCAB, Pair, params_of
 
 from forerun.hub.documents import read_json
 from forerun.hub.safetensors.tensors import open_weights
-from forerun.models.families.base import Family
 from forerun.models.families.registry import read_config
-from forerun.models.keys import entries, leaves_of
 from forerun.models.registry import model_for
-from forerun.nn.spec import is_spec
 
-VOCAB = 96
 WINDOW = 6
-ORIGINAL = 24  # the context before scaling; some documents are shorter, some longer
 
 DIMENSIONS: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -209,20 +205,6 @@ VARIANTS: dict[str, Variant] = {
 FAMILY_EXAMPLES = {variant.row: name for name, variant in VARIANTS.items()}  # the last one of each
 
 
-@dataclass(frozen=True)
-class Pair:
-    """One checkpoint in both worlds."""
-
-    folder: Path
-    reference: Any  # transformers' model
-    family: Family
-    model: Any
-    params: Any  # numpy leaves
-
-    def params_of(self, named: Mapping[str, np.ndarray]) -> Any:
-        return params_of(named, self.family, self.model)
-
-
 @cache
 def pair(name: str) -> Pair:
     reference = reference_of(VARIANTS[name])
@@ -258,24 +240,3 @@ def reference_of(variant: Variant) -> Any:
             is_scale = ("norm" in name or "ln_" in name) and name.endswith("weight")
             weight.normal_(1.0 if is_scale and around_one else 0.0, 0.2, generator=generator)
     return reference
-
-
-def params_of(named: Mapping[str, np.ndarray], family: Family, model: Any) -> Any:
-    """Tensors by their names in a checkpoint as the model's tree. Serves gradients as well."""
-    import jax
-
-    specs = model.specs()
-    leaves = {path: np.full(spec.shape, np.nan, np.float32) for path, spec in leaves_of(specs).items()}
-    listed = entries(family.table, specs, model.stacks)
-    assert {entry.name for entry in listed} == set(named)
-    for entry in listed:
-        tensor = named[entry.name]
-        assert tensor.shape == entry.shape, entry.name
-        for piece in entry.pieces:
-            end = piece.start + piece.shape[entry.along]
-            part = tensor[(slice(None),) * entry.along + (slice(piece.start, end),)]
-            part = part.reshape(piece.split).transpose(piece.order)
-            leaves[piece.path][... if piece.layer is None else piece.layer] = part
-    for path, leaf in leaves.items():
-        assert not np.isnan(leaf).any(), f"{path} was not filled"
-    return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=is_spec), leaves.values())

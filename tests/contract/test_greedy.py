@@ -7,41 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import families_reference as families
-import jax
-import numpy as np
 import pytest
+from family_parity import PROMPTS, TOKENS, our_tokens, reference_tokens
 
-from forerun.generate.engine import Engine, Settings
-from forerun.generate.sampling import Sampling
-from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
-from forerun.nn import spec
-from forerun.nn.compute import Compute
-from forerun.nn.sharding import stored
-from forerun.program.build import make_mesh
 
 pytestmark = pytest.mark.torch
-TOKENS = 64
-PROMPTS = [[5, 17, 3, 90, 11, 42, 8], [33], list(range(10, 40))]  # the last is longer than LongRope's first context
-
-
-def reference_tokens(reference: Any, prompt: list[int]) -> list[int]:
-    import torch
-
-    ids = torch.tensor([prompt])
-    settings = reference.generation_config
-    settings.eos_token_id, settings.pad_token_id = None, 0
-    out = reference.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=TOKENS)
-    return out[0, len(prompt) :].tolist()
-
-
-def our_tokens(pair: families.Pair, shape: MeshShape) -> list[list[int]]:
-    mesh = make_mesh(shape, jax.devices()[: shape.devices])
-    where = spec.map_specs(lambda s: stored(mesh, s.shape, s.axes), pair.model.specs())
-    params = jax.device_put(jax.tree.map(np.asarray, pair.params), where)
-    engine = Engine(pair.model, params, mesh, Compute(), frozenset(), pair.model.vocab)
-    steps = list(Stream(engine, PROMPTS, Settings(TOKENS, Sampling(temperature=0))))
-    return [[step[row] for step in steps] for row in range(len(PROMPTS))]
 
 
 @pytest.fixture

@@ -8,21 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import families_reference as families
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from family_parity import read_and_write
 from safetensors.numpy import load_file, save_file
 
 from forerun.hardware.mesh import MeshShape
-from forerun.hub.safetensors.tensors import open_weights
-from forerun.nn.sharding import stored
-from forerun.nn.spec import map_specs
-from forerun.program.build import make_mesh
-from forerun.weights_io.match import dtypes_of
-from forerun.weights_io.read import read_params
-from forerun.weights_io.write import write_params
 
 pytestmark = pytest.mark.torch
 
@@ -33,21 +25,13 @@ DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.f
 def test_bit_for_bit(name: str, tmp_path: Path, families_table: Callable[[str, str, Any], None]) -> None:
     """In three dtypes, through float32 arrays on eight devices; several files where the checkpoint is large enough."""
     pair = families.pair(name)
-    mesh = make_mesh(MeshShape(2, 2, 2), jax.devices()[:8])
-    wanted = map_specs(
-        lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32, sharding=stored(mesh, s.shape, s.axes)),
-        pair.model.specs(),
-    )
     original = load_file(pair.folder / "model.safetensors")
     for dtype, kind in DTYPES.items():
         came, went = tmp_path / dtype, tmp_path / f"{dtype} again"
         came.mkdir()
         went.mkdir()
         save_file({key: value.astype(kind) for key, value in original.items()}, came / "model.safetensors")
-        with open_weights(came) as weights:
-            params = read_params(weights, pair.family.table, pair.model, wanted)
-            dtypes = dtypes_of(weights, pair.family.table, pair.model)
-        write_params(went, params, pair.family.table, pair.model, dtypes, shard_bytes=20_000)
+        read_and_write(pair, came, went, MeshShape(2, 2, 2), shard_bytes=20_000)
         index = json.loads((went / "model.safetensors.index.json").read_text())["weight_map"]
         written = {key: load_file(went / file)[key] for key, file in index.items()}
         read = load_file(came / "model.safetensors")

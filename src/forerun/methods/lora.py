@@ -21,6 +21,7 @@ from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.lowrank import LowRank, norms
 from forerun.nn.weights.quantized import Quantized, quantized_spec
 
+TARGETS_KEY = "lora.targets"
 ADAPTER = "adapter"  # key of adapters that were read from files: {path of a weight: {"down": ..., "up": ...}}
 
 
@@ -41,6 +42,7 @@ class LoraTransform:
     lora: Lora
     dtype: str  # of the adapters
     names: Mapping[str, str] = field(hash=False)  # path of a weight -> its name in transformers, with {} for the layer
+    optional: tuple[str, ...] = ()  # paths of weights that "all-linear" leaves out
 
     def reads(self, specs: Tree) -> Tree:
         """Return the specs in which files are read: those of the frozen base.
@@ -61,7 +63,7 @@ class LoraTransform:
 
     def specs(self, specs: Tree) -> Tree:
         """Return the specs of a frozen base with an adapter on each target."""
-        chosen = chosen_paths(specs, self.lora.patterns, self.names, "lora.targets")
+        chosen = chosen_paths(specs, self.lora.patterns, self.names, TARGETS_KEY, self.optional)
 
         def leaf(path: Any, weight: Any) -> Any:
             resting = spec.map_specs(lambda s: replace(s, trainable=False, saved=False), weight)

@@ -27,6 +27,11 @@ class Stack:
     first: int  # number of its first layer in the model
     layers: int
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of its layers in the model."""
+        return tuple(range(self.first, self.first + self.layers))
+
 
 @dataclass(frozen=True)
 class Part:
@@ -130,6 +135,12 @@ def path_text(path: Any) -> str:
     import jax
 
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def table_path(path: str) -> str:
+    """Return the path in the family's table for a path in the parameters: `blocks.query` for `tail.query`."""
+    first, *rest = path.split(".")
+    return f"blocks.{rest[-1]}" if first in ("blocks", "tail") and rest else path
 
 
 def _path(leaf: str, leaves: Mapping[str, Any]) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 from forerun.models.keys import Stack
@@ -20,8 +19,8 @@ NAMES = {
 
 
 def stacks() -> tuple[Stack, ...]:
-    numbers = {"blocks.full": (3, 7), "blocks.delta": (0, 1, 2, 4, 5, 6), "tail.delta": (8,)}
-    return tuple(SimpleNamespace(name=name, numbers=layers) for name, layers in numbers.items())  # type: ignore[misc]
+    numbers = {"blocks.full": (3, 7), "blocks.linear": (0, 1, 2, 4, 5, 6), "tail.linear": (8,)}
+    return tuple(Stack(name, layers) for name, layers in numbers.items())
 
 
 def matrix(layers: int, inputs: int, outputs: int) -> Dense[ParamSpec]:
@@ -36,7 +35,7 @@ def specs() -> dict[str, Any]:
     norm = ParamSpec((E,), "E", Fill(1.0))
     return {
         "embed": ParamSpec((30, E), "VE", Fill(0.0)),
-        "blocks": {"full": full, "delta": {**delta, "norm": norm}},
-        "tail": {"delta": tail},
+        "blocks": {"full": full, "linear": {**delta, "norm": norm}},
+        "tail": {"linear": tail},
         "per_layer": matrix(0, E, F),
     }

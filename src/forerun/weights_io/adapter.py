@@ -122,7 +122,7 @@ def slots_of(table: Iterable[Tensor], model: Stacked, adapted: Iterable[str]) ->
         inside: list[Slot] = []
         everywhere = True
         for stack in model.stacks:
-            paths = [part.leaf.replace("blocks", stack.name, 1) for part in one.parts]
+            paths = [stack.path(part.leaf) for part in one.parts]
             layers = {n: name.replace(LAYER, str(number)) for n, number in enumerate(stack.numbers)}
             made = _slots(one, paths, leaves, wanted, layers)
             everywhere = everywhere and (bool(made) or f"{paths[0]}.value" not in leaves)

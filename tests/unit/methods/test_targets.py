@@ -10,9 +10,9 @@ from forerun.errors import UserError
 from forerun.methods.targets import chosen_paths
 
 QUERY = {"blocks.full.query"}
-DELTA_IN = {"blocks.delta.delta_in", "tail.delta.delta_in"}
-DELTA_OUT = {"blocks.delta.delta_out", "tail.delta.delta_out"}
-DOWN = {"blocks.full.down", "blocks.delta.down", "tail.delta.down"}
+DELTA_IN = {"blocks.linear.delta_in", "tail.linear.delta_in"}
+DELTA_OUT = {"blocks.linear.delta_out", "tail.linear.delta_out"}
+DOWN = {"blocks.full.down", "blocks.linear.down", "tail.linear.down"}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ NAMES = {
     "blocks.delta_in": "model.layers.{}.linear_attn.in_proj_qkv",
     "blocks.delta_out": "model.layers.{}.linear_attn.out_proj",
     "blocks.down": "model.layers.{}.mlp.down_proj",
-    "per_layer": "model.per_layer_model_projection",
+    "layer_projection": "model.per_layer_model_projection",
 }
 
 
@@ -37,5 +37,5 @@ def specs() -> dict[str, Any]:
         "embed": ParamSpec((30, E), "VE", Fill(0.0)),
         "blocks": {"full": full, "linear": {**delta, "norm": norm}},
         "tail": {"linear": tail},
-        "per_layer": matrix(0, E, F),
+        "layer_projection": matrix(0, E, F),
     }

@@ -22,6 +22,9 @@ from forerun.nn.weights.lowrank import LowRank, norms
 from forerun.nn.weights.quantized import Quantized, quantized_spec
 
 TARGETS_KEY = "lora.targets"
+# Paths in a family's table that "all-linear" leaves out: projections of the per-layer embeddings of Gemma 4. Public
+# adapters do not have them.
+OPTIONAL = ("layer_projection", "blocks.layer_gate", "blocks.layer_out")
 ADAPTER = "adapter"  # key of adapters that were read from files: {path of a weight: {"down": ..., "up": ...}}
 
 
@@ -42,7 +45,6 @@ class LoraTransform:
     lora: Lora
     dtype: str  # of the adapters
     names: Mapping[str, str] = field(hash=False)  # path of a weight -> its name in transformers, with {} for the layer
-    optional: tuple[str, ...] = ()  # paths of weights that "all-linear" leaves out
 
     def reads(self, specs: Tree) -> Tree:
         """Return the specs in which files are read: those of the frozen base.
@@ -63,7 +65,8 @@ class LoraTransform:
 
     def specs(self, specs: Tree) -> Tree:
         """Return the specs of a frozen base with an adapter on each target."""
-        chosen = chosen_paths(specs, self.lora.patterns, self.names, TARGETS_KEY, self.optional)
+        optional = OPTIONAL if self.names else ()  # in a custom model, a path with such a name is another matrix
+        chosen = chosen_paths(specs, self.lora.patterns, self.names, TARGETS_KEY, optional)
 
         def leaf(path: Any, weight: Any) -> Any:
             resting = spec.map_specs(lambda s: replace(s, trainable=False, saved=False), weight)

@@ -12,7 +12,7 @@ import jax
 from forerun.config.schema import Job
 from forerun.methods.kept import kept_rounding
 from forerun.methods.lora import LoraTransform
-from forerun.methods.names import module_names, unadapted_leaves
+from forerun.methods.names import module_names
 from forerun.methods.new_tokens import NewTokensTransform, new_tokens_transform
 from forerun.methods.qat import QatTransform
 from forerun.models.base import Model
@@ -123,8 +123,7 @@ def method_of(job: Job, chunk: int) -> Method:
         given = kept_rounding(job.model, job.qat)
         transforms.append(QatTransform(job.qat, module_names(job.model), given, rests=job.lora is not None))
     if job.lora is not None:
-        names, optional = module_names(job.model), unadapted_leaves(job.model)
-        transforms.append(LoraTransform(job.lora, job.precision.params, names, optional))
+        transforms.append(LoraTransform(job.lora, job.precision.params, module_names(job.model)))
     if (added := new_tokens_transform(job)) is not None:
         transforms.append(added)
     return Method(objective, tuple(transforms), drops=job.lora is not None and job.lora.dropout > 0)

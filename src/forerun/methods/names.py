@@ -22,12 +22,6 @@ def family_named(section: Model) -> Family | None:
         return None
 
 
-def unadapted_leaves(section: Model) -> tuple[str, ...]:
-    """Return the paths of matrices that have adapters only if the job names them."""
-    family = family_named(section)
-    return family.unadapted if family else ()
-
-
 def module_names(section: Model) -> dict[str, str]:
     """Return the module name in transformers for each path of a weight, with {} for the layer.
 

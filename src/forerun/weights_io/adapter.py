@@ -227,13 +227,26 @@ def config_json(lora: Lora, slots: Sequence[Slot], base: str | None) -> dict[str
         "bias": "none",
         "fan_in_fan_out": any(slot.turned for slot in slots),
         "inference_mode": True,
-        # A suffix selects the module in all layers, also in those without an adapter.
-        "target_modules": sorted({slot.suffix if slot.everywhere else slot.name for slot in slots}),
+        "target_modules": _target_modules(slots),
         "rank_pattern": {name: lora.rank * parts for name, parts in fused.items()},
         "alpha_pattern": {
             name: lora.alpha * (math.sqrt(parts) if lora.rslora else parts) for name, parts in fused.items()
         },
     }
+
+
+def _target_modules(slots: Sequence[Slot]) -> list[str] | str:
+    """Return the modules for PEFT: the ends of their names, or a pattern for the text part of a multimodal model.
+
+    The end of a name selects the module in all layers, so a module with adapters in some of its layers has complete
+    names. The vision tower may have modules with the same ends, which must not get adapters.
+    """
+    ends = sorted({slot.suffix for slot in slots if slot.everywhere and slot.layer is not None})
+    names = sorted({slot.name for slot in slots if not slot.everywhere or slot.layer is None})
+    if not any(".language_model." in f".{slot.name}" for slot in slots):
+        return ends + names
+    inside = [rf".*language_model\.layers\.\d+\.(?:{'|'.join(map(re.escape, ends))})"] if ends else []
+    return "|".join([*inside, *map(re.escape, names)])
 
 
 def differences(

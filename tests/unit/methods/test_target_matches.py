@@ -17,7 +17,7 @@ R = 3
 
 
 def coverage(*targets: str, dora: bool = False) -> TargetCoverage:
-    transform = LoraTransform(Lora(rank=R, targets=targets, dora=dora), "float32", NAMES, ("per_layer",))
+    transform = LoraTransform(Lora(rank=R, targets=targets, dora=dora), "float32", NAMES)
     return target_coverage(specs(), transform.specs(specs()), NAMES, stacks())
 
 

@@ -28,17 +28,19 @@ DOWN = {"blocks.full.down", "blocks.linear.down", "tail.linear.down"}
         ("blocks.down", DOWN),
         ("model.layers.*.mlp.*", DOWN),
         ("all-linear", QUERY | DELTA_IN | DELTA_OUT | DOWN),
-        ("per_layer_model_projection", {"per_layer"}),
+        ("per_layer_model_projection", {"layer_projection"}),
     ],
 )
 def test_a_target_matches_its_module_in_all_stacks(target: str, expected: set[str]) -> None:
-    assert chosen_paths(specs(), [target], NAMES, "lora.targets", optional=("per_layer",)) == expected
+    assert chosen_paths(specs(), [target], NAMES, "lora.targets", optional=("layer_projection",)) == expected
 
 
 def test_all_linear_has_optional_matrices_only_if_they_are_named() -> None:
-    paths = chosen_paths(specs(), ["all-linear", "per_layer"], NAMES, "lora.targets", optional=("per_layer",))
-    assert "per_layer" in paths
-    assert "per_layer" in chosen_paths(specs(), ["all-linear"], NAMES, "qat.targets")
+    paths = chosen_paths(
+        specs(), ["all-linear", "layer_projection"], NAMES, "lora.targets", optional=("layer_projection",)
+    )
+    assert "layer_projection" in paths
+    assert "layer_projection" in chosen_paths(specs(), ["all-linear"], NAMES, "qat.targets")
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ class Family:
     read: Callable[[Settings], Config]  # parses a config.json; raises a UserError for features that forerun lacks
     table: tuple[Tensor, ...]  # names and layouts of the tensors
     write: Callable[[Any], dict[str, Any]] | None = None  # returns a config.json; None: only checkpoints have one
-    unadapted: tuple[str, ...] = ()  # leaves of matrices that "all-linear" of LoRA leaves out
 
 
 SELF = "model.layers.{}.self_attn."

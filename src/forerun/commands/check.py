@@ -247,6 +247,7 @@ def derived_rows(outcome: Outcome) -> list[Row]:
             "; ".join(method.values()) or "trains the weights of the model itself",
         ),
         Row("trainable", str(Count(resolved.trainable_parameters)), _trainable_share(resolved)),
+        *_target_rows(resolved),
         Row("optimizer", job.optimizer.name, _optimizer_state(resolved)),
         Row("weights", "pretrained" if is_pretrained else "random", starting_weights(job)),
     ]
@@ -293,6 +294,22 @@ def _trainable_share(resolved: ResolvedJob) -> str:
     if more > 0:
         return f"all parameters, and {Count(more)} that the method adds"
     return f"{100 * resolved.trainable_parameters / resolved.parameters:.3g} % of the number of parameters"
+
+
+def _target_rows(resolved: ResolvedJob) -> list[Row]:
+    """Return a row for each module with adapters: in how many layers it has one, and the parameters."""
+    from forerun.methods.target_matches import job_coverage
+    from forerun.units import Count
+
+    coverage = job_coverage(resolved.job)
+    if coverage is None:
+        return []
+    rows = []
+    for match in coverage.matches:
+        layers = f"{match.layers} of {coverage.layers} layers" if match.layers else "-"
+        sizes = f"adapters have {Count(match.trainable)} parameters, their matrices {Count(match.matrices)}"
+        rows.append(Row(f"target {match.name}", layers, f"{sizes} ({100 * match.share:.3g} %)"))
+    return rows
 
 
 def _dimensions(resolved: ResolvedJob) -> str:

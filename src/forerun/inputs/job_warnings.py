@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from forerun.config.methods.targets import ALL_LINEAR
 from forerun.config.optimizer import ADAMW, ADAMW8BIT, LION, MUON
 from forerun.config.schema import Job
+from forerun.errors import UserError
 from forerun.models.pretrained import is_checkpoint, pretrained
 
 HIGHEST_LR = 0.1
@@ -35,6 +37,25 @@ def warnings_of(job: Job) -> Iterator[str]:
             f"sequence={job.sequence} is longer than the {positions} positions that {job.model.name} was trained for "
             f"(max_position_embeddings): it has to learn the other positions; sequence={positions} avoids that"
         )
+    if (text := _bare_layers(job)) is not None:
+        yield text
+
+
+def _bare_layers(job: Job) -> str | None:
+    """Return a warning if the adapters of a checkpoint leave out layers, or None.
+
+    Layers of one model have different matrices in hybrid families, so that `q_proj` can be in a quarter of them.
+    """
+    adapter = job.method.adapter
+    if adapter is None or ALL_LINEAR in adapter.patterns or not is_checkpoint(job.model):
+        return None
+    from forerun.methods.target_matches import job_coverage  # imports jax, which a plan of a named model avoids
+
+    try:
+        coverage = job_coverage(job)
+    except UserError:
+        return None  # the command reports it when it builds the program
+    return coverage and coverage.warning
 
 
 def trained_positions(job: Job) -> int | None:

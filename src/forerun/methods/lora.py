@@ -21,6 +21,10 @@ from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.lowrank import LowRank, norms
 from forerun.nn.weights.quantized import Quantized, quantized_spec
 
+TARGETS_KEY = "lora.targets"
+# Paths in a family's table that "all-linear" leaves out: projections of the per-layer embeddings of Gemma 4. Public
+# adapters do not have them.
+OPTIONAL = ("layer_projection", "blocks.layer_gate", "blocks.layer_out")
 ADAPTER = "adapter"  # key of adapters that were read from files: {path of a weight: {"down": ..., "up": ...}}
 
 
@@ -61,7 +65,8 @@ class LoraTransform:
 
     def specs(self, specs: Tree) -> Tree:
         """Return the specs of a frozen base with an adapter on each target."""
-        chosen = chosen_paths(specs, self.lora.patterns, self.names, "lora.targets")
+        optional = OPTIONAL if self.names else ()  # in a custom model, a path with such a name is another matrix
+        chosen = chosen_paths(specs, self.lora.patterns, self.names, TARGETS_KEY, optional)
 
         def leaf(path: Any, weight: Any) -> Any:
             resting = spec.map_specs(lambda s: replace(s, trainable=False, saved=False), weight)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +17,8 @@ from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.nn.weights.quantized import Quantized
 
+SUGGESTIONS = 3
+
 
 def is_linear(weight: Any) -> bool:
     """Return whether a leaf is the matrix of a linear layer: dense, fake-quantized or quantized.
@@ -25,42 +28,62 @@ def is_linear(weight: Any) -> bool:
     return isinstance(weight, Quantized) or (isinstance(weight, Dense | FakeQuantized) and weight.value.inputs > 0)
 
 
-def chosen_paths(specs: Tree, patterns: Sequence[str], names: Mapping[str, str], key: str) -> set[str]:
+def linear_paths(specs: Tree) -> list[str]:
+    """Return the paths of all matrices that can be targets."""
+    flat = jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_weight)
+    return [path_text(path) for path, leaf in flat if is_linear(leaf)]
+
+
+def chosen_paths(
+    specs: Tree, patterns: Sequence[str], names: Mapping[str, str], key: str, optional: Collection[str] = ()
+) -> set[str]:
     """Return the paths of the matrices that match at least one pattern.
 
     Args:
         specs: The model's specs.
         patterns: Names, patterns with wildcards, or "all-linear".
-        names: The path of each weight, with its name in transformers.
+        names: The path of each weight in the family's table, with its name in transformers.
         key: The job's key for the patterns, for errors.
+        optional: Paths in the family's table that "all-linear" leaves out. Their own names select them.
 
     Raises:
         UserError: A pattern matches no matrix.
     """
-    flat = jax.tree_util.tree_leaves_with_path(specs, is_leaf=is_weight)
-    linear = [path_text(path) for path, leaf in flat if is_linear(leaf)]
+    linear = linear_paths(specs)
     found: set[str] = set()
     for pattern in patterns:
-        matched = {path for path in linear if pattern == ALL_LINEAR or _is_called(path, names, pattern)}
+        if pattern == ALL_LINEAR:
+            matched = {path for path in linear if table_path(path) not in optional}
+        else:
+            matched = {path for path in linear if _is_called(path, names, pattern)}
         if not matched:
             raise _no_match(pattern, linear, names, key)
         found |= matched
     return found
 
 
+def module_name(path: str, names: Mapping[str, str]) -> str:
+    """Return the short name of a matrix: that of its module in transformers, or the last part of its path."""
+    return names.get(table_path(path), path).rpartition(".")[2]
+
+
 def _is_called(path: str, names: Mapping[str, str], pattern: str) -> bool:
-    block = table_path(path)  # targets do not distinguish the stacks
-    name = names.get(block, "")
-    called = (path, block, path.rpartition(".")[2], name, name.rpartition(".")[2])
-    return any(fnmatchcase(one, pattern) for one in called if one)
+    """Return whether a pattern matches a name of a matrix, or the end of a name from a dot on, as in PEFT."""
+    block = table_path(path)  # targets do not distinguish the stacks of layers, unless a pattern names one
+    called = (path, block, names.get(block, ""))
+    return any(fnmatchcase(one, pattern) or fnmatchcase(one, f"*.{pattern}") for one in called if one)
 
 
 def _no_match(pattern: str, linear: list[str], names: Mapping[str, str], key: str) -> UserError:
-    called = {name for path in linear for name in (path, names.get(path, path))}
+    called = {name for path in linear for name in (path, names.get(table_path(path), path))}
     known = sorted({name.rpartition(".")[2] for name in called})
+    near = difflib.get_close_matches(pattern.rpartition(".")[2], known, n=SUGGESTIONS, cutoff=0.5)
+    nearest = (
+        f"use {' or '.join(near)}, which are the nearest names" if len(near) > 1 else f"use {near[0]}" if near else ""
+    )
     return UserError(
         "E-METHOD-003",
         f"{key}: no matrix is called {pattern!r}",
         why=f"this model has {', '.join(known)}" if known else f"this model has no matrices for {key}",
-        fix=f"use one of these names, or {ALL_LINEAR!r}",
+        fix=f"{nearest or 'use one of these names'}, or {ALL_LINEAR!r}",
     )

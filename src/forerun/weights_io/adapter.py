@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from forerun.config.methods.training_method import Lora
 from forerun.errors import UserError
-from forerun.models.families.wrapper import INNER
 from forerun.models.keys import LAYER, Part, Tensor, groups, leaves_of, path_text
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import is_weight
@@ -43,15 +42,16 @@ class AdapterArrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Slot:
-    """A module of transformers in one layer, and the weights that are concatenated in it."""
+    """A module of transformers, in one layer or outside the layers, and the weights that are concatenated in it."""
 
     name: str  # "model.layers.3.self_attn.q_proj"
     suffix: str  # the same in every layer: "self_attn.q_proj"
     paths: tuple[str, ...]  # "blocks.query"
     rows: tuple[int, ...]  # number of outputs of each weight
     adapted: tuple[bool, ...]  # whether each weight has an adapter
-    layer: int  # index in the stack
+    layer: int | None  # index in the stack; None for a module outside the layers
     turned: bool  # the tensor has its inputs first, as in GPT-2
+    everywhere: bool = True  # every layer that has this module has an adapter on it
 
     @property
     def parts(self) -> Iterator[tuple[str, slice, int]]:
@@ -62,6 +62,16 @@ class Slot:
                 yield path, slice(first, first + rows), number
                 number += 1
             first += rows
+
+    def part_of(self, stacked: Any) -> Array:
+        """Return the part of an adapter's array that belongs to this module."""
+        array = np.asarray(stacked)
+        return array if self.layer is None else array[self.layer]
+
+    def put(self, stacked: Array, part: Array) -> None:
+        """Write the part of this module into an adapter's array."""
+        target = stacked if self.layer is None else stacked[self.layer]
+        target[...] = part.astype(stacked.dtype).reshape(target.shape)
 
 
 def adapters_of(params: Tree) -> dict[str, LowRank[Any]]:
@@ -103,23 +113,50 @@ def slots_of(table: Iterable[Tensor], model: Stacked, adapted: Iterable[str]) ->
     leaves, wanted = leaves_of(model.specs()), set(adapted)
     found: list[Slot] = []
     for one in table:
-        if LAYER not in one.name or not one.name.endswith(".weight"):
+        if not one.name.endswith(".weight"):
             continue
+        name = one.name.removesuffix(".weight")
+        if LAYER not in name:
+            found += _slots(one, [part.leaf for part in one.parts], leaves, wanted, {None: name})
+            continue
+        inside: list[Slot] = []
+        everywhere = True
         for stack in model.stacks:
-            paths = tuple(stack.path(part.leaf) for part in one.parts)
-            if not wanted & set(paths):
-                continue
-            specs = [leaves[f"{path}.value"] for path in paths]
-            rows = tuple(_outputs(spec) for spec in specs)
-            turned = {_turned(part, spec) for part, spec in zip(one.parts, specs, strict=True)}
-            if len(turned) > 1 or (len(paths) > 1 and one.along != (1 if True in turned else 0)):
-                raise ValueError(f"{one.name} is not fused along its outputs")
-            has, inputs_first = tuple(path in wanted for path in paths), turned.pop()
-            suffix = one.name.partition(f"{LAYER}.")[2].removesuffix(".weight")
-            for n, number in enumerate(stack.numbers):
-                name = one.name.replace(LAYER, str(number)).removesuffix(".weight")
-                found.append(Slot(name, suffix, paths, rows, has, n, inputs_first))
+            paths = [stack.path(part.leaf) for part in one.parts]
+            layers = {n: name.replace(LAYER, str(number)) for n, number in enumerate(stack.numbers)}
+            made = _slots(one, paths, leaves, wanted, layers)
+            everywhere = everywhere and (bool(made) or f"{paths[0]}.value" not in leaves)
+            inside += made
+        found += [replace(slot, everywhere=everywhere) for slot in inside]
     return found
+
+
+def _slots(
+    one: Tensor,
+    paths: Sequence[str],
+    leaves: Mapping[str, ParamSpec],
+    wanted: set[str],
+    layers: Mapping[int, str] | Mapping[None, str],
+) -> list[Slot]:
+    """Return the slots of one tensor of the table, or none if no part of it has an adapter.
+
+    Args:
+        one: The tensor.
+        paths: The paths of its parts in the parameters.
+        leaves: All specs of the model.
+        wanted: The paths with an adapter.
+        layers: The full name of the module for each index in the stack.
+    """
+    if not wanted & set(paths):
+        return []
+    specs = [leaves[f"{path}.value"] for path in paths]
+    rows = tuple(_outputs(spec) for spec in specs)
+    turned = {_turned(part, spec) for part, spec in zip(one.parts, specs, strict=True)}
+    if len(turned) > 1 or (len(paths) > 1 and one.along != (1 if True in turned else 0)):
+        raise ValueError(f"{one.name} is not fused along its outputs")
+    has, inputs_first = tuple(path in wanted for path in paths), turned.pop()
+    suffix = one.name.rpartition(f"{LAYER}.")[2].removesuffix(".weight")
+    return [Slot(name, suffix, tuple(paths), rows, has, n, inputs_first) for n, name in layers.items()]
 
 
 def to_peft(adapters: Mapping[str, AdapterArrays], slots: Sequence[Slot]) -> dict[str, Array]:
@@ -131,7 +168,7 @@ def to_peft(adapters: Mapping[str, AdapterArrays], slots: Sequence[Slot]) -> dic
         up = np.zeros((sum(slot.rows), rank * sum(slot.adapted)), dtype)
         downs, lengths = [], []
         for path, rows, number in slot.parts:
-            down, more, length = (half if half is None else np.asarray(half)[slot.layer] for half in adapters[path])
+            down, more, length = (half if half is None else slot.part_of(half) for half in adapters[path])
             assert down is not None
             assert more is not None
             downs.append(down.reshape(-1, rank).T)
@@ -165,10 +202,10 @@ def from_peft(
             target = made[path]
             rank = target.down.shape[-1]
             own = slice(number * rank, (number + 1) * rank) if len(down) > rank else slice(0, rank)
-            target.down[slot.layer] = down[own].T.reshape(target.down.shape[1:])
-            target.up[slot.layer] = up[rows, own].T.reshape(target.up.shape[1:])
+            slot.put(target.down, down[own].T)
+            slot.put(target.up, up[rows, own].T)
             if target.length is not None and length is not None:
-                target.length[slot.layer] = length[rows].astype(np.float32).reshape(target.length.shape[1:])
+                slot.put(target.length, length[rows])
     return made
 
 
@@ -201,12 +238,15 @@ def config_json(lora: Lora, slots: Sequence[Slot], base: str | None) -> dict[str
 def _target_modules(slots: Sequence[Slot]) -> list[str] | str:
     """Return the modules for PEFT: the ends of their names, or a pattern for the text part of a multimodal model.
 
-    The vision tower may have modules with the same ends, which must not get adapters.
+    The end of a name selects the module in all layers, so a module with adapters in some of its layers has complete
+    names. The vision tower may have modules with the same ends, which must not get adapters.
     """
-    ends = sorted({slot.suffix for slot in slots})
-    if not any(slot.name.startswith(INNER.body) for slot in slots):
-        return ends
-    return rf".*language_model\.layers\.\d+\.(?:{'|'.join(map(re.escape, ends))})"
+    ends = sorted({slot.suffix for slot in slots if slot.everywhere and slot.layer is not None})
+    names = sorted({slot.name for slot in slots if not slot.everywhere or slot.layer is None})
+    if not any(".language_model." in f".{slot.name}" for slot in slots):
+        return ends + names
+    inside = [rf".*language_model\.layers\.\d+\.(?:{'|'.join(map(re.escape, ends))})"] if ends else []
+    return "|".join([*inside, *map(re.escape, names)])
 
 
 def differences(
@@ -284,12 +324,18 @@ def _short(names: Iterable[str]) -> set[str]:
 
 
 def _outputs(spec: ParamSpec) -> int:
-    return math.prod(spec.shape[1 + spec.inputs :])
+    return math.prod(spec.shape[_lead(spec) + spec.inputs :])
+
+
+def _lead(spec: ParamSpec) -> int:
+    """Return the number of dimensions before the inputs: 1 for a matrix that is stacked over layers."""
+    return 1 if spec.axes.startswith("L") else 0
 
 
 def _turned(part: Part, spec: ParamSpec) -> bool:
     """Return whether the tensor's first dimension is the inputs. Its letters must be in the order of the weight."""
-    ins, outs = spec.axes[1 : 1 + spec.inputs], spec.axes[1 + spec.inputs :]
+    axes = spec.axes[_lead(spec) :]
+    ins, outs = axes[: spec.inputs], axes[spec.inputs :]
     found = groups(part.form)
     if found not in ([outs, ins], [ins, outs]):
         raise ValueError(f"{part.leaf}: {part.form} is not a matrix of {ins} and {outs}")

@@ -6,13 +6,15 @@ numbers are estimates: they order candidates, or prune with a margin.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from forerun.config.optimizer import ADAMW
 from forerun.config.schema import Job, Remat
 from forerun.hardware.chips import Chip
 from forerun.hardware.mesh import MeshShape
-from forerun.models.parameter_axes import layer_matrix_count, parameter_count
+from forerun.models.layer_kinds import LayerKind
+from forerun.models.parameter_axes import layer_matrix_count, matrix_count, outer_axes, parameter_count, shape_of
 from forerun.models.sizes import DecoderConfig
 from forerun.resolve.resolved_job import ResolvedJob
 
@@ -24,7 +26,7 @@ ACCUMULATION_SECONDS = 2e-3
 
 @dataclass(frozen=True)
 class Footprint:
-    """The sizes of one job. FLOPs are those of a step over all devices; widths are elements per token and layer."""
+    """The sizes of one job. FLOPs are those of a step over all devices; widths are elements per token in all layers."""
 
     parameters: int  # of the model
     learned: int  # parameters with a gradient, of the model or of its adapters
@@ -32,7 +34,6 @@ class Footprint:
     flops: float  # forward and backward pass, without recomputation
     forward_layers_flops: float  # recomputed by full remat: all of a layer except its last matmul
     attention_flops: float  # part of forward_layers_flops that is not recomputed if the attention output is kept
-    layers: int
     widths: dict[str, int]
     tokens: int
     sequence: int
@@ -48,12 +49,12 @@ class Footprint:
     def saved_bytes(self, mesh: MeshShape, micro_batch: int, remat: Remat) -> float:
         """Return the estimated bytes per device of activations that are kept in HBM for the backward pass."""
         tokens = micro_batch * self.sequence / mesh.tp
-        return tokens * self.layers * self._kept_width(remat) * self.compute_bytes
+        return tokens * self._kept_width(remat) * self.compute_bytes
 
     def host_bytes(self, mesh: MeshShape, micro_batch: int, remat: Remat) -> float:
         """Return the estimated bytes per device of activations that are offloaded to host memory."""
         tokens = micro_batch * self.sequence / mesh.tp
-        return tokens * self.layers * sum(self.widths.get(name, 0) for name in remat.offload) * self.compute_bytes
+        return tokens * sum(self.widths.get(name, 0) for name in remat.offload) * self.compute_bytes
 
     def gradient_bytes(self, mesh: MeshShape, accumulation: int) -> float:
         """Return the estimated bytes per device of gradients, and of their float32 sum when they are accumulated."""
@@ -61,7 +62,7 @@ class Footprint:
         return self.learned * copies / (mesh.fsdp * mesh.tp)
 
     def _kept_width(self, remat: Remat) -> int:
-        """Return the elements per token and layer that `remat` keeps in HBM."""
+        """Return the elements per token that `remat` keeps in HBM."""
         w = self.widths
         if not w:
             return 0
@@ -98,7 +99,7 @@ class Footprint:
         copies = 0.0 if mesh.data == 1 else 2 * weights / mesh.fsdp / (2 * link)
         tokens = micro_batch * accumulation * self.sequence
         width = self.widths.get("layer_in", 0)
-        split = 0.0 if mesh.tp == 1 else 8 * tokens * self.layers * width * self.compute_bytes / (2 * link) / 2
+        split = 0.0 if mesh.tp == 1 else 8 * tokens * width * self.compute_bytes / (2 * link) / 2
         host = 2 * self.host_bytes(mesh, micro_batch, remat) * accumulation / HOST_BYTES_PER_SECOND
         rows = min(1.0, micro_batch * self.sequence / mesh.tp / 4096)  # with few rows the matrix unit is partly idle
         memory = accumulation * 3 * weights / ((chip.hbm_bytes_per_second or 1e12) * COPY_SHARE)
@@ -123,47 +124,78 @@ def kept_names(remat: Remat) -> set[str]:
 def footprint(resolved: ResolvedJob) -> Footprint:
     """Return the sizes of a job. Decoders are counted without jax; other models need it for their specs."""
     job, config = resolved.job, resolved.config
-    return _decoder(job, config) if isinstance(config, DecoderConfig) else _other_model(resolved)
+    return decoder_footprint(job, config) if isinstance(config, DecoderConfig) else _other_model(resolved)
 
 
-def _decoder(job: Job, c: DecoderConfig) -> Footprint:
-    """Return the sizes of a job whose model is of the decoder family."""
-    parameters, matrices, table = parameter_count(c), layer_matrix_count(c), c.vocab * c.embed
-    queries, values = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    # The last period of kinds may be incomplete, so every layer counts with its own window.
-    kinds = [c.layer_kinds[n % len(c.layer_kinds)] for n in range(c.layers)]
-    windows = [min(kind.window or job.sequence, job.sequence) for kind in kinds]
-    seen = sum(window * (1 - window / (2 * job.sequence)) for window in windows)
-    attention = 4.0 * queries * seen  # forward, per token
+def decoder_footprint(job: Job, c: DecoderConfig) -> Footprint:
+    """Return the sizes of a job whose model is of the decoder family. Every layer counts with its own shape."""
+    parameters, matrices = parameter_count(c), matrix_count(c)
+    down = sum(c.embed * c.size("F", kind.shape) for kind in c.all_kinds)
+    attention = 4.0 * sum(_scores(c, kind, job.sequence) for kind in c.all_kinds)  # forward, per token
     tokens = job.batch * job.sequence
-    dots = 2 * c.embed + queries + 2 * values + 2 * c.mlp
-    widths = {
-        "layer_in": c.embed,
-        "query": queries,
-        "key": values,
-        "value": values,
-        "attention_out": queries,
-        "mlp_gate": c.mlp,
-        "mlp_up": c.mlp,
-        "full": c.embed,
-        "dots": c.embed + dots,
-        "none": c.embed + dots + queries + c.mlp,
-    }
     learned, resting_bytes = _resting(job, parameters)
     per_weight = 4.0 if job.method.trains_adapters else 6.0  # a fixed weight has no gradient
     return Footprint(
         parameters=parameters,
         learned=learned,
         resting_bytes=resting_bytes,
-        flops=tokens * (per_weight * (c.layers * matrices + table) + 3 * attention),
-        forward_layers_flops=tokens * (2.0 * c.layers * (matrices - c.embed * c.mlp) + attention),
+        flops=tokens * (per_weight * (matrices + _outer_matrix_count(c)) + 3 * attention),
+        forward_layers_flops=tokens * (2.0 * (matrices - down) + attention),
         attention_flops=tokens * attention,
-        layers=c.layers,
-        widths=widths,
+        widths=_widths(c),
         tokens=tokens,
         sequence=job.sequence,
         compute_bytes=BYTES[job.precision.compute],
     )
+
+
+def _scores(c: DecoderConfig, kind: LayerKind, sequence: int) -> float:
+    """Return the elements of queries times the positions that they see, on average. It is 0 without attention.
+
+    Other mixers than attention do little work besides their matrices, and none of it counts.
+    """
+    if kind.mixer != "attention":
+        return 0.0
+    window = min(kind.window or sequence, sequence)
+    return c.size("H", kind.shape) * c.size("D", kind.shape) * window * (1 - window / (2 * sequence))
+
+
+def _outer_matrix_count(c: DecoderConfig) -> int:
+    """Return the elements of the matrices outside the layers: the read-out, and others that are no tables of tokens."""
+    others = [axes for axes in outer_axes(c).values() if len(axes) > 1 and not axes.startswith("V")]
+    return c.vocab * c.embed + sum(math.prod(shape_of(c, axes)) for axes in others)
+
+
+def _widths(c: DecoderConfig) -> dict[str, int]:
+    """Return the elements per token of the residuals and policies of remat, over all layers."""
+    total: dict[str, int] = {}
+    for kind in c.all_kinds:
+        for name, width in _layer_widths(c, kind).items():
+            total[name] = total.get(name, 0) + width
+    return total
+
+
+def _layer_widths(c: DecoderConfig, kind: LayerKind) -> dict[str, int]:
+    shape, attends = kind.shape, kind.mixer == "attention"
+    queries = c.size("H", shape) * c.size("D", shape) if attends else 0
+    values = c.size("K", shape) * c.size("D", shape) if attends else 0
+    keys = 0 if shape is not None and shape.shares_keys else values
+    mlp = c.size("F", shape)
+    # Every matrix maps from or to the width of the model. The quotient is the sum of their other dimensions: outputs
+    # of the matrices that read the layer's input, inputs of those that write its output.
+    inner = layer_matrix_count(c, shape) // c.embed
+    return {
+        "layer_in": c.embed,
+        "query": queries,
+        "key": keys,
+        "value": keys,
+        "attention_out": queries,
+        "mlp_gate": mlp,
+        "mlp_up": mlp,
+        "full": c.embed,
+        "dots": 3 * c.embed + inner - queries - mlp,
+        "none": 3 * c.embed + inner,
+    }
 
 
 def _other_model(resolved: ResolvedJob) -> Footprint:
@@ -172,7 +204,7 @@ def _other_model(resolved: ResolvedJob) -> Footprint:
     tokens = job.batch * job.sequence
     flops = model.flops_per_token(job.sequence) * tokens
     compute = BYTES[job.precision.compute]
-    return Footprint(parameters, *_resting(job, parameters), flops, 0.0, 0.0, 0, {}, tokens, job.sequence, compute)
+    return Footprint(parameters, *_resting(job, parameters), flops, 0.0, 0.0, {}, tokens, job.sequence, compute)
 
 
 def _resting(job: Job, parameters: int) -> tuple[int, int]:

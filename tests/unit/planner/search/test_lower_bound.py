@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,15 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.hardware.mesh import MeshShape
+from forerun.models.decoder import Decoder
 from forerun.models.families.registry import FAMILIES
+from forerun.models.layer_kinds import LayerKind, LayerShape
+from forerun.models.parameter_axes import layer_matrix_count
 from forerun.models.pretrained import config_of
 from forerun.models.registry import model_of
-from forerun.models.sizes import SIZES
+from forerun.models.sizes import SIZES, DecoderConfig
 from forerun.nn.spec import count, is_spec
-from forerun.planner.search.lower_bound import footprint
+from forerun.planner.search.lower_bound import decoder_footprint, footprint
 from forerun.program.build import make_mesh
 from forerun.program.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
@@ -121,6 +125,39 @@ def test_parameters_are_those_counted_by_hand(name: str, tmp_path: Path) -> None
     assert footprint(ResolvedJob(wanted)).parameters == 7 * (matrices + NORMS_AND_BIASES[name]) + tables * 96 * 32 + 32
 
 
+NEAR, FAR = LayerShape("sliding", mlp=20), LayerShape("full", heads=2, kv_heads=1, head_dim=12, key_is_value=True)
+HYBRID = DecoderConfig(
+    9, 32, 4, 2, 8, 48, 96, qk_norm=True, kinds=(LayerKind(5, None, NEAR), LayerKind(5, None, NEAR),
+    LayerKind(None, None, FAR)), last_layers=2, last_kinds=(LayerKind(None, None, replace(FAR, shares_keys=True)),)
+)  # fmt: skip
+
+
+def test_layers_of_different_shapes_are_counted_one_by_one() -> None:
+    """Seven layers repeat two local ones and a global one, and two more share the keys of a global one."""
+    model, sizes = Decoder(HYBRID), decoder_footprint(job("llama3.2-1b"), HYBRID)
+    assert sizes.parameters == count(model.specs())
+    assert sizes.flops == pytest.approx(model.flops_per_token(16) * 4 * 16, rel=1e-9)
+    local = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 20 + 2 * 32 + 2 * 8
+    whole = 2 * 32 * 24 + 32 * 12 + 3 * 32 * 48 + 2 * 32 + 2 * 12
+    shared = 2 * 32 * 24 + 3 * 32 * 48 + 2 * 32 + 12
+    assert sizes.parameters == 5 * local + 2 * whole + 2 * shared + 96 * 32 + 32
+    assert sizes.attention_flops == pytest.approx(4 * 16 * 4 * (5 * 32 * 5 * (1 - 5 / 32) + 4 * 24 * 8))
+    assert sizes.widths["query"] == 5 * 32 + 4 * 24
+    assert sizes.widths["key"] == 5 * 16 + 2 * 12
+    assert sizes.widths["mlp_up"] == 5 * 20 + 4 * 48
+    assert sizes.widths["layer_in"] == sizes.widths["full"] == 9 * 32
+
+
+def test_a_layer_without_attention_counts_its_matrices_only() -> None:
+    other = LayerKind(None, None, LayerShape("linear", mixer="delta"))
+    mixed = replace(HYBRID, layers=2, kinds=(other, LayerKind(None, None, FAR)), last_layers=0, last_kinds=())
+    alone = replace(mixed, layers=1, kinds=(mixed.kinds[1],))
+    both, one = (decoder_footprint(job("llama3.2-1b"), config) for config in (mixed, alone))
+    assert both.attention_flops == one.attention_flops
+    assert both.flops - one.flops == 4 * 16 * 6 * layer_matrix_count(mixed, other.shape)
+    assert both.widths["query"] == one.widths["query"]
+
+
 def test_every_decoder_family_is_counted_by_hand() -> None:
     assert {*FAMILIES} - {"gpt2"} <= {*NORMS_AND_BIASES}
 
@@ -146,7 +183,7 @@ def test_counting_needs_no_jax(tmp_path: Path) -> None:
     program = f"""
 import sys
 from forerun.config.schema import Job
-from forerun.planner.search.lower_bound import footprint
+from forerun.planner.search.lower_bound import decoder_footprint, footprint
 from forerun.resolve.resolved_job import ResolvedJob
 job = Job.model_validate({{"model": {folder_of(CONFIGS["gemma2"], tmp_path)!r}, "data": "nothing", "steps": 10}})
 assert footprint(ResolvedJob(job)).parameters > 0

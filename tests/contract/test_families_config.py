@@ -162,7 +162,7 @@ def test_refused_by_name(
         families_table("SmolLM2", "refused", [feature])
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "mixtral", "llama4", None, 7, ["llama"]])
+@pytest.mark.parametrize("model_type", ["gemma3n", "mixtral", "llama4", None, 7, ["llama"]])
 def test_other_families_are_refused(model_type: Any) -> None:
     with pytest.raises(UserError) as raised:
         read_config(PLAIN | {"model_type": model_type}, WHERE)

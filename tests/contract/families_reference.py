@@ -171,6 +171,7 @@ VARIANTS: dict[str, Variant] = {
     "gemma3-tail": Variant(
         "Gemma 3 (text)", "Gemma3", GEMMA | {"num_hidden_layers": 8, "rope_parameters": GEMMA3_ROPE}
     ),
+    "vaultgemma": Variant("VaultGemma", "VaultGemma", GEMMA | {"num_hidden_layers": 3}),
     "phi3": Variant("Phi-3, Phi-4-mini", "Phi3", PHI | {"sliding_window": WINDOW}),
     "phi3-longrope": Variant("Phi-3, Phi-4-mini", "Phi3", PHI | {"rope_parameters": longrope(8)}),
     "phi4-mini": Variant(

@@ -31,6 +31,7 @@ ROWS = {
     "smollm3": "SmolLM3",
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3 (text)",
+    "vaultgemma": "VaultGemma",
     "phi3": "Phi-3, Phi-4-mini",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
@@ -101,7 +102,12 @@ def test_a_minimal_config_is_read(model_type: str) -> None:
 
 
 LLAMA_LIKE = [name for name in FAMILIES if name != "gpt2"]
-ACTIVATIONS = {"gemma2": "hidden_activation", "gemma3_text": "hidden_activation", "gpt2": "activation_function"}
+ACTIVATIONS = {
+    "gemma2": "hidden_activation",
+    "gemma3_text": "hidden_activation",
+    "vaultgemma": "hidden_activation",
+    "gpt2": "activation_function",
+}
 WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4")]
 DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {"partial_rotary_factor": 0.5}
 

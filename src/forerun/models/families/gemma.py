@@ -1,11 +1,13 @@
-"""Gemma 2 and Gemma 3 (text): norms before and after, a scaled embedding, alternating local and global layers."""
+"""Gemma 2, Gemma 3 (text) and VaultGemma: a scaled embedding, norms around one, alternating local and global layers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from forerun.models.families import base
 from forerun.models.families.settings import Settings
+from forerun.models.keys import tensor
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import Rope
@@ -47,6 +49,11 @@ def read_gemma2(s: Settings) -> DecoderConfig:
     )
 
 
+def read_vaultgemma(s: Settings) -> DecoderConfig:
+    """Return the dimensions of VaultGemma: Gemma 2 without the norms after attention and MLP."""
+    return replace(read_gemma2(s), norms="before")
+
+
 def read_gemma3(s: Settings) -> DecoderConfig:
     sizes = _common(s)
     layers, every = sizes["layers"], s.take("sliding_window_pattern", s.take("_sliding_window_pattern", 6))
@@ -86,5 +93,14 @@ TABLE = (
     *base.GATED_MLP,
     *base.NORMS_BOTH,
 )
+VAULT_TABLE = (
+    *base.EMBEDDING,
+    *base.PROJECTIONS,
+    *base.BIASES,
+    *base.GATED_MLP,
+    tensor("model.layers.{}.input_layernorm.weight", "blocks.attention_norm", "E"),
+    tensor("model.layers.{}.pre_feedforward_layernorm.weight", "blocks.mlp_norm", "E"),
+)
 GEMMA2 = base.Family("gemma2", "Gemma2ForCausalLM", read_gemma2, TABLE)
 GEMMA3 = base.Family("gemma3_text", "Gemma3ForCausalLM", read_gemma3, TABLE)
+VAULT = base.Family("vaultgemma", "VaultGemmaForCausalLM", read_vaultgemma, VAULT_TABLE)

@@ -38,6 +38,7 @@ FAMILIES = {
         smollm3.FAMILY,
         gemma.GEMMA2,
         gemma.GEMMA3,
+        gemma.VAULT,
         phi3.FAMILY,
         olmo2.FAMILY,
         olmo2.OLMO3,

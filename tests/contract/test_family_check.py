@@ -1,0 +1,152 @@
+"""scripts/family-check: a family that passes, and one that only seems to be Llama."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from family_parity import ORIGINAL, VOCAB
+from tiny_checkpoint import WINDOW, tiny_config
+
+from forerun.models.families.registry import FAMILIES, compare_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "new-family.md"
+CHECKS = {
+    "config keys", "tensors", "logits", "packed against separate", "gradients", "cached against uncached",
+    "greedy tokens", "export: changes",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    loader = importlib.machinery.SourceFileLoader("family_check", str(ROOT / "scripts" / "family-check"))
+    spec = importlib.util.spec_from_loader("family_check", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    return module
+
+
+def written(folder: Path, model_type: str, **changes: Any) -> Path:
+    """Write transformers' default config.json of a model type, which has the dimensions of a published model."""
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    content = json.loads(CONFIG_MAPPING[model_type](**changes).to_json_string(use_diff=False))
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(content))
+    return folder
+
+
+def results(printed: str) -> dict[str, str]:
+    """Return the result of each row of the printed table."""
+    cells = [[cell.strip() for cell in line.split("|")] for line in printed.splitlines() if line.count("|") == 4]
+    return {row[0]: row[3] for row in cells if row[3] in ("pass", "FAIL")}
+
+
+@pytest.mark.torch
+def test_the_example_of_the_page_passes(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command of section 3, on a config.json alone: the rows are those of the page, and every check passes."""
+    _, section = PAGE.read_text().split("## 3. ")
+    command, shown = re.findall(r"^\$ scripts/family-check (.*?)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0]
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / command, "vaultgemma")
+    assert script.main([command]) == 0
+    found = results(capsys.readouterr().out)
+    assert set(found) == CHECKS
+    assert set(found.values()) == {"pass"}
+    assert results(shown) == found
+
+
+@pytest.mark.torch
+def test_ernie_is_not_llama(script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama's reader understands every key, and its table names every tensor. Only the numbers are wrong."""
+    folder = written(tmp_path / "ernie", "ernie4_5")
+    assert script.main([str(folder), "--as", "llama"]) == 1
+    printed = capsys.readouterr().out
+    found = results(printed)
+    assert {name for name, result in found.items() if result == "FAIL"} == {"logits", "gradients", "greedy tokens"}
+    assert found["config keys"] == found["tensors"] == "pass"
+    (logits,) = re.findall(r"^logits +\| ([^ ]+)", printed, re.MULTILINE)
+    assert float(logits) > 1.0
+
+
+@pytest.mark.torch
+def test_all_unknown_keys_and_tensors_are_named(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = written(tmp_path / "experts", "mixtral")
+    assert script.main([str(folder)]) == 1
+    printed = capsys.readouterr().out
+    assert "E-MODEL-001" in printed
+    assert script.main([str(folder), "--as", "mistral"]) == 1
+    printed = capsys.readouterr().out
+    assert results(printed) == {"config keys": "FAIL", "tensors": "FAIL"}
+    for name in ("num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"):
+        assert f"unread: {name}" in printed
+    assert re.search(r"not in the table: model\.layers\.\{\}\.\S*gate", printed)
+    assert "not in the checkpoint: model.layers.{}.mlp.up_proj.weight" in printed
+
+
+PUBLISHED = {
+    "model_type": "gemma3_text",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262144,
+    "eos_token_id": [1, 106],
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_scaling": None,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8"},
+}
+
+
+def test_tiny_dimensions_keep_the_structure() -> None:
+    tiny = tiny_config(PUBLISHED)
+    assert tiny["num_hidden_layers"] == 7  # one period and one layer more
+    assert (tiny["vocab_size"], tiny["sliding_window"], tiny["num_key_value_heads"]) == (VOCAB, WINDOW, 1)
+    assert tiny["head_dim"] * tiny["num_attention_heads"] != tiny["hidden_size"]
+    assert tiny["query_pre_attn_scalar"] == tiny["head_dim"]
+    assert tiny["rms_norm_eps"] == PUBLISHED["rms_norm_eps"]
+    assert "quantization_config" not in tiny
+    assert compare_keys(tiny, "gemma3_text").count == 0
+
+
+def test_tiny_lists_and_rope_sections() -> None:
+    types = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 8
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 48,
+        "long_factor": [float(n) for n in range(48)],
+        "original_max_position_embeddings": 4096,
+        "mrope_section": [11, 11, 10],
+    }
+    sizes = {"num_hidden_layers": 32, "hidden_size": 3072, "num_attention_heads": 32}
+    tiny = tiny_config(sizes | {"layer_types": types, "rope_parameters": rope})
+    assert tiny["layer_types"] == types[:5]
+    scaled = tiny["rope_parameters"]
+    assert scaled["long_factor"] == [0.0, 12.0, 24.0, 36.0]
+    assert scaled["original_max_position_embeddings"] == ORIGINAL
+    assert sum(scaled["mrope_section"]) == 4
+
+
+def test_the_script_reads_the_registry(script: ModuleType) -> None:
+    with pytest.raises(SystemExit):
+        script.main(["folder", "--as", "no_such_family"])
+    assert script.FAMILIES is FAMILIES

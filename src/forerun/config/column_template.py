@@ -15,6 +15,7 @@ from forerun.errors import JobValueError
 
 COLUMNS = (
     "text", "messages", "prompt", "completion", "chosen", "rejected", "input_ids", "instruction", "input", "output",
+    "tools",
 )  # fmt: skip
 TEMPLATE_ROLES = ("text", "prompt", "completion", "chosen", "rejected", "instruction", "input", "output")
 _PIECE = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")

@@ -107,6 +107,16 @@ class Data(Section):
         None,
         min_length=1,
     )
+    thinking: bool | None = about(
+        "turn thinking on or off in the chat template: its variable enable_thinking or thinking",
+        "the template's default",
+        None,
+    )
+    ignored_fields: list[str] = Field(
+        default_factory=list,
+        description="fields of messages that the chat template does not get, such as reasoning_content, or tools",
+        json_schema_extra={"reason": "none: a field that the template does not write is an error"},
+    )
     special_tokens: bool = about(
         "encode texts of special tokens in the data as special tokens",
         "false: a text cannot forge the end of a turn",

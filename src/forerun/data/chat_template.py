@@ -5,7 +5,8 @@ from __future__ import annotations
 from forerun.config import schema
 from forerun.errors import UserError
 from forerun.files import read_regular
-from forerun.hub.chat.template import CHATML, MAX_TEMPLATE_BYTES
+from forerun.hub.chat.render_process import SWITCHES
+from forerun.hub.chat.template import CHATML, MAX_TEMPLATE_BYTES, variables_of
 
 BUILT_IN = {"chatml": CHATML}
 
@@ -33,3 +34,29 @@ def template_named(name: str, key: str) -> str:
 def template_origin(data: schema.Data) -> str | None:
     """Return what errors call the job's template; None for the model's own."""
     return None if data.chat_template is None else f"data.chat_template: {data.chat_template}"
+
+
+def thinking_variables(thinking: bool | None, template: str, origin: str | None = None) -> dict[str, bool]:
+    """Return the variable of the template that turns thinking on or off; empty for its default.
+
+    Args:
+      thinking: `data.thinking` of the job.
+      template: the text of the chat template.
+      origin: what errors call the template; None for the model's own.
+
+    Raises:
+      UserError: the template has no such variable.
+    """
+    if thinking is None:
+        return {}
+    names = variables_of(template, origin)
+    found = next((name for name in SWITCHES if name in names), None)
+    if found is None:
+        effort = ", but reasoning_effort, which has no value for off" if "reasoning_effort" in names else ""
+        raise UserError(
+            "E-DATA-165",
+            f"data.thinking={str(thinking).lower()}: the chat template has no switch for thinking",
+            why=f"it reads neither {' nor '.join(SWITCHES)}{effort}",
+            fix="remove data.thinking, or name a template with such a switch: data.chat_template=FILE",
+        )
+    return {found: thinking}

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from forerun.config import schema
-from forerun.data.chat_template import template_origin
+from forerun.data.chat_template import template_origin, thinking_variables
 from forerun.data.documents import Documents
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
@@ -41,7 +42,7 @@ class Dialect:
 
     tokenizer: Tokenizer
     template: str | None = None
-    special: Mapping[str, str] = field(default_factory=dict)  # texts of special tokens that the template uses
+    special: Mapping[str, Any] = field(default_factory=dict)  # texts of special tokens that the template uses
 
 
 @dataclass(frozen=True)
@@ -228,17 +229,20 @@ def recipe_of(
         )
     applied = applies_template(source.form, data, dialect.template)
     chat = source.form in CHAT_FORMS or applied
+    template = required_template(source, data, dialect.template, applied=applied) if chat else None
+    switch = {} if template is None else thinking_variables(data.thinking, template, template_origin(data))
     return recipe_for(
         dialect.tokenizer,
         vocab=vocab if has_ids else None,
-        template=required_template(source, data, dialect.template, applied=applied) if chat else None,
-        special=dict(dialect.special) if chat else None,
+        template=template,
+        special=dict(dialect.special) | switch if chat else None,
         loss_on=data.loss_on,
         special_tokens=data.special_tokens,
         validation=data.validation if data.validation_by == "documents" else 0.0,
         template_origin=template_origin(data) if chat else None,
         apply_template=applied,
         system=data.system if chat else None,
+        ignored_fields=tuple(data.ignored_fields) if chat else (),
     )
 
 

@@ -57,8 +57,8 @@ def rendering_of(form: str, recipe: Recipe, data: schema.Data) -> str:
 
 def notes_of(source: Source, recipe: Recipe, data: schema.Data, tokenizer: Tokenizer) -> Iterator[str]:
     """Yield notes about settings that are probably a mistake, each with the key that changes it."""
-    for key in ("chat_template", "system"):
-        if getattr(data, key) and recipe.template is None:
+    for key in ("chat_template", "system", "thinking", "ignored_fields"):
+        if getattr(data, key) not in (None, []) and recipe.template is None:
             yield f"data.{key} is not used: these rows are {_described(source, data)}"
     if data.apply_template and not (source.form in PROMPT_FORMS or source.form == "chosen/rejected"):
         yield f"data.apply_template changes nothing: these rows are {source.form}, not prompt and completion"

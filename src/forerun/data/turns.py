@@ -31,7 +31,7 @@ class TurnEnd:
         return () if self.text is None or self.token is not None else (self.text,)
 
 
-def turn_end(template: str | None, special: Mapping[str, str], tokenizer: Tokenizer) -> TurnEnd:
+def turn_end(template: str | None, special: Mapping[str, Any], tokenizer: Tokenizer) -> TurnEnd:
     """Return the end of a turn, which is found by rendering a short conversation."""
     tail = "" if template is None else turn_tail(template, special)
     if not tail:
@@ -45,7 +45,7 @@ def turn_end(template: str | None, special: Mapping[str, str], tokenizer: Tokeni
 def chat_prompts(
     conversations: Sequence[Sequence[Message]],
     template: str,
-    special: Mapping[str, str],
+    special: Mapping[str, Any],
     tokenizer: Tokenizer,
     *,
     special_tokens: bool = False,

@@ -6,12 +6,12 @@ A run stores a copy of the job's template in its folder, because the original fi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from forerun.config.schema import Job
-from forerun.data.chat_template import job_template
+from forerun.data.chat_template import job_template, thinking_variables
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer
 from forerun.data.turns import TurnEnd, chat_prompts, turn_end
 from forerun.errors import UserError
@@ -29,15 +29,20 @@ class ChatForm:
     """A chat template and what is needed to use it.
 
     Args:
-      special: the texts of special tokens, by the names that templates use.
+      special: the texts of special tokens, by the names that templates use, and whether the job turns thinking on.
       end: the token or the text that ends a turn.
       origin: where the template comes from, for errors. None if it is in the model's own files.
     """
 
     template: str
-    special: Mapping[str, str]
+    special: Mapping[str, Any]
     end: TurnEnd
     origin: str | None = None
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts of special tokens."""
+        return {name: value for name, value in self.special.items() if isinstance(value, str)}
 
 
 def chat_form(
@@ -56,7 +61,8 @@ def chat_form(
     template = model_template(job, snapshot) if template is None else template
     if template is None:
         return None
-    special = model_specials(job, snapshot)
+    thinking = None if job is None else job.data.thinking
+    special = model_specials(job, snapshot) | thinking_variables(thinking, template, origin)
     return ChatForm(template, special, turn_end(template, special, tokenizer), origin)
 
 
@@ -122,12 +128,14 @@ def write_chat(folder: Path, form: ChatForm, tokenizer: Tokenizer, generation: M
     Raises:
       UserError: the tokens differ.
     """
-    documents.write_chat_template(folder, form.template, form.special, exported_end(form, tokenizer))
+    documents.write_chat_template(folder, form.template, form.texts, exported_end(form, tokenizer))
     ends = end_ids(form, generation.get("eos_token_id"), tokenizer.eos)
     documents.write_json(folder / "generation_config.json", {**generation, "eos_token_id": ends})
     back = Snapshot(str(folder), folder, None)
     other = checkpoint_tokenizer(back)
     found = chat_form(None, None, back, other)
+    if found is not None:  # the files have no place for the choice of thinking
+        found = replace(found, special={**form.special, **found.special})
     if found is None or found.end != form.end or _probed(found, other) != _probed(form, tokenizer):
         raise UserError(
             "E-RUN-010",

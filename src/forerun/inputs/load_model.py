@@ -54,7 +54,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     eos: frozenset[int]  # ids that end an answer
     chat_template: str | None
-    special: Mapping[str, str]  # texts of special tokens, for the chat template
+    special: Mapping[str, Any]  # texts of special tokens and other variables, for the chat template
     template_origin: str | None = None  # for errors: origin of a template that is not in the model's files
     turn_stop: tuple[str, ...] = ()  # texts that end a turn, if no single token does
     special_tokens: bool = False  # whether texts of special tokens in a message are encoded as these tokens
@@ -126,7 +126,7 @@ def load_model(
         tokenizer=tokenizer,
         eos=frozenset(end_ids(chat, tokenizer.eos, *_ends(snapshot))),
         chat_template=chat.template if chat else None,
-        special=model_specials(run, snapshot),
+        special=chat.special if chat else model_specials(run, snapshot),
         template_origin=chat.origin if chat else None,
         turn_stop=chat.end.stop if chat else (),
         special_tokens=run is not None and run.data.special_tokens,

@@ -21,7 +21,13 @@ FORMS = {
     "alpaca": ("instruction", "output"),
     "prompt/completion messages": ("prompt", "completion"),  # at least one of them is a list of messages
 }
-OPTIONAL = {"chosen/rejected": ("prompt",), "input_ids": ("loss_mask",), "alpaca": ("input",)}
+OPTIONAL = {
+    "messages": ("tools",),
+    "chosen/rejected": ("prompt", "tools"),
+    "input_ids": ("loss_mask",),
+    "alpaca": ("input",),
+    "prompt/completion messages": ("tools",),
+}
 SHOWN = {
     "text": "",
     "messages": "chat, ",
@@ -90,7 +96,8 @@ class Columns:
     @property
     def shown(self) -> str:
         """A description for the display, such as `chat, column conversations`."""
-        optional = [name for name in self.optional.values() if self.form == "alpaca" and name in self.names]
+        shown = self.form == "alpaca" or "tools" in self.optional
+        optional = [name for role, name in self.optional.items() if shown and role != "prompt" and name in self.names]
         built = [column for one in self.templates.values() for column in one.columns]
         required = list(self.needed.values())
         names = list(dict.fromkeys([*required[:1], *optional, *required[1:], *built]))

@@ -330,6 +330,8 @@ def _can_hold(kind: Any, role: str, form: str) -> bool:
     only_text = ("text", "instruction", "output") + (("prompt", "completion") if form == "prompt/completion" else ())
     if role in only_text:
         return text
+    if role == "tools":
+        return text or str(kind) == "null" or str(kind).startswith(_LISTS)
     if role == "input":
         return text or str(kind) == "null"
     listed = str(kind).startswith(_LISTS)

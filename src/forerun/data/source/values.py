@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -225,6 +226,25 @@ def _text_or_null(value: Any, name: str, escaped: bool) -> str:
     return "" if value is None else _text(value, name, escaped)
 
 
+def _tools(value: Any, name: str, escaped: bool) -> list[dict[str, Any]] | None:
+    """Return the checked tools, which are a list of objects, or its JSON text. Return None if there are none."""
+    found = value
+    if type(value) is str:
+        try:
+            found = json.loads(value) if value.strip() else None
+        except ValueError:
+            raise _wrong_type(value, name, "a list of tools", has_key=False) from None
+    if found is None or found == []:
+        return None
+    if type(found) is not list:
+        raise _wrong_type(value, name, "a list of tools", has_key=False)
+    for at, tool in enumerate(found):
+        if type(tool) is not dict:
+            raise _wrong_type(tool, f"{name}[{at}]", "a tool, which is an object")
+        _check_texts(tool, f"{name}[{at}]", escaped or type(value) is str)
+    return found
+
+
 _CHECKS: dict[str, Callable[[Any, str, bool], Any]] = {
     "text": _text,
     "messages": _messages,
@@ -237,6 +257,7 @@ _CHECKS: dict[str, Callable[[Any, str, bool], Any]] = {
     "rejected": _answer,
     "input_ids": _ids,
     "loss_mask": _mask,
+    "tools": _tools,
 }
 _CHECKS_OF_FORM: dict[str, dict[str, Callable[[Any, str, bool], Any]]] = {
     "chosen/rejected": {"prompt": _prompt},

@@ -36,26 +36,29 @@ class Conversations:
         self._answers = recipe.loss_on == "answers"
 
     def encode(
-        self, conversations: Sequence[Any], prompts: Sequence[int] = ()
+        self, conversations: Sequence[Any], prompts: Sequence[int] = (), tools: Sequence[Any] = ()
     ) -> list[tuple[Ids, Mask | None] | Problem]:
         """Return the tokens and the loss mask (None: all have a loss), or a problem, for each conversation.
 
         `prompts` are the numbers of messages at the start of each conversation that have no loss, by default 0.
+        `tools` are the tools of each conversation, or None, by default none.
         """
         complete = [self._with_system(one) for one in conversations]
-        spoken = self._render(complete)
+        tools = self._tools(tools, len(complete))
+        spoken = self._render(complete, tools)
         if self._answers and any(prompts):
-            spoken = self._without_prompts(spoken, complete, conversations, prompts)
+            spoken = self._without_prompts(spoken, complete, conversations, prompts, tools)
         return self._encoded(spoken)
 
     def encode_pairs(
-        self, ones: Sequence[Any], others: Sequence[Any]
+        self, ones: Sequence[Any], others: Sequence[Any], tools: Sequence[Any] = ()
     ) -> list[tuple[tuple[Ids, Mask | None] | Problem, tuple[Ids, Mask | None] | Problem]]:
         """Return the results of `encode` for pairs of conversations.
 
         Turns of the assistant that end in the common beginning of a pair have no loss.
         """
-        spoken = self._render([self._with_system(one) for one in (*ones, *others)])
+        both = self._tools(tools, len(ones)) * 2
+        spoken = self._render([self._with_system(one) for one in (*ones, *others)], both)
         for number in range(len(ones)):
             one, other = spoken[number], spoken[number + len(ones)]
             if isinstance(one, RenderedConversation) and isinstance(other, RenderedConversation):
@@ -68,10 +71,17 @@ class Conversations:
         return list(zip(found[: len(ones)], found[len(ones) :], strict=True))
 
     def _with_system(self, messages: Any) -> Any:
-        """Return the messages after the job's system prompt, unless they contain a system message."""
+        """Return the messages without ignored fields, after the job's system prompt unless they contain one."""
+        ignored = self._recipe.ignored_fields
+        if ignored:
+            messages = [{key: held for key, held in one.items() if key not in ignored} for one in messages]
         if self._recipe.system is None or any(message.get("role") in SYSTEM_ROLES for message in messages):
             return messages
         return [{"role": "system", "content": self._recipe.system}, *messages]
+
+    def _tools(self, tools: Sequence[Any], count: int) -> list[Any]:
+        """Return the tools of each conversation, or None for each of them."""
+        return list(tools) if tools and "tools" not in self._recipe.ignored_fields else [None] * count
 
     def _without_prompts(
         self,
@@ -79,6 +89,7 @@ class Conversations:
         complete: Sequence[Any],
         conversations: Sequence[Any],
         prompts: Sequence[int],
+        tools: Sequence[Any],
     ) -> list[RenderedConversation | Problem]:
         """Return the conversations without the spans of answers in their prompts.
 
@@ -87,13 +98,14 @@ class Conversations:
         found = list(spoken)
         numbers: list[int] = []
         shortened: list[Any] = []
-        for number, (messages, given, count) in enumerate(zip(complete, conversations, prompts, strict=True)):
-            count += len(messages) - len(given)  # the job's system prompt
+        for number, (messages, own, count) in enumerate(zip(complete, conversations, prompts, strict=True)):
+            count += len(messages) - len(own)  # the job's system prompt
             answered = any(one["role"] == "assistant" for one in messages[:count])
             if answered and isinstance(found[number], RenderedConversation):
                 numbers.append(number)
                 shortened.append(self._protect(messages)[:count])
-        for number, prompt in zip(numbers, self._rendered(shortened, answers=False), strict=True):
+        given = [self._protect(tools[number]) for number in numbers]
+        for number, prompt in zip(numbers, self._rendered(shortened, given, answers=False), strict=True):
             one = found[number]
             assert isinstance(one, RenderedConversation)
             if isinstance(prompt, Problem) or not one.text.startswith(prompt.text):
@@ -109,18 +121,24 @@ class Conversations:
                 found[number] = replace(one, spans=spans)
         return found
 
-    def _render(self, conversations: Sequence[Any]) -> list[RenderedConversation | Problem]:
+    def _render(self, conversations: Sequence[Any], tools: Sequence[Any]) -> list[RenderedConversation | Problem]:
         """Return the rendered text and the spans of the assistant, or a problem, for each conversation."""
-        found: list[RenderedConversation | Problem | None] = [self._problem(one) for one in conversations]
+        found: list[RenderedConversation | Problem | None] = [
+            self._problem([one, some]) for one, some in zip(conversations, tools, strict=True)
+        ]
         good = [number for number, trouble in enumerate(found) if trouble is None]
         if not good:
             return [one for one in found if one is not None]
-        spoken = self._rendered([self._protect(conversations[number]) for number in good], answers=self._answers)
+        protected = [self._protect(conversations[number]) for number in good]
+        given = [self._protect(tools[number]) for number in good]
+        spoken = self._rendered(protected, given, answers=self._answers, checks=True)
         for number, one in zip(good, spoken, strict=True):
             found[number] = one
         return [one for one in found if one is not None]
 
-    def _rendered(self, protected: Sequence[Any], *, answers: bool) -> list[RenderedConversation | Problem]:
+    def _rendered(
+        self, protected: Sequence[Any], tools: Sequence[Any], *, answers: bool, checks: bool = False
+    ) -> list[RenderedConversation | Problem]:
         if not protected:
             return []
         return render_conversations(
@@ -128,7 +146,9 @@ class Conversations:
             protected,
             special=self._recipe.special,
             ends=self._coder.specials,
+            tools=tools,
             answers=answers,
+            checks=checks,
             origin=self._recipe.template_origin,
         )
 

@@ -85,7 +85,10 @@ class Encoder:
             return self._texts([row.values["text"] for row in rows])
         if self._conversations is not None:
             found = [conversation_of(self.form, row.values) for row in rows]
-            coded = self._conversations.encode([messages for messages, _ in found], [prompt for _, prompt in found])
+            tools = [row.values.get("tools") for row in rows]
+            coded = self._conversations.encode(
+                [messages for messages, _ in found], [prompt for _, prompt in found], tools
+            )
             return [one if isinstance(one, Problem) else Encoded(*one) for one in coded]
         if self.form in PROMPT_FORMS:
             return self._completions(rows)

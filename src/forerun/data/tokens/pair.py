@@ -75,7 +75,7 @@ class PairCoder:
         chosen = [_conversation(row, "chosen") for row in rows]
         rejected = [_conversation(row, "rejected") for row in rows]
         found: list[Pair | Problem] = []
-        for one, other in self._conversations.encode_pairs(chosen, rejected):
+        for one, other in self._conversations.encode_pairs(chosen, rejected, [row.get("tools") for row in rows]):
             if isinstance(one, Problem) or isinstance(other, Problem):
                 found.append(one if isinstance(one, Problem) else other if isinstance(other, Problem) else SAME)
             else:

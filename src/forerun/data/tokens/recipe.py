@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from forerun.data.tokenizer import Tokenizer
 
 FORMAT = 1  # of the store; part of its key
+CONVERSATIONS = 2  # version of the encoding of conversations, part of the key of their stores
 BYTES = "bytes"
 PLACES = ("tokenizer", "template_origin")  # settings that do not change the tokens
 
@@ -31,7 +32,8 @@ class RecipeSource(Protocol):
 class Recipe:
     """Settings that determine how rows become tokens.
 
-    Every token id must be below `vocab`. `special` maps names such as bos_token to their texts.
+    Every token id must be below `vocab`. `special` maps names such as bos_token to their texts, and other variables of
+    the template, such as enable_thinking, to their values.
     """
 
     tokenizer: str  # 'bytes', or the path of a tokenizer.json
@@ -39,29 +41,31 @@ class Recipe:
     eos: int
     vocab: int
     template: str | None = None
-    special: dict[str, str] = field(default_factory=dict)
+    special: dict[str, Any] = field(default_factory=dict)
     loss_on: Literal["answers", "all"] = "answers"
     special_tokens: bool = False
     validation: float = 0.0
     template_origin: str | None = None  # for errors: the key of the job and the file that the template comes from
     apply_template: bool = False  # convert prompts and answers that are plain text to messages
     system: str | None = None  # system prompt of conversations without one
+    ignored_fields: tuple[str, ...] = ()  # fields of messages, or tools, that the template does not get
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> Recipe:
-        return Recipe(**values)
+        return Recipe(**values | {"ignored_fields": tuple(values.get("ignored_fields", ()))})
 
     def settings(self) -> dict[str, Any]:
         """Return the settings that are part of the key: all except the locations of tokenizer and template.
 
         A setting that was added later is included only if it changes the tokens, so that older keys stay valid.
         """
-        unset = [name for name in ("apply_template", "system") if not getattr(self, name)]
+        unset = [name for name in ("apply_template", "system", "ignored_fields") if not getattr(self, name)]
         omitted = (*PLACES, *unset)
-        return {name: value for name, value in asdict(self).items() if name not in omitted} | {"format": FORMAT}
+        found = {name: value for name, value in asdict(self).items() if name not in omitted} | {"format": FORMAT}
+        return found if self.template is None else found | {"conversations": CONVERSATIONS}
 
     def key(self, source: RecipeSource) -> str:
         """Return the key of a store, 32 hex digits of the contents and form of the source and of the settings."""
@@ -73,13 +77,14 @@ def recipe_for(
     *,
     vocab: int | None = None,
     template: str | None = None,
-    special: dict[str, str] | None = None,
+    special: dict[str, Any] | None = None,
     loss_on: Literal["answers", "all"] = "answers",
     special_tokens: bool = False,
     validation: float = 0.0,
     template_origin: str | None = None,
     apply_template: bool = False,
     system: str | None = None,
+    ignored_fields: tuple[str, ...] = (),
 ) -> Recipe:
     """Return the recipe for a tokenizer. The other arguments are the fields of `Recipe`.
 
@@ -101,6 +106,7 @@ def recipe_for(
         template_origin,
         apply_template,
         system,
+        ignored_fields,
     )
 
 

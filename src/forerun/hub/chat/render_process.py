@@ -1,7 +1,7 @@
 """The child process that renders chat templates. It reads one request from stdin and writes one answer to stdout.
 
-Both are JSON. `template.py` starts this file as a script, so it imports nothing of forerun. jinja2 is configured as in
-transformers.
+Both are JSON. `template.py` starts this file as a script, which imports only small modules of this folder. jinja2 is
+configured as in transformers.
 """
 
 from __future__ import annotations
@@ -11,32 +11,17 @@ import re
 import sys
 import time
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[3]))
 
-class TooLongError(Exception):
-    """A template wrote more text than allowed."""
+from forerun.hub.chat.answer_spans import Budget, TooLongError, Turns
+from forerun.hub.chat.lost_fields import checked_text, has_thoughts, with_arguments
+from forerun.hub.chat.message_marks import UnclearError, unused
 
-
-class UnclearError(Exception):
-    """The assistant's part of the text cannot be determined."""
-
-
-class Budget:
-    """The number of characters that templates may still write."""
-
-    def __init__(self, characters: int) -> None:
-        self.characters = self.left = characters
-
-    def text(self, template: Any, messages: Any, variables: dict[str, Any]) -> str:
-        """Return the rendered messages, or raise TooLongError."""
-        pieces = []
-        for piece in template.generate(messages=messages, tools=None, documents=None, **variables):
-            self.left -= len(piece)
-            if self.left < 0:
-                raise TooLongError(f"it wrote more than {self.characters} characters")
-            pieces.append(piece)
-        return "".join(pieces)
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates that turn thinking on or off
 
 
 def rendered(request: dict[str, Any]) -> dict[str, Any]:
@@ -45,8 +30,8 @@ def rendered(request: dict[str, Any]) -> dict[str, Any]:
     texts: list[str] = []
     try:
         template = _environment().from_string(request["template"])
-        for messages in request["conversations"]:
-            texts.append(budget.text(template, messages, request["variables"]))
+        for messages, tools in zip(request["conversations"], request["tools"], strict=True):
+            texts.append(budget.text(template, messages, request["variables"], tools))
     except Exception as error:  # an untrusted template can raise anything
         return _fault(error) | {"conversation": len(texts)}
     return {"texts": texts}
@@ -55,8 +40,8 @@ def rendered(request: dict[str, Any]) -> dict[str, Any]:
 def spoken(request: dict[str, Any]) -> dict[str, Any]:
     """Return `{"spoken": [...]}`: for each conversation its text and the spans that the assistant says.
 
-    A conversation that fails has the keys fault (template, refused, unclear) and why instead. A fault of all
-    conversations (syntax, limits) is returned in place of the list.
+    A conversation that fails has the keys fault (template, refused, unclear, lost, thoughts) and why instead. A fault of
+    all conversations (syntax, limits) is returned in place of the list.
     """
     budget = Budget(request["output_characters"])
     found: list[dict[str, Any]] = []
@@ -65,36 +50,86 @@ def spoken(request: dict[str, Any]) -> dict[str, Any]:
         template = environment.from_string(request["template"])
     except Exception as error:
         return _fault(error)
-    for messages in request["conversations"]:
-        turns = Turns(budget, template, messages, request["variables"], request["ends"])
+    thinks = _thinks(request, environment, template, budget) if request["checks"] else True
+    for messages, tools in zip(request["conversations"], request["tools"], strict=True):
         try:
-            text = turns.text(len(messages))
-            if not request["answers"]:
-                spans = []
-            elif environment.marked:
-                # Render again with unused characters around the marked parts, and read their positions.
-                environment.marks = unused(request["template"] + json.dumps(messages, ensure_ascii=False))
-                spans = marked_spans(turns.text(len(messages)), text, environment.marks)
-                environment.marks = ("", "")
-            else:
-                spans = turns.spans(text)
-            found.append({"text": text, "spans": spans})
+            found.append(_spoken(request, environment, template, budget, messages, tools, thinks=thinks))
         except UnclearError as error:
-            environment.marks = ("", "")
             found.append({"fault": "unclear", "why": str(error)})
         except Exception as error:
-            environment.marks = ("", "")
             fault = _fault(error)
             if fault["fault"] == "limit":
                 return fault | {"conversation": len(found)}
             found.append(fault)
+        environment.marks = ("", "")
     return {"spoken": found}
 
 
-def unused(text: str) -> tuple[str, str]:
-    """Return two private-use characters that do not occur in the text."""
-    free = (chr(code) for code in range(0x100000, 0x10FFFE) if chr(code) not in text)
-    return next(free), next(free)
+def _spoken(
+    request: dict[str, Any], environment: Any, template: Any, budget: Budget, messages: Any, tools: Any, *, thinks: bool
+) -> dict[str, Any]:
+    """Return the text and the spans of one conversation, or a fault."""
+    turns = Turns(budget, template, with_arguments(messages, parse=True), request["variables"], request["ends"], tools)
+    try:
+        text = turns.text()
+    except TooLongError:
+        raise
+    except Exception:
+        # A few templates, such as DeepSeek V3, need arguments that are texts.
+        parsed, turns.messages = turns.messages, with_arguments(messages, parse=False)
+        if turns.messages == parsed:
+            raise
+        text = turns.text()
+    if request["checks"]:
+        if not thinks and has_thoughts(turns.messages):
+            return {"fault": "thoughts", "why": ""}
+        if tools or any(map(_needs_check, messages)):
+            text, lost = checked_text(turns, text)
+            if lost:
+                return {"fault": "lost", "why": "", **lost}
+    if not request["answers"]:
+        spans: list[tuple[int, int]] = []
+    elif environment.marked:
+        # Render again with unused characters around the marked parts, and read their positions.
+        free = unused(request["template"] + json.dumps([turns.messages, tools], ensure_ascii=False))
+        environment.marks = (next(free), next(free))
+        spans = marked_spans(turns.text(), text, environment.marks)
+    else:
+        spans = turns.spans(text)
+    return {"text": text, "spans": spans}
+
+
+def _needs_check(message: Any) -> bool:
+    """Return whether a message is more than a text of the user or of the assistant, so that a template may omit it."""
+    return not isinstance(message, dict) or len(message) > 2 or message.get("role") not in ("user", "assistant")
+
+
+def _thinks(request: dict[str, Any], environment: Any, template: Any, budget: Budget) -> bool:
+    """Return whether the generation prompt lets the model think. It does if the template has no switch for it."""
+    switch = next((name for name in SWITCHES if name in _names(environment, request["template"])), None)
+    if switch is None:
+        return True
+    question = [{"role": "user", "content": "?"}]
+    variables = request["variables"] | {"add_generation_prompt": True}
+    try:
+        return budget.text(template, question, variables) == budget.text(template, question, variables | {switch: True})
+    except Exception:  # the conversations report it
+        return True
+
+
+def _names(environment: Any, template: str) -> list[str]:
+    """Return the names of the variables that a template reads."""
+    from jinja2 import meta
+
+    return sorted(meta.find_undeclared_variables(environment.parse(template)))
+
+
+def names(request: dict[str, Any]) -> dict[str, Any]:
+    """Return `{"names": [...]}`: the variables that the template reads, or a fault."""
+    try:
+        return {"names": _names(_environment(), request["template"])}
+    except Exception as error:
+        return _fault(error)
 
 
 def marked_spans(marked: str, text: str, marks: tuple[str, str]) -> list[tuple[int, int]]:
@@ -117,84 +152,6 @@ def marked_spans(marked: str, text: str, marks: tuple[str, str]) -> list[tuple[i
         if depth == 0 and place > start:
             spans.append((start, place))
     return spans
-
-
-class Turns:
-    """The turns of one conversation, found by rendering its prefixes. Used for templates without generation marks."""
-
-    def __init__(self, budget: Budget, template: Any, messages: list[Any], variables: Any, ends: list[str]) -> None:
-        self.budget, self.template, self.messages, self.ends = budget, template, messages, tuple(ends)
-        self.variables = variables
-
-    def text(self, count: int, *, prompt: bool = False) -> str:
-        """Return the text of the first `count` messages. `prompt` adds the generation prompt."""
-        return self.budget.text(
-            self.template, self.messages[:count], self.variables | {"add_generation_prompt": prompt}
-        )
-
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """Return the spans of `text` that the assistant says.
-
-        A span includes the end of the turn. White space after an end-of-turn token is not included.
-        """
-        saying = [n for n, message in enumerate(self.messages) if _role(message) == "assistant"]
-        begins = [self._begin(text, number) for number in saying]
-        limits = [*begins[1:], len(text)][: len(begins)]
-        spans = []
-        for number, begin, limit in zip(saying, begins, limits, strict=True):
-            end = self._end(text, number, begin)
-            if end > limit:
-                raise UnclearError(f"the end of message {number + 1} is found only after the next answer")
-            said = text[begin:end]
-            if self.ends and said.rstrip().endswith(self.ends):
-                end -= len(said) - len(said.rstrip())
-            spans.append((begin, end))
-        return spans
-
-    def _begin(self, text: str, number: int) -> int:
-        """Return the position in `text` where the answer `number` begins: after the generation prompt."""
-        try:
-            before = self.text(number, prompt=True)
-        except TooLongError:
-            raise
-        except Exception as error:
-            raise UnclearError(f"it cannot write the {number} messages before message {number + 1}: {error}") from error
-        if not text.startswith(before):
-            raise UnclearError(f"the text before message {number + 1} changes when more messages follow")
-        return len(before)
-
-    def _end(self, text: str, number: int, begin: int) -> int:
-        """Return the position in `text` where the answer `number` ends."""
-        upto = self.text(number + 1)
-        if text.startswith(upto):
-            return len(upto)
-        # The template writes the last answer differently (for example with its thoughts). Find the content of the
-        # answer and the text after it in this shorter rendering, and search for both together in the complete text.
-        for content in _contents(self.messages[number]):
-            place = upto.rfind(content)
-            if place < 0:
-                continue
-            tail = upto[place + len(content) :]
-            start = text.find(content + tail, begin)
-            if start < 0 or not tail.strip() or tail in text[begin:start]:
-                continue
-            return start + len(content) + len(tail)
-        raise UnclearError(f"the end of message {number + 1} in its text cannot be determined")
-
-
-def _role(message: Any) -> Any:
-    return message.get("role") if isinstance(message, dict) else None
-
-
-def _contents(message: dict[str, Any]) -> list[str]:
-    """Return the forms in which a template may write the content: unchanged, stripped, or without its thoughts."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = next((part["text"] for part in reversed(content) if isinstance(part, dict) and "text" in part), None)
-    if not isinstance(content, str):
-        return []
-    forms = (content, content.strip(), content.rpartition("</think>")[2].strip())
-    return [form for form in dict.fromkeys(forms) if form.strip()]
 
 
 def _fault(error: Exception) -> dict[str, Any]:
@@ -315,7 +272,11 @@ def main() -> None:
     sys.path[:] = request["path"]
     # jinja2 imports some modules lazily, for example to report an error. Render a template (which fails) now, because
     # no file can be opened after the limits are set.
-    rendered(request | {"template": "{{ [] | first | tojson }}{{ strftime_now('%c') }}", "conversations": [[]]})
+    rendered(
+        request
+        | {"template": "{{ [] | first | tojson }}{{ strftime_now('%c') }}", "conversations": [[]], "tools": [None]}
+    )
+    names(request | {"template": ""})
     time.tzset()
     limit = request["cpu_seconds"] + int(time.process_time())  # do not count the start of Python
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
@@ -325,7 +286,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    json.dump(spoken(request) if "ends" in request else rendered(request), sys.stdout)
+    answer = names if "names" in request else spoken if "ends" in request else rendered
+    json.dump(answer(request), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -76,7 +77,7 @@ def render(
     template: str,
     messages: Sequence[Message],
     *,
-    special: Mapping[str, str],
+    special: Mapping[str, Any],
     prompt: bool = True,
     origin: str | None = None,
 ) -> str:
@@ -85,7 +86,7 @@ def render(
     Args:
         template: The source of the template.
         messages: The messages of the conversation.
-        special: Texts of special tokens, such as bos_token.
+        special: Texts of special tokens, such as bos_token, and other variables of the template.
         prompt: Whether to add the generation prompt, which starts the answer.
         origin: Where the template comes from, for errors: the job's key and file, or a file. None means the model.
 
@@ -99,7 +100,7 @@ def render_all(
     template: str,
     conversations: Sequence[Sequence[Message]],
     *,
-    special: Mapping[str, str],
+    special: Mapping[str, Any],
     prompt: bool = True,
     origin: str | None = None,
 ) -> list[str]:
@@ -123,35 +124,44 @@ def render_conversations(
     template: str,
     conversations: Sequence[Sequence[Message]],
     *,
-    special: Mapping[str, str],
+    special: Mapping[str, Any],
     ends: Sequence[str],
+    tools: Sequence[Any] = (),
     answers: bool = True,
+    checks: bool = False,
     origin: str | None = None,
 ) -> list[RenderedConversation | Problem]:
     """Return the texts of many conversations with the spans that the assistant says, or a problem for each failure.
 
     If the template has `{% generation %}` marks, the spans are the marked text. Otherwise an answer begins after the
-    earlier messages and the generation prompt, and ends with its end of turn.
+    earlier messages and the generation prompt, and ends with its end of turn (see `answer_spans`).
 
     Args:
         template: The source of the template.
         conversations: The messages of each conversation.
-        special: Texts of special tokens, such as bos_token.
+        special: Texts of special tokens, such as bos_token, and other variables of the template.
         ends: End-of-turn tokens. White space after one of them is not part of the answer.
+        tools: The tools of each conversation (a list of objects, or None). Empty: no conversation has tools.
         answers: Whether to find the spans. If false, they are empty.
+        checks: Whether a conversation is a problem if the template does not write a part of it, or if it has thoughts
+            and the generation prompt turns thinking off.
         origin: Where the template comes from, for errors. None means the model.
 
     Raises:
         UserError: The template is not valid or exceeds a limit.
     """
     half = len(conversations) // 2
-    if half and sum(len(messages) * (1 + 2 * _answers(messages)) for messages in conversations) > RUN_MESSAGES:
-        parts = conversations[:half], conversations[half:]
-        more = {"special": special, "ends": ends, "answers": answers, "origin": origin}
-        return [one for part in parts for one in render_conversations(template, part, **more)]  # type: ignore[arg-type]
-    renders = sum(1 + 2 * _answers(messages) for messages in conversations)
-    messages = sum(len(messages) * (1 + 2 * _answers(messages)) for messages in conversations)
-    growth = max((1 + 2 * _answers(messages) for messages in conversations), default=1)
+    if half and sum(len(messages) * _renders(messages) for messages in conversations) > RUN_MESSAGES:
+        more = {"special": special, "ends": ends, "answers": answers, "checks": checks, "origin": origin}
+        parts = (conversations[:half], tools[:half]), (conversations[half:], tools[half:])
+        return [
+            one
+            for part, some in parts
+            for one in render_conversations(template, part, tools=some, **more)  # type: ignore[arg-type]
+        ]
+    renders = sum(map(_renders, conversations))
+    messages = sum(len(messages) * _renders(messages) for messages in conversations)
+    growth = max(map(_renders, conversations), default=1)
     variables = dict(special) | {"add_generation_prompt": False}
     answer = _run(
         template,
@@ -159,7 +169,8 @@ def render_conversations(
         variables,
         renders=renders + messages // 8,
         growth=growth,
-        more={"ends": list(ends), "answers": answers, "date": SPOKEN_DATE},
+        tools=tools,
+        more={"ends": list(ends), "answers": answers, "checks": checks, "date": SPOKEN_DATE},
         origin=origin,
     )
     if "fault" in answer:
@@ -167,8 +178,19 @@ def render_conversations(
     return [_spoken(found, origin) for found in answer["spoken"]]
 
 
-def _answers(messages: Sequence[Message]) -> int:
-    return sum(1 for message in messages if isinstance(message, Mapping) and message.get("role") == "assistant")
+@lru_cache(maxsize=16)
+def variables_of(template: str, origin: str | None = None) -> frozenset[str]:
+    """Return the names of the variables that a template reads. Raise UserError if the template is not valid."""
+    answer = _run(template, [], {}, renders=1, more={"names": True})
+    if "fault" in answer:
+        raise _error(answer, origin)
+    return frozenset(answer["names"])
+
+
+def _renders(messages: Sequence[Message]) -> int:
+    """Return how often a conversation is rendered at most, except to find a part that the template does not write."""
+    answers = sum(1 for message in messages if isinstance(message, Mapping) and message.get("role") == "assistant")
+    return 2 + 5 * answers
 
 
 def _spoken(found: dict[str, Any], origin: str | None) -> RenderedConversation | Problem:
@@ -181,8 +203,31 @@ def _spoken(found: dict[str, Any], origin: str | None) -> RenderedConversation |
             why=f"about the chat template: {found['why'][:500]}",
             fix="set data.chat_template=FILE with {% generation %} marks around the answers, or data.loss_on=all",
         )
+    if found["fault"] == "lost":
+        return _lost(found["message"], found["field"], origin)
+    if found["fault"] == "thoughts":
+        return Problem(
+            "E-HUB-061",
+            "the row has thoughts, and the chat template turns thinking off",
+            why="its generation prompt tells the model not to think, so the model would never use what it learns",
+            fix="set data.thinking=true, or remove the thoughts: data.ignored_fields=[reasoning_content]",
+        )
     error = _error(found, origin)
     return Problem(**error.parts())
+
+
+def _lost(number: int | None, field: str, origin: str | None) -> Problem:
+    """Return the problem of a field that the template does not write."""
+    named = "the chat template" if origin is None else f"{origin}: the chat template"
+    part = "the tools of the row" if number is None else f"{field!r} of message {number + 1}"
+    can_ignore = field != "content"
+    return Problem(
+        "E-HUB-060",
+        f"{named} leaves out {part}",
+        why="the rendered text is the same without it, so the model would not learn it",
+        fix="use a template that writes it: data.chat_template=FILE; or "
+        + (f"train without it: data.ignored_fields=[{field}]" if can_ignore else "remove the message"),
+    )
 
 
 def _run(
@@ -192,6 +237,7 @@ def _run(
     *,
     renders: int,
     growth: int = 1,
+    tools: Sequence[Any] = (),
     more: Mapping[str, Any] = MappingProxyType({}),
     origin: str | None = None,
 ) -> dict[str, Any]:
@@ -199,11 +245,14 @@ def _run(
 
     Its limits grow with the number of `renders` and with the size of the text, which is rendered `growth` times.
     """
-    text = json.dumps(conversations)  # also reduces the messages to plain data, so that no other object is reachable
+    # JSON also reduces the messages to plain data, so that no other object is reachable.
+    text = json.dumps([conversations, list(tools) or [None] * len(conversations)])
+    plain = json.loads(text)
     request = {
         "path": [entry for entry in sys.path if entry],
         "template": template,
-        "conversations": json.loads(text),
+        "conversations": plain[0],
+        "tools": plain[1],
         "variables": variables,
         "cpu_seconds": CPU_SECONDS + int(CPU_SECONDS_PER_RENDER * renders),
         "memory_bytes": MEMORY_BYTES + 16 * len(text),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from forerun.errors import UserError
 from forerun.hub.chat.template import RenderedConversation, render_all, render_conversations
@@ -11,7 +12,7 @@ QUESTION, ANSWER = "Which answer?", "Thisanswer"
 PROBE = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
 
 
-def turn_tail(template: str, special: Mapping[str, str]) -> str:
+def turn_tail(template: str, special: Mapping[str, Any]) -> str:
     """Return the text that follows an answer in its turn, such as `<|im_end|>`, or "" if there is none.
 
     The template renders one short conversation. If that fails, the result is "" too: the cause is reported later, when
@@ -28,7 +29,7 @@ def turn_tail(template: str, special: Mapping[str, str]) -> str:
     return tail.strip() if answer or said else ""
 
 
-def renders_alike(template: str, special: Mapping[str, str], other: Mapping[str, str]) -> bool:
+def renders_alike(template: str, special: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Return whether the template renders the same text with both mappings of special tokens."""
     conversations = [PROBE, PROBE[:1], PROBE * 2]
     try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from forerun.errors import UserError
 from forerun.hub.chat.template import Message, render_all
@@ -78,7 +79,7 @@ class TurnFormat:
         )
 
 
-def turn_format(template: str, special: Mapping[str, str]) -> TurnFormat | None:
+def turn_format(template: str, special: Mapping[str, Any]) -> TurnFormat | None:
     """Return the format of a chat template, or None if it is not made of fixed texts around the messages."""
     try:
         found = _found(template, special)
@@ -89,7 +90,7 @@ def turn_format(template: str, special: Mapping[str, str]) -> TurnFormat | None:
     return found
 
 
-def _found(template: str, special: Mapping[str, str]) -> TurnFormat | None:
+def _found(template: str, special: Mapping[str, Any]) -> TurnFormat | None:
     (text,) = render_all(template, [_turns(_FIRST, _ANSWER, _SECOND)], special=special)
     parts = _split(text, [_FIRST, _ANSWER, _SECOND])
     if parts is None:
@@ -106,7 +107,7 @@ def _found(template: str, special: Mapping[str, str]) -> TurnFormat | None:
     return replace(plain, system_start=parts[0], system_end=parts[1])
 
 
-def _holds(found: TurnFormat, template: str, special: Mapping[str, str]) -> bool:
+def _holds(found: TurnFormat, template: str, special: Mapping[str, Any]) -> bool:
     """Return whether the format renders other conversations as the template does."""
     conversations = [
         _turns("Why?"),

@@ -10,6 +10,7 @@ from forerun.config.column_template import COLUMNS, check_columns
 from forerun.config.section import Section, about, shorthand
 from forerun.errors import JobValueError
 
+MessageField = Literal["reasoning_content", "reasoning", "thinking", "tool_calls", "tools"]
 ColumnValue = str | list[dict[str, str]]  # a column, a template of columns, or the messages of a conversation
 
 
@@ -112,7 +113,7 @@ class Data(Section):
         "the template's default",
         None,
     )
-    ignored_fields: list[str] = Field(
+    ignored_fields: list[MessageField] = Field(
         default_factory=list,
         description="fields of messages that the chat template does not get, such as reasoning_content, or tools",
         json_schema_extra={"reason": "none: a field that the template does not write is an error"},

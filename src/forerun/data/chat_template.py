@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from forerun.config import schema
 from forerun.errors import UserError
 from forerun.files import read_regular
 from forerun.hub.chat.render_process import SWITCHES
-from forerun.hub.chat.template import CHATML, MAX_TEMPLATE_BYTES, variables_of
+from forerun.hub.chat.template import CHATML, MAX_TEMPLATE_BYTES, thinking_switch
 
 BUILT_IN = {"chatml": CHATML}
 
@@ -36,12 +39,15 @@ def template_origin(data: schema.Data) -> str | None:
     return None if data.chat_template is None else f"data.chat_template: {data.chat_template}"
 
 
-def thinking_variables(thinking: bool | None, template: str, origin: str | None = None) -> dict[str, bool]:
+def thinking_variables(
+    thinking: bool | None, template: str, special: Mapping[str, Any], origin: str | None = None
+) -> dict[str, bool]:
     """Return the variable of the template that turns thinking on or off; empty for its default.
 
     Args:
       thinking: `data.thinking` of the job.
       template: the text of the chat template.
+      special: the texts of special tokens that the template uses.
       origin: what errors call the template; None for the model's own.
 
     Raises:
@@ -49,14 +55,13 @@ def thinking_variables(thinking: bool | None, template: str, origin: str | None 
     """
     if thinking is None:
         return {}
-    names = variables_of(template, origin)
-    found = next((name for name in SWITCHES if name in names), None)
+    found = thinking_switch(template, special, origin)
     if found is None:
-        effort = ", but reasoning_effort, which has no value for off" if "reasoning_effort" in names else ""
+        effort = "; its reasoning_effort has no value for off" if "reasoning_effort" in template else ""
         raise UserError(
             "E-DATA-165",
             f"data.thinking={str(thinking).lower()}: the chat template has no switch for thinking",
-            why=f"it reads neither {' nor '.join(SWITCHES)}{effort}",
+            why=f"its generation prompt depends neither on {' nor on '.join(SWITCHES)}{effort}",
             fix="remove data.thinking, or name a template with such a switch: data.chat_template=FILE",
         )
     return {found: thinking}

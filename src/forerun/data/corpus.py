@@ -230,7 +230,9 @@ def recipe_of(
     applied = applies_template(source.form, data, dialect.template)
     chat = source.form in CHAT_FORMS or applied
     template = required_template(source, data, dialect.template, applied=applied) if chat else None
-    switch = {} if template is None else thinking_variables(data.thinking, template, template_origin(data))
+    switch = (
+        {} if template is None else thinking_variables(data.thinking, template, dialect.special, template_origin(data))
+    )
     return recipe_for(
         dialect.tokenizer,
         vocab=vocab if has_ids else None,

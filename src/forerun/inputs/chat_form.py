@@ -62,7 +62,8 @@ def chat_form(
     if template is None:
         return None
     thinking = None if job is None else job.data.thinking
-    special = model_specials(job, snapshot) | thinking_variables(thinking, template, origin)
+    texts = model_specials(job, snapshot)
+    special = texts | thinking_variables(thinking, template, texts, origin)
     return ChatForm(template, special, turn_end(template, special, tokenizer), origin)
 
 

@@ -199,6 +199,18 @@ def test_a_turn_that_is_spelled_out_ends_with_its_text(tmp_path: Path) -> None:
     assert read(tmp_path / "generation_config.json")["eos_token_id"] == [256]
 
 
+def test_an_export_of_a_run_with_a_choice_of_thinking_has_only_texts(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer("bytes")
+    template = CHATML + "{% if add_generation_prompt and enable_thinking is false %}()" + "{% endif %}"
+    form = ChatForm(
+        template, {"eos_token": "<|endoftext|>", "enable_thinking": False}, turn_end(template, {}, tokenizer)
+    )
+    documents.write_tokenizer(None, tmp_path, tokenizer.eos)
+    write_chat(tmp_path, form, tokenizer, {})
+    assert "enable_thinking" not in read(tmp_path / "tokenizer_config.json")
+    assert (tmp_path / "chat_template.jinja").read_text(encoding="utf-8") == template
+
+
 @pytest.mark.torch
 def test_transformers_renders_answers_and_stops_alike(place: Path, tmp_path: Path) -> None:
     import torch

@@ -18,7 +18,9 @@ def with_arguments(messages: list[Any], *, parse: bool) -> list[Any]:
 
     def changed(call: Any) -> Any:
         function = call.get("function") if isinstance(call, dict) else None
-        held = function.get("arguments") if isinstance(function, dict) else None
+        if not isinstance(function, dict):
+            return call
+        held = function.get("arguments")
         value = _parsed(held) if parse else json.dumps(held, ensure_ascii=False) if isinstance(held, dict) else held
         return call if value == held else {**call, "function": {**function, "arguments": value}}
 
@@ -102,8 +104,9 @@ def _without(message: dict[str, Any], field: str, number: int, seen: set[tuple[i
         if names and not any((number, name) in seen for name in names):
             yield {key: value for key, value in message.items() if key not in names}
     else:
-        calls = message.get("tool_calls")
-        for at in range(len(calls)) if isinstance(calls, list) else ():
+        held = message.get("tool_calls")
+        calls = held if isinstance(held, list) else []
+        for at in range(len(calls)):
             if (number, at) not in seen:
                 others = [*calls[:at], *calls[at + 1 :]]
                 kept = {key: value for key, value in message.items() if key != "tool_calls"}

@@ -40,8 +40,8 @@ def rendered(request: dict[str, Any]) -> dict[str, Any]:
 def spoken(request: dict[str, Any]) -> dict[str, Any]:
     """Return `{"spoken": [...]}`: for each conversation its text and the spans that the assistant says.
 
-    A conversation that fails has the keys fault (template, refused, unclear, lost, thoughts) and why instead. A fault of
-    all conversations (syntax, limits) is returned in place of the list.
+    A conversation that fails has the keys fault (template, refused, unclear, lost, thoughts) and why instead. A fault
+    of all conversations (syntax, limits) is returned in place of the list.
     """
     budget = Budget(request["output_characters"])
     found: list[dict[str, Any]] = []
@@ -50,7 +50,7 @@ def spoken(request: dict[str, Any]) -> dict[str, Any]:
         template = environment.from_string(request["template"])
     except Exception as error:
         return _fault(error)
-    thinks = _thinks(request, environment, template, budget) if request["checks"] else True
+    thinks = _thinks(request, template, budget) if request["checks"] else True
     for messages, tools in zip(request["conversations"], request["tools"], strict=True):
         try:
             found.append(_spoken(request, environment, template, budget, messages, tools, thinks=thinks))
@@ -104,32 +104,19 @@ def _needs_check(message: Any) -> bool:
     return not isinstance(message, dict) or len(message) > 2 or message.get("role") not in ("user", "assistant")
 
 
-def _thinks(request: dict[str, Any], environment: Any, template: Any, budget: Budget) -> bool:
+def _thinks(request: dict[str, Any], template: Any, budget: Budget) -> bool:
     """Return whether the generation prompt lets the model think. It does if the template has no switch for it."""
-    switch = next((name for name in SWITCHES if name in _names(environment, request["template"])), None)
-    if switch is None:
-        return True
     question = [{"role": "user", "content": "?"}]
     variables = request["variables"] | {"add_generation_prompt": True}
     try:
-        return budget.text(template, question, variables) == budget.text(template, question, variables | {switch: True})
+        given = budget.text(template, question, variables)
+        for name in SWITCHES:
+            on, off = (budget.text(template, question, variables | {name: value}) for value in (True, False))
+            if on != off:
+                return given == on
     except Exception:  # the conversations report it
         return True
-
-
-def _names(environment: Any, template: str) -> list[str]:
-    """Return the names of the variables that a template reads."""
-    from jinja2 import meta
-
-    return sorted(meta.find_undeclared_variables(environment.parse(template)))
-
-
-def names(request: dict[str, Any]) -> dict[str, Any]:
-    """Return `{"names": [...]}`: the variables that the template reads, or a fault."""
-    try:
-        return {"names": _names(_environment(), request["template"])}
-    except Exception as error:
-        return _fault(error)
+    return True
 
 
 def marked_spans(marked: str, text: str, marks: tuple[str, str]) -> list[tuple[int, int]]:
@@ -276,7 +263,6 @@ def main() -> None:
         request
         | {"template": "{{ [] | first | tojson }}{{ strftime_now('%c') }}", "conversations": [[]], "tools": [None]}
     )
-    names(request | {"template": ""})
     time.tzset()
     limit = request["cpu_seconds"] + int(time.process_time())  # do not count the start of Python
     resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 1))
@@ -286,8 +272,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
-    answer = names if "names" in request else spoken if "ends" in request else rendered
-    json.dump(answer(request), sys.stdout)
+    json.dump(spoken(request) if "ends" in request else rendered(request), sys.stdout)
 
 
 if __name__ == "__main__":

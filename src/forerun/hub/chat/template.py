@@ -13,13 +13,13 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from forerun.errors import Problem, UserError
 from forerun.hub.chat import render_process as child
+from forerun.hub.chat.render_process import SWITCHES
 from forerun.hub.documents import read_json
 from forerun.hub.files import opened, read_exactly, roots_of, shown
 from forerun.units import MIB, Bytes
@@ -178,13 +178,19 @@ def render_conversations(
     return [_spoken(found, origin) for found in answer["spoken"]]
 
 
-@lru_cache(maxsize=16)
-def variables_of(template: str, origin: str | None = None) -> frozenset[str]:
-    """Return the names of the variables that a template reads. Raise UserError if the template is not valid."""
-    answer = _run(template, [], {}, renders=1, more={"names": True})
-    if "fault" in answer:
-        raise _error(answer, origin)
-    return frozenset(answer["names"])
+def thinking_switch(template: str, special: Mapping[str, Any], origin: str | None = None) -> str | None:
+    """Return the variable that turns thinking on and off in the template's generation prompt, or None.
+
+    The template must write different prompts for both values: a name in its text is not enough.
+    """
+    question = [{"role": "user", "content": "?"}]
+    for name in SWITCHES:
+        on, off = (
+            render(template, question, special={**special, name: value}, origin=origin) for value in (True, False)
+        )
+        if on != off:
+            return name
+    return None
 
 
 def _renders(messages: Sequence[Message]) -> int:
@@ -223,7 +229,7 @@ def _lost(number: int | None, field: str, origin: str | None) -> Problem:
     can_ignore = field != "content"
     return Problem(
         "E-HUB-060",
-        f"{named} leaves out {part}",
+        f"{named} omits {part}",
         why="the rendered text is the same without it, so the model would not learn it",
         fix="use a template that writes it: data.chat_template=FILE; or "
         + (f"train without it: data.ignored_fields=[{field}]" if can_ignore else "remove the message"),

@@ -156,7 +156,7 @@ def test_masks_of_templates_with_marks_are_those_of_transformers(name: str, tmp_
 
 
 def test_all_is_learned_if_asked_also_where_answers_cannot_be_told(tmp_path: Path) -> None:
-    unclear = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    unclear = "{{ messages | length }}{% for m in messages | reverse %}{{ m.content }}{% endfor %}"
     assert all(isinstance(one, BadRow) and "loss_on=all" in one.fix for one in encoded(tmp_path, unclear, CHATS))
     for one in documents(tmp_path, unclear, CHATS, loss_on="all"):
         assert one.learned is None

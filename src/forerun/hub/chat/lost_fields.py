@@ -67,21 +67,22 @@ def _renamed(message: Any, old: str, new: str) -> Any:
 def lost_field(turns: Turns, text: str) -> dict[str, Any] | None:
     """Return the first part of a conversation that the template does not write, or None.
 
-    The result has the keys message (a number, or None for the tools) and field. A part is lost if its marks are not
+    The result has the keys message (a number, or None for the tools) and field, which is "inline" for thoughts in the
+    content. A part is lost if its marks are not
     in the text and the text is the same without it. Thoughts of earlier turns do not count: templates remove them to
     save space.
     """
     try:
         found = MarkedTurns(turns, text)
         seen = {found.owners[mark][:2] for mark in found.places}
-    except UnclearError:
-        seen = set()
+    except UnclearError:  # assume that contents are written: to compare the text without each would take too long
+        seen = {(number, "content") for number in range(len(turns.messages))}
     last_user = max((n for n, message in enumerate(turns.messages) if role_of(message) == "user"), default=-1)
     for number, message in enumerate(turns.messages):
         if not isinstance(message, dict):
             continue
-        for field in ("content", "thoughts", "tool_calls"):
-            if field == "thoughts" and number < last_user:
+        for field in ("content", "inline", "thoughts", "tool_calls"):
+            if field in ("thoughts", "inline") and number < last_user:
                 continue
             for without in _without(message, field, number, seen):
                 changed = [*turns.messages[:number], without, *turns.messages[number + 1 :]]
@@ -99,6 +100,9 @@ def _without(message: dict[str, Any], field: str, number: int, seen: set[tuple[i
         held = message.get("content")
         if held and not (isinstance(held, str) and held.isspace()) and (number, "content") not in seen:
             yield {**message, "content": "" if isinstance(held, str) else []}
+    elif field == "inline":
+        if role_of(message) == "assistant" and _thought(message.get("content")):
+            yield {**message, "content": message["content"].rpartition("</think>")[2]}
     elif field == "thoughts":
         names = [name for name in THOUGHTS if message.get(name)]
         if names and not any((number, name) in seen for name in names):

@@ -101,7 +101,9 @@ def _spoken(
 
 def _needs_check(message: Any) -> bool:
     """Return whether a message is more than a text of the user or of the assistant, so that a template may omit it."""
-    return not isinstance(message, dict) or len(message) > 2 or message.get("role") not in ("user", "assistant")
+    if not isinstance(message, dict) or len(message) > 2 or message.get("role") not in ("user", "assistant"):
+        return True
+    return message["role"] == "assistant" and "</think>" in str(message.get("content"))
 
 
 def _thinks(request: dict[str, Any], template: Any, budget: Budget) -> bool:

@@ -226,13 +226,14 @@ def _lost(number: int | None, field: str, origin: str | None) -> Problem:
     """Return the problem of a field that the template does not write."""
     named = "the chat template" if origin is None else f"{origin}: the chat template"
     part = "the tools of the row" if number is None else f"{field!r} of message {number + 1}"
-    can_ignore = field != "content"
+    if field == "inline":
+        part = f"the thoughts in the content of message {(number or 0) + 1}"
     return Problem(
         "E-HUB-060",
         f"{named} omits {part}",
         why="the rendered text is the same without it, so the model would not learn it",
         fix="use a template that writes it: data.chat_template=FILE; or "
-        + (f"train without it: data.ignored_fields=[{field}]" if can_ignore else "remove the message"),
+        + ("remove it from the row" if field in ("content", "inline") else f"data.ignored_fields=[{field}]"),
     )
 
 

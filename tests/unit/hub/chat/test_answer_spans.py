@@ -108,6 +108,15 @@ def test_a_role_that_the_template_does_not_write_is_a_fault() -> None:
     assert (found["fault"], found["message"], found["field"]) == ("lost", 2, "content")
 
 
+def test_thoughts_in_the_content_that_the_template_does_not_write_are_a_fault() -> None:
+    template = PLAIN.replace("m.content", "m.content.split('</think>')[-1]")
+    thought = {"role": "assistant", "content": "<think>hm</think>\n\ntwo"}
+    found = said(template, [USER, thought])
+    assert (found["fault"], found["message"], found["field"]) == ("lost", 1, "inline")
+    assert said(template, [USER, thought, USER, ANSWER]) == ["assistant: \n\ntwo<|end|>", "assistant: two<|end|>"]
+    assert said(PLAIN, [USER, thought]) == ["assistant: <think>hm</think>\n\ntwo<|end|>"]
+
+
 def test_fields_without_text_and_thoughts_of_earlier_turns_may_be_missing() -> None:
     assert said(PLAIN, [USER, ANSWER | {"tool_calls": [], "thinking": "", "name": "x"}]) == ["assistant: two<|end|>"]
     earlier = ANSWER | {"thinking": "hm"}

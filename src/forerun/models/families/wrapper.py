@@ -57,8 +57,9 @@ class Wrapper:
     text: str  # the family of the text part if text_config has no model_type
     layout: Layout  # the names if the files are not downloaded yet
     keys: tuple[str, ...]  # keys of config.json that have no effect on text
-    parts: tuple[str, ...]  # the other parts: their tensors start with one of these names, or with `model.` before it
-    defaults: Mapping[str, Any] = field(default_factory=dict)  # values that published files leave out of text_config
+    parts: tuple[str, ...]  # what the names of all other tensors start with, after an optional `model.`
+    # Values that published files leave out of text_config.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def is_other(self, name: str) -> bool:
         """Return whether a tensor belongs to another part than the text model."""
@@ -130,7 +131,7 @@ def wrapper_of(config: Mapping[str, Any]) -> Wrapper | None:
 
 
 def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a config.json that describes the text model: `text_config`, or all of it."""
+    """Return the part of a config.json that describes the text model: `text_config`, or the complete file."""
     found = config.get(TEXT)
     return found if isinstance(found, Mapping) else config
 

@@ -41,7 +41,7 @@ RESULTS = ROOT / "bench" / "results" / "family_methods.json"
 STEPS = 20
 LIMIT = 1e-3  # of the difference of logits, whose standard deviation is between 0.5 and 5
 WORDS = np.frombuffer(b"Alice was beginning to get very tired of sitting by her sister", np.uint8).astype(np.int32)
-BYTES = {"vocab_size": 264, "bos_token_id": None, "eos_token_id": 256, "pad_token_id": None}
+BYTES = {"vocab_size": 264, "bos_token_id": 1, "eos_token_id": 256, "pad_token_id": None}
 GROUP = 32  # inputs that share a scale; widths of the checkpoints are multiples of it
 DIALOGUES = ROOT / "examples" / "sft" / "dialogues.jsonl"
 PAIRS = ROOT / "examples" / "dpo" / "pairs.jsonl"
@@ -68,7 +68,7 @@ def byte_variant(variant: Variant) -> Variant:
 
 
 def job_of(method: str, base: Path, folder: Path, steps: int) -> fr.Job:
-    chat = {"path": str(DIALOGUES), "tokenizer": "bytes", "chat_template": "chatml", "store": "tokens"}
+    chat = {"path": str(DIALOGUES), "tokenizer": "bytes", "chat_template": "chatml", "store": str(folder / "tokens")}
     pairs = {"path": str(PAIRS), "tokenizer": "bytes"}
     return fr.Job(
         name=method,

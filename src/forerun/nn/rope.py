@@ -165,7 +165,8 @@ def rotate(x_BSHD: Any, angles: Angles) -> Any:
     turning = x_BSHD.astype(jnp.float32)[..., :dims]
     if interleaved:
         # Two shifts by one lane and a selection. A reshape of D to pairs would give arrays with two lanes on a TPU.
-        # Weights keep the order of the checkpoint, so that adapters and exports need no permutation.
+        # Weights keep the order of the checkpoint, so that adapters and exports need no permutation. The price on v6e,
+        # planned for four layers of ERNIE 4.5 0.3B: 46 ms a step instead of 38 ms with halves, which Llama has.
         next_D, previous_D = jnp.roll(turning, -1, axis=-1), jnp.roll(turning, 1, axis=-1)
         other = jnp.where(_first_of_pairs(dims), next_D, previous_D)
         turned = (turning * cos + other * sin).astype(x_BSHD.dtype)

@@ -110,7 +110,9 @@ def expected_loss_and_gradients(name: str) -> tuple[float, Any]:
     nats = torch.nn.functional.cross_entropy(all_reference_logits(one).flatten(0, 1), targets, reduction="none")
     loss = (nats * weights).sum() / weights.sum()
     loss.backward()
-    return loss.item(), one.params_of({key: leaf.grad.numpy() for key, leaf in one.reference.named_parameters()})
+    found = {key: leaf.grad.numpy() for key, leaf in one.reference.named_parameters()}
+    fixed = one.reference.state_dict().keys() - found.keys() - {"lm_head.weight"}  # buffers: they are never trained
+    return loss.item(), one.params_of(found | {key: np.zeros(1, np.float32) for key in fixed})
 
 
 def norm_of(tree: Any) -> float:

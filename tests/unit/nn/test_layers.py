@@ -57,7 +57,7 @@ def test_rope_is_a_complex_rotation(theta: float) -> None:
 
 @pytest.mark.parametrize(("share", "turning"), [(0.25, 2), (0.3, 2), (1.0, 8)])
 def test_proportional_rope_turns_the_first_pairs(share: float, turning: int) -> None:
-    """Pairs (i, i + D/2) of the whole head: the first ones turn as in a head that turns completely, at half the speed."""
+    """Pairs (i, i + D/2) of the whole head: the first ones turn as if all did, at half the speed."""
     D, rng = 16, np.random.default_rng(0)
     x, positions = rng.normal(size=(1, 6, 3, D)), 50 + np.arange(6)[None]
     frequency = np.where(np.arange(D // 2) < turning, 1e6 ** (-2 * np.arange(D // 2) / D) / 2, 0)

@@ -50,6 +50,9 @@ class DecoderConfig:
     kinds: tuple[LayerKind, ...] = ()  # one period of the layers' kinds; empty: all layers have `window` and RoPE
     last_layers: int = 0  # layers at the end that repeat `last_kinds` instead
     last_kinds: tuple[LayerKind, ...] = ()
+    value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
+    layer_scalar: bool = False  # the output of each layer is multiplied by a fixed number (Gemma 4)
+    layer_width: int = 0  # width of the embedding that each layer has of its own (Gemma 4 E2B); 0: none
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -77,6 +80,9 @@ class DecoderConfig:
             "D": self.head_dim,
             "F": self.mlp,
             "V": self.vocab,
+            "P": self.layer_width,
+            "W": self.layers * self.layer_width,
+            "A": 1,
         }
         return own.get(letter) or sizes[letter]
 

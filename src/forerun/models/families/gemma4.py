@@ -66,7 +66,7 @@ def _read(s: Settings, *, window: int, layer_width: int) -> DecoderConfig:
         kinds=base.repeated([kinds[one] for one in types[:own]]),
         last_layers=shared,
         last_kinds=base.repeated([sharing[one] for one in types[own:]]) if shared else (),
-        **_layer_embedding(s, layer_width, sizes["vocab"]),
+        layer_width=_layer_width(s, layer_width, sizes["vocab"]),
     )
 
 
@@ -127,20 +127,20 @@ def _shared_layers(s: Settings, types: list[str]) -> int:
     return shared
 
 
-def _layer_embedding(s: Settings, width: int, vocab: int) -> dict[str, Any]:
-    """Return the fields of DecoderConfig for the embedding that each layer has. `width` is its default width."""
+def _layer_width(s: Settings, width: int, vocab: int) -> int:
+    """Return the width of the embedding that each layer has, or 0. `width` is the default."""
     width = s.take("hidden_size_per_layer_input", width)
     rows = s.take("vocab_size_per_layer_input", 262_144)
-    if width and rows < vocab:
-        raise s.refused(f"vocab_size_per_layer_input: {rows} below vocab_size")
-    return {"layer_width": width, "layer_vocab": rows if width else 0}
+    if width and rows != vocab:
+        raise s.refused(f"vocab_size_per_layer_input: {rows} with another vocab_size")
+    return width
 
 
 LAYER = "model.layers.{}."
 TABLE = (
     *base.EMBEDDING,
-    tensor("model.embed_tokens_per_layer.weight", "layer_embed", "V N"),
-    tensor("model.per_layer_model_projection.weight", "layer_projection", "N E"),
+    tensor("model.embed_tokens_per_layer.weight", "layer_embed", "V W"),
+    tensor("model.per_layer_model_projection.weight", "layer_projection", "W E"),
     tensor("model.per_layer_projection_norm.weight", "layer_projection_norm", "P"),
     *base.PROJECTIONS,
     *base.BIASES,

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
-from forerun.models.families import gemma, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from forerun.models.families import gemma, gemma4, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
 from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
 from forerun.models.sizes import DecoderConfig, Gpt2Config
@@ -23,6 +23,8 @@ FAMILIES = {
         smollm3.FAMILY,
         gemma.GEMMA2,
         gemma.GEMMA3,
+        gemma4.GEMMA4,
+        gemma4.GEMMA4_UNIFIED,
         phi3.FAMILY,
         olmo2.FAMILY,
         gpt2.FAMILY,
@@ -97,7 +99,9 @@ def _misfit(config: Config) -> str | None:
         return (
             f"width {config.embed} does not divide into {config.heads} heads" if config.embed % config.heads else None
         )
-    for kind in config.layer_kinds:
+    for kind in (*config.layer_kinds, *config.last_kinds):
+        if config.size("H", kind.shape) % config.size("K", kind.shape):
+            return f"{config.size('H', kind.shape)} heads cannot share {config.size('K', kind.shape)} key/value heads"
         if kind.rope is None:
             continue
         if kind.rope.dims < 2 or kind.rope.dims % 2:

@@ -111,7 +111,7 @@ GEMMA4_LARGE = GEMMA4 | {
     "use_bidirectional_attention": "vision",
 }
 GEMMA4_SMALL = GEMMA4 | {
-    "hidden_size_per_layer_input": 4,
+    "hidden_size_per_layer_input": 16,  # with a few, all gates of a token may be 0, and a norm amplifies the rest
     "vocab_size_per_layer_input": VOCAB,
     "num_kv_shared_layers": 3,
 }
@@ -177,6 +177,15 @@ VARIANTS: dict[str, Variant] = {
         GEMMA4_LARGE | {"num_hidden_layers": 5, "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL]},
     ),
     "gemma4-31b": Variant("Gemma 4 31B (text)", "Gemma4", GEMMA4_LARGE | {"attention_bias": True}),
+    "gemma4-e2b": Variant(
+        "Gemma 4 E2B, E4B (text)", "Gemma4", GEMMA4_SMALL | {"use_double_wide_mlp": True, "num_key_value_heads": 1}
+    ),
+    "gemma4-e4b-tails": Variant(
+        "Gemma 4 E2B, E4B (text)",
+        "Gemma4",
+        GEMMA4_SMALL
+        | {"num_hidden_layers": 9, "layer_types": [*[LOCAL, GLOBAL] * 2, *[LOCAL, LOCAL, GLOBAL], LOCAL, GLOBAL]},
+    ),
     "phi3": Variant("Phi-3, Phi-4-mini", "Phi3", PHI | {"sliding_window": WINDOW}),
     "phi3-longrope": Variant("Phi-3, Phi-4-mini", "Phi3", PHI | {"rope_parameters": longrope(8)}),
     "phi4-mini": Variant(
@@ -242,7 +251,10 @@ def reference_of(variant: Variant) -> Any:
     with torch.no_grad():
         for name, weight in reference.named_parameters():
             is_scale = ("norm" in name or "ln_" in name) and name.endswith("weight")
-            weight.normal_(1.0 if is_scale and around_one else 0.0, 0.2, generator=generator)
+            mean = 1.0 if is_scale and around_one else 0.0
+            if variant.kind.startswith("Gemma4") and "q_norm" in name:
+                mean = 0.3  # only this norm scales the scores; with 1, attention would amplify rounding errors
+            weight.normal_(mean, 0.2, generator=generator)
         for name, buffer in reference.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.6, 1.4, generator=generator)

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from forerun.models.base import Capabilities, Readout
+from forerun.models.decoder_params import Block, Params, decoder_specs
 from forerun.models.keys import Stack
+from forerun.models.layer_inputs import layer_inputs, plus_layer_input, with_layer_inputs
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section
 from forerun.models.layout import StepWithOutput, joined, silent, through, unstacked
-from forerun.models.parameter_axes import bias_axes, matrix_axes, norm_axes, outer_axes, shape_of
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
@@ -28,57 +29,14 @@ from forerun.nn.kv_cache import Cache
 from forerun.nn.layer_caches import LayerCaches
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.sharding import constrain
-from forerun.nn.spec import Fill, Normal, ParamSpec, count, stack
-from forerun.nn.weights.dense import Dense, as_weight, contract
+from forerun.nn.spec import ParamSpec, count
+from forerun.nn.weights.dense import as_weight, contract
 
-T = TypeVar("T")
 Numbers = dict[str | None, jax.Array | int]  # for each stack of the cache: the number of its next layer
-Carry = tuple[jax.Array, Numbers]  # the residual stream and the numbers
-NewTokens = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, K, D]
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True, kw_only=True)
-class Block(Generic[T]):
-    """Parameters of one layer. A parameter that the layer does not have is None."""
-
-    attention_norm: T | None = None
-    query: Dense[T]
-    key: Dense[T] | None = None  # None: the layer uses keys and values of an earlier layer
-    value: Dense[T] | None = None  # None: values are the keys before their norm
-    out: Dense[T]
-    query_bias: T | None = None
-    key_bias: T | None = None
-    value_bias: T | None = None
-    out_bias: T | None = None
-    query_norm: T | None = None
-    key_norm: T | None = None
-    attention_post_norm: T | None = None
-    mlp_norm: T | None = None
-    gate: Dense[T]
-    up: Dense[T]
-    down: Dense[T]
-    gate_bias: T | None = None
-    up_bias: T | None = None
-    down_bias: T | None = None
-    mlp_post_norm: T | None = None
-
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class Params(Generic[T]):
-    """Parameters of a decoder.
-
-    A section of layers is one stack, in which every leaf has a leading L, or a stack for each name of a shape.
-    """
-
-    embed: T
-    blocks: Block[T] | dict[str, Block[T]]
-    norm: T
-    head: Dense[T] | None  # None: the embedding is the output matrix
-    tail: Block[T] | dict[str, Block[T]] | None = None  # layers that do not fill a period of layer kinds
-    last: Block[T] | dict[str, Block[T]] | None = None  # layers at the end with other kinds
-    last_tail: Block[T] | dict[str, Block[T]] | None = None  # the last layers that do not fill a period
+KeysAndValues = tuple[jax.Array, jax.Array]  # of one layer, [B, S, K, D] or [B, T, K, D]
+Kept = dict[str | None, KeysAndValues]  # those of the last layer of each stack, if later layers attend to them
+Carry = tuple[jax.Array, Numbers, Kept]  # the residual stream, the numbers, and what is kept
+Mix = Callable[[Block[jax.Array], jax.Array], jax.Array]  # parameters of a layer and its input -> [B, S, E]
 
 
 @dataclass(frozen=True)
@@ -113,14 +71,7 @@ class Decoder:
         )
 
     def specs(self) -> Params[ParamSpec]:
-        c, axes = self.config, outer_axes(self.config)
-        embed, head = axes["embed"], axes.get("head")
-        return Params(
-            embed=ParamSpec(shape_of(c, embed), embed, Normal(0.02)),
-            norm=_scale(c, axes["norm"]),
-            head=Dense(ParamSpec(shape_of(c, head), head, Normal(0.02), inputs=0)) if head else None,
-            **{section.name: _section_specs(c, section) for section in c.sections},
-        )
+        return decoder_specs(self.config)
 
     def apply(
         self,
@@ -134,7 +85,7 @@ class Decoder:
 
         def attend(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, kind: LayerKind) -> jax.Array:
             return attention(
-                q_BSHD,
+                self._tempered(q_BSHD, positions_BS),
                 k_BSKD,
                 v_BSKD,
                 segments_BS,
@@ -146,14 +97,36 @@ class Decoder:
 
         turns = self._angles(positions_BS, segments_BS)
 
-        def layer(kind: LayerKind, x_BSE: jax.Array, block: Block[jax.Array]) -> jax.Array:
-            return self.block(block, x_BSE, turns.get(kind), partial(attend, kind=kind))
+        def step(kind: LayerKind, shared: Kept, keeps: bool) -> Callable[[Any, Block[jax.Array]], Any]:
+            def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, KeysAndValues | None]:
+                used: list[KeysAndValues] = []
+
+                def noted(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array) -> jax.Array:
+                    used.append((k_BSKD, v_BSKD))
+                    return attend(q_BSHD, k_BSKD, v_BSKD, kind)
+
+                given = shared.get(kind.stack_name)
+                mix = partial(self.attention, turns=turns.get(kind), attend=noted, shared=given)
+                return self.block(block, x_BSE, mix), used[0] if keeps else None
+
+            checkpointed = compute.checkpointed(layer)
+
+            def one(carry: tuple[jax.Array, Kept], block: Block[jax.Array]) -> tuple[jax.Array, Kept]:
+                x_BSE, found = checkpointed(carry[0], block)
+                return x_BSE, carry[1] if found is None else carry[1] | {kind.stack_name: found}
+
+            return one
 
         x_BSE = self._embed(params, tokens_BS, compute)
+        inputs_LBSP = self._layer_inputs(params, tokens_BS, x_BSE)
+        kept = self._nothing_kept(x_BSE)
         for section in c.sections:
+            shared = kept if section.shares_keys else {}
             # One step per layer kind: windows and RoPE are static, so each kind has its own code in the scan body.
-            steps = [silent(compute.checkpointed(partial(layer, kind))) for kind in section.kinds]
-            x_BSE, _ = _through_section(section, steps, x_BSE, params)
+            steps = [silent(step(kind, shared, keeps=bool(kept) and not shared)) for kind in section.kinds]
+            blocks = with_layer_inputs(getattr(params, section.name), section, inputs_LBSP)
+            (x_BSE, after), _ = _through_section(section, steps, (x_BSE, {} if shared else kept), blocks)
+            kept = kept if shared else after
         return self._readout(params, x_BSE, compute)
 
     def unstacked(self, params: Params[jax.Array]) -> Params[jax.Array]:
@@ -169,7 +142,7 @@ class Decoder:
             layers = sum(kind.shape == shape for kind in c.all_kinds)
             return Cache.specs(layers, rows, length, c.size("K", shape), c.size("D", shape), dtype)
 
-        shapes = {kind.stack_name: kind.shape for kind in c.all_kinds if not (kind.shape and kind.shape.shares_keys)}
+        shapes = {kind.stack_name: kind.shape for kind in c.all_kinds if not kind.shares_keys}
         if None in shapes:
             return part(None)
         return LayerCaches({str(name): part(shape) for name, shape in shapes.items()})
@@ -197,25 +170,34 @@ class Decoder:
         c = self.config
         turns = self._angles(positions_BT, jnp.ones_like(positions_BT))
 
-        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, NewTokens]:
-            x_BTE, numbers = carry
-            number, part = numbers[kind.stack_name], _part(cache, kind)
-            new: list[NewTokens] = []
+        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, KeysAndValues | None]:
+            x_BTE, numbers, kept = carry
+            name, shared = kind.stack_name, kept.get(kind.stack_name) if kind.shares_keys else None
+            part = _part(cache, kind)
+            number = numbers[name] - 1 if kind.shares_keys else numbers[name]  # shared: the last layer with own keys
+            new: list[KeysAndValues] = []
 
             def attend(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
                 new.append((k_BTKD, v_BTKD))
                 limits: dict[str, Any] = {"scale": c.query_scale, "softcap": c.attention_softcap}
                 old = part.layer(number)
+                q_BTHD = self._tempered(q_BTHD, positions_BT)
                 return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, window=kind.window, **limits)
 
-            x_BTE = self.block(block, x_BTE, turns.get(kind), attend)
-            return (x_BTE, numbers | {kind.stack_name: number + 1}), new[0]
+            mix = partial(self.attention, turns=turns.get(kind), attend=attend, shared=shared)
+            x_BTE = self.block(block, x_BTE, mix)
+            if kind.shares_keys:
+                return (x_BTE, numbers, kept), None
+            return (x_BTE, numbers | {name: number + 1}, kept | ({name: new[0]} if kept else {})), new[0]
 
-        carry: Carry = (self._embed(params, tokens_BT, compute), dict.fromkeys({k.stack_name for k in c.all_kinds}, 0))
+        x_BTE = self._embed(params, tokens_BT, compute)
+        inputs_LBTP = self._layer_inputs(params, tokens_BT, x_BTE)
+        carry: Carry = (x_BTE, dict.fromkeys({k.stack_name for k in c.all_kinds}, 0), self._nothing_kept(x_BTE))
         outputs: dict[str | None, list[Any]] = {name: [] for name in carry[1]}
         for section in c.sections:
-            carry, found = _through_section(section, [partial(layer, kind) for kind in section.kinds], carry, params)
-            for name in section.shapes:
+            blocks = with_layer_inputs(getattr(params, section.name), section, inputs_LBTP)
+            carry, found = _through_section(section, [partial(layer, kind) for kind in section.kinds], carry, blocks)
+            for name in () if section.shares_keys else section.shapes:
                 outputs[name].append(found if name is None else found[name])
         x_BTE, new = carry[0], {name: joined(each) for name, each in outputs.items()}
         after: Cache[jax.Array] | LayerCaches[jax.Array]
@@ -225,45 +207,62 @@ class Decoder:
             after = cache.with_tokens(positions_BT, {str(name): one for name, one in new.items()}, after_BTE=x_BTE)
         return self._readout(params, x_BTE, compute), after
 
-    def block(
-        self,
-        block: Block[jax.Array],
-        x_BSE: jax.Array,
-        turns: Angles | None,
-        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
-    ) -> jax.Array:
+    def block(self, block: Block[jax.Array], x_BSE: jax.Array, mix: Mix) -> jax.Array:
         """Return the output of one layer, [B, S, E].
 
         Args:
             block: Parameters of the layer, without a layer dimension.
             x_BSE: The residual stream.
-            turns: The RoPE angles, or None for a layer without positions.
-            attend: A function of queries, keys and values that returns the attention output.
+            mix: The function that mixes positions, such as `attention`. Its input has the norm before it applied.
         """
         # Names of `residual` are those that the job's remat policy can keep. `layer_in` has the layout of the residual
         # stream (split along S by tp), so a kept input takes 1 / tp of the memory.
         x_BSE = residual(constrain(x_BSE, "BSE"), "layer_in")
 
-        # ---- Attention ----
-        y_BSE = self._norm(x_BSE, block.attention_norm)
-        q_BSHD = self._heads("BSE,EHD->BSHD", y_BSE, block.query, block.query_bias, block.query_norm)
-        assert block.key is not None
-        k_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.key, block.key_bias, block.key_norm)
-        assert block.value is not None
-        v_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.value, block.value_bias, None)
-        if turns is not None:
-            q_BSHD, k_BSKD = rotate(q_BSHD, turns), rotate(k_BSKD, turns)
-        q_BSHD, k_BSKD = residual(q_BSHD, "query"), residual(k_BSKD, "key")
-        y_BSHD = attend(q_BSHD, k_BSKD, residual(v_BSKD, "value"))
-        y_BSE = _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
-        x_BSE = x_BSE + self._norm(y_BSE, block.attention_post_norm)
+        # ---- Attention, or another mixer ----
+        y_BSE = mix(block, self._norm(x_BSE, block.attention_norm))
+        x_BSE = x_BSE + self._scaled(self._norm(y_BSE, block.attention_post_norm))
 
         # ---- Gated MLP ----
         y_BSE = self._norm(x_BSE, block.mlp_norm)
         gate_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.gate), block.gate_bias), "mlp_gate")
         up_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.up), block.up_bias), "mlp_up")
         y_BSE = contract("BSF,FE->BSE", _ACTIVATIONS[self.config.activation](gate_BSF) * up_BSF, block.down)
-        return x_BSE + self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm)
+        x_BSE = x_BSE + self._scaled(self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm))
+        if block.layer_gate is not None:
+            x_BSE = plus_layer_input(x_BSE, block, _ACTIVATIONS[self.config.activation], self._norm)
+        return x_BSE if block.scalar is None else x_BSE * jax.lax.stop_gradient(block.scalar.astype(x_BSE.dtype))
+
+    def attention(
+        self,
+        block: Block[jax.Array],
+        y_BSE: jax.Array,
+        *,
+        turns: Angles | None,
+        attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+        shared: KeysAndValues | None = None,
+    ) -> jax.Array:
+        """Return the output of the attention of one layer, [B, S, E].
+
+        Args:
+            block: Parameters of the layer, without a layer dimension.
+            y_BSE: The input of the attention.
+            turns: The RoPE angles, or None for a layer without positions.
+            attend: A function of queries, keys and values that returns the attention output.
+            shared: Keys and values of an earlier layer, for a layer without own ones.
+        """
+        q_BSHD = self._norm(_plus(contract("BSE,EHD->BSHD", y_BSE, block.query), block.query_bias), block.query_norm)
+        if shared is None:
+            k_BSKD, v_BSKD = self._keys_and_values(block, y_BSE)
+            if turns is not None:
+                q_BSHD, k_BSKD = rotate(q_BSHD, turns), rotate(k_BSKD, turns)
+            q_BSHD, k_BSKD = residual(q_BSHD, "query"), residual(k_BSKD, "key")
+            v_BSKD = residual(v_BSKD, "value")
+        else:
+            k_BSKD, v_BSKD = shared
+            q_BSHD = residual(q_BSHD if turns is None else rotate(q_BSHD, turns), "query")
+        y_BSHD = attend(q_BSHD, k_BSKD, v_BSKD)
+        return _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
 
     def flops_per_token(self, sequence: int) -> float:
         """Return the FLOPs per token of a forward and backward pass.
@@ -272,7 +271,8 @@ class Decoder:
         layer, or less with a window. The embedding counts only if it is also the output matrix.
         """
         c = self.config
-        matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - c.vocab * c.embed
+        looked_up = c.vocab * (c.embed + c.size("W"))
+        matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - looked_up
         if c.tied:
             matrices += c.vocab * c.embed
         scores = sum(
@@ -296,15 +296,54 @@ class Decoder:
 
     def _readout(self, params: Params[jax.Array], x_BSE: jax.Array, compute: Compute) -> Readout:
         matrix = (params.head or as_weight(params.embed)).matrix("VE", compute.dtype)
-        return Readout(self._norm(x_BSE, params.norm), matrix, self.config.logit_softcap)
+        norm, divisor = params.norm, self.config.logit_divisor
+        if divisor != 1.0:  # the norm's E weights are divided instead of the V logits of each token
+            norm = norm.astype(jnp.float32) / divisor
+        return Readout(self._norm(x_BSE, norm), matrix, self.config.logit_softcap)
+
+    def _scaled(self, y_BSE: jax.Array) -> jax.Array:
+        """Return the output of attention or MLP as it is added to the residual stream."""
+        scale = self.config.residual_scale
+        return y_BSE if scale == 1.0 else (y_BSE.astype(jnp.float32) * scale).astype(y_BSE.dtype)
+
+    def _tempered(self, q_BSHD: jax.Array, positions_BS: jax.Array) -> jax.Array:
+        """Return the queries, multiplied by the temperature of their positions if the family has one."""
+        temperature = self.config.query_temperature
+        if temperature is None:
+            return q_BSHD
+        spans_BS = (positions_BS // temperature.original).astype(jnp.float32)
+        factors_BS = 1.0 + temperature.beta * jnp.log1p(spans_BS)
+        return q_BSHD * factors_BS[:, :, None, None].astype(q_BSHD.dtype)
 
     def _norm(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
         c = self.config
         return x if scale is None else layers.rms_norm(x, scale, c.norm_eps, around_one=c.norm_around_one)
 
-    def _heads(self, equation: str, x: jax.Array, weight: Dense[jax.Array], bias: Any, norm: Any) -> jax.Array:
-        """Return the projection of `x` to heads, with the bias (Qwen2) or norm (Qwen3) if the family has one."""
-        return self._norm(_plus(contract(equation, x, weight), bias), norm)
+    def _keys_and_values(self, block: Block[jax.Array], y_BSE: jax.Array) -> KeysAndValues:
+        """Return keys and values of a layer, with their biases (Qwen2) or norms (Qwen3), before RoPE."""
+        assert block.key is not None
+        plain_BSKD = _plus(contract("BSE,EKD->BSKD", y_BSE, block.key), block.key_bias)
+        k_BSKD = self._norm(plain_BSKD, block.key_norm)
+        if block.value is None:
+            v_BSKD = plain_BSKD
+        else:
+            v_BSKD = _plus(contract("BSE,EKD->BSKD", y_BSE, block.value), block.value_bias)
+        if self.config.value_norm:
+            v_BSKD = layers.unscaled_rms_norm(v_BSKD, self.config.norm_eps)
+        return k_BSKD, v_BSKD
+
+    def _layer_inputs(self, params: Params[jax.Array], tokens_BS: jax.Array, x_BSE: jax.Array) -> jax.Array | None:
+        """Return the own embedding of each layer, [L, B, S, P], or None if the family has none."""
+        return None if params.layer_embed is None else layer_inputs(params, tokens_BS, x_BSE, self._norm)
+
+    def _nothing_kept(self, x_BSE: jax.Array) -> Kept:
+        """Return zeros for the keys and values that later layers will share, or an empty mapping if none do."""
+        c = self.config
+
+        def zeros(kind: LayerKind) -> jax.Array:
+            return jnp.zeros((*x_BSE.shape[:2], c.size("K", kind.shape), c.size("D", kind.shape)), x_BSE.dtype)
+
+        return {kind.stack_name: (zeros(kind), zeros(kind)) for kind in c.last_kinds if kind.shares_keys}
 
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -323,11 +362,9 @@ def _mean_window(sequence: int, window: int) -> float:
     return window * (1 - window / (2 * sequence))
 
 
-def _through_section(
-    section: Section, steps: list[StepWithOutput], carry: Any, params: Params[jax.Array]
-) -> tuple[Any, Any]:
+def _through_section(section: Section, steps: list[StepWithOutput], carry: Any, blocks: Any) -> tuple[Any, Any]:
     """Return the carry after the layers of a section, and their outputs as `through` returns them."""
-    return through(steps, carry, getattr(params, section.name), section.stack_names, scanned=section.scanned)
+    return through(steps, carry, blocks, section.stack_names, scanned=section.scanned)
 
 
 def _part(cache: Cache[jax.Array] | LayerCaches[jax.Array], kind: LayerKind) -> Cache[jax.Array]:
@@ -335,30 +372,3 @@ def _part(cache: Cache[jax.Array] | LayerCaches[jax.Array], kind: LayerKind) -> 
     part = cache if isinstance(cache, Cache) else cache.parts[str(kind.stack_name)]
     assert isinstance(part, Cache)
     return part
-
-
-def _section_specs(c: DecoderConfig, section: Section) -> Any:
-    """Return the specs of one stack, or of a stack for each name of a shape."""
-    stacks = {name: stack(_block_specs(c, shape), len(section.numbers(name))) for name, shape in section.shapes.items()}
-    return stacks.get(None, stacks)
-
-
-def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]:
-    into = Normal(0.02)
-    back = Normal(0.02 / (2 * c.layers) ** 0.5)  # 2 x layers outputs add up in the residual stream
-    start = {"out": back, "down": back}
-    inputs = {"out": 2}  # it sums over H and D
-    members: dict[str, Any] = {
-        name: Dense(ParamSpec(shape_of(c, axes, shape), axes, start.get(name, into), inputs=inputs.get(name, 1)))
-        for name, axes in matrix_axes(shape).items()
-    }
-    members |= {name: _scale(c, axes, shape) for name, axes in norm_axes(c, shape).items()}
-    members |= {
-        name: ParamSpec(shape_of(c, axes, shape), axes, Fill(0.0), decay=False)
-        for name, axes in bias_axes(c, shape).items()
-    }
-    return Block(**members)
-
-
-def _scale(c: DecoderConfig, axes: str, shape: LayerShape | None = None) -> ParamSpec:
-    return ParamSpec(shape_of(c, axes, shape), axes, Fill(0.0 if c.norm_around_one else 1.0), decay=False)

@@ -45,6 +45,18 @@ def layer_inputs(
     return constrain(jnp.moveaxis(mixed_BSLP * jnp.asarray(0.5**0.5, dtype), 2, 0), "LBSP")
 
 
+def plus_layer_input(
+    x_BSE: jax.Array,
+    block: Any,
+    activation: Callable[[jax.Array], jax.Array],
+    norm: Callable[[jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    """Return the residual stream of a layer after its own embedding is added, gated by the stream itself."""
+    gate_BSP = activation(contract("BSE,EP->BSP", x_BSE, block.layer_gate))
+    y_BSE = contract("BSP,PE->BSE", gate_BSP * block.layer_input, block.layer_out)
+    return x_BSE + norm(y_BSE, block.layer_post_norm)
+
+
 def with_layer_inputs(part: Any, section: Section, inputs_LBSP: jax.Array | None) -> Any:
     """Return the blocks of a section, each with the input of its layer, or unchanged if there are no inputs.
 

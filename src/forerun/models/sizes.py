@@ -16,6 +16,14 @@ from forerun.nn.rope import Rope, Scaling
 
 
 @dataclass(frozen=True)
+class QueryTemperature:
+    """A factor of queries that grows with their position: 1 + beta * log(1 + floor(position / original))."""
+
+    beta: float
+    original: int  # in tokens; the factor is 1 for earlier positions
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Dimensions and settings of a decoder.
 
@@ -44,6 +52,9 @@ class DecoderConfig:
     norm_heads_together: bool = False  # the norms of q and k cover all heads together (OLMo 2)
     activation: Literal["silu", "gelu"] = "silu"  # gelu is the tanh approximation
     embed_scale: float = 1.0
+    residual_scale: float = 1.0  # factor of each output of attention and MLP before the addition (Granite)
+    logit_divisor: float = 1.0  # of the logits (Granite)
+    query_temperature: QueryTemperature | None = None  # None: 1 at every position (Ministral 3 has one)
     query_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
     logit_softcap: float | None = None

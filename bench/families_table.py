@@ -15,7 +15,8 @@ START = "<!-- families: written by bench/families_table.py from a run of the tes
 END = "<!-- end of families -->"
 ROWS = (
     "Llama 2, 3.x", "SmolLM2", "SmolLM3", "Qwen2, 2.5", "Qwen3", "Mistral",
-    "Gemma 2", "Gemma 3 (text)", "Gemma 4 12B (text)", "Gemma 4 31B (text)", "Gemma 4 E2B, E4B (text)", "Phi-3, Phi-4-mini", "OLMo 2", "GPT-2",
+    "Gemma 2", "Gemma 3 (text)", "Gemma 4 12B (text)", "Gemma 4 31B (text)", "Gemma 4 E2B, E4B (text)",
+    "Phi-3, Phi-4-mini", "OLMo 2", "GPT-2",
 )  # fmt: skip
 FIRST = (
     "logits",

@@ -97,7 +97,7 @@ class Decoder:
 
         turns = self._angles(positions_BS, segments_BS)
 
-        def step(kind: LayerKind, shared: Kept, keeps: bool) -> Callable[[Any, Block[jax.Array]], Any]:
+        def step(kind: LayerKind, shared: Kept, *, keeps: bool) -> Callable[[Any, Block[jax.Array]], Any]:
             def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, KeysAndValues | None]:
                 used: list[KeysAndValues] = []
 
@@ -123,7 +123,7 @@ class Decoder:
         for section in c.sections:
             shared = kept if section.shares_keys else {}
             # One step per layer kind: windows and RoPE are static, so each kind has its own code in the scan body.
-            steps = [silent(step(kind, shared, keeps=bool(kept) and not shared)) for kind in section.kinds]
+            steps = [silent(step(kind, shared, keeps=kind.stack_name in kept and not shared)) for kind in section.kinds]
             blocks = with_layer_inputs(getattr(params, section.name), section, inputs_LBSP)
             (x_BSE, after), _ = _through_section(section, steps, (x_BSE, {} if shared else kept), blocks)
             kept = kept if shared else after
@@ -188,7 +188,8 @@ class Decoder:
             x_BTE = self.block(block, x_BTE, mix)
             if kind.shares_keys:
                 return (x_BTE, numbers, kept), None
-            return (x_BTE, numbers | {name: number + 1}, kept | ({name: new[0]} if kept else {})), new[0]
+            kept = kept | {name: new[0]} if name in kept else kept
+            return (x_BTE, numbers | {name: number + 1}, kept), new[0]
 
         x_BTE = self._embed(params, tokens_BT, compute)
         inputs_LBTP = self._layer_inputs(params, tokens_BT, x_BTE)

@@ -6,7 +6,7 @@ import pytest
 from published_configs import GEMMA2_2B, GEMMA3_1B, GEMMA4_12B, GEMMA4_31B, GEMMA4_E2B, GEMMA4_E4B, GPT2
 
 from forerun.models.families.registry import read_config
-from forerun.models.keys import entries
+from forerun.models.keys import entries, unused_names
 from forerun.models.parameter_axes import parameter_count
 from forerun.models.registry import model_for
 from forerun.models.sizes import DecoderConfig
@@ -63,3 +63,12 @@ def test_the_last_layers_of_gemma4_share_keys() -> None:
         "sliding": (12, 1, 1, 8, 256),
         "full": (3, 1, 1, 8, 512),
     }
+
+
+@pytest.mark.parametrize(("config", "sharing"), [(GEMMA4_E2B, range(15, 35)), (GEMMA4_31B, ())], ids=["e2b", "31b"])
+def test_published_keys_of_layers_that_share_them_are_unused(config: dict[str, object], sharing: range) -> None:
+    family, read = read_config(config, "config.json")
+    model = model_for(read)
+    names = [f"model.layers.{n}.self_attn.{part}.weight" for n in sharing for part in ("k_proj", "v_proj", "k_norm")]
+    biases = [f"model.layers.{n}.self_attn.{part}.bias" for n in sharing for part in ("k_proj", "v_proj")]
+    assert unused_names(family.table, model.specs(), model.stacks) == {*names, *biases}

@@ -111,7 +111,7 @@ GEMMA4_LARGE = GEMMA4 | {
     "use_bidirectional_attention": "vision",
 }
 GEMMA4_SMALL = GEMMA4 | {
-    "hidden_size_per_layer_input": 16,  # with a few, all gates of a token may be 0, and a norm amplifies the rest
+    "hidden_size_per_layer_input": 32,  # with a few, all gates of a token may be 0, and a norm amplifies the rest
     "vocab_size_per_layer_input": VOCAB,
     "num_kv_shared_layers": 3,
 }
@@ -258,6 +258,7 @@ def reference_of(variant: Variant) -> Any:
         for name, buffer in reference.named_buffers():
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.6, 1.4, generator=generator)
+                buffer.copy_(buffer.bfloat16())  # as in published files
     return reference
 
 

@@ -272,7 +272,7 @@ class Decoder:
         layer, or less with a window. The embedding counts only if it is also the output matrix.
         """
         c = self.config
-        looked_up = c.vocab * (c.embed + c.size("W"))
+        looked_up = c.vocab * (c.embed + c.size("Y"))
         matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - looked_up
         if c.tied:
             matrices += c.vocab * c.embed

@@ -1,6 +1,6 @@
 """Per-layer embeddings (Gemma 4 E2B and E4B): every layer gets an own small embedding of each token.
 
-Letters: L layers, B batch, S sequence, E embed, V vocab, P width of a layer's embedding, W = L x P.
+Letters: L layers, B batch, S sequence, E embed, V vocab, P width of a layer's embedding, Y = L x P.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ def layer_inputs(
     P = params.layer_projection_norm.shape[0]
     dtype = x_BSE.dtype
 
-    def by_layer(y_BSW: jax.Array) -> jax.Array:
-        return y_BSW.reshape(*tokens_BS.shape, -1, P)
+    def by_layer(y_BSY: jax.Array) -> jax.Array:
+        return y_BSY.reshape(*tokens_BS.shape, -1, P)
 
     found_BSLP = by_layer(layers.embed(params.layer_embed, tokens_BS, dtype)) * jnp.asarray(P**0.5, dtype)
-    projected_BSW = contract("BSE,EW->BSW", x_BSE, Dense(params.layer_projection))
-    projected_BSW = projected_BSW * jnp.asarray(x_BSE.shape[-1] ** -0.5, dtype)
-    mixed_BSLP = norm(by_layer(projected_BSW), params.layer_projection_norm) + found_BSLP
+    projected_BSY = contract("BSE,EY->BSY", x_BSE, Dense(params.layer_projection))
+    projected_BSY = projected_BSY * jnp.asarray(x_BSE.shape[-1] ** -0.5, dtype)
+    mixed_BSLP = norm(by_layer(projected_BSY), params.layer_projection_norm) + found_BSLP
     return constrain(jnp.moveaxis(mixed_BSLP * jnp.asarray(0.5**0.5, dtype), 2, 0), "LBSP")
 
 

@@ -16,7 +16,7 @@ def outer_axes(c: DecoderConfig) -> dict[str, str]:
     """Return the axes of each parameter outside the layers."""
     axes = {"embed": "VE", "norm": "E"}
     if c.layer_width:
-        axes |= {"layer_embed": "VW", "layer_projection": "EW", "layer_projection_norm": "P"}
+        axes |= {"layer_embed": "VY", "layer_projection": "EY", "layer_projection_norm": "P"}
     return axes if c.tied else {**axes, "head": "VE"}
 
 

@@ -92,7 +92,7 @@ class DecoderConfig:
             "F": self.mlp,
             "V": self.vocab,
             "P": self.layer_width,
-            "W": self.layers * self.layer_width,
+            "Y": self.layers * self.layer_width,
             "A": 1,
         }
         return own.get(letter) or sizes[letter]

@@ -139,8 +139,8 @@ def _layer_width(s: Settings, width: int, vocab: int) -> int:
 LAYER = "model.layers.{}."
 TABLE = (
     *base.EMBEDDING,
-    tensor("model.embed_tokens_per_layer.weight", "layer_embed", "V W"),
-    tensor("model.per_layer_model_projection.weight", "layer_projection", "W E"),
+    tensor("model.embed_tokens_per_layer.weight", "layer_embed", "V Y"),
+    tensor("model.per_layer_model_projection.weight", "layer_projection", "Y E"),
     tensor("model.per_layer_projection_norm.weight", "layer_projection_norm", "P"),
     *base.PROJECTIONS,
     *base.BIASES,

@@ -73,7 +73,7 @@ def _read(s: Settings, *, window: int, layer_width: int) -> DecoderConfig:
 def _types(s: Settings, layers: int) -> list[str]:
     """Return the type of each layer. The last layer is global, whatever the list says, as in transformers."""
     pattern = [LOCAL] * (EVERY - 1) + [GLOBAL]
-    types = s.take("layer_types") or [pattern[n % EVERY] for n in range(layers)]
+    types = s.take("layer_types", [pattern[n % EVERY] for n in range(layers)])
     return [*base.known_types(s, types, layers)[:-1], GLOBAL]
 
 

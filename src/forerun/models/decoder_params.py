@@ -63,7 +63,7 @@ class Params(Generic[T]):
     tail: Block[T] | dict[str, Block[T]] | None = None  # layers that do not fill a period of layer kinds
     last: Block[T] | dict[str, Block[T]] | None = None  # layers at the end with other kinds
     last_tail: Block[T] | dict[str, Block[T]] | None = None  # the last layers that do not fill a period
-    layer_embed: T | None = None  # the embeddings that layers have of their own, as the next two
+    layer_embed: T | None = None  # own embeddings of all layers, as the next two
     layer_projection: T | None = None
     layer_projection_norm: T | None = None
 

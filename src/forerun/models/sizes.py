@@ -62,8 +62,8 @@ class DecoderConfig:
     last_layers: int = 0  # layers at the end that repeat `last_kinds` instead
     last_kinds: tuple[LayerKind, ...] = ()
     value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
-    layer_scalar: bool = False  # the output of each layer is multiplied by a fixed number (Gemma 4)
-    layer_width: int = 0  # width of the embedding that each layer has of its own (Gemma 4 E2B); 0: none
+    layer_scalar: bool = False  # a fixed number scales each layer's output (Gemma 4)
+    layer_width: int = 0  # width of each layer's own embedding (Gemma 4 E2B), or 0
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:

@@ -4,7 +4,7 @@ Model code names dimensions by letters (`"BSHD"`) and never sees a mesh. The mes
 a mesh, `constrain` and `gather` return their argument. The letters are:
 
     B batch   S sequence   E embed   F mlp   H heads   K kv heads   D head   V vocab   L layers
-    Y the embeddings that layers have of their own, of all layers
+    Y own embeddings of all layers
 
 A dimension with any other letter is never split. Models use two functions: `constrain` for an activation, and `gather`
 for a weight right before it is used in a contraction.

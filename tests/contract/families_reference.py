@@ -87,6 +87,30 @@ GEMMA3_ROPE = {
     "full_attention": LINEAR,
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+GEMMA4 = {
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 6,
+    "layer_types": [LOCAL, LOCAL, GLOBAL] * 2,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+    "rope_parameters": {
+        LOCAL: {"rope_type": "default", "rope_theta": 100.0},
+        GLOBAL: {"rope_type": "proportional", "rope_theta": 1000.0, "partial_rotary_factor": 0.25},
+    },
+}
+GEMMA4_LARGE = GEMMA4 | {
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "use_bidirectional_attention": "vision",
+}
+GEMMA4_SMALL = GEMMA4 | {
+    "hidden_size_per_layer_input": 32,  # with a few, all gates of a token may be 0, and a norm amplifies the rest
+    "vocab_size_per_layer_input": VOCAB,
+    "num_kv_shared_layers": 3,
+}
 UPPER_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "num_hidden_layers": 4, "max_window_layers": 2}
 PHI = {"num_attention_heads": 2, "original_max_position_embeddings": ORIGINAL}
 SLIDING_AND_FULL = {
@@ -172,6 +196,22 @@ VARIANTS: dict[str, Variant] = {
         "Gemma 3 (text)", "Gemma3", GEMMA | {"num_hidden_layers": 8, "rope_parameters": GEMMA3_ROPE}
     ),
     "vaultgemma": Variant("VaultGemma", "VaultGemma", GEMMA | {"num_hidden_layers": 3}),
+    "gemma4-12b": Variant("Gemma 4 12B (text)", "Gemma4Unified", GEMMA4_LARGE),
+    "gemma4-12b-tail": Variant(
+        "Gemma 4 12B (text)",
+        "Gemma4Unified",
+        GEMMA4_LARGE | {"num_hidden_layers": 5, "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL]},
+    ),
+    "gemma4-31b": Variant("Gemma 4 31B (text)", "Gemma4", GEMMA4_LARGE | {"attention_bias": True}),
+    "gemma4-e2b": Variant(
+        "Gemma 4 E2B, E4B (text)", "Gemma4", GEMMA4_SMALL | {"use_double_wide_mlp": True, "num_key_value_heads": 1}
+    ),
+    "gemma4-e4b-tails": Variant(
+        "Gemma 4 E2B, E4B (text)",
+        "Gemma4",
+        GEMMA4_SMALL
+        | {"num_hidden_layers": 9, "layer_types": [*[LOCAL, GLOBAL] * 2, *[LOCAL, LOCAL, GLOBAL], LOCAL, GLOBAL]},
+    ),
     "phi3": Variant("Phi-3, Phi-4-mini", "Phi3", PHI | {"sliding_window": WINDOW}),
     "phi3-longrope": Variant("Phi-3, Phi-4-mini", "Phi3", PHI | {"rope_parameters": longrope(8)}),
     "phi4-mini": Variant(
@@ -203,6 +243,7 @@ VARIANTS: dict[str, Variant] = {
     "gpt2": Variant("GPT-2", "GPT2", {}, GPT2),
     "gpt2-wide": Variant("GPT-2", "GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-6}, GPT2),
 }
+TEXT_PARTS = ("Gemma3", "Gemma4", "Gemma4Unified")  # transformers has a configuration of the text part of these
 FAMILY_EXAMPLES = {variant.row: name for name, variant in VARIANTS.items()}  # the last one of each
 
 
@@ -222,22 +263,29 @@ def pair(name: str) -> Pair:
 def config_for(variant: Variant) -> Any:
     import transformers
 
-    kind = "Gemma3Text" if variant.kind == "Gemma3" else variant.kind
+    kind = f"{variant.kind}Text" if variant.kind in TEXT_PARTS else variant.kind
     given = {**variant.dimensions, **variant.changes}
     return getattr(transformers, f"{kind}Config")(**given, attn_implementation="eager")
 
 
 def reference_of(variant: Variant) -> Any:
-    """No norm is 1 and no bias is 0, so that none can be left out unseen."""
+    """No norm and no scalar is 1 and no bias is 0, so that none can be left out unseen."""
     import torch
     import transformers
 
     kind = "GPT2LMHeadModel" if variant.kind == "GPT2" else f"{variant.kind}ForCausalLM"
     reference = getattr(transformers, kind)(config_for(variant)).eval()
-    around_one = not variant.kind.startswith("Gemma")
+    around_one = variant.kind not in ("Gemma2", "Gemma3")
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, weight in reference.named_parameters():
             is_scale = ("norm" in name or "ln_" in name) and name.endswith("weight")
-            weight.normal_(1.0 if is_scale and around_one else 0.0, 0.2, generator=generator)
+            mean = 1.0 if is_scale and around_one else 0.0
+            if variant.kind.startswith("Gemma4") and "q_norm" in name:
+                mean = 0.3  # only this norm scales the scores; with 1, attention would amplify rounding errors
+            weight.normal_(mean, 0.2, generator=generator)
+        for name, buffer in reference.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.6, 1.4, generator=generator)
+                buffer.copy_(buffer.bfloat16())  # as in published files
     return reference

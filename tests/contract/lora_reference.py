@@ -163,7 +163,9 @@ def rest_as(model: Any, kind: str, block: int) -> Any:
     import torch
 
     inside = {
-        name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name != "lm_head"
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and name not in ("lm_head", "model.per_layer_model_projection")
     }
     with torch.no_grad():
         for name, parameter in model.named_parameters():

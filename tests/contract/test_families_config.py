@@ -11,6 +11,8 @@ from families_reference import VARIANTS, YARN, config_for
 
 from forerun.errors import UserError
 from forerun.models.families.registry import FAMILIES, read_config
+from forerun.models.sizes import DecoderConfig
+from forerun.nn.rope import Proportional, Rope
 
 WHERE = "tiny/config.json"
 PLAIN = {
@@ -23,6 +25,7 @@ PLAIN = {
     "head_dim": 8,
 }
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+GEMMA4 = ("gemma4_text", "gemma4_unified_text")
 ROWS = {
     "llama": "Llama 2, 3.x",
     "qwen2": "Qwen2, 2.5",
@@ -32,6 +35,8 @@ ROWS = {
     "gemma2": "Gemma 2",
     "gemma3_text": "Gemma 3 (text)",
     "vaultgemma": "VaultGemma",
+    "gemma4_text": "Gemma 4 31B (text)",
+    "gemma4_unified_text": "Gemma 4 12B (text)",
     "phi3": "Phi-3, Phi-4-mini",
     "olmo2": "OLMo 2",
     "olmo3": "OLMo 3",
@@ -47,15 +52,15 @@ ROWS = {
     "gpt2": "GPT-2",
 }
 DENSE_GRANITE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "position_embedding_type": "rope"}
+MORE = {
+    "gemma4_text": {"vocab_size_per_layer_input": 96},  # its default is 262,144
+    "granitemoehybrid": DENSE_GRANITE,
+}
+WITH_LAYER_TYPES = ("olmo3", "exaone4", "cwm", "granitemoehybrid")  # transformers 4 wrote the key for these
 
 
 def minimal(model_type: str, **changes: Any) -> dict[str, Any]:
-    plain = GPT2 if model_type == "gpt2" else PLAIN
-    more = DENSE_GRANITE if model_type == "granitemoehybrid" else {}
-    return {"model_type": model_type} | plain | more | changes
-
-
-WITH_LAYER_TYPES = ("olmo3", "exaone4", "cwm", "granitemoehybrid")  # transformers 4 wrote the key for these
+    return {"model_type": model_type} | (GPT2 if model_type == "gpt2" else PLAIN) | MORE.get(model_type, {}) | changes
 
 
 def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
@@ -85,12 +90,30 @@ def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [name for name in VARIANTS if not name.startswith("gemma4")])
 def test_old_and_new_style_are_one_config(name: str) -> None:
     new = json.loads(config_for(VARIANTS[name]).to_json_string(use_diff=False))
     old = as_transformers_4(new)
     assert old != new
     assert read_config(old, WHERE) == read_config(new, WHERE)
+
+
+PUBLISHED = {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "head_dim": 8}
+
+
+@pytest.mark.parametrize("model_type", GEMMA4)
+def test_global_layers_of_gemma4_as_published_and_as_transformers_writes_them(model_type: str) -> None:
+    written = {"per_layer_config": {"1": {"head_dim": 16, "num_key_value_heads": 1}}}
+    kept = {key: value for key, value in PUBLISHED.items() if "global" not in key}
+    _, published = read_config(minimal(model_type, **PUBLISHED), WHERE)
+    assert read_config(minimal(model_type, **kept, **written), WHERE)[1] == published
+    assert isinstance(published, DecoderConfig)
+    local, far = (kind.shape for kind in published.layer_kinds)
+    assert local is not None
+    assert far is not None
+    assert (far.head_dim, far.kv_heads, far.key_is_value) == (16, 1, True)
+    assert (local.head_dim, local.kv_heads, local.key_is_value) == (None, None, False)
+    assert published.layer_kinds[1].rope == Rope(1e6, 16, Proportional(0.25))
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -102,12 +125,9 @@ def test_a_minimal_config_is_read(model_type: str) -> None:
 
 
 LLAMA_LIKE = [name for name in FAMILIES if name != "gpt2"]
-ACTIVATIONS = {
-    "gemma2": "hidden_activation",
-    "gemma3_text": "hidden_activation",
-    "vaultgemma": "hidden_activation",
-    "gpt2": "activation_function",
-}
+ACTIVATIONS = {"gpt2": "activation_function"} | dict.fromkeys(
+    ("gemma2", "gemma3_text", "vaultgemma", *GEMMA4), "hidden_activation"
+)
 WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4")]
 DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {"partial_rotary_factor": 0.5}
 
@@ -133,6 +153,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention", "bidirectional attention"),
     ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention", "bidirectional attention"),
     ("gemma3_text", {"hidden_act": "silu"}, "silu", "other activations"),
+    *((name, {"use_bidirectional_attention": "all"}, "'all'", "bidirectional attention") for name in GEMMA4),
+    *((name, {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types") for name in GEMMA4),
+    *((name, {"num_kv_shared_layers": 2}, "num_kv_shared_layers: 2", "sharing with no layer") for name in GEMMA4),
+    *((name, {"rope_parameters": {}}, "rope_parameters", "RoPE for one type of layers") for name in GEMMA4),
+    ("gemma4_text", {"enable_moe_block": True, "num_experts": 4}, "enable_moe_block", "experts"),
+    ("gemma4_text", {"vocab_size_per_layer_input": 97}, "vocab_size_per_layer_input", "a table with other rows"),
+    ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config", "layers of one type that differ"),
     ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types", "other layer types"),
     ("llama", {"rope_scaling": YARN | {"mscale_all_dim": 0.7}}, "mscale", "YaRN with `mscale`"),
     ("olmo3", {"rope_parameters": YARN}, "rope_parameters", "RoPE settings for all layer types together"),

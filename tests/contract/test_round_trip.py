@@ -14,7 +14,10 @@ import pytest
 from family_parity import read_and_write
 from safetensors.numpy import load_file, save_file
 
+from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
+from forerun.hub.safetensors.tensors import open_weights
+from forerun.weights_io.match import matches
 
 pytestmark = pytest.mark.torch
 
@@ -40,3 +43,18 @@ def test_bit_for_bit(name: str, tmp_path: Path, families_table: Callable[[str, s
             assert written[key].dtype == value.dtype, key
             assert written[key].tobytes() == value.tobytes(), key
     families_table(families.VARIANTS[name].row, "round trip", True)
+
+
+def test_keys_of_layers_that_share_them_are_ignored(tmp_path: Path) -> None:
+    """Published files of Gemma 4 E2B have them. Those of layer 2 are its own, so its values must not be missing."""
+    pair = families.pair("gemma4-e2b")
+    original = load_file(pair.folder / "model.safetensors")
+    unused = {f"model.layers.4.self_attn.{name}.weight": np.zeros(2, np.float32) for name in ("k_proj", "k_norm")}
+    save_file(original | unused, tmp_path / "model.safetensors")
+    with open_weights(tmp_path) as weights:
+        found = {match.name for match in matches(weights, pair.family.table, pair.model)}
+    assert found == set(original)
+    del original["model.layers.2.self_attn.v_proj.weight"]
+    save_file(original | unused, tmp_path / "model.safetensors")
+    with open_weights(tmp_path) as weights, pytest.raises(UserError, match=r"layers\.2\.self_attn\.v_proj"):
+        matches(weights, pair.family.table, pair.model)

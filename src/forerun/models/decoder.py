@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from forerun.models.base import Capabilities, Readout
 from forerun.models.decoder_params import Block, Params, decoder_specs
 from forerun.models.keys import Stack
+from forerun.models.layer_inputs import layer_inputs, plus_layer_input, with_layer_inputs
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section
 from forerun.models.layout import StepWithOutput, joined, silent, through, unstacked
 from forerun.models.sizes import DecoderConfig
@@ -29,11 +30,12 @@ from forerun.nn.layer_caches import LayerCaches
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import ParamSpec, count
-from forerun.nn.weights.dense import Dense, as_weight, contract
+from forerun.nn.weights.dense import as_weight, contract
 
 Numbers = dict[str | None, jax.Array | int]  # for each stack of the cache: the number of its next layer
-Carry = tuple[jax.Array, Numbers]  # the residual stream and the numbers
-NewTokens = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, K, D]
+KeysAndValues = tuple[jax.Array, jax.Array]  # of one layer, [B, S, K, D] or [B, T, K, D]
+Kept = dict[str | None, KeysAndValues]  # those of the last layer of each stack, if later layers attend to them
+Carry = tuple[jax.Array, Numbers, Kept]  # the residual stream, the numbers, and what is kept
 Mix = Callable[[Block[jax.Array], jax.Array], jax.Array]  # parameters of a layer and its input -> [B, S, E]
 
 
@@ -95,16 +97,36 @@ class Decoder:
 
         turns = self._angles(positions_BS, segments_BS)
 
-        def layer(kind: LayerKind, x_BSE: jax.Array, block: Block[jax.Array]) -> jax.Array:
-            return self.block(
-                block, x_BSE, partial(self.attention, turns=turns.get(kind), attend=partial(attend, kind=kind))
-            )
+        def step(kind: LayerKind, shared: Kept, *, keeps: bool) -> Callable[[Any, Block[jax.Array]], Any]:
+            def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, KeysAndValues | None]:
+                used: list[KeysAndValues] = []
+
+                def noted(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array) -> jax.Array:
+                    used.append((k_BSKD, v_BSKD))
+                    return attend(q_BSHD, k_BSKD, v_BSKD, kind)
+
+                given = shared.get(kind.stack_name)
+                mix = partial(self.attention, turns=turns.get(kind), attend=noted, shared=given)
+                return self.block(block, x_BSE, mix), used[0] if keeps else None
+
+            checkpointed = compute.checkpointed(layer)
+
+            def one(carry: tuple[jax.Array, Kept], block: Block[jax.Array]) -> tuple[jax.Array, Kept]:
+                x_BSE, found = checkpointed(carry[0], block)
+                return x_BSE, carry[1] if found is None else carry[1] | {kind.stack_name: found}
+
+            return one
 
         x_BSE = self._embed(params, tokens_BS, compute)
+        inputs_LBSP = self._layer_inputs(params, tokens_BS, x_BSE)
+        kept = self._nothing_kept(x_BSE)
         for section in c.sections:
+            shared = kept if section.shares_keys else {}
             # One step per layer kind: windows and RoPE are static, so each kind has its own code in the scan body.
-            steps = [silent(compute.checkpointed(partial(layer, kind))) for kind in section.kinds]
-            x_BSE, _ = _through_section(section, steps, x_BSE, params)
+            steps = [silent(step(kind, shared, keeps=kind.stack_name in kept and not shared)) for kind in section.kinds]
+            blocks = with_layer_inputs(getattr(params, section.name), section, inputs_LBSP)
+            (x_BSE, after), _ = _through_section(section, steps, (x_BSE, {} if shared else kept), blocks)
+            kept = kept if shared else after
         return self._readout(params, x_BSE, compute)
 
     def unstacked(self, params: Params[jax.Array]) -> Params[jax.Array]:
@@ -120,7 +142,7 @@ class Decoder:
             layers = sum(kind.shape == shape for kind in c.all_kinds)
             return Cache.specs(layers, rows, length, c.size("K", shape), c.size("D", shape), dtype)
 
-        shapes = {kind.stack_name: kind.shape for kind in c.all_kinds if not (kind.shape and kind.shape.shares_keys)}
+        shapes = {kind.stack_name: kind.shape for kind in c.all_kinds if not kind.shares_keys}
         if None in shapes:
             return part(None)
         return LayerCaches({str(name): part(shape) for name, shape in shapes.items()})
@@ -148,10 +170,12 @@ class Decoder:
         c = self.config
         turns = self._angles(positions_BT, jnp.ones_like(positions_BT))
 
-        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, NewTokens]:
-            x_BTE, numbers = carry
-            number, part = numbers[kind.stack_name], _part(cache, kind)
-            new: list[NewTokens] = []
+        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, KeysAndValues | None]:
+            x_BTE, numbers, kept = carry
+            name, shared = kind.stack_name, kept.get(kind.stack_name) if kind.shares_keys else None
+            part = _part(cache, kind)
+            number = numbers[name] - 1 if kind.shares_keys else numbers[name]  # shared: the last layer with own keys
+            new: list[KeysAndValues] = []
 
             def attend(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
                 new.append((k_BTKD, v_BTKD))
@@ -160,14 +184,21 @@ class Decoder:
                 q_BTHD = self._tempered(q_BTHD, positions_BT)
                 return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, window=kind.window, **limits)
 
-            x_BTE = self.block(block, x_BTE, partial(self.attention, turns=turns.get(kind), attend=attend))
-            return (x_BTE, numbers | {kind.stack_name: number + 1}), new[0]
+            mix = partial(self.attention, turns=turns.get(kind), attend=attend, shared=shared)
+            x_BTE = self.block(block, x_BTE, mix)
+            if kind.shares_keys:
+                return (x_BTE, numbers, kept), None
+            kept = kept | {name: new[0]} if name in kept else kept
+            return (x_BTE, numbers | {name: number + 1}, kept), new[0]
 
-        carry: Carry = (self._embed(params, tokens_BT, compute), dict.fromkeys({k.stack_name for k in c.all_kinds}, 0))
+        x_BTE = self._embed(params, tokens_BT, compute)
+        inputs_LBTP = self._layer_inputs(params, tokens_BT, x_BTE)
+        carry: Carry = (x_BTE, dict.fromkeys({k.stack_name for k in c.all_kinds}, 0), self._nothing_kept(x_BTE))
         outputs: dict[str | None, list[Any]] = {name: [] for name in carry[1]}
         for section in c.sections:
-            carry, found = _through_section(section, [partial(layer, kind) for kind in section.kinds], carry, params)
-            for name in section.shapes:
+            blocks = with_layer_inputs(getattr(params, section.name), section, inputs_LBTP)
+            carry, found = _through_section(section, [partial(layer, kind) for kind in section.kinds], carry, blocks)
+            for name in () if section.shares_keys else section.shapes:
                 outputs[name].append(found if name is None else found[name])
         x_BTE, new = carry[0], {name: joined(each) for name, each in outputs.items()}
         after: Cache[jax.Array] | LayerCaches[jax.Array]
@@ -198,7 +229,10 @@ class Decoder:
         gate_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.gate), block.gate_bias), "mlp_gate")
         up_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.up), block.up_bias), "mlp_up")
         y_BSE = contract("BSF,FE->BSE", _ACTIVATIONS[self.config.activation](gate_BSF) * up_BSF, block.down)
-        return x_BSE + self._scaled(self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm))
+        x_BSE = x_BSE + self._scaled(self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm))
+        if block.layer_gate is not None:
+            x_BSE = plus_layer_input(x_BSE, block, _ACTIVATIONS[self.config.activation], self._norm)
+        return x_BSE if block.scalar is None else x_BSE * jax.lax.stop_gradient(block.scalar.astype(x_BSE.dtype))
 
     def attention(
         self,
@@ -207,6 +241,7 @@ class Decoder:
         *,
         turns: Angles | None,
         attend: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+        shared: KeysAndValues | None = None,
     ) -> jax.Array:
         """Return the output of the attention of one layer, [B, S, E].
 
@@ -215,16 +250,19 @@ class Decoder:
             y_BSE: The input of the attention.
             turns: The RoPE angles, or None for a layer without positions.
             attend: A function of queries, keys and values that returns the attention output.
+            shared: Keys and values of an earlier layer, for a layer without own ones.
         """
-        assert block.key is not None
-        assert block.value is not None
-        q_BSHD = self._heads("BSE,EHD->BSHD", y_BSE, block.query, block.query_bias, block.query_norm)
-        k_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.key, block.key_bias, block.key_norm)
-        v_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.value, block.value_bias, None)
-        if turns is not None:
-            q_BSHD, k_BSKD = rotate(q_BSHD, turns), rotate(k_BSKD, turns)
-        q_BSHD, k_BSKD = residual(q_BSHD, "query"), residual(k_BSKD, "key")
-        y_BSHD = attend(q_BSHD, k_BSKD, residual(v_BSKD, "value"))
+        q_BSHD = self._norm(_plus(contract("BSE,EHD->BSHD", y_BSE, block.query), block.query_bias), block.query_norm)
+        if shared is None:
+            k_BSKD, v_BSKD = self._keys_and_values(block, y_BSE)
+            if turns is not None:
+                q_BSHD, k_BSKD = rotate(q_BSHD, turns), rotate(k_BSKD, turns)
+            q_BSHD, k_BSKD = residual(q_BSHD, "query"), residual(k_BSKD, "key")
+            v_BSKD = residual(v_BSKD, "value")
+        else:
+            k_BSKD, v_BSKD = shared
+            q_BSHD = residual(q_BSHD if turns is None else rotate(q_BSHD, turns), "query")
+        y_BSHD = attend(q_BSHD, k_BSKD, v_BSKD)
         return _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
 
     def flops_per_token(self, sequence: int) -> float:
@@ -234,7 +272,8 @@ class Decoder:
         layer, or less with a window. The embedding counts only if it is also the output matrix.
         """
         c = self.config
-        matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - c.vocab * c.embed
+        looked_up = c.vocab * (c.embed + c.size("Y"))
+        matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - looked_up
         if c.tied:
             matrices += c.vocab * c.embed
         scores = sum(
@@ -281,9 +320,31 @@ class Decoder:
         c = self.config
         return x if scale is None else layers.rms_norm(x, scale, c.norm_eps, around_one=c.norm_around_one)
 
-    def _heads(self, equation: str, x: jax.Array, weight: Dense[jax.Array], bias: Any, norm: Any) -> jax.Array:
-        """Return the projection of `x` to heads, with the bias (Qwen2) or norm (Qwen3) if the family has one."""
-        return self._norm(_plus(contract(equation, x, weight), bias), norm)
+    def _keys_and_values(self, block: Block[jax.Array], y_BSE: jax.Array) -> KeysAndValues:
+        """Return keys and values of a layer, with their biases (Qwen2) or norms (Qwen3), before RoPE."""
+        assert block.key is not None
+        plain_BSKD = _plus(contract("BSE,EKD->BSKD", y_BSE, block.key), block.key_bias)
+        k_BSKD = self._norm(plain_BSKD, block.key_norm)
+        if block.value is None:
+            v_BSKD = plain_BSKD
+        else:
+            v_BSKD = _plus(contract("BSE,EKD->BSKD", y_BSE, block.value), block.value_bias)
+        if self.config.value_norm:
+            v_BSKD = layers.unscaled_rms_norm(v_BSKD, self.config.norm_eps)
+        return k_BSKD, v_BSKD
+
+    def _layer_inputs(self, params: Params[jax.Array], tokens_BS: jax.Array, x_BSE: jax.Array) -> jax.Array | None:
+        """Return the own embedding of each layer, [L, B, S, P], or None if the family has none."""
+        return None if params.layer_embed is None else layer_inputs(params, tokens_BS, x_BSE, self._norm)
+
+    def _nothing_kept(self, x_BSE: jax.Array) -> Kept:
+        """Return zeros for the keys and values that later layers will share, or an empty mapping if none do."""
+        c = self.config
+
+        def zeros(kind: LayerKind) -> jax.Array:
+            return jnp.zeros((*x_BSE.shape[:2], c.size("K", kind.shape), c.size("D", kind.shape)), x_BSE.dtype)
+
+        return {kind.stack_name: (zeros(kind), zeros(kind)) for kind in c.last_kinds if kind.shares_keys}
 
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -302,11 +363,9 @@ def _mean_window(sequence: int, window: int) -> float:
     return window * (1 - window / (2 * sequence))
 
 
-def _through_section(
-    section: Section, steps: list[StepWithOutput], carry: Any, params: Params[jax.Array]
-) -> tuple[Any, Any]:
+def _through_section(section: Section, steps: list[StepWithOutput], carry: Any, blocks: Any) -> tuple[Any, Any]:
     """Return the carry after the layers of a section, and their outputs as `through` returns them."""
-    return through(steps, carry, getattr(params, section.name), section.stack_names, scanned=section.scanned)
+    return through(steps, carry, blocks, section.stack_names, scanned=section.scanned)
 
 
 def _part(cache: Cache[jax.Array] | LayerCaches[jax.Array], kind: LayerKind) -> Cache[jax.Array]:

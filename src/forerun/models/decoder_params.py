@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from forerun.models.layer_kinds import LayerShape, Section
-from forerun.models.parameter_axes import bias_axes, matrix_axes, norm_axes, outer_axes, shape_of
+from forerun.models.parameter_axes import bias_axes, matrix_axes, norm_axes, outer_axes, scalar_axes, shape_of
 from forerun.models.sizes import DecoderConfig
 from forerun.nn.spec import Fill, Normal, ParamSpec, stack
 from forerun.nn.weights.dense import Dense
@@ -41,6 +41,11 @@ class Block(Generic[T]):
     up_bias: T | None = None
     down_bias: T | None = None
     mlp_post_norm: T | None = None
+    layer_gate: Dense[T] | None = None  # of the layer's own embedding, as the next two
+    layer_out: Dense[T] | None = None
+    layer_post_norm: T | None = None
+    scalar: T | None = None  # a fixed factor of the layer's output
+    layer_input: T | None = None  # not a parameter: `with_layer_inputs` puts the layer's own embedding here
 
 
 @jax.tree_util.register_dataclass
@@ -58,16 +63,27 @@ class Params(Generic[T]):
     tail: Block[T] | dict[str, Block[T]] | None = None  # layers that do not fill a period of layer kinds
     last: Block[T] | dict[str, Block[T]] | None = None  # layers at the end with other kinds
     last_tail: Block[T] | dict[str, Block[T]] | None = None  # the last layers that do not fill a period
+    layer_embed: T | None = None  # own embeddings of all layers, as the next two
+    layer_projection: T | None = None
+    layer_projection_norm: T | None = None
+
+
+_LAYER_TABLES = ("layer_embed", "layer_projection")
 
 
 def decoder_specs(c: DecoderConfig) -> Params[ParamSpec]:
     """Return the specs of all parameters of a decoder."""
     axes = outer_axes(c)
     embed, head = axes["embed"], axes.get("head")
+    own: dict[str, Any] = {
+        name: ParamSpec(shape_of(c, axes[name]), axes[name], Normal(0.02)) for name in _LAYER_TABLES if name in axes
+    }
     return Params(
         embed=ParamSpec(shape_of(c, embed), embed, Normal(0.02)),
         norm=_scale(c, axes["norm"]),
         head=Dense(ParamSpec(shape_of(c, head), head, Normal(0.02), inputs=0)) if head else None,
+        layer_projection_norm=_scale(c, axes["layer_projection_norm"]) if own else None,
+        **own,
         **{section.name: _section_specs(c, section) for section in c.sections},
     )
 
@@ -81,16 +97,20 @@ def _section_specs(c: DecoderConfig, section: Section) -> Any:
 def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]:
     into = Normal(0.02)
     back = Normal(0.02 / (2 * c.layers) ** 0.5)  # 2 x layers outputs add up in the residual stream
-    start = {"out": back, "down": back}
+    start = {"out": back, "down": back, "layer_out": back}
     inputs = {"out": 2}  # it sums over H and D
     members: dict[str, Any] = {
         name: Dense(ParamSpec(shape_of(c, axes, shape), axes, start.get(name, into), inputs=inputs.get(name, 1)))
-        for name, axes in matrix_axes(shape).items()
+        for name, axes in matrix_axes(c, shape).items()
     }
     members |= {name: _scale(c, axes, shape) for name, axes in norm_axes(c, shape).items()}
     members |= {
         name: ParamSpec(shape_of(c, axes, shape), axes, Fill(0.0), decay=False)
         for name, axes in bias_axes(c, shape).items()
+    }
+    members |= {
+        name: ParamSpec(shape_of(c, axes), axes, Fill(1.0), decay=False, trainable=False)
+        for name, axes in scalar_axes(c).items()
     }
     return Block(**members)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from forerun.nn.spec import ParamSpec, Tree
 
 LAYER = "{}"  # in a tensor's name: the number of its layer
+_KEYS_AND_VALUES = {f"blocks.{name}" for name in ("key", "value", "key_bias", "value_bias", "key_norm")}
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,23 @@ def entries(table: Iterable[Tensor], specs: Tree, stacks: Sequence[Stack]) -> li
     if missing := sorted(set(leaves) - held):
         raise ValueError(f"no tensor of the table holds {', '.join(missing)}")
     return found
+
+
+def unused_names(table: Iterable[Tensor], specs: Tree, stacks: Sequence[Stack]) -> set[str]:
+    """Return the names of tensors that files may have although the model has no parameters for them.
+
+    These are keys and values of layers that attend to those of earlier layers. Published files of Gemma 4 E2B and E4B
+    have them, and no code reads them.
+    """
+    leaves = leaves_of(specs)
+    sharing = [s for s in stacks if _path(s.path("blocks.query"), leaves) and not _path(s.path("blocks.key"), leaves)]
+    return {
+        one.name.replace(LAYER, str(number))
+        for one in table
+        if {part.leaf for part in one.parts} <= _KEYS_AND_VALUES
+        for stack in sharing
+        for number in stack.numbers
+    }
 
 
 def leaves_of(specs: Tree) -> dict[str, ParamSpec]:

@@ -50,6 +50,11 @@ class LayerKind:
         return self.shape.mixer if self.shape else "attention"
 
     @property
+    def shares_keys(self) -> bool:
+        """Whether a layer of this kind attends to keys and values of an earlier layer."""
+        return self.shape is not None and self.shape.shares_keys
+
+    @property
     def stack_name(self) -> str | None:
         """The name of the shape, or None if all layers of the model are in one stack."""
         return self.shape.name if self.shape else None
@@ -84,6 +89,11 @@ class Section:
     def shapes(self) -> dict[str | None, LayerShape | None]:
         """The shapes of the layers by name, in the order of their first layers."""
         return {kind.stack_name: kind.shape for kind in self.kinds}
+
+    @property
+    def shares_keys(self) -> bool:
+        """Whether its layers attend to keys and values of earlier layers."""
+        return any(kind.shares_keys for kind in self.kinds)
 
     def kind(self, number: int) -> LayerKind:
         """Return the kind of a layer, counted from the start of the section."""

@@ -15,12 +15,16 @@ from forerun.models.sizes import DecoderConfig
 def outer_axes(c: DecoderConfig) -> dict[str, str]:
     """Return the axes of each parameter outside the layers."""
     axes = {"embed": "VE", "norm": "E"}
+    if c.layer_width:
+        axes |= {"layer_embed": "VY", "layer_projection": "EY", "layer_projection_norm": "P"}
     return axes if c.tied else {**axes, "head": "VE"}
 
 
-def matrix_axes(shape: LayerShape | None = None) -> dict[str, str]:
+def matrix_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
     """Return the axes of each matrix of a layer of this shape."""
     axes = {"query": "EHD", "key": "EKD", "value": "EKD", "out": "HDE", "gate": "EF", "up": "EF", "down": "FE"}
+    if c.layer_width:
+        axes |= {"layer_gate": "EP", "layer_out": "PE"}
     if shape is None:
         return axes
     absent = ("key", "value") if shape.shares_keys else ("value",) if shape.key_is_value else ()
@@ -38,6 +42,8 @@ def norm_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, st
         axes |= (
             {"query_norm": "HD", "key_norm": "KD"} if c.norm_heads_together else {"query_norm": "D", "key_norm": "D"}
         )
+    if c.layer_width:
+        axes |= {"layer_post_norm": "E"}
     if shape is not None and shape.shares_keys:
         axes.pop("key_norm", None)
     return axes
@@ -46,15 +52,19 @@ def norm_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, st
 def bias_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
     """Return the axes of each bias of a layer of this shape. A bias that the family lacks is absent."""
     axes: dict[str, str] = {}
+    matrices = matrix_axes(c, shape)
     if c.qkv_bias:
-        axes |= {
-            f"{name}_bias": matrix_axes()[name][1:] for name in ("query", "key", "value") if name in matrix_axes(shape)
-        }
+        axes |= {f"{name}_bias": matrices[name][1:] for name in ("query", "key", "value") if name in matrices}
     if c.out_bias:
         axes |= {"out_bias": "E"}
     if c.mlp_bias:
         axes |= {"gate_bias": "F", "up_bias": "F", "down_bias": "E"}
     return axes
+
+
+def scalar_axes(c: DecoderConfig) -> dict[str, str]:
+    """Return the axes of the fixed number of each layer, if the family has one."""
+    return {"scalar": "A"} if c.layer_scalar else {}
 
 
 def shape_of(c: DecoderConfig, axes: str, shape: LayerShape | None = None) -> tuple[int, ...]:
@@ -65,7 +75,7 @@ def shape_of(c: DecoderConfig, axes: str, shape: LayerShape | None = None) -> tu
 def parameter_count(c: DecoderConfig) -> int:
     """Return the number of parameters of the model."""
     return _numbers(c, outer_axes(c)) + sum(
-        _numbers(c, {**matrix_axes(shape), **norm_axes(c, shape), **bias_axes(c, shape)}, shape)
+        _numbers(c, {**matrix_axes(c, shape), **norm_axes(c, shape), **bias_axes(c, shape), **scalar_axes(c)}, shape)
         for shape in (kind.shape for kind in c.all_kinds)
     )
 
@@ -77,7 +87,7 @@ def matrix_count(c: DecoderConfig) -> int:
 
 def layer_matrix_count(c: DecoderConfig, shape: LayerShape | None = None) -> int:
     """Return the number of parameters in the matrices of one layer of this shape."""
-    return _numbers(c, matrix_axes(shape), shape)
+    return _numbers(c, matrix_axes(c, shape), shape)
 
 
 def _numbers(c: DecoderConfig, axes: dict[str, str], shape: LayerShape | None = None) -> int:

@@ -61,6 +61,9 @@ class DecoderConfig:
     kinds: tuple[LayerKind, ...] = ()  # one period of the layers' kinds; empty: all layers have `window` and RoPE
     last_layers: int = 0  # layers at the end that repeat `last_kinds` instead
     last_kinds: tuple[LayerKind, ...] = ()
+    value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
+    layer_scalar: bool = False  # a fixed number scales each layer's output (Gemma 4)
+    layer_width: int = 0  # width of each layer's own embedding (Gemma 4 E2B), or 0
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -88,6 +91,9 @@ class DecoderConfig:
             "D": self.head_dim,
             "F": self.mlp,
             "V": self.vocab,
+            "P": self.layer_width,
+            "Y": self.layers * self.layer_width,
+            "A": 1,
         }
         return own.get(letter) or sizes[letter]
 

@@ -24,6 +24,12 @@ def rms_norm(x: jax.Array, scale: jax.Array, epsilon: float, *, around_one: bool
     return wide.astype(x.dtype) * scale.astype(x.dtype)
 
 
+def unscaled_rms_norm(x: jax.Array, epsilon: float) -> jax.Array:
+    """Return the RMS norm of `x` over its last dimension without a scale, computed in float32, in the dtype of `x`."""
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)).astype(x.dtype)
+
+
 def layer_norm(x: jax.Array, scale: jax.Array, bias: jax.Array, epsilon: float) -> jax.Array:
     """Return the layer norm of `x` over its last dimension, computed in float32, in the dtype of `x`."""
     wide = x.astype(jnp.float32)

@@ -52,7 +52,19 @@ class LongRope:
     attention: float = 1.0  # factor for cos and sin
 
 
-Scaling = RopeScaling | Linear | Yarn | LongRope  # RopeScaling is Llama 3's
+@dataclass(frozen=True)
+class Proportional:
+    """Gemma 4: only the first pairs turn, with the frequencies that they have if all pairs turn.
+
+    Pairs are still elements of the two halves of the whole head. That is different from a rotation of the first
+    dimensions only (`Rope.dims`).
+    """
+
+    share: float  # of the pairs that turn
+    factor: float = 1.0  # positions are divided by it
+
+
+Scaling = RopeScaling | Linear | Yarn | LongRope | Proportional  # RopeScaling is Llama 3's
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,9 @@ def frequencies(rope: Rope, *, long: bool = False) -> Any:
             return plain / np.float32(factor)
         case LongRope() as scaling:
             return plain / np.asarray(scaling.long if long else scaling.short, np.float32)
+        case Proportional(share, factor):
+            turning = np.arange(rope.dims // 2) < int(share * rope.dims // 2)
+            return np.where(turning, plain / np.float32(factor), np.float32(0))
         case Yarn() as scaling:
             kept = 1 - _ramp(rope, scaling)
             return (plain / scaling.factor * (1 - kept) + plain * kept).astype(np.float32)

@@ -4,6 +4,7 @@ Model code names dimensions by letters (`"BSHD"`) and never sees a mesh. The mes
 a mesh, `constrain` and `gather` return their argument. The letters are:
 
     B batch   S sequence   E embed   F mlp   H heads   K kv heads   D head   V vocab   L layers
+    Y own embeddings of all layers
 
 A dimension with any other letter is never split. Models use two functions: `constrain` for an activation, and `gather`
 for a weight right before it is used in a contraction.
@@ -24,7 +25,7 @@ BATCH_AXES = ("data", "fsdp")
 
 # For each mesh axis, the letters that it may split. The first letter whose dimension divides evenly is used. FSDP
 # falls back from the embedding to other dimensions, so an odd width never leaves a large weight unsplit.
-WEIGHTS_STORED = (("tp", "VHKF"), ("fsdp", "EFVDHK"))
+WEIGHTS_STORED = (("tp", "VHKF"), ("fsdp", "EYFVDHK"))
 # In a contraction a weight is split over tp only. fsdp splits the batch there, so every device of an fsdp group needs
 # the same weights.
 WEIGHTS_USED = WEIGHTS_STORED[:1]

@@ -12,7 +12,7 @@ import numpy as np
 from forerun.errors import UserError
 from forerun.hub.files import shown
 from forerun.hub.safetensors.tensors import Weights
-from forerun.models.keys import Entry, Stack, Tensor, entries
+from forerun.models.keys import Entry, Stack, Tensor, entries, unused_names
 from forerun.nn.spec import Tree
 
 READABLE = ("F64", "F32", "F16", "BF16")
@@ -45,7 +45,8 @@ class Match:
 def matches(weights: Weights, table: Iterable[Tensor], model: Stacked) -> list[Match]:
     """Return every tensor of the model with its name in `weights`.
 
-    Known buffers in older files are ignored. The head of a tied model is ignored if it equals the embedding.
+    Known buffers in older files and parameters that no code uses are ignored. The head of a tied model is ignored if it
+    equals the embedding.
 
     Args:
         weights: The tensors of the checkpoint.
@@ -58,10 +59,11 @@ def matches(weights: Weights, table: Iterable[Tensor], model: Stacked) -> list[M
     table = tuple(table)
     expected = entries(table, model.specs(), model.stacks)
     head = next((one.name for one in table if any(part.leaf == "head" for part in one.parts)), _HEAD)
+    unused = unused_names(table, model.specs(), model.stacks)
     gpt2 = all(entry.name.startswith(_GPT2_PREFIX) for entry in expected)
     bare = gpt2 and not any(name.startswith(_GPT2_PREFIX) for name in weights)
     found = [Match(entry, entry.name.removeprefix(_GPT2_PREFIX) if bare else entry.name) for entry in expected]
-    faults = [*_missing(weights, found), *_misfits(weights, found), *_unexpected(weights, found, head, gpt2)]
+    faults = [*_missing(weights, found), *_misfits(weights, found), *_unexpected(weights, found, head, unused, gpt2)]
     if faults:
         raise _refusal(weights, found, head, faults)
     return found
@@ -87,8 +89,8 @@ def _misfits(weights: Weights, found: Sequence[Match]) -> Iterator[str]:
             yield f"wrong dtype: {match.name} is {info.dtype}, forerun reads {', '.join(READABLE)}"
 
 
-def _unexpected(weights: Weights, found: Sequence[Match], head: str, gpt2: bool) -> Iterator[str]:
-    known = {match.name for match in found}
+def _unexpected(weights: Weights, found: Sequence[Match], head: str, unused: set[str], gpt2: bool) -> Iterator[str]:
+    known = {match.name for match in found} | unused
     for name in weights:
         if name in known or _BUFFERS.search(name) or (gpt2 and _GPT2_BUFFERS.search(name)):
             continue

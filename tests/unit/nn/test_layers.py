@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from forerun.config.schema import RopeScaling
-from forerun.nn.layers import rms_norm
-from forerun.nn.rope import Rope, angles, frequencies, rotate
+from forerun.nn.layers import rms_norm, unscaled_rms_norm
+from forerun.nn.rope import Proportional, Rope, angles, frequencies, rotate
 
 
 def test_rms_norm_is_the_formula() -> None:
@@ -27,6 +27,13 @@ def test_rms_norm_of_bfloat16_adds_up_in_float32() -> None:
     got = rms_norm(x, jnp.full(4096, 2.0), 0.0)
     assert got.dtype == jnp.bfloat16
     np.testing.assert_array_equal(got.astype(jnp.float32), np.full((1, 4096), 2.0))
+
+
+def test_the_unscaled_norm_is_the_formula() -> None:
+    x = 3 * np.random.default_rng(1).normal(size=(2, 5, 3, 8))
+    expected = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-2)
+    got = unscaled_rms_norm(jnp.asarray(x, jnp.float32), 1e-2)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 def turns(rope: Rope, positions: Any) -> Any:
@@ -46,6 +53,18 @@ def test_rope_is_a_complex_rotation(theta: float) -> None:
     got = rotate(jnp.asarray(x, jnp.float32), turns(Rope(theta, D), positions))
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-3)
     np.testing.assert_allclose(got[:1], expected[:1], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("share", "turning"), [(0.25, 2), (0.3, 2), (1.0, 8)])
+def test_proportional_rope_turns_the_first_pairs(share: float, turning: int) -> None:
+    """Pairs (i, i + D/2) of the whole head: the first ones turn as if all did, at half the speed."""
+    D, rng = 16, np.random.default_rng(0)
+    x, positions = rng.normal(size=(1, 6, 3, D)), 50 + np.arange(6)[None]
+    frequency = np.where(np.arange(D // 2) < turning, 1e6 ** (-2 * np.arange(D // 2) / D) / 2, 0)
+    turned = (x[..., : D // 2] + 1j * x[..., D // 2 :]) * np.exp(1j * positions[..., None, None] * frequency)
+    expected = np.concatenate([turned.real, turned.imag], axis=-1)
+    got = rotate(jnp.asarray(x, jnp.float32), turns(Rope(1e6, D, Proportional(share, 2.0)), positions))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
 
 
 def test_interleaved_rope_is_a_complex_rotation_of_neighbours() -> None:

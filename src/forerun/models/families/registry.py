@@ -10,6 +10,7 @@ from forerun.errors import UserError
 from forerun.models.families import (
     exaone,
     gemma,
+    gemma4,
     glm,
     gpt2,
     granite,
@@ -39,6 +40,8 @@ FAMILIES = {
         gemma.GEMMA2,
         gemma.GEMMA3,
         gemma.VAULT,
+        gemma4.GEMMA4,
+        gemma4.GEMMA4_UNIFIED,
         phi3.FAMILY,
         olmo2.FAMILY,
         olmo2.OLMO3,
@@ -135,7 +138,9 @@ def _misfit(config: Config) -> str | None:
         return (
             f"width {config.embed} does not divide into {config.heads} heads" if config.embed % config.heads else None
         )
-    for kind in config.layer_kinds:
+    for kind in (*config.layer_kinds, *config.last_kinds):
+        if config.size("H", kind.shape) % config.size("K", kind.shape):
+            return f"{config.size('H', kind.shape)} heads cannot share {config.size('K', kind.shape)} key/value heads"
         if kind.rope is None:
             continue
         if kind.rope.dims < 2 or kind.rope.dims % 2:

@@ -10,7 +10,7 @@ from typing import Any
 from forerun.config import limits
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
-from forerun.nn.rope import Linear, LongRope, Scaling, Yarn, attention_factor, yarn_factor
+from forerun.nn.rope import Linear, LongRope, Proportional, Scaling, Yarn, attention_factor, yarn_factor
 
 # Keys that do not affect the computation: bookkeeping, generation defaults, training settings of other frameworks.
 IGNORED_KEYS = {
@@ -52,9 +52,12 @@ RANGES = {
     "max_window_layers": Range(int, -1, limits.MAX_POSITIONS),
     **dict.fromkeys(("hidden_size", "n_embd"), _WIDTH),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), _HEADS),
-    "head_dim": Range(int, 0, limits.MAX_HEAD_WIDTH),
+    **dict.fromkeys(("head_dim", "global_head_dim"), Range(int, 0, limits.MAX_HEAD_WIDTH)),
+    "num_global_key_value_heads": _HEADS,
+    "num_kv_shared_layers": Range(int, -1, limits.MAX_LAYERS),
+    "hidden_size_per_layer_input": Range(int, -1, limits.MAX_WIDTH),
     **dict.fromkeys(("intermediate_size", "n_inner"), _MLP),
-    "vocab_size": Range(int, 0, limits.MAX_VOCAB),
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), Range(int, 0, limits.MAX_VOCAB)),
     **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings", "sliding_window"), _POSITIONS),
     "n_positions": Range(int, 0, limits.MAX_VOCAB),
     **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon"), _EPSILON),
@@ -68,8 +71,10 @@ RANGES = {
     "shared_intermediate_size": _MLP,
 }
 ZERO_MEANS_ABSENT = ("mscale", "mscale_all_dim", "llama_4_scaling_beta")
-FLAGS = ("tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_sliding_window",
-         "truncate")  # fmt: skip
+FLAGS = (
+    "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_sliding_window",
+    "truncate", "enable_moe_block", "attention_k_eq_v", "use_double_wide_mlp",
+)  # fmt: skip
 LISTS = ("short_factor", "long_factor")
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _TOKEN_ID = Range(int, -2, limits.MAX_VOCAB)  # -1 means none in early Llama files
@@ -166,6 +171,7 @@ class Settings:
         *,
         partial: bool = False,
         elsewhere: Sequence[str] = (),
+        proportional: bool = False,
     ) -> tuple[float, Scaling | None]:
         """Return theta and the scaling of RoPE.
 
@@ -176,6 +182,7 @@ class Settings:
             layer_type: The key of this layer type in `rope_parameters`, if the layer types have separate settings.
             partial: Whether the family supports rotation of only a part of each head.
             elsewhere: Keys of the section that the family reads with `rope_value`.
+            proportional: Whether the family supports proportional RoPE.
         """
         given = self.take("rope_parameters")
         if given is not None and layer_type and layer_type in given:
@@ -188,6 +195,11 @@ class Settings:
         self.take("rope_scaling")
         theta = float(scaling.pop("rope_theta", None) or self.take("rope_theta", default_theta))
         share = scaling.pop("partial_rotary_factor", None)
+        if proportional and scaling.get("rope_type") == "proportional":
+            del scaling["rope_type"]
+            found = Proportional(float(share or 1.0), float(scaling.pop("factor", None) or 1.0))
+            self._nothing_left(scaling)
+            return theta, found
         if share not in (None, 1.0) and not partial:
             raise self.refused(f"partial_rotary_factor: {share!r}")
         return theta, self._scaling(scaling)
@@ -232,9 +244,13 @@ class Settings:
             )
         else:
             raise self.refused(f"RoPE scaling {kind!r}")
+        self._nothing_left(given)
+        return found
+
+    def _nothing_left(self, given: dict[str, Any]) -> None:
+        """Raise a UserError for a setting of RoPE that was not read."""
         if left := {key: value for key, value in given.items() if value is not None}:
             raise self.refused(f"RoPE scaling with {', '.join(sorted(left))}")
-        return found
 
     def _yarn_attention(self, given: dict[str, Any], factor: float, attention: float | None) -> float | None:
         """Return YaRN's factor for cos and sin, or None for the default formula. Remove its keys from `given`."""

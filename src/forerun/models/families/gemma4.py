@@ -1,0 +1,154 @@
+"""Gemma 4 (text): local and global layers with heads of other sizes, unscaled norms of values, and a scalar per layer.
+
+12B and 31B use the keys of a global layer also as its values. E2B and E4B have an embedding for each layer, and their
+last layers attend to the keys and values of earlier ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from forerun.models.families import base
+from forerun.models.families.settings import Settings
+from forerun.models.keys import tensor
+from forerun.models.layer_kinds import LayerKind, LayerShape
+from forerun.models.sizes import DecoderConfig
+from forerun.nn.rope import Proportional, Rope, Scaling
+
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+GLOBAL_HEAD = 512  # head_dim of global layers if config.json has none
+EVERY = 6  # every sixth layer is global if config.json has no list
+
+
+def read(s: Settings) -> DecoderConfig:
+    return _read(s, window=512, layer_width=256)
+
+
+def read_unified(s: Settings) -> DecoderConfig:
+    return _read(s, window=1024, layer_width=0)
+
+
+def _read(s: Settings, *, window: int, layer_width: int) -> DecoderConfig:
+    """Return the dimensions. The arguments are defaults: the window, and the width of the per-layer embeddings."""
+    # Text is causal with "vision" too: only the tokens of an image see each other in both directions.
+    s.only("use_bidirectional_attention", None, "vision")
+    s.only("hidden_activation", "gelu_pytorch_tanh", default="gelu_pytorch_tanh")
+    s.only("hidden_act", "gelu_pytorch_tanh", default="gelu_pytorch_tanh")
+    if s.take("enable_moe_block", False):
+        raise s.refused("a mixture of experts (enable_moe_block)")
+    sizes = base.dimensions(s, tied=True, eps=1e-6, head_dim=256)
+    bias, cap = bool(s.take("attention_bias", False)), s.take("final_logit_softcapping")
+    types = _types(s, sizes["layers"])
+    shapes = _shapes(s, types)
+    ropes = _ropes(s, {one: shape.head_dim or sizes["head_dim"] for one, shape in shapes.items()})
+    windows = {LOCAL: s.take("sliding_window", window), GLOBAL: None}
+    kinds = {one: LayerKind(windows[one], ropes[one], shapes[one]) for one in (LOCAL, GLOBAL)}
+    shared = _shared_layers(s, types)
+    wide = 2 * sizes["mlp"] if s.take("use_double_wide_mlp", False) else None
+    own = len(types) - shared
+    sharing = {
+        one: replace(kind, shape=replace(shapes[one], key_is_value=False, shares_keys=True, mlp=wide))
+        for one, kind in kinds.items()
+    }
+    return DecoderConfig(
+        **sizes,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=True,
+        value_norm=True,
+        norms="both",
+        activation="gelu",
+        embed_scale=sizes["embed"] ** 0.5,
+        query_scale=1.0,
+        logit_softcap=None if cap is None else float(cap),
+        layer_scalar=True,
+        kinds=base.repeated([kinds[one] for one in types[:own]]),
+        last_layers=shared,
+        last_kinds=base.repeated([sharing[one] for one in types[own:]]) if shared else (),
+        layer_width=_layer_width(s, layer_width, sizes["vocab"]),
+    )
+
+
+def _types(s: Settings, layers: int) -> list[str]:
+    """Return the type of each layer. The last layer is global, whatever the list says, as in transformers."""
+    pattern = [LOCAL] * (EVERY - 1) + [GLOBAL]
+    types = s.take("layer_types", [pattern[n % EVERY] for n in range(layers)])
+    return [*base.known_types(s, types, layers)[:-1], GLOBAL]
+
+
+def _shapes(s: Settings, types: list[str]) -> dict[str, LayerShape]:
+    """Return the shape of each type of layers.
+
+    Published files have `global_head_dim` and `num_global_key_value_heads`. transformers 5 writes `per_layer_config`
+    instead, which must have the same values for every global layer, and none for a local one.
+    """
+    same = bool(s.take("attention_k_eq_v", False))
+    head_dim, kv_heads = s.take("global_head_dim", GLOBAL_HEAD), s.take("num_global_key_value_heads")
+    if not same:  # transformers ignores the number in this case
+        kv_heads = None
+    layers: dict[str, Any] | None = s.take("per_layer_config")
+    if layers is not None:
+        found = {(one, *sorted(layers.get(str(n), {}).items())) for n, one in enumerate(types)}  # one for each type
+        given = {one: dict(rest) for one, *rest in found}
+        if len(found) != len(given) or given.get(LOCAL):
+            raise s.refused("per_layer_config with different layers of one type")
+        inner = Settings(given[GLOBAL], f"per_layer_config of {s.where}")
+        head_dim, kv_heads = inner.take("head_dim"), inner.take("num_key_value_heads")
+        inner.finish()
+    return {
+        LOCAL: LayerShape("sliding"),
+        GLOBAL: LayerShape("full", head_dim=head_dim, kv_heads=kv_heads, key_is_value=same),
+    }
+
+
+def _ropes(s: Settings, widths: dict[str, int]) -> dict[str, Rope]:
+    """Return the RoPE of each type of layers. `widths` are those of their heads."""
+    s.only("rope_scaling", None)
+    given = s.take("rope_parameters")
+    near, near_scaling = s.rope(10_000.0, LOCAL)
+    far: float = 1_000_000.0
+    far_scaling: Scaling | None = Proportional(0.25)
+    if given is not None:
+        far, far_scaling = s.rope(far, GLOBAL, proportional=True)
+        if set(given) != {LOCAL, GLOBAL}:
+            raise s.refused("rope_parameters without both types of layers")
+    return {LOCAL: Rope(near, widths[LOCAL], near_scaling), GLOBAL: Rope(far, widths[GLOBAL], far_scaling)}
+
+
+def _shared_layers(s: Settings, types: list[str]) -> int:
+    """Return the number of layers at the end that attend to keys and values of earlier layers of their type."""
+    shared: int = s.take("num_kv_shared_layers", 0)
+    own = len(types) - shared
+    if own < 1 or set(types[own:]) - set(types[:own]):
+        raise s.refused(f"num_kv_shared_layers: {shared} of {len(types)} layers")
+    return shared
+
+
+def _layer_width(s: Settings, width: int, vocab: int) -> int:
+    """Return the width of the embedding that each layer has, or 0. `width` is the default."""
+    width = s.take("hidden_size_per_layer_input", width)
+    rows = s.take("vocab_size_per_layer_input", 262_144)
+    if width and rows != vocab:
+        raise s.refused(f"vocab_size_per_layer_input: {rows} with another vocab_size")
+    return width
+
+
+LAYER = "model.layers.{}."
+TABLE = (
+    *base.EMBEDDING,
+    tensor("model.embed_tokens_per_layer.weight", "layer_embed", "V Y"),
+    tensor("model.per_layer_model_projection.weight", "layer_projection", "Y E"),
+    tensor("model.per_layer_projection_norm.weight", "layer_projection_norm", "P"),
+    *base.PROJECTIONS,
+    *base.BIASES,
+    *base.HEAD_NORMS,
+    *base.GATED_MLP,
+    *base.NORMS_BOTH,
+    tensor(LAYER + "per_layer_input_gate.weight", "blocks.layer_gate", "P E"),
+    tensor(LAYER + "per_layer_projection.weight", "blocks.layer_out", "E P"),
+    tensor(LAYER + "post_per_layer_input_norm.weight", "blocks.layer_post_norm", "E"),
+    tensor(LAYER + "layer_scalar", "blocks.scalar", "A"),
+)
+GEMMA4 = base.Family("gemma4_text", "Gemma4ForCausalLM", read, TABLE)
+GEMMA4_UNIFIED = base.Family("gemma4_unified_text", "Gemma4UnifiedForCausalLM", read_unified, TABLE)

@@ -6,6 +6,8 @@ import importlib.machinery
 import importlib.util
 import json
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,13 +27,17 @@ CHECKS = {
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
+def script() -> Iterator[ModuleType]:
     loader = importlib.machinery.SourceFileLoader("family_check", str(ROOT / "scripts" / "family-check"))
     spec = importlib.util.spec_from_loader("family_check", loader)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
-    loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, module)  # its dataclasses look there
+        patch.setattr(sys, "path", [*sys.path])
+        patch.setattr(sys, "dont_write_bytecode", True)  # a file next to the script would be written
+        loader.exec_module(module)
+        yield module
 
 
 def written(folder: Path, model_type: str, **changes: Any) -> Path:

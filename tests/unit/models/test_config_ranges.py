@@ -48,6 +48,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "smollm3": PLAIN | {"no_rope_layer_interval": 2},
     "gemma2": GEMMA2_2B,
     "gemma3_text": GEMMA3_1B,
+    "vaultgemma": GEMMA2_2B,
     "gemma4_text": GEMMA4_E2B,
     "gemma4_unified_text": GEMMA4_12B,
     "phi3": PLAIN | ORIGINAL | {"rope_scaling": LONG, "partial_rotary_factor": 1.0, "sliding_window": 16},

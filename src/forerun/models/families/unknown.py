@@ -203,7 +203,7 @@ COMPONENTS = (
     Component("multimodal RoPE", _rope("mrope_section"), QWEN3_5),
     Component("multipliers of the residual stream and the logits", _keys(*MULTIPLIERS), ("granite",)),
     Component("a scale of the logits", _keys("logit_scale", "output_multiplier", "scale_depth"), ("granite",)),
-    Component("a text model inside a multimodal checkpoint", _wrapper, ("gemma3", "mistral3", "gemma4", "qwen3_5")),
+    Component("a text model inside a multimodal checkpoint of this kind", _wrapper),
     Component("FP8 weights", _quantized("fp8"), ("ministral3",)),
     Component("MXFP4 weights", _quantized("mxfp4")),
     Component("quantized weights", _quantized(*OTHER_METHODS)),

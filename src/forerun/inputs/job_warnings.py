@@ -49,7 +49,7 @@ def _bare_layers(job: Job) -> str | None:
         coverage = job_coverage(job)
     except UserError:
         return None  # the command reports it when it builds the program
-    return coverage and coverage.warning
+    return None if coverage is None else coverage.warning
 
 
 def trained_positions(job: Job) -> int | None:

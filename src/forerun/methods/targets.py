@@ -68,7 +68,7 @@ def module_name(path: str, names: Mapping[str, str]) -> str:
 
 
 def _is_called(path: str, names: Mapping[str, str], pattern: str) -> bool:
-    """Return whether a pattern matches a name of a matrix, or the end of a name from a dot on, as in PEFT."""
+    """Return whether a pattern matches a name of a matrix, or the last parts of a name, as in PEFT."""
     block = table_path(path)  # targets do not distinguish the stacks of layers, unless a pattern names one
     called = (path, block, names.get(block, ""))
     return any(fnmatchcase(one, pattern) or fnmatchcase(one, f"*.{pattern}") for one in called if one)

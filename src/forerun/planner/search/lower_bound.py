@@ -131,7 +131,7 @@ def decoder_footprint(job: Job, c: DecoderConfig) -> Footprint:
     """Return the sizes of a job whose model is of the decoder family. Every layer counts with its own shape."""
     parameters, matrices = parameter_count(c), matrix_count(c)
     down = sum(c.embed * c.size("F", kind.shape) for kind in c.all_kinds)
-    attention = 4.0 * sum(_scores(c, kind, job.sequence) for kind in c.all_kinds)  # forward, per token
+    attention = sum(_mixer_flops(c, kind, job.sequence) for kind in c.all_kinds)  # forward, per token
     tokens = job.batch * job.sequence
     learned, resting_bytes = _resting(job, parameters)
     per_weight = 4.0 if job.method.trains_adapters else 6.0  # a fixed weight has no gradient
@@ -149,15 +149,15 @@ def decoder_footprint(job: Job, c: DecoderConfig) -> Footprint:
     )
 
 
-def _scores(c: DecoderConfig, kind: LayerKind, sequence: int) -> float:
-    """Return the elements of queries times the positions that they see, on average. It is 0 without attention.
-
-    Other mixers than attention do little work besides their matrices, and none of it counts.
-    """
-    if kind.mixer != "attention":
+def _mixer_flops(c: DecoderConfig, kind: LayerKind, sequence: int) -> float:
+    """Return the FLOPs per token of the forward pass of attention or of another mixer, without its matrices."""
+    if kind.mixer == "convolution":
         return 0.0
+    queries = c.size("H", kind.shape) * c.size("D", kind.shape)
+    if kind.mixer == "delta":
+        return 6.0 * queries * c.size("W", kind.shape)
     window = min(kind.window or sequence, sequence)
-    return c.size("H", kind.shape) * c.size("D", kind.shape) * window * (1 - window / (2 * sequence))
+    return 4.0 * queries * window * (1 - window / (2 * sequence))
 
 
 def _outer_matrix_count(c: DecoderConfig) -> int:

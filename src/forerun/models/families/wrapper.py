@@ -51,14 +51,21 @@ LAYOUTS = (INNER, OUTER)
 
 @dataclass(frozen=True)
 class Wrapper:
-    """A kind of multimodal checkpoint. `text_config.model_type` names the family of its text part."""
+    """A kind of multimodal checkpoint. `text_config.model_type` names the family of its text part.
+
+    Attributes:
+        text: The family of the text part if `text_config` has no model_type.
+        layout: The names of the tensors if the files are not downloaded yet.
+        keys: The keys of config.json that have no effect on text.
+        parts: The first words in the names of all other tensors, after an optional `model.`.
+        defaults: Values that published files leave out of `text_config`.
+    """
 
     model_type: str
-    text: str  # the family of the text part if text_config has no model_type
-    layout: Layout  # the names if the files are not downloaded yet
-    keys: tuple[str, ...]  # keys of config.json that have no effect on text
-    parts: tuple[str, ...]  # what the names of all other tensors start with, after an optional `model.`
-    # Values that published files leave out of text_config.
+    text: str
+    layout: Layout
+    keys: tuple[str, ...]
+    parts: tuple[str, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
     def is_other(self, name: str) -> bool:

@@ -12,7 +12,8 @@ import pytest
 
 from forerun.config.schema import Job, Model, Optimizer, Precision, Remat
 from forerun.hardware.mesh import MeshShape
-from forerun.models.decoder import Decoder, Params
+from forerun.models.decoder import Decoder
+from forerun.models.decoder_params import Params
 from forerun.models.registry import model_of
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import sharding, spec
@@ -110,7 +111,7 @@ def test_scanned_is_unrolled() -> None:
         attend = partial(attention, segments_BS=batch.segments, window=None, kernel=Kernel("xla"))
         for i in range(TINY.layers):
             layer = jax.tree.map(lambda leaf, i=i: leaf[i], params.blocks)
-            x_BSE = model.block(layer, x_BSE, turns, attend)
+            x_BSE = model.block(layer, x_BSE, partial(model.attention, turns=turns, attend=attend))
         mean = jnp.mean(x_BSE * x_BSE, axis=-1, keepdims=True)
         return (x_BSE / jnp.sqrt(mean + TINY.norm_eps) * params.norm) @ params.embed.T
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from forerun.config.schema import Remat, RopeScaling
-from forerun.models.decoder import Block, Decoder, Params
+from forerun.models.decoder import Decoder
+from forerun.models.decoder_params import Block, Params
 from forerun.models.sizes import DecoderConfig
 from forerun.nn.attention import Kernel
 from forerun.nn.compute import Compute

@@ -10,7 +10,7 @@ import jax
 
 from forerun.config.optimizer import ParamGroup
 from forerun.errors import UserError
-from forerun.models.keys import path_text
+from forerun.models.keys import path_text, table_path
 from forerun.nn import spec
 from forerun.nn.spec import Tree
 
@@ -49,7 +49,7 @@ def parameter_names(path: str, names: Mapping[str, str]) -> list[str]:
 
     An adapter has the names of its matrix and its own: `query`, `q_proj`, `blocks.query.up`, `lora_B`.
     """
-    path = path.replace("tail.", "blocks.", 1) if path.startswith("tail.") else path
+    path = table_path(path)
     parts = path.split(".")
     inner = [part for part in parts if part not in ("value", "base")]
     found = [".".join(inner)]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from forerun.config.methods.qat import Qat
 from forerun.errors import UserError
 from forerun.methods.targets import chosen_paths
-from forerun.models.keys import path_text
+from forerun.models.keys import path_text, table_path
 from forerun.models.rounding import Rounding
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import is_weight
@@ -70,7 +70,7 @@ class QatTransform:
         return jax.tree.map(leaf, self.specs(specs), params, is_leaf=is_weight)
 
     def _is_given(self, path: str) -> bool:
-        name = self.names.get(path.replace("tail.", "blocks.", 1))
+        name = self.names.get(table_path(path))
         return name is not None and self.given is not None and self.given.keeps(name)
 
     def _read(self, path: str, weight: Any) -> FakeQuantized[ParamSpec]:

@@ -10,7 +10,7 @@ import jax
 
 from forerun.config.methods.targets import ALL_LINEAR
 from forerun.errors import UserError
-from forerun.models.keys import path_text
+from forerun.models.keys import path_text, table_path
 from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.fakequant import FakeQuantized
@@ -49,7 +49,7 @@ def chosen_paths(specs: Tree, patterns: Sequence[str], names: Mapping[str, str],
 
 
 def _is_called(path: str, names: Mapping[str, str], pattern: str) -> bool:
-    block = path.replace("tail.", "blocks.", 1)  # targets do not distinguish layers in the tail
+    block = table_path(path)  # targets do not distinguish the stacks
     name = names.get(block, "")
     called = (path, block, path.rpartition(".")[2], name, name.rpartition(".")[2])
     return any(fnmatchcase(one, pattern) for one in called if one)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from forerun.errors import UserError
-from forerun.models.sizes import LayerKind
+from forerun.models.layer_kinds import LayerKind
 from forerun.nn.compute import Compute
 from forerun.nn.layers import soft_cap
 from forerun.nn.rope import LongRope

@@ -84,7 +84,7 @@ class Gpt2:
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        return (Stack("blocks", 0, self.config.layers),)
+        return (Stack("blocks", tuple(range(self.config.layers))),)
 
     def specs(self) -> Gpt2Params[ParamSpec]:
         c = self.config

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from forerun.models.layer_kinds import SECTIONS, SHAPES
+
 if TYPE_CHECKING:
     from forerun.nn.spec import ParamSpec, Tree
 
@@ -21,11 +23,27 @@ LAYER = "{}"  # in a tensor's name: the number of its layer
 
 @dataclass(frozen=True)
 class Stack:
-    """Consecutive layers that are stacked in one part of the parameters."""
+    """Layers that are stacked in one part of the parameters."""
 
-    name: str  # of the part, "blocks" or "tail"
-    first: int  # number of its first layer in the model
-    layers: int
+    name: str  # path of the part: "blocks", "tail" or "blocks.full"
+    numbers: tuple[int, ...]  # the number of each of its layers in the model
+
+    @property
+    def layers(self) -> int:
+        return len(self.numbers)
+
+    def path(self, leaf: str) -> str:
+        """Return the path in this stack of a leaf in a table: `blocks.query` is `tail.full.query`."""
+        return leaf.replace("blocks", self.name, 1)
+
+
+def table_path(path: str) -> str:
+    """Return the path in a table of a path in the parameters: `tail.full.query` is `blocks.query`."""
+    section, _, inner = path.partition(".")
+    if section not in SECTIONS or not inner:
+        return path
+    shape, _, rest = inner.partition(".")
+    return f"blocks.{rest if shape in SHAPES and rest else inner}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +101,7 @@ class Entry:
 def entries(table: Iterable[Tensor], specs: Tree, stacks: Sequence[Stack]) -> list[Entry]:
     """Return every tensor of a model's checkpoint, in the order of the table, with ascending layers.
 
-    Tensors of leaves that the model does not have (a bias, an untied head) are omitted.
+    Tensors of leaves that the model or a stack does not have (a bias, an untied head) are omitted.
 
     Args:
         table: The tensors of the family, with {} for the layer in their names.
@@ -96,19 +114,19 @@ def entries(table: Iterable[Tensor], specs: Tree, stacks: Sequence[Stack]) -> li
     leaves = leaves_of(specs)
     found: list[Entry] = []
     for one in table:
-        if not all(_path(part.leaf, leaves) for part in one.parts):
-            continue
         if LAYER not in one.name:
-            found.append(_entry(one, one.name, leaves, None))
+            if all(_path(part.leaf, leaves) for part in one.parts):
+                found.append(_entry(one, one.name, leaves, None))
             continue
+        layers: dict[int, Entry] = {}
         for stack in stacks:
-            for n in range(stack.layers):
-                moved = Tensor(
-                    one.name.replace(LAYER, str(stack.first + n)),
-                    tuple(Part(part.leaf.replace("blocks", stack.name, 1), part.form) for part in one.parts),
-                    one.along,
-                )
-                found.append(_entry(moved, moved.name, leaves, n))
+            parts = tuple(Part(stack.path(part.leaf), part.form) for part in one.parts)
+            if not all(_path(part.leaf, leaves) for part in parts):
+                continue
+            for n, number in enumerate(stack.numbers):
+                name = one.name.replace(LAYER, str(number))
+                layers[number] = _entry(Tensor(name, parts, one.along), name, leaves, n)
+        found += [layers[number] for number in sorted(layers)]
     held = {piece.path for entry in found for piece in entry.pieces}
     if missing := sorted(set(leaves) - held):
         raise ValueError(f"no tensor of the table holds {', '.join(missing)}")

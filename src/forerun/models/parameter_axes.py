@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from forerun.models.layer_kinds import LayerShape
 from forerun.models.sizes import DecoderConfig
 
 
@@ -17,13 +18,17 @@ def outer_axes(c: DecoderConfig) -> dict[str, str]:
     return axes if c.tied else {**axes, "head": "VE"}
 
 
-def matrix_axes() -> dict[str, str]:
-    """Return the axes of each matrix of one layer."""
-    return {"query": "EHD", "key": "EKD", "value": "EKD", "out": "HDE", "gate": "EF", "up": "EF", "down": "FE"}
+def matrix_axes(shape: LayerShape | None = None) -> dict[str, str]:
+    """Return the axes of each matrix of a layer of this shape."""
+    axes = {"query": "EHD", "key": "EKD", "value": "EKD", "out": "HDE", "gate": "EF", "up": "EF", "down": "FE"}
+    if shape is None:
+        return axes
+    absent = ("key", "value") if shape.shares_keys else ("value",) if shape.key_is_value else ()
+    return {name: letters for name, letters in axes.items() if name not in absent}
 
 
-def norm_axes(c: DecoderConfig) -> dict[str, str]:
-    """Return the axes of each norm of one layer. A norm that the family lacks is absent."""
+def norm_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
+    """Return the axes of each norm of a layer of this shape. A norm that the family lacks is absent."""
     axes: dict[str, str] = {}
     if c.norms in ("before", "both"):
         axes |= {"attention_norm": "E", "mlp_norm": "E"}
@@ -33,14 +38,18 @@ def norm_axes(c: DecoderConfig) -> dict[str, str]:
         axes |= (
             {"query_norm": "HD", "key_norm": "KD"} if c.norm_heads_together else {"query_norm": "D", "key_norm": "D"}
         )
+    if shape is not None and shape.shares_keys:
+        axes.pop("key_norm", None)
     return axes
 
 
-def bias_axes(c: DecoderConfig) -> dict[str, str]:
-    """Return the axes of each bias of one layer. A bias that the family lacks is absent."""
+def bias_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
+    """Return the axes of each bias of a layer of this shape. A bias that the family lacks is absent."""
     axes: dict[str, str] = {}
     if c.qkv_bias:
-        axes |= {"query_bias": "HD", "key_bias": "KD", "value_bias": "KD"}
+        axes |= {
+            f"{name}_bias": matrix_axes()[name][1:] for name in ("query", "key", "value") if name in matrix_axes(shape)
+        }
     if c.out_bias:
         axes |= {"out_bias": "E"}
     if c.mlp_bias:
@@ -48,22 +57,28 @@ def bias_axes(c: DecoderConfig) -> dict[str, str]:
     return axes
 
 
-def shape_of(c: DecoderConfig, axes: str) -> tuple[int, ...]:
-    """Return the dimensions that the letters of `axes` have in this model."""
-    sizes = {"E": c.embed, "H": c.heads, "K": c.kv_heads, "D": c.head_dim, "F": c.mlp, "V": c.vocab}
-    return tuple(sizes[letter] for letter in axes)
+def shape_of(c: DecoderConfig, axes: str, shape: LayerShape | None = None) -> tuple[int, ...]:
+    """Return the dimensions that the letters of `axes` have in layers of this shape."""
+    return tuple(c.size(letter, shape) for letter in axes)
 
 
 def parameter_count(c: DecoderConfig) -> int:
     """Return the number of parameters of the model."""
-    layer = _numbers(c, matrix_axes()) + _numbers(c, norm_axes(c)) + _numbers(c, bias_axes(c))
-    return c.layers * layer + _numbers(c, outer_axes(c))
+    return _numbers(c, outer_axes(c)) + sum(
+        _numbers(c, {**matrix_axes(shape), **norm_axes(c, shape), **bias_axes(c, shape)}, shape)
+        for shape in (kind.shape for kind in c.all_kinds)
+    )
 
 
-def layer_matrix_count(c: DecoderConfig) -> int:
-    """Return the number of parameters in the matrices of one layer."""
-    return _numbers(c, matrix_axes())
+def matrix_count(c: DecoderConfig) -> int:
+    """Return the number of parameters in the matrices of all layers."""
+    return sum(layer_matrix_count(c, kind.shape) for kind in c.all_kinds)
 
 
-def _numbers(c: DecoderConfig, axes: dict[str, str]) -> int:
-    return sum(math.prod(shape_of(c, letters)) for letters in axes.values())
+def layer_matrix_count(c: DecoderConfig, shape: LayerShape | None = None) -> int:
+    """Return the number of parameters in the matrices of one layer of this shape."""
+    return _numbers(c, matrix_axes(shape), shape)
+
+
+def _numbers(c: DecoderConfig, axes: dict[str, str], shape: LayerShape | None = None) -> int:
+    return sum(math.prod(shape_of(c, letters, shape)) for letters in axes.values())

@@ -11,15 +11,16 @@ from typing import Literal
 
 from forerun.config.schema import Model, RopeScaling
 from forerun.errors import UserError, did_you_mean
+from forerun.models.layer_kinds import LayerKind, LayerShape, Section, sections
 from forerun.nn.rope import Rope, Scaling
 
 
 @dataclass(frozen=True)
-class LayerKind:
-    """The properties in which layers of one model can differ."""
+class QueryTemperature:
+    """A factor of queries that grows with their position: 1 + beta * log(1 + floor(position / original))."""
 
-    window: int | None  # visible positions, including the query's own; None: all
-    rope: Rope | None  # None: no position embedding
+    beta: float
+    original: int  # in tokens; the factor is 1 for earlier positions
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,15 @@ class DecoderConfig:
     norm_heads_together: bool = False  # the norms of q and k cover all heads together (OLMo 2)
     activation: Literal["silu", "gelu"] = "silu"  # gelu is the tanh approximation
     embed_scale: float = 1.0
+    residual_scale: float = 1.0  # factor of each output of attention and MLP before the addition (Granite)
+    logit_divisor: float = 1.0  # of the logits (Granite)
+    query_temperature: QueryTemperature | None = None  # None: 1 at every position (Ministral 3 has one)
     query_scale: float | None = None  # None: head_dim ** -0.5
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     kinds: tuple[LayerKind, ...] = ()  # one period of the layers' kinds; empty: all layers have `window` and RoPE
+    last_layers: int = 0  # layers at the end that repeat `last_kinds` instead
+    last_kinds: tuple[LayerKind, ...] = ()
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -63,9 +69,27 @@ class DecoderConfig:
         return self.kinds or (LayerKind(self.window, rope),)
 
     @property
-    def tail_layers(self) -> int:
-        """The number of layers at the end that do not fill a period."""
-        return self.layers % len(self.layer_kinds)
+    def sections(self) -> list[Section]:
+        """The consecutive layers that are one part of the parameters each."""
+        return sections(self.layers - self.last_layers, self.layer_kinds, self.last_layers, self.last_kinds)
+
+    @property
+    def all_kinds(self) -> list[LayerKind]:
+        """The kind of every layer, in order."""
+        return [section.kind(n) for section in self.sections for n in range(section.layers)]
+
+    def size(self, letter: str, shape: LayerShape | None = None) -> int:
+        """Return the dimension of an axis with this letter in layers of one shape."""
+        own = {"H": shape.heads, "K": shape.kv_heads, "D": shape.head_dim, "F": shape.mlp} if shape else {}
+        sizes = {
+            "E": self.embed,
+            "H": self.heads,
+            "K": self.kv_heads,
+            "D": self.head_dim,
+            "F": self.mlp,
+            "V": self.vocab,
+        }
+        return own.get(letter) or sizes[letter]
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from forerun.config.schema import RopeScaling
 
 Angles = tuple[Any, Any]  # cos and sin, [B, S, 1, dims / 2]
+
+
+class InterleavedAngles(NamedTuple):
+    """Angles for pairs of neighbouring dimensions, [B, S, 1, dims]. Each pair has its cos twice, and -sin and sin."""
+
+    cos: Any
+    sin: Any
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,7 @@ class Rope:
     theta: float
     dims: int  # the first dimensions of each head are rotated; the rest stay unchanged
     scaling: Scaling | None = None
+    interleaved: bool = False  # a pair is two neighbouring dimensions (GLM), not one of each half
 
 
 def frequencies(rope: Rope, *, long: bool = False) -> Any:
@@ -98,7 +106,7 @@ def _ramp(rope: Rope, scaling: Yarn) -> Any:
 
 
 def angles(rope: Rope, positions_BS: Any, segments_BS: Any) -> Angles:
-    """Return cos and sin of the rotation of each token and pair, [B, S, 1, dims / 2].
+    """Return cos and sin of the rotation of each token and pair, [B, S, 1, dims / 2], or InterleavedAngles.
 
     They are in float32, because bfloat16 cannot represent positions beyond 256 exactly.
     """
@@ -107,12 +115,28 @@ def angles(rope: Rope, positions_BS: Any, segments_BS: Any) -> Angles:
     turns = positions_BS.astype(jnp.float32)[..., None, None]
     if isinstance(rope.scaling, LongRope):
         beyond = _lengths(positions_BS, segments_BS)[..., None, None] > rope.scaling.original
-        radians = turns * jnp.where(beyond, frequencies(rope, long=True), frequencies(rope))
+        radians = turns * jnp.where(beyond, _per_angle(rope, long=True), _per_angle(rope))
     else:
-        radians = turns * frequencies(rope)
+        radians = turns * _per_angle(rope)
     factor = rope.scaling.attention if isinstance(rope.scaling, Yarn | LongRope) else 1.0
     cos, sin = jnp.cos(radians), jnp.sin(radians)
-    return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+    cos, sin = (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
+    return InterleavedAngles(cos, jnp.where(_first_of_pairs(rope.dims), -sin, sin)) if rope.interleaved else (cos, sin)
+
+
+def _per_angle(rope: Rope, *, long: bool = False) -> Any:
+    """Return the frequency of each angle: one for each pair, or twice the same for interleaved pairs."""
+    import numpy as np
+
+    found = frequencies(rope, long=long)
+    return np.repeat(found, 2) if rope.interleaved else found
+
+
+def _first_of_pairs(dims: int) -> Any:
+    """Return for each dimension whether it is the first one of an interleaved pair."""
+    import numpy as np
+
+    return np.arange(dims) % 2 == 0
 
 
 def _lengths(positions_BS: Any, segments_BS: Any) -> Any:
@@ -131,14 +155,23 @@ def rotate(x_BSHD: Any, angles: Angles) -> Any:
     """Return `x_BSHD` rotated by `angles`.
 
     A pair is an element of the first half of the rotated dimensions and one of the second (the Hugging Face layout).
+    With InterleavedAngles, it is two neighbouring dimensions.
     """
     import jax.numpy as jnp
 
     cos, sin = angles
-    dims = 2 * cos.shape[-1]
+    interleaved = isinstance(angles, InterleavedAngles)
+    dims = cos.shape[-1] if interleaved else 2 * cos.shape[-1]
     turning = x_BSHD.astype(jnp.float32)[..., :dims]
-    first, second = jnp.split(turning, 2, axis=-1)
-    turned = jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1).astype(x_BSHD.dtype)
+    if interleaved:
+        # Two shifts by one lane and a selection. A reshape of D to pairs would give arrays with two lanes on a TPU.
+        # Weights keep the order of the checkpoint, so that adapters and exports need no permutation.
+        next_D, previous_D = jnp.roll(turning, -1, axis=-1), jnp.roll(turning, 1, axis=-1)
+        other = jnp.where(_first_of_pairs(dims), next_D, previous_D)
+        turned = (turning * cos + other * sin).astype(x_BSHD.dtype)
+    else:
+        first, second = jnp.split(turning, 2, axis=-1)
+        turned = jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1).astype(x_BSHD.dtype)
     return turned if dims == x_BSHD.shape[-1] else jnp.concatenate((turned, x_BSHD[..., dims:]), axis=-1)
 
 

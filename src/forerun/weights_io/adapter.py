@@ -105,7 +105,7 @@ def slots_of(table: Iterable[Tensor], model: Stacked, adapted: Iterable[str]) ->
         if LAYER not in one.name or not one.name.endswith(".weight"):
             continue
         for stack in model.stacks:
-            paths = tuple(part.leaf.replace("blocks", stack.name, 1) for part in one.parts)
+            paths = tuple(stack.path(part.leaf) for part in one.parts)
             if not wanted & set(paths):
                 continue
             specs = [leaves[f"{path}.value"] for path in paths]
@@ -115,8 +115,8 @@ def slots_of(table: Iterable[Tensor], model: Stacked, adapted: Iterable[str]) ->
                 raise ValueError(f"{one.name} is not fused along its outputs")
             has, inputs_first = tuple(path in wanted for path in paths), turned.pop()
             suffix = one.name.partition(f"{LAYER}.")[2].removesuffix(".weight")
-            for n in range(stack.layers):
-                name = one.name.replace(LAYER, str(stack.first + n)).removesuffix(".weight")
+            for n, number in enumerate(stack.numbers):
+                name = one.name.replace(LAYER, str(number)).removesuffix(".weight")
                 found.append(Slot(name, suffix, paths, rows, has, n, inputs_first))
     return found
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from forerun.errors import UserError
-from forerun.models.keys import Entry, Part, Tensor, entries, groups, leaves_of, path_text
+from forerun.models.keys import Entry, Part, Tensor, entries, groups, leaves_of, path_text, table_path
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import is_weight
 from forerun.nn.weights.fakequant import FakeQuantized, scale_spec
@@ -80,15 +80,15 @@ def _scale_table(table: Iterable[Tensor], rounded: set[str], model: Stacked, as_
     """Return the tensors of the scales: those of the weights, with the letter G in place of the inputs."""
     leaves, found = leaves_of(model.specs()), []
     for one in table:
-        paths = _paths(one, model)
+        paths = [path for path in _paths(one, model) if f"{path}.value" in leaves]
         if not rounded & set(paths):
             continue
         others = sorted(set(paths) - rounded)
         if others and not as_integers:
             continue
-        parts = [
-            Part(part.leaf, _scale_form(one, part, leaves[f"{part.leaf}.value"], as_integers)) for part in one.parts
-        ]
+        # The letters of a leaf are the same in all stacks that have it.
+        letters = {table_path(path): leaves[f"{path}.value"] for path in paths}
+        parts = [Part(part.leaf, _scale_form(one, part, letters[part.leaf], as_integers)) for part in one.parts]
         if others:
             raise UserError(
                 "E-WEIGHTS-007",
@@ -101,7 +101,7 @@ def _scale_table(table: Iterable[Tensor], rounded: set[str], model: Stacked, as_
 
 
 def _paths(one: Tensor, model: Stacked) -> list[str]:
-    return [part.leaf.replace("blocks", stack.name, 1) for part in one.parts for stack in model.stacks]
+    return [stack.path(part.leaf) for part in one.parts for stack in model.stacks]
 
 
 def _scale_form(one: Tensor, part: Part, spec: ParamSpec, as_integers: bool) -> str:

@@ -17,7 +17,8 @@ from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Model
 from forerun.models.decoder import Decoder
 from forerun.models.gpt2 import Gpt2
-from forerun.models.sizes import DecoderConfig, Gpt2Config, LayerKind
+from forerun.models.layer_kinds import LayerKind
+from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope

@@ -36,7 +36,7 @@ def test_a_matrix_of_heads_by_hand() -> None:
     """Row h * D + d of the tensor, column e, is element [e, h, d] of the leaf."""
     sizes = {"L": 2, "E": 5, "H": 3, "D": 4}
     found = entries(
-        [tensor("x.{}.q", "blocks.q", "(HD) E")], {"blocks": {"q": leaf("LEHD", sizes)}}, [Stack("blocks", 0, 2)]
+        [tensor("x.{}.q", "blocks.q", "(HD) E")], {"blocks": {"q": leaf("LEHD", sizes)}}, [Stack("blocks", (0, 1))]
     )
     assert [(entry.name, entry.shape) for entry in found] == [("x.0.q", (12, 5)), ("x.1.q", (12, 5))]
     (piece,) = found[1].pieces
@@ -58,7 +58,7 @@ def test_parts_side_by_side_by_hand() -> None:
 
 def test_layers_of_the_tail_go_on_counting() -> None:
     specs = {"blocks": {"n": leaf("LE", {"L": 2, "E": 3})}, "tail": {"n": leaf("LE", {"L": 1, "E": 3})}}
-    found = entries([tensor("h.{}.n", "blocks.n", "E")], specs, [Stack("blocks", 0, 2), Stack("tail", 2, 1)])
+    found = entries([tensor("h.{}.n", "blocks.n", "E")], specs, [Stack("blocks", (0, 1)), Stack("tail", (2,))])
     assert [(e.name, e.pieces[0].path, e.pieces[0].layer) for e in found] == [
         ("h.0.n", "blocks.n", 0),
         ("h.1.n", "blocks.n", 1),
@@ -86,7 +86,7 @@ def test_a_form_of_other_letters_is_told() -> None:
 def tables(draw: st.DrawFn) -> tuple[list[Tensor], dict[str, Any], list[Stack]]:
     """Random leaves, each in a tensor of its own or side by side with others, its letters in any order and groups."""
     sizes = {letter: draw(st.integers(1, 3)) for letter in "EFHDV"} | {"L": draw(st.integers(1, 3))}
-    stacks = [Stack("blocks", 0, sizes["L"])]
+    stacks = [Stack("blocks", tuple(range(sizes["L"])))]
     table: list[Tensor] = []
     specs: dict[str, Any] = {"blocks": {}}
     for number in range(draw(st.integers(1, 4))):

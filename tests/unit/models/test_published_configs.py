@@ -26,7 +26,7 @@ def test_parameters_as_published(config: dict[str, object], parameters: int) -> 
 
 def test_gemma3_has_four_periods_and_a_tail() -> None:
     _, read = read_config(GEMMA3_1B, "config.json")
-    assert [(stack.name, stack.first, stack.layers) for stack in model_for(read).stacks] == [
+    assert [(stack.name, stack.numbers[0], stack.layers) for stack in model_for(read).stacks] == [
         ("blocks", 0, 24),
         ("tail", 24, 2),
     ]

@@ -48,6 +48,18 @@ def test_rope_is_a_complex_rotation(theta: float) -> None:
     np.testing.assert_allclose(got[:1], expected[:1], rtol=0, atol=1e-5)
 
 
+def test_interleaved_rope_is_a_complex_rotation_of_neighbours() -> None:
+    """Pairs (2i, 2i + 1) of the first 8 of 12 dimensions as complex numbers, in float64. The other 4 stay."""
+    D, dims, rng = 12, 8, np.random.default_rng(0)
+    x = rng.normal(size=(1, 6, 3, D))
+    turn = np.exp(1j * np.arange(6)[:, None, None] * 1e4 ** (-2 * np.arange(dims // 2) / dims))
+    turned = (x[..., 0:dims:2] + 1j * x[..., 1:dims:2]) * turn
+    expected = x.copy()
+    expected[..., 0:dims:2], expected[..., 1:dims:2] = turned.real, turned.imag
+    got = rotate(jnp.asarray(x, jnp.float32), turns(Rope(1e4, dims, interleaved=True), [np.arange(6)]))
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+
+
 def test_rope_scores_depend_on_distance_only() -> None:
     rope = Rope(1e4, 32, RopeScaling(original=64))
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 32))

@@ -20,7 +20,8 @@ from safetensors.numpy import save_file
 from forerun.models.decoder import Decoder
 from forerun.models.families import gemma, gpt2, phi3
 from forerun.models.gpt2 import Gpt2, Gpt2Config
-from forerun.models.sizes import DecoderConfig, LayerKind
+from forerun.models.layer_kinds import LayerKind
+from forerun.models.sizes import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.rope import Rope
 from forerun.nn.sharding import WEIGHTS_STORED, partition

@@ -8,7 +8,8 @@ from typing import Any
 
 from forerun.models.families.settings import Settings
 from forerun.models.keys import Tensor, tensor
-from forerun.models.sizes import DecoderConfig, Gpt2Config, LayerKind
+from forerun.models.layer_kinds import LayerKind
+from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.rope import smallest_period
 
 Config = DecoderConfig | Gpt2Config

@@ -6,7 +6,8 @@ from typing import Any
 
 from forerun.models.families import base
 from forerun.models.families.settings import Settings, rope_json
-from forerun.models.sizes import DecoderConfig, LayerKind
+from forerun.models.layer_kinds import LayerKind
+from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import Rope
 
 

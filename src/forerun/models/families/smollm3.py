@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from forerun.models.families import base
 from forerun.models.families.settings import Settings
-from forerun.models.sizes import DecoderConfig, LayerKind
+from forerun.models.layer_kinds import LayerKind
+from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import Rope
 
 

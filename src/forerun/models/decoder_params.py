@@ -1,0 +1,99 @@
+"""The parameters of the decoder: their structure, and their specs. `forerun.models.decoder` explains the letters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import jax
+
+from forerun.models.layer_kinds import LayerShape, Section
+from forerun.models.parameter_axes import bias_axes, matrix_axes, norm_axes, outer_axes, shape_of
+from forerun.models.sizes import DecoderConfig
+from forerun.nn.spec import Fill, Normal, ParamSpec, stack
+from forerun.nn.weights.dense import Dense
+
+T = TypeVar("T")
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Block(Generic[T]):
+    """Parameters of one layer. A parameter that the layer does not have is None."""
+
+    attention_norm: T | None = None
+    query: Dense[T]
+    key: Dense[T] | None = None  # None: the layer uses keys and values of an earlier layer
+    value: Dense[T] | None = None  # None: values are the keys before their norm
+    out: Dense[T]
+    query_bias: T | None = None
+    key_bias: T | None = None
+    value_bias: T | None = None
+    out_bias: T | None = None
+    query_norm: T | None = None
+    key_norm: T | None = None
+    attention_post_norm: T | None = None
+    mlp_norm: T | None = None
+    gate: Dense[T]
+    up: Dense[T]
+    down: Dense[T]
+    gate_bias: T | None = None
+    up_bias: T | None = None
+    down_bias: T | None = None
+    mlp_post_norm: T | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Params(Generic[T]):
+    """Parameters of a decoder.
+
+    A section of layers is one stack, in which every leaf has a leading L, or a stack for each name of a shape.
+    """
+
+    embed: T
+    blocks: Block[T] | dict[str, Block[T]]
+    norm: T
+    head: Dense[T] | None  # None: the embedding is the output matrix
+    tail: Block[T] | dict[str, Block[T]] | None = None  # layers that do not fill a period of layer kinds
+    last: Block[T] | dict[str, Block[T]] | None = None  # layers at the end with other kinds
+    last_tail: Block[T] | dict[str, Block[T]] | None = None  # the last layers that do not fill a period
+
+
+def decoder_specs(c: DecoderConfig) -> Params[ParamSpec]:
+    """Return the specs of all parameters of a decoder."""
+    axes = outer_axes(c)
+    embed, head = axes["embed"], axes.get("head")
+    return Params(
+        embed=ParamSpec(shape_of(c, embed), embed, Normal(0.02)),
+        norm=_scale(c, axes["norm"]),
+        head=Dense(ParamSpec(shape_of(c, head), head, Normal(0.02), inputs=0)) if head else None,
+        **{section.name: _section_specs(c, section) for section in c.sections},
+    )
+
+
+def _section_specs(c: DecoderConfig, section: Section) -> Any:
+    """Return the specs of one stack, or of a stack for each name of a shape."""
+    stacks = {name: stack(_block_specs(c, shape), len(section.numbers(name))) for name, shape in section.shapes.items()}
+    return stacks.get(None, stacks)
+
+
+def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]:
+    into = Normal(0.02)
+    back = Normal(0.02 / (2 * c.layers) ** 0.5)  # 2 x layers outputs add up in the residual stream
+    start = {"out": back, "down": back}
+    inputs = {"out": 2}  # it sums over H and D
+    members: dict[str, Any] = {
+        name: Dense(ParamSpec(shape_of(c, axes, shape), axes, start.get(name, into), inputs=inputs.get(name, 1)))
+        for name, axes in matrix_axes(shape).items()
+    }
+    members |= {name: _scale(c, axes, shape) for name, axes in norm_axes(c, shape).items()}
+    members |= {
+        name: ParamSpec(shape_of(c, axes, shape), axes, Fill(0.0), decay=False)
+        for name, axes in bias_axes(c, shape).items()
+    }
+    return Block(**members)
+
+
+def _scale(c: DecoderConfig, axes: str, shape: LayerShape | None = None) -> ParamSpec:
+    return ParamSpec(shape_of(c, axes, shape), axes, Fill(0.0 if c.norm_around_one else 1.0), decay=False)

@@ -15,7 +15,8 @@ START = "<!-- families: written by bench/families_table.py from a run of the tes
 END = "<!-- end of families -->"
 ROWS = (
     "Llama 2, 3.x", "SmolLM2", "SmolLM3", "Qwen2, 2.5", "Qwen3", "Mistral",
-    "Gemma 2", "Gemma 3 (text)", "Phi-3, Phi-4-mini", "OLMo 2", "GPT-2",
+    "Gemma 2", "Gemma 3 (text)", "Phi-3, Phi-4-mini", "OLMo 2",
+    "Qwen3.5, 3.6, 3.8 (dense)", "LFM2, LFM2.5", "GPT-2",
 )  # fmt: skip
 FIRST = (
     "logits",

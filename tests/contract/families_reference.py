@@ -93,6 +93,22 @@ GEMMA3_ROPE = {
 }
 UPPER_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "num_hidden_layers": 4, "max_window_layers": 2}
 PHI = {"num_attention_heads": 2, "original_max_position_embeddings": ORIGINAL}
+QWEN3_5 = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+LFM2 = {"block_multiple_of": 8, "layer_types": ["conv", "full_attention"], "rope_parameters": LINEAR}
 GPT2 = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -157,6 +173,33 @@ VARIANTS: dict[str, Variant] = {
     "olmo2-yarn": Variant(
         "OLMo 2", "Olmo2", {"rope_parameters": YARN, "attention_bias": True, "tie_word_embeddings": True}
     ),
+    "qwen3.5": Variant("Qwen3.5, 3.6, 3.8 (dense)", "Qwen3_5", QWEN3_5),
+    "qwen3.5-tail": Variant(
+        "Qwen3.5, 3.6, 3.8 (dense)",
+        "Qwen3_5",
+        QWEN3_5
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2": Variant("LFM2, LFM2.5", "Lfm2", LFM2),
+    "lfm2-tail": Variant(
+        "LFM2, LFM2.5",
+        "Lfm2",
+        LFM2
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "conv", "full_attention", "conv", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
     "gpt2": Variant("GPT-2", "GPT2", {}, GPT2),
     "gpt2-wide": Variant("GPT-2", "GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-6}, GPT2),
 }
@@ -193,7 +236,7 @@ def pair(name: str) -> Pair:
 def config_for(variant: Variant) -> Any:
     import transformers
 
-    kind = "Gemma3Text" if variant.kind == "Gemma3" else variant.kind
+    kind = f"{variant.kind}Text" if variant.kind in ("Gemma3", "Qwen3_5") else variant.kind
     given = {**variant.dimensions, **variant.changes}
     return getattr(transformers, f"{kind}Config")(**given, attn_implementation="eager")
 
@@ -205,12 +248,13 @@ def reference_of(variant: Variant) -> Any:
 
     kind = "GPT2LMHeadModel" if variant.kind == "GPT2" else f"{variant.kind}ForCausalLM"
     reference = getattr(transformers, kind)(config_for(variant)).eval()
-    around_one = not variant.kind.startswith("Gemma")
+    around_one = not variant.kind.startswith(("Gemma", "Qwen3_5"))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, weight in reference.named_parameters():
             is_scale = ("norm" in name or "ln_" in name) and name.endswith("weight")
-            weight.normal_(1.0 if is_scale and around_one else 0.0, 0.2, generator=generator)
+            is_one = is_scale and (around_one or "linear_attn" in name)
+            weight.normal_(1.0 if is_one else 0.0, 0.2, generator=generator)
     return reference
 
 

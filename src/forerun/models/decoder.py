@@ -20,12 +20,13 @@ from forerun.models.decoder_params import Block, Params, decoder_specs
 from forerun.models.keys import Stack
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section
 from forerun.models.layout import StepWithOutput, joined, silent, through, unstacked
+from forerun.models.recurrent_mixers import NewTokens, PackedRows, Recurrence, filtered, gated_delta, state_specs
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
 from forerun.nn.compute import Compute, residual
 from forerun.nn.kv_cache import Cache
-from forerun.nn.layer_caches import LayerCaches
+from forerun.nn.layer_caches import LayerCaches, RecurrentCache
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import ParamSpec, count
@@ -33,7 +34,7 @@ from forerun.nn.weights.dense import Dense, as_weight, contract
 
 Numbers = dict[str | None, jax.Array | int]  # for each stack of the cache: the number of its next layer
 Carry = tuple[jax.Array, Numbers]  # the residual stream and the numbers
-NewTokens = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, K, D]
+KeysAndValues = tuple[jax.Array, jax.Array]  # keys and values of one layer, [B, T, K, D]
 Mix = Callable[[Block[jax.Array], jax.Array], jax.Array]  # parameters of a layer and its input -> [B, S, E]
 
 
@@ -95,7 +96,11 @@ class Decoder:
 
         turns = self._angles(positions_BS, segments_BS)
 
+        packed = PackedRows(segments_BS)
+
         def layer(kind: LayerKind, x_BSE: jax.Array, block: Block[jax.Array]) -> jax.Array:
+            if kind.mixer != "attention":
+                return self.block(block, x_BSE, self._recurrent(kind, packed))
             return self.block(
                 block, x_BSE, partial(self.attention, turns=turns.get(kind), attend=partial(attend, kind=kind))
             )
@@ -116,13 +121,15 @@ class Decoder:
         """Return the specs of a cache for `rows` texts of up to `length` tokens."""
         c = self.config
 
-        def part(shape: LayerShape | None) -> Cache[ParamSpec]:
+        def part(shape: LayerShape | None) -> Cache[ParamSpec] | RecurrentCache[ParamSpec]:
             layers = sum(kind.shape == shape for kind in c.all_kinds)
+            if shape is not None and shape.mixer != "attention":
+                return state_specs(c, shape, layers, rows, dtype)
             return Cache.specs(layers, rows, length, c.size("K", shape), c.size("D", shape), dtype)
 
         shapes = {kind.stack_name: kind.shape for kind in c.all_kinds if not (kind.shape and kind.shape.shares_keys)}
         if None in shapes:
-            return part(None)
+            return Cache.specs(c.layers, rows, length, c.kv_heads, c.head_dim, dtype)
         return LayerCaches({str(name): part(shape) for name, shape in shapes.items()})
 
     def extend(
@@ -148,10 +155,14 @@ class Decoder:
         c = self.config
         turns = self._angles(positions_BT, jnp.ones_like(positions_BT))
 
-        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, NewTokens]:
+        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, Any]:
             x_BTE, numbers = carry
             number, part = numbers[kind.stack_name], _part(cache, kind)
-            new: list[NewTokens] = []
+            after = numbers | {kind.stack_name: number + 1}
+            if isinstance(part, RecurrentCache):
+                tokens = NewTokens(part.layer(number), positions_BT)
+                return (self.block(block, x_BTE, self._recurrent(kind, tokens)), after), tokens.new
+            new: list[KeysAndValues] = []
 
             def attend(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
                 new.append((k_BTKD, v_BTKD))
@@ -161,7 +172,7 @@ class Decoder:
                 return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, window=kind.window, **limits)
 
             x_BTE = self.block(block, x_BTE, partial(self.attention, turns=turns.get(kind), attend=attend))
-            return (x_BTE, numbers | {kind.stack_name: number + 1}), new[0]
+            return (x_BTE, after), new[0]
 
         carry: Carry = (self._embed(params, tokens_BT, compute), dict.fromkeys({k.stack_name for k in c.all_kinds}, 0))
         outputs: dict[str | None, list[Any]] = {name: [] for name in carry[1]}
@@ -216,22 +227,38 @@ class Decoder:
             turns: The RoPE angles, or None for a layer without positions.
             attend: A function of queries, keys and values that returns the attention output.
         """
+        assert block.query is not None
         assert block.key is not None
         assert block.value is not None
-        q_BSHD = self._heads("BSE,EHD->BSHD", y_BSE, block.query, block.query_bias, block.query_norm)
+        assert block.out is not None
+        gate_BSHD = None
+        if self.config.attention_gate:
+            both_BSHJD = _plus(contract("BSE,EHJD->BSHJD", y_BSE, block.query), block.query_bias)
+            q_BSHD, gate_BSHD = self._norm(both_BSHJD[..., 0, :], block.query_norm), both_BSHJD[..., 1, :]
+        else:
+            q_BSHD = self._heads("BSE,EHD->BSHD", y_BSE, block.query, block.query_bias, block.query_norm)
         k_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.key, block.key_bias, block.key_norm)
         v_BSKD = self._heads("BSE,EKD->BSKD", y_BSE, block.value, block.value_bias, None)
         if turns is not None:
             q_BSHD, k_BSKD = rotate(q_BSHD, turns), rotate(k_BSKD, turns)
         q_BSHD, k_BSKD = residual(q_BSHD, "query"), residual(k_BSKD, "key")
         y_BSHD = attend(q_BSHD, k_BSKD, residual(v_BSKD, "value"))
+        if gate_BSHD is not None:
+            y_BSHD = y_BSHD * jax.nn.sigmoid(gate_BSHD)
         return _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
+
+    def _recurrent(self, kind: LayerKind, recurrence: Recurrence) -> Mix:
+        """Return the mixer of a layer that has states instead of keys and values."""
+        if kind.mixer == "delta":
+            return lambda block, y_BSE: gated_delta(self.config, block, y_BSE, recurrence)
+        return lambda block, y_BSE: filtered(block, y_BSE, recurrence)
 
     def flops_per_token(self, sequence: int) -> float:
         """Return the FLOPs per token of a forward and backward pass.
 
         Counts 6 per matrix element (2 forward, 4 backward). Causal attention adds 12 x heads x head_dim x S/2 per
-        layer, or less with a window. The embedding counts only if it is also the output matrix.
+        layer, or less with a window. The gated delta rule adds 18 per element of its state: it reads the state twice
+        and writes it once. The embedding counts only if it is also the output matrix.
         """
         c = self.config
         matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - c.vocab * c.embed
@@ -244,7 +271,9 @@ class Decoder:
             for kind in c.all_kinds
             if kind.mixer == "attention"
         )
-        return 6.0 * matrices + 12.0 * scores
+        shapes = [kind.shape for kind in c.all_kinds if kind.mixer == "delta"]
+        states = sum(c.size("H", shape) * c.size("D", shape) * c.size("W", shape) for shape in shapes)
+        return 6.0 * matrices + 12.0 * scores + 18.0 * states
 
     def _angles(self, positions_BS: jax.Array, segments_BS: jax.Array) -> dict[LayerKind, Angles]:
         """Return the RoPE angles of each layer kind, which its layers share. Kinds without positions are absent."""
@@ -309,8 +338,8 @@ def _through_section(
     return through(steps, carry, getattr(params, section.name), section.stack_names, scanned=section.scanned)
 
 
-def _part(cache: Cache[jax.Array] | LayerCaches[jax.Array], kind: LayerKind) -> Cache[jax.Array]:
-    """Return the keys and values of the layers that have the shape of this kind."""
-    part = cache if isinstance(cache, Cache) else cache.parts[str(kind.stack_name)]
-    assert isinstance(part, Cache)
-    return part
+def _part(
+    cache: Cache[jax.Array] | LayerCaches[jax.Array], kind: LayerKind
+) -> Cache[jax.Array] | RecurrentCache[jax.Array]:
+    """Return the cache of the layers that have the shape of this kind."""
+    return cache if isinstance(cache, Cache) else cache.parts[str(kind.stack_name)]

@@ -35,6 +35,18 @@ class Normal:
 
 
 @dataclass(frozen=True)
+class LogUniform:
+    """Logarithms of independent values that are uniform between two limits."""
+
+    low: float
+    high: float
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        drawn = jax.random.uniform(key, shape, jnp.float32, self.low, self.high)
+        return jnp.log(drawn).astype(dtype)
+
+
+@dataclass(frozen=True)
 class Fill:
     """One constant for all values, for example 0 for biases and 1 for norms."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
-from forerun.models.families import gemma, gpt2, llama, mistral, olmo2, phi3, qwen2, qwen3, smollm3
+from forerun.models.families import gemma, gpt2, lfm2, llama, mistral, olmo2, phi3, qwen2, qwen3, qwen3_5, smollm3
 from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
 from forerun.models.sizes import DecoderConfig, Gpt2Config
@@ -25,6 +25,8 @@ FAMILIES = {
         gemma.GEMMA3,
         phi3.FAMILY,
         olmo2.FAMILY,
+        qwen3_5.FAMILY,
+        lfm2.FAMILY,
         gpt2.FAMILY,
     )
 }
@@ -98,6 +100,9 @@ def _misfit(config: Config) -> str | None:
             f"width {config.embed} does not divide into {config.heads} heads" if config.embed % config.heads else None
         )
     for kind in config.layer_kinds:
+        shape = kind.shape
+        if shape is not None and shape.mixer == "delta" and config.size("H", shape) % config.size("K", shape):
+            return f"{shape.heads} heads of values cannot share {shape.kv_heads} heads of keys"
         if kind.rope is None:
             continue
         if kind.rope.dims < 2 or kind.rope.dims % 2:
@@ -114,6 +119,8 @@ def family_for(config: Config) -> Family:
     """Return the family that an export writes for dimensions that do not come from a checkpoint."""
     if not isinstance(config, DecoderConfig):
         return gpt2.FAMILY
+    if config.attention_gate:
+        return qwen3_5.FAMILY
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
     if plain and config.qk_norm and not config.qkv_bias and config.window is None:
         return qwen3.FAMILY
@@ -135,4 +142,6 @@ _WITHOUT_EFFECT = {
              "summary_first_dropout", "reorder_and_upcast_attn", "num_labels"),
     "phi3": ("embd_pdrop",),
     "gemma3_text": ("rope_local_base_freq",),
+    "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
+    "lfm2": lfm2.WITHOUT_EFFECT,
 }  # fmt: skip

@@ -48,21 +48,25 @@ _FACTOR = Range(float, 0, limits.MAX_FACTOR)
 # Every number that a family reads, including those in the RoPE section, by all names that the families use.
 RANGES = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "sliding_window_pattern", "_sliding_window_pattern"), _LAYERS),
-    "no_rope_layer_interval": _LAYERS,
+    **dict.fromkeys(("no_rope_layer_interval", "full_attention_interval"), _LAYERS),
     "max_window_layers": Range(int, -1, limits.MAX_POSITIONS),
     **dict.fromkeys(("hidden_size", "n_embd"), _WIDTH),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), _HEADS),
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), _HEADS),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), Range(int, 0, limits.MAX_HEAD_WIDTH)),
+    **dict.fromkeys(("linear_conv_kernel_dim", "conv_L_cache"), Range(int, 1, limits.MAX_HEAD_WIDTH)),
     "head_dim": Range(int, 0, limits.MAX_HEAD_WIDTH),
-    **dict.fromkeys(("intermediate_size", "n_inner"), _MLP),
+    **dict.fromkeys(("intermediate_size", "n_inner", "block_ff_dim", "block_multiple_of"), _MLP),
     "vocab_size": Range(int, 0, limits.MAX_VOCAB),
     **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings", "sliding_window"), _POSITIONS),
     "n_positions": Range(int, 0, limits.MAX_VOCAB),
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon"), _EPSILON),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "norm_eps"), _EPSILON),
     **dict.fromkeys(("rope_theta", "rope_local_base_freq"), _THETA),
     "partial_rotary_factor": Range(float, 0, 1),
     **dict.fromkeys(("factor", "attention_factor", "low_freq_factor", "high_freq_factor"), _FACTOR),
     **dict.fromkeys(("beta_fast", "beta_slow", "short_factor", "long_factor"), _FACTOR),
     **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), _FACTOR),
+    "block_ffn_dim_multiplier": _FACTOR,
 }
 FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window", "truncate")
 LISTS = ("short_factor", "long_factor")
@@ -145,7 +149,12 @@ class Settings:
                 raise self.refused(f"{key}: {reprlib.repr(value)}")
 
     def rope(
-        self, default_theta: float, layer_type: str | None = None, *, partial: bool = False
+        self,
+        default_theta: float,
+        layer_type: str | None = None,
+        *,
+        partial: bool = False,
+        without_effect: tuple[str, ...] = (),
     ) -> tuple[float, Scaling | None]:
         """Return theta and the scaling of RoPE.
 
@@ -155,6 +164,7 @@ class Settings:
             default_theta: The family's default for theta.
             layer_type: The key of this layer type in `rope_parameters`, if the layer types have separate settings.
             partial: Whether the family supports rotation of only a part of each head.
+            without_effect: Keys of the RoPE section that have no effect in this family.
         """
         given = self.take("rope_parameters")
         if given is not None and layer_type and layer_type in given:
@@ -167,6 +177,8 @@ class Settings:
         share = scaling.pop("partial_rotary_factor", None)
         if share not in (None, 1.0) and not partial:
             raise self.refused(f"partial_rotary_factor: {share!r}")
+        for key in without_effect:
+            scaling.pop(key, None)
         return theta, self._scaling(scaling)
 
     def _scaling(self, given: dict[str, Any]) -> Scaling | None:

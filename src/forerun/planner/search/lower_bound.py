@@ -12,7 +12,8 @@ from forerun.config.optimizer import ADAMW
 from forerun.config.schema import Job, Remat
 from forerun.hardware.chips import Chip
 from forerun.hardware.mesh import MeshShape
-from forerun.models.parameter_axes import layer_matrix_count, parameter_count
+from forerun.models.layer_kinds import LayerKind
+from forerun.models.parameter_axes import matrix_count, parameter_count
 from forerun.models.sizes import DecoderConfig
 from forerun.resolve.resolved_job import ResolvedJob
 
@@ -128,13 +129,9 @@ def footprint(resolved: ResolvedJob) -> Footprint:
 
 def _decoder(job: Job, c: DecoderConfig) -> Footprint:
     """Return the sizes of a job whose model is of the decoder family."""
-    parameters, matrices, table = parameter_count(c), layer_matrix_count(c), c.vocab * c.embed
+    parameters, matrices, table = parameter_count(c), matrix_count(c), c.vocab * c.embed
     queries, values = c.heads * c.head_dim, c.kv_heads * c.head_dim
-    # The last period of kinds may be incomplete, so every layer counts with its own window.
-    kinds = [c.layer_kinds[n % len(c.layer_kinds)] for n in range(c.layers)]
-    windows = [min(kind.window or job.sequence, job.sequence) for kind in kinds]
-    seen = sum(window * (1 - window / (2 * job.sequence)) for window in windows)
-    attention = 4.0 * queries * seen  # forward, per token
+    attention = sum(_mixer_flops(c, kind, job.sequence) for kind in c.all_kinds)  # forward, per token
     tokens = job.batch * job.sequence
     dots = 2 * c.embed + queries + 2 * values + 2 * c.mlp
     widths = {
@@ -155,8 +152,8 @@ def _decoder(job: Job, c: DecoderConfig) -> Footprint:
         parameters=parameters,
         learned=learned,
         resting_bytes=resting_bytes,
-        flops=tokens * (per_weight * (c.layers * matrices + table) + 3 * attention),
-        forward_layers_flops=tokens * (2.0 * c.layers * (matrices - c.embed * c.mlp) + attention),
+        flops=tokens * (per_weight * (matrices + table) + 3 * attention),
+        forward_layers_flops=tokens * (2.0 * (matrices - c.layers * c.embed * c.mlp) + attention),
         attention_flops=tokens * attention,
         layers=c.layers,
         widths=widths,
@@ -164,6 +161,17 @@ def _decoder(job: Job, c: DecoderConfig) -> Footprint:
         sequence=job.sequence,
         compute_bytes=BYTES[job.precision.compute],
     )
+
+
+def _mixer_flops(c: DecoderConfig, kind: LayerKind, sequence: int) -> float:
+    """Return the FLOPs per token of the forward pass of attention or of another mixer, without its matrices."""
+    if kind.mixer == "convolution":
+        return 0.0
+    queries = c.size("H", kind.shape) * c.size("D", kind.shape)
+    if kind.mixer == "delta":
+        return 6.0 * queries * c.size("W", kind.shape)
+    window = min(kind.window or sequence, sequence)
+    return 4.0 * queries * window * (1 - window / (2 * sequence))
 
 
 def _other_model(resolved: ResolvedJob) -> Footprint:

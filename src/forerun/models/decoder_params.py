@@ -114,7 +114,9 @@ def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]
         for name, axes in bias_axes(c, shape).items()
     }
     members |= {
-        name: ParamSpec(shape_of(c, axes, shape), axes, _ARRAY_STARTS.get(name, Normal(0.02)), decay=False)
+        name: ParamSpec(
+            shape_of(c, axes, shape), axes, _ARRAY_STARTS.get(name, Normal(0.02)), decay=False, keeps_dtype=True
+        )
         for name, axes in array_axes(shape).items()
     }
     return Block(**members)

@@ -29,8 +29,8 @@ from jax.ad_checkpoint import checkpoint_name
 from forerun.nn.attention import RESIDUAL
 from forerun.nn.sharding import constrain
 
-CHUNK = 64  # bench/gated_delta.py compares lengths by the planned time of a step
-GROUP = 2  # chunks of one scan step; the backward pass keeps one state for each step
+CHUNK = 128  # bench/gated_delta.py compares lengths by the planned time of a step
+GROUP = 1  # chunks of one scan step; the backward pass keeps one state for each step
 EPSILON = 1e-6  # of the norm of queries and keys
 
 

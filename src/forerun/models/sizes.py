@@ -142,8 +142,9 @@ def _smollm2(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, theta
 
 def delta_shape(heads: int, key_heads: int, key_dim: int, value_dim: int, width: int) -> LayerShape:
     """Return the shape of layers with the gated delta rule."""
-    dims = {"head_dim": key_dim, "value_dim": value_dim}
-    return LayerShape("linear", "delta", heads=heads, kv_heads=key_heads, width=width, **dims)
+    return LayerShape(
+        "linear", "delta", heads=heads, kv_heads=key_heads, head_dim=key_dim, value_dim=value_dim, width=width
+    )
 
 
 def _qwen3_5(

@@ -6,8 +6,8 @@ For each head, a token decays the state by exp(g), reads it with its key, and wr
     state = state + k (beta * (v - k state))
     out   = q state
 
-Letters: B batch, S sequence, T new tokens, N groups, G chunks of a group, C tokens of a chunk, H value heads, K key
-heads, D head of keys and queries, W head of values. Queries and keys are normalized to length 1 here. Everything is
+Letters: B batch, S sequence, T new tokens, N groups, G chunks of a group, C tokens of a chunk. H are heads of values,
+and K heads of keys. D is a head of keys and queries, W a head of values. Queries and keys are normalized to length 1 here. Everything is
 float32 inside, and the result has the dtype of the values.
 
 Inside a chunk, all writes are the solution of a triangular system (Yang et al., Parallelizing Linear Transformers with

@@ -7,8 +7,8 @@ For each head, a token decays the state by exp(g), reads it with its key, and wr
     out   = q state
 
 Letters: B batch, S sequence, T new tokens, N groups, G chunks of a group, C tokens of a chunk. H are heads of values,
-and K heads of keys. D is a head of keys and queries, W a head of values. Queries and keys are normalized to length 1 here. Everything is
-float32 inside, and the result has the dtype of the values.
+and K heads of keys. D is a head of keys and queries, W a head of values. Queries and keys are normalized to length 1
+here. Everything is float32 inside, and the result has the dtype of the values.
 
 Inside a chunk, all writes are the solution of a triangular system (Yang et al., Parallelizing Linear Transformers with
 the Delta Rule, arXiv 2406.06484). The state changes only from chunk to chunk. Segments separate packed documents, and

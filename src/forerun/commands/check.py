@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from forerun.config.load import LoadedJob
     from forerun.config.schema import Job
     from forerun.data.corpus import Corpus
+    from forerun.models.layer_kinds import LayerShape
+    from forerun.models.sizes import DecoderConfig
     from forerun.program.derive import Derived
     from forerun.resolve.resolved_job import ResolvedJob
 
@@ -294,8 +297,19 @@ def _dimensions(resolved: ResolvedJob) -> str:
     config = resolved.config
     if not isinstance(config, DecoderConfig):
         return f"counted over the specs of {resolved.job.model.name}"
-    shared = "" if config.kv_heads == config.heads else f" on {config.kv_heads} key/value heads"
-    return (
-        f"{config.layers} layers of width {config.embed}, {config.heads} heads of {config.head_dim}{shared}, "
-        f"mlp {config.mlp}, vocabulary {config.vocab}"
-    )
+    shapes = Counter(kind.shape for kind in config.all_kinds)
+    if None in shapes:
+        return f"{config.layers} layers of width {config.embed}, {_layer(config, None)}, vocabulary {config.vocab}"
+    each = ", ".join(f"{count} {shape.name} ({_layer(config, shape)})" for shape, count in shapes.items() if shape)
+    return f"{config.layers} layers of width {config.embed}: {each}; vocabulary {config.vocab}"
+
+
+def _layer(config: DecoderConfig, shape: LayerShape | None) -> str:
+    """Return the dimensions of one layer as text."""
+    mlp = f"mlp {config.size('F', shape)}"
+    if shape is not None and shape.mixer != "attention":
+        return mlp
+    heads, kv_heads = config.size("H", shape), config.size("K", shape)
+    own = shape is None or not shape.shares_keys
+    shared = "" if kv_heads == heads and own else f" on {kv_heads} key/value heads" if own else " on shared keys"
+    return f"{heads} heads of {config.size('D', shape)}{shared}, {mlp}"

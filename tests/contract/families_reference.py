@@ -142,6 +142,22 @@ GRANITE4 = {
     "position_embedding_type": "rope",
     "tie_word_embeddings": True,
 }
+QWEN3_5 = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+LFM2 = {"block_multiple_of": 8, "layer_types": ["conv", "full_attention"], "rope_parameters": LINEAR}
 GPT2 = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -240,10 +256,44 @@ VARIANTS: dict[str, Variant] = {
     "glm": Variant("GLM-4", "Glm", {"head_dim": 16, "tie_word_embeddings": True}),
     "glm4": Variant("GLM-4", "Glm4", {"head_dim": 16, "rope_parameters": YARN | {"partial_rotary_factor": 0.5}}),
     "ernie": Variant("ERNIE 4.5", "Ernie4_5", {"head_dim": 8, "use_bias": True, "tie_word_embeddings": True}),
+    # The norm behind the delta rule divides by the size of its output, which is near zero for some tokens. A smaller
+    # epsilon would amplify the rounding of float32 there, in the reference as well.
+    "qwen3.5": Variant("Qwen3.5, 3.6, 3.8 (dense)", "Qwen3_5", QWEN3_5 | {"rms_norm_eps": 1e-4}),
+    "qwen3.5-tail": Variant(
+        "Qwen3.5, 3.6, 3.8 (dense)",
+        "Qwen3_5",
+        QWEN3_5
+        | {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 4,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2": Variant("LFM2, LFM2.5", "Lfm2", LFM2),
+    "lfm2-tail": Variant(
+        "LFM2, LFM2.5",
+        "Lfm2",
+        LFM2
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": ["conv", "conv", "full_attention", "conv", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
+        },
+    ),
     "gpt2": Variant("GPT-2", "GPT2", {}, GPT2),
     "gpt2-wide": Variant("GPT-2", "GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-6}, GPT2),
 }
-TEXT_PARTS = ("Gemma3", "Gemma4", "Gemma4Unified")  # transformers has a configuration of the text part of these
+TEXT_PARTS = (
+    "Gemma3",
+    "Gemma4",
+    "Gemma4Unified",
+    "Qwen3_5",
+)  # transformers has a configuration of the text part of these
 FAMILY_EXAMPLES = {variant.row: name for name, variant in VARIANTS.items()}  # the last one of each
 
 
@@ -275,12 +325,12 @@ def reference_of(variant: Variant) -> Any:
 
     kind = "GPT2LMHeadModel" if variant.kind == "GPT2" else f"{variant.kind}ForCausalLM"
     reference = getattr(transformers, kind)(config_for(variant)).eval()
-    around_one = variant.kind not in ("Gemma2", "Gemma3")
+    around_one = variant.kind not in ("Gemma2", "Gemma3", "VaultGemma", "Qwen3_5")
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, weight in reference.named_parameters():
             is_scale = ("norm" in name or "ln_" in name) and name.endswith("weight")
-            mean = 1.0 if is_scale and around_one else 0.0
+            mean = 1.0 if is_scale and (around_one or "linear_attn" in name) else 0.0
             if variant.kind.startswith("Gemma4") and "q_norm" in name:
                 mean = 0.3  # only this norm scales the scores; with 1, attention would amplify rounding errors
             weight.normal_(mean, 0.2, generator=generator)

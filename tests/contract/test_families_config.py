@@ -49,6 +49,8 @@ ROWS = {
     "glm": "GLM-4",
     "glm4": "GLM-4",
     "ernie4_5": "ERNIE 4.5",
+    "qwen3_5_text": "Qwen3.5, 3.6, 3.8 (dense)",
+    "lfm2": "LFM2, LFM2.5",
     "gpt2": "GPT-2",
 }
 DENSE_GRANITE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "position_embedding_type": "rope"}
@@ -69,6 +71,8 @@ def as_transformers_4(config: dict[str, Any]) -> dict[str, Any]:
     old = {key: value for key, value in config.items() if key not in ("rope_parameters", "dtype", *derived)}
     if config["model_type"] == "granitemoehybrid":
         old["layer_types"] = ["attention"] * len(config["layer_types"])
+    if set(config.get("layer_types") or ()) & {"linear_attention", "conv"}:
+        old["layer_types"] = config["layer_types"]
     old |= {"torch_dtype": "float32", "transformers_version": "4.48.0"}
     rope = config.get("rope_parameters") or {}
     if config["model_type"] == "olmo3":
@@ -124,11 +128,30 @@ def test_a_minimal_config_is_read(model_type: str) -> None:
     assert (family.model_type, config.layers, config.embed, config.vocab) == (model_type, 2, 32, 96)
 
 
+def test_keys_of_published_qwen3_5_files_have_no_effect() -> None:
+    without = {"mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1, "output_gate_type": "swish"}
+    rope = {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
+    given = minimal("qwen3_5_text", attn_output_gate=True, full_attention_interval=2, mlp_only_layers=[])
+    _, config = read_config(given | without | {"rope_parameters": rope}, WHERE)
+    assert [kind.mixer for kind in config.layer_kinds] == ["delta", "attention"]  # type: ignore[union-attr]
+    assert config == read_config(given | {"rope_theta": 1e7}, WHERE)[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [({}, 32), ({"block_ffn_dim_multiplier": 1.3}, 48), ({"adjust": 0}, 48)]
+)
+def test_the_mlp_of_lfm2_is_two_thirds_rounded_up(given: dict[str, Any], expected: int) -> None:
+    adjust = {"block_auto_adjust_ff_dim": "adjust" not in given, "block_multiple_of": 16}
+    changes = {key: value for key, value in given.items() if key != "adjust"}
+    _, config = read_config(minimal("lfm2", **adjust, **changes), WHERE)
+    assert config.mlp == expected
+
+
 LLAMA_LIKE = [name for name in FAMILIES if name != "gpt2"]
 ACTIVATIONS = {"gpt2": "activation_function"} | dict.fromkeys(
     ("gemma2", "gemma3_text", "vaultgemma", *GEMMA4), "hidden_activation"
 )
-WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4")]
+WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4", "qwen3_5_text")]
 DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {"partial_rotary_factor": 0.5}
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what the error names, in the table
@@ -175,6 +198,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     ("granitemoehybrid", {"num_local_experts": None}, "num_local_experts: 8", "experts"),
     ("granitemoehybrid", {"normalization_function": "layernorm"}, "layernorm", "other norms"),
     ("granitemoehybrid", {"position_embedding_type": "alibi"}, "alibi", "other positions"),
+    ("qwen3_5_text", {"layer_types": ["mamba"] * 2}, "mamba", "other layer types"),
+    ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate", "attention without a gate"),
+    ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type", "other output gates"),
+    ("qwen3_5_text", {"mlp_only_layers": [1]}, "mlp_only_layers", "layers without a mixer"),
+    ("lfm2", {"layer_types": ["mamba"] * 2}, "mamba", "other layer types"),
+    ("lfm2", {"conv_bias": True}, "conv_bias", "convolution with bias"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention", "cross attention"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", "scaling by layer"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights", "unscaled attention"),

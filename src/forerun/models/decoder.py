@@ -16,20 +16,22 @@ import jax
 import jax.numpy as jnp
 
 from forerun.models.base import Capabilities, Readout
+from forerun.models.decoder_flops import decoder_flops
 from forerun.models.decoder_params import Block, Params, decoder_specs
 from forerun.models.keys import Stack
 from forerun.models.layer_inputs import layer_inputs, plus_layer_input, with_layer_inputs
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section
 from forerun.models.layout import StepWithOutput, joined, silent, through, unstacked
+from forerun.models.recurrent_mixers import NewTokens, PackedRows, Recurrence, filtered, gated_delta, state_specs
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
 from forerun.nn.compute import Compute, residual
 from forerun.nn.kv_cache import Cache
-from forerun.nn.layer_caches import LayerCaches
+from forerun.nn.layer_caches import LayerCaches, RecurrentCache
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.sharding import constrain
-from forerun.nn.spec import ParamSpec, count
+from forerun.nn.spec import ParamSpec
 from forerun.nn.weights.dense import as_weight, contract
 
 Numbers = dict[str | None, jax.Array | int]  # for each stack of the cache: the number of its next layer
@@ -97,8 +99,12 @@ class Decoder:
 
         turns = self._angles(positions_BS, segments_BS)
 
+        packed = PackedRows(segments_BS)
+
         def step(kind: LayerKind, shared: Kept, *, keeps: bool) -> Callable[[Any, Block[jax.Array]], Any]:
             def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, KeysAndValues | None]:
+                if kind.mixer != "attention":
+                    return self.block(block, x_BSE, self._recurrent(kind, packed)), None
                 used: list[KeysAndValues] = []
 
                 def noted(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array) -> jax.Array:
@@ -138,13 +144,15 @@ class Decoder:
         """Return the specs of a cache for `rows` texts of up to `length` tokens."""
         c = self.config
 
-        def part(shape: LayerShape | None) -> Cache[ParamSpec]:
+        def part(shape: LayerShape | None) -> Cache[ParamSpec] | RecurrentCache[ParamSpec]:
             layers = sum(kind.shape == shape for kind in c.all_kinds)
+            if shape is not None and shape.mixer != "attention":
+                return state_specs(c, shape, layers, rows, dtype)
             return Cache.specs(layers, rows, length, c.size("K", shape), c.size("D", shape), dtype)
 
         shapes = {kind.stack_name: kind.shape for kind in c.all_kinds if not kind.shares_keys}
         if None in shapes:
-            return part(None)
+            return Cache.specs(c.layers, rows, length, c.kv_heads, c.head_dim, dtype)
         return LayerCaches({str(name): part(shape) for name, shape in shapes.items()})
 
     def extend(
@@ -170,10 +178,14 @@ class Decoder:
         c = self.config
         turns = self._angles(positions_BT, jnp.ones_like(positions_BT))
 
-        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, KeysAndValues | None]:
+        def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, Any]:
             x_BTE, numbers, kept = carry
-            name, shared = kind.stack_name, kept.get(kind.stack_name) if kind.shares_keys else None
-            part = _part(cache, kind)
+            name, part = kind.stack_name, _part(cache, kind)
+            if isinstance(part, RecurrentCache):
+                tokens = NewTokens(part.layer(numbers[name]), positions_BT)
+                x_BTE = self.block(block, x_BTE, self._recurrent(kind, tokens))
+                return (x_BTE, numbers | {name: numbers[name] + 1}, kept), tokens.new
+            shared = kept.get(name) if kind.shares_keys else None
             number = numbers[name] - 1 if kind.shares_keys else numbers[name]  # shared: the last layer with own keys
             new: list[KeysAndValues] = []
 
@@ -252,7 +264,15 @@ class Decoder:
             attend: A function of queries, keys and values that returns the attention output.
             shared: Keys and values of an earlier layer, for a layer without own ones.
         """
-        q_BSHD = self._norm(_plus(contract("BSE,EHD->BSHD", y_BSE, block.query), block.query_bias), block.query_norm)
+        assert block.query is not None
+        assert block.out is not None
+        gate_BSHD = None
+        if self.config.attention_gate:
+            both_BSHJD = _plus(contract("BSE,EHJD->BSHJD", y_BSE, block.query), block.query_bias)
+            q_BSHD, gate_BSHD = both_BSHJD[..., 0, :], both_BSHJD[..., 1, :]
+        else:
+            q_BSHD = _plus(contract("BSE,EHD->BSHD", y_BSE, block.query), block.query_bias)
+        q_BSHD = self._norm(q_BSHD, block.query_norm)
         if shared is None:
             k_BSKD, v_BSKD = self._keys_and_values(block, y_BSE)
             if turns is not None:
@@ -263,27 +283,18 @@ class Decoder:
             k_BSKD, v_BSKD = shared
             q_BSHD = residual(q_BSHD if turns is None else rotate(q_BSHD, turns), "query")
         y_BSHD = attend(q_BSHD, k_BSKD, v_BSKD)
+        if gate_BSHD is not None:
+            y_BSHD = y_BSHD * jax.nn.sigmoid(gate_BSHD)
         return _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
 
-    def flops_per_token(self, sequence: int) -> float:
-        """Return the FLOPs per token of a forward and backward pass.
+    def _recurrent(self, kind: LayerKind, recurrence: Recurrence) -> Mix:
+        """Return the mixer of a layer that has states instead of keys and values."""
+        if kind.mixer == "delta":
+            return lambda block, y_BSE: gated_delta(self.config, block, y_BSE, recurrence)
+        return lambda block, y_BSE: filtered(block, y_BSE, recurrence)
 
-        Counts 6 per matrix element (2 forward, 4 backward). Causal attention adds 12 x heads x head_dim x S/2 per
-        layer, or less with a window. The embedding counts only if it is also the output matrix.
-        """
-        c = self.config
-        looked_up = c.vocab * (c.embed + c.size("Y"))
-        matrices = count([leaf for leaf in jax.tree.leaves(self.specs()) if leaf.decay]) - looked_up
-        if c.tied:
-            matrices += c.vocab * c.embed
-        scores = sum(
-            c.size("H", kind.shape)
-            * c.size("D", kind.shape)
-            * (sequence / 2 if kind.window is None else _mean_window(sequence, kind.window))
-            for kind in c.all_kinds
-            if kind.mixer == "attention"
-        )
-        return 6.0 * matrices + 12.0 * scores
+    def flops_per_token(self, sequence: int) -> float:
+        return decoder_flops(self.config, sequence)
 
     def _angles(self, positions_BS: jax.Array, segments_BS: jax.Array) -> dict[LayerKind, Angles]:
         """Return the RoPE angles of each layer kind, which its layers share. Kinds without positions are absent."""
@@ -357,19 +368,13 @@ def _plus(y: jax.Array, bias: jax.Array | None) -> jax.Array:
     return y if bias is None else y + bias.astype(y.dtype)
 
 
-def _mean_window(sequence: int, window: int) -> float:
-    """Return the mean number of visible positions under a sliding window."""
-    window = min(window, sequence)
-    return window * (1 - window / (2 * sequence))
-
-
 def _through_section(section: Section, steps: list[StepWithOutput], carry: Any, blocks: Any) -> tuple[Any, Any]:
     """Return the carry after the layers of a section, and their outputs as `through` returns them."""
     return through(steps, carry, blocks, section.stack_names, scanned=section.scanned)
 
 
-def _part(cache: Cache[jax.Array] | LayerCaches[jax.Array], kind: LayerKind) -> Cache[jax.Array]:
-    """Return the keys and values of the layers that have the shape of this kind."""
-    part = cache if isinstance(cache, Cache) else cache.parts[str(kind.stack_name)]
-    assert isinstance(part, Cache)
-    return part
+def _part(
+    cache: Cache[jax.Array] | LayerCaches[jax.Array], kind: LayerKind
+) -> Cache[jax.Array] | RecurrentCache[jax.Array]:
+    """Return the cache of the layers that have the shape of this kind."""
+    return cache if isinstance(cache, Cache) else cache.parts[str(kind.stack_name)]

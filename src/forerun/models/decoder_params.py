@@ -8,9 +8,17 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from forerun.models.layer_kinds import LayerShape, Section
-from forerun.models.parameter_axes import bias_axes, matrix_axes, norm_axes, outer_axes, scalar_axes, shape_of
+from forerun.models.parameter_axes import (
+    array_axes,
+    bias_axes,
+    matrix_axes,
+    norm_axes,
+    outer_axes,
+    scalar_axes,
+    shape_of,
+)
 from forerun.models.sizes import DecoderConfig
-from forerun.nn.spec import Fill, Normal, ParamSpec, stack
+from forerun.nn.spec import Fill, Init, LogUniform, Normal, ParamSpec, stack
 from forerun.nn.weights.dense import Dense
 
 T = TypeVar("T")
@@ -22,10 +30,10 @@ class Block(Generic[T]):
     """Parameters of one layer. A parameter that the layer does not have is None."""
 
     attention_norm: T | None = None
-    query: Dense[T]
+    query: Dense[T] | None = None  # None: the layer has another mixer than attention
     key: Dense[T] | None = None  # None: the layer uses keys and values of an earlier layer
     value: Dense[T] | None = None  # None: values are the keys before their norm
-    out: Dense[T]
+    out: Dense[T] | None = None
     query_bias: T | None = None
     key_bias: T | None = None
     value_bias: T | None = None
@@ -33,6 +41,27 @@ class Block(Generic[T]):
     query_norm: T | None = None
     key_norm: T | None = None
     attention_post_norm: T | None = None
+    # Gated delta rule
+    delta_query: Dense[T] | None = None
+    delta_key: Dense[T] | None = None
+    delta_value: Dense[T] | None = None
+    delta_gate: Dense[T] | None = None  # of the output
+    delta_strength: Dense[T] | None = None  # of writes to the state
+    delta_decay: Dense[T] | None = None
+    delta_out: Dense[T] | None = None
+    query_filter: T | None = None
+    key_filter: T | None = None
+    value_filter: T | None = None
+    decay_rate: T | None = None  # its logarithm
+    decay_bias: T | None = None
+    delta_norm: T | None = None
+    # Short convolution
+    filter_gate: Dense[T] | None = None  # of the input
+    filter_out_gate: Dense[T] | None = None
+    filter_input: Dense[T] | None = None
+    filter_out: Dense[T] | None = None
+    filter: T | None = None
+    # MLP
     mlp_norm: T | None = None
     gate: Dense[T]
     up: Dense[T]
@@ -97,8 +126,8 @@ def _section_specs(c: DecoderConfig, section: Section) -> Any:
 def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]:
     into = Normal(0.02)
     back = Normal(0.02 / (2 * c.layers) ** 0.5)  # 2 x layers outputs add up in the residual stream
-    start = {"out": back, "down": back, "layer_out": back}
-    inputs = {"out": 2}  # it sums over H and D
+    start = dict.fromkeys(("out", "delta_out", "filter_out", "down", "layer_out"), back)
+    inputs = dict.fromkeys(("out", "delta_out", "filter_out"), 2)  # they sum over heads and their dimensions
     members: dict[str, Any] = {
         name: Dense(ParamSpec(shape_of(c, axes, shape), axes, start.get(name, into), inputs=inputs.get(name, 1)))
         for name, axes in matrix_axes(c, shape).items()
@@ -112,7 +141,21 @@ def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]
         name: ParamSpec(shape_of(c, axes), axes, Fill(1.0), decay=False, trainable=False)
         for name, axes in scalar_axes(c).items()
     }
+    members |= {
+        name: ParamSpec(
+            shape_of(c, axes, shape), axes, _ARRAY_STARTS.get(name, Normal(0.02)), decay=False, keeps_dtype=True
+        )
+        for name, axes in array_axes(shape).items()
+    }
     return Block(**members)
+
+
+# Decay rates of heads are spread over those of short and long memories, as in the published models.
+_ARRAY_STARTS: dict[str, Init] = {
+    "decay_rate": LogUniform(0.01, 16.0),
+    "decay_bias": Fill(1.0),
+    "delta_norm": Fill(1.0),
+}
 
 
 def _scale(c: DecoderConfig, axes: str, shape: LayerShape | None = None) -> ParamSpec:

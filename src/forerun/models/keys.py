@@ -18,6 +18,7 @@ from forerun.models.layer_kinds import SECTIONS, SHAPES
 if TYPE_CHECKING:
     from forerun.nn.spec import ParamSpec, Tree
 
+ONE = "1"  # in a form: a dimension of size 1, which the leaf does not have
 LAYER = "{}"  # in a tensor's name: the number of its layer
 _KEYS_AND_VALUES = {f"blocks.{name}" for name in ("key", "value", "key_bias", "value_bias", "key_norm")}
 
@@ -182,7 +183,7 @@ def _entry(one: Tensor, name: str, leaves: Mapping[str, ParamSpec], layer: int |
         stacked = spec.axes.startswith("L")
         letters = spec.axes[1:] if stacked else spec.axes
         sizes = dict(zip(letters, spec.shape[1:] if stacked else spec.shape, strict=True))
-        named = groups(part.form)
+        named = [group if group != ONE else "" for group in groups(part.form)]
         flat = "".join(named)
         if sorted(flat) != sorted(letters):
             raise ValueError(f"{name}: {part.form} does not name the dimensions {letters} of {path}")

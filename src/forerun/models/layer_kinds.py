@@ -26,7 +26,9 @@ class LayerShape:
     mixer: Mixer = "attention"
     heads: int | None = None
     kv_heads: int | None = None
-    head_dim: int | None = None
+    head_dim: int | None = None  # of keys, if values have another one
+    value_dim: int | None = None  # of the heads of values; only "delta" has its own
+    width: int | None = None  # tokens that a short convolution sees, including the current one
     mlp: int | None = None
     key_is_value: bool = False  # values are the keys before their norm, so there is no matrix for values
     shares_keys: bool = False  # attends to keys and values of an earlier layer, so it has no matrices for them

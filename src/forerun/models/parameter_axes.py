@@ -20,15 +20,49 @@ def outer_axes(c: DecoderConfig) -> dict[str, str]:
     return axes if c.tied else {**axes, "head": "VE"}
 
 
+ATTENTION = {"query": "EHD", "key": "EKD", "value": "EKD", "out": "HDE"}
+MLP = {"gate": "EF", "up": "EF", "down": "FE"}
+DELTA = {
+    "delta_query": "EKD",
+    "delta_key": "EKD",
+    "delta_value": "EHW",
+    "delta_gate": "EHW",
+    "delta_strength": "EH",
+    "delta_decay": "EH",
+    "delta_out": "HWE",
+}
+DELTA_ARRAYS = {
+    "query_filter": "KDI",
+    "key_filter": "KDI",
+    "value_filter": "HWI",
+    "decay_rate": "H",
+    "decay_bias": "H",
+    "delta_norm": "W",
+}
+# The channels of a convolution are written as heads, so that tp can split them.
+CONVOLUTION = {"filter_gate": "EHD", "filter_out_gate": "EHD", "filter_input": "EHD", "filter_out": "HDE"}
+CONVOLUTION_ARRAYS = {"filter": "HDI"}
+
+
 def matrix_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
     """Return the axes of each matrix of a layer of this shape."""
-    axes = {"query": "EHD", "key": "EKD", "value": "EKD", "out": "HDE", "gate": "EF", "up": "EF", "down": "FE"}
-    if c.layer_width:
-        axes |= {"layer_gate": "EP", "layer_out": "PE"}
+    own = {"layer_gate": "EP", "layer_out": "PE"} if c.layer_width else {}
+    if shape is not None and shape.mixer == "delta":
+        return DELTA | MLP | own
+    if shape is not None and shape.mixer == "convolution":
+        return CONVOLUTION | MLP | own
+    axes = ATTENTION | {"query": "EHJD" if c.attention_gate else "EHD"} | MLP | own
     if shape is None:
         return axes
     absent = ("key", "value") if shape.shares_keys else ("value",) if shape.key_is_value else ()
     return {name: letters for name, letters in axes.items() if name not in absent}
+
+
+def array_axes(shape: LayerShape | None = None) -> dict[str, str]:
+    """Return the axes of each array of a layer of this shape that is neither a matrix nor a norm nor a bias."""
+    if shape is None or shape.mixer == "attention":
+        return {}
+    return DELTA_ARRAYS if shape.mixer == "delta" else CONVOLUTION_ARRAYS
 
 
 def norm_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
@@ -38,7 +72,7 @@ def norm_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, st
         axes |= {"attention_norm": "E", "mlp_norm": "E"}
     if c.norms in ("after", "both"):
         axes |= {"attention_post_norm": "E", "mlp_post_norm": "E"}
-    if c.qk_norm:
+    if c.qk_norm and (shape is None or shape.mixer == "attention"):
         axes |= (
             {"query_norm": "HD", "key_norm": "KD"} if c.norm_heads_together else {"query_norm": "D", "key_norm": "D"}
         )
@@ -55,7 +89,7 @@ def bias_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, st
     matrices = matrix_axes(c, shape)
     if c.qkv_bias:
         axes |= {f"{name}_bias": matrices[name][1:] for name in ("query", "key", "value") if name in matrices}
-    if c.out_bias:
+    if c.out_bias and "out" in matrices:
         axes |= {"out_bias": "E"}
     if c.mlp_bias:
         axes |= {"gate_bias": "F", "up_bias": "F", "down_bias": "E"}
@@ -75,7 +109,8 @@ def shape_of(c: DecoderConfig, axes: str, shape: LayerShape | None = None) -> tu
 def parameter_count(c: DecoderConfig) -> int:
     """Return the number of parameters of the model."""
     return _numbers(c, outer_axes(c)) + sum(
-        _numbers(c, {**matrix_axes(c, shape), **norm_axes(c, shape), **bias_axes(c, shape), **scalar_axes(c)}, shape)
+        _numbers(c, {**matrix_axes(c, shape), **norm_axes(c, shape), **bias_axes(c, shape), **array_axes(shape)}, shape)
+        + _numbers(c, scalar_axes(c))
         for shape in (kind.shape for kind in c.all_kinds)
     )
 

@@ -59,6 +59,7 @@ class DecoderConfig:
     attention_softcap: float | None = None
     logit_softcap: float | None = None
     kinds: tuple[LayerKind, ...] = ()  # one period of the layers' kinds; empty: all layers have `window` and RoPE
+    attention_gate: bool = False  # the query matrix also has a gate of the attention output for each head (Qwen3.5)
     last_layers: int = 0  # layers at the end that repeat `last_kinds` instead
     last_kinds: tuple[LayerKind, ...] = ()
     value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
@@ -83,7 +84,10 @@ class DecoderConfig:
 
     def size(self, letter: str, shape: LayerShape | None = None) -> int:
         """Return the dimension of an axis with this letter in layers of one shape."""
-        own = {"H": shape.heads, "K": shape.kv_heads, "D": shape.head_dim, "F": shape.mlp} if shape else {}
+        own: dict[str, int | None] = {"J": 2}  # queries and gates
+        if shape:
+            own |= {"H": shape.heads, "K": shape.kv_heads, "D": shape.head_dim, "F": shape.mlp}
+            own |= {"W": shape.value_dim, "I": shape.width}
         sizes = {
             "E": self.embed,
             "H": self.heads,
@@ -142,6 +146,25 @@ def _smollm2(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, theta
     return DecoderConfig(layers, embed, heads, kv_heads, 64, mlp, 49_152, rope_theta=theta, norm_eps=1e-5)
 
 
+def delta_shape(heads: int, key_heads: int, key_dim: int, value_dim: int, width: int) -> LayerShape:
+    """Return the shape of layers with the gated delta rule."""
+    return LayerShape(
+        "linear", "delta", heads=heads, kv_heads=key_heads, head_dim=key_dim, value_dim=value_dim, width=width
+    )
+
+
+def _qwen3_5(
+    layers: int, embed: int, heads: int, kv_heads: int, mlp: int, delta_heads: int, tied: bool
+) -> DecoderConfig:
+    theta, head_dim, dims = 1e7, 256, 64
+    delta = LayerKind(None, None, delta_shape(delta_heads, 16, 128, 128, 4))
+    return DecoderConfig(
+        layers, embed, heads, kv_heads, head_dim, mlp, 248_320, tied, qk_norm=True, rope_theta=theta, rope_dims=dims,
+        norm_around_one=True, attention_gate=True,
+        kinds=(delta, delta, delta, LayerKind(None, Rope(theta, dims, None), LayerShape("full"))),
+    )  # fmt: skip
+
+
 SIZES: dict[str, DecoderConfig] = {
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, 151_936, tied=True),
@@ -150,6 +173,11 @@ SIZES: dict[str, DecoderConfig] = {
     "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
     "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
     "qwen3-8b": _qwen3(36, 4096, 32, 12_288, tied=False),
+    "qwen3.5-0.8b": _qwen3_5(24, 1024, 8, 2, 3584, 16, tied=True),
+    "qwen3.5-2b": _qwen3_5(24, 2048, 8, 2, 6144, 16, tied=True),
+    "qwen3.5-4b": _qwen3_5(32, 2560, 16, 4, 9216, 32, tied=True),
+    "qwen3.5-9b": _qwen3_5(32, 4096, 16, 4, 12_288, 32, tied=False),
+    "qwen3.5-27b": _qwen3_5(64, 5120, 24, 4, 17_408, 48, tied=False),
     "llama3.2-1b": _llama3(16, 2048, 32, 8192, tied=True, factor=32.0),
     "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
     "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
@@ -174,6 +202,7 @@ HUB_NAMES = {
     "qwen3-1.7b": "Qwen/Qwen3-1.7B",
     "qwen3-4b": "Qwen/Qwen3-4B",
     "qwen3-8b": "Qwen/Qwen3-8B",
+    **{f"qwen3.5-{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B")},
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B",

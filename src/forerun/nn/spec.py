@@ -35,6 +35,18 @@ class Normal:
 
 
 @dataclass(frozen=True)
+class LogUniform:
+    """Logarithms of independent values that are uniform between two limits."""
+
+    low: float
+    high: float
+
+    def __call__(self, key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        drawn = jax.random.uniform(key, shape, jnp.float32, self.low, self.high)
+        return jnp.log(drawn).astype(dtype)
+
+
+@dataclass(frozen=True)
 class Fill:
     """One constant for all values, for example 0 for biases and 1 for norms."""
 
@@ -59,6 +71,7 @@ class ParamSpec:
             are outputs. 0 for a read-out matrix: the loss uses it directly, so no method may replace it.
         saved: Whether checkpoints contain it. A base model under an adapter or a teacher is read from its own files
             again when a run resumes.
+        keeps_dtype: Whether `cast` leaves the dtype, for a small parameter whose rounding matters.
     """
 
     shape: tuple[int, ...]
@@ -69,6 +82,7 @@ class ParamSpec:
     decay: bool = True
     inputs: int = 1
     saved: bool = True
+    keeps_dtype: bool = False
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):
@@ -94,8 +108,8 @@ def stack(specs: Tree, layers: int) -> Tree:
 
 
 def cast(specs: Tree, dtype: Any) -> Tree:
-    """Return the specs with another dtype."""
-    return map_specs(lambda s: replace(s, dtype=dtype), specs)
+    """Return the specs with another dtype, except for those that keep their own."""
+    return map_specs(lambda s: s if s.keeps_dtype else replace(s, dtype=dtype), specs)
 
 
 def initial(specs: Tree, key: jax.Array) -> Tree:

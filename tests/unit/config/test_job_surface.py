@@ -197,6 +197,7 @@ def sizes_table() -> str:
             "QKV bias" if size.qkv_bias else "",
             "QK norm" if size.qk_norm else "",
             f"window {size.window}" if size.window else "",
+            "gated delta rule in 3 of 4 layers" if size.attention_gate else "",
             f"RoPE scaling {size.rope_scaling.factor:g}" if size.rope_scaling else "",
         ]
         cells = (

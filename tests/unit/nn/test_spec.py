@@ -7,7 +7,7 @@ import pytest
 from spec_shapes import shapes_of
 
 from forerun.nn import spec
-from forerun.nn.spec import Fill, Normal, ParamSpec
+from forerun.nn.spec import Fill, LogUniform, Normal, ParamSpec
 
 
 def tree() -> dict[str, object]:
@@ -74,3 +74,12 @@ def test_split_and_merge() -> None:
     assert frozen["fixed"] is not None
     assert spec.count(learning) + spec.count(frozen) == spec.count(tree())
     assert spec.merge(learning, frozen) == tree()
+
+
+def test_cast_leaves_a_parameter_that_keeps_its_dtype() -> None:
+    rate = ParamSpec((2,), "H", LogUniform(0.5, 4.0), keeps_dtype=True)
+    cast = spec.cast({"rate": rate, "bias": ParamSpec((2,), "H", Fill(0.0))}, jnp.bfloat16)
+    assert (cast["rate"].dtype, cast["bias"].dtype) == (jnp.float32, jnp.bfloat16)
+    drawn = np.exp(rate.init(jax.random.key(0), (1000,), jnp.float32))
+    assert 0.5 <= drawn.min() < 0.6
+    assert 3.9 < drawn.max() <= 4.0

@@ -14,12 +14,14 @@ from forerun.models.families import (
     glm,
     gpt2,
     granite,
+    lfm2,
     llama,
     mistral,
     olmo2,
     phi3,
     qwen2,
     qwen3,
+    qwen3_5,
     smollm3,
 )
 from forerun.models.families.base import Config, Family
@@ -54,6 +56,8 @@ FAMILIES = {
         glm.GLM,
         glm.GLM4,
         glm.ERNIE,
+        qwen3_5.FAMILY,
+        lfm2.FAMILY,
         gpt2.FAMILY,
     )
 }
@@ -157,6 +161,8 @@ def family_for(config: Config) -> Family:
     """Return the family that an export writes for dimensions that do not come from a checkpoint."""
     if not isinstance(config, DecoderConfig):
         return gpt2.FAMILY
+    if config.attention_gate:
+        return qwen3_5.FAMILY
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
     if plain and config.qk_norm and not config.qkv_bias and config.window is None:
         return qwen3.FAMILY
@@ -180,4 +186,6 @@ _WITHOUT_EFFECT = {
     "gemma3_text": ("rope_local_base_freq",),
     "exaone4": ("sliding_window_pattern",),
     "granitemoehybrid": granite.WITHOUT_EFFECT,
+    "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
+    "lfm2": lfm2.WITHOUT_EFFECT,
 }  # fmt: skip

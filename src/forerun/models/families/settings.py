@@ -48,7 +48,7 @@ _FACTOR = Range(float, 0, limits.MAX_FACTOR)
 # Every number that a family reads, including those in the RoPE section, by all names that the families use.
 RANGES = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "sliding_window_pattern", "_sliding_window_pattern"), _LAYERS),
-    "no_rope_layer_interval": _LAYERS,
+    **dict.fromkeys(("no_rope_layer_interval", "full_attention_interval"), _LAYERS),
     "max_window_layers": Range(int, -1, limits.MAX_POSITIONS),
     **dict.fromkeys(("hidden_size", "n_embd"), _WIDTH),
     **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head"), _HEADS),
@@ -56,11 +56,14 @@ RANGES = {
     "num_global_key_value_heads": _HEADS,
     "num_kv_shared_layers": Range(int, -1, limits.MAX_LAYERS),
     "hidden_size_per_layer_input": Range(int, -1, limits.MAX_WIDTH),
-    **dict.fromkeys(("intermediate_size", "n_inner"), _MLP),
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), Range(int, 0, limits.MAX_VOCAB)),
+    **dict.fromkeys(("linear_num_value_heads", "linear_num_key_heads"), _HEADS),
+    **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), Range(int, 0, limits.MAX_HEAD_WIDTH)),
+    **dict.fromkeys(("linear_conv_kernel_dim", "conv_L_cache"), Range(int, 1, limits.MAX_HEAD_WIDTH)),
+    **dict.fromkeys(("intermediate_size", "n_inner", "block_ff_dim", "block_multiple_of"), _MLP),
     **dict.fromkeys(("max_position_embeddings", "original_max_position_embeddings", "sliding_window"), _POSITIONS),
     "n_positions": Range(int, 0, limits.MAX_VOCAB),
-    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon"), _EPSILON),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "norm_eps"), _EPSILON),
     **dict.fromkeys(("rope_theta", "rope_local_base_freq"), _THETA),
     "partial_rotary_factor": Range(float, 0, 1),
     **dict.fromkeys(("factor", "attention_factor", "low_freq_factor", "high_freq_factor"), _FACTOR),
@@ -69,6 +72,7 @@ RANGES = {
     **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"), _FACTOR),
     **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta"), _FACTOR),
     "shared_intermediate_size": _MLP,
+    "block_ffn_dim_multiplier": _FACTOR,
 }
 ZERO_MEANS_ABSENT = ("mscale", "mscale_all_dim", "llama_4_scaling_beta")
 FLAGS = (
@@ -172,6 +176,7 @@ class Settings:
         partial: bool = False,
         elsewhere: Sequence[str] = (),
         proportional: bool = False,
+        without_effect: tuple[str, ...] = (),
     ) -> tuple[float, Scaling | None]:
         """Return theta and the scaling of RoPE.
 
@@ -183,6 +188,7 @@ class Settings:
             partial: Whether the family supports rotation of only a part of each head.
             elsewhere: Keys of the section that the family reads with `rope_value`.
             proportional: Whether the family supports proportional RoPE.
+            without_effect: Keys of the RoPE section that have no effect in this family.
         """
         given = self.take("rope_parameters")
         if given is not None and layer_type and layer_type in given:
@@ -202,6 +208,8 @@ class Settings:
             return theta, found
         if share not in (None, 1.0) and not partial:
             raise self.refused(f"partial_rotary_factor: {share!r}")
+        for key in without_effect:
+            scaling.pop(key, None)
         return theta, self._scaling(scaling)
 
     def _scaling(self, given: dict[str, Any]) -> Scaling | None:

@@ -1,0 +1,114 @@
+"""Qwen3.5, 3.6 and 3.8 (dense, text): gated delta layers, and attention with a gate in every fourth layer.
+
+The three positions of M-RoPE are equal for text, so its sections have no effect. transformers ignores the weights of
+the multi-token prediction (`mtp.*`), too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.models.families import base
+from forerun.models.families.settings import Settings, rope_json
+from forerun.models.keys import fused, tensor
+from forerun.models.layer_kinds import LayerKind, LayerShape
+from forerun.models.sizes import DecoderConfig, delta_shape
+from forerun.nn.rope import Rope
+
+SHARE = 0.25  # of each head that RoPE rotates
+M_ROPE = ("mrope_section", "mrope_interleaved")
+LINEAR, FULL = "linear_attention", "full_attention"
+# Keys that do not change the forward pass of the text model.
+WITHOUT_EFFECT = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
+
+
+def read(s: Settings) -> DecoderConfig:
+    s.only("hidden_act", "silu", default="silu")
+    s.only("attn_output_gate", True, default=True)
+    s.only("output_gate_type", "swish", "silu", default="swish")
+    s.only("mlp_only_layers", [], default=[])
+    sizes = base.dimensions(s, tied=False, eps=1e-6, head_dim=256)
+    nested = s.take("rope_parameters") or {}
+    share = nested.get("partial_rotary_factor") or s.take("partial_rotary_factor") or SHARE
+    s.take("partial_rotary_factor")
+    theta, scaling = s.rope(10_000.0, partial=True, without_effect=M_ROPE)
+    layers, interval = sizes["layers"], s.take("full_attention_interval", 4)
+    types = s.take("layer_types", [FULL if (n + 1) % interval == 0 else LINEAR for n in range(layers)])
+    if len(types) != layers or set(types) - {LINEAR, FULL}:
+        raise s.refused(f"layer_types of {sorted(set(types))} for {layers} layers")
+    delta = delta_shape(
+        heads=s.take("linear_num_value_heads", 32),
+        key_heads=s.take("linear_num_key_heads", 16),
+        key_dim=s.take("linear_key_head_dim", 128),
+        value_dim=s.take("linear_value_head_dim", 128),
+        width=s.take("linear_conv_kernel_dim", 4),
+    )
+    dims = int(sizes["head_dim"] * share)
+    kinds = {
+        FULL: LayerKind(None, Rope(theta, dims, scaling), LayerShape("full")),
+        LINEAR: LayerKind(None, None, delta),
+    }
+    bias = bool(s.take("attention_bias", False))
+    return DecoderConfig(
+        **sizes,
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=True,
+        norm_around_one=True,
+        attention_gate=True,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rope_dims=dims,
+        kinds=base.repeated([kinds[kind] for kind in types]),
+    )
+
+
+def write(c: DecoderConfig) -> dict[str, Any]:
+    delta = next(kind.shape for kind in c.layer_kinds if kind.mixer == "delta")
+    assert delta is not None
+    share = (c.rope_dims or c.head_dim) / c.head_dim
+    return base.plain_json(c) | {
+        "head_dim": c.head_dim,
+        "attention_bias": c.qkv_bias,
+        "attn_output_gate": True,
+        "layer_types": [LINEAR if kind.mixer == "delta" else FULL for kind in c.all_kinds],
+        "linear_num_value_heads": delta.heads,
+        "linear_num_key_heads": delta.kv_heads,
+        "linear_key_head_dim": delta.head_dim,
+        "linear_value_head_dim": delta.value_dim,
+        "linear_conv_kernel_dim": delta.width,
+        "rope_parameters": rope_json(c.rope_theta, c.rope_scaling) | {"partial_rotary_factor": share},
+    }
+
+
+DELTA = "model.layers.{}.linear_attn."
+TABLE = (
+    *base.EMBEDDING,
+    tensor(base.SELF + "q_proj.weight", "blocks.query", "(HJD) E"),  # query and gate alternate per head
+    *base.PROJECTIONS[1:],
+    tensor(base.SELF + "q_proj.bias", "blocks.query_bias", "(HJD)"),
+    *base.BIASES[1:],
+    *base.HEAD_NORMS,
+    fused(
+        DELTA + "in_proj_qkv.weight",
+        ("blocks.delta_query", "(KD) E"),
+        ("blocks.delta_key", "(KD) E"),
+        ("blocks.delta_value", "(HW) E"),
+    ),
+    tensor(DELTA + "in_proj_z.weight", "blocks.delta_gate", "(HW) E"),
+    tensor(DELTA + "in_proj_b.weight", "blocks.delta_strength", "H E"),
+    tensor(DELTA + "in_proj_a.weight", "blocks.delta_decay", "H E"),
+    tensor(DELTA + "out_proj.weight", "blocks.delta_out", "E (HW)"),
+    fused(
+        DELTA + "conv1d.weight",
+        ("blocks.query_filter", "(KD) 1 I"),
+        ("blocks.key_filter", "(KD) 1 I"),
+        ("blocks.value_filter", "(HW) 1 I"),
+    ),
+    tensor(DELTA + "A_log", "blocks.decay_rate", "H"),
+    tensor(DELTA + "dt_bias", "blocks.decay_bias", "H"),
+    tensor(DELTA + "norm.weight", "blocks.delta_norm", "W"),
+    *base.GATED_MLP,
+    *base.NORMS_BEFORE,
+)
+FAMILY = base.Family("qwen3_5_text", "Qwen3_5ForCausalLM", read, TABLE, write)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from published_configs import GEMMA2_2B, GEMMA3_1B, GEMMA4_12B, GEMMA4_31B, GEMMA4_E2B, GEMMA4_E4B, GPT2
 
@@ -48,7 +50,7 @@ def test_gemma3_has_four_periods_and_a_tail() -> None:
 def test_the_last_layers_of_gemma4_share_keys() -> None:
     _, read = read_config(GEMMA4_E2B, "config.json")
     assert isinstance(read, DecoderConfig)
-    model = model_for(read)
+    model: Any = model_for(read)
     assert [(stack.name, stack.numbers[0], stack.layers) for stack in model.stacks] == [
         ("blocks.sliding", 0, 12),
         ("blocks.full", 4, 3),

@@ -89,9 +89,7 @@ def _shapes(s: Settings, types: list[str]) -> dict[str, LayerShape]:
         kv_heads = None
     layers: dict[str, Any] | None = s.take("per_layer_config")
     if layers is not None:
-        found = {
-            (one, *sorted(layers.get(str(n), layers.get(n, {})).items())) for n, one in enumerate(types)
-        }  # one for each type
+        found = {(one, *sorted(layers.get(str(n), {}).items())) for n, one in enumerate(types)}  # one for each type
         given = {one: dict(rest) for one, *rest in found}
         if len(found) != len(given) or given.get(LOCAL):
             raise s.refused("per_layer_config with different layers of one type")

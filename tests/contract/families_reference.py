@@ -288,12 +288,8 @@ VARIANTS: dict[str, Variant] = {
     "gpt2": Variant("GPT-2", "GPT2", {}, GPT2),
     "gpt2-wide": Variant("GPT-2", "GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-6}, GPT2),
 }
-TEXT_PARTS = (
-    "Gemma3",
-    "Gemma4",
-    "Gemma4Unified",
-    "Qwen3_5",
-)  # transformers has a configuration of the text part of these
+# transformers has a configuration of the text part of these.
+TEXT_PARTS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5")
 FAMILY_EXAMPLES = {variant.row: name for name, variant in VARIANTS.items()}  # the last one of each
 
 

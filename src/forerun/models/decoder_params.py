@@ -104,16 +104,15 @@ def decoder_specs(c: DecoderConfig) -> Params[ParamSpec]:
     """Return the specs of all parameters of a decoder."""
     axes = outer_axes(c)
     embed, head = axes["embed"], axes.get("head")
-    own: dict[str, Any] = {
-        name: ParamSpec(shape_of(c, axes[name]), axes[name], Normal(0.02)) for name in _LAYER_TABLES if name in axes
-    }
+    others: dict[str, Any] = {section.name: _section_specs(c, section) for section in c.sections}
+    if c.layer_width:
+        others |= {name: ParamSpec(shape_of(c, axes[name]), axes[name], Normal(0.02)) for name in _LAYER_TABLES}
+        others["layer_projection_norm"] = _scale(c, axes["layer_projection_norm"])
     return Params(
         embed=ParamSpec(shape_of(c, embed), embed, Normal(0.02)),
         norm=_scale(c, axes["norm"]),
         head=Dense(ParamSpec(shape_of(c, head), head, Normal(0.02), inputs=0)) if head else None,
-        layer_projection_norm=_scale(c, axes["layer_projection_norm"]) if own else None,
-        **own,
-        **{section.name: _section_specs(c, section) for section in c.sections},
+        **others,
     )
 
 

@@ -124,10 +124,12 @@ def sections(
 
 
 def _periods(names: tuple[str, str], first: int, layers: int, kinds: tuple[LayerKind, ...]) -> list[Section]:
-    """Return a section with all complete periods, and one with the layers that do not fill a period."""
+    """Return a section with all complete periods, and one with the layers that do not fill a period, if any."""
     if not layers:
         return []
     rest = layers % len(kinds)
     whole = layers - rest
-    found = [Section(names[0], first, whole, kinds, scanned=True)] if whole else []
+    if not whole:
+        return [Section(names[0], first, rest, kinds[:rest], scanned=False)]
+    found = [Section(names[0], first, whole, kinds, scanned=True)]
     return [*found, Section(names[1], first + whole, rest, kinds[:rest], scanned=False)] if rest else found

@@ -63,6 +63,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "glm": PLAIN | {"partial_rotary_factor": 0.5},
     "glm4": PLAIN | {"rope_scaling": YARN | ORIGINAL, "partial_rotary_factor": 0.5},
     "ernie4_5": PLAIN,
+    "qwen3_5_text": PLAIN
+    | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    | {"linear_conv_kernel_dim": 4, "full_attention_interval": 2, "partial_rotary_factor": 0.5},
+    "lfm2": PLAIN | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 8},
     "gpt2": GPT2,
 }
 

@@ -99,6 +99,7 @@ def test_sections() -> None:
     named = [(s.name, s.first, s.layers, s.scanned) for s in PLAIN.sections]
     assert named == [("blocks", 0, 6, True), ("tail", 6, 1, False), ("last", 7, 2, True), ("last_tail", 9, 1, False)]
     assert [s.name for s in sections(6, PLAIN.kinds, 0, ())] == ["blocks"]
+    assert [(s.name, s.layers, s.scanned) for s in sections(2, PLAIN.kinds, 0, ())] == [("blocks", 2, False)]
     assert PLAIN.all_kinds == [NEAR, NEAR, FAR, NEAR, NEAR, FAR, NEAR, FAR, NEAR, FAR]
 
 

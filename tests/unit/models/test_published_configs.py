@@ -127,7 +127,7 @@ def test_granite4_has_the_factors_of_its_file() -> None:
 def test_the_last_layers_of_gemma4_share_keys() -> None:
     _, read = read_config(GEMMA4_E2B, "config.json")
     assert isinstance(read, DecoderConfig)
-    model = model_for(read)
+    model: Any = model_for(read)
     assert [(stack.name, stack.numbers[0], stack.layers) for stack in model.stacks] == [
         ("blocks.sliding", 0, 12),
         ("blocks.full", 4, 3),

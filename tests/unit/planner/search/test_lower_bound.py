@@ -151,7 +151,7 @@ def test_layers_of_different_shapes_are_counted_one_by_one() -> None:
 
 
 def test_a_convolution_counts_its_matrices_only() -> None:
-    other = LayerKind(None, None, LayerShape("short", mixer="convolution"))
+    other = LayerKind(None, None, LayerShape("short", mixer="convolution", width=3))
     mixed = replace(HYBRID, layers=2, kinds=(other, LayerKind(None, None, FAR)), last_layers=0, last_kinds=())
     alone = replace(mixed, layers=1, kinds=(mixed.kinds[1],))
     both, one = (decoder_footprint(job("llama3.2-1b"), config) for config in (mixed, alone))

@@ -91,9 +91,8 @@ def state_specs(c: DecoderConfig, shape: LayerShape, layers: int, rows: int, dty
     if shape.mixer == "convolution":
         return RecurrentCache({"filter": one("LBIHD", dtype)})
     inputs = {"query": "LBIKD", "key": "LBIKD", "value": "LBIHW"}
-    return RecurrentCache(
-        {name: one(axes, dtype) for name, axes in inputs.items()} | {"state": one("LBHDW", jnp.float32)}
-    )
+    states: dict[str, ParamSpec | tuple[ParamSpec, ...]] = {name: one(axes, dtype) for name, axes in inputs.items()}
+    return RecurrentCache(states | {"state": one("LBHDW", jnp.float32)})
 
 
 def gated_delta(c: DecoderConfig, block: Block[jax.Array], y_BSE: jax.Array, recurrence: Recurrence) -> jax.Array:

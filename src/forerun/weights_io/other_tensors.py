@@ -13,6 +13,9 @@ from forerun.hub.safetensors.tensors import Selection, Weights
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.float8 import float8_in
+from forerun.models.keys import unused_names
+from forerun.models.pretrained import read_snapshot
+from forerun.models.registry import model_for
 from forerun.models.rounding import QUANTIZATION
 from forerun.weights_io.float8 import Dequantized
 from forerun.weights_io.shards import Planned
@@ -22,17 +25,21 @@ _COMPARED_BYTES = 1 << 24
 
 @contextmanager
 def open_others(source: Snapshot) -> Iterator[Weights | None]:
-    """Open the tensors that do not belong to the text model, and yield them, or None for a text model.
+    """Open the tensors that the text model does not use, and yield them, or None for a text model.
 
-    FP8 tensors are presented as bfloat16, because an export has no section on FP8.
+    Gemma 4 E2B has keys and values in its text model, too, that no layer uses. FP8 tensors are presented as bfloat16,
+    because an export has no section on FP8.
     """
     config = source.config()
     wrapper, float8 = wrapper_of(config), float8_in(config.get(QUANTIZATION))
     if wrapper is None:
         yield None
         return
+    found = read_snapshot(source, f"{source.name}/config.json")
+    model = model_for(found.config)
+    unused = unused_names(found.family.table, model.specs(), model.stacks)
     with source.open_weights() as weights:
-        others: Weights = Selection(weights, wrapper.is_other)
+        others: Weights = Selection(weights, lambda name: wrapper.is_other(name) or name in unused)
         yield others if float8 is None else Dequantized(others, float8)
 
 

@@ -16,6 +16,7 @@ from forerun.errors import StorageError, UserError
 from forerun.files import write_output
 from forerun.inputs.resolve_job import resolve
 from forerun.inputs.starting_weights import starting_weights
+from forerun.models.sizes import DecoderConfig
 from forerun.planner.compile.compile_progress import CompileProgress
 from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.pool import answers
@@ -233,6 +234,7 @@ def plan(
             f"the run starts with {starting_weights(job)}",
             *([order] if order else []),
             *notes,
+            *_model_notes(resolved),
             *compiler.notes(),
         ),
         _results=tuple(results),
@@ -247,6 +249,14 @@ def _tariff(zone: str | None, prices: str | os.PathLike[str] | None, max_usd: fl
     tariff = Tariff(zone, None if prices is None else os.fspath(prices), max_usd)
     tariff.check()
     return tariff
+
+
+def _model_notes(resolved: ResolvedJob) -> list[str]:
+    """Return what a user must know about the predictions for this kind of model."""
+    config = resolved.config
+    if isinstance(config, DecoderConfig) and any(kind.mixer == "delta" for kind in config.all_kinds):
+        return ["the step time is optimistic: the simulation does not count the vector work of the gated delta layers"]
+    return []
 
 
 def _compare_default_slices(

@@ -186,9 +186,9 @@ def rotate(x_BSHD: Any, angles: Angles) -> Any:
     dims = cos.shape[-1] if interleaved else 2 * cos.shape[-1]
     turning = x_BSHD.astype(jnp.float32)[..., :dims]
     if interleaved:
-        # A product with a permutation matrix exchanges neighbours, exactly. Shifts by one lane and a selection take longer
-        # on a TPU, and a reshape of D to pairs gives arrays with two lanes. Weights keep the order of the checkpoint, so
-        # that adapters and exports need no permutation.
+        # A product with a permutation matrix exchanges neighbours, exactly. Shifts by one lane and a selection take
+        # longer on a TPU, and a reshape of D to pairs gives arrays with two lanes. Weights keep the order of the
+        # checkpoint, so that adapters and exports need no permutation.
         other = jnp.einsum(
             "BSHD,DC->BSHC",
             x_BSHD[..., :dims],

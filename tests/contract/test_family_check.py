@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from family_parity import ORIGINAL, VOCAB
 from tiny_checkpoint import WINDOW, tiny_config
+from wrappers_reference import checkpoint
 
 from forerun.models.families.registry import FAMILIES, compare_keys
 
@@ -102,6 +103,30 @@ def test_all_unknown_keys_and_tensors_are_named(
     assert "not in the checkpoint: model.layers.{}.mlp.up_proj.weight" in printed
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["gemma3", "qwen3_5", "gemma4", "gemma4_unified"])
+def test_the_text_tensors_of_a_multimodal_folder_are_compared(script: ModuleType, name: str) -> None:
+    folder = checkpoint(name)
+    config = script.text_section(folder)
+    assert script.keys_check(config, config["model_type"], set()).passed
+    result = script.tensors_check(folder, config, config["model_type"], set())
+    assert result.passed, result.details
+    assert int(result.measured.split()[2]) > 20
+
+
+@pytest.mark.torch
+def test_the_tensors_of_a_text_folder_with_prefixes_are_compared(script: ModuleType, tmp_path: Path) -> None:
+    """transformers saves the text part of Qwen3.5 with the names of the multimodal model."""
+    import transformers
+
+    transformers.AutoModelForCausalLM.from_pretrained(checkpoint("qwen3_5")).save_pretrained(tmp_path)
+    config = script.text_section(tmp_path)
+    assert config["model_type"] == "qwen3_5_text"
+    assert "model.language_model.norm.weight" in script.tensor_names(tmp_path)
+    result = script.tensors_check(tmp_path, config, "qwen3_5_text", set())
+    assert result.passed, result.details
+
+
 PUBLISHED = {
     "model_type": "gemma3_text",
     "hidden_size": 1152,
@@ -150,6 +175,16 @@ def test_tiny_lists_and_rope_sections() -> None:
     assert scaled["long_factor"] == [0.0, 12.0, 24.0, 36.0]
     assert scaled["original_max_position_embeddings"] == ORIGINAL
     assert sum(scaled["mrope_section"]) == 4
+
+
+def test_the_last_tiny_layer_of_gemma_4_is_global() -> None:
+    """Every fifth layer of E2B is global, so the last one of six is local in the list. transformers changes it."""
+    types = [*["sliding_attention"] * 4, "full_attention"] * 7
+    changes = {str(n): {"head_dim": 512} for n, one in enumerate(types) if one == "full_attention"}
+    sizes = {"num_hidden_layers": 35, "hidden_size": 1536, "num_attention_heads": 8, "num_kv_shared_layers": 20}
+    tiny = tiny_config(sizes | {"layer_types": types, "per_layer_config": changes})
+    assert (tiny["num_hidden_layers"], tiny["num_kv_shared_layers"]) == (6, 3)
+    assert tiny["per_layer_config"] == {"4": {"head_dim": 32}, "5": {"head_dim": 32}}
 
 
 def test_the_script_reads_the_registry(script: ModuleType) -> None:

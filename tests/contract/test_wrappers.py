@@ -78,7 +78,7 @@ def test_logits_are_those_of_transformers(name: str) -> None:
     assert np.abs(expected).max() > 1
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mistral3, published"])
+@pytest.mark.parametrize("name", ["gemma3", "mistral3, published", "qwen3_5", "gemma4"])
 def test_greedy_text_is_that_of_transformers(name: str) -> None:
     import torch
 
@@ -92,11 +92,14 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
     assert ours == out[0, len(prompt) :].tolist()
 
 
-def test_export_keeps_the_other_parts(tmp_path: Path) -> None:
-    base = checkpoint("mistral3, published")
+@pytest.mark.parametrize("name", ["mistral3, published", "qwen3_5", "gemma4"])
+def test_export_keeps_the_other_parts(name: str, tmp_path: Path) -> None:
+    base = checkpoint(name)
     done = export(str(trained(tmp_path, base)), str(tmp_path / "out"))
     assert others(done.folder) == others(base)
-    assert f"The {len(others(base))} tensors" in done.proof
+    copied = [one for one in others(base) if not one.endswith("layer_scalar")]
+    assert f"The {len(copied)} tensors" in done.proof
+    assert set(load_file(done.folder / "model.safetensors")) == set(load_file(base / "model.safetensors"))
     assert json.loads((done.folder / "config.json").read_text()) == json.loads((base / "config.json").read_text())
     for file in PROCESSORS:
         assert (done.folder / file).read_bytes() == (base / file).read_bytes()
@@ -105,20 +108,33 @@ def test_export_keeps_the_other_parts(tmp_path: Path) -> None:
     assert np.abs(after - reference_logits(reference(base), TOKENS)).max() > 1e-2
 
 
-def test_adapters_have_the_modules_of_the_wrapper(tmp_path: Path) -> None:
-    """PEFT loads them, it saves the same names, and no module of the vision tower gets an adapter."""
+LAYER = "base_model.model.model.language_model.layers."
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "modules"),
+    [
+        ("gemma3, names of modules", "[q_proj, down_proj]", 4),
+        ("qwen3_5", "all-linear", 5 + 4 + 2 * 3),
+        ("gemma4", "all-linear", 2 * 4 + 2 * 2 + 4 * 3),  # two layers have no keys and values
+    ],
+)
+def test_adapters_have_the_modules_of_the_wrapper(name: str, targets: str, modules: int, tmp_path: Path) -> None:
+    """PEFT loads them, it saves the same names, and no module of another part gets an adapter."""
     import peft
 
-    base = checkpoint("gemma3, names of modules")
-    run = trained(tmp_path, base, "lora.rank=4", "lora.targets=[q_proj, down_proj]", "lora.base=float32")
+    base = checkpoint(name)
+    run = trained(tmp_path, base, "lora.rank=4", f"lora.targets={targets}", "lora.base=float32")
     adapter = export(str(run), str(tmp_path / "adapter")).folder
     merged = export(str(run), str(tmp_path / "merged"), merge=True).folder
     assert others(merged) == others(base)
     wrapped = peft.PeftModel.from_pretrained(reference(base), adapter).eval()
     ours = load_file(adapter / "adapter_model.safetensors")
     assert ours.keys() == peft.get_peft_model_state_dict(wrapped, save_embedding_layers=False).keys()
-    assert len(ours) == 2 * 2 * 2
-    assert "base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight" in ours
+    assert len(ours) == 2 * modules
+    assert f"{LAYER}1.self_attn.q_proj.lora_A.weight" in ours
+    if name == "qwen3_5":
+        assert f"{LAYER}0.linear_attn.in_proj_qkv.lora_A.weight" in ours
     expected = reference_logits(reference(merged), TOKENS)
     assert np.abs(reference_logits(wrapped, TOKENS) - expected).max() < 1e-4
     assert np.abs(expected - reference_logits(reference(base), TOKENS)).max() > 1e-3

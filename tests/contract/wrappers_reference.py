@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
+from tiny_checkpoint import randomize
 
 from forerun.weights_io import documents
 
@@ -73,9 +74,103 @@ def _mistral3(tied: bool) -> Any:
     return Mistral3ForConditionalGeneration(config)
 
 
+def _qwen3_5() -> Any:
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+
+    text = TEXT | {
+        "head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        # The keys of the published files that transformers does not know.
+        "attn_output_gate": True,
+        "full_attention_interval": 2,
+        "mamba_ssm_dtype": "float32",
+        "mtp_num_hidden_layers": 1,
+        "mtp_use_dedicated_embeddings": False,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+            "mrope_interleaved": True,
+        },
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4}
+    vision |= {"out_hidden_size": TEXT["hidden_size"], "num_position_embeddings": 16}
+    tokens = {"image_token_id": 299, "video_token_id": 298, "vision_start_token_id": 297, "vision_end_token_id": 296}
+    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, **tokens))
+
+
+GEMMA4_TEXT = TEXT | {"sliding_window": WINDOW, "global_head_dim": 16, "final_logit_softcapping": 30.0}
+GEMMA4_TOKENS = {"image_token_id": 299, "video_token_id": 298, "audio_token_id": 297}
+
+
+def _gemma4() -> Any:
+    """Return a model of the kind of E2B: per-layer embeddings, and two layers with keys and values of earlier ones."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    text = GEMMA4_TEXT | {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 32,
+        "vocab_size_per_layer_input": TEXT["vocab_size"],
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+    }
+    vision = VISION | {"num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 16}
+    del vision["image_size"]
+    audio = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 24}
+    audio |= {"subsampling_conv_channels": [4, 2]}
+    return Gemma4ForConditionalGeneration(
+        Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **GEMMA4_TOKENS)
+    )
+
+
+def _gemma4_unified() -> Any:
+    """Return a model of the kind of 12B: the keys of a global layer are also its values."""
+    from transformers import Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
+
+    text = GEMMA4_TEXT | {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+    }
+    width = TEXT["hidden_size"]
+    vision = {"patch_size": 4, "mm_embed_dim": width, "mm_posemb_size": 8, "output_proj_dims": width}
+    config = Gemma4UnifiedConfig(
+        text_config=text, vision_config=vision, audio_config={"audio_embed_dim": 16}, **GEMMA4_TOKENS
+    )
+    return Gemma4UnifiedForConditionalGeneration(config)
+
+
 def _inner(names: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the tensors with the names of transformers' own modules, as some checkpoints on the hub have them."""
     return {"model." + name.replace("language_model.model.", "language_model."): one for name, one in names.items()}
+
+
+# Tensors of published files that transformers neither loads nor saves.
+PREDICTION = {
+    "mtp.fc.weight": (32, 64),
+    "mtp.layers.0.self_attn.q_proj.weight": (128, 32),
+    "mtp.norm.weight": (32,),
+    "mtp.pre_fc_norm_embedding.weight": (32,),
+}
+SHARED = {
+    f"model.language_model.layers.{layer}.self_attn.{name}.weight": shape
+    for layer, width in ((2, 8), (3, 16))
+    for name, shape in {"k_proj": (2 * width, 32), "v_proj": (2 * width, 32), "k_norm": (width,)}.items()
+}
+
+
+def _added(
+    shapes: Mapping[str, tuple[int, ...]],
+) -> Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]]:
+    """Return a function that adds random tensors in bfloat16 to a checkpoint."""
+    drawn = np.random.default_rng(7).normal
+    return lambda names: {**names, **{name: drawn(size=one).astype(ml_dtypes.bfloat16) for name, one in shapes.items()}}
 
 
 def _without_ties(config: dict[str, Any]) -> None:
@@ -95,21 +190,18 @@ CHECKPOINTS = {
     "gemma3, names of modules": Wrapped(_gemma3, _inner),
     "mistral3, tied": Wrapped(lambda: _mistral3(True)),
     "mistral3, published": Wrapped(lambda: _mistral3(False), dict, _without_ties),
+    "qwen3_5": Wrapped(_qwen3_5, _added(PREDICTION)),
+    "gemma4": Wrapped(_gemma4, _added(SHARED)),
+    "gemma4_unified": Wrapped(_gemma4_unified),
 }
 
 
 @cache
 def checkpoint(name: str) -> Path:
     """Return the folder of a checkpoint with random norms, a byte tokenizer and processor files."""
-    import torch
-
     one = CHECKPOINTS[name]
-    model, generator = one.make(), torch.Generator().manual_seed(5)
-    around_one = not name.startswith("gemma")
-    with torch.no_grad():
-        for key, weight in model.named_parameters():
-            is_scale = "norm" in key and key.endswith("weight") and around_one
-            weight.normal_(1.0 if is_scale else 0.0, 0.2, generator=generator)
+    model = one.make()
+    randomize(model)
     folder = Path(tempfile.mkdtemp(prefix="wrapped-"))
     atexit.register(shutil.rmtree, folder)
     model.save_pretrained(folder)
@@ -179,13 +271,17 @@ def reference_logits(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def others(folder: Path) -> dict[str, bytes]:
-    """Return dtype, shape and bytes of every tensor beside the text model."""
+    """Return dtype, shape and bytes of every tensor that the text model does not train."""
     found: dict[str, bytes] = {}
     for file in folder.glob("*.safetensors"):
         with safe_open(file, "np") as tensors:
-            names = [one for one in tensors.keys() if "language_model" not in one and not one.startswith("lm_head")]  # noqa: SIM118
-            found |= {name: _bytes(tensors.get_tensor(name)) for name in names}
+            found |= {name: _bytes(tensors.get_tensor(name)) for name in tensors.keys() if not _is_trained(name)}  # noqa: SIM118
     return found
+
+
+def _is_trained(name: str) -> bool:
+    is_text = "language_model" in name or name.startswith("lm_head")
+    return is_text and name not in SHARED and not name.endswith("layer_scalar")
 
 
 def _bytes(tensor: np.ndarray) -> bytes:

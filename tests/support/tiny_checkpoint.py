@@ -111,11 +111,11 @@ def _reduce_layer_numbers(config: Mapping[str, Any], tiny: dict[str, Any], befor
     named = config.get("per_layer_config")  # Gemma 4: changes by the number of the layer
     if isinstance(named, Mapping):
         changes = {"head_dim": 2 * HEAD_DIM, "num_key_value_heads": 1}
-        tiny["per_layer_config"] = {
-            number: {key: changes.get(key, value) for key, value in given.items()}
-            for number, given in named.items()
-            if int(number) < after
-        }
+        given = {number: {key: changes.get(key, value) for key, value in one.items()} for number, one in named.items()}
+        kept = {number: one for number, one in given.items() if int(number) < after}
+        # transformers makes the last layer global, which is a layer with changes.
+        last = {str(after - 1): one for one in given.values()}
+        tiny["per_layer_config"] = last | kept
 
 
 def _rotated(tiny: Mapping[str, Any]) -> int:

@@ -2,7 +2,7 @@
 
 FORERUN_TABLES=tables pytest -m torch tests && python bench/families_table.py tables
 
-The column of methods comes from bench/results/family_methods.json.
+The column of methods comes from bench/results/family_methods.json. Without a folder, only this column is written.
 """
 
 from __future__ import annotations
@@ -93,15 +93,24 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def main(folder: str) -> None:
-    found = collected(Path(folder))
+def cells(text: str) -> dict[str, dict[str, Any]]:
+    """Return row -> column -> text of a table that `table` wrote. Empty cells are left out."""
+    head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.strip().splitlines()]
+    return {
+        row[0]: {column: cell for column, cell in zip(head[1:], row[1:], strict=True) if cell} for row in rows if row
+    }
+
+
+def main(folder: str | None = None) -> None:
+    page = PAGE.read_text()
+    before, rest = page.split(START)
+    written, after = rest.split(END)
+    found = cells(written) if folder is None else collected(Path(folder))
     if not found:
         raise SystemExit(f"{folder} has no families-*.jsonl: run the tests with FORERUN_TABLES={folder} first")
     for row, names in methods(json.loads(RESULTS.read_text())).items():
         found.setdefault(row, {})[METHODS] = names
-    page = PAGE.read_text()
-    before, rest = page.split(START)
-    PAGE.write_text(f"{before}{START}\n\n{table(found)}\n\n{END}{rest.split(END)[1]}")
+    PAGE.write_text(f"{before}{START}\n\n{table(found)}\n\n{END}{after}")
 
 
 if __name__ == "__main__":

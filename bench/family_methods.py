@@ -28,7 +28,7 @@ from typing import Any
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "contract")]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "contract"), str(ROOT / "tests" / "support")]
 
 import numpy as np  # noqa: E402
 from families_reference import FAMILY_EXAMPLES, VARIANTS, Variant, reference_of  # noqa: E402
@@ -42,6 +42,7 @@ STEPS = 20
 LIMIT = 1e-3  # of the difference of logits, whose standard deviation is between 0.5 and 5
 WORDS = np.frombuffer(b"Alice was beginning to get very tired of sitting by her sister", np.uint8).astype(np.int32)
 BYTES = {"vocab_size": 264, "bos_token_id": 1, "eos_token_id": 256, "pad_token_id": None}
+FITTING = {"vocab_size_per_layer_input": 264, "linear_value_head_dim": 16}  # if a variant has the key
 GROUP = 32  # inputs that share a scale; widths of the checkpoints are multiples of it
 DIALOGUES = ROOT / "examples" / "sft" / "dialogues.jsonl"
 PAIRS = ROOT / "examples" / "dpo" / "pairs.jsonl"
@@ -64,7 +65,9 @@ def byte_variant(variant: Variant) -> Variant:
         }
 
     longer = {"n_positions": 256} if "n_positions" in variant.dimensions else {}
-    return replace(variant, changes=wide(variant.changes), dimensions=wide({**variant.dimensions, **BYTES, **longer}))
+    fitting = {key: value for key, value in FITTING.items() if key in variant.changes}
+    dimensions = wide({**variant.dimensions, **BYTES, **longer})
+    return replace(variant, changes=wide(variant.changes) | fitting, dimensions=dimensions)
 
 
 def job_of(method: str, base: Path, folder: Path, steps: int) -> fr.Job:

@@ -39,6 +39,7 @@ ORDINARY = {
     "eos_token_id": 256,
     "pad_token_id": None,
 }
+STATE_ARRAYS = ("A_log", "dt_bias", "conv1d.weight", "conv.conv.weight", "linear_attn.norm.weight")
 GPT2 = {"vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 128, "bos_token_id": None}
 
 
@@ -159,7 +160,10 @@ def rounded(matrix: NDArray[Any], kind: str, block: int) -> NDArray[Any]:
 
 
 def rest_as(model: Any, kind: str, block: int) -> Any:
-    """The torch model as a base rests: if it is quantized, its matrices rounded to that, and all else in bfloat16."""
+    """The torch model as a base rests: if it is quantized, its matrices rounded to that, and all else in bfloat16.
+
+    Arrays of layers with a state stay in float32.
+    """
     import torch
 
     inside = {
@@ -169,6 +173,8 @@ def rest_as(model: Any, kind: str, block: int) -> Any:
     }
     with torch.no_grad():
         for name, parameter in model.named_parameters():
+            if name.endswith(STATE_ARRAYS):
+                continue
             if kind != "bfloat16" and name.removesuffix(".weight") in inside:
                 parameter.copy_(torch.from_numpy(rounded(parameter.numpy(), kind, block)))
             else:

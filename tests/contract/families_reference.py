@@ -257,9 +257,9 @@ VARIANTS: dict[str, Variant] = {
     "glm4": Variant("GLM-4", "Glm4", {"head_dim": 16, "rope_parameters": YARN | {"partial_rotary_factor": 0.5}}),
     "ernie": Variant("ERNIE 4.5", "Ernie4_5", {"head_dim": 8, "use_bias": True, "tie_word_embeddings": True}),
     # The norm behind the delta rule divides by the size of its output, which is near zero for some tokens. With the
-    # default epsilon, 1e-6, the rounding of float32 there gave logits that were up to 1.8e-4 apart. Both sides are then
-    # about as far from transformers' model with all of its computation in float64: the largest difference of a logit
-    # is 2.0e-4 for forerun and 2.6e-4 for transformers (root mean square: 5.7e-6 and 7.1e-6).
+    # default epsilon, 1e-6, the rounding of float32 there gave logits that were 1.8e-4 apart. In another program they
+    # were 6.0e-5 apart, and both were compared with transformers' model computed in float64 throughout: the largest
+    # difference was 2.0e-4 for forerun and 2.6e-4 for transformers (root mean square: 5.7e-6 and 7.1e-6).
     "qwen3.5": Variant("Qwen3.5, 3.6, 3.8 (dense)", "Qwen3_5", QWEN3_5 | {"rms_norm_eps": 1e-4}),
     "qwen3.5-tail": Variant(
         "Qwen3.5, 3.6, 3.8 (dense)",

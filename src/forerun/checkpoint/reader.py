@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import jax
 from orbax.checkpoint import v1 as orbax
@@ -21,7 +21,7 @@ from forerun.checkpoint.manifest import Damage, damage
 from forerun.checkpoint.orbax_logs import quiet_orbax
 from forerun.checkpoint.storage.place import place_of
 from forerun.checkpoint.storage.retries import NONE, RetrySchedule, StorageUnavailable
-from forerun.checkpoint.tree import first_difference
+from forerun.checkpoint.tree import first_difference, in_job_form, in_saved_form
 from forerun.errors import UserError
 
 T = TypeVar("T")
@@ -195,14 +195,15 @@ class Reader:
         with_retries = self.place.with_retries
         share = hosts.part()
         self._require_good(commit, with_retries(lambda: damage(self.place, commit.folder, commit.files, share)))
-        self._require_same_model(commit, like, part)
+        wanted: Any = like if part is None else {part: like}
+        form = in_saved_form(self._saved_tree(commit, wanted, part), wanted)
         context = orbax.Context()
         context.multiprocessing.active_processes = hosts.all_hosts()
         context.pytree.loading.partial_load = part is not None
 
         def load() -> Any:
             with context:
-                return orbax.load(f"{self.place.address}/{commit.folder}", like if part is None else {part: like})
+                return orbax.load(f"{self.place.address}/{commit.folder}", form)
 
         try:
             state = with_retries(load) if share[1] == 1 else load()  # hosts that load together cannot retry one by one
@@ -218,7 +219,8 @@ class Reader:
                 why=first_line(error),
                 fix="run the same command again; if it fails again, please report it with this text",
             ) from error
-        return state if part is None else state[part]
+        restored = in_job_form(state, wanted)
+        return cast(T, restored if part is None else restored[part])
 
     def _require_good(self, commit: Commit, found: Damage | None) -> None:
         if hosts.true_on_all(found is None):
@@ -234,11 +236,12 @@ class Reader:
             else "check the disk; there is no older checkpoint",
         )
 
-    def _require_same_model(self, commit: Commit, like: Any, part: str | None) -> None:
+    def _saved_tree(self, commit: Commit, wanted: Any, part: str | None) -> Any:
+        """Return the metadata of the arrays of a commit, or of one part. Raise a UserError if `wanted` has others."""
         saved = self.place.with_retries(lambda: orbax.metadata(f"{self.place.address}/{commit.folder}").metadata)
         if part is not None:
-            saved, like = {part: saved.get(part)}, {part: like}
-        difference = first_difference(saved, like)
+            saved = {part: saved.get(part)}
+        difference = first_difference(saved, wanted)
         if difference is not None:
             raise UserError(
                 "E-CHECKPOINT-008",
@@ -247,6 +250,7 @@ class Reader:
                 f"{difference.wanted or 'nothing'} in the job\n{self.place.address}/{commit.folder}",
                 fix="undo the change of the job, or give it another name to start a new run",
             )
+        return saved
 
 
 def first_line(error: Exception) -> str:

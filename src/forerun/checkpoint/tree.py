@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,50 @@ def first_difference(saved: Any, wanted: Any) -> Difference | None:
     return None
 
 
+def in_saved_form(saved: Any, wanted: Any) -> Any:
+    """Return the leaves of the job's tree in the structure of the checkpoint.
+
+    Orbax also compares places without an array. A newer version has more of them, such as parameters that only one
+    family has.
+
+    Args:
+      saved: metadata of the checkpoint, as nested dicts and lists. Its leaves have the names of the job's.
+      wanted: the job's pytree of shapes.
+    """
+    leaves = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(wanted)}
+
+    def part(node: Any, path: tuple[str, ...]) -> Any:
+        if node is None:
+            return None
+        if isinstance(node, dict):
+            return {key: part(value, (*path, str(key))) for key, value in node.items()}
+        if isinstance(node, list | tuple):
+            return [part(value, (*path, str(index))) for index, value in enumerate(node)]
+        return leaves[".".join(path)]
+
+    return part(saved, ())
+
+
+def in_job_form(loaded: Any, wanted: T) -> T:
+    """Return the arrays of a checkpoint in the structure of the job's tree.
+
+    Args:
+      loaded: the arrays in the structure of the checkpoint.
+      wanted: the job's pytree of shapes, with the same names of leaves.
+    """
+    arrays = {_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(loaded)}
+    return jax.tree_util.tree_map_with_path(lambda path, _: arrays[_name(path)], wanted)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
 def _wanted_leaves(tree: Any) -> Iterator[tuple[str, SavedLeaf]]:
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             leaf = jax.eval_shape(jax.random.key_data, leaf)  # keys are saved as integers
-        yield jax.tree_util.keystr(path, simple=True, separator="."), SavedLeaf(tuple(leaf.shape), str(leaf.dtype))
+        yield _name(path), SavedLeaf(tuple(leaf.shape), str(leaf.dtype))
 
 
 def _saved_leaves(tree: Any, path: tuple[str, ...]) -> Iterator[tuple[str, SavedLeaf]]:

@@ -105,8 +105,9 @@ def main(folder: str | None = None) -> None:
     page = PAGE.read_text()
     before, rest = page.split(START)
     written, after = rest.split(END)
-    found = cells(written) if folder is None else collected(Path(folder))
-    if not found:
+    measured = {} if folder is None else collected(Path(folder))
+    found = cells(written) | measured  # rows of families that were not measured stay as they are
+    if folder is not None and not measured:
         raise SystemExit(f"{folder} has no families-*.jsonl: run the tests with FORERUN_TABLES={folder} first")
     for row, names in methods(json.loads(RESULTS.read_text())).items():
         found.setdefault(row, {})[METHODS] = names

@@ -20,7 +20,8 @@ TOWER, PROJECTOR, TEXT = "vision_tower.a.weight", "multi_modal_projector.b", "la
 def folder(path: Path, tensors: dict[str, np.ndarray]) -> Path:
     path.mkdir()
     save_file(tensors, path / "model.safetensors")
-    (path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": {}}))
+    text = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1}
+    (path / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": text}))
     return path
 
 

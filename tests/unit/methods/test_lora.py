@@ -195,8 +195,8 @@ def test_only_adapters_are_saved_and_have_moments(base: Path, tmp_path: Path) ->
     assert sum(leaf.size for leaf in moments) == 2 * learned
     files = [path for path in (tmp_path / "runs/run/checkpoints").rglob("*") if path.is_file()]
     written = sum(path.stat().st_size for path in files)
-    assert written < 3 * 4 * learned + 110_000, "the rest is Orbax's own records"
-    assert (base / "model.safetensors").stat().st_size > 110_000
+    assert written < 3 * 4 * learned + 120_000, "the rest is Orbax's own records"
+    assert (base / "model.safetensors").stat().st_size > 120_000
 
 
 def test_the_gradient_of_the_read_out_is_not_computed(tmp_path: Path) -> None:

@@ -226,11 +226,21 @@ def layout(job: Job, question: CompileRequest, batch: int) -> None:
 
 def parameters(job: Job) -> int:
     c = decoder_config(job.model)
-    attention = c.embed * c.head_dim * (2 * c.heads + 2 * c.kv_heads)
+    queries = 3 if c.attention_gate else 2  # queries, their gates and the output
+    attention = c.embed * c.head_dim * (queries * c.heads + 2 * c.kv_heads)
     biases = c.head_dim * (c.heads + 2 * c.kv_heads) if c.qkv_bias else 0
     norms = 2 * c.embed + (2 * c.head_dim if c.qk_norm else 0)
     tables = c.vocab * c.embed * (1 if c.tied else 2)
-    return c.layers * (attention + biases + norms + 3 * c.embed * c.mlp) + tables + c.embed
+    plain = attention + biases + norms
+    mixers = sum(2 * c.embed + delta(c.embed, kind.shape) if kind.mixer == "delta" else plain for kind in c.all_kinds)
+    return mixers + c.layers * 3 * c.embed * c.mlp + tables + c.embed
+
+
+def delta(embed: int, shape: Any) -> int:
+    """The parameters of a gated delta layer of Qwen3.5, without the norms of the width of the model."""
+    keys, values = shape.kv_heads * shape.head_dim, shape.heads * shape.value_dim
+    convolution = shape.width * (2 * keys + values)
+    return embed * (2 * keys + 3 * values + 2 * shape.heads) + convolution + 2 * shape.heads + shape.value_dim
 
 
 def made_up(question: CompileRequest, n: int, seconds: float = 0.37, peak_bytes: float = 0) -> FitResult:

@@ -191,6 +191,7 @@ SIZES: dict[str, DecoderConfig] = {
 }
 
 
+_KEYS_OF_KINDS = ("head_dim", "window", "rope_theta", "rope_scaling", "qkv_bias", "qk_norm")
 UNUSED_IDS = 512  # published vocabularies have up to 399 ids that their tokenizer does not use
 
 # The hub repository with the pretrained weights of each size. A named size itself has random weights.
@@ -238,6 +239,14 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
     size = SIZES[model.name]
     if tokenizer_vocab is not None and not 0 <= size.vocab - tokenizer_vocab < UNUSED_IDS:
         size = replace(size, vocab=padded_vocab(tokenizer_vocab))
+    fixed = [key for key in _KEYS_OF_KINDS if size.kinds and given.get(key, getattr(size, key)) != getattr(size, key)]
+    if fixed:
+        raise UserError(
+            "E-MODEL-041",
+            f"model.{fixed[0]} cannot be changed in {model.name}",
+            why="its layers have different shapes and positions, which one value does not describe",
+            fix=f"remove model.{fixed[0]}, or choose another named size, such as qwen3-0.6b",
+        )
     return _checked(replace(size, **given))
 
 

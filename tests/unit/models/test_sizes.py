@@ -70,3 +70,14 @@ def test_odd_heads_are_refused() -> None:
 def test_the_vocabulary_of_a_named_size_follows_another_tokenizer(name: str, ids: int | None, vocab: int) -> None:
     assert decoder_config(Model(name=name), ids).vocab == vocab
     assert decoder_config(Model(name=name, vocab=1000), ids).vocab == 1000
+
+
+@pytest.mark.parametrize(("key", "value"), [("head_dim", 16), ("rope_theta", 5e5), ("window", 64)])
+def test_keys_that_differ_between_layers_are_refused(key: str, value: Any) -> None:
+    with pytest.raises(UserError, match=rf"{key}.*E-MODEL-041"):
+        decoder_config(Model(name="qwen3.5-0.8b", **{key: value}))
+
+
+def test_other_dimensions_of_a_model_with_different_layers_can_be_changed() -> None:
+    config = decoder_config(Model(name="qwen3.5-0.8b", layers=2, embed=32, heads=4, kv_heads=2, head_dim=256, mlp=48))
+    assert (config.layers, config.embed, config.heads, config.mlp) == (2, 32, 4, 48)

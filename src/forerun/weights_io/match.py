@@ -7,17 +7,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from forerun.errors import UserError
 from forerun.hub.files import shown
-from forerun.hub.safetensors.tensors import Weights
+from forerun.hub.safetensors.tensors import Weights, equal_bytes
 from forerun.models.keys import Entry, Stack, Tensor, entries, unused_names
 from forerun.nn.spec import Tree
 
 READABLE = ("F64", "F32", "F16", "BF16")
 SHOWN_FAULTS = 10
-_COMPARED_BYTES = 1 << 24
 
 _HEAD = "lm_head.weight"  # in the files of a family that always ties it
 _GPT2_PREFIX = "transformer."  # GPT-2 checkpoints exist with and without it
@@ -109,11 +106,7 @@ def _head_difference(weights: Weights, found: Sequence[Match], head: str) -> str
     first, second = weights[embed], weights[head]
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return f"it is {second.dtype}{list(second.shape)}, {embed} is {first.dtype}{list(first.shape)}"
-    a, b = (weights.view(name).reshape(-1).view(np.uint8) for name in (embed, head))
-    same = all(
-        np.array_equal(a[start : start + _COMPARED_BYTES], b[start : start + _COMPARED_BYTES])
-        for start in range(0, a.size, _COMPARED_BYTES)
-    )
+    same = equal_bytes(weights.view(embed), weights.view(head))
     weights.release(embed)
     weights.release(head)
     return None if same else "its values differ"

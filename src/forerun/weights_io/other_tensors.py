@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.hub.safetensors.tensors import Selection, Weights
+from forerun.hub.safetensors.tensors import Selection, Weights, equal_bytes
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.float8 import float8_in
@@ -19,8 +19,6 @@ from forerun.models.registry import model_for
 from forerun.models.rounding import QUANTIZATION
 from forerun.weights_io.float8 import Dequantized
 from forerun.weights_io.shards import Planned
-
-_COMPARED_BYTES = 1 << 24
 
 
 @contextmanager
@@ -65,12 +63,7 @@ def first_difference(others: Weights, written: Weights) -> str | None:
 def _is_equal(others: Weights, written: Weights, name: str) -> bool:
     if (others[name].dtype, others[name].shape) != (written[name].dtype, written[name].shape):
         return False
-    a, b = (weights.view(name).reshape(-1).view(np.uint8) for weights in (others, written))
-    same = all(
-        np.array_equal(a[start : start + _COMPARED_BYTES], b[start : start + _COMPARED_BYTES])
-        for start in range(0, a.size, _COMPARED_BYTES)
-    )
-    del a, b
+    same = equal_bytes(others.view(name), written.view(name))
     others.release(name)
     written.release(name)
     return same

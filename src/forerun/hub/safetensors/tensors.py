@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 SINGLE_NAME = "model.safetensors"
 PICKLE_ENDINGS = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
+_COMPARED_BYTES = 1 << 24
 _NUMPY_NAMES = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "BF16": "bfloat16", "BOOL": "bool"}
 _NUMPY_KINDS = {"F": "float", "I": "int", "U": "uint"}
 
@@ -268,3 +269,12 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
         extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
         return extended
     return np.dtype(name).newbyteorder("<")
+
+
+def equal_bytes(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Return whether two views of one size have the same bytes. They are compared in pieces, to use little memory."""
+    import numpy as np
+
+    a, b = (view.reshape(-1).view(np.uint8) for view in (one, other))
+    pieces = (slice(start, start + _COMPARED_BYTES) for start in range(0, a.size, _COMPARED_BYTES))
+    return all(np.array_equal(a[piece], b[piece]) for piece in pieces)

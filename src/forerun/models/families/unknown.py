@@ -2,7 +2,8 @@
 
 It names the first component in the order of `COMPONENTS` that no supported family has, and the nearest supported
 family. Both are hints for a person. They never make forerun accept a checkpoint: ERNIE 4.5 has only keys that Llama's
-reader understands, and its logits through Llama's table are wrong by 9.7. Does not import jax.
+reader understands, and its logits through Llama's table are wrong (scripts/family-check measures by how much). Does
+not import jax.
 """
 
 from __future__ import annotations

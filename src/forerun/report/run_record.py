@@ -1,0 +1,149 @@
+"""Everything that a run has recorded, read from its folder or from the copies beside its checkpoints.
+
+Reading never changes the run: a run that is in progress can be read at any moment. Files that are missing or half
+written count as empty.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.inputs.run_folder import RunFolder, newest_record, recorded_job, require_run
+from forerun.inputs.stage_folder import run_of
+from forerun.inputs.stored_files import restore_files
+from forerun.track.metrics import read_metrics
+
+EVENTS, HOSTS = "events.jsonl", "hosts.json"
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The records of a run.
+
+    Attributes:
+      location: the folder of the run, or the address of its checkpoints, as the user wrote it.
+      job: the job of the run.
+      metrics: the lines of metrics.jsonl in order of steps.
+      events: the lines of events.jsonl in order of time; empty for runs of older versions.
+      skips: the skipped steps and the reasons.
+      summary: the content of summary.json; empty if the run has not ended.
+      hosts: the content of hosts.json; empty for a run without a supervisor.
+      exports: the lines of exports.jsonl.
+    """
+
+    location: str
+    job: Job = field(repr=False)
+    metrics: Sequence[Row] = field(repr=False)
+    events: Sequence[Row] = field(repr=False, default=())
+    skips: dict[int, str] = field(repr=False, default_factory=dict)
+    summary: Row = field(repr=False, default_factory=dict)
+    hosts: Row = field(repr=False, default_factory=dict)
+    exports: Sequence[Row] = field(repr=False, default=())
+
+    @property
+    def name(self) -> str:
+        return self.job.name
+
+    @property
+    def step(self) -> int:
+        """The last step that is recorded, or 0."""
+        return int(self.metrics[-1]["step"]) if self.metrics else 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has ended: its summary exists and is not older than its metrics."""
+        return bool(self.summary) and int(self.summary.get("steps") or 0) >= self.step
+
+    def points(self, key: str) -> list[tuple[int, float]]:
+        """Return (step, value) for each logged step that has a finite number for `key`."""
+        return [(row["step"], row[key]) for row in self.metrics if isinstance(row.get(key), int | float)]
+
+    @property
+    def samples(self) -> list[tuple[int, list[Row]]]:
+        """The samples during training: (step, its prompts and texts)."""
+        return [(row["step"], row["samples"]) for row in self.metrics if isinstance(row.get("samples"), list)]
+
+
+def read_run(location: str | Path, tell: Callable[[str], None] = lambda text: None) -> RunRecord:
+    """Return the records of a run.
+
+    Args:
+      location: the folder of a run or of a job file with stages (its last stage), or the address of a run's checkpoints
+        in a bucket, such as `gs://bucket/checkpoints/NAME`. A bucket has the state of the newest checkpoint.
+      tell: receives messages about files that are damaged.
+
+    Raises:
+      UserError: the location is not a run.
+    """
+    if "://" in str(location):
+        return _read_bucket(str(location), tell)
+    folder = RunFolder(run_of(location))
+    return _record(str(location), folder, require_run(folder, tell))
+
+
+def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
+    record = newest_record(address, tell)
+    if record is None or "job" not in record:
+        raise UserError(
+            "E-REPORT-001",
+            f"{address} has no checkpoint of a run",
+            why="the files of a run are copied to its bucket with each checkpoint",
+            fix="give the folder of one run: checkpoint.folder, a slash, and the name of the job; or wait for its "
+            "first checkpoint",
+        )
+    with tempfile.TemporaryDirectory() as copies:
+        folder = RunFolder(Path(copies))
+        restore_files(address, folder, lambda text: None)
+        return _record(address, folder, recorded_job(record["job"], folder))
+
+
+def _record(location: str, folder: RunFolder, job: Job) -> RunRecord:
+    skips = {
+        row["step"]: row["why"]
+        for row in read_lines(folder.skips)
+        if isinstance(row.get("step"), int) and isinstance(row.get("why"), str)
+    }
+    return RunRecord(
+        location=location,
+        job=job,
+        metrics=read_metrics(folder.metrics),
+        events=read_lines(folder.path / EVENTS),
+        skips=skips,
+        summary=_read_object(folder.summary),
+        hosts=_read_object(folder.path / HOSTS),
+        exports=read_lines(folder.path / "exports.jsonl"),
+    )
+
+
+def read_lines(path: Path) -> list[Row]:
+    """Return the JSON objects of a file with one per line. Broken lines and an incomplete last line are omitted."""
+    try:
+        *lines, _torn = path.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    return [row for line in lines if (row := _object(line))]
+
+
+def _read_object(path: Path) -> Row:
+    try:
+        return _object(path.read_bytes())
+    except OSError:
+        return {}
+
+
+def _object(content: bytes) -> Row:
+    """Return the JSON object in `content`, or an empty one if there is none."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

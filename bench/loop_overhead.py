@@ -26,12 +26,13 @@ from forerun.inputs.job_corpus import open_corpus
 from forerun.inputs.resolve_job import resolve
 from forerun.inputs.run_folder import RunFolder
 from forerun.inputs.saved_files import saved_files
-from forerun.run.compile_step import compile_step
+from forerun.run.compile.compile_step import compile_step
 from forerun.run.guard import guard_of
 from forerun.run.placement import Placement
+from forerun.run.prepared_run import PreparedRun, ResumePoint, train_steps
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.throughput import Throughput
-from forerun.run.train import PreparedRun, ResumePoint, batches_of, program_on, train_steps
+from forerun.run.train import batches_of, program_on
 from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import silent_worker
 from forerun.track.display.make_display import make_display

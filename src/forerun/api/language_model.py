@@ -20,7 +20,7 @@ from forerun.hardware.mesh import MeshShape
 from forerun.inputs.load_model import LoadedModel
 from forerun.inputs.load_model import load_model as load_weights
 from forerun.models.base import capabilities_of
-from forerun.run.compile_step import use_cache
+from forerun.run.compile.compile_step import use_cache
 
 Message = Mapping[str, Any]
 

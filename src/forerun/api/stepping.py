@@ -23,7 +23,7 @@ from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.compile_step import CompiledStep, compile_step, use_cache
+from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
 from forerun.run.placement import Placement
 from forerun.run.train import batches_of, program_on
 from forerun.track.display.quiet import QuietDisplay

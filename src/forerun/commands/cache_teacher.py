@@ -33,7 +33,7 @@ from forerun.program.fingerprint import tree_fingerprint
 from forerun.program.recording import READ, Recording, cache_settings_of, recording_shape
 from forerun.progress import TaskSpeed
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.compile_step import use_cache
+from forerun.run.compile.compile_step import use_cache
 from forerun.track.display.display import Display
 from forerun.units import Bytes, Count, Seconds, Usd
 

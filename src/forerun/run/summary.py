@@ -14,7 +14,7 @@ from forerun.hardware.devices import DeviceChoice
 from forerun.inputs.run_folder import RunFolder
 from forerun.program.build import Program
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.compile_step import CompiledStep
+from forerun.run.compile.compile_step import CompiledStep
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.track.metrics import read_metrics

@@ -13,7 +13,6 @@ from forerun.checkpoint.reader import SkippedCheckpoint
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
-from forerun.data.feed import Feed
 from forerun.data.order.batches import Batches
 from forerun.hardware import mesh
 from forerun.hardware.chips import chip_of_device_kind
@@ -31,38 +30,29 @@ from forerun.inputs.job_warnings import warnings_of
 from forerun.inputs.model_code import record_code
 from forerun.inputs.open_folder import open_folder
 from forerun.inputs.resolve_job import resolve
-from forerun.inputs.run_folder import RunFolder, require_usable
-from forerun.inputs.saved_files import LEDGER, METRICS, SavedFiles, saved_files
+from forerun.inputs.run_folder import require_usable
+from forerun.inputs.saved_files import saved_files
 from forerun.inputs.starting_weights import starting_weights
-from forerun.inputs.stored_files import StoredFiles, read_summary, store_summary
 from forerun.inputs.teacher_targets import with_teacher_targets
 from forerun.methods.kept import rounding_messages
-from forerun.nn.spec import merge
 from forerun.program.build import Program
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.checkpoint_hook import CheckpointHook, CheckpointRecords, retention_of, save_reporter
-from forerun.run.compile_step import CompiledStep, compile_step, forbid_compilation, use_cache
-from forerun.run.extension import Extension, extension_of, extensions_of, require_steps_left
+from forerun.run.checkpoint_hook import retention_of, save_reporter
+from forerun.run.compile.compile_step import compile_step, use_cache
+from forerun.run.extension import extension_of, extensions_of, require_steps_left
 from forerun.run.finished_run import finished_summary
-from forerun.run.guard import DivergenceGuard, guard_of
-from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, ValidationHook
-from forerun.run.journals import open_ledger, open_metrics
-from forerun.run.pipeline import StepPipeline
+from forerun.run.guard import guard_of
 from forerun.run.placement import Placement
-from forerun.run.preference_reference import REFERENCE, recorded_base, with_reference
+from forerun.run.preference_reference import with_reference
 from forerun.run.preflight import check_before_compile, require_same_data
-from forerun.run.replicas import ReplicaCheck, replica_check_of
-from forerun.run.sample import sample_text
-from forerun.run.save_schedule import SaveSchedule
-from forerun.run.steps import batches_until_stop, run_steps
-from forerun.run.summary import summary_of
+from forerun.run.prepared_run import PreparedRun, ResumePoint, final_sample, finish_files, train_steps
+from forerun.run.replicas import replica_check_of
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker, silent_worker
 from forerun.track.backends.job_trackers import trackers_of
 from forerun.track.display.display import Display
-from forerun.track.metrics import write_summary
 from forerun.units import Count
 
 
@@ -73,40 +63,6 @@ class TrainResult:
     summary: dict[str, Any]
     sample: str
     state: State | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreparedRun:
-    """A run before its state exists: everything is read, checked and compiled."""
-
-    resolved: ResolvedJob
-    devices: DeviceChoice
-    corpus: Corpus
-    program: Program
-    compiled_step: CompiledStep
-    batches: Batches
-    folder: RunFolder
-    replica_check: ReplicaCheck
-    validation: Validation
-
-
-@dataclass(frozen=True)
-class ResumePoint:
-    """Where a run starts.
-
-    Args:
-      saved: what the checkpoint that the run starts from records about the run's files. Its step is 0 for a new run.
-      guard: decides after rejected steps. It contains the steps that were skipped so far.
-      extension: the change of the number of steps since the checkpoint, or None.
-      extensions: all such changes of the run, as checkpoints and the summary record them.
-      base: fingerprint of the frozen weights, or None if the checkpoints contain all weights.
-    """
-
-    saved: SavedFiles
-    guard: DivergenceGuard
-    extension: Extension | None
-    extensions: dict[str, Any]
-    base: str | None
 
 
 def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | None = None) -> TrainResult | None:
@@ -227,104 +183,6 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         display.say(f"ended at step {throughput.step}: {validation.stop_reason}")
     summary = finish_files(prepared, resume, throughput, store) if worker.first else {}
     return TrainResult(summary, final_sample(prepared, state), state)
-
-
-def train_steps(
-    prepared: PreparedRun,
-    resume: ResumePoint,
-    state: State,
-    throughput: Throughput,
-    store: CheckpointStore,
-    display: Display,
-    worker: Worker,
-) -> State:
-    """Run the steps of a prepared run with all its hooks. Return the state after the last step."""
-    job, program, batches = prepared.resolved.job, prepared.program, prepared.batches
-    folder, validation, saved = prepared.folder, prepared.validation, resume.saved
-    first, last = throughput.first, throughput.last
-    guard, placement = resume.guard, Placement(program.batch)
-    constant_record = {
-        "program": prepared.compiled_step.hash,
-        "data": prepared.corpus.digest,
-        "base": resume.base,
-        REFERENCE: recorded_base(folder),
-        **resume.extensions,
-    }
-    with (
-        open_metrics(job, folder, saved, last, display, worker) as metrics_log,
-        open_ledger(job, folder, saved, display, worker) as ledger,
-        Feed(batches, placement, first, last, ahead=job.data.prefetch) as feed,
-        forbid_compilation() as require_no_compilation,
-    ):
-        # If the checkpoints are in a bucket, another machine may resume the run from them alone. The run's files are
-        # therefore stored with them.
-        is_elsewhere = isinstance(folder.checkpoints(job), str)
-        journals = {METRICS: metrics_log, LEDGER: ledger}
-        records = CheckpointRecords(
-            job=job,
-            constant=constant_record,
-            guard=guard,
-            validation=validation,
-            throughput=throughput,
-            metrics_log=metrics_log,
-            ledger=ledger,
-            stored_files=StoredFiles(folder, saved, journals) if is_elsewhere else None,
-        )
-        schedule = SaveSchedule(job, program, first, last, display.say, display.warn)
-        replica_check = prepared.replica_check
-        # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
-        # checkpoint includes the result of the validation at its step.
-        hooks: list[Hook] = [
-            ValidationHook(validation, throughput, metrics_log, display, worker),
-            CheckpointHook(store, schedule, records, replica_check, program, worker, first),
-            replica_check,
-            ProgressHook(worker, require_no_compilation),
-            LedgerHook(ledger, batches),
-            MetricsHook(
-                throughput,
-                metrics_log,
-                display,
-                log_every=job.log_every,
-                feed=feed,
-                extension=resume.extension,
-            ),
-        ]
-        pipeline = StepPipeline(
-            state,
-            guard,
-            prepared.compiled_step,
-            lambda step: placement(batches.batch_at(step - 1)),
-            jax.device_get,
-        )
-        return run_steps(pipeline, batches_until_stop(feed, first, validation, worker), hooks, first)
-
-
-def finish_files(
-    prepared: PreparedRun, resume: ResumePoint, throughput: Throughput, store: CheckpointStore
-) -> dict[str, Any]:
-    """Write summary.json, store it with the checkpoints, and return its content."""
-    job, folder = prepared.resolved.job, prepared.folder
-    # A process that ran no step keeps the summary of the earlier one, which has the times of steps.
-    summary = None if throughput.step_seconds else read_summary(folder, throughput.step)
-    if summary is None:
-        program, step, validation = prepared.program, prepared.compiled_step, prepared.validation
-        summary = (
-            summary_of(prepared.resolved, program, step, throughput, validation, prepared.devices, folder)
-            | resume.extensions
-        )
-        write_summary(folder.summary, summary)
-    store_summary(folder.checkpoints(job), store, folder)
-    return summary
-
-
-def final_sample(prepared: PreparedRun, state: State) -> str:
-    """Return text that the trained model generates, or "" if the job does not ask for a sample."""
-    job, program = prepared.resolved.job, prepared.program
-    if not job.sample.tokens:
-        return ""
-    weights = state.params if state.average is None else merge(state.average, state.params)
-    own = program.method.objective.own(weights)
-    return sample_text(program, own, prepared.corpus.tokenizer, job.sample, job.sequence, job.seed)
 
 
 def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:

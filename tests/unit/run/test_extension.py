@@ -17,7 +17,7 @@ from forerun.checkpoint.reader import Reader
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.run import train as loop
-from forerun.run.compile_step import CACHE_HIT, COMPILED, count_events
+from forerun.run.compile.compile_step import CACHE_HIT, COMPILED, count_events
 from forerun.run.extension import Extension, extension_of, learning_rate
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics

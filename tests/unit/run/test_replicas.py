@@ -23,7 +23,7 @@ from forerun.program.build import Program, build, make_mesh
 from forerun.program.derive import derive
 from forerun.program.state import State
 from forerun.run import train as loop
-from forerun.run.compile_step import forbid_compilation
+from forerun.run.compile.compile_step import forbid_compilation
 from forerun.run.pipeline import StepPipeline
 from forerun.run.replicas import CorruptionError, ReplicaCheck, replica_check_of, replicated_arrays
 from forerun.track.display.plain import PlainDisplay

@@ -26,7 +26,7 @@ from forerun.program.derive import derive
 from forerun.program.guard import Verdict
 from forerun.program.state import Metrics, State
 from forerun.program.step import make_step
-from forerun.run.compile_step import forbid_compilation
+from forerun.run.compile.compile_step import forbid_compilation
 from forerun.run.guard import Action, DivergenceError, DivergenceGuard, SkipsInMemory
 from forerun.run.pipeline import FinishedStep, StepPipeline
 from forerun.track.skips import SkipFile

@@ -19,14 +19,16 @@ from tiny_job import TEXT
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
+from forerun.data.feed import Feed
 from forerun.data.order.batches import Batches
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
 from forerun.inputs.resolve_job import resolve
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
+from forerun.run import prepared_run
 from forerun.run import train as loop
-from forerun.run.compile_step import RecompileError
+from forerun.run.compile.compile_step import RecompileError
 from forerun.run.guard import DivergenceError
 from forerun.track.display.display import StepView
 from forerun.track.display.plain import PlainDisplay
@@ -98,12 +100,12 @@ def test_every_row_has_the_rates_of_its_own_step(make_job: MakeJob) -> None:
 def test_the_job_sets_how_far_the_feed_runs_ahead(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     depths = []
 
-    class Depth(loop.Feed[Any, Any]):
+    class Depth(Feed[Any, Any]):
         def __init__(self, *args: Any, ahead: int, **more: Any) -> None:
             depths.append(ahead)
             super().__init__(*args, ahead=ahead, **more)
 
-    monkeypatch.setattr(loop, "Feed", Depth)
+    monkeypatch.setattr(prepared_run, "Feed", Depth)
     loop.train(make_job("steps=1", "data.prefetch=7"), display())
     assert depths == [7]
 

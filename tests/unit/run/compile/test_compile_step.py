@@ -20,7 +20,7 @@ from forerun.inputs.resolve_job import resolve
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.program.state import State
-from forerun.run.compile_step import (
+from forerun.run.compile.compile_step import (
     CompiledStep,
     RecompileError,
     cache_folder,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from forerun.run import compile_times
-from forerun.run.compile_times import CompileTimes
+from forerun.run.compile import compile_times
+from forerun.run.compile.compile_times import CompileTimes
 
 
 def test_the_first_known_key_is_the_expectation(tmp_path: Path) -> None:

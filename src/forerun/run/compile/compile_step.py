@@ -24,8 +24,8 @@ from forerun.program.build import Program, program_hash
 from forerun.program.schedule import Schedule
 from forerun.program.state import Metrics, State
 from forerun.program.step import Step
-from forerun.run.compile_cache import use_sealed
-from forerun.run.compile_times import CompileTimes
+from forerun.run.compile.compile_cache import use_sealed
+from forerun.run.compile.compile_times import CompileTimes
 from forerun.track.display.display import Display
 from forerun.units import Bytes
 
@@ -49,7 +49,7 @@ def cache_folder() -> Path:
 
 
 def use_cache() -> None:
-    """Enable the compile cache, whose entries are private and signed (`forerun.run.compile_cache`)."""
+    """Enable the compile cache, whose entries are private and signed (`forerun.run.compile.compile_cache`)."""
     folder = cache_folder()
     with suppress(OSError):  # JAX opens the cache later, and `compile_cache` then warns
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -49,6 +49,7 @@ from forerun.run.preference_reference import with_reference
 from forerun.run.preflight import check_before_compile, require_same_data
 from forerun.run.prepared_run import PreparedRun, ResumePoint, final_sample, finish_files, train_steps
 from forerun.run.replicas import replica_check_of
+from forerun.run.sample import sampler_of
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker, silent_worker
@@ -159,6 +160,7 @@ def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTi
         replica_check=replica_check_of(job, program, display),
         validation=Validation(job, program, corpus, display),
         times=times,
+        sampler=sampler_of(job, program, corpus.tokenizer),
     )
 
     # ---- State: a new one, or that of the newest good checkpoint ----
@@ -185,6 +187,10 @@ def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTi
         throughput = Throughput(program, first, peak_flops(chosen), DeviceMemory(local_devices(chosen)))
         guard = guard_of(job, folder, saved, display.warn)
         resume = ResumePoint(saved, guard, extension, extensions_of(record, extension), base_of(program, state))
+
+        if prepared.sampler is not None:
+            with times.spent("compile"), display.phase("compile samples"):
+                prepared.sampler.compile(state)
 
         # ---- Steps ----
         try:

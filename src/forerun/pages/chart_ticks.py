@@ -18,10 +18,7 @@ TIME_STEPS = (
 
 def round_ticks(low: float, high: float, kind: str, most: int = MOST, *, whole: bool = False) -> Ticks:
     """Return at most `most` round values from `low` to `high`. `whole` allows only integers."""
-    if kind == "bytes":
-        size = max((1 << 10 * power for power in range(6) if 1 << 10 * power <= high), default=1)
-    else:
-        size = 1
+    size = max((1 << 10 * power for power in range(6) if 1 << 10 * power <= high), default=1) if kind == "bytes" else 1
     step = _step((high - low) / size, most, whole) * size
     first = math.ceil(low / step - 1e-9)
     values = [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
@@ -114,6 +111,6 @@ def _step(span: float, most: int, whole: bool) -> float:
     decade = 10.0 ** math.floor(math.log10(raw))
     for factor in (1, 2, 2.5, 5, 10):
         step = factor * decade
-        if step >= raw * (1 - 1e-9) and (not whole or step >= 1 and step == round(step)):
+        if step >= raw * (1 - 1e-9) and (not whole or (step >= 1 and step == round(step))):
             return step
     return 1.0 if whole else 10 * decade

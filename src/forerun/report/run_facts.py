@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def _status(record: RunRecord, now: float) -> Status:
     if record.events and record.events[-1].get("event") == "stop":
         return "stopped"
     times = [row["unix_seconds"] for row in record.metrics[-INTERVALS:] if _is_number(row, "unix_seconds")]
-    longest = max((b - a for a, b in zip(times, times[1:], strict=False)), default=0.0)
+    longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
     ends = [*times[-1:], *(row["unix_seconds"] for row in record.events[-1:] if _is_number(row, "unix_seconds"))]
     is_recent = bool(ends) and now - max(ends) <= max(RECENT_SECONDS, INTERVALS * longest)
     return "running" if is_recent else "interrupted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.,-=+*#"
@@ -13,7 +14,7 @@ def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
         return ""
     count = min(width, len(values))
     bounds = [number * len(values) // count for number in range(count + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
     low, high = min(means), max(means)
     if high == low:
         return blocks[0] * count

@@ -8,6 +8,7 @@ from forerun.units import Bytes, Seconds, digits
 
 Ticks = list[tuple[float, str]]
 MOST = 5
+SIZES = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 MINUTE, HOUR, DAY = 60, 3600, 86400
 TIME_STEPS = (
     *(1, 2, 5, 10, 20, 30),
@@ -61,8 +62,13 @@ def time_text(seconds: float) -> str:
 
 def tick_text(value: float, step: float, kind: str) -> str:
     """Return the label of a tick, with as many decimals as the distance of ticks needs."""
-    if kind in ("bytes", "rate", "seconds"):
-        return value_text(value, kind) if value else "0"
+    if not value:
+        return "0"
+    if kind in ("bytes", "seconds"):
+        return value_text(value, kind)
+    if kind == "rate" or (kind == "step" and step >= 10_000):
+        size, unit = next((one for one in SIZES if abs(value) >= one[0]), (1, ""))
+        return f"{value / size:g}{unit}"
     if kind == "percent":
         return f"{100 * value:.{_places(100 * step)}f} %"
     if value and (abs(step) < 1e-4 or abs(value) >= 1e7):
@@ -83,13 +89,13 @@ def value_text(value: float, kind: str) -> str:
     if kind == "step":
         return f"{value:,.0f}"
     if kind == "rate":
-        for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        for size, unit in SIZES:
             if abs(value) >= size:
                 return f"{digits(value / size, 3)}{unit}"
         return digits(value, 3)
     if value and (abs(value) < 1e-3 or abs(value) >= 1e7):
         return _exponent(value)
-    return digits(value, 4)
+    return f"{value:,.4g}"
 
 
 def _exponent(value: float) -> str:

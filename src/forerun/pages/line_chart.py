@@ -17,6 +17,7 @@ from forerun.pages.downsample import Point, downsample
 UNITS = 100_000  # the size of the drawing in its own units; integers keep the markup short
 LOG_RATIO = 50  # an axis is logarithmic by default if its largest value is this many times its smallest
 MAX_MARKS = 200
+X_TICKS = 7
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def line_chart(
 def _x_axis(low: float, high: float, kind: str) -> Axis:
     if high <= low:
         low, high = low - 1, high + 1
-    ticks = time_ticks(low, high) if kind == "time" else round_ticks(low, high, kind, whole=True)
+    ticks = time_ticks(low, high, X_TICKS) if kind == "time" else round_ticks(low, high, kind, X_TICKS, whole=True)
     return _axis("time" if kind == "time" else "step", kind, low, high, False, ticks)
 
 

@@ -28,9 +28,14 @@ def value_text(value: Any) -> str:
 
 
 def differences_from_defaults(job: Job) -> list[tuple[str, str, str]]:
-    """Return (key, value, default) of each value of a job that is not its default. A required key has no default."""
+    """Return (key, value, default) of each value of a job that is not its default, except its name.
+
+    The default of a required key is a dash.
+    """
     all_values, origins = values(job), origins_of(job)
-    changed = [key for key, origin in origins.items() if origin.kind != "default" and key in all_values]
+    changed = [
+        key for key, origin in origins.items() if origin.kind != "default" and key in all_values and key != "name"
+    ]
     return [(key, value_text(all_values[key]), default_text(job, key)) for key in changed]
 
 

@@ -77,7 +77,8 @@ def page(record: RunRecord, facts: RunFacts | None = None) -> str:
 def subtitle(record: RunRecord) -> str:
     """Return the model, its size, the devices and the location in one line."""
     summary, device = record.summary, record.summary.get("device") or {}
-    parts = [record.job.model.name or "own dimensions"]
+    model = record.job.model
+    parts = [model.name or (f"{model.layers} layers of width {model.embed}" if model.layers else "own dimensions")]
     if parameters := summary.get("parameters"):
         trained = summary.get("trainable_parameters")
         also = f", {Count(trained)} trainable" if trained and trained != parameters else ""

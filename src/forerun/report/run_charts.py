@@ -57,11 +57,16 @@ def timeline(record: RunRecord, facts: RunFacts) -> LineChart | None:
     if start is None or len(rows) < 2:
         return None
     points = [(row["unix_seconds"] - start, row["step"]) for row in rows]
-    marks = [
-        Mark(seconds, "restart", f"resumed at step {step:,}") for step, seconds in facts.restarts if seconds is not None
-    ]
     steps = [step for _, step in points]
+
+    def reached(step: int) -> float:
+        return points[min(bisect_left(steps, step), len(points) - 1)][0]
+
+    marks = []
+    for step, seconds in facts.restarts:
+        # Runs of older versions did not record when they were resumed: the next step is the nearest time.
+        marks.append(Mark(reached(step + 1) if seconds is None else seconds, "restart", f"resumed at step {step:,}"))
     for step, why in sorted(record.skips.items()):
-        seconds = points[min(bisect_left(steps, step), len(points) - 1)][0]
+        seconds = reached(step)
         marks.append(Mark(seconds, "skip", f"skipped step {step:,}: {why}"))
     return line_chart("Step", [Curve("step", points)], kind="step", x_kind="time", marks=marks, from_zero=True)

@@ -12,6 +12,7 @@ from forerun.errors import UserError
 from forerun.hardware.chips import chip_named
 from forerun.hardware.prices import Price, cheapest
 from forerun.report.run_record import Row, RunRecord
+from forerun.track.goodput import goodput_of
 
 HOUR_SECONDS = 3600
 RECENT_SECONDS = 300.0  # a run whose last record is older than this and than a few of its intervals is not running
@@ -137,7 +138,9 @@ def _status(record: RunRecord, now: float) -> Status:
 
 
 def _wall_time(record: RunRecord) -> tuple[float | None, Mapping[str, float] | None]:
-    """Return the wall time and its categories: of the summary if the run has ended, else of the metrics."""
+    """Return the wall time and its categories: from the events, else the summary. The metrics have no categories."""
+    if (found := goodput_of(record.events)) is not None:
+        return found.wall_seconds, {name: value for name, value in found.seconds.items() if value}
     goodput = record.summary.get("goodput") if record.is_finished else None
     if isinstance(goodput, dict) and isinstance(goodput.get("seconds"), dict):
         seconds = {str(name): float(value) for name, value in goodput["seconds"].items() if value}
@@ -176,7 +179,7 @@ def _restarts(record: RunRecord) -> list[tuple[int, float | None]]:
             row["unix_seconds"] - start if start is not None and _is_number(row, "unix_seconds") else None,
         )
         for row in record.events
-        if row.get("event") == "resume" and _is_number(row, "step")
+        if row.get("event") == "resume" and _is_number(row, "step") and (row["step"] > 0 or row.get("session") != 1)
     ]
     if not record.events and (step := record.summary.get("resumed_at")):
         return [(int(step), None)]

@@ -38,6 +38,7 @@ from forerun.inputs.teacher_targets import with_teacher_targets
 from forerun.methods.kept import rounding_messages
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.report.report_file import write_report
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.checkpoint_hook import retention_of, save_reporter
 from forerun.run.compile.compile_step import compile_step, use_cache
@@ -200,10 +201,14 @@ def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTi
         at = throughput.step
         times.stop(at, "asked")
         display.say(f"stopped as asked after step {at}: the same command resumes from the newest checkpoint")
+        if worker.first:
+            write_report(folder, job, display.warn, stopped=True)
         return None
     if throughput.step < throughput.last:
         display.say(f"ended at step {throughput.step}: {validation.stop_reason}")
     summary = finish_files(prepared, resume, throughput, store) if worker.first else {}
+    if worker.first:
+        write_report(folder, job, display.warn)
     return TrainResult(summary, final_sample(prepared, state), state)
 
 

@@ -60,6 +60,10 @@ class TailReader:
         self._at, self._node, self._last = 0, 0, b""
         self.generation = 0
 
+    def rewind(self) -> None:
+        """Return all lines again."""
+        self._at, self._last = 0, b""
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield the rows that were added since the last call."""
         try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from forerun.cli.options import job_options, machine_options, model_options, run_options
 from forerun.cli.options.parser import Command, Parser
 
+VIEWS = "forerun.cli.views"
+
 COMMANDS = {
     "init": Command(
         "write a first job file from a recipe", "forerun init --recipe lora job.yaml", job_options.add_init_options
@@ -73,6 +75,13 @@ COMMANDS = {
         "forerun eval runs/quickstart --data held_out.txt",
         model_options.add_eval_options,
     ),
+    "watch": Command(
+        "follow a run in the terminal or in a browser",
+        "forerun watch runs/quickstart",
+        machine_options.add_watch_options,
+        VIEWS,
+    ),
+    "runs": Command("list the runs of a folder", "forerun runs --json", machine_options.add_runs_options, VIEWS),
     "doctor": Command("find problems of this machine", "forerun doctor --smoke", machine_options.add_doctor_options),
     "hardware": Command(
         "print the tables of chips, slices and prices", "forerun hardware slices", machine_options.add_hardware_options

@@ -1,10 +1,11 @@
 """Look at every page of the built site in a browser, at the width of a desktop and of a phone.
 
-scripts/site FOLDER && python bench/site_pages.py FOLDER            # check: no page is wider than its window; search finds
-python bench/site_pages.py FOLDER --pictures PICTURES               # also write a picture of each page
+scripts/site FOLDER
+python bench/site_pages.py FOLDER                         # fails if a page is wider than its window
+python bench/site_pages.py FOLDER --pictures PICTURES     # also writes a picture of each page
 
-Needs Chromium. A page with frames is added to FOLDER while the browser reads it, because the smallest window of Chromium
-is wider than a phone.
+Needs Chromium. A page with frames is added to FOLDER while the browser reads it, because the smallest window of
+Chromium is wider than a phone.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ async function search() {
   page.querySelector(".md-search__button").click();
   for (let tries = 0; tries < 40; tries++) {
     await fetch("wait");
-    const root = [...page.querySelectorAll("*")].map(each => each.shadowRoot).find(Boolean), box = root?.querySelector("input");
+    const root = [...page.querySelectorAll("*")].map(each => each.shadowRoot).find(Boolean);
+    const box = root?.querySelector("input");
     if (!box) continue;
     const links = [...root.querySelectorAll("a")].map(each => each.href);
     if (box.value && links.length) return links;
@@ -86,7 +88,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
         """Print nothing."""
 
     def do_GET(self) -> None:
-        """Answer `/wait` late: the browser's clock is virtual and runs ahead of its workers, except during a request."""
+        """Answer `/wait` late: the browser's clock is virtual and ahead of its workers, except during a request."""
         if self.path == "/wait":
             time.sleep(0.2)
             self.send_response(204)
@@ -134,7 +136,8 @@ def draw(site: Path, pages: list[str], pictures: Path) -> None:
         for width in WIDTHS:
             for page in pages:
                 name = f"{width}-{page.removesuffix('.html').replace('/', '-')}.png"
-                frame = f"<!doctype html><body style='margin:0'><iframe src='{page}' style='width:{width}px;height:2400px;border:0'>"
+                style = f"width:{width}px;height:2400px;border:0"
+                frame = f"<!doctype html><body style='margin:0'><iframe src='{page}' style='{style}'>"
                 (site / HARNESS).write_text(frame, "utf-8")
                 url = f"{address}/{HARNESS}"
                 chromium(f"--window-size={max(width, 500)},2400", f"--screenshot={pictures / name}", url)
@@ -154,9 +157,8 @@ def main() -> int:
     seen = looked_at(args.folder, pages)
     bad = [row for row in seen["results"] if row["scroll"] > row["width"] or row["broken"]]
     for row in bad:
-        print(
-            f"{row['page']} at {row['width']} px: {row['scroll']} px wide, {row['broken']} broken pictures {row['wide']}"
-        )
+        wide = f"{row['scroll']} px wide {row['wide']}"
+        print(f"{row['page']} at {row['width']} px: {wide}, {row['broken']} broken pictures")
     links = sorted(set(seen["search"]))
     print(
         f"{len(pages)} pages at {' and '.join(map(str, WIDTHS))} px; the search for {QUERY!r} finds {len(links)} pages"

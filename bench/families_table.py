@@ -1,4 +1,4 @@
-"""Write the table of docs/families.md from the records of the family tests.
+"""Write the table of docs/reference/families.md from the records of the family tests.
 
 FORERUN_TABLES=tables pytest -m torch tests && python bench/families_table.py tables
 
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "families.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "families.md"
 START = "<!-- families: written by bench/families_table.py from a run of the tests -->"
 END = "<!-- end of families -->"
 RESULTS = Path(__file__).resolve().parent / "results" / "family_methods.json"

@@ -7,7 +7,7 @@
 Each method runs through the Python API: a job on the checkpoint that transformers wrote, `train` and `export`. The
 result is the loss and the largest difference between the logits of the trained run and those of the loaded export. A
 method that forerun rejects for a family has the code of the error instead. Writes bench/results/family_methods.json,
-from which bench/families_table.py makes a column of docs/families.md.
+from which bench/families_table.py makes a column of docs/reference/families.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Uses the checkpoint, adapters and batches of tests/contract/test_lora_steps.py, for twenty steps at several learning
 rates. If the two computed different functions, they would also differ in 64 bits. forerun has no 64-bit mode: once the
 weights are read, this script replaces the name float32 by float64 in jax and in torch. Writes
-bench/results/lora_rounding.json and prints the table of docs/methods/lora.md.
+bench/results/lora_rounding.json and prints the table of docs/how-to/lora.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python bench/methods_table.py --only lora
 
 All methods use 32 sequences of 1024 tokens per step, four at a time on a device.
-tests/contract/test_methods_table.py writes the table in docs/methods/index.md from the results.
+tests/contract/test_methods_table.py writes the table in docs/reference/methods.md from the results.
 """
 
 from __future__ import annotations

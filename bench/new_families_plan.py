@@ -2,7 +2,7 @@
 
 python bench/new_families_plan.py                # 24 compiles of several minutes; needs libtpu, no TPU
 python bench/new_families_plan.py lora-qwen3.5   # only jobs with this in their name; the other rows stay as they were
-python bench/new_families_plan.py --table        # only write the table in docs/plan-details.md again
+python bench/new_families_plan.py --table        # only write the table in docs/reference/plan-details.md again
 
 The jobs in `jobs` name the folders in `configs`, which have only the published config.json: a plan reads no weights.
 """
@@ -22,7 +22,7 @@ from forerun.units import GIB
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "new_families_plan.json"
-PAGE = HERE.parent / "docs" / "plan-details.md"
+PAGE = HERE.parent / "docs" / "reference" / "plan-details.md"
 MODELS = ("qwen3.5-4b", "qwen3.5-27b", "gemma-4-e4b", "gemma-4-31b")
 JOBS = tuple(f"{method}{model}" for model in MODELS for method in ("lora-", ""))
 SLICES = ("v5e-8", "v6e-8", "v6e-32")

@@ -176,7 +176,7 @@ def _keep(name: str, said: dict[str, Any]) -> None:
 
 
 def table(known: dict[str, Any]) -> str:
-    """Return the table that docs/data.md includes, or an empty text until both kinds of resume are measured."""
+    """Return the table that docs/how-to/data.md includes, or an empty text until both kinds of resume are measured."""
     both = [known[name] for name in ("resume", "resume_warm") if name in known]
     if len(both) < 2:
         return ""

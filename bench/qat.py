@@ -5,7 +5,7 @@
 A small byte model is trained on the paragraphs of the quickstart's novels, with a twentieth held out. Three runs
 continue from its checkpoint, for the same number of steps and on the same batches: in floats, rounded in every step,
 and with a frozen rounded base and an adapter. The float model is also rounded at the end, which is the result without
-QAT. There are two seeds. Writes bench/results/qat.json and prints the table of docs/methods/qat.md.
+QAT. There are two seeds. Writes bench/results/qat.json and prints the table of docs/how-to/qat.md.
 """
 
 from __future__ import annotations

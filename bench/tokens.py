@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def table(results: Iterable[dict[str, Any]]) -> str:
-    """Return the table that docs/data.md includes."""
+    """Return the table that docs/how-to/data.md includes."""
     said = (
         "Speed of a complete build relative to bare `tokenizers.encode_batch`, with the same text and cores, measured "
         "alternately (`python bench/tokens.py`; goal: 0.9; the rounds are in parentheses):\n\n"

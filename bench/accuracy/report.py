@@ -1,4 +1,4 @@
-"""Write the figures of bench/results/accuracy.jsonl into docs/accuracy.md and draw docs/assets/accuracy.svg.
+"""Write the figures of results/accuracy.jsonl into docs/explanation/accuracy.md and draw docs/assets/accuracy.svg.
 
 python bench/accuracy/report.py
 """
@@ -16,7 +16,7 @@ from predict import recorded
 from runs import halves, runs
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "accuracy.md"
+PAGE = ROOT / "docs" / "explanation" / "accuracy.md"
 PICTURE = ROOT / "docs" / "assets" / "accuracy.svg"
 GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 SIZE, EDGE = 520, 56

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 @pytest.fixture
 def families_table() -> Callable[[str, str, Any], None]:
-    """(row, column, value) for docs/families.md, in the folder FORERUN_TABLES; without it nothing is written."""
+    """(row, column, value) for docs/reference/families.md, in the folder FORERUN_TABLES; without it, nothing."""
 
     def note(row: str, column: str, value: Any) -> None:
         if folder := os.environ.get("FORERUN_TABLES"):

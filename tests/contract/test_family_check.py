@@ -20,7 +20,7 @@ from wrappers_reference import checkpoint
 from forerun.models.families.registry import FAMILIES, compare_keys
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "new-family.md"
+PAGE = ROOT / "docs" / "how-to" / "new-family.md"
 CHECKS = {
     "config keys", "tensors", "logits", "packed against separate", "gradients", "cached against uncached",
     "greedy tokens", "export: changes",

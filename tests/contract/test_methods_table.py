@@ -1,4 +1,4 @@
-"""The tables of docs/methods/index.md: they match the measurements, and the tests that they name exist.
+"""The tables of docs/reference/methods.md: they match the measurements, and the tests that they name exist.
 
 `UPDATE_DOCS=1 pytest tests/contract/test_methods_table.py` writes them.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "methods" / "index.md"
+PAGE = ROOT / "docs" / "reference" / "methods.md"
 BEGIN = "<!-- {}: written by tests/contract/test_methods_table.py -->\n"
 END = "<!-- end of {} -->"
 # The reference of each method with its tolerance, and the test that compares them.

@@ -2,7 +2,7 @@
 last bit, exported, and loaded by the tools it was exported for.
 
 CI runs a sample. `UPDATE_DOCS=1 pytest tests/contract/test_recipes.py` runs all and records the results in
-bench/results/methods_tiny.json for docs/methods/index.md, which test_methods_table.py writes.
+bench/results/methods_tiny.json for docs/reference/methods.md, which test_methods_table.py writes.
 """
 
 from __future__ import annotations

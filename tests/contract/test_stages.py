@@ -118,7 +118,7 @@ def test_codes_and_scales_carry_over_bit_for_bit(chain: tuple[Stage, ...]) -> No
     expected = codes_of(first)
     is_int4 = first.job.qat is not None and first.job.qat.weights == "int4"
     sizes = [sum(one[kind].size for one in expected.values()) for kind in (0, 1)]
-    assert (len(expected), sizes) == (7, [10_240, 640 if is_int4 else 288]), "as docs/stages.md has them"
+    assert (len(expected), sizes) == (7, [10_240, 640 if is_int4 else 288]), "as docs/how-to/stages.md has them"
     for stage in others:
         got = codes_of(stage)
         assert got.keys() == expected.keys()

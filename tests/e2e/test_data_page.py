@@ -1,4 +1,4 @@
-"""The commands and jobs of docs/data.md, as printed there, and the example of supervised fine-tuning."""
+"""The commands and jobs of docs/how-to/data.md, as printed there, and the example of supervised fine-tuning."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from forerun.track.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs/data.md").read_text()
+PAGE = (ROOT / "docs/how-to/data.md").read_text()
 COMMANDS = [line for block in re.findall(r"^```bash\n(.*?)^```$", PAGE, re.M | re.S) for line in block.splitlines()]
 JOBS = dict(re.findall(r'^```yaml title="([\w.]+)"\n(.*?)^```$', PAGE, re.M | re.S))
 

@@ -1,4 +1,4 @@
-"""docs/debugging.md: the prints of its example, the script that finds a NaN, and the error with JAX_DEBUG_NANS."""
+"""docs/how-to/debugging.md: prints of its example, the script that finds a NaN, and the error with JAX_DEBUG_NANS."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FAULTY = "objective.options={faulty: true}"
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The job of the page, with its objective and some text beside it."""
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/debugging.md").read_text("utf-8")
+    page = (ROOT / "docs/how-to/debugging.md").read_text("utf-8")
     found = re.search(r"```yaml\n(.*?)```", page, re.S)
     assert found
     (tmp_path / "job.yaml").write_text(found[1])

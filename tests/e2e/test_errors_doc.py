@@ -1,4 +1,4 @@
-"""docs/errors.md shows what is printed, to the letter."""
+"""docs/reference/errors.md shows what is printed, to the letter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHOWN = re.compile(
     r"^## (?P<title>.+?)\n.*?^```bash\n(?P<command>.+?)\n```\n+```text\n(?P<text>.+?)\n```$", re.M | re.S
 )
-PAGE = [found.groupdict() for found in SHOWN.finditer((ROOT / "docs" / "errors.md").read_text())]
+PAGE = [found.groupdict() for found in SHOWN.finditer((ROOT / "docs" / "reference" / "errors.md").read_text())]
 NEEDS_LIBTPU = ("An absent TPU", "A job that does not fit")
 
 

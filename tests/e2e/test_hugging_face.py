@@ -1,4 +1,4 @@
-"""docs/huggingface.md by its own commands: from a name on a hub to a folder that transformers loads.
+"""docs/how-to/huggingface.md by its own commands: from a name on a hub to a folder that transformers loads.
 
 The hub is a local server that speaks the hub's routes; the client is the real one.
 """
@@ -20,7 +20,7 @@ sys.path.append(str(ROOT / "tests" / "unit" / "hub"))
 
 pytestmark = pytest.mark.torch
 
-PAGE = (ROOT / "docs/huggingface.md").read_text()
+PAGE = (ROOT / "docs/how-to/huggingface.md").read_text()
 PROMPT = "The gardener"
 NEW_TOKENS = 32
 

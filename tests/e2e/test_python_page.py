@@ -1,4 +1,4 @@
-"""The examples of docs/python.md and of the notebook, executed."""
+"""The examples of docs/how-to/python.md and of the notebook, executed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ TEXT = "Alice was beginning to get very tired of sitting by her sister on the ba
 @pytest.mark.aot
 @pytest.mark.timeout(1200)
 def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "python.md").read_text("utf-8"), re.M | re.S)
+    blocks = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "docs" / "how-to" / "python.md").read_text("utf-8"), re.M | re.S
+    )
     assert len(blocks) >= 8
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "alice.txt").write_text(TEXT)

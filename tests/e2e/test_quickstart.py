@@ -108,7 +108,7 @@ def only(word: str) -> str:
 
 def test_the_readme_has_nothing_that_is_not_run_here() -> None:
     assert [only("check"), only("plan"), only("train")] == COMMANDS
-    assert commands("docs/quickstart.md") == COMMANDS
+    assert commands("docs/tutorials/quickstart.md") == COMMANDS
 
 
 def test_check(root: Path, shell: dict[str, str]) -> None:
@@ -127,7 +127,7 @@ def test_plan(root: Path, shell: dict[str, str]) -> None:
 
 
 def test_the_example_of_the_page_on_training(root: Path, shell: dict[str, str]) -> None:
-    (command,) = commands("docs/train.md")
+    (command,) = commands("docs/how-to/train.md")
     ran = run(command, root, shell)
     assert ran.code == 0, ran.err
     assert {path.name for path in (root / "runs" / "short").iterdir()} == {
@@ -140,7 +140,7 @@ def test_the_example_of_the_page_on_training(root: Path, shell: dict[str, str]) 
 
 
 def test_the_pages_explain_every_figure() -> None:
-    explained = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "train-details.md").read_text()))
+    explained = set(re.findall(r"`(\w+)`", (ROOT / "docs" / "reference" / "train-details.md").read_text()))
     assert explained >= METRICS | SUMMARY
 
 

@@ -1,4 +1,4 @@
-"""docs/sweep.md: a sweep at a tiny size, its table and its report, and the same command again."""
+"""docs/how-to/sweep.md: a sweep at a tiny size, its table and its report, and the same command again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ sample: {tokens: 0}
 
 def command() -> list[str]:
     """The first command of the page, with values that suit a model from scratch."""
-    text = (ROOT / "docs/sweep.md").read_text("utf-8")
+    text = (ROOT / "docs/how-to/sweep.md").read_text("utf-8")
     found = re.search(r"```sh\nforerun (sweep .*)\n", text)
     assert found
     return found[1].replace("1e-5,3e-5,1e-4", "1e-3,1e-2").replace("seed=0,1", "seed=0").split()

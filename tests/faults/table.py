@@ -1,4 +1,4 @@
-"""Write the figures of tests/faults/results/matrix.jsonl into docs/faults.md and draw docs/assets/recovery.svg.
+"""Write the figures of results/matrix.jsonl into docs/explanation/faults.md and draw docs/assets/recovery.svg.
 
 python tests/faults/table.py [RESULTS]
 """
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from matrix import FAULTS, HERE, RESULTS, Fault
 
 ROOT = HERE.parents[1]
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "docs" / "explanation" / "faults.md"
 PICTURE = ROOT / "docs" / "assets" / "recovery.svg"
 Line = dict[str, Any]
 WIDTH, LEFT, ROW, TOP = 720, 200, 30, 34

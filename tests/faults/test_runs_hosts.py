@@ -1,7 +1,7 @@
 """Tests of two hosts that train one real job: whatever happens, the result equals that of the undisturbed run.
 
 A bit that flips on one host takes three hosts and minutes: `python tests/faults/matrix.py --only flip` tests it, with
-its result in docs/faults.md.
+its result in docs/explanation/faults.md.
 """
 
 from __future__ import annotations

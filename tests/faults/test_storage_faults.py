@@ -1,7 +1,7 @@
 """A sample of `storage_rig.py`: one trial of a kind, which says itself whether what must hold did.
 
 Trials of the clock and of trackers are not among them: under libfaketime a start takes more than a minute, and trackers
-are compared by the time of a step. `matrix.py` runs them; the results are in docs/faults.md.
+are compared by the time of a step. `matrix.py` runs them; the results are in docs/explanation/faults.md.
 """
 
 from __future__ import annotations

@@ -88,6 +88,6 @@ def test_the_diagram_is_that_of_the_contract() -> None:
 
 
 def test_the_page_names_every_package() -> None:
-    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
     packages = {name for row in layer_rows() for name in row if (SOURCE / name).is_dir()}
     assert {name for name in packages if f"`{name}`" not in page} == set()

@@ -117,7 +117,7 @@ def test_the_code_is_at_the_end_of_the_first_line() -> None:
 
 
 def test_the_documentation_has_every_area_and_every_exit_code() -> None:
-    page = (ROOT / "docs" / "error-codes.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "error-codes.md").read_text(encoding="utf-8")
     assert set(re.findall(r'--8<-- "src/forerun/error_codes/(\w+\.md)"', page)) == {
         file.name for file in (PACKAGE / "error_codes").glob("*.md")
     }

@@ -14,7 +14,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-ROWS: dict[str, dict[str, Any]] = yaml.safe_load((DOCS / "guides" / "features.yaml").read_text())
+ROWS: dict[str, dict[str, Any]] = yaml.safe_load((DOCS / "reference" / "features.yaml").read_text())
 FEATURES = (57, 52, 46, 54, 60)  # of each guide
 STATES = {"tests", "reason", "planned"}
 PLANNED = {"cloud runs", "notebooks", "trackers", "profiles", "streaming data", "GPU comparison"}
@@ -46,9 +46,9 @@ def test_the_page_is_that_of_the_data() -> None:
 def test_every_feature_is_there_once() -> None:
     expected = [f"S{guide}.{n}" for guide, count in enumerate(FEATURES) for n in range(1, count + 1)]
     assert list(ROWS) == expected
-    text = (DOCS / "guides" / "features.yaml").read_text()
+    text = (DOCS / "reference" / "features.yaml").read_text()
     assert len(re.findall(r"^S\d\.\d+:", text, flags=re.MULTILINE)) == len(expected), "an id is there twice"
-    page = (DOCS / "guides" / "features.md").read_text()
+    page = (DOCS / "reference" / "features.md").read_text()
     assert re.findall(r"^\| (S\d\.\d+) \|", page, flags=re.MULTILINE) == expected
 
 

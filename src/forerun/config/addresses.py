@@ -31,7 +31,7 @@ _ALTERNATIVES = {
 }
 _SIGNED = (
     "fetch the file first, for example with curl, and name the copy; "
-    "or put the token into a header: see docs/data.md, Private web servers"
+    "or put the token into a header: see docs/how-to/data.md, Private web servers"
 )
 
 

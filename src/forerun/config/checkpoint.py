@@ -16,7 +16,7 @@ class Checkpoint(Section):
     """When checkpoints are saved, where, and which are kept."""
 
     every: PositiveInt | Literal["auto"] = about(
-        "steps between saves", "auto: from the time of a step and of a save; see docs/train.md", "auto"
+        "steps between saves", "auto: from the time of a step and of a save; see docs/how-to/train.md", "auto"
     )
     folder: str | None = about("place of the checkpoints: a folder, or gs://bucket/folder", "in the run's folder", None)
     keep: PositiveInt = about("number of newest checkpoints to keep", "2: one may be damaged", 2)

@@ -9,13 +9,19 @@ from pydantic import field_validator, model_validator
 from forerun.config.section import Section, about
 from forerun.errors import JobValueError
 
+KNOWN = ("tensorboard", "mlflow", "wandb", "trackio")
+
 
 class Track(Section):
     """Trackers that receive the metrics, in addition to metrics.jsonl. They never stop or slow down a run."""
 
-    to: tuple[str, ...] = about("tensorboard, mlflow, or a custom module.path:Class", "none: only metrics.jsonl", ())
+    to: tuple[str, ...] = about(
+        "tensorboard, mlflow, wandb, trackio, or a custom module.path:Class", "none: only metrics.jsonl", ()
+    )
     url: str | None = about("address of the MLflow server", "the variable MLFLOW_TRACKING_URI", None)
     experiment: str = about("name of the MLflow experiment", "one for all runs", "forerun", min_length=1)
+    project: str = about("project of wandb and trackio", "one for all runs", "forerun", min_length=1)
+    entity: str | None = about("team or user of wandb", "the variable WANDB_ENTITY, or the owner of the key", None)
 
     @model_validator(mode="before")
     @classmethod
@@ -31,9 +37,9 @@ class Track(Section):
         for name in to:
             module, colon, made = name.partition(":")
             yours = colon and all(part.isidentifier() for part in (*module.split("."), made))
-            if name not in ("tensorboard", "mlflow") and not yours:
+            if name not in KNOWN and not yours:
                 raise JobValueError(
-                    "E-JOB-047", f"track.to: unknown {name!r}; known: tensorboard, mlflow, or module.path:Class"
+                    "E-JOB-047", f"track.to: unknown {name!r}; known: {', '.join(KNOWN)}, or module.path:Class"
                 )
         if len(set(to)) != len(to):
             raise JobValueError("E-JOB-048", "track.to: a tracker is named twice")

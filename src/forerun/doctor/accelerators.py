@@ -96,5 +96,5 @@ def check_hosts(machine: Machine) -> Finding:
     if hosts is None or len(hosts.addresses) < 2:
         return Finding("hosts", "ok", "one")
     found = f"this is host {hosts.index} of {len(hosts.addresses)}: a job started on one host alone waits forever"
-    fix = f"copy the job, its data and the secret to all hosts, then: {EVERYWHERE} (docs/hosts.md)"
+    fix = f"copy the job, its data and the secret to all hosts, then: {EVERYWHERE} (docs/how-to/hosts.md)"
     return Finding("hosts", "warn", found, fix)

@@ -7,7 +7,7 @@ import os
 from forerun.doctor.machine import Finding, Machine
 from forerun.units import GIB, Bytes
 
-PAGE = "docs/debugging.md"
+PAGE = "docs/how-to/debugging.md"
 # Variables that only torch_xla reads, and what has the same effect here.
 TORCH_XLA_VARIABLES = {
     "PJRT_DEVICE": "device=tpu in the job",

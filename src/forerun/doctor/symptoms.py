@@ -1,7 +1,7 @@
 """Common problems of training on TPUs, with their causes and fixes in forerun.
 
-They come from the troubleshooting sections of five TPU guides, with outdated facts corrected. `docs/doctor.md` has the
-same table, and `python -m forerun.doctor.symptoms` prints it.
+They come from the troubleshooting sections of five TPU guides, with outdated facts corrected.
+`docs/reference/doctor.md` has the same table, and `python -m forerun.doctor.symptoms` prints it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ SYMPTOMS = (
         "A program started on one host of a slice waits for the others. 16 and more v5e or v6e chips are several "
         "hosts.",
         f"Start the same command on every host: `{EVERYWHERE}`. `--host auto` reads the host's number from the TPU; "
-        "every host needs the job, the data and the secret (docs/hosts.md). `forerun doctor` reports how many exist.",
+        "every host needs the job, the data and the secret (docs/how-to/hosts.md). `forerun doctor` reports how many "
+        "exist.",
     ),
     Symptom(
         "RESOURCE_EXHAUSTED, out of memory",

@@ -99,7 +99,7 @@ def _tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
             "E-EVAL-011",
             f"{folders[0]} contains no task",
             why="no YAML file in it has a line `task: NAME`",
-            fix="see docs/eval.md",
+            fix="see docs/how-to/eval.md",
         )
     plain = [name for name in names if Path(name) not in (*folders, *files)]
     manager = TaskManager(include_defaults=bool(plain), include_path=[str(folder) for folder in folders] or None)
@@ -122,7 +122,7 @@ def _tasks(names: Sequence[str]) -> tuple[Any, list[Any]]:
                 "E-EVAL-013",
                 f"task '{name}' cannot be loaded",
                 why=text.splitlines()[0],
-                fix="its data must be in the cache, on the network or in a local file: see docs/eval.md",
+                fix="its data must be in the cache, on the network or in a local file: see docs/how-to/eval.md",
             ) from error
         _require_harmless(built["tasks"])
         top = built["groups"] or built["tasks"]

@@ -144,6 +144,6 @@ def create_plugin(name: str, arguments: dict[str, Any], plugin: Plugin) -> Any:
             "E-MODEL-010",
             f"{plugin.kind} {name!r} lacks {', '.join(lacks)}",
             why=f"{plugin.protocol} lists the required members",
-            fix="add them; docs/own.md has an example",
+            fix="add them; docs/how-to/own.md has an example",
         )
     return made

@@ -95,7 +95,7 @@ def _direction(o: Optimizer, layouts: Tree, dtype: Any) -> optax.GradientTransfo
             "E-PROGRAM-010",
             "optimizer.name: muon has no matrix to train",
             why="Muon trains the matrices of linear layers, which a model declares as Dense weights",
-            fix="use Dense for the matrices of your model (docs/own.md), or set optimizer.name=adamw",
+            fix="use Dense for the matrices of your model (docs/how-to/own.md), or set optimizer.name=adamw",
         )
 
     def rule_of(layout: ParamLayout) -> MomentRule:

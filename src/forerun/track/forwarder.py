@@ -23,7 +23,7 @@ from forerun.config.schema import Job
 from forerun.files import atomic_write
 from forerun.journal import entry_of
 from forerun.track.backends.job_trackers import trackers_of
-from forerun.track.tracker import Row, TrackedRun, Tracker
+from forerun.track.tracker import ConnectionLost, Row, TrackedRun, Tracker
 
 ROWS = 100  # per call of `send`
 POLL_SECONDS = 0.5
@@ -75,6 +75,10 @@ class MetricsReader:
     def __init__(self, path: Path) -> None:
         self._path, self._at, self._node = path, 0, 0
 
+    def rewind(self) -> None:
+        """Return all lines again."""
+        self._at = 0
+
     def rows(self) -> Iterator[Row]:
         """Yield the rows that were added since the last call."""
         try:
@@ -115,22 +119,30 @@ class Forwarder:
 
         `last` is the last step of the run. The tracker learns whether the run has reached it.
         """
+        patience = max(END_SECONDS, getattr(self._tracker, "end_seconds", 0.0))
         self._moved = time.monotonic()
         self._ending.set()
-        while self._thread.is_alive() and time.monotonic() - self._moved < END_SECONDS:
+        while self._thread.is_alive() and time.monotonic() - self._moved < patience:
             self._thread.join(0.05)
         if self._thread.is_alive() or self._waiting:
             known = f"the last delivered step is {self._sent}" if self._sent else "nothing was delivered"
-            why = self._trouble or f"no answer within {END_SECONDS:g} s"
+            why = self._trouble or f"no answer within {patience:g} s"
             self._tell(f"{self.name} does not have all rows, {known} ({why}); the same command sends the rest")
+            if hasattr(self._tracker, "close"):
+                self._tracker.close()
         elif hasattr(self._tracker, "end"):
             ending = threading.Thread(target=self._end, args=(self._sent >= last,), daemon=True)
             ending.start()
-            ending.join(END_SECONDS)
+            ending.join(patience)
+            if ending.is_alive() or self._trouble:
+                why = self._trouble or f"no answer within {patience:g} s"
+                self._tell(f"{self.name} may not have all rows ({why}); the same command sends the rest")
 
     def _end(self, finished: bool) -> None:
-        with suppress(Exception):
+        try:
             self._tracker.end(finished)  # type: ignore[attr-defined]
+        except Exception as error:
+            self._trouble = _text(error)
 
     def _work(self) -> None:
         """Forward rows until the run ends, with growing delays after errors."""
@@ -142,6 +154,8 @@ class Forwarder:
                 self._forward(ending)
             except Exception as error:
                 self._complain(error)
+                if isinstance(error, ConnectionLost):
+                    self._restart()
                 if ending:
                     return
                 self._ending.wait(delay)
@@ -163,7 +177,7 @@ class Forwarder:
         for row in self._tail.rows():
             if self._waiting and self._waiting[-1]["step"] == row["step"]:  # such as a validation
                 self._waiting[-1] = {**self._waiting[-1], **row}
-            elif row["step"] > self._sent:
+            elif not self._begun or row["step"] > self._sent:
                 self._waiting.append(row)
         if not self._begun:
             delivered = self._tracker.begin(self._run)
@@ -178,12 +192,22 @@ class Forwarder:
                 self._cursor.move(self.name, self._sent)
             del self._waiting[: len(ready)]
 
+    def _restart(self) -> None:
+        """Read the file from its beginning and begin again: the tracker may lack rows that were sent."""
+        self._tail.rewind()
+        self._waiting, self._begun, self._sent = [], False, self._cursor.step(self.name)
+
     def _complain(self, error: Exception) -> None:
         """Report the first of several errors in succession."""
-        text = (str(error).splitlines() or [""])[0][:200] or type(error).__name__
+        text = _text(error)
         if not self._trouble:
             self._tell(f"{self.name} does not accept rows ({text}); they are kept in metrics.jsonl and sent later")
         self._trouble = text
+
+
+def _text(error: Exception) -> str:
+    """Return the first line of an error's text."""
+    return (str(error).splitlines() or [""])[0][:200] or type(error).__name__
 
 
 @contextmanager

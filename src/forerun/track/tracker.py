@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-Row = Mapping[str, Any]  # a line of metrics.jsonl: `step`, `unix_seconds`, and metrics that are numbers or null
+# A line of metrics.jsonl: `step`, `unix_seconds`, metrics that are numbers or null, and `samples`, which is a list of
+# objects with the texts `prompt` and `text`.
+Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,20 @@ class TrackedRun:
     job: Mapping[str, Any] = field(repr=False)
 
 
+class ConnectionLost(OSError):
+    """An error after which the tracker must begin again, because it may have lost rows that it accepted."""
+
+
 class Tracker(Protocol):
     """A destination for metrics.
 
     One thread calls its methods, which is never the thread of the training loop. An exception is reported to the user,
-    and the same call is repeated later. A tracker may also have a method `end(finished)`, which is called at the
-    end of a run if all rows were delivered.
+    and the same call is repeated later. After `ConnectionLost`, `begin` is called again, and all rows after the step
+    that it returns are sent again.
+
+    A tracker may also have a method `end(finished)`, which is called at the end of a run if all rows were delivered. It
+    raises an exception if the rows are not stored. `end_seconds` is the time that the end of a run waits for it. If rows
+    were not delivered, the optional method `close()` is called instead, which must not wait.
     """
 
     def begin(self, run: TrackedRun) -> int | None:

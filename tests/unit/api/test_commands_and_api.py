@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_names_a_function_for_every_command() -> None:
-    page = (ROOT / "docs" / "python.md").read_text("utf-8")
+    page = (ROOT / "docs" / "how-to" / "python.md").read_text("utf-8")
     table = page[page.index("| command | function |") :]
     assert set(re.findall(r"`forerun (\w+)`", table)) == set(words.COMMANDS)
     assert set(re.findall(r"`fr\.(\w+)`", table)) <= set(fr.__all__)

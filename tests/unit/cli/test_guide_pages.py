@@ -13,7 +13,10 @@ from forerun.config.load import load
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDES = ["multi-device", "pretrain-3b", "qat-recovery", "sft-v5e", "tinystories-reservoir"]
-PAGES = [*(ROOT / "docs" / "guides" / f"{name}.md" for name in ["index", *GUIDES]), ROOT / "docs" / "migration.md"]
+PAGES = [
+    *(ROOT / "docs" / "tutorials" / "guides" / f"{name}.md" for name in ["index", *GUIDES]),
+    ROOT / "docs" / "how-to" / "migrate" / "index.md",
+]
 OFFICIAL = ("cloud.google.com", "docs.jax.dev", "openxla.org", "huggingface.co/docs")
 
 
@@ -44,7 +47,7 @@ def test_every_command_is_understood(page: Path) -> None:
 
 @pytest.mark.parametrize("name", GUIDES)
 def test_every_job_of_a_guide_loads(name: str, tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "guides" / f"{name}.md").read_text("utf-8")
+    page = (ROOT / "docs" / "tutorials" / "guides" / f"{name}.md").read_text("utf-8")
     jobs = re.findall(r'^```yaml title="(\w+\.yaml)"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)
     assert jobs
     for file, text in jobs:
@@ -57,7 +60,7 @@ def test_every_job_of_a_guide_loads(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", GUIDES)
 def test_a_guide_has_steps_corrections_and_official_links(name: str) -> None:
-    page = (ROOT / "docs" / "guides" / f"{name}.md").read_text("utf-8")
+    page = (ROOT / "docs" / "tutorials" / "guides" / f"{name}.md").read_text("utf-8")
     parts = re.split(r"^## ", page, flags=re.MULTILINE)
     titles = [part.partition("\n")[0] for part in parts[1:]]
     assert {"Step by step", "Corrections", "Links"} <= set(titles)

@@ -1,6 +1,6 @@
 """The keys of a job are a promise: a new or a lost one is a conscious change of this list, and of the pages.
 
-`UPDATE_DOCS=1 pytest tests/unit/config/test_job_surface.py` writes the tables of docs/job.md and docs/models.md anew.
+`UPDATE_DOCS=1 pytest tests/unit/config/test_job_surface.py` writes the tables of docs/reference/job.md and models.md.
 """
 
 from __future__ import annotations
@@ -113,21 +113,21 @@ def test_clipping_at_nothing_is_refused_and_null_is_none() -> None:
 
 
 def test_the_job_page_has_every_key() -> None:
-    require_shown("job.md", "keys", "\n\n".join(key_tables()))
+    require_shown("reference/job.md", "keys", "\n\n".join(key_tables()))
 
 
 def test_the_models_page_has_every_size() -> None:
-    require_shown("models.md", "sizes", sizes_table())
+    require_shown("reference/models.md", "sizes", sizes_table())
 
 
 def test_the_models_page_has_every_residual() -> None:
-    page = (DOCS / "models.md").read_text()
+    page = (DOCS / "reference/models.md").read_text()
     assert re.findall(r"^\| `(\w+)` \| \[B", page, re.MULTILINE) == list(RESIDUALS)
 
 
 @pytest.mark.usefixtures("_in_a_folder")
 def test_the_jobs_of_the_job_page_load() -> None:
-    jobs = re.findall(r"```yaml title=\"job.yaml\"\n(.*?)```", (DOCS / "job.md").read_text(), re.DOTALL)
+    jobs = re.findall(r"```yaml title=\"job.yaml\"\n(.*?)```", (DOCS / "reference/job.md").read_text(), re.DOTALL)
     assert len(jobs) == 2
     for text in jobs:
         assert len(text.splitlines()) <= 15
@@ -137,7 +137,7 @@ def test_the_jobs_of_the_job_page_load() -> None:
 
 @pytest.mark.usefixtures("_in_a_folder")
 def test_the_errors_of_the_job_page_are_what_is_printed() -> None:
-    page = (DOCS / "job.md").read_text()
+    page = (DOCS / "reference/job.md").read_text()
     shown = re.findall(r"```console\n\$ forerun check job.yaml (.*?)\n(error: .*?)```", page, re.DOTALL)
     assert len(shown) == 4
     for words, text in shown:

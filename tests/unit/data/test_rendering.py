@@ -1,4 +1,4 @@
-"""The formats of docs/data.md, and how their rows become text."""
+"""The formats of docs/how-to/data.md, and how their rows become text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forerun.data.source.columns import FORMS
 from forerun.data.source.rows import SourceRow
 from forerun.data.source.sources import open_source
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs/data.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs/how-to/data.md").read_text()
 TABLE = PAGE.partition("<!-- formats:")[2].partition("<!-- end of formats -->")[0]
 FORMATS = re.findall(r"^\| `([^`]+)`( \(ShareGPT\))? \| `(\{.*\})` \|", TABLE, re.M)
 

@@ -13,7 +13,7 @@ from forerun.doctor.machine import Finding, Machine
 from forerun.doctor.report import CHECKS, line, run, verdict
 from forerun.units import GIB
 
-DOCTOR_PAGE = Path(__file__).parents[3] / "docs/doctor.md"
+DOCTOR_PAGE = Path(__file__).parents[3] / "docs/reference/doctor.md"
 VERSIONS = dict.fromkeys(("jax", "jaxlib", "libtpu", "optax", "orbax-checkpoint", "numpy"), "1.0")
 
 

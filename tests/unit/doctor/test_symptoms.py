@@ -8,11 +8,11 @@ from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import slice_named
 from forerun.units import GIB
 
-DOCTOR_PAGE = Path(__file__).parents[3] / "docs/doctor.md"
+DOCTOR_PAGE = Path(__file__).parents[3] / "docs/reference/doctor.md"
 
 
 def table() -> str:
-    """Return the table of docs/doctor.md."""
+    """Return the table of docs/reference/doctor.md."""
     rows = [f"| {entry.symptom} | {entry.cause} | {entry.fix} |" for entry in SYMPTOMS]
     return "\n".join(["| symptom | cause | fix |", "| --- | --- | --- |", *rows])
 

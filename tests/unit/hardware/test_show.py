@@ -7,7 +7,7 @@ import pytest
 from forerun.errors import UserError
 from forerun.hardware.show import chips_table, prices_table, slices_table, table
 
-HARDWARE_PAGE = Path(__file__).parents[3] / "docs/hardware.md"
+HARDWARE_PAGE = Path(__file__).parents[3] / "docs/reference/hardware.md"
 
 
 def line_of(text: str, start: str) -> str:

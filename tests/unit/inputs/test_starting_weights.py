@@ -186,7 +186,7 @@ def test_init_keeps_sizes_and_checkpoints_apart(
 def test_the_quickstart_and_the_docs_promise_the_same_losses() -> None:
     job = (ROOT / "examples/quickstart/job.yaml").read_text("utf-8")
     promised = [float(number) for number in re.findall(r"about (\d\.\d)", job)]
-    page = (ROOT / "docs/quickstart.md").read_text("utf-8")
+    page = (ROOT / "docs/tutorials/quickstart.md").read_text("utf-8")
     [(first, final)] = re.findall(r"^done: 200 steps, loss (\S+) -> (\S+) nats", page, re.MULTILINE)
     assert promised == [round(float(first), 1), round(float(final), 1)]
     readme = " ".join((ROOT / "README.md").read_text("utf-8").split())
@@ -195,7 +195,7 @@ def test_the_quickstart_and_the_docs_promise_the_same_losses() -> None:
 
 def test_the_first_example_of_the_docs_starts_from_pretrained_weights() -> None:
     [first, *_] = re.findall(
-        r'```yaml title="job.yaml"\n(.*?)```', (ROOT / "docs/job.md").read_text("utf-8"), re.DOTALL
+        r'```yaml title="job.yaml"\n(.*?)```', (ROOT / "docs/reference/job.md").read_text("utf-8"), re.DOTALL
     )
     assert re.search(r"^model: \w+/\S+$", first, re.MULTILINE)
 

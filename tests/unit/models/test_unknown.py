@@ -66,7 +66,7 @@ def published(model_type: str) -> dict[str, Any]:
 def test_published_families(model_type: str) -> None:
     component, family = PUBLISHED[model_type]
     error = unknown_family(published(model_type), "x/config.json", SOME)
-    assert_error(error, "E-MODEL-001", what=repr(model_type), why=component, fix="docs/new-family.md")
+    assert_error(error, "E-MODEL-001", what=repr(model_type), why=component, fix="docs/how-to/new-family.md")
     near, _ = nearest(published(model_type), SOME)
     assert f"nearest supported family is {near.model_type}" in (error.why or "")
     assert family in (None, near.model_type)

@@ -11,7 +11,7 @@ from forerun.errors import JobValueError
 
 
 class CustomObjective(Section):
-    """A class `module.path:Class`, installed or next to the job file. docs/own.md describes its interface."""
+    """A class `module.path:Class`, installed or next to the job file. docs/how-to/own.md describes its interface."""
 
     name: str = about("module.path:Class", "no default")
     options: dict[str, Any] = Field(

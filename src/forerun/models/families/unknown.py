@@ -18,7 +18,7 @@ from forerun.errors import UserError
 from forerun.models.families.base import Family
 from forerun.models.families.settings import Settings
 
-PAGE = "docs/new-family.md"
+PAGE = "docs/how-to/new-family.md"
 SHOWN_KEYS = 6
 SERIES_BONUS = 5  # keys; see `nearest`
 

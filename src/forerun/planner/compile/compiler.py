@@ -322,7 +322,7 @@ def _rejected(folder: Path, question: CompileRequest) -> CompileResult:
             "E-PLAN-008",
             f"{name}: objective {question.job.objective.name!r} does not {'compile' if text else 'run'}",
             why=said,
-            fix="fix the objective, see docs/own.md; run with objective=null to check whether it is the cause",
+            fix="fix the objective, see docs/how-to/own.md; run with objective=null to check whether it is the cause",
         )
     raise CompilerFailure(
         f"{'the TPU compiler failed' if text else 'the program could not be built'} on {name}: {said}"

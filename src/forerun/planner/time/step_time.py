@@ -1,7 +1,7 @@
 """The time of one step on a slice, from the program that the compiler scheduled for it.
 
 The middle of the range is the simulated time, with the assumptions of `chip_model.py`. Low and high are the
-deviations of published runs from it (docs/accuracy.md lists them all).
+deviations of published runs from it (docs/explanation/accuracy.md lists them all).
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ LIMITS = {
 }
 
 
-# The range holds only for cases that the published runs of docs/accuracy.md cover. Others get one of these doubts.
+# The range holds only for cases that the published runs of docs/explanation/accuracy.md cover. Others get one of these
+# doubts.
 VALIDATED = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 SHORTEST_SECONDS = 0.1
 UNKNOWN_CHIP = "no published run on this generation was compared"

@@ -137,7 +137,8 @@ def _nan_found(error: Exception) -> UserError:
         "E-RUN-083",
         "a step produced a NaN or an infinity, and JAX_DEBUG_NANS or JAX_DEBUG_INFS is set",
         why=f"JAX reports {error}; the compiled step has no line numbers",
-        fix="to find the operation, see docs/debugging.md#nans; without the variable, the guard skips such a step",
+        fix="to find the operation, see docs/how-to/debugging.md#nans; without the variable, the guard skips such a "
+        "step",
     )
 
 

@@ -22,6 +22,15 @@ def _tracker(name: str, track: Track) -> Tracker:
         from forerun.track.backends.mlflow import Mlflow, server_of
 
         return Mlflow(server_of(track.url), track.experiment)
+    if name in ("wandb", "trackio"):
+        from forerun.track.backends.client_process import ClientProcess, require_client
+        from forerun.track.backends.wandb_login import require_login
+
+        require_client(name)
+        if name == "trackio":
+            return ClientProcess(name, {"project": track.project})
+        require_login()
+        return ClientProcess(name, {"project": track.project, "entity": track.entity})
     return _plugin(name)
 
 
@@ -53,6 +62,6 @@ def _plugin(name: str) -> Tracker:
             "E-TRACK-006",
             f"track.to {name!r} lacks {' and '.join(missing)}",
             why="a custom tracker must have the methods of forerun.track.tracker.Tracker",
-            fix="see docs/train.md, Trackers",
+            fix="see docs/how-to/train.md, Trackers",
         )
     return found

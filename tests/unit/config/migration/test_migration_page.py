@@ -1,4 +1,4 @@
-"""docs/migration.md has the table of names that the errors use, and an error as it is printed.
+"""docs/how-to/migrate/index.md has the table of names that the errors use, and an error as it is printed.
 
 `UPDATE_DOCS=1 pytest tests/unit/config/migration/test_migration_page.py` writes the table again.
 """
@@ -18,7 +18,7 @@ from forerun.config.migration.suggestion import file_lines
 from forerun.config.source import flow
 from forerun.errors import UserError
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "migration.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "how-to" / "migrate" / "index.md"
 BEGIN = "<!-- names: written by tests/unit/config/migration/test_migration_page.py -->\n"
 END = "<!-- end of names -->"
 
@@ -47,7 +47,9 @@ def test_the_table_of_names_is_current() -> None:
     if os.environ.get("UPDATE_DOCS"):
         PAGE.write_text(f"{before}{BEGIN}\n{tables()}\n\n{END}{after}", "utf-8")
     else:
-        assert found.strip() == tables(), f"docs/migration.md differs: UPDATE_DOCS=1 pytest {Path(__file__).name}"
+        assert found.strip() == tables(), (
+            f"docs/how-to/migrate/index.md differs: UPDATE_DOCS=1 pytest {Path(__file__).name}"
+        )
 
 
 def test_the_error_of_the_page_is_what_is_printed(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def test_an_address_is_read_through_fsspec(monkeypatch: pytest.MonkeyPatch) -> N
 def test_the_page_names_every_ending_and_shows_the_error_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (Path(__file__).resolve().parents[4] / "docs" / "data.md").read_text()
+    page = (Path(__file__).resolve().parents[4] / "docs" / "how-to" / "data.md").read_text()
     assert {ending for ending in KINDS if ending} <= set(re.findall(r"`(\.\w+)`", page))
     monkeypatch.chdir(tmp_path)
     Path("stories").mkdir()

@@ -19,7 +19,7 @@ from forerun.planner.time.step_time import HIGH, LOW
 
 ROOT = Path(__file__).resolve().parents[4]
 BENCH = ROOT / "bench" / "accuracy"
-PAGE = (ROOT / "docs" / "accuracy.md").read_text()
+PAGE = (ROOT / "docs" / "explanation" / "accuracy.md").read_text()
 ROWS = [json.loads(line) for line in (ROOT / "bench" / "results" / "accuracy.jsonl").read_text().splitlines()]
 COUNTED = [row for row in ROWS if row.get("half") in ("calibration", "held-out")]
 SMALL = "adamh_llama_scaling/1_2b v5e-64"

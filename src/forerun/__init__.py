@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from forerun.api.planning import SearchResult as SearchResult
     from forerun.api.planning import plan as plan
     from forerun.api.planning import search as search
+    from forerun.api.reporting import RunComparison as RunComparison
+    from forerun.api.reporting import RunReport as RunReport
+    from forerun.api.reporting import compare_runs as compare_runs
+    from forerun.api.reporting import report_run as report_run
     from forerun.api.stages import Stages as Stages
     from forerun.api.stages import StagesPlan as StagesPlan
     from forerun.api.stages import load_stages as load_stages
@@ -88,6 +92,7 @@ _MODULES = {
     "forerun.api.listing": ("runs",),
     "forerun.api.machine": ("diagnose", "explain", "hardware_table"),
     "forerun.api.planning": ("Plan", "SearchResult", "plan", "search"),
+    "forerun.api.reporting": ("RunComparison", "RunReport", "compare_runs", "report_run"),
     "forerun.api.stages": ("Stages", "StagesPlan", "load_stages"),
     "forerun.api.stepping": ("TrainingProgram", "build"),
     "forerun.api.sweeping": ("Sweep", "sweep"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from forerun.cli.options import job_options, machine_options, model_options
+from forerun.cli.options import job_options, machine_options, model_options, run_options
 from forerun.cli.options.parser import Command, Parser
 
 VIEWS = "forerun.cli.views"
@@ -44,6 +44,18 @@ COMMANDS = {
         "train all combinations of some values, and compare them",
         "forerun sweep job.yaml optimizer.lr=1e-5,3e-5 seed=0,1",
         job_options.add_sweep_options,
+    ),
+    "report": Command(
+        "show the results and curves of a run",
+        "forerun report runs/quickstart --html report.html",
+        run_options.add_report_options,
+        VIEWS,
+    ),
+    "compare": Command(
+        "compare the results, curves and jobs of runs",
+        "forerun compare runs/first runs/second",
+        run_options.add_compare_options,
+        VIEWS,
     ),
     "export": Command(
         "write a run as a verified Hugging Face folder",

@@ -86,7 +86,7 @@ def read_run(location: str | Path, tell: Callable[[str], None] = lambda text: No
     if "://" in str(location):
         return _read_bucket(str(location), tell)
     folder = RunFolder(run_of(location))
-    return _record(str(location), folder, require_run(folder, tell))
+    return record_of(str(location), folder, require_run(folder, tell))
 
 
 def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
@@ -104,10 +104,11 @@ def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
     with tempfile.TemporaryDirectory() as copies:
         folder = RunFolder(Path(copies))
         restore_files(address, folder, lambda text: None)
-        return _record(address, folder, recorded_job(record["job"], folder))
+        return record_of(address, folder, recorded_job(record["job"], folder))
 
 
-def _record(location: str, folder: RunFolder, job: Job) -> RunRecord:
+def record_of(location: str, folder: RunFolder, job: Job) -> RunRecord:
+    """Return the records in a folder whose job is known."""
     skips = {
         row["step"]: row["why"]
         for row in read_lines(folder.skips)

@@ -18,6 +18,8 @@ SURFACE = {
     "cache": "JOB KEY=VALUE --stage --on --zone --prices",
     "train": "JOB KEY=VALUE --stage --fresh --take-over --supervise --host --leader --secret",
     "sweep": "JOB KEY=V1,V2 --parallel --stop-on-failure --dry-run",
+    "report": "RUN --html",
+    "compare": "RUN --html",
     "export": "RUN --to --dtype --step --stage --merge --dense --gguf --push --public --overwrite --code",
     "generate": f"SOURCE PROMPT --batch --out --rows {ANSWER}",
     "chat": f"SOURCE --system {ANSWER}",

@@ -183,7 +183,9 @@ def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTi
         saved = saved_files(store, first)
         if not saved.complete:
             display.say("an older version saved this checkpoint: the files of the run are not compared with it")
-        throughput = Throughput(program, first, peak_flops(chosen), DeviceMemory(local_devices(chosen)))
+        memory = DeviceMemory(local_devices(chosen))
+        worker.pulse.measure_memory(memory.fullest)
+        throughput = Throughput(program, first, peak_flops(chosen), memory)
         guard = guard_of(job, folder, saved, display.warn)
         resume = ResumePoint(saved, guard, extension, extensions_of(record, extension), base_of(program, state))
 

@@ -256,8 +256,8 @@ def test_mistakes_in_the_job_are_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(UserError, match="E-TRACK-001"):
         trackers_of(job_of(tmp_path, "track=mlflow").track)
-    with pytest.raises(UserError, match="'wandb'"):
-        job_of(tmp_path, "track=wandb")
+    with pytest.raises(UserError, match="'comet'"):
+        job_of(tmp_path, "track=comet")
     with pytest.raises(UserError, match="MLFLOW_TRACKING_USERNAME"):
         job_of(tmp_path, "track=mlflow", "track.url=http://me:geheim@host:5000")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:geheim@host")

@@ -177,6 +177,9 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="train a run that another process trains; the next save of that process fails",
     )
+    parser.add_argument(
+        "--profile", metavar="FIRST:LAST", help="record these steps with the JAX profiler, for TensorBoard and Perfetto"
+    )
     parser.add_argument("--supervise", action="store_true", help="restart the run if it crashes or makes no progress")
     parser.add_argument(
         "--host",

@@ -106,7 +106,7 @@ def train_steps(
         open_ledger(job, folder, saved, display, worker) as ledger,
         Feed(batches, placement, first, last, ahead=job.data.prefetch) as feed,
         forbid_compilation() as require_no_compilation,
-        profiling(resume.profile, folder, throughput, display, worker) as profile_hooks,
+        profiling(resume.profile, folder, throughput, times, display, worker) as profile_hooks,
     ):
         # If the checkpoints are in a bucket, another machine may resume the run from them alone. The run's files are
         # therefore stored with them.

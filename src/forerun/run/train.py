@@ -96,7 +96,7 @@ def train(
     worker = worker or silent_worker()
     times = RunTimes(worker.take_start_seconds(), pid=os.getpid(), hosts=worker.hosts)
     try:
-        return _train(job, display, fresh, worker, times)
+        return _train(job, display, fresh, worker, times, profile)
     except BaseException as error:
         times.fail(error)
         raise
@@ -104,7 +104,9 @@ def train(
         times.close()
 
 
-def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTimes) -> TrainResult | None:
+def _train(
+    job: Job, display: Display, fresh: bool, worker: Worker, times: RunTimes, profile: StepRange | None
+) -> TrainResult | None:
     if worker.first:
         require_usable(job)
     use_cache()

@@ -192,6 +192,17 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_profile_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun profile`."""
+    _job(parser)
+    add_stage_option(parser, "the stage to profile")
+    parser.add_argument("--steps", metavar="N", type=count, default=5, help="number of steps to record (default: 5)")
+    parser.add_argument(
+        "--warmup", metavar="N", type=count, default=3, help="number of steps before the recording (default: 3)"
+    )
+    parser.add_argument("--to", metavar="FOLDER", help="folder for the trace (default: profiles/NAME)")
+
+
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun sweep`."""
     parser.add_argument("job", metavar="JOB", help="job file in YAML")

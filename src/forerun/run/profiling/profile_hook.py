@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import jax
@@ -13,12 +13,13 @@ from forerun.inputs.run_folder import RunFolder
 from forerun.program.state import State
 from forerun.run.hooks import Hook
 from forerun.run.profiling.device_profile import device_profiles
-from forerun.run.profiling.profile_summary import summary_of
+from forerun.run.profiling.profile_summary import ProfileSummary, summary_of
 from forerun.run.profiling.recording import Recording, device_files
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.throughput import Throughput
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display
+from forerun.track.run_times import RunTimes
 
 SUMMARY = "profile.txt"
 Say = Callable[[str], None]
@@ -36,7 +37,7 @@ class ProfileHook(Hook):
       steps: the steps to record.
       recording: the recording to use.
       on_saved: receives the range that was recorded, and the folder with the files.
-      before_stop: called before the recording stops, which can take minutes.
+      stopping: a context for the end of the recording, which can take minutes.
       warn: receives messages about a recording that fails or ends early.
     """
 
@@ -46,11 +47,11 @@ class ProfileHook(Hook):
         recording: Recording,
         *,
         on_saved: Callable[[StepRange, Path], None],
-        before_stop: Callable[[], None],
+        stopping: Callable[[], AbstractContextManager[None]],
         warn: Say,
     ) -> None:
         self._steps, self._recording = steps, recording
-        self._on_saved, self._before_stop, self._warn = on_saved, before_stop, warn
+        self._on_saved, self._stopping, self._warn = on_saved, stopping, warn
 
     def on_start(self, step: int, state: State) -> None:
         if self._steps.first == step + 1:
@@ -86,17 +87,22 @@ class ProfileHook(Hook):
         self._recording.next_step(self._steps.first)
 
     def _end(self, step: int, state: State) -> None:
-        self._before_stop()
-        try:
-            jax.block_until_ready(state)  # metrics may arrive before the rest of a step
-            self._on_saved(StepRange(self._steps.first, step), self._recording.stop())
-        except (OSError, RuntimeError, ValueError) as error:
-            self._warn(f"the profile cannot be written: {error}")
+        with self._stopping():
+            try:
+                jax.block_until_ready(state)  # metrics may arrive before the rest of a step
+                self._on_saved(StepRange(self._steps.first, step), self._recording.stop())
+            except (OSError, RuntimeError, ValueError) as error:
+                self._warn(f"the profile cannot be written: {error}")
 
 
 @contextmanager
 def profiling(
-    steps: StepRange | None, folder: RunFolder, throughput: Throughput, display: Display, worker: Worker
+    steps: StepRange | None,
+    folder: RunFolder,
+    throughput: Throughput,
+    times: RunTimes,
+    display: Display,
+    worker: Worker,
 ) -> Iterator[list[Hook]]:
     """Yield the hook that profiles `steps`, or no hook if there are none. Stop the recording if the block fails."""
     if steps is None:
@@ -105,8 +111,17 @@ def profiling(
     recording = Recording(folder.profile, on_cpu=jax.default_backend() == "cpu")
 
     def on_saved(recorded: StepRange, session: Path) -> None:
-        text = write_profile_text(session, folder.profile / SUMMARY, recorded)
+        _, text = summary_of_session(session, recorded)
+        atomic_write(folder.profile / SUMMARY, text)
         display.say(text.rstrip())
+        relative = session.relative_to(folder.path).as_posix()
+        times.event("profile", first=recorded.first, last=recorded.last, folder=relative)
+
+    @contextmanager
+    def stopping() -> Iterator[None]:
+        worker.pulse.phase("profile")
+        with times.spent("other"):
+            yield
         throughput.exclude()
 
     try:
@@ -115,7 +130,7 @@ def profiling(
                 steps,
                 recording,
                 on_saved=on_saved,
-                before_stop=lambda: worker.pulse.phase("profile"),
+                stopping=stopping,
                 warn=display.warn,
             )
         ]
@@ -123,16 +138,13 @@ def profiling(
         recording.discard()
 
 
-def write_profile_text(session: Path, file: Path, steps: StepRange) -> str:
-    """Summarize the recording of this host, write the text to `file`, and return it."""
+def summary_of_session(session: Path, steps: StepRange) -> tuple[ProfileSummary | None, str]:
+    """Return the summary of a recording, and its text. None if the recording has no operations of a device."""
     profiles = [profile for found in device_files(session) for profile in device_profiles(found)]
-    if profiles:
-        text = summary_of(profiles, steps.count).text(f"profile of {steps}")
-    else:
-        text = f"profile of {steps}: the recording has no operations of a device\n"
-    text += f"\n  trace: {session}\n"
-    atomic_write(file, text)
-    return text
+    summary = summary_of(profiles, steps.count) if profiles else None
+    title = f"profile of {steps}"
+    text = summary.text(title) if summary else f"{title}: the recording has no operations of a device\n"
+    return summary, f"{text}\n  trace: {session}\n"
 
 
 def still_ahead(steps: StepRange, step: int, last: int, worker: Worker, warn: Say) -> StepRange | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import sys
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -11,13 +10,6 @@ from forerun.track.display.display import StepView
 from forerun.track.display.plain import PlainDisplay
 
 UPDATE_SECONDS = 0.5  # a message to the browser for every step would be slower than a small model
-
-
-def in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, whose front end can update HTML."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class NotebookDisplay(PlainDisplay):

@@ -25,7 +25,7 @@ def commands(page: str) -> list[str]:
     return [line for block in BLOCK.findall((ROOT / page).read_text()) for line in block.splitlines()]
 
 
-COMMANDS = commands("README.md")
+COMMANDS = [command for command in commands("README.md") if command.startswith("forerun ")]
 CHECK = "forerun check examples/quickstart/job.yaml"
 MAX_CPU_SECONDS = 2 * 180  # the README's three minutes, of two cores such as YARDSTICK takes YARDSTICK_SECONDS on
 YARDSTICK_SECONDS = 1.2

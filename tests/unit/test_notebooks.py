@@ -25,7 +25,7 @@ def code_of(path: Path) -> list[Any]:
 
 
 def test_all_notebooks_exist() -> None:
-    names = {"plan_and_search", "quickstart"}
+    names = {"custom_model", "kaggle_tpu_v5e_8", "lora_colab_tpu", "plan_and_search", "quickstart", "reading_a_run"}
     assert {path.stem for path in NOTEBOOKS} == names
 
 

@@ -112,7 +112,7 @@ def _run(arguments: list[str]) -> int:
         return 0
     check_options(vars(args))
     require_address_space(ADDRESS_SPACE_BYTES.get(name, 0), f"forerun {name}")
-    return int(importlib.import_module(f"forerun.cli.{name}").run(args))
+    return int(importlib.import_module(f"{words.COMMANDS[name].package}.{name}").run(args))
 
 
 def _unknown(name: str) -> UserError:

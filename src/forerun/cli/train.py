@@ -161,6 +161,8 @@ def _imports() -> None:
 
 
 def _tell(loaded: LoadedJob, finished: TrainResult) -> None:
+    from forerun.track.goodput import goodput_line
+
     summary: dict[str, Any] = finished.summary
     losses = [summary["first_loss"], summary["final_loss"]]
     # There is no loss if all steps were skipped or metrics.jsonl was deleted. A loss that is not finite is null there.
@@ -170,6 +172,8 @@ def _tell(loaded: LoadedJob, finished: TrainResult) -> None:
         f"{summary['loss_unit']}, {Count(summary['tokens'])} tokens in {Seconds(summary['train_seconds'])}"
         + (f" (resumed at step {summary['resumed_at']})" if summary["resumed_at"] else "")
     )
+    if summary.get("goodput"):
+        print(f"      {goodput_line(summary['goodput'])}")
     job = loaded.job
     inside = ", checkpoints/" if job.checkpoint.folder is None else ""
     print(f"      {job.runs}/{job.name}/ holds job.yaml, metrics.jsonl, summary.json{inside}")

@@ -73,6 +73,10 @@ class RunFolder:
         return self.path / "skips.jsonl"
 
     @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
     def tracked(self) -> Path:
         return self.path / "tracked.json"
 

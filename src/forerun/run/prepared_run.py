@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -38,6 +38,7 @@ from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display
 from forerun.track.metrics import write_summary
+from forerun.track.run_times import RunTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class PreparedRun:
     folder: RunFolder
     replica_check: ReplicaCheck
     validation: Validation
+    times: RunTimes = field(default_factory=RunTimes)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def train_steps(
     """Run the steps of a prepared run with all its hooks. Return the state after the last step."""
     job, program, batches = prepared.resolved.job, prepared.program, prepared.batches
     folder, validation, saved = prepared.folder, prepared.validation, resume.saved
-    first, last = throughput.first, throughput.last
+    first, last, times = throughput.first, throughput.last, prepared.times
     guard, placement = resume.guard, Placement(program.batch)
     constant_record = {
         "program": prepared.compiled_step.hash,
@@ -113,15 +115,15 @@ def train_steps(
             throughput=throughput,
             metrics_log=metrics_log,
             ledger=ledger,
-            stored_files=StoredFiles(folder, saved, journals) if is_elsewhere else None,
+            stored_files=StoredFiles(folder, saved, journals, times.log) if is_elsewhere else None,
         )
         schedule = SaveSchedule(job, program, first, last, display.say, display.warn)
         replica_check = prepared.replica_check
         # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
         # checkpoint includes the result of the validation at its step.
         hooks: list[Hook] = [
-            ValidationHook(validation, throughput, metrics_log, display, worker),
-            CheckpointHook(store, schedule, records, replica_check, program, worker, first),
+            ValidationHook(validation, throughput, metrics_log, display, worker, times),
+            CheckpointHook(store, schedule, records, replica_check, program, worker, times, first),
             replica_check,
             ProgressHook(worker, require_no_compilation),
             LedgerHook(ledger, batches),
@@ -132,6 +134,7 @@ def train_steps(
                 log_every=job.log_every,
                 feed=feed,
                 extension=resume.extension,
+                times=times,
             ),
         ]
         pipeline = StepPipeline(
@@ -141,7 +144,11 @@ def train_steps(
             lambda step: placement(batches.batch_at(step - 1)),
             jax.device_get,
         )
-        return run_steps(pipeline, batches_until_stop(feed, first, validation, worker), hooks, first)
+        times.phase("steps")
+        try:
+            return run_steps(pipeline, batches_until_stop(feed, first, validation, worker), hooks, first)
+        finally:
+            times.phase("finish")
 
 
 def finish_files(
@@ -149,6 +156,7 @@ def finish_files(
 ) -> dict[str, Any]:
     """Write summary.json, store it with the checkpoints, and return its content."""
     job, folder = prepared.resolved.job, prepared.folder
+    goodput = prepared.times.end(throughput.step)
     # A process that ran no step keeps the summary of the earlier one, which has the times of steps.
     summary = None if throughput.step_seconds else read_summary(folder, throughput.step)
     if summary is None:
@@ -157,6 +165,7 @@ def finish_files(
             summary_of(prepared.resolved, program, step, throughput, validation, prepared.devices, folder)
             | resume.extensions
         )
+        summary["goodput"] = None if goodput is None else goodput.as_dict()
         write_summary(folder.summary, summary)
     store_summary(folder.checkpoints(job), store, folder)
     return summary

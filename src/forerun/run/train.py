@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ from forerun.inputs.teacher_targets import with_teacher_targets
 from forerun.methods.kept import rounding_messages
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.report.report_file import write_report
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.checkpoint_hook import retention_of, save_reporter
 from forerun.run.compile.compile_step import compile_step, use_cache
@@ -53,6 +55,7 @@ from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker, silent_worker
 from forerun.track.backends.job_trackers import trackers_of
 from forerun.track.display.display import Display
+from forerun.track.run_times import RunTimes
 from forerun.units import Count
 
 
@@ -81,6 +84,17 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
       UserError: the job, the data or the checkpoints cannot be used, or the run diverged.
     """
     worker = worker or silent_worker()
+    times = RunTimes(worker.take_start_seconds(), pid=os.getpid(), hosts=worker.hosts)
+    try:
+        return _train(job, display, fresh, worker, times)
+    except BaseException as error:
+        times.fail(error)
+        raise
+    finally:
+        times.close()
+
+
+def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTimes) -> TrainResult | None:
     if worker.first:
         require_usable(job)
     use_cache()
@@ -88,6 +102,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
 
     # ---- Devices, and the checks that need no data ----
     chosen = choose(job.device, job.devices)
+    times.describe(devices=len(chosen.devices))
     display.say(f"device: {chosen.reason}")
     if chosen.warning:
         display.warn(chosen.warning)
@@ -101,6 +116,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
 
     # ---- Data: read, tokenized and packed into rows of one length ----
     worker.pulse.phase("data")
+    times.phase("data")
     corpus = open_corpus_with_progress(job, display)
     # The supervisor compares facts of all hosts: hosts with different data would train on inconsistent batches.
     worker.pulse.fact("data digest", corpus.digest)
@@ -122,13 +138,16 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)
     if worker.first:
         record_code(folder, display.warn)
+        times.open(folder.events, display.warn)
     checkpoints = folder.checkpoints(job)
     require_disk_space(
         checkpoints, needed_bytes(program.saved(program.state), job.checkpoint.keep + job.checkpoint.keep_best)
     )
     check_before_compile(resolved, program, corpus, checkpoints)
+    times.phase("compile")
     step = compile_step(program, display, job.name)
-    corpus = with_reference(resolved, program, corpus, folder, display, worker)
+    with times.spent("startup"):  # preparation of the data
+        corpus = with_reference(resolved, program, corpus, folder, display, worker)
     batches = batches_of(job, program, corpus)
     prepared = PreparedRun(
         resolved=resolved,
@@ -140,10 +159,12 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         folder=folder,
         replica_check=replica_check_of(job, program, display),
         validation=Validation(job, program, corpus, display),
+        times=times,
     )
 
     # ---- State: a new one, or that of the newest good checkpoint ----
     worker.pulse.phase("restore")
+    times.phase("restore")
     with CheckpointStore(checkpoints, keep=retention_of(job), tell=save_reporter(display, worker)) as store:
         with display.phase("state") as phase:
             state, first, skipped = state_of(resolved, program, store, corpus, display.warn)
@@ -151,6 +172,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
             prepared.validation.resume(record, first)
             phase.detail = f"step {first} from {checkpoints}" if first else starting_weights(job)
         worker.pulse.fact("checkpoint", f"step {first}")
+        times.resume(first)
         for damaged in skipped:
             display.warn(f"skipped a damaged checkpoint: {damaged}")
 
@@ -177,11 +199,16 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     validation = prepared.validation
     if (throughput.step < throughput.last and not validation.is_exhausted) or validation.is_pending(throughput.step):
         at = throughput.step
+        times.stop(at, "asked")
         display.say(f"stopped as asked after step {at}: the same command resumes from the newest checkpoint")
+        if worker.first:
+            write_report(folder, job, display.warn, stopped=True)
         return None
     if throughput.step < throughput.last:
         display.say(f"ended at step {throughput.step}: {validation.stop_reason}")
     summary = finish_files(prepared, resume, throughput, store) if worker.first else {}
+    if worker.first:
+        write_report(folder, job, display.warn)
     return TrainResult(summary, final_sample(prepared, state), state)
 
 

@@ -131,6 +131,9 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     parser.add_argument("--html", metavar="FILE", help="write a page with charts to this file")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="with one slice: write the simulated timeline of a step for Perfetto"
+    )
     parser.add_argument("--calibrate", metavar="RUNS", type=comma_list, help="correct the times by these finished runs")
     parser.add_argument("--no-cache", action="store_true", help="ignore cached results and compile again")
     parser.add_argument(

@@ -114,7 +114,9 @@ MISSING = (
                "betas=0.9"),
     ForeignKey("train_sampling_strategy", TRAINER, "",
                missing("the order of the data is random", ("random",)), "group_by_length"),
-    ForeignKey("liger_loss rpo_alpha ld_alpha loss_weights f_divergence_type f_alpha_divergence_coef use_weighting "
+    ForeignKey("rpo_alpha ld_alpha loss_weights", "TRL", "",
+               missing("preferences has loss, beta, smoothing and reference"), 0.5),
+    ForeignKey("liger_loss f_divergence_type f_alpha_divergence_coef use_weighting "
                "discopop_tau sync_ref_model ref_model_mixup_alpha ref_model_sync_steps reference_free "
                "router_aux_loss_coef", "TRL", "",
                missing("preferences has loss, beta, smoothing and reference",

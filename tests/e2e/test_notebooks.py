@@ -6,6 +6,7 @@ the text is a local file, and the model of the hub is a folder that forerun has 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -155,6 +156,7 @@ def test_quickstart(inputs: Path, tmp_path: Path, shell: dict[str, str]) -> None
     assert "v5e-1" in html_of(outputs["plan"])
     assert 'value="6" max="6"' in html_of(outputs["train"])
     assert "&lt;svg" in html_of(outputs["report"])
+    assert (tmp_path / "runs" / "quickstart" / "report.html").is_file()
     assert len(text_of(outputs["generate"])) > 6
     run = fr.open_run(tmp_path / "runs" / "quickstart")
     assert run.summary["steps"] == 6
@@ -166,7 +168,9 @@ def test_plan_and_search(inputs: Path, tmp_path: Path, shell: dict[str, str]) ->
     assert "<iframe" in html_of(outputs["plan"])
     assert text_of(outputs["rows"]).count("fits: True") == 2
     assert fr.load_job(tmp_path / "plans" / "cheapest.yaml").batch == 8
-    assert "v6e" in text_of(outputs["prices"])
+    assert "on demand" in text_of(outputs["cost"])
+    trace = json.loads(gzip.decompress((tmp_path / "plans" / "step.trace.json.gz").read_bytes()))
+    assert len(trace["traceEvents"]) > 10
 
 
 @pytest.mark.aot
@@ -203,5 +207,8 @@ def test_reading_a_run(inputs: Path, tmp_path: Path, shell: dict[str, str]) -> N
     outputs = executed("reading_a_run", inputs, tmp_path, shell)
     first, second = (fr.open_run(tmp_path / "runs" / name) for name in ("lr-0.01", "lr-0.001"))
     assert f"{first.metrics['loss'][-1]:.4f}" in text_of(outputs["plain"])
-    assert str(second.metrics["loss"][-1]) in text_of(outputs["compare"])
+    assert text_of(outputs["compare"]).startswith("{'optimizer.lr': ['0.01', '0.001']")
+    assert second.job.name in html_of(outputs["compare"])
+    shares = [float(line.split()[-1].removesuffix("%")) for line in text_of(outputs["goodput"]).splitlines()]
+    assert sum(shares) == pytest.approx(100, abs=1)
     assert "tokens_per_second" in text_of(outputs["pandas"])

@@ -17,7 +17,6 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.inputs.run_folder import RunFolder, newest_record, recorded_job, require_run
 from forerun.inputs.stage_folder import run_of
-from forerun.inputs.stored_files import restore_files
 from forerun.track.metrics import read_metrics
 
 EVENTS, HOSTS = "events.jsonl", "hosts.json"
@@ -91,6 +90,8 @@ def read_run(location: str | Path, tell: Callable[[str], None] = lambda text: No
 
 
 def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
+    from forerun.inputs.stored_files import restore_files  # imports jax, which folders do not need
+
     record = newest_record(address, tell)
     if record is None or "job" not in record:
         raise UserError(
@@ -119,8 +120,8 @@ def record_of(location: str, folder: RunFolder, job: Job) -> RunRecord:
         metrics=read_metrics(folder.metrics),
         events=read_lines(folder.path / EVENTS),
         skips=skips,
-        summary=_read_object(folder.summary),
-        hosts=_read_object(folder.path / HOSTS),
+        summary=read_object(folder.summary),
+        hosts=read_object(folder.path / HOSTS),
         exports=read_lines(folder.path / "exports.jsonl"),
     )
 
@@ -131,17 +132,18 @@ def read_lines(path: Path) -> list[Row]:
         *lines, _torn = path.read_bytes().split(b"\n")
     except OSError:
         return []
-    return [row for line in lines if (row := _object(line))]
+    return [row for line in lines if (row := object_of(line))]
 
 
-def _read_object(path: Path) -> Row:
+def read_object(path: Path) -> Row:
+    """Return the JSON object of a file, or an empty one if the file is missing or broken."""
     try:
-        return _object(path.read_bytes())
+        return object_of(path.read_bytes())
     except OSError:
         return {}
 
 
-def _object(content: bytes) -> Row:
+def object_of(content: bytes) -> Row:
     """Return the JSON object in `content`, or an empty one if there is none."""
     try:
         found = json.loads(content)

@@ -25,6 +25,8 @@ SURFACE = {
     "chat": f"SOURCE --system {ANSWER}",
     "eval": "SOURCE --revision --code --data --tasks --limit --chat --context --batch --device --devices --dtype"
     " --json",
+    "watch": "LOCATION --once --web --port",
+    "runs": "LOCATION --json",
     "doctor": "KEY=VALUE --smoke",
     "hardware": "TABLE --prices --zone",
     "explain": "CODE",

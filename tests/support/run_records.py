@@ -11,7 +11,7 @@ from typing import Any
 from forerun.config.load import dump, load
 
 START = 1_700_000_000.0
-JOB = "model: {layers: 1, embed: 16, heads: 2}\ndata: text\nsteps: 20\n"
+JOB = "model: {layers: 1, embed: 16, heads: 2}\ndata: /data/text\nsteps: 20\n"
 TPU = {"platform": "tpu", "kind": "TPU v6 lite", "chip": "v6e", "count": 8}
 CPU = {"platform": "cpu", "kind": "cpu", "chip": None, "count": 1}
 

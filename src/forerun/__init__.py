@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from forerun.api.language_model import Evaluation as Evaluation
     from forerun.api.language_model import LanguageModel as LanguageModel
     from forerun.api.language_model import load_model as load_model
+    from forerun.api.listing import runs as runs
     from forerun.api.machine import diagnose as diagnose
     from forerun.api.machine import explain as explain
     from forerun.api.machine import hardware_table as hardware_table
@@ -49,6 +50,12 @@ if TYPE_CHECKING:
     from forerun.api.planning import SearchResult as SearchResult
     from forerun.api.planning import plan as plan
     from forerun.api.planning import search as search
+    from forerun.api.profiling import Profile as Profile
+    from forerun.api.profiling import profile as profile
+    from forerun.api.reporting import RunComparison as RunComparison
+    from forerun.api.reporting import RunReport as RunReport
+    from forerun.api.reporting import compare_runs as compare_runs
+    from forerun.api.reporting import report_run as report_run
     from forerun.api.stages import Stages as Stages
     from forerun.api.stages import StagesPlan as StagesPlan
     from forerun.api.stages import load_stages as load_stages
@@ -67,6 +74,7 @@ if TYPE_CHECKING:
     from forerun.config.migration.converted_job import ConvertedJob as ConvertedJob
     from forerun.config.schema import Job as Job
     from forerun.errors import UserError as UserError
+    from forerun.watch.run_list import RunEntry as RunEntry
 
 # The module of each public name. A public name must not be the name of a module in this package: importing the module
 # would replace the attribute, so that `forerun.plan` could be a function or a module.
@@ -83,8 +91,11 @@ _MODULES = {
     ),
     "forerun.api.jobs": ("convert", "create_job", "job_schema", "load_job"),
     "forerun.api.language_model": ("Answer", "Evaluation", "LanguageModel", "load_model"),
+    "forerun.api.listing": ("runs",),
     "forerun.api.machine": ("diagnose", "explain", "hardware_table"),
     "forerun.api.planning": ("Plan", "SearchResult", "plan", "search"),
+    "forerun.api.reporting": ("RunComparison", "RunReport", "compare_runs", "report_run"),
+    "forerun.api.profiling": ("Profile", "profile"),
     "forerun.api.stages": ("Stages", "StagesPlan", "load_stages"),
     "forerun.api.stepping": ("TrainingProgram", "build"),
     "forerun.api.sweeping": ("Sweep", "sweep"),
@@ -94,6 +105,7 @@ _MODULES = {
     "forerun.config.migration.converted_job": ("ConvertedJob",),
     "forerun.config.schema": ("Job",),
     "forerun.errors": ("UserError",),
+    "forerun.watch.run_list": ("RunEntry",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

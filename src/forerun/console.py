@@ -13,9 +13,18 @@ from rich.live import Live
 from rich.segment import Segment
 
 from forerun.interrupt import cleanup
+from forerun.notebook_kernel import below_notebook
 from forerun.safe_text import printable, raw_stream, safe_stream
 
 SHOW_CURSOR = b"\x1b[?25h"
+
+
+def can_redraw(console: Console) -> bool:
+    """Return whether the console is a terminal that can move its cursor, as live displays need it.
+
+    The kernel of a notebook sets FORCE_COLOR, which makes every console of rich a terminal.
+    """
+    return console.is_terminal and not console.is_dumb_terminal and not below_notebook()
 
 
 class SafeConsole(Console):

@@ -30,7 +30,7 @@ def atomic_write(path: Path, content: bytes | str, mode: int = 0o666) -> None:
         out.write(content.encode() if isinstance(content, str) else content)
 
 
-def write_output(path: Path, content: str, fix: str, mode: int = 0o666) -> None:
+def write_output(path: Path, content: bytes | str, fix: str, mode: int = 0o666) -> None:
     """Write a file that the user named, like `atomic_write`. Follow links, and write to a device directly.
 
     Raises:
@@ -40,7 +40,7 @@ def write_output(path: Path, content: str, fix: str, mode: int = 0o666) -> None:
     target = Path(os.path.realpath(path))
     try:
         if target.exists() and not target.is_file():
-            target.write_text(content, "utf-8")
+            target.write_bytes(content.encode() if isinstance(content, str) else content)
         else:
             atomic_write(target, content, mode)
     except OSError as error:

@@ -21,6 +21,7 @@ from forerun.files import atomic_writer
 
 DAMAGED = ".damaged"
 _BLOCK_BYTES = 1 << 20
+_COMPARED_BYTES = 256  # of the last line that was read
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,54 @@ def entry_of(line: bytes) -> dict[str, Any] | None:
     if not isinstance(entry, dict) or type(entry.get("step")) is not int:
         return None
     return entry
+
+
+class TailReader:
+    """A reader of a growing file that returns each complete line once.
+
+    It starts again at the beginning if the file was truncated or replaced, as by a resumed run. `generation` then
+    increases by one.
+
+    Args:
+        path: The file, which need not exist yet.
+        parse: Returns the content of a line, or None for a broken line, which is omitted.
+    """
+
+    def __init__(self, path: Path, parse: Callable[[bytes], dict[str, Any] | None] = entry_of) -> None:
+        self._path, self._parse = path, parse
+        self._at, self._node, self._last = 0, 0, b""
+        self.generation = 0
+
+    def rewind(self) -> None:
+        """Return all lines again."""
+        self._at, self._last = 0, b""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows that were added since the last call."""
+        try:
+            with open(self._path, "rb") as file:
+                self._find_position(file)
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        return
+                    self._at, self._last = self._at + len(line), line[-_COMPARED_BYTES:]
+                    if (row := self._parse(line)) is not None:  # a resumed run reports and removes broken lines
+                        yield row
+        except FileNotFoundError:
+            return
+
+    def _find_position(self, file: IO[bytes]) -> None:
+        """Move to the first byte that was not returned yet, or to the beginning of another file."""
+        about = os.fstat(file.fileno())
+        is_same = about.st_ino == self._node and about.st_size >= self._at
+        if is_same:
+            # The kernel reuses the numbers of removed files, and a truncated file may have grown again.
+            file.seek(self._at - len(self._last))
+            is_same = file.read(len(self._last)) == self._last
+        if not is_same:
+            self.generation += bool(self._at)
+            self._at, self._node, self._last = 0, about.st_ino, b""
+            file.seek(0)
 
 
 class Snapshot:

@@ -98,10 +98,10 @@ class ProgressBar:
             return None
         from rich.progress import BarColumn, Progress, TextColumn
 
-        from forerun.console import SafeConsole, SafeLive
+        from forerun.console import SafeConsole, SafeLive, can_redraw
 
         console = SafeConsole(file=self._stream)
-        if not console.is_terminal or console.is_dumb_terminal:
+        if not can_redraw(console):
             return None
         bar = Progress(BarColumn(BAR_WIDTH), TextColumn("{task.description}", markup=False), console=console)
         # By default, rich redirects stdout to the console of the bar, which is stderr here.

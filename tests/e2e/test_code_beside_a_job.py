@@ -119,6 +119,8 @@ RUNS = {
     "chat": ("chat", "./exported", "--max-tokens", "2"),
     "eval": ("eval", "runs/job", "--data", "text.txt", "--context", "32"),
     "cache": ("cache", "cache.yaml"),
+    "watch": ("watch", "runs/job", "--once"),
+    "runs": ("runs",),
 }
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -23,6 +24,7 @@ from forerun.planner.compile.pool import answers
 from forerun.planner.compile.request import CompileRequest, Impossible, possible_requests, slices_named
 from forerun.planner.compile.result_cache import cached_fit_result
 from forerun.planner.cost.job_cost import Tariff
+from forerun.planner.hlo import Module
 from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
 from forerun.planner.report.page import compact_page, page
 from forerun.planner.report.remedies import verified
@@ -104,6 +106,20 @@ class Plan:
         """Write the complete page to a file. It loads nothing from the network and runs no script."""
         write_output(Path(file), self.to_html(), fix="name another file with --html")
 
+    def save_trace(self, file: str | os.PathLike[str], *, on: str | None = None) -> None:
+        """Write the simulated timeline of one step, which https://ui.perfetto.dev opens. Nothing in it is measured.
+
+        Args:
+          file: the file to write, such as `step.json.gz`. It is compressed if its name ends with `.gz`.
+          on: the slice; default: the only slice of the plan.
+
+        Raises:
+          UserError: The plan has several slices and `on` names none of them, or the job does not fit the slice.
+        """
+        from forerun.api.tracing import save_trace
+
+        save_trace(self._results, self._compiler, Path(file), on)
+
     def print(self, console: Console) -> None:
         """Print the table, as wide as the console allows."""
         print_table(console, self._results, self.title, self._tariff, self.notes, self._impossible)
@@ -132,6 +148,8 @@ class SliceCompiler:
     def __init__(self, *, use_cache: bool, calibrate: Sequence[str], quiet: bool) -> None:
         self.quiet = quiet
         self.impossible: list[Impossible] = []
+        self.keeps_programs = False  # whether `programs` gets the scheduled programs that are compiled
+        self.programs: dict[str, Module] = {}  # by the name of the slice
         self._judge: Callable[..., FitResult] = cached_fit_result if use_cache else verdict
         self._calibration = None
         if calibrate:
@@ -146,14 +164,14 @@ class SliceCompiler:
 
     def compile(self, requests: Sequence[CompileRequest]) -> list[FitResult]:
         """Return a result for each request, or raise the first error."""
-        return self._compiled(requests, self._judge)
+        return self._compiled(requests, self._result)
 
     def compile_possible(self, requests: Sequence[CompileRequest]) -> list[FitResult]:
         """Return the results. A slice for which the job cannot be built or compiled is added to `impossible`."""
 
         def tolerant(request: CompileRequest, *rest: Any) -> FitResult | None:
             try:
-                return self._judge(request, *rest)
+                return self._result(request, *rest)
             except StorageError:
                 raise
             except UserError as error:
@@ -161,6 +179,10 @@ class SliceCompiler:
                 return None
 
         return self._compiled(requests, tolerant)
+
+    def _result(self, request: CompileRequest, *rest: Any) -> FitResult:
+        keep = partial(self.programs.__setitem__, request.slice.name) if self.keeps_programs else lambda module: None
+        return self._judge(request, *rest, keep)
 
     def _compiled(self, requests: Sequence[CompileRequest], judge: Callable[..., FitResult | None]) -> list[FitResult]:
         with CompileProgress(list(requests), plain_lines=not self.quiet) as progress:
@@ -216,6 +238,7 @@ def plan(
     changes: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
     if slices:
+        compiler.keeps_programs = len(slices) == 1  # for `Plan.save_trace`; the programs of many slices are large
         requests, compiler.impossible = possible_requests(resolved, slices)
         results = compiler.compile_possible(requests) if requests else []
     else:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.job_warnings import print_warnings
+from forerun.cli.options.job_warnings import print_warnings
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,12 +24,14 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cli.options.stage_choice import chosen_stages, require_one
 
     stages = chosen_stages(args)
-    for option in ("--html", "--search"):
+    for option in ("--html", "--search", "--trace"):
         if getattr(args, option.removeprefix("--")):
             require_one(stages, option)
     job = None if stages else load_job(args.job, *args.overrides)
     if args.html:
-        _require_folder(Path(args.html))
+        _require_folder("--html", Path(args.html), "plan.html")
+    if args.trace:
+        _require_traceable(args)
     if args.on and not args.search:
         from forerun.planner.compile.request import slices_named
 
@@ -82,6 +84,9 @@ def _show(args: argparse.Namespace, found: Plan | StagesPlan) -> int:
     if args.html:
         found.save_html(args.html)  # type: ignore[union-attr]  # `require_one` rejects several stages
         print(f"page: {args.html}", file=sys.stderr)
+    if args.trace and found.fits:  # otherwise `require_fit` raises, and names changes that help
+        found.save_trace(args.trace)  # type: ignore[union-attr]  # as above
+        print(f"trace of a simulated step: {args.trace} (open it at https://ui.perfetto.dev)", file=sys.stderr)
     found.require_fit()
     return 0
 
@@ -112,19 +117,35 @@ def _search(args: argparse.Namespace, job: Job) -> int:
     )
 
 
-def _require_folder(file: Path) -> None:
-    """Raise if the page cannot be written, before minutes of compiling."""
+def _require_traceable(args: argparse.Namespace) -> None:
+    """Raise if no trace can be written, before minutes of compiling."""
+    from forerun.planner.compile.request import slices_named
+    from forerun.planner.trace.request import require_one_slice
+
+    if args.search:
+        raise UserError(
+            "E-PLAN-025",
+            "--trace does not work together with --search",
+            why="a search compares many plans, and a trace shows a step of one",
+            fix="run the search first, then plan the job that it writes with --trace and --on",
+        )
+    require_one_slice([one.name for one in slices_named(args.on or [])])
+    _require_folder("--trace", Path(args.trace), "step.json.gz")
+
+
+def _require_folder(option: str, file: Path, name: str) -> None:
+    """Raise if the file of an option cannot be written, before minutes of compiling."""
     if not file.parent.is_dir():
         raise UserError(
             "E-COMMAND-019",
-            f"--html {file}: there is no folder {file.parent}",
-            why="the page is one file",
+            f"{option} {file}: there is no folder {file.parent}",
+            why="the option names one file",
             fix=f"mkdir -p {file.parent}",
         )
     if file.is_dir():
         raise UserError(
             "E-COMMAND-020",
-            f"--html {file} is a folder",
-            why="the page is one file",
-            fix=f"--html {file / 'plan.html'}",
+            f"{option} {file} is a folder",
+            why="the option names one file",
+            fix=f"{option} {file / name}",
         )

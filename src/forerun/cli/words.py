@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from forerun.cli.options import job_options, machine_options, model_options
+from forerun.cli.options import job_options, machine_options, model_options, run_options
 from forerun.cli.options.parser import Command, Parser
+
+VIEWS = "forerun.cli.views"
 
 COMMANDS = {
     "init": Command(
@@ -38,10 +40,27 @@ COMMANDS = {
         "forerun train job.yaml optimizer.lr=8e-5 mesh.fsdp=8",
         job_options.add_train_options,
     ),
+    "profile": Command(
+        "record a few steps of a job with the JAX profiler",
+        "forerun profile job.yaml --steps 5",
+        job_options.add_profile_options,
+    ),
     "sweep": Command(
         "train all combinations of some values, and compare them",
         "forerun sweep job.yaml optimizer.lr=1e-5,3e-5 seed=0,1",
         job_options.add_sweep_options,
+    ),
+    "report": Command(
+        "show the results and curves of a run",
+        "forerun report runs/quickstart --html report.html",
+        run_options.add_report_options,
+        VIEWS,
+    ),
+    "compare": Command(
+        "compare the results, curves and jobs of runs",
+        "forerun compare runs/first runs/second",
+        run_options.add_compare_options,
+        VIEWS,
     ),
     "export": Command(
         "write a run as a verified Hugging Face folder",
@@ -63,6 +82,13 @@ COMMANDS = {
         "forerun eval runs/quickstart --data held_out.txt",
         model_options.add_eval_options,
     ),
+    "watch": Command(
+        "follow a run in the terminal or in a browser",
+        "forerun watch runs/quickstart",
+        machine_options.add_watch_options,
+        VIEWS,
+    ),
+    "runs": Command("list the runs of a folder", "forerun runs --json", machine_options.add_runs_options, VIEWS),
     "doctor": Command("find problems of this machine", "forerun doctor --smoke", machine_options.add_doctor_options),
     "hardware": Command(
         "print the tables of chips, slices and prices", "forerun hardware slices", machine_options.add_hardware_options

@@ -66,6 +66,7 @@ class Exported:
     inside: Path | None = None  # the adapters' folder in that of a base of integers
     gguf: GgufExport | None = None
     upload: Upload | None = None
+    step: int | None = None  # the step of the checkpoint; None for a folder that existed
     is_custom: bool = False  # whether the model is a custom class, which transformers cannot load
 
 
@@ -169,6 +170,7 @@ def export(
     return Exported(
         target,
         proof,
+        step=step,
         inside=target / INSIDE if codes and job.method.trains_adapters else None,
         gguf=None if made is None else made.moved(target),
     )
@@ -209,7 +211,7 @@ def _export_adapter(
             write_words(job, base, tokenizer, chat, part)
         write_card(part, run, job, base, proof, library="peft")
         part.rename(target)
-    return Exported(target, proof, is_adapter=True)
+    return Exported(target, proof, is_adapter=True, step=step)
 
 
 def _export_custom(
@@ -230,7 +232,7 @@ def _export_custom(
         write_card(part, run, job, None, proof, library="forerun")
         add_usage(part, resolved, target.name)
         part.rename(target)
-    return Exported(target, proof, is_custom=True)
+    return Exported(target, proof, is_custom=True, step=step)
 
 
 def _require_free(target: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forerun.checkpoint.weights import chosen_step
 from forerun.commands.export import Exported, export
+from forerun.commands.export_record import record_export
 from forerun.errors import UserError
 from forerun.hub.upload import push_folder, require_upload
 from forerun.inputs.run_folder import RunFolder, require_run
@@ -52,6 +53,7 @@ def export_and_push(
             exported = export(
                 source, str(target), dtype=dtype, merge=merge, dense=dense, which=which, gguf=gguf, code=code, say=say
             )
+            record_export(RunFolder(Path(source)), exported, say)
     if push is None:
         return exported
     message = f"Upload {exported.folder.name}, exported by forerun"

@@ -73,8 +73,16 @@ class RunFolder:
         return self.path / "skips.jsonl"
 
     @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
     def tracked(self) -> Path:
         return self.path / "tracked.json"
+
+    @property
+    def profile(self) -> Path:
+        return self.path / "profile"
 
     @property
     def chat_template(self) -> Path:

@@ -11,7 +11,8 @@ from forerun.config.schema import Job
 from forerun.journal import Journal, Seal
 from forerun.safe_text import redacted_tree
 
-METRICS, LEDGER, SKIPS, JOB, TRACKED = "metrics", "ledger", "skips", "job", "tracked"  # keys of a checkpoint's record
+# Keys of a checkpoint's record.
+METRICS, LEDGER, EVENTS, SKIPS, JOB, TRACKED = "metrics", "ledger", "events", "skips", "job", "tracked"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Copies of metrics, ledger and summary with checkpoints that `checkpoint.folder` puts outside of the run's folder.
+"""Copies of the files of a run with checkpoints that `checkpoint.folder` puts outside of the run's folder.
 
 A machine that has only the checkpoints can then resume the run with all its records. Each checkpoint names the parts of
-the metrics and of the ledger up to its step (`forerun.checkpoint.parts`), and their digest (`forerun.journal.Seal`).
+the metrics, ledger and events up to its step (`forerun.checkpoint.parts`), and their digest (`forerun.journal.Seal`).
 The summary of a finished run is stored once per owner of the run.
 """
 
@@ -22,8 +22,9 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.errors import StorageError, UserError
 from forerun.files import atomic_write, atomic_writer
 from forerun.inputs.run_folder import RunFolder
-from forerun.inputs.saved_files import LEDGER, METRICS, TRACKED, SavedFiles
-from forerun.journal import Journal, Seal, matching_seals
+from forerun.inputs.saved_files import EVENTS, LEDGER, METRICS, TRACKED, SavedFiles
+from forerun.journal import Journal, Seal, Snapshot, matching_seals
+from forerun.track.event_log import EventLog
 
 Tell = Callable[[str], None]
 
@@ -39,10 +40,17 @@ class StoredFiles:
       before: what the checkpoint that the run resumes from recorded.
       journals: the run's open journals, by name. If a journal agrees with `before`, only new parts are stored. If it
         has lost lines, it is stored again from its start.
+      events: the run's open log of events. It has grown since the checkpoint, so the first save stores all of it.
     """
 
-    def __init__(self, folder: RunFolder, before: SavedFiles, journals: Mapping[str, Journal | None]) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: RunFolder,
+        before: SavedFiles,
+        journals: Mapping[str, Journal | None],
+        events: EventLog | None = None,
+    ) -> None:
+        self._folder, self._events = folder, events
         self._journals = {name: journal for name, journal in journals.items() if journal is not None}
         self._parts: dict[str, list[FilePart]] = {}
         for name, journal in self._journals.items():
@@ -50,16 +58,20 @@ class StoredFiles:
             if seals and journal.seal(seals[-1].step) == seals[-1]:
                 self._parts[name] = _parts_of(before.records[-1], name)
 
-    def record(self) -> dict[str, Any]:
-        """Return an entry for the checkpoint's record with the run's token for trackers, if it has one."""
+    def record(self, step: int) -> dict[str, Any]:
+        """Return entries for the checkpoint's record: the seal of the events, and the run's token for trackers."""
+        seal = None if self._events is None else self._events.seal(step)
+        entries: dict[str, Any] = {} if seal is None else {EVENTS: vars(seal)}
         try:
-            return {TRACKED: str(json.loads(self._folder.tracked.read_bytes())["token"])}
+            return entries | {TRACKED: str(json.loads(self._folder.tracked.read_bytes())["token"])}
         except (*_LOST, KeyError):
-            return {}
+            return entries
 
     def attach(self) -> Attach:
-        """Return a function that stores the journals as they are now. A save calls it in the background."""
-        contents = {name: journal.snapshot() for name, journal in self._journals.items()}
+        """Return a function that stores the files as they are now. A save calls it in the background."""
+        contents: dict[str, Snapshot] = {name: journal.snapshot() for name, journal in self._journals.items()}
+        if self._events is not None and (snapshot := self._events.snapshot()) is not None:
+            contents[EVENTS] = snapshot
 
         def attach(place: StoragePlace, folder: str) -> Recorded:
             written = {
@@ -88,7 +100,7 @@ def restore_files(checkpoints: Path | str, folder: RunFolder, tell: Tell) -> Non
     folder.path.mkdir(parents=True, exist_ok=True)
     restored = [
         path.name
-        for name, path in ((METRICS, folder.metrics), (LEDGER, folder.ledger))
+        for name, path in ((METRICS, folder.metrics), (LEDGER, folder.ledger), (EVENTS, folder.events))
         if _restore_journal(place, newest, name, path, tell)
     ]
     restored += [path.name for path in (_restore_summary(place, newest, folder, tell),) if path]

@@ -7,6 +7,7 @@ the step time is simulated.
 - `hlo`: parse the scheduled program
 - `memory`: read the compiler's memory report, and break the peak down by contents
 - `time`: simulate the scheduled program
+- `trace`: write the simulated timeline for Perfetto
 - `cost`: hours, dollars and checkpoints of a complete run
 - `report`: tables, JSON and HTML pages, and suggestions for a job that does not fit
 - `search`: choose slices, meshes, micro-batch sizes and remat policies

@@ -30,6 +30,10 @@ _OUTER = re.compile(r"(?:ENTRY )?%[\w.\-<>]+ \(.*\{$|HloModule |\}(?:, execution
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-<>]+) = ")
 _NAME = re.compile(r"%([\w.\-<>]+(?:#\d+)*)")
 _DEPTH = re.compile(r"[(){}\[\],]")
+# The tables before the first computation: the lines of code that the instructions come from.
+_FILE = re.compile(r'^(\d+) "(.*)"$')
+_LOCATION = re.compile(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)")
+_FRAME = re.compile(r"^(\d+) \{file_location_id=(\d+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +120,14 @@ class Module:
 
     computations: dict[str, Computation]
     entry: str
+    lines: dict[int, tuple[str, int]] = field(default_factory=dict)  # stack frame -> (file, line number)
+
+    def source(self, instruction: Instruction) -> tuple[str, int] | None:
+        """Return the file and the line number of the Python code that an instruction comes from, or None."""
+        if found := re.search(r"stack_frame_id=(\d+)", instruction.attributes):
+            return self.lines.get(int(found[1]))
+        found = re.search(r'source_file="([^"]*)" source_line=(\d+)', instruction.attributes)
+        return (found[1], int(found[2])) if found else None
 
     @cached_property
     def users(self) -> dict[tuple[str, str], list[tuple[Instruction, int]]]:
@@ -168,7 +180,26 @@ def parse(text: str) -> Module:
                 if "#" in name:
                     _add_element(current, name)
             current.add(instruction)
-    return Module(computations, entry)
+    return Module(computations, entry, _frame_lines(text))
+
+
+def _frame_lines(text: str) -> dict[int, tuple[str, int]]:
+    """Return the file and the line number of each stack frame, from the tables before the first computation."""
+    tables: dict[str, list[str]] = {}
+    title = ""
+    for line in text.partition("\n%")[0].splitlines():
+        if line[:1].isdigit():
+            tables.setdefault(title, []).append(line)
+        else:
+            title = line.strip()
+    files = {int(found[1]): found[2] for line in tables.get("FileNames", ()) if (found := _FILE.match(line))}
+    locations = {
+        int(found[1]): (files.get(int(found[2]), ""), int(found[3]))
+        for line in tables.get("FileLocations", ())
+        if (found := _LOCATION.match(line))
+    }
+    frames = (found for line in tables.get("StackFrames", ()) if (found := _FRAME.match(line)))
+    return {int(found[1]): locations[int(found[2])] for found in frames if int(found[2]) in locations}
 
 
 def _instruction_lines(text: str) -> Iterator[str]:

@@ -17,7 +17,6 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.inputs.run_folder import RunFolder, newest_record, recorded_job, require_run
 from forerun.inputs.stage_folder import run_of
-from forerun.inputs.stored_files import restore_files
 from forerun.track.metrics import read_metrics
 
 EVENTS, HOSTS = "events.jsonl", "hosts.json"
@@ -87,10 +86,12 @@ def read_run(location: str | Path, tell: Callable[[str], None] = lambda text: No
     if "://" in str(location):
         return _read_bucket(str(location), tell)
     folder = RunFolder(run_of(location))
-    return _record(str(location), folder, require_run(folder, tell))
+    return record_of(str(location), folder, require_run(folder, tell))
 
 
 def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
+    from forerun.inputs.stored_files import restore_files  # imports jax, which folders do not need
+
     record = newest_record(address, tell)
     if record is None or "job" not in record:
         raise UserError(
@@ -103,10 +104,11 @@ def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
     with tempfile.TemporaryDirectory() as copies:
         folder = RunFolder(Path(copies))
         restore_files(address, folder, lambda text: None)
-        return _record(address, folder, recorded_job(record["job"], folder))
+        return record_of(address, folder, recorded_job(record["job"], folder))
 
 
-def _record(location: str, folder: RunFolder, job: Job) -> RunRecord:
+def record_of(location: str, folder: RunFolder, job: Job) -> RunRecord:
+    """Return the records in a folder whose job is known."""
     skips = {
         row["step"]: row["why"]
         for row in read_lines(folder.skips)
@@ -118,8 +120,8 @@ def _record(location: str, folder: RunFolder, job: Job) -> RunRecord:
         metrics=read_metrics(folder.metrics),
         events=read_lines(folder.path / EVENTS),
         skips=skips,
-        summary=_read_object(folder.summary),
-        hosts=_read_object(folder.path / HOSTS),
+        summary=read_object(folder.summary),
+        hosts=read_object(folder.path / HOSTS),
         exports=read_lines(folder.path / "exports.jsonl"),
     )
 
@@ -130,17 +132,18 @@ def read_lines(path: Path) -> list[Row]:
         *lines, _torn = path.read_bytes().split(b"\n")
     except OSError:
         return []
-    return [row for line in lines if (row := _object(line))]
+    return [row for line in lines if (row := object_of(line))]
 
 
-def _read_object(path: Path) -> Row:
+def read_object(path: Path) -> Row:
+    """Return the JSON object of a file, or an empty one if the file is missing or broken."""
     try:
-        return _object(path.read_bytes())
+        return object_of(path.read_bytes())
     except OSError:
         return {}
 
 
-def _object(content: bytes) -> Row:
+def object_of(content: bytes) -> Row:
     """Return the JSON object in `content`, or an empty one if there is none."""
     try:
         found = json.loads(content)

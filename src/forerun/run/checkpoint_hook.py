@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display
 from forerun.track.metrics import MetricsLog
+from forerun.track.run_times import RunTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class CheckpointRecords:
         record = {**self.constant, **self.validation.record(step, self.throughput.loss), **files}
         if self.stored_files is None:
             return record, None
-        return record | self.stored_files.record(), self.stored_files.attach()
+        return record | self.stored_files.record(step), self.stored_files.attach()
 
 
 class CheckpointHook(Hook):
@@ -73,10 +75,11 @@ class CheckpointHook(Hook):
         replica_check: ReplicaCheck,
         program: Program,
         worker: Worker,
+        times: RunTimes,
         first: int,
     ) -> None:
         self._store, self._schedule, self._records = store, schedule, records
-        self._replica_check, self._program, self._worker = replica_check, program, worker
+        self._replica_check, self._program, self._worker, self._times = replica_check, program, worker, times
         self._guard, self._validation, self._throughput = records.guard, records.validation, records.throughput
         # An earlier process saved this checkpoint, and stopped before the evaluation that belongs to it.
         self._lacks_loss = self._validation.is_pending(first) and schedule.replaces(first)
@@ -109,15 +112,19 @@ class CheckpointHook(Hook):
         is_unsaved = self._schedule.last_saved < step < self._throughput.last
         if is_unsaved and self._guard.trusts_state and self._worker.stop.save:
             self._save(step, state)
-        self._store.wait(self._worker.stop.remaining_seconds())
+        with self._times.spent("saves"):
+            self._store.wait(self._worker.stop.remaining_seconds())
 
     def _save(self, step: int, state: State) -> None:
         """Start a save. The replicas are compared first, so that no checkpoint contains a corrupt state."""
-        with self._schedule.measure(step, lambda: self._store.save_seconds):
+        began = time.perf_counter()
+        with self._times.spent("saves"), self._schedule.measure(step, lambda: self._store.save_seconds):
             self._replica_check.record(step, state)
             self._replica_check.require_equal(step)
+            self._times.mark(step, is_forced=True)  # the checkpoint's copy of the events ends with the saved step
             record, attach = self._records.build(step)
             self._store.save(step, self._program.saved(state), record, attach)
+        self._times.saved(step, time.perf_counter() - began)
 
 
 def report_save_time(store: CheckpointStore, worker: Worker) -> None:

@@ -19,6 +19,7 @@ from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display
 from forerun.track.metrics import MetricsLog
+from forerun.track.run_times import RunTimes
 
 
 class Hook:
@@ -70,9 +71,10 @@ class ValidationHook(Hook):
         metrics_log: MetricsLog | None,
         display: Display,
         worker: Worker,
+        times: RunTimes,
     ) -> None:
         self._validation, self._throughput, self._metrics_log = validation, throughput, metrics_log
-        self._display, self._worker = display, worker
+        self._display, self._worker, self._times = display, worker, times
 
     def on_start(self, step: int, state: State) -> None:
         """Repeat the evaluation that the stop of an earlier process interrupted."""
@@ -83,7 +85,8 @@ class ValidationHook(Hook):
         return self._validation.is_due(step)
 
     def on_step(self, step: int, state: State) -> None:
-        result = self._validation.evaluate(step, state, self._worker)
+        with self._times.spent("validation"):
+            result = self._validation.evaluate(step, state, self._worker)
         if result is not None:
             if self._metrics_log is not None:
                 self._metrics_log.write(step, **result.metrics_row)
@@ -122,6 +125,7 @@ class MetricsHook(Hook):
       log_every: steps between two records. The last step and rejected steps are always recorded.
       feed: measures how long the run has waited for data.
       extension: the change of the number of steps since the checkpoint, if there is one.
+      times: accounts for the time of the run.
     """
 
     def __init__(
@@ -133,9 +137,10 @@ class MetricsHook(Hook):
         log_every: int,
         feed: Feed[Any, Any],
         extension: Extension | None,
+        times: RunTimes,
     ) -> None:
         self._throughput, self._metrics_log, self._display = throughput, metrics_log, display
-        self._log_every, self._feed, self._extension = log_every, feed, extension
+        self._log_every, self._feed, self._extension, self._times = log_every, feed, extension, times
 
     def on_start(self, step: int, state: State) -> None:
         if self._extension is not None and step < self._throughput.last and self._metrics_log is not None:
@@ -148,6 +153,7 @@ class MetricsHook(Hook):
         step, throughput = finished.step, self._throughput
         if finished.warning:
             self._display.warn(finished.warning)
+        self._times.finish_step(step, self._feed.waited_seconds, is_useful=finished.rejection is None)
         if finished.metrics is None:
             throughput.skip(step)
             if self._metrics_log is not None:
@@ -156,5 +162,7 @@ class MetricsHook(Hook):
         throughput.finish(step, finished.metrics, self._feed.waited_seconds)
         is_logged = step % self._log_every == 0 or step == throughput.last or finished.rejection
         if is_logged and self._metrics_log is not None:
-            self._metrics_log.write(step, **throughput.take_metrics_row() | finished.metrics_row())
+            row = throughput.take_metrics_row() | self._times.shares() | finished.metrics_row()
+            self._metrics_log.write(step, **row)
+            self._times.mark(step)
         self._display.step(throughput.view())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -28,6 +28,8 @@ from forerun.run.journals import open_ledger, open_metrics
 from forerun.run.pipeline import StepPipeline
 from forerun.run.placement import Placement
 from forerun.run.preference_reference import REFERENCE, recorded_base
+from forerun.run.profiling.profile_hook import profiling
+from forerun.run.profiling.step_range import StepRange
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.sample import sample_text
 from forerun.run.save_schedule import SaveSchedule
@@ -38,6 +40,7 @@ from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display
 from forerun.track.metrics import write_summary
+from forerun.track.run_times import RunTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,7 @@ class PreparedRun:
     folder: RunFolder
     replica_check: ReplicaCheck
     validation: Validation
+    times: RunTimes = field(default_factory=RunTimes)
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class ResumePoint:
       extension: the change of the number of steps since the checkpoint, or None.
       extensions: all such changes of the run, as checkpoints and the summary record them.
       base: fingerprint of the frozen weights, or None if the checkpoints contain all weights.
+      profile: the steps to record with the profiler, or None.
     """
 
     saved: SavedFiles
@@ -72,6 +77,7 @@ class ResumePoint:
     extension: Extension | None
     extensions: dict[str, Any]
     base: str | None
+    profile: StepRange | None = None
 
 
 def train_steps(
@@ -86,7 +92,7 @@ def train_steps(
     """Run the steps of a prepared run with all its hooks. Return the state after the last step."""
     job, program, batches = prepared.resolved.job, prepared.program, prepared.batches
     folder, validation, saved = prepared.folder, prepared.validation, resume.saved
-    first, last = throughput.first, throughput.last
+    first, last, times = throughput.first, throughput.last, prepared.times
     guard, placement = resume.guard, Placement(program.batch)
     constant_record = {
         "program": prepared.compiled_step.hash,
@@ -100,6 +106,7 @@ def train_steps(
         open_ledger(job, folder, saved, display, worker) as ledger,
         Feed(batches, placement, first, last, ahead=job.data.prefetch) as feed,
         forbid_compilation() as require_no_compilation,
+        profiling(resume.profile, folder, throughput, times, display, worker) as profile_hooks,
     ):
         # If the checkpoints are in a bucket, another machine may resume the run from them alone. The run's files are
         # therefore stored with them.
@@ -113,15 +120,16 @@ def train_steps(
             throughput=throughput,
             metrics_log=metrics_log,
             ledger=ledger,
-            stored_files=StoredFiles(folder, saved, journals) if is_elsewhere else None,
+            stored_files=StoredFiles(folder, saved, journals, times.log) if is_elsewhere else None,
         )
         schedule = SaveSchedule(job, program, first, last, display.say, display.warn)
         replica_check = prepared.replica_check
         # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
         # checkpoint includes the result of the validation at its step.
         hooks: list[Hook] = [
-            ValidationHook(validation, throughput, metrics_log, display, worker),
-            CheckpointHook(store, schedule, records, replica_check, program, worker, first),
+            *profile_hooks,
+            ValidationHook(validation, throughput, metrics_log, display, worker, times),
+            CheckpointHook(store, schedule, records, replica_check, program, worker, times, first),
             replica_check,
             ProgressHook(worker, require_no_compilation),
             LedgerHook(ledger, batches),
@@ -132,6 +140,7 @@ def train_steps(
                 log_every=job.log_every,
                 feed=feed,
                 extension=resume.extension,
+                times=times,
             ),
         ]
         pipeline = StepPipeline(
@@ -141,7 +150,11 @@ def train_steps(
             lambda step: placement(batches.batch_at(step - 1)),
             jax.device_get,
         )
-        return run_steps(pipeline, batches_until_stop(feed, first, validation, worker), hooks, first)
+        times.phase("steps")
+        try:
+            return run_steps(pipeline, batches_until_stop(feed, first, validation, worker), hooks, first)
+        finally:
+            times.phase("finish")
 
 
 def finish_files(
@@ -149,6 +162,7 @@ def finish_files(
 ) -> dict[str, Any]:
     """Write summary.json, store it with the checkpoints, and return its content."""
     job, folder = prepared.resolved.job, prepared.folder
+    goodput = prepared.times.end(throughput.step)
     # A process that ran no step keeps the summary of the earlier one, which has the times of steps.
     summary = None if throughput.step_seconds else read_summary(folder, throughput.step)
     if summary is None:
@@ -157,6 +171,7 @@ def finish_files(
             summary_of(prepared.resolved, program, step, throughput, validation, prepared.devices, folder)
             | resume.extensions
         )
+        summary["goodput"] = None if goodput is None else goodput.as_dict()
         write_summary(folder.summary, summary)
     store_summary(folder.checkpoints(job), store, folder)
     return summary

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,7 @@ from forerun.inputs.teacher_targets import with_teacher_targets
 from forerun.methods.kept import rounding_messages
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.report.report_file import write_report
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.checkpoint_hook import retention_of, save_reporter
 from forerun.run.compile.compile_step import compile_step, use_cache
@@ -47,12 +49,15 @@ from forerun.run.placement import Placement
 from forerun.run.preference_reference import with_reference
 from forerun.run.preflight import check_before_compile, require_same_data
 from forerun.run.prepared_run import PreparedRun, ResumePoint, final_sample, finish_files, train_steps
+from forerun.run.profiling.profile_hook import still_ahead
+from forerun.run.profiling.step_range import StepRange
 from forerun.run.replicas import replica_check_of
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker, silent_worker
 from forerun.track.backends.job_trackers import trackers_of
 from forerun.track.display.display import Display
+from forerun.track.run_times import RunTimes
 from forerun.units import Count
 
 
@@ -65,7 +70,14 @@ class TrainResult:
     state: State | None
 
 
-def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | None = None) -> TrainResult | None:
+def train(
+    job: Job,
+    display: Display,
+    *,
+    fresh: bool = False,
+    worker: Worker | None = None,
+    profile: StepRange | None = None,
+) -> TrainResult | None:
     """Run a job to its end, from its newest checkpoint if it has one.
 
     Args:
@@ -73,6 +85,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
       display: shows phases, warnings and progress to the user.
       fresh: start over. An earlier run of this name is renamed.
       worker: connects the run to its supervisor, if there is one.
+      profile: the steps to record with the profiler.
 
     Returns:
       The result, or None if the run was asked to stop before its end.
@@ -81,6 +94,19 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
       UserError: the job, the data or the checkpoints cannot be used, or the run diverged.
     """
     worker = worker or silent_worker()
+    times = RunTimes(worker.take_start_seconds(), pid=os.getpid(), hosts=worker.hosts)
+    try:
+        return _train(job, display, fresh, worker, times, profile)
+    except BaseException as error:
+        times.fail(error)
+        raise
+    finally:
+        times.close()
+
+
+def _train(
+    job: Job, display: Display, fresh: bool, worker: Worker, times: RunTimes, profile: StepRange | None
+) -> TrainResult | None:
     if worker.first:
         require_usable(job)
     use_cache()
@@ -88,19 +114,21 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
 
     # ---- Devices, and the checks that need no data ----
     chosen = choose(job.device, job.devices)
+    times.describe(devices=len(chosen.devices))
     display.say(f"device: {chosen.reason}")
     if chosen.warning:
         display.warn(chosen.warning)
     mesh_on(job, chosen)  # raises if the mesh is impossible
     trackers_of(job.track)  # raises if a tracker is not installed
     if not fresh and (summary := finished_summary(job, display.say)) is not None:
-        return TrainResult(summary, "", None)
+        return finished_result(summary, profile, worker, display)
     display.say(f"model: {starting_weights(job)}")
     for text in warnings_of(job):
         display.warn(text)
 
     # ---- Data: read, tokenized and packed into rows of one length ----
     worker.pulse.phase("data")
+    times.phase("data")
     corpus = open_corpus_with_progress(job, display)
     # The supervisor compares facts of all hosts: hosts with different data would train on inconsistent batches.
     worker.pulse.fact("data digest", corpus.digest)
@@ -110,9 +138,11 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     epochs, resolved = job.steps is None, resolve(job, corpus)
     job = resolved.job
     require_matching_weights(resolved)
+    if profile is not None:
+        profile.require_reached(resolved.steps)
     # The number of steps of a job in epochs is known only now, after its data was read.
     if epochs and not fresh and (summary := finished_summary(job, display.say)) is not None:
-        return TrainResult(summary, "", None)
+        return finished_result(summary, profile, worker, display)
     corpus = with_teacher_targets(resolved, corpus)
     worker.pulse.fact("data and cache digest", corpus.digest)
     program = program_on(resolved, chosen, corpus.rows.epoch)
@@ -122,13 +152,16 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)
     if worker.first:
         record_code(folder, display.warn)
+        times.open(folder.events, display.warn)
     checkpoints = folder.checkpoints(job)
     require_disk_space(
         checkpoints, needed_bytes(program.saved(program.state), job.checkpoint.keep + job.checkpoint.keep_best)
     )
     check_before_compile(resolved, program, corpus, checkpoints)
+    times.phase("compile")
     step = compile_step(program, display, job.name)
-    corpus = with_reference(resolved, program, corpus, folder, display, worker)
+    with times.spent("startup"):  # preparation of the data
+        corpus = with_reference(resolved, program, corpus, folder, display, worker)
     batches = batches_of(job, program, corpus)
     prepared = PreparedRun(
         resolved=resolved,
@@ -140,10 +173,12 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         folder=folder,
         replica_check=replica_check_of(job, program, display),
         validation=Validation(job, program, corpus, display),
+        times=times,
     )
 
     # ---- State: a new one, or that of the newest good checkpoint ----
     worker.pulse.phase("restore")
+    times.phase("restore")
     with CheckpointStore(checkpoints, keep=retention_of(job), tell=save_reporter(display, worker)) as store:
         with display.phase("state") as phase:
             state, first, skipped = state_of(resolved, program, store, corpus, display.warn)
@@ -151,19 +186,26 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
             prepared.validation.resume(record, first)
             phase.detail = f"step {first} from {checkpoints}" if first else starting_weights(job)
         worker.pulse.fact("checkpoint", f"step {first}")
+        times.resume(first)
         for damaged in skipped:
             display.warn(f"skipped a damaged checkpoint: {damaged}")
 
         require_steps_left(job, first, checkpoints)
+        if profile is not None:
+            profile = still_ahead(profile, first, resolved.steps, worker, display.warn)
         extension = extension_of(job, record, first, int(state.step))
         if extension is not None:
             display.warn(extension.said(job.optimizer.schedule))
         saved = saved_files(store, first)
         if not saved.complete:
             display.say("an older version saved this checkpoint: the files of the run are not compared with it")
-        throughput = Throughput(program, first, peak_flops(chosen), DeviceMemory(local_devices(chosen)))
+        memory = DeviceMemory(local_devices(chosen))
+        worker.pulse.measure_memory(memory.fullest)
+        throughput = Throughput(program, first, peak_flops(chosen), memory)
         guard = guard_of(job, folder, saved, display.warn)
-        resume = ResumePoint(saved, guard, extension, extensions_of(record, extension), base_of(program, state))
+        resume = ResumePoint(
+            saved, guard, extension, extensions_of(record, extension), base_of(program, state), profile
+        )
 
         # ---- Steps ----
         try:
@@ -177,12 +219,26 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     validation = prepared.validation
     if (throughput.step < throughput.last and not validation.is_exhausted) or validation.is_pending(throughput.step):
         at = throughput.step
+        times.stop(at, "asked")
         display.say(f"stopped as asked after step {at}: the same command resumes from the newest checkpoint")
+        if worker.first:
+            write_report(folder, job, display.warn, stopped=True)
         return None
     if throughput.step < throughput.last:
         display.say(f"ended at step {throughput.step}: {validation.stop_reason}")
     summary = finish_files(prepared, resume, throughput, store) if worker.first else {}
+    if worker.first:
+        write_report(folder, job, display.warn)
     return TrainResult(summary, final_sample(prepared, state), state)
+
+
+def finished_result(
+    summary: dict[str, Any], profile: StepRange | None, worker: Worker, display: Display
+) -> TrainResult:
+    """Return the result of a run that an earlier process finished. Raise if a profile of it is asked for."""
+    if profile is not None:
+        still_ahead(profile, max(profile.first, summary["steps"]), summary["steps"], worker, display.warn)
+    return TrainResult(summary, "", None)
 
 
 def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:

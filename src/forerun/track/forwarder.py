@@ -9,7 +9,6 @@ the metrics has that step. A delivered step is not sent again, even if a resumed
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import threading
 import time
@@ -21,7 +20,7 @@ from typing import Any
 from forerun.config.load import values
 from forerun.config.schema import Job
 from forerun.files import atomic_write
-from forerun.journal import entry_of
+from forerun.journal import TailReader
 from forerun.track.backends.job_trackers import trackers_of
 from forerun.track.tracker import ConnectionLost, Row, TrackedRun, Tracker
 
@@ -66,37 +65,6 @@ class Cursor:
         atomic_write(self._path, json.dumps(self._content) + "\n")
 
 
-class MetricsReader:
-    """A reader of a growing file that returns each complete line once.
-
-    It starts again at the beginning if the file was replaced, as by a resumed run.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._at, self._node = path, 0, 0
-
-    def rewind(self) -> None:
-        """Return all lines again."""
-        self._at = 0
-
-    def rows(self) -> Iterator[Row]:
-        """Yield the rows that were added since the last call."""
-        try:
-            with open(self._path, "rb") as file:
-                about = os.fstat(file.fileno())
-                if about.st_ino != self._node or about.st_size < self._at:
-                    self._at, self._node = 0, about.st_ino
-                file.seek(self._at)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        return
-                    self._at += len(line)
-                    if (row := entry_of(line)) is not None:  # a resumed run reports and removes broken lines
-                        yield row
-        except FileNotFoundError:
-            return
-
-
 class Forwarder:
     """A thread that sends the rows of a metrics file to one tracker, and retries after errors."""
 
@@ -104,7 +72,7 @@ class Forwarder:
         self, name: str, tracker: Tracker, run: TrackedRun, metrics: Path, cursor: Cursor, tell: Callable[[str], None]
     ) -> None:
         self.name, self._tracker, self._run, self._cursor, self._tell = name, tracker, run, cursor, tell
-        self._tail = MetricsReader(metrics)
+        self._tail = TailReader(metrics)
         self._waiting: list[Row] = []
         self._sent = cursor.step(name)
         self._begun = False

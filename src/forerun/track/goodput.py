@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from forerun.units import Seconds
+
 USEFUL, OTHER = "useful", "other"
 LOST = (
     "startup",  # imports, devices, data, and everything else before the compilation
@@ -30,6 +32,7 @@ CATEGORIES = (USEFUL, *LOST)
 # What the time after a `phase` line is, if no later `time` line says it.
 _OF_PHASE = {"data": "startup", "compile": "compile", "restore": "restore"}
 _MICRO = 1_000_000
+SMALLEST_SHARE = 0.001  # of the losses in `goodput_line`
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,14 @@ def goodput_of(events: Sequence[Mapping[str, Any]]) -> Goodput | None:
         return None
     micros[OTHER] = wall - sum(amount for name, amount in micros.items() if name != OTHER)
     return Goodput(micros[USEFUL] / wall, wall / _MICRO, {name: amount / _MICRO for name, amount in micros.items()})
+
+
+def goodput_line(entry: Mapping[str, Any]) -> str:
+    """Return a line for the user about the goodput in a summary, with the largest losses first."""
+    wall, seconds = float(entry["wall_seconds"]), entry["seconds"]
+    losses = sorted(((seconds.get(name, 0.0) / wall, name) for name in LOST), reverse=True)
+    named = [f"{name.replace('_', ' ')} {share:.1%}" for share, name in losses if share >= SMALLEST_SHARE]
+    return f"goodput {entry['share']:.1%} of {Seconds(wall)}" + (f"; lost: {', '.join(named)}" if named else "")
 
 
 def shares_of(seconds: Mapping[str, float]) -> dict[str, float]:

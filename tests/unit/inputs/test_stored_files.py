@@ -44,7 +44,7 @@ def train_to(
                 metrics.write(step, loss=step / 4, machine=machine)
                 ledger.write(step, [(0, step)])
                 if step % EVERY == 0:
-                    record = record_of(job, step, {}, metrics, ledger) | stored.record()
+                    record = record_of(job, step, {}, metrics, ledger) | stored.record(step)
                     store.save(step, STATE, record, stored.attach())
             store.wait()
     return first

@@ -97,6 +97,7 @@ def test_templates_and_stylesheet_are_in_the_package() -> None:
     assert folder.joinpath("style.css").is_file()
     names = {file.name for file in folder.joinpath("templates").iterdir()}
     pages = ("base", "data", "job", "job_values", "parts", "plan", "plan_compact", "run", "sweep", "sweep_frame")
+    pages += ("charts", "charts_base", "report_frame", "run_comparison", "run_report")
     assert names == {f"{page}.html.jinja" for page in pages}
 
 

@@ -4,6 +4,28 @@ from __future__ import annotations
 
 import argparse
 
+from forerun.cli.options.values import port_number
+
+
+def add_watch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun watch`."""
+    parser.add_argument(
+        "location",
+        metavar="LOCATION",
+        help="folder of a run, such as runs/quickstart, or the address of its checkpoints in a bucket",
+    )
+    parser.add_argument("--once", action="store_true", help="print one frame and end")
+    parser.add_argument("--web", action="store_true", help="serve the report of the run on 127.0.0.1 until Ctrl-C")
+    parser.add_argument("--port", metavar="N", type=port_number, help="with --web: the port (default: a free one)")
+
+
+def add_runs_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun runs`."""
+    parser.add_argument(
+        "location", metavar="LOCATION", nargs="?", default="runs", help="folder of runs, or of checkpoints in a bucket"
+    )
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
 
 def add_doctor_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun doctor`."""

@@ -14,11 +14,12 @@ OF_SEVERAL_HOSTS = ("--host", "--leader", "--secret")
 
 @dataclass(frozen=True)
 class Command:
-    """A command: one line of help, an example, and a function that adds its options to a parser."""
+    """A command: one line of help, an example, a function that adds its options, and the package of its module."""
 
     summary: str
     example: str
     add_options: Callable[[argparse.ArgumentParser], None]
+    package: str = "forerun.cli"
 
 
 class Parser(argparse.ArgumentParser):

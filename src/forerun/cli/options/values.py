@@ -27,6 +27,13 @@ def count(text: str) -> int:
     return int(text)
 
 
+def port_number(text: str) -> int:
+    """Return the number of a TCP port."""
+    if not text.isdecimal() or not 0 < int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 1 to 65535")
+    return int(text)
+
+
 def step_name(text: str) -> str:
     """Return newest, best or the number of a step."""
     if text not in ("newest", "best") and not text.isdecimal():

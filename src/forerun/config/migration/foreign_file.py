@@ -27,7 +27,7 @@ PLACEHOLDERS = {"model.name": "owner/model", "data.path": "path/of/data"}
 # Defaults that change the result, and differ from those of forerun.
 _ADAMW = {"optimizer.warmup": 0, "optimizer.weight_decay": 0.0, "optimizer.b2": 0.999}
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "axolotl": {**_ADAMW, "epochs": 1, "batch": 1},
+    "axolotl": {**_ADAMW, "optimizer.warmup": 0.03, "epochs": 1, "batch": 1},
     "transformers": {**_ADAMW, "optimizer.lr": 5e-5, "optimizer.schedule": "linear", "epochs": 3, "batch": 8},
     "TRL": {**_ADAMW, "optimizer.lr": 2e-5, "optimizer.schedule": "linear", "epochs": 3, "batch": 8},
     "TRL (DPO)": {**_ADAMW, "optimizer.lr": 1e-6, "optimizer.schedule": "linear", "epochs": 3, "batch": 8,

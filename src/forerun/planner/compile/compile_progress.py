@@ -11,7 +11,7 @@ from typing import Any, TextIO
 from rich.table import Table
 from rich.text import Text
 
-from forerun.console import SafeConsole, SafeLive
+from forerun.console import SafeConsole, SafeLive, can_redraw
 from forerun.planner.compile.request import CompileRequest
 
 WAITING = "waiting"
@@ -44,7 +44,7 @@ class CompileProgress:
 
     def __enter__(self) -> CompileProgress:
         console = SafeConsole(file=self._stream)
-        if console.is_terminal and not console.is_dumb_terminal:
+        if can_redraw(console):
             self._live = SafeLive(get_renderable=self.screen, console=console, transient=True, refresh_per_second=8)
             self._live.start()
         return self

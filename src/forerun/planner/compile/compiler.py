@@ -31,7 +31,7 @@ from forerun.memory_limit import address_space_bytes, require_address_space
 from forerun.models.plugin import job_folder
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.worker import ERROR, FACTS
-from forerun.planner.hlo import parse
+from forerun.planner.hlo import Module, parse
 from forerun.planner.memory.breakdown import PADDING, ModelShapes, ledger
 from forerun.planner.memory.memory_report import (
     ASSIGNMENT,
@@ -84,6 +84,7 @@ class CompileResult:
     ledger: Mapping[str, Bytes] = field(default_factory=dict)  # contents of the memory; adds up to the peak
     step: StepTime | None = None  # None for a program that was not accepted
     saved_bytes: int | None = None  # of a checkpoint
+    module: Module | None = field(default=None, repr=False)  # the scheduled program, if it was accepted
 
 
 def require_compiler() -> None:
@@ -154,7 +155,8 @@ def _with_details(answer: CompileResult, folder: Path, question: CompileRequest)
     if not answer.accepted:
         return replace(answer, ledger=parts)
     flops, own_model = answer.flops_per_step / question.devices, question.resolved.model_facts.is_plugin
-    return replace(answer, ledger=parts, step=step_time(module, question.slice.chip, flops, own_model))
+    step = step_time(module, question.slice.chip, flops, own_model)
+    return replace(answer, ledger=parts, step=step, module=module)
 
 
 def require_disk(folder: Path, at_least_bytes: int = DISK_BYTES) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from forerun.planner.compile import compiler
 from forerun.planner.compile.request import CompileRequest
+from forerun.planner.hlo import Module
 from forerun.planner.memory.memory_report import MemoryReport
 from forerun.planner.time.step_time import StepTime
 from forerun.units import Bytes, Seconds
@@ -56,15 +57,20 @@ class FitResult:
 
 
 def verdict(
-    question: CompileRequest, stop: threading.Event | None = None, on_phase: compiler.Phase = lambda phase: None
+    question: CompileRequest,
+    stop: threading.Event | None = None,
+    on_phase: compiler.Phase = lambda phase: None,
+    keep: Callable[[Module], None] = lambda module: None,
 ) -> FitResult:
     """Compile a request and return the result. Blocks until the compiler has decided, or `stop` is set.
 
-    Raises the errors of `compiler.ask`.
+    `keep` receives the scheduled program if it fits. Raises the errors of `compiler.ask`.
     """
     started = time.perf_counter()
     answer = compiler.ask(question, stop or threading.Event(), on_phase)
     seconds = Seconds(time.perf_counter() - started)
+    if answer.module is not None:
+        keep(answer.module)
     return FitResult(
         question,
         answer.memory,

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +28,7 @@ from forerun.models.plugin import plugin_spec
 from forerun.planner.compile.compiler import Phase
 from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.request import CompileRequest
+from forerun.planner.hlo import Module
 from forerun.safe_text import redact, redacted_tree
 
 FORMAT = 1
@@ -44,7 +45,7 @@ UNCOUNTED = {
     "planner/compile/result_cache.py",
     "planner/time/calibration.py",
 }
-UNCOUNTED_PACKAGES = ("planner/cost/", "planner/report/", "planner/search/")
+UNCOUNTED_PACKAGES = ("planner/cost/", "planner/report/", "planner/search/", "planner/trace/")
 # Fields of the job that do not affect the compiled step.
 OUTSIDE = {"name", "seed", "device", "devices", "data", "steps", "epochs", "checkpoint", "log_every", "sample", "runs"}
 # Fields of the optimizer that are arguments of the step.
@@ -133,12 +134,15 @@ def load_failure(question: CompileRequest) -> str | None:
 
 
 def cached_fit_result(
-    question: CompileRequest, stop: threading.Event | None = None, on_phase: Phase = lambda phase: None
+    question: CompileRequest,
+    stop: threading.Event | None = None,
+    on_phase: Phase = lambda phase: None,
+    keep: Callable[[Module], None] = lambda module: None,
 ) -> FitResult:
     """Return the stored result of a request, or compile it like `verdict` and store the result."""
     known = recall(question)
     if known is None:
-        known = verdict(question, stop, on_phase)
+        known = verdict(question, stop, on_phase, keep)
         remember(known)
     return known
 

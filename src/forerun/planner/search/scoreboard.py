@@ -13,7 +13,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from forerun.console import SafeConsole, SafeLive
+from forerun.console import SafeConsole, SafeLive, can_redraw
 from forerun.planner.report.formatting import gib_text, hours_text, rate_text, seconds_text, step_text
 from forerun.planner.search.ranking import RankedPlan, shown
 from forerun.planner.search.space import Candidate, remat_text
@@ -39,7 +39,7 @@ class Scoreboard:
 
     def __enter__(self) -> Scoreboard:
         console = SafeConsole(file=self._stream)
-        if console.is_terminal and not console.is_dumb_terminal and not self._quiet:
+        if can_redraw(console) and not self._quiet:
             self._live = SafeLive(get_renderable=self.screen, console=console, transient=True, refresh_per_second=8)
             self._live.start()
         return self

@@ -14,6 +14,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 from forerun.planner.hlo import Computation, Instruction, Module
+from forerun.planner.time.activity import CORE, Activity
 from forerun.planner.time.chip_model import ChipModel
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.splash_cost import kernel_seconds, kernel_shape
@@ -23,6 +24,7 @@ from forerun.planner.time.transfers import (
     copy_queue_and_seconds,
     goes_back,
     is_collective,
+    payload_bytes,
 )
 from forerun.planner.time.trip_counts import Loops
 
@@ -75,6 +77,7 @@ class Simulation:
         # Loops over layers and micro-batches run the same body many times. So each computation is simulated only once,
         # and its result is multiplied by the trip count.
         self._done: dict[str, Spent] = {}
+        self._activities: dict[str, list[Activity]] = {}
 
     @property
     def guessed_loops(self) -> list[str]:
@@ -83,13 +86,19 @@ class Simulation:
 
     def run(self) -> Spent:
         """Return the time of the complete program."""
-        return self._computation(self.module.entry)
+        return self.spent_in(self.module.entry)
 
-    def _computation(self, name: str) -> Spent:
+    def spent_in(self, name: str) -> Spent:
         """Return the time of one execution of a computation."""
         if name not in self._done:
-            self._done[name] = _Run(self, self.module.computations[name]).play()
+            run = _Run(self, self.module.computations[name])
+            self._done[name] = run.play()
+            self._activities[name] = run.activities
         return self._done[name]
+
+    def activities(self, name: str) -> list[Activity]:
+        """Return what the device does during one execution of a computation, after `run`."""
+        return self._activities[name]
 
 
 class _Run:
@@ -98,6 +107,8 @@ class _Run:
     def __init__(self, simulation: Simulation, computation: Computation) -> None:
         self.sim, self.computation = simulation, computation
         self.spent = Spent()
+        self.activities: list[Activity] = []
+        self.current = computation.instructions[0]
         self.free_at: Tally = defaultdict(float)  # queue -> time at which its last operation ends
         self.ends: dict[str, tuple[float, str]] = {}  # asynchronous operation -> (time at which it ends, its queue)
         self.prepared: dict[str, tuple[str, float]] = {}  # async-start without operands yet -> (queue, seconds)
@@ -108,8 +119,34 @@ class _Run:
         The compiler has already chosen this order, and the core follows it. So no scheduling is needed here.
         """
         for x in self.computation.instructions:
+            self.current = x
             self._instruction(x)
         return self.spent
+
+    def _advance(
+        self, kind: str, seconds: float, *, flops: float = 0.0, size_bytes: float = 0.0, overhead_seconds: float = 0.0
+    ) -> None:
+        """Let the core work or wait for `seconds`, and record it."""
+        self.activities.append(
+            Activity(CORE, self.spent.seconds, seconds, self.current, kind, flops, size_bytes, overhead_seconds)
+        )
+        self.spent.add(kind, seconds)
+
+    def _transfer(self, queue: str, begins: float, seconds: float) -> None:
+        """Record that the current instruction uses a queue from `begins` on."""
+        size_bytes = payload_bytes(self.computation, self.sim.module, self.current)
+        self.spent.busy[queue] += seconds
+        self.activities.append(Activity(queue, begins, seconds, self.current, size_bytes=size_bytes))
+
+    def _call(self, name: str, trips: int = 1, pause_seconds: float = 0.0, pause: str = "") -> None:
+        """Run another computation `trips` times. After each time, the core waits for `pause_seconds`."""
+        called = self.sim.spent_in(name)
+        seconds = trips * (called.seconds + pause_seconds)
+        kind, begins = pause if pause_seconds else "", self.spent.seconds
+        self.activities.append(Activity(CORE, begins, seconds, self.current, kind, called=name, trips=trips))
+        self.spent.take(called, trips)
+        if pause_seconds:
+            self.spent.add(pause, trips * pause_seconds)
 
     def _instruction(self, x: Instruction) -> None:
         """Execute one instruction: advance the clock, put work on a queue, or both."""
@@ -118,7 +155,7 @@ class _Run:
         if x.op == "while":
             self._while(x)
         elif x.op == "call":
-            self.spent.take(self.sim._computation(x.attribute("to_apply") or ""))
+            self._call(x.attribute("to_apply") or "")
         elif x.op == "conditional":
             self._conditional(x)
         elif x.op.endswith("-start"):
@@ -133,33 +170,32 @@ class _Run:
     def _while(self, x: Instruction) -> None:
         """Run a loop: its body times its trip count, but no faster than its busiest queue."""
         trips = self.sim._loops.trips(self.computation, x)
-        body = self.sim._computation(x.attribute("body") or "")
-        self.spent.take(body, trips)
+        name = x.attribute("body") or ""
+        body = self.sim.spent_in(name)
         # The body was simulated with empty queues. In the real loop, an operation that an iteration leaves on a queue
         # delays the next one. If a queue has more work per iteration than the core, the queue sets the pace.
         slowest = max(QUEUES_THAT_LIMIT, key=lambda queue: body.busy[queue])
-        if body.busy[slowest] > body.seconds:
-            self.spent.add(_waiting_for(slowest), trips * (body.busy[slowest] - body.seconds))
+        self._call(name, trips, max(0.0, body.busy[slowest] - body.seconds), _waiting_for(slowest))
 
     def _conditional(self, x: Instruction) -> None:
         """Run the slowest branch of a conditional, because the choice depends on data."""
         names = re.findall(r"(?:true_computation|false_computation)=%?([\w.\-<>]+)", x.attributes)
         if found := re.search(r"branch_computations=\{([^}]*)\}", x.attributes):
             names += re.findall(r"%?([\w.\-<>]+)", found[1])
-        self.spent.take(max((self.sim._computation(name) for name in names), key=lambda spent: spent.seconds))
+        self._call(max(names, key=lambda name: self.sim.spent_in(name).seconds))
 
     def _launch(self, key: str, queue: str, seconds: float) -> None:
         """Append an operation to a queue. It begins when the queue is free; the core does not wait."""
         begins = max(self.spent.seconds, self.free_at[queue])
         self.free_at[queue] = begins + seconds
         self.ends[key] = (begins + seconds, queue)
-        self.spent.busy[queue] += seconds
+        self._transfer(queue, begins, seconds)
 
     def _wait(self, key: str) -> None:
         """Let the core wait until an operation ends. Only this remainder is not hidden behind other work."""
         end, queue = self.ends.get(key, (0.0, "dma"))
         if end > self.spent.seconds:
-            self.spent.add(_waiting_for(queue), end - self.spent.seconds)
+            self._advance(_waiting_for(queue), end - self.spent.seconds)
 
     def _start(self, x: Instruction) -> None:
         """Put an asynchronous operation on its queue."""
@@ -185,7 +221,7 @@ class _Run:
         if called and (collective := _collective_in(called)):
             return "ici", collective_seconds(machine, called, collective)
         if called and "execution_thread" in x.attributes:  # a thread other than the TensorCore's
-            return "sparse core", self.sim._computation(called.name).seconds
+            return "sparse core", self.sim.spent_in(called.name).seconds
         return copy_queue_and_seconds(machine, module, x)
 
     def _finish(self, x: Instruction) -> None:
@@ -201,9 +237,9 @@ class _Run:
     def _blocking(self, seconds: float) -> None:
         """Let the core carry out a synchronous collective, after those that already use the links."""
         waited = max(0.0, self.free_at["ici"] - self.spent.seconds)
-        self.spent.add("collectives", waited + seconds)
+        self._transfer("ici", self.spent.seconds + waited, seconds)
+        self._advance("collectives", waited + seconds)
         self.free_at["ici"] = self.spent.seconds
-        self.spent.busy["ici"] += seconds
 
     def _collective_fusion(self, x: Instruction) -> bool:
         """Handle a fusion that starts, awaits or carries out a collective. Return False for any other fusion.
@@ -248,7 +284,8 @@ class _Run:
         # A fusion is assumed to overlap its computation with its transfers, so the slower of both counts. Vector
         # arithmetic is not modelled: outside matmuls and attention, HBM is assumed to be the limit.
         kind = "matmul" if flops and computing >= moving else "memory"
-        self.spent.add(kind, max(computing, moving) + machine.op_seconds)
+        seconds = max(computing, moving) + machine.op_seconds
+        self._advance(kind, seconds, flops=flops, size_bytes=touched, overhead_seconds=machine.op_seconds)
         self.spent.flops["matmul"] += flops
 
     def _touches_arrays(self, x: Instruction) -> bool:
@@ -267,9 +304,9 @@ class _Run:
             # "kernels" marks the prediction as uncertain.
             touched = self.sim._work.hbm_bytes(self.computation, x)
             kind = "kernels" if target == KERNEL else "memory"
-            self.spent.add(kind, touched / self.sim.machine.hbm_bytes_per_second)
+            self._advance(kind, touched / self.sim.machine.hbm_bytes_per_second, size_bytes=touched)
             return
-        self.spent.add("attention", kernel_seconds(self.sim.machine, self.sim.chip, shape))
+        self._advance("attention", kernel_seconds(self.sim.machine, self.sim.chip, shape), flops=shape.flops)
         self.spent.flops["attention"] += shape.flops
 
 

@@ -100,6 +100,17 @@ def copy_queue_and_seconds(machine: ChipModel, module: Module, x: Instruction) -
     return "dma", moved / machine.hbm_bytes_per_second + machine.dma_seconds
 
 
+def payload_bytes(computation: Computation, module: Module, x: Instruction) -> float:
+    """Return the bytes of a transfer: the operands of a collective, or what a copy moves."""
+    inner = module.computations.get(x.attribute("calls") or "")
+    within = next((y for y in inner.instructions if is_collective(y)), None) if inner else None
+    if inner is not None and within is not None:
+        computation, x = inner, within
+    if is_collective(x):
+        return sum(operand.size_bytes for name in x.operands if (operand := computation.by_name.get(name)))
+    return _moved(x, inner)[0]
+
+
 def _arrays(x: Instruction) -> list[Shape]:
     return [s for s in x.shapes if s.space not in (SYNC, _SEMAPHORE) and s.dims]
 

@@ -9,9 +9,11 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 from forerun import interrupt
@@ -42,11 +44,20 @@ class Worker:
     pulse: ProgressReporter = field(repr=False)
     stop: Stop = field(repr=False)
     is_alone: bool = False  # without a supervisor, so this process handles Ctrl-C itself
+    _starts: list[float] = field(default_factory=list, repr=False)  # Unix time of the start, until a run takes it
 
     @property
     def first(self) -> bool:
         """Whether this is host 0, which writes files and prints messages for all hosts."""
         return self.index == 0
+
+    def take_start_seconds(self) -> float:
+        """Return the Unix time at which the work on a run began.
+
+        For the first run of this process, it is the start of the process, so that imports count. For a spare, it is the
+        start of its attempt. A later run of the process (a stage) begins at this call.
+        """
+        return self._starts.pop() if self._starts else time.time()
 
     def initialize_jax(self) -> None:
         """Connect jax to the other hosts through `coordinator`, a Unix socket. `tunnel` explains how this works."""
@@ -128,12 +139,14 @@ def connect(imports: Callable[[], object] = lambda: None) -> Worker | None:
         return None
     about = json.loads(given)
     channel = SupervisorChannel(int(about["channel"]))
+    start = process_start_seconds()
     if "attempt" not in about:
         imports()
         begin = channel.hear()
         if not isinstance(begin, Begin):
             sys.exit(OUR_BUG)
         about |= asdict(begin)
+        start = time.time()
     stacks = int(about["stacks"])
     os.set_inheritable(stacks, False)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
@@ -151,6 +164,7 @@ def connect(imports: Callable[[], object] = lambda: None) -> Worker | None:
         coordinator=str(about["coordinator"]),
         pulse=ProgressReporter(channel, stop),
         stop=stop,
+        _starts=[start],
     )
 
 
@@ -176,7 +190,27 @@ def alone(grace_seconds: float = Limits.grace) -> Worker:
         stop.here(grace_seconds)
 
     threading.Thread(target=listen, name="sigterm", daemon=True).start()
-    return Worker(attempt=0, index=0, hosts=1, coordinator="", pulse=pulse, stop=stop, is_alone=True)
+    return Worker(
+        attempt=0,
+        index=0,
+        hosts=1,
+        coordinator="",
+        pulse=pulse,
+        stop=stop,
+        is_alone=True,
+        _starts=[process_start_seconds()],
+    )
+
+
+def process_start_seconds() -> float:
+    """Return the Unix time at which this process started, or the current time where Linux's /proc is missing."""
+    try:
+        # The second field is the name of the program in parentheses, which can contain spaces.
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        return time.time()
+    return time.time() - max(0.0, age)
 
 
 def _sigterm_descriptor() -> int:

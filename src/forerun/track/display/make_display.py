@@ -8,18 +8,19 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from forerun.notebook_kernel import below_notebook, in_notebook
 from forerun.track.display.display import Display
 
 
 def make_display(stream: TextIO, *, clock: Callable[[], float] = time.monotonic) -> Display:
     """Return a live display for a terminal that can move its cursor, a bar for a notebook, plain lines otherwise."""
-    if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb"):
+    if stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb") and not below_notebook():
         from forerun.track.display.terminal import TerminalDisplay
 
         return TerminalDisplay(stream, clock=clock)
-    from forerun.track.display.notebook import NotebookDisplay, in_notebook
-
     if stream is sys.stdout and in_notebook():
+        from forerun.track.display.notebook import NotebookDisplay
+
         return NotebookDisplay(stream, clock=clock)
     from forerun.track.display.plain import PlainDisplay
 

@@ -1,0 +1,1 @@
+"""Commands that show runs and change nothing, one file each."""

@@ -1,0 +1,176 @@
+"""Line charts: curves over steps or time with axes, marks and a value display.
+
+A chart is a value. The template `charts.html.jinja` draws it: the curves are SVG that stretches with the page, and the
+labels are HTML, so that text has the same size on each screen. The script `charts.js` adds a crosshair; without it the
+page shows the same curves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forerun.pages.chart_ticks import Ticks, decade_ticks, round_ticks, time_ticks, value_text
+from forerun.pages.downsample import Point, downsample
+
+UNITS = 100_000  # the size of the drawing in its own units; integers keep the markup short
+LOG_RATIO = 50  # an axis is logarithmic by default if its largest value is this many times its smallest
+MAX_MARKS = 200
+X_TICKS = 7
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points with a name and a CSS class for its colour. `dots` draws the points instead of a line."""
+
+    name: str
+    points: Sequence[Point]
+    css: str = "c0"
+    dots: bool = False
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An event on the horizontal axis. `css` is `restart` (a line) or `skip` (a short line at the bottom)."""
+
+    x: float
+    css: str
+    title: str
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis from `low` to `high`, with (share, text) for each label. `kind` is a format of `value_text`."""
+
+    name: str
+    kind: str
+    low: float
+    high: float
+    log: bool
+    ticks: tuple[tuple[float, str], ...]
+
+    def share(self, value: float) -> float:
+        """Return the position of a value: 0 is the start of the axis, 1 its end. Values outside are moved inside."""
+        low, high, at = self.low, self.high, value
+        if self.log:
+            low, high, at = math.log10(low), math.log10(high), math.log10(max(value, self.low))
+        return min(1.0, max(0.0, (at - low) / ((high - low) or 1)))
+
+    @property
+    def data(self) -> str:
+        """The axis for the script: low, high, log and kind."""
+        return f"{self.low:.9g} {self.high:.9g} {int(self.log)} {self.kind}"
+
+
+@dataclass(frozen=True)
+class DrawnCurve:
+    """A curve as SVG path data."""
+
+    name: str
+    css: str
+    dots: bool
+    path: str
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """A chart that the template `charts.html.jinja` draws.
+
+    Attributes:
+      title: what the chart shows.
+      latest: the last value of each curve, as text.
+      x: the horizontal axis.
+      y: the vertical axis.
+      curves: the curves.
+      marks: (share, CSS class, title) of each mark.
+      tall: whether the chart is the main one of its page.
+    """
+
+    title: str
+    latest: str
+    x: Axis
+    y: Axis
+    curves: tuple[DrawnCurve, ...]
+    marks: tuple[tuple[float, str, str], ...]
+    tall: bool = False
+
+
+def line_chart(
+    title: str,
+    curves: Sequence[Curve],
+    *,
+    kind: str = "number",
+    x_kind: str = "step",
+    marks: Sequence[Mark] = (),
+    from_zero: bool = False,
+    top: float | None = None,
+    log: bool | None = None,
+    tall: bool = False,
+) -> LineChart | None:
+    """Return the chart of some curves, or None if they have no point.
+
+    Args:
+      title: what the chart shows.
+      curves: the curves. Long ones are downsampled.
+      kind: the format of the values: number, percent, rate, bytes, seconds or step.
+      x_kind: the format of the horizontal axis: step or time (seconds since the start).
+      marks: events on the horizontal axis.
+      from_zero: start the vertical axis at 0.
+      top: the largest value to show. Values above it are drawn at the top.
+      log: whether the vertical axis is logarithmic. None: if the values differ by a large factor.
+      tall: whether the chart is the main one of its page.
+    """
+    shown = [
+        Curve(one.name, downsample([p for p in one.points if math.isfinite(p[1])]), one.css, one.dots) for one in curves
+    ]
+    shown = [one for one in shown if one.points]
+    if not shown:
+        return None
+    xs = [x for one in shown for x, _ in one.points] + [mark.x for mark in marks]
+    ys = [y for one in shown for _, y in one.points]
+    x_axis = _x_axis(min(xs), max(xs), x_kind)
+    y_axis = _y_axis(min(ys), max(ys) if top is None else min(top, max(ys)), kind, from_zero, log)
+    step = max(1, -(-len(marks) // MAX_MARKS))
+    return LineChart(
+        title,
+        " · ".join(f"{one.name} {value_text(one.points[-1][1], kind)}" for one in shown)
+        if len(shown) > 1
+        else value_text(shown[0].points[-1][1], kind),
+        x_axis,
+        y_axis,
+        tuple(DrawnCurve(one.name, one.css, one.dots, _path(one, x_axis, y_axis)) for one in shown),
+        tuple((x_axis.share(mark.x), mark.css, mark.title) for mark in marks[::step]),
+        tall,
+    )
+
+
+def _x_axis(low: float, high: float, kind: str) -> Axis:
+    if high <= low:
+        low, high = low - 1, high + 1
+    ticks = time_ticks(low, high, X_TICKS) if kind == "time" else round_ticks(low, high, kind, X_TICKS, whole=True)
+    return _axis("time" if kind == "time" else "step", kind, low, high, False, ticks)
+
+
+def _y_axis(low: float, high: float, kind: str, from_zero: bool, log: bool | None) -> Axis:
+    if log is None:
+        log = not from_zero and low > 0 and high >= LOG_RATIO * low
+    if log:
+        low, high = low / 1.15, high * 1.15
+        return _axis("", kind, low, high, True, decade_ticks(low, high, kind))
+    space = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
+    low, high = (0.0 if from_zero else low - space if low < 0 or low > space else 0.0), high + space
+    return _axis("", kind, low, high, False, round_ticks(low, high, kind))
+
+
+def _axis(name: str, kind: str, low: float, high: float, log: bool, ticks: Ticks) -> Axis:
+    bare = Axis(name, kind, low, high, log, ())
+    return Axis(name, kind, low, high, log, tuple((bare.share(value), text) for value, text in ticks))
+
+
+def _path(curve: Curve, x: Axis, y: Axis) -> str:
+    """Return the path of a curve. A dot is a line of length zero with round ends."""
+    places = [f"{round(UNITS * x.share(at))} {round(UNITS * (1 - y.share(value)))}" for at, value in curve.points]
+    if curve.dots or len(places) == 1:
+        return "".join(f"M{place}z" for place in places)
+    return "M" + "L".join(places)

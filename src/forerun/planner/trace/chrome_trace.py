@@ -1,0 +1,211 @@
+"""The file of a simulated timeline: trace events in JSON, as the JAX profiler writes them and Perfetto reads them.
+
+The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Processes and threads have
+the names of a profile of a TPU, and so have the arguments of operations.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from forerun.hardware.chips import Chip
+from forerun.planner.hlo import Module
+from forerun.planner.time.activity import CORE, Activity
+from forerun.planner.time.chip_model import chip_model_of
+from forerun.planner.time.simulation import Simulation
+from forerun.planner.time.step_time import LIMITS, WORDS, StepTime
+from forerun.planner.trace.operations import arguments_of, category_of
+from forerun.planner.trace.timeline import MAX_SPANS, Span, Timeline, timeline_of
+
+DEVICE = 1  # process id
+STEPS, MODULES, OPERATIONS = 1, 2, 3  # thread ids; those of the queues follow
+QUEUES = {
+    "ici": "ICI collectives",
+    "ici forth": "ICI permutes, forward",
+    "ici back": "ICI permutes, backward",
+    "from host": "Transfers from host",
+    "to host": "Transfers to host",
+    "dma": "DMA between HBM and VMEM",
+    "sparse core": "SparseCore",
+}
+ADDED = "added to reach the peak rates of the chip"
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """A program, the chip that runs it, and the predicted step time. `facts` are shown with the trace."""
+
+    module: Module
+    chip: Chip
+    step: StepTime
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def trace_content(simulated: SimulatedStep, max_spans: int = MAX_SPANS) -> dict[str, Any]:
+    """Return the trace of a simulated step as a JSON object."""
+    chip = simulated.chip
+    simulation = Simulation(simulated.module, chip_model_of(chip), chip.name)
+    timeline = timeline_of(simulation, max_spans)
+    written = _Events(simulated, timeline)
+    metadata = {
+        "highres-ticks": True,
+        "simulated": True,
+        "about": "Simulated by forerun plan from the compiled program and a cost model. Nothing was measured.",
+        "chip": chip.name,
+        "step_seconds": simulated.step.mid_seconds,
+        "step_seconds_low": simulated.step.low_seconds,
+        "step_seconds_high": simulated.step.high_seconds,
+        "bounds_seconds": dict(simulated.step.parts_seconds),
+        "doubts": list(simulated.step.doubts),
+        "loop_iterations_shown": timeline.shown_iterations or "all",
+        **simulated.facts,
+    }
+    events = list(written.all())
+    return {"displayTimeUnit": "ns", "metadata": metadata, "traceEvents": events}
+
+
+def encoded(content: Mapping[str, Any], *, compress: bool) -> bytes:
+    """Return the bytes of a trace file."""
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=True).encode()
+    # The time of compression is no part of the file: the same plan writes the same bytes.
+    return gzip.compress(text, compresslevel=6, mtime=0) if compress else text
+
+
+class _Events:
+    """The events of a timeline. Times are rounded to nanoseconds, the resolution of Perfetto."""
+
+    def __init__(self, simulated: SimulatedStep, timeline: Timeline) -> None:
+        self.simulated, self.timeline = simulated, timeline
+        self.step = simulated.step
+        # A calibration by the user's runs scales the complete step. A step that was simulated faster than the peak
+        # rates of the chip is as long as its floor instead, see `step_time`.
+        self.scale = self.step.mid_seconds / max(timeline.seconds, self.step.floor_seconds)
+        self.step_ns = round(self.step.mid_seconds * 1e9)
+
+    def all(self) -> Iterator[Event]:
+        """Yield the names of the lanes, then the events of all lanes."""
+        operations = list(self._operations())
+        queues = self._queues()
+        yield from self._names([name for name, _ in queues])
+        about = {"simulated": True, "step_seconds": self.step.mid_seconds, "bound_by": self.step.limit}
+        yield _event(STEPS, "1 (simulated)", 0, self.step_ns, {"step_num": "1", "group_id": 1, **about})
+        yield _event(MODULES, "jit_step (simulated)", 0, self.step_ns, {"program": "jit_step", **about})
+        yield from operations
+        for number, (_, events) in enumerate(queues, start=OPERATIONS + 1):
+            yield from ({**event, "tid": number} for event in events)
+
+    def _names(self, queues: Sequence[str]) -> Iterator[Event]:
+        chip = self.simulated.chip.name
+        yield _meta("process_name", 0, name=f"/device:TPU:0 (simulated {chip})")
+        yield _meta("process_labels", 0, labels="simulated, not measured")
+        yield _meta("process_sort_index", 0, sort_index=DEVICE)
+        threads = {STEPS: "Steps", MODULES: "XLA Modules", OPERATIONS: "XLA Ops"}
+        threads |= dict(enumerate(queues, start=OPERATIONS + 1))
+        for number, name in threads.items():
+            yield _meta("thread_name", number, name=name)
+            yield _meta("thread_sort_index", number, sort_index=number)
+
+    def _nanoseconds(self, seconds: float) -> int:
+        return round(seconds * self.scale * 1e9)
+
+    def _operations(self) -> Iterator[Event]:
+        """Yield the events of the core.
+
+        Each leaf begins where the one before it ends, and a loop ends with its last leaf. So rounding makes neither
+        gaps nor overlaps, and the leaves add up to the step.
+        """
+        now = 0
+        open_spans: list[tuple[int, Event]] = []  # calls and loops: (depth, event)
+
+        def close(depth: int) -> None:
+            while open_spans and open_spans[-1][0] >= depth:
+                event = open_spans.pop()[1]
+                event["dur"] = _microseconds(now - round(event["ts"] * 1000))
+
+        events: list[Event] = []
+        for span in self.timeline.spans:
+            if span.lane != CORE:
+                continue
+            close(span.depth)
+            end = max(now, self._nanoseconds(span.end_seconds)) if span.is_leaf else now
+            event = _event(OPERATIONS, span.name, now, end, self._arguments(span))
+            events.append(event)
+            if span.is_leaf:
+                now = end
+            else:
+                open_spans.append((span.depth, event))
+        close(0)
+        if now < self.step_ns:
+            added = {"hlo_category": ADDED, "bound_by": self.step.limit}
+            events.append(_event(OPERATIONS, ADDED, now, self.step_ns, added))
+        yield from events
+
+    def _queues(self) -> list[tuple[str, list[Event]]]:
+        """Return the lanes of the queues. A queue has a second lane for transfers that overlap those of the first.
+
+        They overlap if an iteration of a loop leaves a transfer in flight: the simulation of a body starts with empty
+        queues.
+        """
+        by_queue: dict[str, list[Span]] = defaultdict(list)
+        for span in self.timeline.spans:
+            if span.lane != CORE:
+                by_queue[span.lane].append(span)
+        lanes: list[tuple[str, list[Event]]] = []
+        for queue in sorted(by_queue, key=list(QUEUES).index):
+            rows: list[list[Event]] = []
+            free_from: list[int] = []  # the end of the last event of each row
+            for span in sorted(by_queue[queue], key=lambda span: span.start_seconds):
+                start, end = self._nanoseconds(span.start_seconds), self._nanoseconds(span.end_seconds)
+                event = _event(0, span.name, start, end, self._arguments(span))
+                number = next((n for n, free in enumerate(free_from) if free <= start), len(rows))
+                if number == len(rows):
+                    rows.append([])
+                    free_from.append(0)
+                rows[number].append(event)
+                free_from[number] = end
+            lanes += [(QUEUES[queue] + (f" ({n})" if n > 1 else ""), events) for n, events in enumerate(rows, start=1)]
+        return lanes
+
+    def _arguments(self, span: Span) -> dict[str, Any]:
+        activity = span.activity
+        if activity is None:
+            return {"hlo_category": "loop iteration"}
+        if span.iterations:
+            return {"hlo_category": "collapsed iterations", "iterations": span.iterations}
+        found = arguments_of(self.simulated.module, activity, is_transfer=span.lane != CORE)
+        return {"hlo_category": category_of(activity), "bound_by": _bound(activity), **found}
+
+
+def _bound(activity: Activity) -> str:
+    """Return what limits an activity: compute, HBM, ICI, host or the fixed overhead of an operation."""
+    if activity.lane != CORE:
+        return "ICI" if activity.lane.startswith("ici") else "host" if "host" in activity.lane else "HBM"
+    if not activity.kind:
+        return ""
+    return "overhead" if activity.overhead_seconds > activity.seconds / 2 else LIMITS[WORDS[activity.kind]]
+
+
+def _event(thread: int, name: str, start_ns: int, end_ns: int, args: dict[str, Any]) -> Event:
+    times = {"ts": _microseconds(start_ns), "dur": _microseconds(end_ns - start_ns)}
+    shown = {key: value for key, value in args.items() if value not in ("", None)}
+    return {"ph": "X", "pid": DEVICE, "tid": thread, "name": name, **times, "args": shown}
+
+
+def _meta(kind: str, thread: int, **args: Any) -> Event:
+    return {"ph": "M", "pid": DEVICE, "tid": thread, "name": kind, "args": args}
+
+
+def _microseconds(nanoseconds: int) -> float:
+    """Return a time in the unit of the format. Perfetto multiplies by 1000 and truncates, which must return it."""
+    value = nanoseconds / 1000
+    while int(value * 1000) < nanoseconds:
+        value = math.nextafter(value, math.inf)
+    return value

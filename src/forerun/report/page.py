@@ -1,0 +1,240 @@
+"""A run as an HTML page: the values for the template `run_report.html.jinja`."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+from forerun.config.load import dump
+from forerun.pages.chart_ticks import time_text
+from forerun.pages.render import render
+from forerun.pages.svg import Segment, stacked_bar
+from forerun.report.job_differences import differences_from_defaults
+from forerun.report.run_charts import loss_chart, metric_charts, timeline
+from forerun.report.run_facts import RunFacts, StepCost, run_facts
+from forerun.report.run_record import Row, RunRecord
+from forerun.safe_text import redact
+from forerun.units import Bytes, Count, Seconds, Usd
+from forerun.version import __version__
+
+MAX_SAMPLES, MAX_ROWS = 20, 100  # steps with samples, and rows of a table, that a page shows
+MAX_TEXT = 2000  # characters of a sample
+STATUS_CSS = {"finished": "good", "running": "accent"}
+# names and colours of the categories of wall time, in the order of the bar
+TIME_NAMES = {
+    "useful": ("useful steps", "c3"),
+    "startup": ("startup", "c0"),
+    "compile": ("compile", "c1"),
+    "restore": ("restore", "c8"),
+    "saves": ("saves", "c4"),
+    "data_wait": ("data wait", "c2"),
+    "validation": ("validation", "c6"),
+    "samples": ("samples", "c7"),
+    "restarts": ("restarts", "c5"),
+    "replayed": ("replayed steps", "over"),
+    "other": ("other", "c9"),
+}
+
+
+def page(record: RunRecord, facts: RunFacts | None = None) -> str:
+    """Return the complete page of a run. It loads nothing from the network, and is readable without its script."""
+    facts = facts or run_facts(record)
+    return render(
+        "run_report.html.jinja",
+        page_title=f"Run {record.name}",
+        name=record.name,
+        subtitle=subtitle(record),
+        status=facts.status,
+        status_css=STATUS_CSS.get(facts.status, "warn"),
+        figures=figures(record, facts),
+        loss=loss_chart(record, facts),
+        loss_unit=record.summary.get("loss_unit") or "",
+        has_validation=bool(record.points("validation_loss")),
+        metrics=metric_charts(record, facts),
+        timeline=timeline(record, facts),
+        restarts=len(facts.restarts),
+        skips=[{"step": f"{step:,}", "reason": why} for step, why in list(sorted(record.skips.items()))[:MAX_ROWS]],
+        skip_count=len(record.skips),
+        goodput=goodput_bar(facts),
+        prediction=prediction_rows(facts.cost),
+        price_note=price_note(facts.cost),
+        samples=shown_samples(record),
+        sample_count=len(record.samples),
+        hosts=_hosts(record),
+        differences=[
+            {"key": key, "value": value, "default": default}
+            for key, value, default in differences_from_defaults(record.job)
+        ],
+        job=dump(record.job),
+        environment=environment(record),
+        exports=_exports(record),
+        version=__version__,
+        written=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    )
+
+
+def subtitle(record: RunRecord) -> str:
+    """Return the model, its size, the devices and the location in one line."""
+    summary, device = record.summary, record.summary.get("device") or {}
+    model = record.job.model
+    parts = [model.name or (f"{model.layers} layers of width {model.embed}" if model.layers else "own dimensions")]
+    if parameters := summary.get("parameters"):
+        trained = summary.get("trainable_parameters")
+        also = f", {Count(trained)} trainable" if trained and trained != parameters else ""
+        parts.append(f"{Count(parameters)} parameters{also}")
+    if device:
+        parts.append(f"{device.get('count')} x {device.get('kind')}")
+    return " · ".join([*parts, redact(record.location)])
+
+
+def figures(record: RunRecord, facts: RunFacts) -> list[tuple[str, str, str]]:
+    """Return (name, value, remark) of the main results, in the order of the header."""
+    best, cost = facts.best_validation, facts.cost
+    total = f"of {facts.steps:,}" if facts.steps else ""
+    usd = cost.usd(facts.wall_seconds)
+    share = facts.useful_share
+    return [
+        ("steps", f"{facts.step:,}", total),
+        ("final loss", _loss(facts.final_loss), f"first {_loss(facts.first_loss)}" if facts.first_loss else ""),
+        ("best validation", _loss(best and best[1]), f"at step {best[0]:,}" if best else "not measured"),
+        (
+            "wall time",
+            str(Seconds(facts.wall_seconds)) if facts.wall_seconds else "–",
+            f"{100 * share:.1f} % useful steps" if share is not None else "",
+        ),
+        (
+            "tokens per second",
+            f"{facts.tokens_per_second:,.0f}" if facts.tokens_per_second else "–",
+            f"{100 * facts.mfu:.1f} % MFU" if facts.mfu else "MFU not known",
+        ),
+        (
+            "cost",
+            str(Usd(usd)) if usd is not None else "–",
+            "list price, on demand" if usd is not None else cost.reason,
+        ),
+    ]
+
+
+def goodput_bar(facts: RunFacts) -> dict[str, Any] | None:
+    """Return the bar of the wall time and its legend. The shares add up to 100 %."""
+    if not facts.seconds or not facts.wall_seconds:
+        return None
+    known = {name: facts.seconds[name] for name in TIME_NAMES if facts.seconds.get(name)}
+    known |= {name: value for name, value in facts.seconds.items() if name not in TIME_NAMES and value}
+    total = sum(known.values())
+    parts = []
+    for name, seconds in known.items():
+        words, css = TIME_NAMES.get(name, (name, "c9"))
+        parts.append((words, css, seconds, f"{100 * seconds / total:.1f} %"))
+    segments = [Segment(seconds, css, f"{words}: {Seconds(seconds)}, {share}") for words, css, seconds, share in parts]
+    return {
+        "bar": stacked_bar(segments, total, "where the wall time went"),
+        "legend": [(css, words, share) for words, css, _, share in parts],
+        "rows": [{"time in": words, "seconds": Seconds(s), "share": share} for words, _, s, share in parts],
+    }
+
+
+def prediction_rows(cost: StepCost) -> list[Row]:
+    """Return the rows of the comparison of predicted and measured times and costs."""
+    predicted, measured = cost.predicted_seconds, cost.measured_seconds
+    off = f"{100 * (measured / predicted - 1):+.1f} %" if predicted and measured else None
+    usd = [cost.all_steps_usd(seconds) for seconds in (predicted, measured)]
+    return [
+        {
+            "": "step time",
+            "predicted": str(Seconds(predicted)) if predicted else f"not predicted{_because(cost)}",
+            "measured": str(Seconds(measured)) if measured else None,
+            "measured against predicted": off,
+        },
+        {
+            "": f"cost of {cost.steps:,} steps",
+            "predicted": str(Usd(usd[0])) if usd[0] is not None else None,
+            "measured": str(Usd(usd[1])) if usd[1] is not None else cost.reason or None,
+            "measured against predicted": off if usd[0] is not None and usd[1] is not None else None,
+        },
+    ]
+
+
+def _because(cost: StepCost) -> str:
+    return " for CPU" if cost.reason.endswith("CPU") else ""
+
+
+def price_note(cost: StepCost) -> str:
+    """Return the origin of the price, or why there is none."""
+    price = cost.price
+    if price is None:
+        return f"Cost: {cost.reason}." if cost.reason else ""
+    return (
+        f"Price: ${price.usd_per_chip_hour_on_demand:g} per chip-hour on demand, {price.generation} in {price.zone}, "
+        f"{price.date}. {cost.chips:g} chips. Your own price may differ."
+    )
+
+
+def shown_samples(record: RunRecord, most: int = MAX_SAMPLES) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return (step, its (prompt, text) pairs), the newest first. Of many steps, some in equal distances are shown."""
+    found = record.samples
+    if len(found) > most:
+        found = [found[number * (len(found) - 1) // (most - 1)] for number in range(most)]
+    return [
+        (f"{step:,}", [(_cut(one.get("prompt")), _cut(one.get("text"))) for one in texts if isinstance(one, dict)])
+        for step, texts in reversed(found)
+    ]
+
+
+def environment(record: RunRecord) -> list[Row]:
+    """Return the devices, the mesh and the versions as rows of a table."""
+    summary, device = record.summary, record.summary.get("device") or {}
+    rows: list[tuple[str, Any]] = []
+    if device:
+        chip = f", chip {device['chip']}" if device.get("chip") else ""
+        rows.append(("devices", f"{device.get('count')} x {device.get('kind')} ({device.get('platform')}{chip})"))
+    rows += [(key, summary[key]) for key in ("mesh", "program") if summary.get(key)]
+    if "compile_cached" in summary:
+        rows.append(("compiled program", "from the cache" if summary["compile_cached"] else "compiled in this run"))
+    versions = summary.get("versions")
+    rows += [(str(name), value) for name, value in versions.items()] if isinstance(versions, dict) else []
+    return [{"": name, "value": str(value)} for name, value in rows]
+
+
+def _exports(record: RunRecord) -> list[Row]:
+    return [
+        {
+            "folder": redact(str(one.get("folder"))),
+            "format": one.get("format"),
+            "step": one.get("step"),
+            "size": str(Bytes(one["bytes"])) if isinstance(one.get("bytes"), int) else None,
+            "written": _date(one.get("unix_seconds")),
+        }
+        for one in record.exports[-MAX_ROWS:]
+    ]
+
+
+def _hosts(record: RunRecord) -> list[Row]:
+    hosts = record.hosts.get("hosts")
+    found = [one for one in hosts if isinstance(one, dict)] if isinstance(hosts, Sequence) else []
+    return [
+        {
+            "host": one.get("name"),
+            "step": one.get("step"),
+            "lag": one.get("lag"),
+            "memory": str(Bytes(one["memory_bytes"])) if one.get("memory_bytes") else None,
+            "last sign": time_text(one["age_seconds"]) if one.get("age_seconds") is not None else None,
+        }
+        for one in found
+    ]
+
+
+def _date(seconds: object) -> str | None:
+    if not isinstance(seconds, int | float):
+        return None
+    return datetime.datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _loss(value: float | None) -> str:
+    return "–" if value is None else f"{value:.4f}"
+
+
+def _cut(text: object) -> str:
+    words = str(text or "")
+    return words if len(words) <= MAX_TEXT else words[:MAX_TEXT] + " …"

@@ -1,0 +1,218 @@
+"""The results of a run: status, losses, time, throughput and cost. Computed from its records."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from forerun.errors import UserError
+from forerun.hardware.chips import chip_named
+from forerun.hardware.prices import Price, cheapest
+from forerun.report.run_record import Row, RunRecord
+from forerun.track.goodput import goodput_of
+
+HOUR_SECONDS = 3600
+RECENT_SECONDS = 300.0  # a run whose last record is older than this and than a few of its intervals is not running
+INTERVALS = 10
+
+Status = Literal["finished", "running", "stopped", "interrupted", "not started"]
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The time of a step and the cost of all steps, predicted and measured. None means that it is not known.
+
+    Attributes:
+      predicted_seconds: the predicted time of a step.
+      measured_seconds: the measured median time of a step.
+      steps: the number of steps that the costs are for.
+      chips: the number of chips.
+      price: the list price that is used.
+      reason: why no cost is known, or "".
+    """
+
+    predicted_seconds: float | None
+    measured_seconds: float | None
+    steps: int
+    chips: float | None = None
+    price: Price | None = None
+    reason: str = ""
+
+    def usd(self, seconds: float | None) -> float | None:
+        """Return the on-demand cost of `seconds` on all chips."""
+        if seconds is None or self.price is None or self.chips is None:
+            return None
+        return seconds / HOUR_SECONDS * self.chips * self.price.usd_per_chip_hour_on_demand
+
+    def all_steps_usd(self, step_seconds: float | None) -> float | None:
+        """Return the cost of all steps with this time of a step."""
+        return None if step_seconds is None else self.usd(step_seconds * self.steps)
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """The results of a run. None means that a value is not recorded.
+
+    Attributes:
+      status: finished, running, stopped (as asked), interrupted (no record for some time) or not started.
+      step: the last recorded step.
+      steps: the number of steps of the job.
+      first_loss: the first recorded loss.
+      final_loss: the last recorded loss.
+      best_validation: (step, loss) of the lowest validation loss.
+      wall_seconds: the time from the start of the first process to the last record.
+      seconds: the wall time by category, if the run recorded it. The values add up to `wall_seconds`.
+      tokens_per_second: the throughput of the last process.
+      mfu: the model FLOPs utilization.
+      memory_peak_bytes: the peak memory of a device.
+      restarts: (step, seconds since the start) of each resume.
+      cost: predicted and measured times and costs.
+    """
+
+    status: Status
+    step: int
+    steps: int | None
+    first_loss: float | None
+    final_loss: float | None
+    best_validation: tuple[int, float] | None
+    wall_seconds: float | None
+    seconds: Mapping[str, float] | None
+    tokens_per_second: float | None
+    mfu: float | None
+    memory_peak_bytes: int | None
+    restarts: Sequence[tuple[int, float | None]]
+    cost: StepCost
+
+    @property
+    def useful_share(self) -> float | None:
+        """The share of the wall time in useful steps (goodput)."""
+        if not self.seconds or not self.wall_seconds:
+            return None
+        return self.seconds.get("useful", 0.0) / self.wall_seconds
+
+
+def run_facts(record: RunRecord, now: float | None = None) -> RunFacts:
+    """Return the results of a run. `now` is the time for the status; default: the clock."""
+    losses, validation = record.points("loss"), record.points("validation_loss")
+    wall_seconds, seconds = _wall_time(record)
+    return RunFacts(
+        status=_status(record, time.time() if now is None else now),
+        step=record.step,
+        steps=record.job.steps,
+        first_loss=losses[0][1] if losses else None,
+        final_loss=losses[-1][1] if losses else None,
+        best_validation=min(validation, key=lambda point: point[1]) if validation else None,
+        wall_seconds=wall_seconds,
+        seconds=seconds,
+        tokens_per_second=_latest(record, "tokens_per_second"),
+        mfu=_latest(record, "mfu"),
+        memory_peak_bytes=_peak(record),
+        restarts=_restarts(record),
+        cost=_cost(record),
+    )
+
+
+def start_seconds(record: RunRecord) -> float | None:
+    """Return the time of the first record of a run, in Unix seconds."""
+    times = [
+        row["unix_seconds"] for row in (*record.events[:1], *record.metrics[:1]) if _is_number(row, "unix_seconds")
+    ]
+    return min(times) if times else None
+
+
+def _status(record: RunRecord, now: float) -> Status:
+    if record.is_finished:
+        return "finished"
+    if not record.metrics and not record.events:
+        return "not started"
+    if record.events and record.events[-1].get("event") == "stop":
+        return "stopped"
+    times = [row["unix_seconds"] for row in record.metrics[-INTERVALS:] if _is_number(row, "unix_seconds")]
+    longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
+    ends = [*times[-1:], *(row["unix_seconds"] for row in record.events[-1:] if _is_number(row, "unix_seconds"))]
+    is_recent = bool(ends) and now - max(ends) <= max(RECENT_SECONDS, INTERVALS * longest)
+    return "running" if is_recent else "interrupted"
+
+
+def _wall_time(record: RunRecord) -> tuple[float | None, Mapping[str, float] | None]:
+    """Return the wall time and its categories: from the events, else the summary. The metrics have no categories."""
+    if (found := goodput_of(record.events)) is not None:
+        return found.wall_seconds, {name: value for name, value in found.seconds.items() if value}
+    goodput = record.summary.get("goodput") if record.is_finished else None
+    if isinstance(goodput, dict) and isinstance(goodput.get("seconds"), dict):
+        seconds = {str(name): float(value) for name, value in goodput["seconds"].items() if value}
+        return float(goodput.get("wall_seconds") or sum(seconds.values())), seconds
+    start = start_seconds(record)
+    ends = [
+        row["unix_seconds"] for row in (*record.metrics[-1:], *record.events[-1:]) if _is_number(row, "unix_seconds")
+    ]
+    wall = max(ends) - start if ends and start is not None else None
+    if wall:
+        return wall, None
+    trained = record.summary.get("train_seconds")
+    return (float(trained) if isinstance(trained, int | float) else None), None
+
+
+def _latest(record: RunRecord, key: str) -> float | None:
+    value = record.summary.get(key) if record.is_finished else None
+    if value is None:
+        points = record.points(key)
+        value = points[-1][1] if points else None
+    return None if value is None else float(value)
+
+
+def _peak(record: RunRecord) -> int | None:
+    values = [value for _, value in record.points("hbm_peak_bytes")]
+    summary = record.summary.get("hbm_peak_bytes")
+    return int(max([*values, *([summary] if summary else [])])) if values or summary else None
+
+
+def _restarts(record: RunRecord) -> list[tuple[int, float | None]]:
+    """Return the resumes of a run. A run of an older version has no events; its summary has the last resume."""
+    start = start_seconds(record)
+    found = [
+        (
+            int(row["step"]),
+            row["unix_seconds"] - start if start is not None and _is_number(row, "unix_seconds") else None,
+        )
+        for row in record.events
+        if row.get("event") == "resume" and _is_number(row, "step") and (row["step"] > 0 or row.get("session") != 1)
+    ]
+    if not record.events and (step := record.summary.get("resumed_at")):
+        return [(int(step), None)]
+    return found
+
+
+def _cost(record: RunRecord) -> StepCost:
+    summary, device = record.summary, record.summary.get("device") or {}
+    predicted, measured = summary.get("predicted_step_seconds"), summary.get("step_seconds")
+    if measured is None:
+        times = sorted(value for _, value in record.points("step_seconds"))
+        measured = times[len(times) // 2] if times else None
+    steps = record.job.steps or record.step
+    bare = StepCost(predicted, measured, steps)
+    if not summary:
+        return _with_reason(bare, "the run has not ended")
+    name, count = device.get("chip"), device.get("count")
+    if not name or not count:
+        kind = device.get("platform") or "this device"
+        return _with_reason(bare, f"not known for {'CPU' if kind == 'cpu' else kind}")
+    try:
+        chip, price = chip_named(str(name)), cheapest(str(name))
+    except UserError:
+        return _with_reason(bare, f"not known for {name}")
+    if price is None:
+        return _with_reason(bare, f"no list price of {name} is known")
+    return StepCost(predicted, measured, steps, int(count) / chip.devices_per_chip, price)
+
+
+def _with_reason(cost: StepCost, reason: str) -> StepCost:
+    return StepCost(cost.predicted_seconds, cost.measured_seconds, cost.steps, reason=reason)
+
+
+def _is_number(row: Row, key: str) -> bool:
+    value: Any = row.get(key)
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,157 @@
+"""Readers that return the records of a run again and again, and read only what is new.
+
+A folder is read from the last position of each growing file. A bucket has the copies that belong to the newest
+checkpoint, so it is asked for a newer checkpoint and read again if there is one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from forerun.config.schema import Job
+from forerun.inputs.run_folder import RunFolder, newest_record, require_run
+from forerun.inputs.stage_folder import run_of
+from forerun.journal import TailReader
+from forerun.report.run_record import EVENTS, HOSTS, Row, RunRecord, object_of, read_lines, read_object, read_run
+
+FOLDER_SECONDS, BUCKET_SECONDS = 1.0, 30.0  # between two reads
+
+Tell = Callable[[str], None]
+
+
+class RunReader(Protocol):
+    """A reader of one run.
+
+    Attributes:
+      every_seconds: the time between two reads.
+      folder: the folder of the run, or None for a run in a bucket.
+    """
+
+    every_seconds: float
+    folder: Path | None
+
+    def read(self) -> RunRecord:
+        """Return the records as they are now.
+
+        Raises:
+          UserError: the location is not a run.
+        """
+        ...
+
+
+def open_reader(location: str | Path, tell: Tell = lambda text: None) -> RunReader:
+    """Return the reader of a run's folder, or of the address of its checkpoints in a bucket."""
+    return BucketReader(str(location), tell) if "://" in str(location) else FolderReader(location, tell)
+
+
+class GrowingFile:
+    """The rows of a file to which lines are appended. The file may be truncated or replaced."""
+
+    def __init__(self, path: Path, parse: Callable[[bytes], Row | None]) -> None:
+        self._reader, self._rows, self._generation = TailReader(path, parse), list[Row](), 0
+
+    def read(self) -> tuple[Row, ...]:
+        """Return all rows of the file, after its new lines are read."""
+        for row in self._reader.rows():
+            if self._reader.generation != self._generation:
+                self._restart()
+            self._rows.append(row)
+        if self._reader.generation != self._generation:  # the new file has no complete line yet
+            self._restart()
+        return tuple(self._rows)
+
+    def _restart(self) -> None:
+        self._rows, self._generation = [], self._reader.generation
+
+
+class SmallFile:
+    """The content of a file that is replaced as a unit. It is read again only if it has changed."""
+
+    def __init__(self, path: Path, read: Callable[[Path], Any]) -> None:
+        self._path, self._read, self._seen, self._content = path, read, (), read(Path(os.devnull))
+
+    def read(self) -> Any:
+        """Return the content, or that of an empty file if the file does not exist."""
+        try:
+            about = self._path.stat()
+            seen = (about.st_ino, about.st_size, about.st_mtime_ns)
+        except OSError:
+            seen = ()
+        if seen != self._seen:
+            self._seen, self._content = seen, self._read(self._path if seen else Path(os.devnull))
+        return self._content
+
+
+class FolderReader:
+    """A reader of a run's folder, or of the last stage of a job file with stages."""
+
+    every_seconds = FOLDER_SECONDS
+
+    def __init__(self, location: str | Path, tell: Tell = lambda text: None) -> None:
+        from forerun.journal import entry_of
+
+        self._location, self._tell = str(location), tell
+        run = RunFolder(run_of(location))
+        self.folder: Path | None = run.path
+        self._run = run
+        self._job: Job | None = None
+        self._job_file = SmallFile(run.job, lambda path: object())
+        self._job_seen: object = None
+        self._metrics = GrowingFile(run.metrics, entry_of)
+        self._events = GrowingFile(run.path / EVENTS, object_of)
+        self._skips = SmallFile(run.skips, read_lines)
+        self._summary = SmallFile(run.summary, read_object)
+        self._hosts = SmallFile(run.path / HOSTS, read_object)
+        self._exports = SmallFile(run.path / "exports.jsonl", read_lines)
+
+    def read(self) -> RunRecord:
+        """Return the records as they are now."""
+        return RunRecord(
+            location=self._location,
+            job=self._read_job(),
+            metrics=self._metrics.read(),
+            events=tuple(row for row in self._events.read() if row),
+            skips={
+                row["step"]: row["why"]
+                for row in self._skips.read()
+                if isinstance(row.get("step"), int) and isinstance(row.get("why"), str)
+            },
+            summary=self._summary.read(),
+            hosts=self._hosts.read(),
+            exports=self._exports.read(),
+        )
+
+    def _read_job(self) -> Job:
+        """Return the job. It is read again if its file was replaced, as by a run that is resumed with more steps."""
+        seen = self._job_file.read()
+        if self._job is None or seen is not self._job_seen:
+            self._job = require_run(self._run, self._tell)
+            self._job_seen = seen
+        return self._job
+
+
+class BucketReader:
+    """A reader of the copies beside the newest checkpoint in a bucket."""
+
+    every_seconds = BUCKET_SECONDS
+    folder: Path | None = None
+
+    def __init__(self, address: str, tell: Tell = lambda text: None) -> None:
+        self._address, self._tell = address, tell
+        self._newest: dict[str, Any] | None = None
+        self._record: RunRecord | None = None
+
+    def read(self) -> RunRecord:
+        """Return the records of the newest checkpoint.
+
+        The summary is stored after the last checkpoint, so a run at its last step is read until it has one.
+        """
+        newest = newest_record(self._address, self._tell)
+        record = self._record
+        if record is None or newest != self._newest or (record.step == record.job.steps and not record.summary):
+            record = self._record = read_run(self._address, self._tell)
+            self._newest = newest
+        return record

@@ -66,7 +66,7 @@ def files() -> dict[str, str]:
         "prompts.jsonl": rows(2, prompt="Alice was"),
         "axolotl.yml": "base_model: Qwen/Qwen3-0.6B\n"
         "datasets: [{path: chats.jsonl, ds_type: json, type: chat_template}]\n"
-        "sequence_len: 512\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nnum_epochs: 1\nlearning_rate: 0.0002\n",
+        "sequence_len: 512\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\nnum_epochs: 1\nlearning_rate: 2e-4\n",
         "training_args.json": json.dumps({"per_device_train_batch_size": 2, "max_steps": 10, "learning_rate": 1e-4}),
     }
 
@@ -132,8 +132,8 @@ def run_command(command: str, block: Block) -> None:
 
 def check_yaml(block: Block) -> None:
     """Read a block of a job. A part of a job is read together with a tiny model, and a complete one is `job.yaml`."""
-    from forerun.config.load import load
     from forerun.api.stages import load_stages
+    from forerun.config.load import load
 
     content = yaml.safe_load(block.text)
     if block.title is not None and not block.title.startswith("/"):

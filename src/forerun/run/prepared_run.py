@@ -28,6 +28,8 @@ from forerun.run.journals import open_ledger, open_metrics
 from forerun.run.pipeline import StepPipeline
 from forerun.run.placement import Placement
 from forerun.run.preference_reference import REFERENCE, recorded_base
+from forerun.run.profiling.profile_hook import profiling
+from forerun.run.profiling.step_range import StepRange
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.sample import sample_text
 from forerun.run.save_schedule import SaveSchedule
@@ -67,6 +69,7 @@ class ResumePoint:
       extension: the change of the number of steps since the checkpoint, or None.
       extensions: all such changes of the run, as checkpoints and the summary record them.
       base: fingerprint of the frozen weights, or None if the checkpoints contain all weights.
+      profile: the steps to record with the profiler, or None.
     """
 
     saved: SavedFiles
@@ -74,6 +77,7 @@ class ResumePoint:
     extension: Extension | None
     extensions: dict[str, Any]
     base: str | None
+    profile: StepRange | None = None
 
 
 def train_steps(
@@ -102,6 +106,7 @@ def train_steps(
         open_ledger(job, folder, saved, display, worker) as ledger,
         Feed(batches, placement, first, last, ahead=job.data.prefetch) as feed,
         forbid_compilation() as require_no_compilation,
+        profiling(resume.profile, folder, throughput, times, display, worker) as profile_hooks,
     ):
         # If the checkpoints are in a bucket, another machine may resume the run from them alone. The run's files are
         # therefore stored with them.
@@ -122,6 +127,7 @@ def train_steps(
         # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
         # checkpoint includes the result of the validation at its step.
         hooks: list[Hook] = [
+            *profile_hooks,
             ValidationHook(validation, throughput, metrics_log, display, worker, times),
             CheckpointHook(store, schedule, records, replica_check, program, worker, times, first),
             replica_check,

@@ -18,6 +18,7 @@ UNITS = 100_000  # the size of the drawing in its own units; integers keep the m
 LOG_RATIO = 50  # an axis is logarithmic by default if its largest value is this many times its smallest
 MAX_MARKS = 200
 X_TICKS = 7
+SMALLEST_PERCENT_TOP = 0.01  # an axis of shares is not smaller, so that noise of 0.0001 % does not look large
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,8 @@ def _y_axis(low: float, high: float, kind: str, from_zero: bool, log: bool | Non
     if log:
         low, high = low / 1.15, high * 1.15
         return _axis("", kind, low, high, True, decade_ticks(low, high, kind))
+    if kind == "percent" and from_zero:
+        high = max(high, SMALLEST_PERCENT_TOP)
     space = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     low, high = (0.0 if from_zero else low - space if low < 0 or low > space else 0.0), high + space
     return _axis("", kind, low, high, False, round_ticks(low, high, kind))

@@ -17,6 +17,7 @@ from forerun.pages.downsample import Point, downsample
 UNITS = 100_000  # the size of the drawing in its own units; integers keep the markup short
 LOG_RATIO = 50  # an axis is logarithmic by default if its largest value is this many times its smallest
 MAX_MARKS = 200
+MAX_LATEST = 3
 X_TICKS = 7
 SMALLEST_PERCENT_TOP = 0.01  # an axis of shares is not smaller, so that noise of 0.0001 % does not look large
 
@@ -135,14 +136,24 @@ def line_chart(
     step = max(1, -(-len(marks) // MAX_MARKS))
     return LineChart(
         title,
-        " · ".join(f"{one.name} {value_text(one.points[-1][1], kind)}" for one in shown)
-        if len(shown) > 1
-        else value_text(shown[0].points[-1][1], kind),
+        _latest(shown, kind),
         x_axis,
         y_axis,
         tuple(DrawnCurve(one.name, one.css, one.dots, _path(one, x_axis, y_axis)) for one in shown),
         tuple((x_axis.share(mark.x), mark.css, mark.title) for mark in marks[::step]),
         tall,
+    )
+
+
+def _latest(curves: Sequence[Curve], kind: str) -> str:
+    """Return the last value of each curve. For many curves this would not fit into a line."""
+    texts = [value_text(one.points[-1][1], kind) for one in curves]
+    if len(texts) > MAX_LATEST:
+        return ""
+    return (
+        texts[0]
+        if len(texts) == 1
+        else " · ".join(f"{one.name} {text}" for one, text in zip(curves, texts, strict=True))
     )
 
 

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from forerun.api.planning import SearchResult as SearchResult
     from forerun.api.planning import plan as plan
     from forerun.api.planning import search as search
+    from forerun.api.profiling import Profile as Profile
+    from forerun.api.profiling import profile as profile
     from forerun.api.reporting import RunComparison as RunComparison
     from forerun.api.reporting import RunReport as RunReport
     from forerun.api.reporting import compare_runs as compare_runs
@@ -93,6 +95,7 @@ _MODULES = {
     "forerun.api.machine": ("diagnose", "explain", "hardware_table"),
     "forerun.api.planning": ("Plan", "SearchResult", "plan", "search"),
     "forerun.api.reporting": ("RunComparison", "RunReport", "compare_runs", "report_run"),
+    "forerun.api.profiling": ("Profile", "profile"),
     "forerun.api.stages": ("Stages", "StagesPlan", "load_stages"),
     "forerun.api.stepping": ("TrainingProgram", "build"),
     "forerun.api.sweeping": ("Sweep", "sweep"),

@@ -16,6 +16,7 @@ from forerun.api.tables import Table
 from forerun.config.schema import Job
 from forerun.inputs.run_folder import RunFolder, folder_of, require_run
 from forerun.inputs.stage_folder import run_of
+from forerun.run.profiling.step_range import StepRange, range_of
 from forerun.supervise.free_tpu import require_free_tpu_for
 from forerun.supervise.run_lock import owned
 from forerun.track.display.display import Display
@@ -90,6 +91,7 @@ def train(
     *,
     fresh: bool = False,
     take_over: bool = False,
+    profile: str | None = None,
     display: Display | None = None,
 ) -> Run:
     """Train a job in this process, from its newest checkpoint if it has one.
@@ -102,6 +104,7 @@ def train(
       job: a job, or the path of a job file.
       fresh: start over. An earlier run of this name is renamed.
       take_over: train a run that another live process trains. The next save of that process fails.
+      profile: steps to record with the JAX profiler, such as `"10:15"`, into the folder `profile` of the run.
       display: receives the progress; default: a display that fits the notebook or the terminal.
 
     Returns:
@@ -110,12 +113,12 @@ def train(
     Raises:
       UserError: The job has a mistake, the data cannot be read, or another process trains this run.
     """
-    job = prepared(job)
+    job, steps = prepared(job), range_of(profile) if profile else None
     from forerun.track.display.make_display import make_display
 
     require_free_tpu_for(job.device, print)
     with display or make_display(sys.stdout) as shown, run_lock(job, take_over=take_over, warn=shown.warn):
-        finished = train_here(job, shown, fresh=fresh)
+        finished = train_here(job, shown, fresh=fresh, profile=steps)
     folder = folder_of(job).path
     return Run(folder, job, finished is not None, finished.sample if finished else "")
 
@@ -127,11 +130,13 @@ def run_lock(job: Job, *, take_over: bool, warn: Callable[[str], None]) -> Abstr
     return owned(folder_of(job).path, take_over=take_over, tell=warn)
 
 
-def train_here(job: Job, display: Display, *, fresh: bool, worker: Worker | None = None) -> TrainResult | None:
+def train_here(
+    job: Job, display: Display, *, fresh: bool, worker: Worker | None = None, profile: StepRange | None = None
+) -> TrainResult | None:
     """Train in this process, under a lock that the caller holds. Return None if the run was asked to stop."""
     from forerun.run.train import train as train_run
 
-    return train_run(job, display, fresh=fresh, worker=worker)
+    return train_run(job, display, fresh=fresh, worker=worker, profile=profile)
 
 
 def open_run(folder: str | os.PathLike[str]) -> Run:

@@ -22,7 +22,9 @@ from forerun.units import KIB
 # The smallest job that works on a machine of two cores: 600,000 KiB for `check` and `data`, 1,800,000 KiB for `train`.
 # Below that, jax ends the process with SIGABRT or SIGSEGV in most cases, and no error could be shown.
 ADDRESS_SPACE_BYTES = dict.fromkeys(("check", "data", "plan"), 550_000 * KIB)
-ADDRESS_SPACE_BYTES |= dict.fromkeys(("train", "cache", "generate", "chat", "eval", "export"), 1_700_000 * KIB)
+ADDRESS_SPACE_BYTES |= dict.fromkeys(
+    ("train", "profile", "cache", "generate", "chat", "eval", "export"), 1_700_000 * KIB
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

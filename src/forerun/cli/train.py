@@ -23,6 +23,7 @@ from forerun.config.stages import Stage, stage_named, stages_of
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED, STOPPED
 from forerun.models.plugin import use_job_folder
+from forerun.run.profiling.step_range import range_of
 from forerun.units import Count, Seconds
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     from forerun.supervise.worker.worker import connect
 
     worker = connect(_imports)
+    if args.profile:
+        range_of(args.profile)  # raises before anything is read
     stages = stages_of(args.job, args.overrides)
     if stages or args.stage is not None:
         return _run_stages(args, stages, worker)
@@ -51,6 +54,13 @@ def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worke
     from forerun.supervise.worker.worker import alone
 
     chosen = stages if args.stage is None else (stage_named(stages, args.stage),)
+    if args.profile and len(chosen) > 1:
+        raise UserError(
+            "E-RUN-087",
+            "--profile needs one stage",
+            why=f"the file has {len(chosen)} stages, and the numbers of steps are those of one run",
+            fix=f"add --stage {chosen[0].name}",
+        )
     _require_one_host(args, stages)
     if worker is None:
         from forerun.api.stages import begin_stages
@@ -130,7 +140,8 @@ def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, r
         from forerun.track.display.make_display import make_display
 
         with make_display(sys.stdout if worker.first else open(os.devnull, "w", encoding="utf-8")) as display:
-            finished = train_here(loaded.job, display, fresh=args.fresh, worker=worker)
+            steps = range_of(args.profile) if args.profile else None
+            finished = train_here(loaded.job, display, fresh=args.fresh, worker=worker, profile=steps)
     if finished is None:
         return INTERRUPTED if interrupt.pressed() else STOPPED
     if worker.first and finished.state is not None:
@@ -197,6 +208,7 @@ def _supervised(args: argparse.Namespace, loaded: LoadedJob, options: Sequence[s
     if args.fresh and hosts.leads:
         rename_existing_run(loaded.job)
     command = [sys.executable, "-P", "-m", "forerun.cli.main", "train", args.job, *args.overrides, *options]
+    command += ["--profile", args.profile] if args.profile else []
     told = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
     identity = {"job": hashlib.sha256(told.encode()).hexdigest()[:16]}
     secret = Path(args.secret) if args.secret else None

@@ -40,6 +40,11 @@ COMMANDS = {
         "forerun train job.yaml optimizer.lr=8e-5 mesh.fsdp=8",
         job_options.add_train_options,
     ),
+    "profile": Command(
+        "record a few steps of a job with the JAX profiler",
+        "forerun profile job.yaml --steps 5",
+        job_options.add_profile_options,
+    ),
     "sweep": Command(
         "train all combinations of some values, and compare them",
         "forerun sweep job.yaml optimizer.lr=1e-5,3e-5 seed=0,1",

@@ -81,6 +81,10 @@ class RunFolder:
         return self.path / "tracked.json"
 
     @property
+    def profile(self) -> Path:
+        return self.path / "profile"
+
+    @property
     def chat_template(self) -> Path:
         return self.path / "chat_template.jinja"
 

@@ -15,7 +15,6 @@ from forerun.hardware.devices import DeviceChoice
 from forerun.inputs.run_folder import RunFolder
 from forerun.inputs.saved_files import LEDGER, METRICS, SavedFiles
 from forerun.inputs.stored_files import StoredFiles, read_summary, store_summary
-from forerun.nn.spec import merge
 from forerun.program.build import Program
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
@@ -28,8 +27,10 @@ from forerun.run.journals import open_ledger, open_metrics
 from forerun.run.pipeline import StepPipeline
 from forerun.run.placement import Placement
 from forerun.run.preference_reference import REFERENCE, recorded_base
+from forerun.run.profiling.profile_hook import profiling
+from forerun.run.profiling.step_range import StepRange
 from forerun.run.replicas import ReplicaCheck
-from forerun.run.sample import sample_text
+from forerun.run.sample import SampleHook, Sampler, sample_text, weights_of
 from forerun.run.save_schedule import SaveSchedule
 from forerun.run.steps import batches_until_stop, run_steps
 from forerun.run.summary import summary_of
@@ -55,6 +56,7 @@ class PreparedRun:
     replica_check: ReplicaCheck
     validation: Validation
     times: RunTimes = field(default_factory=RunTimes)
+    sampler: Sampler | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class ResumePoint:
       extension: the change of the number of steps since the checkpoint, or None.
       extensions: all such changes of the run, as checkpoints and the summary record them.
       base: fingerprint of the frozen weights, or None if the checkpoints contain all weights.
+      profile: the steps to record with the profiler, or None.
     """
 
     saved: SavedFiles
@@ -74,6 +77,7 @@ class ResumePoint:
     extension: Extension | None
     extensions: dict[str, Any]
     base: str | None
+    profile: StepRange | None = None
 
 
 def train_steps(
@@ -102,6 +106,7 @@ def train_steps(
         open_ledger(job, folder, saved, display, worker) as ledger,
         Feed(batches, placement, first, last, ahead=job.data.prefetch) as feed,
         forbid_compilation() as require_no_compilation,
+        profiling(resume.profile, folder, throughput, times, display, worker) as profile_hooks,
     ):
         # If the checkpoints are in a bucket, another machine may resume the run from them alone. The run's files are
         # therefore stored with them.
@@ -120,9 +125,20 @@ def train_steps(
         schedule = SaveSchedule(job, program, first, last, display.say, display.warn)
         replica_check = prepared.replica_check
         # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
-        # checkpoint includes the result of the validation at its step.
+        # checkpoint includes the result of the validation and the samples at its step.
         hooks: list[Hook] = [
+            *profile_hooks,
             ValidationHook(validation, throughput, metrics_log, display, worker, times),
+            SampleHook(
+                job,
+                prepared.sampler,
+                throughput,
+                lambda: validation.is_exhausted,
+                metrics_log,
+                display,
+                worker,
+                times,
+            ),
             CheckpointHook(store, schedule, records, replica_check, program, worker, times, first),
             replica_check,
             ProgressHook(worker, require_no_compilation),
@@ -176,6 +192,7 @@ def final_sample(prepared: PreparedRun, state: State) -> str:
     job, program = prepared.resolved.job, prepared.program
     if not job.sample.tokens:
         return ""
-    weights = state.params if state.average is None else merge(state.average, state.params)
-    own = program.method.objective.own(weights)
-    return sample_text(program, own, prepared.corpus.tokenizer, job.sample, job.sequence, job.seed)
+    weights = weights_of(program, state)
+    if prepared.sampler is not None:  # its programs are compiled already
+        return prepared.sampler.complete(job.sample.prompt, weights)[1]
+    return sample_text(program, weights, prepared.corpus.tokenizer, job.sample, job.sequence, job.seed)

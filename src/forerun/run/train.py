@@ -49,7 +49,10 @@ from forerun.run.placement import Placement
 from forerun.run.preference_reference import with_reference
 from forerun.run.preflight import check_before_compile, require_same_data
 from forerun.run.prepared_run import PreparedRun, ResumePoint, final_sample, finish_files, train_steps
+from forerun.run.profiling.profile_hook import still_ahead
+from forerun.run.profiling.step_range import StepRange
 from forerun.run.replicas import replica_check_of
+from forerun.run.sample import sampler_of
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker, silent_worker
@@ -68,7 +71,14 @@ class TrainResult:
     state: State | None
 
 
-def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | None = None) -> TrainResult | None:
+def train(
+    job: Job,
+    display: Display,
+    *,
+    fresh: bool = False,
+    worker: Worker | None = None,
+    profile: StepRange | None = None,
+) -> TrainResult | None:
     """Run a job to its end, from its newest checkpoint if it has one.
 
     Args:
@@ -76,6 +86,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
       display: shows phases, warnings and progress to the user.
       fresh: start over. An earlier run of this name is renamed.
       worker: connects the run to its supervisor, if there is one.
+      profile: the steps to record with the profiler.
 
     Returns:
       The result, or None if the run was asked to stop before its end.
@@ -86,7 +97,7 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
     worker = worker or silent_worker()
     times = RunTimes(worker.take_start_seconds(), pid=os.getpid(), hosts=worker.hosts)
     try:
-        return _train(job, display, fresh, worker, times)
+        return _train(job, display, fresh, worker, times, profile)
     except BaseException as error:
         times.fail(error)
         raise
@@ -94,7 +105,9 @@ def train(job: Job, display: Display, *, fresh: bool = False, worker: Worker | N
         times.close()
 
 
-def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTimes) -> TrainResult | None:
+def _train(
+    job: Job, display: Display, fresh: bool, worker: Worker, times: RunTimes, profile: StepRange | None
+) -> TrainResult | None:
     if worker.first:
         require_usable(job)
     use_cache()
@@ -109,7 +122,7 @@ def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTi
     mesh_on(job, chosen)  # raises if the mesh is impossible
     trackers_of(job.track)  # raises if a tracker is not installed
     if not fresh and (summary := finished_summary(job, display.say)) is not None:
-        return TrainResult(summary, "", None)
+        return finished_result(summary, profile, worker, display)
     display.say(f"model: {starting_weights(job)}")
     for text in warnings_of(job):
         display.warn(text)
@@ -126,9 +139,11 @@ def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTi
     epochs, resolved = job.steps is None, resolve(job, corpus)
     job = resolved.job
     require_matching_weights(resolved)
+    if profile is not None:
+        profile.require_reached(resolved.steps)
     # The number of steps of a job in epochs is known only now, after its data was read.
     if epochs and not fresh and (summary := finished_summary(job, display.say)) is not None:
-        return TrainResult(summary, "", None)
+        return finished_result(summary, profile, worker, display)
     corpus = with_teacher_targets(resolved, corpus)
     worker.pulse.fact("data and cache digest", corpus.digest)
     program = program_on(resolved, chosen, corpus.rows.epoch)
@@ -160,6 +175,7 @@ def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTi
         replica_check=replica_check_of(job, program, display),
         validation=Validation(job, program, corpus, display),
         times=times,
+        sampler=sampler_of(job, program, corpus.tokenizer),
     )
 
     # ---- State: a new one, or that of the newest good checkpoint ----
@@ -177,15 +193,25 @@ def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTi
             display.warn(f"skipped a damaged checkpoint: {damaged}")
 
         require_steps_left(job, first, checkpoints)
+        if profile is not None:
+            profile = still_ahead(profile, first, resolved.steps, worker, display.warn)
         extension = extension_of(job, record, first, int(state.step))
         if extension is not None:
             display.warn(extension.said(job.optimizer.schedule))
         saved = saved_files(store, first)
         if not saved.complete:
             display.say("an older version saved this checkpoint: the files of the run are not compared with it")
-        throughput = Throughput(program, first, peak_flops(chosen), DeviceMemory(local_devices(chosen)))
+        memory = DeviceMemory(local_devices(chosen))
+        worker.pulse.measure_memory(memory.fullest)
+        throughput = Throughput(program, first, peak_flops(chosen), memory)
         guard = guard_of(job, folder, saved, display.warn)
-        resume = ResumePoint(saved, guard, extension, extensions_of(record, extension), base_of(program, state))
+        resume = ResumePoint(
+            saved, guard, extension, extensions_of(record, extension), base_of(program, state), profile
+        )
+
+        if prepared.sampler is not None:
+            with times.spent("compile"), display.phase("compile samples"):
+                prepared.sampler.compile(state)
 
         # ---- Steps ----
         try:
@@ -210,6 +236,15 @@ def _train(job: Job, display: Display, fresh: bool, worker: Worker, times: RunTi
     if worker.first:
         write_report(folder, job, display.warn)
     return TrainResult(summary, final_sample(prepared, state), state)
+
+
+def finished_result(
+    summary: dict[str, Any], profile: StepRange | None, worker: Worker, display: Display
+) -> TrainResult:
+    """Return the result of a run that an earlier process finished. Raise if a profile of it is asked for."""
+    if profile is not None:
+        still_ahead(profile, max(profile.first, summary["steps"]), summary["steps"], worker, display.warn)
+    return TrainResult(summary, "", None)
 
 
 def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:

@@ -177,6 +177,9 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="train a run that another process trains; the next save of that process fails",
     )
+    parser.add_argument(
+        "--profile", metavar="FIRST:LAST", help="record these steps with the JAX profiler, for TensorBoard and Perfetto"
+    )
     parser.add_argument("--supervise", action="store_true", help="restart the run if it crashes or makes no progress")
     parser.add_argument(
         "--host",
@@ -187,6 +190,17 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--secret", metavar="FILE", help="file with the secret of the run, the same on all hosts (or FORERUN_SECRET)"
     )
+
+
+def add_profile_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun profile`."""
+    _job(parser)
+    add_stage_option(parser, "the stage to profile")
+    parser.add_argument("--steps", metavar="N", type=count, default=5, help="number of steps to record (default: 5)")
+    parser.add_argument(
+        "--warmup", metavar="N", type=count, default=3, help="number of steps before the recording (default: 3)"
+    )
+    parser.add_argument("--to", metavar="FOLDER", help="folder for the trace (default: profiles/NAME)")
 
 
 def add_sweep_options(parser: argparse.ArgumentParser) -> None:

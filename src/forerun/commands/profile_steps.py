@@ -1,0 +1,114 @@
+"""`forerun profile`: record a few steps of a job on the devices of this machine, without a run.
+
+The steps are those of `train`: the same program, data and prefetching. There is no run folder, no checkpoint and no
+tracker, so an existing run of the job does not change.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from forerun.config.schema import Job
+from forerun.data.feed import Feed
+from forerun.files import atomic_write, require_writable_folder
+from forerun.hardware.devices import choose
+from forerun.inputs.base_weights import read_file_weights, require_matching_weights
+from forerun.inputs.job_corpus import open_corpus_with_progress
+from forerun.inputs.resolve_job import resolve
+from forerun.inputs.run_folder import RunFolder
+from forerun.inputs.teacher_targets import with_teacher_targets
+from forerun.program.state import State
+from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
+from forerun.run.placement import Placement
+from forerun.run.preference_reference import with_reference
+from forerun.run.profiling.profile_hook import SUMMARY, summary_of_session
+from forerun.run.profiling.profile_summary import ProfileSummary
+from forerun.run.profiling.recording import Recording
+from forerun.run.profiling.step_range import StepRange
+from forerun.run.train import batches_of, described, program_on
+from forerun.supervise.worker.worker import silent_worker
+from forerun.track.display.display import Display
+
+
+@dataclass(frozen=True)
+class RecordedSteps:
+    """A recording. `session` is the folder with its files, `summary` is None if it has no operations of a device."""
+
+    session: Path
+    summary: ProfileSummary | None
+    text: str
+
+
+def profile_steps(job: Job, folder: Path, display: Display, *, steps: int, warmup: int) -> RecordedSteps:
+    """Run `warmup` steps of a job, then record `steps` steps.
+
+    Args:
+      job: the job as written.
+      folder: the folder to write the trace and its summary to.
+      display: shows the phases.
+      steps: number of steps to record.
+      warmup: number of steps before. The first steps allocate memory, and are slower.
+
+    Raises:
+      UserError: the job, the data or the devices cannot be used.
+    """
+    require_writable_folder(folder, "--to")
+    use_cache()
+    chosen = choose(job.device, job.devices)
+    display.say(f"device: {chosen.reason}")
+    corpus = open_corpus_with_progress(job, display)
+    resolved = resolve(job, corpus)
+    job = resolved.job
+    require_matching_weights(resolved)
+    corpus = with_teacher_targets(resolved, corpus)
+    program = program_on(resolved, chosen, corpus.rows.epoch)
+    display.say(described(resolved, program))
+    step = compile_step(program, display, job.name)
+    with tempfile.TemporaryDirectory(prefix="forerun-profile-") as scratch:
+        corpus = with_reference(resolved, program, corpus, RunFolder(Path(scratch)), display, silent_worker())
+    with display.phase("state"):
+        state = program.initial_state(job.seed, read_file_weights(resolved, program, tell=display.warn))
+    batches, placement = batches_of(job, program, corpus), Placement(program.batch)
+    recording = Recording(folder, on_cpu=jax.default_backend() == "cpu")
+    recorded = StepRange(warmup + 1, warmup + steps)
+    try:
+        with Feed(batches, placement, 0, recorded.last, ahead=job.data.prefetch) as feed:
+            with display.phase("warm-up") as phase:
+                state = _run(step, state, feed, warmup)
+                phase.detail = f"{warmup} steps"
+            with display.phase("record") as phase:
+                recording.start()
+                _run(step, state, feed, steps, recording, recorded.first)
+                phase.detail = f"{steps} steps"
+        session = recording.stop()
+    finally:
+        recording.discard()
+    summary, text = summary_of_session(session, recorded)
+    atomic_write(folder / SUMMARY, text)
+    return RecordedSteps(session, summary, text)
+
+
+def _run(
+    step: CompiledStep,
+    state: State,
+    feed: Feed[Any, Any],
+    steps: int,
+    recording: Recording | None = None,
+    first: int = 1,
+) -> State:
+    """Run steps and return the state. Like `train`, keep at most one step in flight besides the newest one."""
+    before: Any = None
+    for number in range(first, first + steps):
+        if recording is not None:
+            recording.next_step(number)
+        state, metrics = step(state, next(feed))
+        if before is not None:
+            jax.device_get(before)
+        before = metrics
+    jax.block_until_ready(state)
+    return state

@@ -1,0 +1,164 @@
+"""The hook that records a range of steps with the JAX profiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import jax
+
+from forerun.files import atomic_write
+from forerun.inputs.run_folder import RunFolder
+from forerun.program.state import State
+from forerun.run.hooks import Hook
+from forerun.run.profiling.device_profile import device_profiles
+from forerun.run.profiling.profile_summary import ProfileSummary, summary_of
+from forerun.run.profiling.recording import Recording, device_files
+from forerun.run.profiling.step_range import StepRange
+from forerun.run.throughput import Throughput
+from forerun.supervise.worker.worker import Worker
+from forerun.track.display.display import Display
+from forerun.track.run_times import RunTimes
+
+SUMMARY = "profile.txt"
+Say = Callable[[str], None]
+
+
+class ProfileHook(Hook):
+    """Records the steps of a range. It is the first hook of a run.
+
+    It stops in `on_step`, before an evaluation or a save of the same step, and starts in `after_step`, after them. The
+    loop waits for all steps in flight before both, so that the trace has exactly the steps of the range.
+
+    A profile that cannot be written is a warning: it must not end the run.
+
+    Args:
+      steps: the steps to record.
+      recording: the recording to use.
+      on_saved: receives the range that was recorded, and the folder with the files.
+      stopping: a context for the end of the recording, which can take minutes.
+      warn: receives messages about a recording that fails or ends early.
+    """
+
+    def __init__(
+        self,
+        steps: StepRange,
+        recording: Recording,
+        *,
+        on_saved: Callable[[StepRange, Path], None],
+        stopping: Callable[[], AbstractContextManager[None]],
+        warn: Say,
+    ) -> None:
+        self._steps, self._recording = steps, recording
+        self._on_saved, self._stopping, self._warn = on_saved, stopping, warn
+
+    def on_start(self, step: int, state: State) -> None:
+        if self._steps.first == step + 1:
+            jax.block_until_ready(state)
+            self._begin()
+
+    def is_due(self, step: int) -> bool:
+        return step == self._steps.first - 1 or (step == self._steps.last and self._recording.is_active)
+
+    def on_step(self, step: int, state: State) -> None:
+        if step == self._steps.last and self._recording.is_active:
+            self._end(step, state)
+
+    def after_step(self, step: int) -> None:
+        if self._recording.is_active:
+            self._recording.next_step(step + 1)
+        elif step == self._steps.first - 1:
+            self._begin()
+
+    def on_stop(self, step: int, state: State) -> None:
+        if self._recording.is_active:
+            self._warn(f"the run stops after step {step}, so the profile does not reach step {self._steps.last}")
+            self._end(step, state)
+        elif step < self._steps.first:
+            self._warn(f"the run stops after step {step}, so nothing is profiled: --profile asked for {self._steps}")
+
+    def _begin(self) -> None:
+        try:
+            self._recording.start()
+        except (OSError, RuntimeError) as error:
+            self._warn(f"the profile cannot be recorded: {error}")
+            return
+        self._recording.next_step(self._steps.first)
+
+    def _end(self, step: int, state: State) -> None:
+        with self._stopping():
+            try:
+                jax.block_until_ready(state)  # metrics may arrive before the rest of a step
+                self._on_saved(StepRange(self._steps.first, step), self._recording.stop())
+            except (OSError, RuntimeError, ValueError) as error:
+                self._warn(f"the profile cannot be written: {error}")
+
+
+@contextmanager
+def profiling(
+    steps: StepRange | None,
+    folder: RunFolder,
+    throughput: Throughput,
+    times: RunTimes,
+    display: Display,
+    worker: Worker,
+) -> Iterator[list[Hook]]:
+    """Yield the hook that profiles `steps`, or no hook if there are none. Stop the recording if the block fails."""
+    if steps is None:
+        yield []
+        return
+    recording = Recording(folder.profile, on_cpu=jax.default_backend() == "cpu")
+
+    def on_saved(recorded: StepRange, session: Path) -> None:
+        _, text = summary_of_session(session, recorded)
+        atomic_write(folder.profile / SUMMARY, text)
+        display.say(text.rstrip())
+        relative = session.relative_to(folder.path).as_posix()
+        times.event("profile", first=recorded.first, last=recorded.last, folder=relative)
+
+    @contextmanager
+    def stopping() -> Iterator[None]:
+        worker.pulse.phase("profile")
+        with times.spent("other"):
+            yield
+        throughput.exclude()
+
+    try:
+        yield [
+            ProfileHook(
+                steps,
+                recording,
+                on_saved=on_saved,
+                stopping=stopping,
+                warn=display.warn,
+            )
+        ]
+    finally:
+        recording.discard()
+
+
+def summary_of_session(session: Path, steps: StepRange) -> tuple[ProfileSummary | None, str]:
+    """Return the summary of a recording, and its text. None if the recording has no operations of a device."""
+    profiles = [profile for found in device_files(session) for profile in device_profiles(found)]
+    summary = summary_of(profiles, steps.count) if profiles else None
+    title = f"profile of {steps}"
+    text = summary.text(title) if summary else f"{title}: the recording has no operations of a device\n"
+    return summary, f"{text}\n  trace: {session}\n"
+
+
+def still_ahead(steps: StepRange, step: int, last: int, worker: Worker, warn: Say) -> StepRange | None:
+    """Return the range if a run that has reached `step` can still record it, else None.
+
+    A supervised run continues without a profile: after a restart, the range may be in the past.
+
+    Raises:
+      UserError: the run is not supervised, and has already reached the range.
+    """
+    if step < steps.first:
+        return steps
+    error = steps.passed_error(step, last)
+    if worker.attempt == 0:  # without a supervisor
+        raise error
+    warn(f"{error.what}: nothing is profiled")
+    return None

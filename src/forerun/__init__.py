@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from forerun.api.planning import SearchResult as SearchResult
     from forerun.api.planning import plan as plan
     from forerun.api.planning import search as search
+    from forerun.api.profiling import Profile as Profile
+    from forerun.api.profiling import profile as profile
     from forerun.api.reporting import RunComparison as RunComparison
     from forerun.api.reporting import RunReport as RunReport
     from forerun.api.reporting import compare_runs as compare_runs
     from forerun.api.reporting import report_run as report_run
-    from forerun.api.profiling import Profile as Profile
-    from forerun.api.profiling import profile as profile
     from forerun.api.stages import Stages as Stages
     from forerun.api.stages import StagesPlan as StagesPlan
     from forerun.api.stages import load_stages as load_stages

@@ -1,4 +1,4 @@
-"""The examples of docs/how-to/python.md and of the notebook, executed."""
+"""The examples of docs/how-to/python.md, executed. tests/e2e/test_notebooks.py executes the notebooks."""
 
 from __future__ import annotations
 
@@ -33,28 +33,3 @@ def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     assert "True v6e-1" in ran.stdout
     assert "E-JOB-" in ran.stdout
     assert (tmp_path / "small-hf" / "model.safetensors").is_file()
-
-
-@pytest.mark.aot
-@pytest.mark.timeout(1200)
-def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("PYDEVD_DISABLE_FILE_VALIDATION", "1")
-    notebook = nbformat.read(ROOT / "examples" / "notebook" / "first_steps.ipynb", as_version=4)
-    nbclient.NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    pages = [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]
-    job, plan, bar, run, metrics = pages
-    assert "sequence" in job
-    assert "v6e-1" in plan
-    assert "<iframe" in plan
-    assert 'value="200" max="200"' in bar
-    assert "&lt;svg" in run
-    assert "loss" in metrics
-    texts = [output.data["text/plain"] for output in outputs if "text/plain" in output.get("data", {})]
-    by_hand, first = map(float, texts[-2].strip("()").split(", "))
-    assert by_hand == first
-    assert len(texts[-1]) > 20
-    if folder := os.environ.get("FORERUN_KEEP_NOTEBOOK"):
-        nbformat.write(notebook, Path(folder) / "executed.ipynb")

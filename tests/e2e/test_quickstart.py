@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.track.goodput import LOST
 from forerun.track.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,7 +26,8 @@ def commands(page: str) -> list[str]:
     return [line for block in BLOCK.findall((ROOT / page).read_text()) for line in block.splitlines()]
 
 
-COMMANDS = commands("README.md")
+COMMANDS = [command for command in commands("README.md") if command.startswith("forerun ")]
+CHECK = "forerun check examples/quickstart/job.yaml"
 MAX_CPU_SECONDS = 2 * 180  # the README's three minutes, of two cores such as YARDSTICK takes YARDSTICK_SECONDS on
 YARDSTICK_SECONDS = 1.2
 YARDSTICK = """
@@ -39,7 +41,9 @@ for number in range(6_000_000):
 """
 METRICS = {"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "wait_share", "unix_seconds"}
 METRICS |= {"tokens_per_second", "samples_per_second", "epoch", "epoch_seconds"}  # a CPU has no MFU and no HBM
+METRICS |= {"goodput", *(f"lost_{name}" for name in LOST)}
 SUMMARY = {
+    "goodput",
     "name",
     "steps",
     "resumed_at",
@@ -107,12 +111,22 @@ def only(word: str) -> str:
 
 
 def test_the_readme_has_nothing_that_is_not_run_here() -> None:
-    assert [only("check"), only("plan"), only("train")] == COMMANDS
-    assert commands("docs/tutorials/quickstart.md") == COMMANDS
+    assert [only("init"), only("plan"), only("train")] == COMMANDS
+
+
+def test_the_quickstart_has_the_commands_of_the_readme_and_ends_with_a_report() -> None:
+    found = [command for command in commands("docs/tutorials/quickstart.md") if command.startswith("forerun ")]
+    assert found == [CHECK, only("plan"), only("train"), "forerun report runs/quickstart --html report.html"]
+
+
+def test_init(root: Path, shell: dict[str, str]) -> None:
+    ran = run(only("init"), root, shell)
+    assert ran.code == 0, ran.err
+    assert "lora:" in (root / only("init").split()[-1]).read_text()
 
 
 def test_check(root: Path, shell: dict[str, str]) -> None:
-    ran = run(only("check"), root, shell)
+    ran = run(CHECK, root, shell)
     assert (ran.code, ran.err) == (0, "")
     assert re.search(r"^\s*optimizer\.lr\s+0\.004\s+job\.yaml:\d+$", ran.out, re.M)
     assert re.search(r"^\s*tokens per step\s+2\.05k\s", ran.out, re.M)
@@ -134,6 +148,7 @@ def test_the_example_of_the_page_on_training(root: Path, shell: dict[str, str]) 
         "job.yaml",
         "metrics.jsonl",
         "summary.json",
+        "events.jsonl",
         "checkpoints",
     }
     assert len(read_metrics(root / "runs" / "short" / "metrics.jsonl")) == 20

@@ -1,7 +1,7 @@
 """A server with the HTTP routes that the wandb client uses for a run: GraphQL, `file_stream` and uploads of files.
 
-`runs` has what Weights & Biases would store. Lines of a stream are stored at the offset that the client sends, as on the
-real server, so two clients that write the same lines would be visible as rows with wrong steps.
+`runs` has what Weights & Biases would store. Lines of a stream are stored at the offset that the client sends, as on
+the real server.
 """
 
 from __future__ import annotations

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ def code_of(path: Path) -> list[Any]:
 
 
 def test_all_notebooks_exist() -> None:
-    names = {"plan_and_search", "quickstart"}
+    names = {"custom_model", "kaggle_tpu_v5e_8", "lora_colab_tpu", "plan_and_search", "quickstart", "reading_a_run"}
     assert {path.stem for path in NOTEBOOKS} == names
 
 
@@ -77,3 +80,27 @@ def test_links_to_other_files_exist(path: Path) -> None:
 def test_lines_fit_the_page(path: Path) -> None:
     lines = [line for cell in read(path).cells for line in cell.source.splitlines()]
     assert [line for line in lines if len(line) > MAX_COLUMNS and "](" not in line] == []
+
+
+def test_the_script_has_nothing_to_change() -> None:
+    assert subprocess.run([sys.executable, ROOT / "scripts" / "notebooks", "--check"], check=False).returncode == 0
+
+
+def test_the_script_writes_the_address_of_a_repository(tmp_path: Path) -> None:
+    for name in ("notebooks", "docs/how-to", "scripts"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "README.md", tmp_path)
+    script = [sys.executable, tmp_path / "scripts" / "notebooks", "--repository", "https://github.com/example/fork"]
+    subprocess.run(script, check=True, stdout=subprocess.DEVNULL)
+    for path in (tmp_path / "notebooks").glob("*.ipynb"):
+        assert 'SOURCE = "git+https://github.com/example/fork"' in code_of(path)[0].source
+    page = (tmp_path / "docs" / "how-to" / "notebooks.md").read_text("utf-8")
+    place = "example/fork/blob/main/notebooks"
+    assert f"(https://colab.research.google.com/github/{place}/quickstart.ipynb)" in page
+    assert f"(https://www.kaggle.com/kernels/welcome?src=https://github.com/{place}/kaggle_tpu_v5e_8.ipynb)" in page
+    assert subprocess.run(script, check=True, capture_output=True).stdout == b"", "the second time changes nothing"
+
+
+def test_the_page_names_every_notebook() -> None:
+    page = (ROOT / "docs" / "how-to" / "notebooks.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `(\w+)\.ipynb`", page, re.M)) == {path.stem for path in NOTEBOOKS}

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from forerun.cli.job_warnings import print_warnings
+from forerun.cli.options.job_warnings import print_warnings
 from forerun.errors import UserError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forerun.cli.job_warnings import print_warnings
+from forerun.cli.options.job_warnings import print_warnings
 from forerun.errors import UserError
 
 if TYPE_CHECKING:

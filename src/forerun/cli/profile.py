@@ -9,7 +9,7 @@ def run(args: argparse.Namespace) -> int:
     """Record the steps, and print the summary and where the trace is."""
     from forerun.api.jobs import load_job
     from forerun.api.profiling import profile
-    from forerun.cli.job_warnings import print_warnings
+    from forerun.cli.options.job_warnings import print_warnings
     from forerun.cli.options.stage_choice import chosen_stages, require_one
 
     stages = chosen_stages(args)

@@ -54,11 +54,13 @@ COMMANDS = {
         "show the results and curves of a run",
         "forerun report runs/quickstart --html report.html",
         run_options.add_report_options,
+        VIEWS,
     ),
     "compare": Command(
         "compare the results, curves and jobs of runs",
         "forerun compare runs/first runs/second",
         run_options.add_compare_options,
+        VIEWS,
     ),
     "export": Command(
         "write a run as a verified Hugging Face folder",

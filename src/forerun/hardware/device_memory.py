@@ -37,6 +37,18 @@ class DeviceMemory:
             if any(key in statistics for statistics in found)
         }
 
+    def fullest(self) -> tuple[int, int | None] | None:
+        """Return the bytes in use and the limit of the device with the most bytes in use.
+
+        The limit is None if the device has none. The result is None if no device reports its memory.
+        """
+        used, limit = _STATISTICS[CURRENT], "bytes_limit"
+        found = [statistics for device in self._devices if used in (statistics := _statistics(device))]
+        most = max(found, key=lambda statistics: int(statistics[used]), default=None)
+        if most is None:
+            return None
+        return int(most[used]), int(most[limit]) if most.get(limit) else None
+
 
 def _statistics(device: MemoryDevice) -> Mapping[str, Any]:
     """Return the counters of a device. Empty if its backend has none: some return None, others raise."""

@@ -37,8 +37,9 @@ class Tracker(Protocol):
     that it returns are sent again.
 
     A tracker may also have a method `end(finished)`, which is called at the end of a run if all rows were delivered. It
-    raises an exception if the rows are not stored. `end_seconds` is the time that the end of a run waits for it. If rows
-    were not delivered, the optional method `close()` is called instead, which must not wait.
+    raises an exception if the rows are not stored. `end_seconds` is the time that the end of a run waits for it.
+
+    If rows were not delivered, the optional method `close()` is called instead, which must not wait.
     """
 
     def begin(self, run: TrackedRun) -> int | None:

@@ -18,7 +18,9 @@ PATIENCE_SECONDS = 60  # Orbax's threads wait for 300
 
 
 def waiting() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if type(thread).__name__ == "_SignalingThread"]
+    """Return the threads of Orbax that run. Since Python 3.13, an interrupted `start` leaves threads that never ran."""
+    found = [thread for thread in threading.enumerate() if type(thread).__name__ == "_SignalingThread"]
+    return [thread for thread in found if thread.is_alive()]
 
 
 class Interrupting:

@@ -46,7 +46,7 @@ guard.spike guard.window guard.skips guard.in_a_row guard.compare_every
 validation.every validation.batches validation.patience
 checkpoint.every checkpoint.folder checkpoint.keep checkpoint.keep_every checkpoint.keep_best
 sample.prompt sample.tokens sample.temperature
-track.to track.url track.experiment
+track.to track.url track.experiment track.project track.entity
 """
 
 

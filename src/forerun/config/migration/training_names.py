@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forerun.config.migration import tracker_values as trackers
 from forerun.config.migration import values as v
 from forerun.config.migration.batch_sizes import ACCUMULATION, GLOBAL, PER_DEVICE, batch
 from forerun.config.migration.conversion import ForeignKey, flag, missing, number, steps, text, whole
@@ -114,14 +115,19 @@ RUN = (
                v.output_folder, "./outputs/lora-out"),
     ForeignKey("run_name wandb_name wandb_run_name", f"{ALL}, MaxText", "name", v.run_name, "first-run"),
     ForeignKey("seed random_seed manual_seed init_weights_seed", ALL, "seed", whole("seed"), 42),
-    ForeignKey("report_to log_with loggers", TRAINER, "track.to", v.tracker, "tensorboard"),
-    ForeignKey("use_tensorboard enable_tensorboard", "axolotl, torchtitan", "track.to", v.own_tracker("tensorboard"),
-               True),
-    ForeignKey("use_mlflow", AXOLOTL, "track.to", v.own_tracker("mlflow"), True),
+    ForeignKey("report_to log_with loggers", TRAINER, "track.to", trackers.tracker, "tensorboard"),
+    ForeignKey("use_tensorboard enable_tensorboard", "axolotl, torchtitan", "track.to",
+               trackers.own_tracker("tensorboard"), True),
+    ForeignKey("use_mlflow", AXOLOTL, "track.to", trackers.own_tracker("mlflow"), True),
     ForeignKey("mlflow_tracking_uri", AXOLOTL, "track.url", text("track.url"), "http://127.0.0.1:5000"),
     ForeignKey("mlflow_experiment_name", AXOLOTL, "track.experiment", text("track.experiment"), "sft"),
-    ForeignKey("wandb use_wandb wandb_project wandb_mode", AXOLOTL, "track.to", v.own_tracker("wandb"), "my-project"),
-    ForeignKey("use_comet comet_project_name", AXOLOTL, "track.to", v.own_tracker("comet"), True),
-    ForeignKey("use_trackio trackio_project_name", AXOLOTL, "track.to", v.own_tracker("trackio"), True),
-    ForeignKey("use_swanlab swanlab_project", AXOLOTL, "track.to", v.own_tracker("swanlab"), True),
+    ForeignKey("wandb use_wandb", AXOLOTL, "track.to", trackers.own_tracker("wandb"), True),
+    ForeignKey("wandb_project", AXOLOTL, "track.project", trackers.project("wandb"), "my-project"),
+    ForeignKey("wandb_entity", AXOLOTL, "track.entity", text("track.entity"), "my-team"),
+    ForeignKey("wandb_mode", AXOLOTL, "", trackers.wandb_mode, "offline"),
+    ForeignKey("use_comet comet_project_name", AXOLOTL, "track.to", trackers.own_tracker("comet"), True),
+    ForeignKey("use_trackio", AXOLOTL, "track.to", trackers.own_tracker("trackio"), True),
+    ForeignKey("trackio_project_name", AXOLOTL, "track.project", trackers.project("trackio"), "my-project"),
+    ForeignKey("project", TRAINER, "track.project", text("track.project"), "my-project"),
+    ForeignKey("use_swanlab swanlab_project", AXOLOTL, "track.to", trackers.own_tracker("swanlab"), True),
 )  # fmt: skip

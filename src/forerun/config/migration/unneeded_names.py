@@ -84,8 +84,8 @@ UNNEEDED = (
                "precompute_ref_batch_size ignore_bias_buffers", ALL, "",
                nothing("it has no counterpart and no effect on the result"), True),
     ForeignKey("logging_dir logging_strategy logging_first_step logging_nan_inf_filter log_level log_level_replica "
-               "log_on_each_node disable_tqdm include_num_input_tokens_seen project trackio_space_id trackio_bucket_id "
-               "trackio_static_space_id debug wandb_entity wandb_watch wandb_log_model wandb_run_id "
+               "log_on_each_node disable_tqdm include_num_input_tokens_seen trackio_space_id trackio_bucket_id "
+               "trackio_static_space_id debug wandb_watch wandb_log_model wandb_run_id "
                "loss_watchdog_threshold loss_watchdog_patience", ALL, "",
                nothing("the run's folder has all metrics; the guard watches the loss"), "steps"),
     ForeignKey("model_type tokenizer_type tokenizer_use_fast use_fast tokenizer_legacy is_llama_derived_model "

@@ -270,29 +270,6 @@ def strategy(key: str, default: str) -> Convert:
     return convert
 
 
-def tracker(value: Any, given: ForeignValues) -> Conversion:
-    """Convert the list of trackers."""
-    names = [str(name).lower() for name in (value if isinstance(value, list) else [value])]
-    names = [name for name in names if name not in ("none", "")]
-    if not names:
-        return unneeded("metrics.jsonl is always written")
-    known = [name for name in names if accepts({"track.to": [name]})]
-    lost = ", ".join(name for name in names if name not in known)
-    reason = f"forerun has no tracker {lost[:60]}; track.to takes tensorboard, mlflow or module.path:Class"
-    if not known:
-        return unsupported(reason)
-    return converted("", reason if lost else "", track__to=known)
-
-
-def own_tracker(name: str) -> Convert:
-    """Return a conversion of a switch or of a project's name that selects a tracker."""
-
-    def convert(value: Any, given: ForeignValues) -> Conversion:
-        return unneeded("it is off") if flag_in(value) is False else tracker(name, given)
-
-    return convert
-
-
 def share_held_out(value: Any, given: ForeignValues) -> Conversion:
     """Convert the size of the validation part, a share or a number of rows."""
     found = number_in(value)

@@ -105,7 +105,13 @@ class Child:
         """Return the progress and the state of the process at this moment."""
         state, cpu_seconds = process_state(self.pid)
         alive = self.exit is None
-        return self.progress.view(time.monotonic(), state=state, cpu_seconds=cpu_seconds, alive=alive)
+        return self.progress.view(
+            time.monotonic(),
+            state=state,
+            cpu_seconds=cpu_seconds,
+            alive=alive,
+            resident_bytes=resident_bytes(self.pid),
+        )
 
     def send(self, message: FromSupervisor) -> None:
         """Send a message without blocking. An error is ignored: a worker that has exited is noticed elsewhere."""
@@ -206,6 +212,15 @@ def process_state(pid: int) -> tuple[str, float]:
     except OSError:
         return "?", 0.0
     return fields[0], (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the resident memory of a process from /proc, or None if it does not exist."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def frames_of(stacks: str, thread: int) -> list[str]:

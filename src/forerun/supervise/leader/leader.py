@@ -26,6 +26,7 @@ from forerun.supervise.leader.decide import (
     WriteLog,
     decide,
 )
+from forerun.supervise.leader.host_file import HostFile
 from forerun.supervise.leader.leader_view import Event, FinishedJob, LeaderSuspended, LeaderView, StartFailed, update
 from forerun.supervise.leader.listener import Listener
 from forerun.supervise.owner import Owner
@@ -55,6 +56,7 @@ class Leader:
         self._owner, self._limits, self._console = owner, limits, console
         self._began = time.monotonic()
         self._tunnels = TunnelExit(folder)
+        self._host_file = HostFile(owner.folder.parent)
         self.view = LeaderView.at_start(hosts, limits, owner.attempt, str(owner.folder), self._began)
         self.listener = Listener(
             hosts, secret, identity, limits, console, self._update, lambda: self.view.members, self._tunnels
@@ -67,6 +69,7 @@ class Leader:
             while True:
                 decision = decide(self.view, time.monotonic())
                 self.view = decision.view
+                self._host_file.update(self.view, time.monotonic())
                 for action in decision.actions:
                     self._execute(action)
                 if isinstance(self.view.phase, FinishedJob):
@@ -74,6 +77,7 @@ class Leader:
                 await self._wait()
         finally:
             beats.cancel()
+            self._host_file.close(self.view, time.monotonic())
         ending = self.view.phase.ending
         await self.listener.close(ending)
         return ending

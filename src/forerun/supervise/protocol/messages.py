@@ -244,6 +244,15 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class DeviceBytes:
+    """Reports the memory in use on the device that has the most, and the limit of the device."""
+
+    kind: ClassVar[str] = "memory"
+    bytes: int
+    limit: int  # 0 if it is unknown
+
+
+@dataclass(frozen=True)
 class Waiting:
     """Reports that the worker starts to wait for something local, such as data."""
 
@@ -287,7 +296,7 @@ class Sigterm:
 FromHost = HostBeat | StopNotice | StartFailure | Exited | Idle | HostUnits | HostStacks
 FromLeader = LeaderBeat | StartWorker | EndWorker | AskStacks | AskUnits | StopAfter | Ending
 FromSupervisor = Welcome | Begin | AskUnits | StopAfter
-FromWorker = WorkerHello | Phase | Step | Saved | Waiting | Unit | Fact | WorkerUnits | Sigterm
+FromWorker = WorkerHello | Phase | Step | Saved | DeviceBytes | Waiting | Unit | Fact | WorkerUnits | Sigterm
 
 
 def encode(message: Message) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from collections import deque
 
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import FromWorker, Phase, Saved, Step, Unit, Waiting
+from forerun.supervise.protocol.messages import DeviceBytes, FromWorker, Phase, Saved, Step, Unit, Waiting
 from forerun.supervise.protocol.worker_state import STEP, WorkerView
 
 RECENT = 200  # step times that the percentile is computed from
@@ -27,6 +27,7 @@ class WorkerProgress:
         self._before_wait: str | None = None
         self._halted: float | None = None  # when the process was first seen stopped by a signal
         self.save_seconds: float | None = None
+        self._device_memory: DeviceBytes | None = None
 
     def hear(self, message: FromWorker, now: float) -> None:
         """Record a message of the worker. A message about progress restarts the time without progress."""
@@ -42,6 +43,9 @@ class WorkerProgress:
                 self.phase, self.step, self._stepped = STEP, message.step, now
             case Saved():
                 self.save_seconds = message.seconds
+            case DeviceBytes():  # no progress: a thread could send it from a process that hangs
+                self._device_memory = message
+                return
             case Unit():
                 self.phase = self._before_wait or self.phase
             case _:
@@ -78,11 +82,14 @@ class WorkerProgress:
         limits = self._limits
         return limits.stall * max(limits.stall_floor, limits.stall_steps * self.step_seconds())
 
-    def view(self, now: float, *, state: str, cpu_seconds: float, alive: bool) -> WorkerView:
-        """Return the progress at `now`. `state`, `cpu_seconds` and `alive` describe the process."""
+    def view(
+        self, now: float, *, state: str, cpu_seconds: float, alive: bool, resident_bytes: int | None = None
+    ) -> WorkerView:
+        """Return the progress at `now`. `state`, `cpu_seconds`, `alive` and `resident_bytes` describe the process."""
 
         # A process that a signal stopped makes no progress, even in a phase that has a limit of hours.
         self._halted = (self._halted if self._halted is not None else now) if state == STOPPED_BY_SIGNAL else None
+        device = self._device_memory
         return WorkerView(
             phase=self.phase,
             step=self.step,
@@ -95,4 +102,7 @@ class WorkerProgress:
             step_seconds=self.step_seconds(),
             alive=alive,
             halted=self._halted is not None and now - self._halted > self._stall_seconds(),
+            memory="HBM" if device else "RAM",
+            memory_bytes=device.bytes if device else resident_bytes,
+            memory_limit_bytes=(device.limit or None) if device else None,
         )

@@ -28,6 +28,9 @@ class WorkerView:
     step_seconds: float = 0.0  # the 99th percentile
     alive: bool = True
     halted: bool = False  # a signal stopped the process for longer than a stall may last
+    memory: str = "RAM"  # what `memory_bytes` counts: `RAM` of the process, or `HBM` of its fullest device
+    memory_bytes: int | None = None
+    memory_limit_bytes: int | None = None
 
     @property
     def overdue(self) -> bool:

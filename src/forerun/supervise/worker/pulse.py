@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from forerun.supervise.protocol.channel import Channel
-from forerun.supervise.protocol.messages import Fact, Phase, Saved, Step, Waiting
+from forerun.supervise.protocol.messages import DeviceBytes, Fact, Phase, Saved, Step, Waiting
 from forerun.supervise.worker.stop import Stop
+
+MEMORY_SECONDS = 2.0  # at least, between two reports of memory
 
 
 class ProgressReporter:
@@ -18,6 +21,15 @@ class ProgressReporter:
 
     def __init__(self, channel: Channel, stop: Stop) -> None:
         self._channel, self._stop = channel, stop
+        self._memory: Callable[[], tuple[int, int | None] | None] = lambda: None
+        self._memory_due = 0.0
+
+    def measure_memory(self, read: Callable[[], tuple[int, int | None] | None]) -> None:
+        """Report the memory of devices with steps, at most every `MEMORY_SECONDS`.
+
+        `read` returns the bytes in use and the limit of the fullest device, or None if they are unknown.
+        """
+        self._memory = read
 
     def phase(self, name: str) -> None:
         """Report the start of a phase: `data`, `compile`, `restore`, `save`, `evaluate`, `finish` or another name."""
@@ -26,6 +38,10 @@ class ProgressReporter:
     def step(self, number: int) -> None:
         """Report that step `number` is done. Its metrics have arrived, so every host took part in it."""
         self._channel.tell(Step(number, self._stop.units))
+        if (now := time.monotonic()) >= self._memory_due:
+            self._memory_due = now + MEMORY_SECONDS
+            if (memory := self._memory()) is not None:
+                self._channel.tell(DeviceBytes(memory[0], memory[1] or 0))
 
     def saved(self, seconds: float) -> None:
         """Report the time of a save from its start to its commit. It is the estimate for a save before a stop."""

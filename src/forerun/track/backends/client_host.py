@@ -1,4 +1,6 @@
-"""The program of the process in which the client of a tracker runs: `python -m forerun.track.backends.client_host NAME`.
+"""The program of the process in which the client of a tracker runs.
+
+The command is `python -m forerun.track.backends.client_host NAME`.
 
 It reads calls from its standard input and writes answers to its standard output. It ends when the input ends, which
 also happens if the training process is killed. It then still delivers the rows that it has accepted.

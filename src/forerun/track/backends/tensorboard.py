@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class TensorBoard:
         summary: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
         for row in rows:
             values = [summary.Summary.Value(tag=key, simple_value=value) for key, value in figures_of(row).items()]
+            if row.get("samples"):
+                values.append(_samples_value(summary, row["samples"]))
             made = event.Event(wall_time=row["unix_seconds"], step=row["step"], summary=summary.Summary(value=values))
             self._writer.add_event(made)
         self._writer.flush()
@@ -64,6 +66,22 @@ def figures_of(row: Row) -> dict[str, float]:
         for key, value in row.items()
         if key not in named and isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def _samples_value(summary: Any, samples: Sequence[Mapping[str, str]]) -> Any:
+    """Return samples as a value of TensorBoard's text plugin, which shows Markdown."""
+    text: Any = importlib.import_module("tensorboard.plugins.text.metadata")
+    tensor: Any = importlib.import_module("tensorboard.compat.proto.tensor_pb2")
+    types: Any = importlib.import_module("tensorboard.compat.proto.types_pb2")
+    shown = "\n\n".join(f"{_quoted(sample['prompt'])}\n\n{_quoted(sample['text'])}" for sample in samples)
+    content = tensor.TensorProto(dtype=types.DT_STRING, string_val=[shown.encode()])
+    about = text.create_summary_metadata(display_name="samples", description="prompts and their completions")
+    return summary.Summary.Value(tag="samples", metadata=about, tensor=content)
+
+
+def _quoted(text: str) -> str:
+    """Return a text as an indented block of Markdown, in which no character has a meaning."""
+    return "\n".join(f"    {line}" for line in text.split("\n"))
 
 
 def last_step(path: Path) -> int:

@@ -1,4 +1,4 @@
-"""The display of a run in a Jupyter notebook: lines of text, and a progress bar that is updated in place."""
+"""The display of a run in a Jupyter notebook: lines of text, and a status that is updated in place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import html
 from collections.abc import Callable
 from typing import Any, TextIO
 
+from forerun.safe_text import clean
 from forerun.track.display.display import StepView
 from forerun.track.display.plain import PlainDisplay
 
@@ -13,11 +14,11 @@ UPDATE_SECONDS = 0.5  # a message to the browser for every step would be slower 
 
 
 class NotebookDisplay(PlainDisplay):
-    """Prints messages and phases as lines, and shows the newest step as a bar."""
+    """Prints messages and finished phases as lines. One element shows the current phase, and then the newest step."""
 
     def __init__(self, stream: TextIO, *, clock: Callable[[], float]) -> None:
         super().__init__(stream, clock=clock)
-        self._bar: Any = None  # IPython's handle of the HTML that is updated
+        self._status: Any = None  # IPython's handle of the HTML that is updated
         self._updated_at = float("-inf")
         self._newest: StepView | None = None
 
@@ -28,21 +29,28 @@ class NotebookDisplay(PlainDisplay):
             self._show(view)
 
     def close(self) -> None:
-        """Show the newest step, which may have come too soon after the one before."""
+        """Show the newest step, which may have come too soon after the one before, or nothing without steps."""
         if self._newest is not None:
             self._show(self._newest)
             self._newest = None
+        elif self._status is not None and self._updated_at == float("-inf"):
+            self._update("")
         super().close()
 
+    def _announce(self, text: str) -> None:
+        self._update(f"<div>{html.escape(clean(text))}</div>")
+
     def _show(self, view: StepView) -> None:
+        self._updated_at = self._clock()
+        self._update(bar_html(view))
+
+    def _update(self, content: str) -> None:
         from IPython.display import HTML, display
 
-        self._updated_at = self._clock()
-        content = HTML(bar_html(view))
-        if self._bar is None:
-            self._bar = display(content, display_id=True)
+        if self._status is None:
+            self._status = display(HTML(content), display_id=True)
         else:
-            self._bar.update(content)
+            self._status.update(HTML(content))
 
 
 def bar_html(view: StepView) -> str:

@@ -41,7 +41,7 @@ class PlainDisplay:
     @contextmanager
     def phase(self, name: str, detail: str = "") -> Iterator[Phase]:
         phase = Phase(name, detail, self._clock)
-        self.say("  ".join(part for part in (f"{name} ...", detail) if part))
+        self._announce("  ".join(part for part in (f"{name} ...", detail) if part))
         heartbeat = Heartbeat(lambda: self.say(phase.running()), self._new_end())
         try:
             yield phase
@@ -51,6 +51,10 @@ class PlainDisplay:
             raise
         heartbeat.stop()
         self.say(phase.closing(failed=False))
+
+    def _announce(self, text: str) -> None:
+        """Show that a phase has started."""
+        self.say(text)
 
     def step(self, view: StepView) -> None:
         now = self._clock()

@@ -182,6 +182,17 @@ def test_several_datasets_and_no_adapter() -> None:
     assert (job.checkpoint.every, job.checkpoint.keep, job.track.to) == (200, 3, ("tensorboard",))
 
 
+def test_the_trackers_of_several_keys() -> None:
+    text = "base_model: a/b\ndatasets: [{path: a/c}]\nmicro_batch_size: 2\nuse_tensorboard: true\nuse_mlflow: false\n"
+    text += "wandb_project: letters\nwandb_entity: team\nwandb_name: first\nwandb_mode: offline\nuse_comet: true\n"
+    found = converted(text)
+    job = job_of(found)
+    assert (job.track.to, job.track.project, job.track.entity) == (("tensorboard", "wandb"), "letters", "team")
+    assert job.name == "first"
+    assert set(found.not_converted) == {"use_comet"}
+    assert "WANDB_MODE=offline" in found.unneeded["wandb_mode"]
+
+
 def test_a_file_of_the_trl_command_line() -> None:
     found = converted(TRL_FILE, devices=4)
     job = job_of(found)

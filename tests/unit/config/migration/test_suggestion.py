@@ -130,6 +130,8 @@ def test_the_text_of_the_error_can_be_copied(group: str) -> None:
         ("checkpoint: {interval: 500}\n", ["checkpoint: {every: 500}"]),
         ("output_dir: ./outputs/lora-out\n", ["name: lora-out", "runs: ./outputs"]),
         ("report_to: [tensorboard, mlflow]\n", ["track: {to: [tensorboard, mlflow]}"]),
+        ("report_to: wandb\nrun_name: first\n", ["track: {to: [wandb]}", "name: first"]),
+        ("report_to: trackio\nproject: letters\n", ["track: {to: [trackio]}", "track: {project: letters}"]),
     ],
 )  # fmt: skip
 def test_values_are_converted(text: str, lines: list[str]) -> None:

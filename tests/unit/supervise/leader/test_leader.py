@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -127,5 +128,36 @@ def test_a_message_with_a_wrong_value_closes_only_its_own_connection(tmp_path: P
             with pytest.raises(EOFError):
                 await hosts[1].order()
             assert await hosts[0].order() == {"kind": "end", "attempt": 1}
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_writes_what_its_hosts_report(tmp_path: Path) -> None:
+    file = tmp_path / "hosts.json"
+    worker = {
+        **{
+            "phase": "step",
+            "units": 8,
+            "silent_seconds": 0.0,
+            "limit_seconds": 600.0,
+            "state": "S",
+            "cpu_seconds": 1.5,
+        },
+        **{"step_seconds": 0.5, "alive": True, "halted": False, "memory": "RAM", "memory_bytes": 4096},
+    }
+
+    async def scenario() -> None:
+        async with leading(tmp_path) as rig:
+            hosts = [await rig.host(0), await rig.host(1)]
+            for host, step in zip(hosts, (8, 5), strict=True):
+                assert await host.order() == {"kind": "start", "attempt": 1}
+                view = {**worker, "step": step}
+                host.line.send({"kind": "beat", "attempt": 1, "view": view, "facts": {}})
+            async with asyncio.timeout(100):
+                while not file.exists() or [one["step"] for one in json.loads(file.read_text())["hosts"]] != [8, 5]:
+                    await asyncio.sleep(0.05)
+        content = json.loads(file.read_text())
+        assert [one["lag"] for one in content["hosts"]] == [0, 3]
+        assert [one["memory_bytes"] for one in content["hosts"]] == [4096, 4096]
 
     asyncio.run(scenario())

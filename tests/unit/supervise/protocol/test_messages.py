@@ -13,7 +13,8 @@ from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.worker_state import WorkerView
 
 VIEW = """{"phase":"step","step":7,"units":8,"silent_seconds":0.25,"limit_seconds":Infinity,"state":"S",
-"cpu_seconds":1.5,"save_seconds":null,"step_seconds":0.5,"alive":true,"halted":false}"""
+"cpu_seconds":1.5,"save_seconds":null,"step_seconds":0.5,"alive":true,"halted":false,
+"memory":"RAM","memory_bytes":4096,"memory_limit_bytes":null}"""
 Decode = Callable[[dict[str, Any]], m.Message]
 FORMS: list[tuple[Decode, m.Message, str]] = [
     (
@@ -25,7 +26,11 @@ FORMS: list[tuple[Decode, m.Message, str]] = [
     (m.decode_from_host, m.HostBeat(), '{"kind":"beat"}'),
     (
         m.decode_from_host,
-        m.HostBeat(3, WorkerView("step", 7, 8, 0.25, state="S", cpu_seconds=1.5, step_seconds=0.5), {"data": "12"}),
+        m.HostBeat(
+            3,
+            WorkerView("step", 7, 8, 0.25, state="S", cpu_seconds=1.5, step_seconds=0.5, memory_bytes=4096),
+            {"data": "12"},
+        ),
         f'{{"kind":"beat","attempt":3,"view":{VIEW},"facts":{{"data":"12"}}}}',
     ),
     (m.decode_from_host, m.StopNotice("SIGTERM", 30.0), '{"kind":"asked","why":"SIGTERM","seconds":30.0}'),
@@ -69,6 +74,7 @@ FORMS: list[tuple[Decode, m.Message, str]] = [
     (m.decode_from_worker, m.Phase("compile", 0), '{"kind":"phase","name":"compile","units":0}'),
     (m.decode_from_worker, m.Step(7, 8), '{"kind":"step","step":7,"units":8}'),
     (m.decode_from_worker, m.Saved(2.5, 8), '{"kind":"saved","seconds":2.5,"units":8}'),
+    (m.decode_from_worker, m.DeviceBytes(512, 1024), '{"kind":"memory","bytes":512,"limit":1024}'),
     (m.decode_from_worker, m.Waiting("data", 8), '{"kind":"waiting","what":"data","units":8}'),
     (m.decode_from_worker, m.Unit(9), '{"kind":"unit","units":9}'),
     (m.decode_from_worker, m.Fact("data digest", "12"), '{"kind":"fact","name":"data digest","value":"12"}'),

@@ -55,6 +55,27 @@ def test_the_bar_is_updated_twice_a_second_and_at_the_end(kernel: Kernel) -> Non
     assert [text.split('value="')[1].split('"')[0] for text in kernel.shown] == ["1", "4", "7", "9"]
 
 
+def test_a_running_phase_is_shown_in_place_and_leaves_one_line(kernel: Kernel) -> None:
+    stream = io.StringIO()
+    with NotebookDisplay(stream, clock=lambda: 0.0) as display:
+        with display.phase("compile", "<x>"):
+            assert stream.getvalue() == ""
+        with display.phase("state"):
+            pass
+        display.step(view(1))
+    assert [line.split()[0] for line in stream.getvalue().splitlines()] == ["compile", "state"]
+    phase, state, *bars = kernel.shown
+    assert "compile ...  &lt;x&gt;" in phase
+    assert "state ..." in state
+    assert all('value="1"' in bar for bar in bars)
+
+
+def test_without_a_step_the_status_is_empty_at_the_end(kernel: Kernel) -> None:
+    with NotebookDisplay(io.StringIO(), clock=lambda: 0.0) as display, display.phase("data"):
+        pass
+    assert kernel.shown[-1] == ""
+
+
 def test_the_bar_has_the_figures_of_the_step() -> None:
     assert 'max="10"' in bar_html(view(3))
     assert "eta 60.0 s" in bar_html(view(3))

@@ -11,12 +11,14 @@ import contextlib
 import io
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 from code_blocks import SHELL, Block, blocks_of
@@ -114,9 +116,13 @@ def run_command(command: str, block: Block) -> None:
     target = None
     if len(words) > 2 and words[-2] == ">":
         words, target = words[:-2], Path(words[-1])
+    variables = {}
+    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+        name, _, variables[name] = words.pop(0).partition("=")
     simple = words[0] == "forerun" and not {"&&", "|", "&", ";", "<"} & set(words)
     if simple:
-        code, out, err = run_forerun(shortened(words[1:], block.overrides))
+        with patch.dict(os.environ, variables):
+            code, out, err = run_forerun(shortened(words[1:], block.overrides))
         if target is not None and code == 0:
             target.write_text(out, "utf-8")
     else:

@@ -61,7 +61,7 @@ class DataReport:
 
     def __repr__(self) -> str:
         stream = io.StringIO()
-        self.print(SafeConsole(file=stream, width=PIPED_COLUMNS))
+        self.print(SafeConsole(file=stream, width=PIPED_COLUMNS, force_terminal=False))
         return stream.getvalue().rstrip("\n")
 
     def _repr_html_(self) -> str:

@@ -128,7 +128,7 @@ class Plan:
         from forerun.console import SafeConsole
 
         stream = io.StringIO()
-        self.print(SafeConsole(file=stream, width=PIPED_COLUMNS))
+        self.print(SafeConsole(file=stream, width=PIPED_COLUMNS, force_terminal=False))
         return stream.getvalue().rstrip("\n")
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -333,7 +333,7 @@ class SearchResult:
         from forerun.console import SafeConsole
 
         stream = io.StringIO()
-        self.outcome.print(SafeConsole(file=stream, width=PIPED_COLUMNS))
+        self.outcome.print(SafeConsole(file=stream, width=PIPED_COLUMNS, force_terminal=False))
         return stream.getvalue().rstrip("\n")
 
 

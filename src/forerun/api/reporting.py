@@ -137,5 +137,5 @@ def _text(shown: RunReport | RunComparison) -> str:
     from forerun.console import SafeConsole
 
     stream = io.StringIO()
-    shown.print(SafeConsole(file=stream, width=PIPED_COLUMNS))
+    shown.print(SafeConsole(file=stream, width=PIPED_COLUMNS, force_terminal=False))
     return stream.getvalue().rstrip("\n")

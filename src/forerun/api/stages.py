@@ -189,7 +189,7 @@ class StagesPlan:
         from forerun.console import SafeConsole
 
         stream = io.StringIO()
-        self.print(SafeConsole(file=stream, width=PIPED_COLUMNS))
+        self.print(SafeConsole(file=stream, width=PIPED_COLUMNS, force_terminal=False))
         return stream.getvalue().rstrip("\n")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.track.goodput import LOST
 from forerun.track.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,7 +41,9 @@ for number in range(6_000_000):
 """
 METRICS = {"step", "loss", "grad_norm", "lr", "tokens", "step_seconds", "wait_share", "unix_seconds"}
 METRICS |= {"tokens_per_second", "samples_per_second", "epoch", "epoch_seconds"}  # a CPU has no MFU and no HBM
+METRICS |= {"goodput", *(f"lost_{name}" for name in LOST)}
 SUMMARY = {
+    "goodput",
     "name",
     "steps",
     "resumed_at",
@@ -145,6 +148,7 @@ def test_the_example_of_the_page_on_training(root: Path, shell: dict[str, str]) 
         "job.yaml",
         "metrics.jsonl",
         "summary.json",
+        "events.jsonl",
         "checkpoints",
     }
     assert len(read_metrics(root / "runs" / "short" / "metrics.jsonl")) == 20

@@ -22,6 +22,7 @@ from forerun.config.methods.preferences import Preferences
 from forerun.config.methods.qat import Qat
 from forerun.config.methods.training_method import Lora, TrainingMethod, require_new_tokens
 from forerun.config.optimizer import Optimizer as Optimizer
+from forerun.config.sample import Sample as Sample
 from forerun.config.section import Section, about, shorthand
 from forerun.config.track import Track
 from forerun.errors import JobValueError
@@ -206,16 +207,6 @@ class Validation(Section):
         "maximum batches of an evaluation, always the same rows", "an evaluation stays cheap", 32
     )
     patience: PositiveInt | None = about("stop after this many evaluations without a lower loss", "never", None)
-
-
-class Sample(Section):
-    """Sample text that is generated at the end of a run."""
-
-    prompt: str = about("text that the trained model continues", "any text works", "The ")
-    tokens: int = about("number of tokens to generate", "enough to read", 120, ge=0)
-    temperature: float = about(
-        "sampling temperature; 0: greedy", "small models repeat themselves when greedy", 0.8, ge=0
-    )
 
 
 class Job(Section):

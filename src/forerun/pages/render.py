@@ -63,5 +63,6 @@ def _environment() -> jinja2.Environment:
         chart_style=resources.files("forerun.pages").joinpath("charts.css").read_text("utf-8"),
         script=script,
         script_digest=script_digest(script),
+        live_script="",  # of a page that a server keeps up to date
     )
     return environment

@@ -37,15 +37,22 @@ TIME_NAMES = {
 }
 
 
-def page(record: RunRecord, facts: RunFacts | None = None) -> str:
-    """Return the complete page of a run. It loads nothing from the network, and is readable without its script."""
+def page(record: RunRecord, facts: RunFacts | None = None, *, status: str = "", live_script: str = "") -> str:
+    """Return the complete page of a run. It loads nothing from the network, and is readable without its script.
+
+    Args:
+      record: the records of the run.
+      facts: its results, by default those of `record`.
+      status: a status that is more precise than that of the records, for a page that is kept up to date.
+      live_script: the script that keeps the page up to date. The server of such a page sends its own policy.
+    """
     facts = facts or run_facts(record)
     return render(
         "run_report.html.jinja",
         page_title=f"Run {record.name}",
         name=record.name,
         subtitle=subtitle(record),
-        status=facts.status,
+        status=status or facts.status,
         status_css=STATUS_CSS.get(facts.status, "warn"),
         figures=figures(record, facts),
         loss=loss_chart(record, facts),
@@ -70,6 +77,7 @@ def page(record: RunRecord, facts: RunFacts | None = None) -> str:
         environment=environment(record),
         exports=_exports(record),
         version=__version__,
+        live_script=live_script,
         written=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
 

@@ -15,7 +15,6 @@ from forerun.hardware.devices import DeviceChoice
 from forerun.inputs.run_folder import RunFolder
 from forerun.inputs.saved_files import LEDGER, METRICS, SavedFiles
 from forerun.inputs.stored_files import StoredFiles, read_summary, store_summary
-from forerun.nn.spec import merge
 from forerun.program.build import Program
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
@@ -31,7 +30,7 @@ from forerun.run.preference_reference import REFERENCE, recorded_base
 from forerun.run.profiling.profile_hook import profiling
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.replicas import ReplicaCheck
-from forerun.run.sample import sample_text
+from forerun.run.sample import SampleHook, Sampler, sample_text, weights_of
 from forerun.run.save_schedule import SaveSchedule
 from forerun.run.steps import batches_until_stop, run_steps
 from forerun.run.summary import summary_of
@@ -57,6 +56,7 @@ class PreparedRun:
     replica_check: ReplicaCheck
     validation: Validation
     times: RunTimes = field(default_factory=RunTimes)
+    sampler: Sampler | None = None
 
 
 @dataclass(frozen=True)
@@ -125,10 +125,20 @@ def train_steps(
         schedule = SaveSchedule(job, program, first, last, display.say, display.warn)
         replica_check = prepared.replica_check
         # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
-        # checkpoint includes the result of the validation at its step.
+        # checkpoint includes the result of the validation and the samples at its step.
         hooks: list[Hook] = [
             *profile_hooks,
             ValidationHook(validation, throughput, metrics_log, display, worker, times),
+            SampleHook(
+                job,
+                prepared.sampler,
+                throughput,
+                lambda: validation.is_exhausted,
+                metrics_log,
+                display,
+                worker,
+                times,
+            ),
             CheckpointHook(store, schedule, records, replica_check, program, worker, times, first),
             replica_check,
             ProgressHook(worker, require_no_compilation),
@@ -182,6 +192,7 @@ def final_sample(prepared: PreparedRun, state: State) -> str:
     job, program = prepared.resolved.job, prepared.program
     if not job.sample.tokens:
         return ""
-    weights = state.params if state.average is None else merge(state.average, state.params)
-    own = program.method.objective.own(weights)
-    return sample_text(program, own, prepared.corpus.tokenizer, job.sample, job.sequence, job.seed)
+    weights = weights_of(program, state)
+    if prepared.sampler is not None:  # its programs are compiled already
+        return prepared.sampler.complete(job.sample.prompt, weights)[1]
+    return sample_text(program, weights, prepared.corpus.tokenizer, job.sample, job.sequence, job.seed)

@@ -52,6 +52,7 @@ from forerun.run.prepared_run import PreparedRun, ResumePoint, final_sample, fin
 from forerun.run.profiling.profile_hook import still_ahead
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.replicas import replica_check_of
+from forerun.run.sample import sampler_of
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import Worker, silent_worker
@@ -174,6 +175,7 @@ def _train(
         replica_check=replica_check_of(job, program, display),
         validation=Validation(job, program, corpus, display),
         times=times,
+        sampler=sampler_of(job, program, corpus.tokenizer),
     )
 
     # ---- State: a new one, or that of the newest good checkpoint ----
@@ -206,6 +208,10 @@ def _train(
         resume = ResumePoint(
             saved, guard, extension, extensions_of(record, extension), base_of(program, state), profile
         )
+
+        if prepared.sampler is not None:
+            with times.spent("compile"), display.phase("compile samples"):
+                prepared.sampler.compile(state)
 
         # ---- Steps ----
         try:

@@ -36,7 +36,7 @@ class MetricsLog(Journal):
         self._clock = clock
         super().__init__(path, last=resume_at, seals=seals, tell=tell)
 
-    def write(self, step: int, **figures: float | int | str | None) -> None:
+    def write(self, step: int, **figures: Any) -> None:
         """Append the metrics of a step. Numbers that are not finite become null."""
         row = {"step": step, **figures, "unix_seconds": round(self._clock(), 3)}
         self.append(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")

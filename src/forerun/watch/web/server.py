@@ -1,0 +1,154 @@
+"""`forerun watch --web`: a server on 127.0.0.1 that sends the report of one run and nothing else.
+
+Other programs and users of the machine can connect to the port, and web pages in the user's browser can send requests
+to it. Each address therefore contains a random token, which is compared in constant time. The Host header must name
+this machine, so that a web page cannot reach the server through its own domain name (DNS rebinding). Answers have no
+CORS headers and are not stored. The server reads no path from a request: it has two addresses, and all others are 404.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Event
+from typing import Any
+from urllib.parse import parse_qs
+
+from forerun.errors import UserError
+from forerun.watch.run_reader import RunReader
+from forerun.watch.web.live_page import LivePage, policy
+
+ADDRESS = "127.0.0.1"
+MAX_REQUESTS = 16  # at the same time
+REQUEST_SECONDS = 10.0  # for a client to send its request and to read the answer
+_HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII | re.IGNORECASE)  # ssh -L may change the port
+
+
+class LiveServer(ThreadingHTTPServer):
+    """A server of one page. Requests beyond `MAX_REQUESTS` are closed without an answer."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, page: LivePage, port: int = 0) -> None:
+        self.page, self.token, self.policy = page, secrets.token_urlsafe(24), policy()
+        self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
+        super().__init__((ADDRESS, port), LiveHandler)
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with the token."""
+        return f"http://{ADDRESS}:{self.server_address[1]}/{self.token}/"
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Ignore errors of a connection, such as a browser that closes it. They would print the request's address."""
+
+
+class LiveHandler(BaseHTTPRequestHandler):
+    """Answers GET and HEAD of the page (`/TOKEN/`) and of its newest content (`/TOKEN/content`)."""
+
+    server: LiveServer
+    timeout = REQUEST_SECONDS
+    server_version, sys_version = "forerun", ""
+
+    def do_GET(self) -> None:
+        path, _, query = self.path.partition("?")
+        if _HOST.fullmatch(self.headers.get("Host", "")) is None:
+            return self._answer(HTTPStatus.FORBIDDEN, b"this server is for 127.0.0.1 and localhost\n")
+        _, token, name = (*path.split("/", 2), "", "")[:3]
+        if not hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
+            return self._answer(HTTPStatus.FORBIDDEN, b"the token is missing or wrong: open the printed address\n")
+        if name not in ("", "content"):
+            return self._answer(HTTPStatus.NOT_FOUND, b"no such page\n")
+        version, content = self.server.page.newest()
+        if name == "content" and parse_qs(query).get("version") == [version]:
+            return self._answer(HTTPStatus.NO_CONTENT, b"", version=version)
+        self._answer(HTTPStatus.OK, content, "text/html; charset=utf-8", version=version)
+
+    do_HEAD = do_GET
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that is not HTTP, or has another method."""
+        is_method = code == HTTPStatus.NOT_IMPLEMENTED
+        self._answer(HTTPStatus.METHOD_NOT_ALLOWED if is_method else HTTPStatus(code), b"only GET and HEAD\n")
+
+    def log_message(self, *about: Any) -> None:
+        """Log nothing: the address has the token."""
+
+    def _answer(self, code: HTTPStatus, content: bytes, kind: str = "text/plain", *, version: str = "") -> None:
+        self.send_response(code)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(len(content)),
+            "Cache-Control": "no-store",
+            "Content-Security-Policy": self.server.policy,
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Connection": "close",
+        }
+        headers |= {"X-Version": version} if version else {}
+        headers |= {"Allow": "GET, HEAD"} if code == HTTPStatus.METHOD_NOT_ALLOWED else {}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+        self.close_connection = True
+
+
+def open_server(reader: RunReader, port: int = 0) -> LiveServer:
+    """Return a server that listens. Port 0 is any free port.
+
+    Raises:
+      UserError: the location is not a run, or the port cannot be used.
+    """
+    page = LivePage(reader)
+    try:
+        return LiveServer(page, port)
+    except OSError as error:
+        raise UserError(
+            "E-WATCH-004",
+            f"port {port} of {ADDRESS} cannot be used",
+            why=str(error.strerror or error),
+            fix="give another port, or omit --port: then a free one is chosen",
+        ) from error
+
+
+def serve(reader: RunReader, port: int, end: Event, say: Callable[[str], None]) -> None:
+    """Serve the page of a run until `end` is set. The port is closed then."""
+    server = open_server(reader, port)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, name="watch --web")
+    thread.daemon = True
+    thread.start()
+    try:
+        say(f"{server.url}\nCtrl-C ends. From another machine: {tunnel_command(server)}")
+        end.wait()
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def tunnel_command(server: LiveServer) -> str:
+    """Return the command that forwards the port to another machine of the user."""
+    port = server.server_address[1]
+    return f"ssh -L {port}:{ADDRESS}:{port} {socket.gethostname()}"

@@ -1,0 +1,186 @@
+"""The file of a simulated step: strict checks of the format, and the step time as the oracle of its length."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forerun.hardware.chips import chip_named
+from forerun.planner.hlo import Module, parse
+from forerun.planner.time.step_time import StepTime, step_time
+from forerun.planner.trace.chrome_trace import ADDED, SimulatedStep, encoded, trace_content
+
+SAMPLE = Path(__file__).parents[1] / "time" / "samples" / "qwen3_06b_tpu7x.txt.xz"
+CHIP = chip_named("tpu7x")
+
+TABLES = """FileNames
+1 "/home/someone/site-packages/forerun/nn/attention.py"
+2 "/home/someone/own/model.py"
+
+FunctionNames
+1 "attend"
+
+FileLocations
+1 {file_name_id=1 function_name_id=1 line=17 end_line=17 column=1 end_column=2}
+2 {file_name_id=2 function_name_id=1 line=4 end_line=4 column=1 end_column=2}
+
+StackFrames
+1 {file_location_id=1 parent_frame_id=1}
+2 {file_location_id=2 parent_frame_id=1}
+
+"""
+PART = "bf16[1,4096,128]{2,1,0:T(8,128)(2,1)}"
+SMALL = f"""HloModule jit_step
+
+{TABLES}
+ENTRY %main (a: {PART}) -> {PART} {{
+  %a = {PART} parameter(0)
+  %x = {PART} negate(%a), metadata={{op_name="jit(step)/attention/neg" stack_frame_id=1}}
+  ROOT %y = {PART} negate(%x), metadata={{op_name="jit(step)/own/neg" stack_frame_id=2}}
+}}
+"""
+
+
+@pytest.fixture(scope="module")
+def module() -> Module:
+    return parse(lzma.decompress(SAMPLE.read_bytes()).decode())
+
+
+@pytest.fixture(scope="module")
+def step(module: Module) -> StepTime:
+    return step_time(module, CHIP)
+
+
+@pytest.fixture(scope="module")
+def content(module: Module, step: StepTime) -> dict[str, Any]:
+    return trace_content(SimulatedStep(module, CHIP, step, {"job": "tale"}))
+
+
+def nanoseconds(event: dict[str, Any]) -> tuple[int, int]:
+    """(start, end), read as Perfetto does: microseconds times 1000, truncated."""
+    start, length = int(event["ts"] * 1000.0), int(event["dur"] * 1000.0)
+    return start, start + length
+
+
+def threads(content: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    names = {e["tid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"}
+    return {
+        name: [e for e in content["traceEvents"] if e["ph"] == "X" and e["tid"] == number]
+        for number, name in names.items()
+    }
+
+
+def leaf_nanoseconds(events: list[dict[str, Any]]) -> int:
+    """The sum of the events without another one inside. Raises if two events overlap in part."""
+    ends: list[tuple[int, bool]] = []  # (end, has something inside)
+    total = 0
+    order = sorted(range(len(events)), key=lambda n: (nanoseconds(events[n])[0], n))
+    inner: list[tuple[int, int, bool]] = []
+    for number in order:
+        start, end = nanoseconds(events[number])
+        while inner and inner[-1][1] <= start:
+            begun, ended, parent = inner.pop()
+            total += 0 if parent else ended - begun
+        if inner:
+            assert end <= inner[-1][1], f"{events[number]['name']} overlaps the end of the event around it"
+            inner[-1] = (*inner[-1][:2], True)
+        inner.append((start, end, False))
+    assert not ends
+    return total + sum(0 if parent else end - start for start, end, parent in inner)
+
+
+def test_every_event_has_the_fields_of_the_format(content: dict[str, Any]) -> None:
+    again = json.loads(encoded(content, compress=False))
+    assert set(again) == {"displayTimeUnit", "metadata", "traceEvents"}
+    for event in again["traceEvents"]:
+        assert event["ph"] in ("X", "M")
+        assert isinstance(event["pid"], int)
+        assert isinstance(event["tid"], int)
+        assert event["name"]
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+            assert all(isinstance(value, str | int | float | bool) for value in event["args"].values())
+
+
+def test_operations_add_up_to_the_step(content: dict[str, Any], step: StepTime) -> None:
+    lanes = threads(content)
+    expected = round(step.mid_seconds * 1e9)
+    assert leaf_nanoseconds(lanes["XLA Ops"]) == expected
+    assert [nanoseconds(event) for event in lanes["Steps"] + lanes["XLA Modules"]] == [(0, expected)] * 2
+    assert content["metadata"]["step_seconds"] == step.mid_seconds
+
+
+def test_lanes_of_queues_have_no_overlaps(content: dict[str, Any]) -> None:
+    lanes = threads(content)
+    assert {"Steps", "XLA Modules", "XLA Ops", "DMA between HBM and VMEM"} <= set(lanes)
+    for name in set(lanes) - {"Steps", "XLA Modules", "XLA Ops"}:
+        spans = sorted(nanoseconds(event) for event in lanes[name])
+        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False)), name
+
+
+def test_bounds_agree_with_the_parts_of_the_step(content: dict[str, Any], step: StepTime) -> None:
+    """FLOPs are set only where a matrix unit works, and its time is the part that `plan` reports."""
+    operations = threads(content)["XLA Ops"]
+    computing = sum(e["dur"] for e in operations if e["args"].get("bound_by") == "compute")
+    expected = sum(step.parts_seconds.get(part, 0.0) for part in ("matmul", "attention"))
+    assert computing / 1e6 == pytest.approx(expected, rel=0.02)
+
+
+def test_it_is_labelled_as_simulated(content: dict[str, Any]) -> None:
+    names = {e["name"]: e["args"] for e in content["traceEvents"] if e["ph"] == "M"}
+    assert "simulated" in names["process_name"]["name"]
+    assert "simulated" in names["process_labels"]["labels"]
+    assert content["metadata"]["simulated"] is True
+    assert content["metadata"]["job"] == "tale"
+
+
+def test_collapsed_iterations_keep_the_length(module: Module, step: StepTime, content: dict[str, Any]) -> None:
+    short = trace_content(SimulatedStep(module, CHIP, step), max_spans=2500)
+    assert len(short["traceEvents"]) < len(content["traceEvents"])
+    shown = short["metadata"]["loop_iterations_shown"]
+    assert isinstance(shown, int)
+    assert content["metadata"]["loop_iterations_shown"] == "all"
+    operations = threads(short)["XLA Ops"]
+    assert leaf_nanoseconds(operations) == round(step.mid_seconds * 1e9)
+    assert any(event["args"].get("iterations") for event in operations)
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.0])
+def test_calibration_scales_the_step(module: Module, step: StepTime, factor: float) -> None:
+    scaled = step.times(factor)
+    lanes = threads(trace_content(SimulatedStep(module, CHIP, scaled), max_spans=2500))
+    assert leaf_nanoseconds(lanes["XLA Ops"]) == round(scaled.mid_seconds * 1e9)
+
+
+def test_a_floor_above_the_simulation_is_visible(module: Module, step: StepTime) -> None:
+    floor = step.mid_seconds + 0.25
+    raised = replace(step, mid_seconds=floor, floor_seconds=floor)
+    operations = threads(trace_content(SimulatedStep(module, CHIP, raised), max_spans=2500))["XLA Ops"]
+    [added] = [event for event in operations if event["name"] == ADDED]
+    assert added["dur"] == pytest.approx(0.25e6, rel=1e-6)
+    assert leaf_nanoseconds(operations) == round(floor * 1e9)
+
+
+def test_source_and_place_in_the_model() -> None:
+    """A MiB read and one written. The folders of the machine are not part of a file that users share."""
+    small = parse(SMALL)
+    operations = threads(trace_content(SimulatedStep(small, CHIP, step_time(small, CHIP))))["XLA Ops"]
+    assert [(e["name"], e["args"]["source"], e["args"]["tf_op"]) for e in operations] == [
+        ("x", "forerun/nn/attention.py:17", "jit(step)/attention/neg"),
+        ("y", "model.py:4", "jit(step)/own/neg"),
+    ]
+    assert {e["args"]["bytes_accessed"] for e in operations} == {2 * 2**20}
+    assert {e["args"]["bound_by"] for e in operations} == {"HBM"}
+
+
+def test_compression_keeps_the_content(content: dict[str, Any]) -> None:
+    packed = encoded(content, compress=True)
+    assert json.loads(gzip.decompress(packed)) == json.loads(encoded(content, compress=False))
+    assert packed == encoded(content, compress=True)

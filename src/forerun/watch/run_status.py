@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from forerun.report.run_record import RunRecord
+from forerun.report.run_record import HOSTS, RunRecord, read_object
 from forerun.supervise.run_lock import LOST_SECONDS, holder_of, lock_file
 from forerun.units import Seconds
 
@@ -68,6 +68,11 @@ def has_process(run: Path, record_hosts: dict[str, Any], now: float) -> bool:
     if holder is not None and holder.host == socket.gethostname() and not _exists(holder.pid):
         return False
     return beat_seconds < LOST_SECONDS
+
+
+def is_starting(run: Path) -> bool:
+    """Return whether a process has a run that has no job.yaml yet, because it still reads its data."""
+    return not (run / "job.yaml").exists() and has_process(run, read_object(run / HOSTS), time.time())
 
 
 def status_of(record: RunRecord, run: Path | None, now: float | None = None) -> RunStatus:

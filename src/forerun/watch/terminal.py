@@ -21,7 +21,7 @@ from forerun.safe_text import clean
 from forerun.units import Seconds
 from forerun.watch.dashboard import dashboard, plain_line
 from forerun.watch.run_reader import RunReader
-from forerun.watch.run_status import RunState, RunStatus, status_of
+from forerun.watch.run_status import RunState, RunStatus, is_starting, status_of
 
 KEY_SECONDS = 0.2  # the longest time until a key is read
 LEAVE_SCREEN = b"\x1b[?1049l"
@@ -54,6 +54,15 @@ class RunView:
         if self._reader.folder is None:
             source += f", the newest checkpoint, every {Seconds(self._reader.every_seconds)}"
         return f"q ends  {source}" + (f"  {self.trouble}" if self.trouble else "")
+
+
+def wait_for_start(reader: RunReader, end: Event, say: Callable[[str], None]) -> None:
+    """Wait until a run that is starting has written its job, or `end` is set. Any other location is not waited for."""
+    if reader.folder is None or not is_starting(reader.folder):
+        return
+    say(f"{reader.folder} is starting: its job is written after its data is read")
+    while is_starting(reader.folder) and not end.wait(KEY_SECONDS):
+        pass
 
 
 def show_once(reader: RunReader, console: Console) -> None:

@@ -164,6 +164,22 @@ def test_once_prints_a_frame_and_a_pipe_gets_lines(run: WrittenRun, record: RunR
     assert line.split()[:4] == ["short", "stopped", "step", "8/20"]
 
 
+def test_a_run_that_is_starting_is_waited_for(run: WrittenRun) -> None:
+    job, said = run.path / "job.yaml", list[str]()
+    text = job.read_text()
+    terminal.wait_for_start(FolderReader(run.path), threading.Event(), said.append)
+    job.unlink()
+    terminal.wait_for_start(FolderReader(run.path), threading.Event(), said.append)
+    assert said == []  # no process has the run
+    run.lock()
+    terminal.wait_for_start(FolderReader(run.path), threading.Event(), lambda text_: job.write_text(text) and None)
+    job.unlink()
+    end = threading.Event()
+    end.set()
+    terminal.wait_for_start(FolderReader(run.path), end, said.append)
+    assert len(said) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "code"), [(["--port", "80"], "E-WATCH-002"), (["--web", "--once"], "E-WATCH-003"), ([], "E-RUN-020")]
 )

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
         )
     from forerun.console import SafeConsole
     from forerun.watch.run_reader import open_reader
-    from forerun.watch.terminal import show_lines, show_live, show_once
+    from forerun.watch.terminal import show_lines, show_live, show_once, wait_for_start
 
     reader = open_reader(args.location)
     if args.once:
@@ -34,6 +34,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     end = Event()
     with interrupt.cooperating(lambda seconds: end.set()):
+        wait_for_start(reader, end, lambda text: print(text, file=sys.stderr, flush=True))
+        if end.is_set():
+            return INTERRUPTED
         if args.web:
             from forerun.watch.web.server import serve
 

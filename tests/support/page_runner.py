@@ -28,7 +28,7 @@ LINKED = ("bench", "docs", "examples", "scripts")
 TINY_JOB = "model: {layers: 1, embed: 16, heads: 2}\ndata: texts\nsequence: 16\nbatch: 8\nsteps: 2\n"
 SMALL = ("steps=2", "sample.tokens=2", "device=cpu", "devices=1")
 WITH_JOB = ("cache", "check", "data", "plan", "profile", "sweep", "train")
-SHORTENED = ("cache", "profile", "sweep", "train")
+SHORTENED = ("cache", "sweep", "train")
 SENTENCE = "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do. "
 
 
@@ -53,6 +53,7 @@ def files() -> dict[str, str]:
         "text/alice.txt": SENTENCE * 60,
         "books/alice.txt": SENTENCE * 200,
         "held_out.txt": SENTENCE * 4,
+        "text.txt": SENTENCE * 2000,
         "wikitext.txt": "\n\n".join([SENTENCE * 8] * 40),
         "stories.txt": "<|endoftext|>".join([SENTENCE] * 40),
         "stories.jsonl": texts,

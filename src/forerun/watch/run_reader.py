@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from forerun.config.schema import Job
 from forerun.inputs.run_folder import RunFolder, newest_record, require_run
 from forerun.inputs.stage_folder import run_of
-from forerun.journal import TailReader
+from forerun.journal import TailReader, entry_of
 from forerun.report.run_record import EVENTS, HOSTS, Row, RunRecord, object_of, read_lines, read_object, read_run
 
 FOLDER_SECONDS, BUCKET_SECONDS = 1.0, 30.0  # between two reads
@@ -71,13 +71,14 @@ class SmallFile:
     """The content of a file that is replaced as a unit. It is read again only if it has changed."""
 
     def __init__(self, path: Path, read: Callable[[Path], Any]) -> None:
-        self._path, self._read, self._seen, self._content = path, read, (), read(Path(os.devnull))
+        self._path, self._read, self._content = path, read, read(Path(os.devnull))
+        self._seen: tuple[int, ...] = ()
 
     def read(self) -> Any:
         """Return the content, or that of an empty file if the file does not exist."""
         try:
             about = self._path.stat()
-            seen = (about.st_ino, about.st_size, about.st_mtime_ns)
+            seen: tuple[int, ...] = (about.st_ino, about.st_size, about.st_mtime_ns)
         except OSError:
             seen = ()
         if seen != self._seen:
@@ -91,8 +92,6 @@ class FolderReader:
     every_seconds = FOLDER_SECONDS
 
     def __init__(self, location: str | Path, tell: Tell = lambda text: None) -> None:
-        from forerun.journal import entry_of
-
         self._location, self._tell = str(location), tell
         run = RunFolder(run_of(location))
         self.folder: Path | None = run.path

@@ -15,7 +15,9 @@ from written_run import WrittenRun
 
 from forerun.errors import UserError
 from forerun.pages.render import script_digest
+from forerun.report.run_record import RunRecord
 from forerun.watch.run_reader import FolderReader
+from forerun.watch.run_status import RunStatus
 from forerun.watch.web.live_page import LivePage, live_script
 from forerun.watch.web.server import MAX_REQUESTS, LiveServer, open_server, serve
 
@@ -195,7 +197,12 @@ def test_a_page_is_rendered_only_for_news(run: WrittenRun) -> None:
     rendered: list[int] = []
     reader = FolderReader(run.path)
     reader.every_seconds = 0.0
-    page = LivePage(reader, render=lambda record, status: str(rendered.append(record.step)))
+
+    def render(record: RunRecord, status: RunStatus) -> str:
+        rendered.append(record.step)
+        return "page"
+
+    page = LivePage(reader, render=render)
     versions = [page.newest()[0], page.newest()[0]]
     run.steps(5, 5)
     versions.append(page.newest()[0])

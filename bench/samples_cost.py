@@ -38,7 +38,7 @@ from forerun.track.event_log import read_events
 from forerun.track.run_times import RunTimes
 
 ROOT = Path(__file__).parent
-ROUNDS, STEPS, EVERY, TOKENS = 10, 40, 10, 64
+ROUNDS, STEPS, EVERY, TOKENS = 6, 20, 5, 64
 JOB = {
     "model": {"layers": 4, "embed": 64, "heads": 4},
     "data": str(ROOT.parent / "examples/quickstart/text"),

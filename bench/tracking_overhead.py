@@ -29,7 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 KEY = "0" * 40
-PAIRS, STEPS, PAUSE_SECONDS = 24, 12, 1.5
+PAIRS, STEPS, PAUSE_SECONDS = 16, 16, 3.5
 TRACKERS = ("tensorboard", "mlflow", "wandb", "trackio")
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 JOB = {

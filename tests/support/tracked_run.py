@@ -13,6 +13,8 @@ from typing import Any
 
 from forerun.config.load import load
 from forerun.track import forwarder
+from forerun.track.backends import client_process
+from forerun.track.backends.client_process import ClientProcess
 from forerun.track.forwarder import tracking
 from forerun.track.metrics import MetricsLog
 
@@ -28,6 +30,7 @@ def row_of(step: int) -> dict[str, Any]:
 def main(folder: Path, resume_at: int, written: int, last: int, *settings: str) -> None:
     """Write rows, and forward them."""
     forwarder.POLL_SECONDS = 0.05
+    ClientProcess.end_seconds = client_process.END_SECONDS = 300.0  # a busy machine imports a client for a minute
     (folder / "job.yaml").write_text(JOB)
     job = load(folder / "job.yaml", settings).job
     path = folder / "metrics.jsonl"

@@ -118,7 +118,7 @@ class Plan:
         """
         from forerun.api.tracing import save_trace
 
-        save_trace(self._results, self._compiler, Path(file), on)
+        save_trace(self._results, self._compiler.programs, Path(file), on, self._compiler.announce)
 
     def print(self, console: Console) -> None:
         """Print the table, as wide as the console allows."""

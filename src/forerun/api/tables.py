@@ -52,7 +52,8 @@ class Table:
             "<tr>" + "".join(f"<td>{html.escape(_text(row.get(name)))}</td>" for name in self._columns) + "</tr>"
             for row in _shortened(self._rows)
         )
-        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table><p>{len(self)} rows</p>"
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<div style="overflow-x: auto">{table}</div><p>{len(self)} rows</p>'
 
     def _aligned(self) -> list[list[str]]:
         rows = [self._columns, *([_text(row.get(name)) for name in self._columns] for row in _shortened(self._rows))]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from forerun.api.planning import SliceCompiler
 from forerun.errors import UserError
 from forerun.files import write_output
 from forerun.planner.compile.fit_result import FitResult, verdict
@@ -15,8 +14,22 @@ from forerun.planner.trace.request import require_one_slice
 from forerun.version import __version__
 
 
-def save_trace(results: Sequence[FitResult], compiler: SliceCompiler, file: Path, on: str | None) -> None:
-    """Write the simulated timeline of one result to a file. See `Plan.save_trace`."""
+def save_trace(
+    results: Sequence[FitResult],
+    programs: dict[str, Module],
+    file: Path,
+    on: str | None,
+    announce: Callable[[str], None],
+) -> None:
+    """Write the simulated timeline of one result to a file. See `Plan.save_trace`.
+
+    Args:
+      results: the results of a plan.
+      programs: scheduled programs by slice. A program that is not there is compiled and added.
+      file: the file to write.
+      on: the slice, or None for the only one.
+      announce: receives a message if the program is compiled again.
+    """
     name = require_one_slice([result.question.slice.name for result in results], on)
     result = next(one for one in results if one.question.slice.name == name)
     if result.step is None:
@@ -28,7 +41,7 @@ def save_trace(results: Sequence[FitResult], compiler: SliceCompiler, file: Path
         )
     job = result.question.job
     simulated = SimulatedStep(
-        module=_program(result, compiler),
+        module=_program(result, programs, announce),
         chip=result.question.slice.chip,
         step=result.step,
         facts={
@@ -45,10 +58,10 @@ def save_trace(results: Sequence[FitResult], compiler: SliceCompiler, file: Path
     write_output(file, content, fix="name another file with --trace")
 
 
-def _program(result: FitResult, compiler: SliceCompiler) -> Module:
+def _program(result: FitResult, programs: dict[str, Module], announce: Callable[[str], None]) -> Module:
     """Return the scheduled program of a result. The cache has only figures: compile it again if necessary."""
     name = result.question.slice.name
-    if name not in compiler.programs:
-        compiler.announce(f"compiling for {name} again: the cache of plans has no timelines")
-        verdict(result.question, keep=lambda module: compiler.programs.update({name: module}))
-    return compiler.programs[name]
+    if name not in programs:
+        announce(f"compiling for {name} again: the cache of plans has no timelines")
+        verdict(result.question, keep=lambda module: programs.update({name: module}))
+    return programs[name]

@@ -17,7 +17,9 @@ from forerun.pages.downsample import Point, downsample
 UNITS = 100_000  # the size of the drawing in its own units; integers keep the markup short
 LOG_RATIO = 50  # an axis is logarithmic by default if its largest value is this many times its smallest
 MAX_MARKS = 200
+MAX_LATEST = 3
 X_TICKS = 7
+SMALLEST_PERCENT_TOP = 0.01  # an axis of shares is not smaller, so that noise of 0.0001 % does not look large
 
 
 @dataclass(frozen=True)
@@ -134,14 +136,24 @@ def line_chart(
     step = max(1, -(-len(marks) // MAX_MARKS))
     return LineChart(
         title,
-        " · ".join(f"{one.name} {value_text(one.points[-1][1], kind)}" for one in shown)
-        if len(shown) > 1
-        else value_text(shown[0].points[-1][1], kind),
+        _latest(shown, kind),
         x_axis,
         y_axis,
         tuple(DrawnCurve(one.name, one.css, one.dots, _path(one, x_axis, y_axis)) for one in shown),
         tuple((x_axis.share(mark.x), mark.css, mark.title) for mark in marks[::step]),
         tall,
+    )
+
+
+def _latest(curves: Sequence[Curve], kind: str) -> str:
+    """Return the last value of each curve. For many curves this would not fit into a line."""
+    texts = [value_text(one.points[-1][1], kind) for one in curves]
+    if len(texts) > MAX_LATEST:
+        return ""
+    return (
+        texts[0]
+        if len(texts) == 1
+        else " · ".join(f"{one.name} {text}" for one, text in zip(curves, texts, strict=True))
     )
 
 
@@ -158,6 +170,8 @@ def _y_axis(low: float, high: float, kind: str, from_zero: bool, log: bool | Non
     if log:
         low, high = low / 1.15, high * 1.15
         return _axis("", kind, low, high, True, decade_ticks(low, high, kind))
+    if kind == "percent" and from_zero:
+        high = max(high, SMALLEST_PERCENT_TOP)
     space = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
     low, high = (0.0 if from_zero else low - space if low < 0 or low > space else 0.0), high + space
     return _axis("", kind, low, high, False, round_ticks(low, high, kind))

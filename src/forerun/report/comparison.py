@@ -17,7 +17,7 @@ from forerun.safe_text import redact
 from forerun.units import Bytes, Seconds, Usd
 from forerun.version import __version__
 
-COLOURS = 10
+COLOURS = ("c0", "c2", "c3", "c5", "c1", "c4", "c6", "c7", "c8", "c9")  # neighbours differ clearly
 VALIDATION = "validation_loss"
 
 
@@ -57,8 +57,10 @@ class Comparison:
 
     @property
     def rows(self) -> list[Row]:
-        """The results of each run as text. Values that are not known are None."""
-        return [_row(name, facts) for name, facts in zip(self.names, self.facts, strict=True)]
+        """The results of each run as text. Values that are not known are None. Columns without a value are omitted."""
+        rows = [_row(name, facts) for name, facts in zip(self.names, self.facts, strict=True)]
+        known = [head for head in rows[0] if any(row[head] is not None for row in rows)]
+        return [{head: row[head] for head in known} for row in rows]
 
     @property
     def differences(self) -> list[tuple[str, list[str]]]:
@@ -85,15 +87,14 @@ def compare_records(records: Sequence[RunRecord], now: float | None = None) -> C
 def comparison_page(comparison: Comparison) -> str:
     """Return the comparison as a complete HTML page."""
     names, best = comparison.names, comparison.best
-    css = [f"c{number % COLOURS}" for number in range(len(names))]
-    rows = [{**row, "status": row["status"]} for row in comparison.rows]
+    css = [COLOURS[number % len(COLOURS)] for number in range(len(names))]
     charts = [chart for chart in (_overlay(comparison, *one) for one in METRICS) if chart is not None]
     return render(
         "run_comparison.html.jinja",
         page_title=f"Comparison of {len(names)} runs",
         title=f"{len(names)} runs",
         answer=_answer(comparison),
-        rows=rows,
+        rows=comparison.rows,
         legend_entries=[(css[at], name, "best" if at == best else "") for at, name in enumerate(names)],
         losses=_loss_charts(comparison),
         charts=charts,
@@ -106,8 +107,8 @@ def _answer(comparison: Comparison) -> str:
     if comparison.best is None:
         return "No run has recorded a loss."
     value = comparison._value(comparison.facts[comparison.best])
-    which = "best" if comparison.metric == VALIDATION else "final"
-    return f"{comparison.names[comparison.best]} has the lowest {which} {comparison.metric_name}: {value:.4f}."
+    which = "" if comparison.metric == VALIDATION else "final "
+    return f"{comparison.names[comparison.best]} has the lowest {which}{comparison.metric_name}: {value:.4f}."
 
 
 def _loss_charts(comparison: Comparison) -> list[LineChart]:
@@ -126,7 +127,7 @@ def _overlay(comparison: Comparison, key: str, title: str, kind: str, from_zero:
 
 def _curves(comparison: Comparison, key: str) -> list[Curve]:
     return [
-        Curve(name, record.points(key), f"c{number % COLOURS}")
+        Curve(name, record.points(key), COLOURS[number % len(COLOURS)])
         for number, (name, record) in enumerate(zip(comparison.names, comparison.records, strict=True))
     ]
 

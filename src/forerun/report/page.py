@@ -131,16 +131,27 @@ def goodput_bar(facts: RunFacts) -> dict[str, Any] | None:
     known = {name: facts.seconds[name] for name in TIME_NAMES if facts.seconds.get(name)}
     known |= {name: value for name, value in facts.seconds.items() if name not in TIME_NAMES and value}
     total = sum(known.values())
-    parts = []
-    for name, seconds in known.items():
-        words, css = TIME_NAMES.get(name, (name, "c9"))
-        parts.append((words, css, seconds, f"{100 * seconds / total:.1f} %"))
+    shares = share_texts(list(known.values()))
+    parts = [
+        (*TIME_NAMES.get(name, (name, "c9")), seconds, share)
+        for (name, seconds), share in zip(known.items(), shares, strict=True)
+    ]
     segments = [Segment(seconds, css, f"{words}: {Seconds(seconds)}, {share}") for words, css, seconds, share in parts]
     return {
         "bar": stacked_bar(segments, total, "where the wall time went"),
         "legend": [(css, words, share) for words, css, _, share in parts],
         "rows": [{"time in": words, "seconds": Seconds(s), "share": share} for words, _, s, share in parts],
     }
+
+
+def share_texts(values: Sequence[float]) -> list[str]:
+    """Return the shares of values in percent, with one decimal. The printed shares add up to 100.0 %."""
+    exact = [1000 * value / sum(values) for value in values]
+    tenths = [int(one) for one in exact]
+    order = sorted(range(len(exact)), key=lambda at: tenths[at] - exact[at])  # the largest remainder first
+    for at in order[: 1000 - sum(tenths)]:
+        tenths[at] += 1
+    return [f"{one / 10:.1f} %" for one in tenths]
 
 
 def prediction_rows(cost: StepCost) -> list[Row]:

@@ -57,6 +57,8 @@ def timeline(record: RunRecord, facts: RunFacts) -> LineChart | None:
     if start is None or len(rows) < 2:
         return None
     points = [(row["unix_seconds"] - start, row["step"]) for row in rows]
+    if points[0][0] > 0:
+        points.insert(0, (0.0, 0))  # the time before the first step
     steps = [step for _, step in points]
 
     def reached(step: int) -> float:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from forerun.pages.chart_ticks import value_text
 from forerun.report.comparison import Comparison
 from forerun.report.job_differences import differences_from_defaults
-from forerun.report.page import TIME_NAMES, environment, figures, price_note, subtitle
+from forerun.report.page import TIME_NAMES, environment, figures, price_note, share_texts, subtitle
 from forerun.report.run_charts import METRICS
 from forerun.report.run_facts import RunFacts
 from forerun.report.run_record import RunRecord
@@ -136,11 +136,9 @@ def _print_time(console: Console, facts: RunFacts) -> None:
         return
     _heading(console, "Where the time went")
     table = _grid(("", "dim"), ("right", ""), ("right", "bold"))
-    total = sum(facts.seconds.values())
-    for name in (*TIME_NAMES, *(name for name in facts.seconds if name not in TIME_NAMES)):
-        if seconds := facts.seconds.get(name):
-            words = TIME_NAMES.get(name, (name, ""))[0]
-            table.add_row(words, str(Seconds(seconds)), f"{100 * seconds / total:.1f} %")
+    names = [name for name in (*TIME_NAMES, *facts.seconds.keys() - TIME_NAMES.keys()) if facts.seconds.get(name)]
+    for name, share in zip(names, share_texts([facts.seconds[name] for name in names]), strict=True):
+        table.add_row(TIME_NAMES.get(name, (name, ""))[0], str(Seconds(facts.seconds[name])), share)
     console.print(table)
 
 

@@ -25,7 +25,7 @@ from forerun.track.backends.job_trackers import trackers_of
 from forerun.track.tracker import ConnectionLost, Row, TrackedRun, Tracker
 
 ROWS = 100  # per call of `send`
-POLL_SECONDS = 0.5
+POLL_SECONDS = 2.0  # rows of that time are sent together, because most of the cost is per call
 FIRST_SECONDS, MAX_SECONDS = 1.0, 60.0  # between retries
 END_SECONDS = 5.0  # without progress, until the end of a run no longer waits for a tracker
 

@@ -76,11 +76,12 @@ class SmallFile:
 
     def read(self) -> Any:
         """Return the content, or that of an empty file if the file does not exist."""
+        seen: tuple[int, ...] = ()
         try:
             about = self._path.stat()
             seen: tuple[int, ...] = (about.st_ino, about.st_size, about.st_mtime_ns)
         except OSError:
-            seen = ()
+            pass
         if seen != self._seen:
             self._seen, self._content = seen, self._read(self._path if seen else Path(os.devnull))
         return self._content

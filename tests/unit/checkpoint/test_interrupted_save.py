@@ -18,9 +18,14 @@ PATIENCE_SECONDS = 60  # Orbax's threads wait for 300
 
 
 def waiting() -> list[threading.Thread]:
-    """Return the threads of Orbax that run. Since Python 3.13, an interrupted `start` leaves threads that never ran."""
-    found = [thread for thread in threading.enumerate() if type(thread).__name__ == "_SignalingThread"]
-    return [thread for thread in found if thread.is_alive()]
+    return [thread for thread in threading.enumerate() if type(thread).__name__ == "_SignalingThread"]
+
+
+def inside_threading(frame: Any) -> bool:
+    """Return whether a function of `threading` is running, such as the start of a thread, whose locks are held."""
+    while frame is not None and frame.f_code.co_filename != threading.__file__:
+        frame = frame.f_back
+    return frame is not None
 
 
 class Interrupting:
@@ -30,7 +35,7 @@ class Interrupting:
         self.error, self.raised = error, False
 
     def __call__(self, frame: Any, event: str, arg: Any) -> None:
-        if event == "call" and waiting():
+        if event == "call" and not inside_threading(frame) and waiting():
             sys.setprofile(None)
             self.raised = True
             raise self.error("interrupted")

@@ -13,6 +13,7 @@ from forerun.cli.main import main
 from forerun.errors import UserError
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
+from forerun.planner.hlo import parse
 from forerun.planner.memory.memory_report import MemoryReport
 from forerun.planner.time.step_time import StepTime
 from forerun.units import GIB, Bytes, Seconds
@@ -88,6 +89,10 @@ def test_a_page_is_written_even_if_nothing_fits(compiler: Compiler, job: str, tm
     [
         (["--html", "{folder}/none/plan.html"], "there is no folder"),
         (["--html", "{folder}"], "is a folder"),
+        (["--trace", "{folder}"], "is a folder"),
+        (["--trace", "{folder}/none/step.json"], "E-COMMAND-019"),
+        (["--trace", "step.json", "--search"], "E-PLAN-025"),
+        (["--trace", "step.json", "--on", "v5e-8,v6e-8"], "E-PLAN-024"),
         (["--zone", "us-centra1-b"], "did you mean us-central1-b?"),
         (["--prices", "{folder}/none.csv"], "cannot be read"),
         (["--max-usd", "-3"], "not an amount of dollars"),
@@ -147,3 +152,31 @@ def test_a_slice_on_which_the_program_cannot_be_built_has_a_row(
     assert rows["v6e-1"]["fits"]
     assert "v3-8 cannot run the job: no such kernel" in page.read_text("utf-8")
     assert main(["plan", job, "--on", "v3-8"]) == 2
+
+
+def test_trace_of_the_slice(
+    compiler: Compiler, job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """The plan has only figures, as from the cache, so the trace compiles the slice again and keeps the program."""
+    part = "bf16[1,4096,128]{2,1,0:T(8,128)(2,1)}"
+    text = f"HloModule m\n\nENTRY %main (a: {part}) -> {part} {{\n  %a = {part} parameter(0)\n"
+    module = parse(text + f"  ROOT %x = {part} negate(%a)\n}}\n")
+    asked: list[str] = []
+
+    def compiled(question: CompileRequest, keep: Any) -> None:
+        asked.append(question.slice.name)
+        keep(module)
+
+    monkeypatch.setattr("forerun.api.tracing.verdict", compiled)
+    file = tmp_path / "step.json"
+    assert main(["plan", job, "--on", "v6e-1", "--trace", str(file)]) == 0
+    assert asked == ["v6e-1"]
+    content = json.loads(file.read_text())
+    assert content["metadata"]["slice"] == "v6e-1"
+    [step] = [event for event in content["traceEvents"] if event["name"] == "1 (simulated)"]
+    assert step["dur"] == 1e6
+    capsys.readouterr()
+    compiler.too_small = {"v6e-1"}
+    monkeypatch.setattr("forerun.api.planning.verified", lambda *_: [], raising=True)
+    assert main(["plan", job, "--on", "v6e-1", "--trace", str(tmp_path / "none.json")]) == 2
+    assert not (tmp_path / "none.json").exists()

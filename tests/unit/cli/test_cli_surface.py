@@ -13,10 +13,11 @@ SURFACE = {
     "check": "JOB KEY=VALUE --stage --on --all",
     "data": "JOB KEY=VALUE --stage --samples --full --html --shard --verify --ledger",
     "tokenizer": "ACTION TEXTS --to --vocab --end --special --chat-template --split --normalize --compare",
-    "plan": "JOB KEY=VALUE --stage --on --zone --prices --max-usd --json --html --calibrate --no-cache --search --goal"
-    " --max-hours --out",
+    "plan": "JOB KEY=VALUE --stage --on --zone --prices --max-usd --json --html --trace --calibrate --no-cache"
+    " --search --goal --max-hours --out",
     "cache": "JOB KEY=VALUE --stage --on --zone --prices",
-    "train": "JOB KEY=VALUE --stage --fresh --take-over --supervise --host --leader --secret",
+    "train": "JOB KEY=VALUE --stage --fresh --take-over --profile --supervise --host --leader --secret",
+    "profile": "JOB KEY=VALUE --stage --steps --warmup --to",
     "sweep": "JOB KEY=V1,V2 --parallel --stop-on-failure --dry-run",
     "report": "RUN --html",
     "compare": "RUN --html",

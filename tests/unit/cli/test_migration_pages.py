@@ -73,7 +73,8 @@ def test_each_row_is_what_convert_does(page: str) -> None:
         if row.outcome not in OUTCOMES:  # the head of a table, or a table of commands
             continue
         theirs = tree(code(row.theirs))
-        given, settings = surroundings(theirs), {}
+        given = surroundings(theirs)
+        settings: dict[str, Any] = {}
         for name, value in leaves(theirs):
             found = convert_value(name, value, given)
             assert found is not None, f"the registry does not know {name}"

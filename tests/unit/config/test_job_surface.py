@@ -45,7 +45,7 @@ distil.anchor_share
 guard.spike guard.window guard.skips guard.in_a_row guard.compare_every
 validation.every validation.batches validation.patience
 checkpoint.every checkpoint.folder checkpoint.keep checkpoint.keep_every checkpoint.keep_best
-sample.prompt sample.tokens sample.temperature
+sample.prompt sample.tokens sample.temperature sample.every sample.prompts
 track.to track.url track.experiment track.project track.entity
 """
 

@@ -20,6 +20,7 @@ from forerun.inputs.saved_files import LEDGER, METRICS, record_of, saved_files
 from forerun.inputs.stored_files import StoredFiles, read_summary, restore_files, store_summary
 from forerun.run import train as loop
 from forerun.track.display.plain import PlainDisplay
+from forerun.track.event_log import EventLog, read_events
 from forerun.track.metrics import MetricsLog, read_metrics, write_summary
 
 MakeJob = Callable[..., Job]
@@ -39,14 +40,18 @@ def train_to(
             MetricsLog(folder.metrics, resume_at=first, seals=before.seals(METRICS), tell=tell) as metrics,
             Ledger(folder.ledger, first + 1, seals=before.seals(LEDGER), tell=tell) as ledger,
         ):
-            stored = StoredFiles(folder, before, {METRICS: metrics, LEDGER: ledger})
+            events = EventLog(folder.events, tell)
+            events.write({"event": "start", "session": events.session, "machine": machine})
+            stored = StoredFiles(folder, before, {METRICS: metrics, LEDGER: ledger}, events)
             for step in range(first + 1, last + 1):
                 metrics.write(step, loss=step / 4, machine=machine)
                 ledger.write(step, [(0, step)])
+                events.write({"event": "time", "session": events.session, "step": step})
                 if step % EVERY == 0:
                     record = record_of(job, step, {}, metrics, ledger) | stored.record(step)
                     store.save(step, STATE, record, stored.attach())
             store.wait()
+            events.close()
     return first
 
 
@@ -82,6 +87,23 @@ def test_another_machine_has_every_step_once(run: Callable[..., tuple[int, list[
     # The lines of the ledger do not depend on the machine, so the old file is a part of the new one.
     assert not (tmp_path / "a" / "ledger.jsonl.replaced-1").exists()
     assert list(entries(tmp_path / "a" / "ledger.jsonl")) == [(step, [(0, step)]) for step in range(1, 10)]
+
+
+def test_another_machine_continues_the_history(run: Callable[..., tuple[int, list[str]]], tmp_path: Path) -> None:
+    """Events are not removed with the steps that are run again. A copy ends with the events of its checkpoint."""
+    run("a", 7)
+    run("b", 8)
+    first = [(1, "start", None), *((1, "time", step) for step in range(1, 7))]
+    second = [(2, "start", None), (2, "time", 7), (2, "time", 8)]
+    assert events_of(tmp_path / "b") == first + second
+    assert events_of(tmp_path / "a") == [*first, (1, "time", 7)]
+    run("b", 9)  # the file has grown since the checkpoint of step 8, and it is kept
+    assert events_of(tmp_path / "b") == [*first, *second, (3, "start", None), (3, "time", 9)]
+
+
+def events_of(folder: Path) -> list[tuple[int, str, int | None]]:
+    events = read_events(folder / "events.jsonl")
+    return [(event["session"], event["event"], event.get("step")) for event in events]
 
 
 def test_a_local_file_that_is_what_the_checkpoint_recorded_is_kept(

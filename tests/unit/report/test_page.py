@@ -13,7 +13,7 @@ from run_records import CPU, JOB, START, TPU, PageContent, metrics_rows, write_r
 
 from forerun.config.load import load
 from forerun.hardware.prices import cheapest
-from forerun.report.page import page
+from forerun.report.page import page, share_texts
 from forerun.report.run_record import RunRecord, read_run
 
 SCRIPT = "<script>alert(1)</script>"
@@ -81,8 +81,7 @@ def test_restarts_and_skipped_steps_are_on_the_axis_of_steps_and_on_that_of_time
             figures[-1].append((css.removeprefix("mark "), float(share[1])))
     by_step = [("restart", 100 * 7 / 19), ("skip", 100 * 12 / 19)]
     assert figures[0] == [(css, pytest.approx(share, abs=0.01)) for css, share in by_step]
-    # The axis of time starts with the first row, 1 s after the start, and ends with the last.
-    by_time = [("restart", 100 * 11 / 19), ("skip", 100 * 12 / 19)]
+    by_time = [("restart", 100 * 12 / 20), ("skip", 100 * 13 / 20)]  # of the 20 seconds since the start
     assert figures[-1] == [(css, pytest.approx(share, abs=0.01)) for css, share in by_time]
 
 
@@ -91,6 +90,13 @@ def test_the_time_adds_up_to_all(tmp_path: Path) -> None:
     tags = content(run).tags
     widths = [float(str(a["width"]).rstrip("%")) for tag, a in tags if tag == "rect"]
     assert widths == [50.0, 25.0, 25.0]
+
+
+@pytest.mark.parametrize("values", [[1, 1, 1], [39.66, 23.16, 16.06, 21.12], [1e-9, 5.0], [7.0]])
+def test_printed_shares_add_up_to_100_percent(values: list[float]) -> None:
+    shares = [float(text.removesuffix(" %")) for text in share_texts(values)]
+    assert sum(round(10 * share) for share in shares) == 1000
+    assert shares == [pytest.approx(100 * value / sum(values), abs=0.1) for value in values]
 
 
 def test_predicted_and_measured_time_and_cost(folder: Path) -> None:

@@ -30,10 +30,10 @@ JOB = (
     "steps=7",
     "checkpoint.every=3",
     "optimizer.lr=1e-1",
-    "optimizer.ema=0.9",
+    "optimizer.ema=0.99",
     "sample.every=2",
     "sample.tokens=20",
-    "sample.temperature=0",
+    "sample.temperature=1",
     f"sample.prompts=[{', '.join(repr(prompt) for prompt in PROMPTS)}]",
 )
 

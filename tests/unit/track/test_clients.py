@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import tracked_run
+from trackio_database import trackio_rows
 from wandb_server import WandbServer
 
 from forerun.config.load import load
@@ -28,6 +29,7 @@ pytestmark = pytest.mark.timing
 KEY = "5ec2e7" * 6 + "beef"
 LAST = 30
 PATIENCE_SECONDS = 300.0
+STARTED: list[subprocess.Popen[str]] = []
 
 
 @pytest.fixture
@@ -47,13 +49,24 @@ def start(folder: Path, resume_at: int, written: int, *settings: str, **variable
         str(written),
         str(LAST),
     ]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*words, *settings],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+    STARTED.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def _stop() -> Iterator[None]:
+    """Kill the processes of a test that failed."""
+    yield
+    while STARTED:
+        with STARTED.pop() as process:
+            process.kill()
 
 
 def finish(process: subprocess.Popen[str]) -> str:
@@ -161,19 +174,10 @@ def test_wandb_offline_is_complete_after_a_kill_and_its_own_command_uploads_it(
     assert wandb_rows(server) == expected()
 
 
-def trackio_rows(folder: Path) -> list[dict[str, Any]]:
-    """Read trackio's database with SQLite."""
-    path = folder / "forerun.db"
-    if not path.exists():
-        return []
-    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=60)) as database:
-        found = database.execute("select run_name, step, metrics from metrics order by id").fetchall()
-    assert len({name for name, _, _ in found}) <= 1
-    rows = [{"step": step, **json.loads(metrics)} for _, step, metrics in found]
-    for row in rows:
-        if "samples" in row:
-            row["samples"] = row["samples"]["_value"][0]["text"]
-    return rows
+def rows_in(store: Path) -> list[dict[str, Any]]:
+    """Return the rows of trackio, with the texts of samples."""
+    rows = trackio_rows(store / "forerun.db")
+    return [row | ({"samples": row["samples"]["_value"][0]["text"]} if "samples" in row else {}) for row in rows]
 
 
 @pytest.mark.parametrize("both", [True, False])
@@ -181,11 +185,11 @@ def test_trackio_has_every_row_once_after_a_kill(tmp_path: Path, both: bool) -> 
     """Its client is killed with the run, or outlives it."""
     store = tmp_path / "store"
     process = start(tmp_path, 0, 20, "track=trackio", TRACKIO_DIR=str(store))
-    until(lambda: len(trackio_rows(store)) >= 1)
+    until(lambda: len(rows_in(store)) >= 1)
     kill(process.pid, *([client_of(process)] if both else []))
     finish_killed(process)
     assert finish(start(tmp_path, 12, LAST, "track=trackio", TRACKIO_DIR=str(store))) == ""
-    assert trackio_rows(store) == expected()
+    assert rows_in(store) == expected()
     with closing(sqlite3.connect(store / "forerun.db")) as database:
         ((config,),) = database.execute("select config from configs").fetchall()
     assert json.loads(config)["model.name"] == "qwen3-0.6b"
@@ -194,16 +198,16 @@ def test_trackio_has_every_row_once_after_a_kill(tmp_path: Path, both: bool) -> 
 def test_a_client_that_dies_is_started_again(tmp_path: Path) -> None:
     store = tmp_path / "store"
     process = start(tmp_path, 0, 20, "track=trackio", TRACKIO_DIR=str(store))
-    until(lambda: len(trackio_rows(store)) >= 19)
+    until(lambda: len(rows_in(store)) >= 19)
     first = client_of(process)
     kill(first)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         for step in range(21, LAST + 1):
             file.write(json.dumps({"step": step, **tracked_run.row_of(step), "unix_seconds": 1.0}) + "\n")
-    until(lambda: len(trackio_rows(store)) == LAST - 1)
+    until(lambda: len(rows_in(store)) == LAST - 1)
     kill(process.pid)
     finish_killed(process)
-    assert trackio_rows(store) == expected()[:-1]
+    assert rows_in(store) == expected()[:-1]
 
 
 def finish_killed(process: subprocess.Popen[str]) -> None:

@@ -91,7 +91,8 @@ class FullDisk:
 
 
 def test_a_full_disk_does_not_raise_and_later_lines_are_whole(tmp_path: Path, open_log: OpenLog) -> None:
-    path, told = tmp_path / "events.jsonl", []
+    told: list[str] = []
+    path = tmp_path / "events.jsonl"
     log = open_log(path, told.append)
     disk: Any = FullDisk(path, room=5)
     log.close()

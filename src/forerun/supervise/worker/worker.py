@@ -206,7 +206,7 @@ def process_start_seconds() -> float:
     """Return the Unix time at which this process started, or the current time where Linux's /proc is missing."""
     try:
         # The second field is the name of the program in parentheses, which can contain spaces.
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        fields = Path("/proc/self/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return time.time()

@@ -27,8 +27,8 @@ CLIENTS = {
     "wandb": ("forerun.track.backends.wandb_client", "WandbClient"),
     "trackio": ("forerun.track.backends.trackio_client", "TrackioClient"),
 }
-LOCK_SECONDS = 60.0  # until an earlier process of the same run must have ended
-LAST_SECONDS = 30.0  # until this process ends after its input has ended
+LOCK_SECONDS = 90.0  # until an earlier process of the same run must have ended
+LAST_SECONDS = 60.0  # until this process ends after its input has ended
 
 
 class Host:

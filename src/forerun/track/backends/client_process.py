@@ -24,7 +24,7 @@ from forerun.track.tracker import ConnectionLost, Row, TrackedRun
 
 BEGIN_SECONDS = 180.0  # a cold import of a client takes up to 30 s, and wandb.init up to 90 s
 SEND_SECONDS = 60.0
-END_SECONDS = 30.0  # until the end of a run no longer waits for the last upload
+END_SECONDS = 60.0  # until the end of a run no longer waits for the start of a client, or for the last upload
 
 
 def require_client(name: str) -> None:

@@ -62,6 +62,6 @@ def _plugin(name: str) -> Tracker:
             "E-TRACK-006",
             f"track.to {name!r} lacks {' and '.join(missing)}",
             why="a custom tracker must have the methods of forerun.track.tracker.Tracker",
-            fix="see docs/how-to/train.md, Trackers",
+            fix="see docs/how-to/trackers.md",
         )
     return found

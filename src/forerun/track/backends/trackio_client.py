@@ -10,7 +10,7 @@ from typing import Any
 from forerun.track.tracker import Row, TrackedRun
 
 STORE_SECONDS = 30.0  # until the thread of the client must have written rows to its database
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.6  # the thread writes every 0.5 s; each poll opens the database
 
 
 class TrackioClient:
@@ -46,11 +46,13 @@ class TrackioClient:
         for row in rows:
             if row["step"] >= first:  # the database has earlier rows if a previous call failed
                 self._run.log(self._values(row), step=row["step"])
-        deadline = time.monotonic() + STORE_SECONDS
-        while self._is_local() and self._stored() < rows[-1]["step"]:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the database does not have step {rows[-1]['step']} after {STORE_SECONDS:g} s")
+        deadline, last = time.monotonic() + STORE_SECONDS, rows[-1]["step"]
+        while self._is_local():
             time.sleep(POLL_SECONDS)
+            if self._stored() >= last:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the database does not have step {last} after {STORE_SECONDS:g} s")
 
     def end(self, finished: bool) -> None:
         if self._run is not None:

@@ -11,8 +11,22 @@ from typing import Any
 from forerun.track.backends.wandb_log import last_step
 from forerun.track.tracker import Row, TrackedRun
 
-FINISH_SECONDS = 25.0  # less than the time that the end of a run waits
+FINISH_SECONDS = 45.0  # less than the time that the end of a run waits
 KILLED = 255  # wandb's own exit code for a run that was interrupted
+
+SETTINGS = {
+    "console": "off",
+    "silent": True,
+    "disable_git": True,
+    "disable_code": True,
+    "save_code": False,
+    "x_save_requirements": False,
+    "x_disable_stats": True,
+    "x_disable_machine_info": True,
+    "x_transaction_log_flush_interval": 1.0,
+    "finish_timeout": FINISH_SECONDS,
+    "finish_timeout_raises": True,
+}
 
 
 class WandbClient:
@@ -29,19 +43,8 @@ class WandbClient:
 
     def begin(self, run: TrackedRun) -> int | None:
         """Create or resume the run, and return its last step, or 0."""
-        settings = self._wandb.Settings(
-            console="off",
-            silent=True,
-            disable_git=True,
-            disable_code=True,
-            save_code=False,
-            x_save_requirements=False,
-            x_disable_stats=True,
-            x_disable_machine_info=True,
-            x_transaction_log_flush_interval=1.0,
-            finish_timeout=FINISH_SECONDS,
-            finish_timeout_raises=True,
-        )
+        known = self._wandb.Settings.model_fields  # older releases lack some
+        settings = self._wandb.Settings(**{name: value for name, value in SETTINGS.items() if name in known})
         offline = last_step(run.folder / "wandb", run.token)
         self._run = self._wandb.init(
             project=self._project,

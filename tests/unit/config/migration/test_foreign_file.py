@@ -296,3 +296,16 @@ def test_the_arguments_of_dpo() -> None:
     assert found.source == "TRL (DPO)"
     assert preferences is not None
     assert (preferences.loss, preferences.smoothing, preferences.beta) == ("cdpo", 0.2, 0.3)
+
+
+def test_the_warm_up_that_axolotl_has_without_a_key() -> None:
+    """`_configure_warmup_and_logging` of axolotl 0.18.0 warms up for 3 % of the steps; the Trainer for none."""
+    assert job_of(converted("base_model: a/b\ndatasets: [{path: t.txt}]\nlearning_rate: 1e-4")).optimizer.warmup == 0.03
+    trainer = converted("output_dir: out\nlearning_rate: 1e-4", model="a/b", data="t.txt")
+    assert job_of(trainer).optimizer.warmup == 0
+
+
+def test_a_loss_of_dpo_is_not_dropped_because_its_value_is_the_default_of_another_key() -> None:
+    text = "model_name_or_path: a/b\ndataset_name: t.jsonl\nloss_type: sigmoid\nbeta: 0.1\n"
+    assert "ld_alpha" in converted(f"{text}ld_alpha: 0.5").not_converted
+    assert "f_alpha_divergence_coef" in converted(f"{text}f_alpha_divergence_coef: 0.5").unneeded

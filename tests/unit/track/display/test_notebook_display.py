@@ -1,4 +1,4 @@
-"""The display in a notebook. tests/e2e/test_python_page.py runs it in a real kernel."""
+"""The display in a notebook. tests/e2e/test_notebooks.py runs it in a real kernel."""
 
 from __future__ import annotations
 

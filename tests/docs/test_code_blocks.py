@@ -1,0 +1,115 @@
+"""Every code block of the tutorials and how-to guides runs, or says why not.
+
+A block that cannot run has the line `<!-- not run: REASON -->` before it. `<!-- run with: KEY=VALUE ... -->` adds
+overrides to its commands, and `<!-- run first: COMMAND -->` prepares what it needs. `train`, `cache` and `sweep` run
+two steps on one CPU device. Models of the hub come from a local server, and all of them are one tiny model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from code_blocks import blocks_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SUPPORT = ROOT / "tests" / "support"
+sys.path.append(str(ROOT / "tests" / "unit" / "hub"))
+PAGES = sorted(path for kind in ("tutorials", "how-to") for path in (ROOT / "docs" / kind).rglob("*.md"))
+MODELS = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen2.5-0.5B", "HuggingFaceTB/SmolLM2-135M",
+          "HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-360M", "google/gemma-3-4b-it",
+          "owner/name")  # fmt: skip
+DATASETS = ("rzeraat/law", "roneneldan/TinyStories")
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+
+def write_tiny_model(folder: Path) -> None:
+    """Write a model of one layer as `export` writes it: random weights, a byte tokenizer, a chat template."""
+    import jax
+
+    from forerun.config.schema import Model
+    from forerun.models.families.registry import family_for
+    from forerun.models.pretrained import config_of
+    from forerun.models.registry import model_of
+    from forerun.nn import spec
+    from forerun.weights_io import documents
+    from forerun.weights_io.write import write_params
+
+    folder.mkdir()
+    section = Model(layers=1, embed=32, heads=2, kv_heads=1, head_dim=32, mlp=64, vocab=264, qk_norm=True)
+    config, model = config_of(section), model_of(section)
+    family = family_for(config)
+    params = jax.jit(lambda key: spec.initial(model.specs(), key))(jax.random.key(0))
+    write_params(folder, params, family.table, model, "F32")
+    documents.write_json(folder / "config.json", documents.config_json(family, config, None, "F32", 256))
+    documents.write_tokenizer(None, folder, 256)
+    documents.write_chat_template(folder, CHATML, {}, None)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """The environment of the runner: a hub with tiny models and datasets, and caches of its own."""
+    from hub_server import HubServer
+
+    folder = tmp_path_factory.mktemp("pages")
+    tiny = folder / "tiny"
+    write_tiny_model(tiny)
+    for name in MODELS:
+        place = folder / "hub" / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(tiny)
+    for name in DATASETS:
+        place = folder / "hub" / "datasets" / name
+        place.mkdir(parents=True)
+        text = "".join(json.dumps({"text": f"Row {n}. It was the best of times."}) + "\n" for n in range(200))
+        (place / "train.jsonl").write_text(text)
+    with HubServer(folder / "hub") as hub:
+        environment = {
+            **os.environ,
+            "HF_ENDPOINT": hub.endpoint,
+            "HF_HOME": str(folder / "hf"),
+            "HF_HUB_DISABLE_XET": "1",
+            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{SUPPORT}",
+        }
+        yield {"folder": folder, "tiny": tiny, "environment": environment}
+
+
+def run_pages(work: dict[str, Any], name: str, pages: list[Path]) -> dict[str, list[dict[str, Any]]]:
+    """Run pages in one process. Return the outcome of each block, by page."""
+    command = [sys.executable, "-P", str(SUPPORT / "page_runner.py"), str(work["folder"] / name), str(work["tiny"])]
+    done = subprocess.run([*command, *map(str, pages)], env=work["environment"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    outcomes: dict[str, list[dict[str, Any]]] = {str(page): [] for page in pages}
+    for line in done.stdout.splitlines():
+        if line.startswith('{"page": '):
+            outcome = json.loads(line)
+            outcomes[outcome["page"]].append(outcome)
+    return outcomes
+
+
+@pytest.fixture(scope="module")
+def outcomes(work: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    return run_pages(work, "docs", PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
+def test_every_block_of_a_page_runs(page: Path, outcomes: dict[str, list[dict[str, Any]]]) -> None:
+    found = outcomes[str(page)]
+    assert [row["line"] for row in found] == [block.line for block in blocks_of(page) if block.is_run]
+    failed = [f"{page.relative_to(ROOT)}, line {row['line']}:\n{row['problem']}" for row in found if row["problem"]]
+    assert not failed, "\n".join(failed)
+
+
+def test_the_python_examples_print_results(outcomes: dict[str, list[dict[str, Any]]]) -> None:
+    printed = "".join(row["printed"] for row in outcomes[str(ROOT / "docs" / "how-to" / "python.md")])
+    assert "True v6e-1" in printed, "the plan fits"
+    assert "E-JOB-" in printed, "the error has a code"

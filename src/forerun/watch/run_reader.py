@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,11 +78,10 @@ class SmallFile:
     def read(self) -> Any:
         """Return the content, or that of an empty file if the file does not exist."""
         seen: tuple[int, ...] = ()
-        try:
+        seen: tuple[int, ...] = ()
+        with suppress(OSError):
             about = self._path.stat()
-            seen: tuple[int, ...] = (about.st_ino, about.st_size, about.st_mtime_ns)
-        except OSError:
-            pass
+            seen = (about.st_ino, about.st_size, about.st_mtime_ns)
         if seen != self._seen:
             self._seen, self._content = seen, self._read(self._path if seen else Path(os.devnull))
         return self._content

@@ -135,7 +135,7 @@ def test_no_file_can_be_read(server: LiveServer, name: str) -> None:
 def test_a_request_that_is_not_http_does_not_end_the_server(
     server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_connection(server.server_address[:2]) as connection:
+    with socket.create_connection(("127.0.0.1", server.server_address[1])) as connection:
         connection.sendall(b"\x00\xff" * 100 + b"\r\n\r\n")
         connection.recv(100)
     assert Answer(server, f"/{server.token}/").code == 200
@@ -144,7 +144,7 @@ def test_a_request_that_is_not_http_does_not_end_the_server(
 
 def test_the_number_of_requests_at_the_same_time_is_limited(server: LiveServer) -> None:
     """Clients that send nothing use all slots. The next one is closed, and works after they have left."""
-    idle = [socket.create_connection(server.server_address[:2]) for _ in range(MAX_REQUESTS)]
+    idle = [socket.create_connection(("127.0.0.1", server.server_address[1])) for _ in range(MAX_REQUESTS)]
     with pytest.raises((ConnectionError, http.client.HTTPException)):
         Answer(server, f"/{server.token}/")  # the server accepts connections in their order
     for connection in idle:

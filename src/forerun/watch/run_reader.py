@@ -71,15 +71,17 @@ class SmallFile:
     """The content of a file that is replaced as a unit. It is read again only if it has changed."""
 
     def __init__(self, path: Path, read: Callable[[Path], Any]) -> None:
-        self._path, self._read, self._seen, self._content = path, read, (), read(Path(os.devnull))
+        self._path, self._read, self._content = path, read, read(Path(os.devnull))
+        self._seen: tuple[int, ...] = ()
 
     def read(self) -> Any:
         """Return the content, or that of an empty file if the file does not exist."""
+        seen: tuple[int, ...] = ()
         try:
             about = self._path.stat()
             seen = (about.st_ino, about.st_size, about.st_mtime_ns)
         except OSError:
-            seen = ()
+            pass
         if seen != self._seen:
             self._seen, self._content = seen, self._read(self._path if seen else Path(os.devnull))
         return self._content

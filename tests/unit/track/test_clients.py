@@ -29,6 +29,7 @@ pytestmark = pytest.mark.timing
 KEY = "5ec2e7" * 6 + "beef"
 LAST = 30
 PATIENCE_SECONDS = 300.0
+STARTED: list[subprocess.Popen[str]] = []
 
 
 @pytest.fixture
@@ -48,13 +49,24 @@ def start(folder: Path, resume_at: int, written: int, *settings: str, **variable
         str(written),
         str(LAST),
     ]
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [*words, *settings],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     )
+    STARTED.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def _stop() -> Iterator[None]:
+    """Kill the processes of a test that failed."""
+    yield
+    while STARTED:
+        with STARTED.pop() as process:
+            process.kill()
 
 
 def finish(process: subprocess.Popen[str]) -> str:

@@ -78,7 +78,6 @@ class SmallFile:
     def read(self) -> Any:
         """Return the content, or that of an empty file if the file does not exist."""
         seen: tuple[int, ...] = ()
-        seen: tuple[int, ...] = ()
         with suppress(OSError):
             about = self._path.stat()
             seen = (about.st_ino, about.st_size, about.st_mtime_ns)

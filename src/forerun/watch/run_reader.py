@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from forerun.config.schema import Job
 from forerun.inputs.run_folder import RunFolder, newest_record, require_run
 from forerun.inputs.stage_folder import run_of
-from forerun.journal import TailReader
+from forerun.journal import TailReader, entry_of
 from forerun.report.run_record import EVENTS, HOSTS, Row, RunRecord, object_of, read_lines, read_object, read_run
 
 FOLDER_SECONDS, BUCKET_SECONDS = 1.0, 30.0  # between two reads
@@ -77,11 +78,9 @@ class SmallFile:
     def read(self) -> Any:
         """Return the content, or that of an empty file if the file does not exist."""
         seen: tuple[int, ...] = ()
-        try:
+        with suppress(OSError):
             about = self._path.stat()
             seen = (about.st_ino, about.st_size, about.st_mtime_ns)
-        except OSError:
-            pass
         if seen != self._seen:
             self._seen, self._content = seen, self._read(self._path if seen else Path(os.devnull))
         return self._content
@@ -93,8 +92,6 @@ class FolderReader:
     every_seconds = FOLDER_SECONDS
 
     def __init__(self, location: str | Path, tell: Tell = lambda text: None) -> None:
-        from forerun.journal import entry_of
-
         self._location, self._tell = str(location), tell
         run = RunFolder(run_of(location))
         self.folder: Path | None = run.path

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import select
 import sys
+import termios
 import time
+import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Event
@@ -117,12 +119,9 @@ def keys() -> Iterator[Callable[[float], bool]]:
     Keys are read without Return and are not shown. If stdin is not a terminal, the function only waits.
     """
     try:
-        import termios
-        import tty
-
         descriptor = sys.stdin.fileno()
         before = termios.tcgetattr(descriptor)
-    except (ImportError, OSError, ValueError, termios.error):
+    except (OSError, ValueError, termios.error):
         yield _only_wait
         return
 

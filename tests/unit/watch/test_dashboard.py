@@ -142,14 +142,20 @@ def test_lines_of_a_run_that_advances_and_ends(run: WrittenRun, monkeypatch: pyt
     run.steps(1, 2)
     reader, out = FolderReader(run.path), io.StringIO()
     reader.every_seconds = 0.0
-    # After the first line, each read finds the next state, as if a process had written it in between.
-    states = [
-        lambda: None,
-        lambda: run.steps(3, 3),
-        lambda: run.write("summary.json", {"steps": 20}) or run.steps(4, 20),
-    ]
-    read = reader.read
-    monkeypatch.setattr(reader, "read", lambda: (states.pop(0)() if states else None, read())[1])
+    # Each read finds the next state, as if a process had written it in between.
+    read, last_steps = reader.read, [20, 3, 2]
+
+    def next_read() -> RunRecord:
+        if len(last_steps) > 1:
+            last_steps.pop()
+            record = read()
+            run.steps(record.step + 1, last_steps[-1])
+            if last_steps == [20]:
+                run.write("summary.json", {"steps": 20})
+            return record
+        return read()
+
+    monkeypatch.setattr(reader, "read", next_read)
     terminal.show_lines(reader, out, threading.Event())
     steps = [line.split("step ")[1].split()[0] for line in out.getvalue().splitlines()]
     assert steps == ["2/20", "3/20", "20/20"]
@@ -172,7 +178,11 @@ def test_a_run_that_is_starting_is_waited_for(run: WrittenRun) -> None:
     terminal.wait_for_start(FolderReader(run.path), threading.Event(), said.append)
     assert said == []  # no process has the run
     run.lock()
-    terminal.wait_for_start(FolderReader(run.path), threading.Event(), lambda text_: job.write_text(text) and None)
+
+    def start(said_text: str) -> None:
+        job.write_text(text)
+
+    terminal.wait_for_start(FolderReader(run.path), threading.Event(), start)
     job.unlink()
     end = threading.Event()
     end.set()

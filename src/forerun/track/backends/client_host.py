@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from forerun.exit_codes import STOPPED
 from forerun.track.tracker import TrackedRun
 
 CLIENTS = {
@@ -115,7 +116,7 @@ def _lines() -> Any:
             lines.put(line)
         lines.put(None)
         time.sleep(LAST_SECONDS)
-        os._exit(1)
+        os._exit(STOPPED)
 
     threading.Thread(target=read, daemon=True).start()
     return iter(lines.get, None)

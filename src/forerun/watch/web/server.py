@@ -71,17 +71,19 @@ class LiveHandler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
+        _, token, name = [*path.split("/", 2), "", ""][:3]
         if _HOST.fullmatch(self.headers.get("Host", "")) is None:
-            return self._answer(HTTPStatus.FORBIDDEN, b"this server is for 127.0.0.1 and localhost\n")
-        _, token, name = (*path.split("/", 2), "", "")[:3]
-        if not hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
-            return self._answer(HTTPStatus.FORBIDDEN, b"the token is missing or wrong: open the printed address\n")
-        if name not in ("", "content"):
-            return self._answer(HTTPStatus.NOT_FOUND, b"no such page\n")
-        version, content = self.server.page.newest()
-        if name == "content" and parse_qs(query).get("version") == [version]:
-            return self._answer(HTTPStatus.NO_CONTENT, b"", version=version)
-        self._answer(HTTPStatus.OK, content, "text/html; charset=utf-8", version=version)
+            self._answer(HTTPStatus.FORBIDDEN, b"this server is for 127.0.0.1 and localhost\n")
+        elif not hmac.compare_digest(token.encode(errors="replace"), self.server.token.encode()):
+            self._answer(HTTPStatus.FORBIDDEN, b"the token is missing or wrong: open the printed address\n")
+        elif name not in ("", "content"):
+            self._answer(HTTPStatus.NOT_FOUND, b"no such page\n")
+        else:
+            version, content = self.server.page.newest()
+            if name == "content" and parse_qs(query).get("version") == [version]:
+                self._answer(HTTPStatus.NO_CONTENT, b"", version=version)
+            else:
+                self._answer(HTTPStatus.OK, content, "text/html; charset=utf-8", version=version)
 
     do_HEAD = do_GET
 

@@ -152,7 +152,7 @@ def test_a_cache_that_cannot_be_written_does_not_matter(tmp_path: Path, monkeypa
 def test_cached_verdict_compiles_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[CompileRequest] = []
 
-    def compiled(question: CompileRequest, stop: threading.Event | None, on_phase: object) -> FitResult:
+    def compiled(question: CompileRequest, stop: threading.Event | None, *rest: object) -> FitResult:
         asked.append(question)
         return verdict_of(question, StepTime(1.0, {"matmul": 1.0}))
 

@@ -68,7 +68,11 @@ def test_a_disk_that_fails_or_hangs_does_not_reach_the_leader(tmp_path: Path) ->
     file.close(view_of(1), 1.0)
 
     release = threading.Event()
-    hanging = HostFile(tmp_path, lambda path, text: release.wait(60) and None)
+
+    def hang(path: Path, text: str) -> None:
+        release.wait(60)
+
+    hanging = HostFile(tmp_path, hang)
     hanging.update(view_of(1), 0.0)
     hanging.update(view_of(2), 10.0)  # returns although the first write has not ended
     release.set()

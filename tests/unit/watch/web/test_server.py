@@ -15,7 +15,9 @@ from written_run import WrittenRun
 
 from forerun.errors import UserError
 from forerun.pages.render import script_digest
+from forerun.report.run_record import RunRecord
 from forerun.watch.run_reader import FolderReader
+from forerun.watch.run_status import RunStatus
 from forerun.watch.web.live_page import LivePage, live_script
 from forerun.watch.web.server import MAX_REQUESTS, LiveServer, open_server, serve
 
@@ -133,7 +135,7 @@ def test_no_file_can_be_read(server: LiveServer, name: str) -> None:
 def test_a_request_that_is_not_http_does_not_end_the_server(
     server: LiveServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_connection(server.server_address[:2]) as connection:
+    with socket.create_connection(("127.0.0.1", server.server_address[1])) as connection:
         connection.sendall(b"\x00\xff" * 100 + b"\r\n\r\n")
         connection.recv(100)
     assert Answer(server, f"/{server.token}/").code == 200
@@ -142,7 +144,7 @@ def test_a_request_that_is_not_http_does_not_end_the_server(
 
 def test_the_number_of_requests_at_the_same_time_is_limited(server: LiveServer) -> None:
     """Clients that send nothing use all slots. The next one is closed, and works after they have left."""
-    idle = [socket.create_connection(server.server_address[:2]) for _ in range(MAX_REQUESTS)]
+    idle = [socket.create_connection(("127.0.0.1", server.server_address[1])) for _ in range(MAX_REQUESTS)]
     with pytest.raises((ConnectionError, http.client.HTTPException)):
         Answer(server, f"/{server.token}/")  # the server accepts connections in their order
     for connection in idle:
@@ -195,7 +197,12 @@ def test_a_page_is_rendered_only_for_news(run: WrittenRun) -> None:
     rendered: list[int] = []
     reader = FolderReader(run.path)
     reader.every_seconds = 0.0
-    page = LivePage(reader, render=lambda record, status: str(rendered.append(record.step)))
+
+    def render(record: RunRecord, status: RunStatus) -> str:
+        rendered.append(record.step)
+        return "page"
+
+    page = LivePage(reader, render=render)
     versions = [page.newest()[0], page.newest()[0]]
     run.steps(5, 5)
     versions.append(page.newest()[0])

@@ -119,6 +119,9 @@ RUNS = {
     "chat": ("chat", "./exported", "--max-tokens", "2"),
     "eval": ("eval", "runs/job", "--data", "text.txt", "--context", "32"),
     "cache": ("cache", "cache.yaml"),
+    "profile": ("profile", "job.yaml", "--steps", "1", "--to", "profiled"),
+    "report": ("report", "runs/job", "--html", "report.html"),
+    "compare": ("compare", "runs/job", "runs/supervised"),
     "watch": ("watch", "runs/job", "--once"),
     "runs": ("runs",),
 }

@@ -149,6 +149,7 @@ def test_the_example_of_the_page_on_training(root: Path, shell: dict[str, str]) 
         "metrics.jsonl",
         "summary.json",
         "events.jsonl",
+        "report.html",
         "checkpoints",
     }
     assert len(read_metrics(root / "runs" / "short" / "metrics.jsonl")) == 20

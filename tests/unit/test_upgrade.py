@@ -27,6 +27,9 @@ def distribution(
     lines = [f"Requires-Dist: {one}" for one in requires]
     (place / "METADATA").write_text("\n".join([f"Metadata-Version: 2.4\nName: {name}\nVersion: {version}", *lines]))
     (place / "RECORD").write_text("".join(f"{file},,\n" for file in files.split()))
+    for file in files.split():  # since Python 3.12, files that do not exist are omitted
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
     return Distribution.at(place)
 
 

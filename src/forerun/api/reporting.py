@@ -35,8 +35,8 @@ class RunReport:
 
     @property
     def status(self) -> str:
-        """The status: finished, running, stopped, interrupted or not started."""
-        return self._facts.status
+        """The state: finished, running, waiting, silent, stopped, interrupted or not started."""
+        return str(self._facts.status.state)
 
     def html(self) -> str:
         """Return the complete page that `forerun report --html` writes."""

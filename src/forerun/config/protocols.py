@@ -45,6 +45,7 @@ LOCAL_OPTIONS = {
     "prices": "--prices",
     "secret": "--secret",
     "to": "--to",
+    "trace": "--trace",
 }
 _LOOPBACK = re.compile(r"http://(localhost|127(\.\d{1,3}){3})(:\d+)?(/|$)", re.ASCII)
 _COPIES = {

@@ -136,7 +136,7 @@ def _row(name: str, facts: RunFacts) -> Row:
     usd, best = facts.cost.usd(facts.wall_seconds), facts.best_validation
     return {
         "run": name,
-        "status": facts.status,
+        "status": str(facts.status),
         "steps": f"{facts.step:,}",
         "final loss": None if facts.final_loss is None else f"{facts.final_loss:.4f}",
         "best validation": None if best is None else f"{best[1]:.4f} at {best[0]:,}",

@@ -37,13 +37,12 @@ TIME_NAMES = {
 }
 
 
-def page(record: RunRecord, facts: RunFacts | None = None, *, status: str = "", live_script: str = "") -> str:
+def page(record: RunRecord, facts: RunFacts | None = None, *, live_script: str = "") -> str:
     """Return the complete page of a run. It loads nothing from the network, and is readable without its script.
 
     Args:
       record: the records of the run.
       facts: its results, by default those of `record`.
-      status: a status that is more precise than that of the records, for a page that is kept up to date.
       live_script: the script that keeps the page up to date. The server of such a page sends its own policy.
     """
     facts = facts or run_facts(record)
@@ -52,8 +51,8 @@ def page(record: RunRecord, facts: RunFacts | None = None, *, status: str = "", 
         page_title=f"Run {record.name}",
         name=record.name,
         subtitle=subtitle(record),
-        status=status or facts.status,
-        status_css=STATUS_CSS.get(facts.status, "warn"),
+        status=str(facts.status),
+        status_css=STATUS_CSS.get(facts.status.state, "warn"),
         figures=figures(record, facts),
         loss=loss_chart(record, facts),
         loss_unit=record.summary.get("loss_unit") or "",

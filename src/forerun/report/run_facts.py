@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_named
 from forerun.hardware.prices import Price, cheapest
+from forerun.inputs.stage_folder import run_of
 from forerun.report.run_record import Row, RunRecord
+from forerun.report.run_status import RunStatus, status_of
 from forerun.track.goodput import goodput_of
 
 HOUR_SECONDS = 3600
-RECENT_SECONDS = 300.0  # a run whose last record is older than this and than a few of its intervals is not running
-INTERVALS = 10
-
-Status = Literal["finished", "running", "stopped", "interrupted", "not started"]
 
 
 @dataclass(frozen=True)
@@ -57,7 +54,7 @@ class RunFacts:
     """The results of a run. None means that a value is not recorded.
 
     Attributes:
-      status: finished, running, stopped (as asked), interrupted (no record for some time) or not started.
+      status: whether the run is finished, running, stopped or the like.
       step: the last recorded step.
       steps: the number of steps of the job.
       first_loss: the first recorded loss.
@@ -72,7 +69,7 @@ class RunFacts:
       cost: predicted and measured times and costs.
     """
 
-    status: Status
+    status: RunStatus
     step: int
     steps: int | None
     first_loss: float | None
@@ -99,7 +96,7 @@ def run_facts(record: RunRecord, now: float | None = None) -> RunFacts:
     losses, validation = record.points("loss"), record.points("validation_loss")
     wall_seconds, seconds = _wall_time(record)
     return RunFacts(
-        status=_status(record, time.time() if now is None else now),
+        status=status_of(record, _folder(record), now),
         step=record.step,
         steps=record.job.steps,
         first_loss=losses[0][1] if losses else None,
@@ -115,26 +112,17 @@ def run_facts(record: RunRecord, now: float | None = None) -> RunFacts:
     )
 
 
+def _folder(record: RunRecord) -> Path | None:
+    """Return the folder of a run, or None for a run in a bucket."""
+    return None if "://" in record.location else run_of(record.location)
+
+
 def start_seconds(record: RunRecord) -> float | None:
     """Return the time of the first record of a run, in Unix seconds."""
     times = [
         row["unix_seconds"] for row in (*record.events[:1], *record.metrics[:1]) if _is_number(row, "unix_seconds")
     ]
     return min(times) if times else None
-
-
-def _status(record: RunRecord, now: float) -> Status:
-    if record.is_finished:
-        return "finished"
-    if not record.metrics and not record.events:
-        return "not started"
-    if record.events and record.events[-1].get("event") == "stop":
-        return "stopped"
-    times = [row["unix_seconds"] for row in record.metrics[-INTERVALS:] if _is_number(row, "unix_seconds")]
-    longest = max((b - a for a, b in itertools.pairwise(times)), default=0.0)
-    ends = [*times[-1:], *(row["unix_seconds"] for row in record.events[-1:] if _is_number(row, "unix_seconds"))]
-    is_recent = bool(ends) and now - max(ends) <= max(RECENT_SECONDS, INTERVALS * longest)
-    return "running" if is_recent else "interrupted"
 
 
 def _wall_time(record: RunRecord) -> tuple[float | None, Mapping[str, float] | None]:

@@ -28,7 +28,9 @@ def print_report(console: Console, record: RunRecord, facts: RunFacts) -> None:
     """Print the results, the curves, the time and the differences from the defaults of a run."""
     from rich.text import Text
 
-    console.print(Text.assemble((record.name, "bold"), "  ", (facts.status, STYLES.get(facts.status, "bold yellow"))))
+    console.print(
+        Text.assemble((record.name, "bold"), "  ", (str(facts.status), STYLES.get(facts.status.state, "bold yellow")))
+    )
     console.print(Text(subtitle(record), "dim"))
     console.print()
     results = _grid(("", "dim"), ("", "bold"), ("", "dim"))

@@ -14,17 +14,19 @@ from typing import Any
 from rich.text import Text
 
 from forerun.report.run_record import RunRecord
+from forerun.report.run_status import RunState, RunStatus
 from forerun.safe_text import redact
 from forerun.units import Bytes, Seconds
 from forerun.watch.braille_chart import braille_chart
 from forerun.watch.run_figures import RunFigures, figures_of
-from forerun.watch.run_status import RunState, RunStatus
 
 STYLES = {
     RunState.RUNNING: "bold green",
     RunState.WAITING: "bold yellow",
     RunState.SILENT: "bold red",
     RunState.STOPPED: "bold red",
+    RunState.INTERRUPTED: "bold red",
+    RunState.NOT_STARTED: "bold yellow",
     RunState.FINISHED: "bold cyan",
 }
 CHARTS = (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from forerun.report.run_record import RunRecord
+from forerun.report.run_status import seconds_per_step
 from forerun.track.goodput import goodput_of
 from forerun.units import Bytes, Count, Seconds
-from forerun.watch.run_status import seconds_per_step
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ from forerun.console import SafeConsole, SafeLive
 from forerun.errors import StorageError, UserError
 from forerun.interrupt import cleanup
 from forerun.report.run_record import RunRecord
+from forerun.report.run_status import RunState, RunStatus, is_starting, status_of
 from forerun.safe_text import clean
 from forerun.units import Seconds
 from forerun.watch.dashboard import dashboard, plain_line
 from forerun.watch.run_reader import RunReader
-from forerun.watch.run_status import RunState, RunStatus, is_starting, status_of
 
+OVER = (RunState.FINISHED, RunState.STOPPED, RunState.INTERRUPTED, RunState.NOT_STARTED)
 KEY_SECONDS = 0.2  # the longest time until a key is read
 LEAVE_SCREEN = b"\x1b[?1049l"
 QUIT_KEYS = b"qQ\x04"  # the last one is Ctrl-D
@@ -86,7 +87,7 @@ def show_lines(reader: RunReader, stream: TextIO, end: Event) -> None:
             shown = key
             stream.write(clean(plain_line(view.record, status)) + (f"  {view.trouble}" if view.trouble else "") + "\n")
             stream.flush()
-        if status.state in (RunState.FINISHED, RunState.STOPPED) or end.wait(reader.every_seconds):
+        if status.state in OVER or end.wait(reader.every_seconds):
             return
         view.refresh()
 

@@ -46,7 +46,8 @@ NO_PATHS = {
         "optimizer.options",
     ),
     *("optimizer.schedule", "precision.compute", "precision.params", "preferences.loss", "qat.scales", "qat.targets"),
-    *("remat.keep", "remat.offload", "remat.policy", "sample.prompt", "track.experiment", "track.to", "track.url"),
+    *("remat.keep", "remat.offload", "remat.policy", "sample.prompt", "sample.prompts"),
+    *("track.entity", "track.experiment", "track.project", "track.to", "track.url"),
 }
 ADDRESSES = {"data.path", "data.mixture", "checkpoint.folder"}
 

@@ -17,11 +17,11 @@ from written_run import START, WrittenRun
 from forerun.cli.main import main
 from forerun.console import SafeConsole
 from forerun.report.run_record import RunRecord, read_run
+from forerun.report.run_status import RunState, RunStatus
 from forerun.watch import terminal
 from forerun.watch.braille_chart import braille_chart
 from forerun.watch.dashboard import dashboard, host_rows
 from forerun.watch.run_reader import FolderReader
-from forerun.watch.run_status import RunState, RunStatus
 
 RUNNING = RunStatus(RunState.RUNNING, "", 1.5)
 Capture = pytest.CaptureFixture[str]
@@ -138,7 +138,7 @@ def test_a_chart_has_its_points_where_they_belong() -> None:
 
 
 def test_lines_of_a_run_that_advances_and_ends(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forerun.watch.run_status.has_process", lambda *given: True)
+    monkeypatch.setattr("forerun.report.run_status.has_process", lambda *given: True)
     run.steps(1, 2)
     reader, out = FolderReader(run.path), io.StringIO()
     reader.every_seconds = 0.0

@@ -11,7 +11,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.console import SafeConsole
     from forerun.report.terminal import PIPED_COLUMNS
 
-    found = compare_runs(*args.runs)
+    found = compare_runs(*args.locations)
     console = SafeConsole() if sys.stdout.isatty() else SafeConsole(width=PIPED_COLUMNS)
     found.print(console)
     if args.html:

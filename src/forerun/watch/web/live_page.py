@@ -7,14 +7,16 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
 
 from forerun.errors import UserError
 from forerun.pages.render import chart_script, script_digest
 from forerun.report.page import page
+from forerun.report.run_facts import run_facts
 from forerun.report.run_record import RunRecord
+from forerun.report.run_status import RunState, RunStatus, status_of
 from forerun.watch.run_reader import RunReader
-from forerun.watch.run_status import RunState, RunStatus, status_of
 
 
 def live_script() -> str:
@@ -78,4 +80,4 @@ def version_of(record: RunRecord, status: RunStatus) -> str:
 
 
 def _rendered(record: RunRecord, status: RunStatus) -> str:
-    return page(record, status=str(status), live_script=live_script())
+    return page(record, replace(run_facts(record), status=status), live_script=live_script())

@@ -16,8 +16,8 @@ from written_run import WrittenRun
 from forerun.errors import UserError
 from forerun.pages.render import script_digest
 from forerun.report.run_record import RunRecord
+from forerun.report.run_status import RunStatus
 from forerun.watch.run_reader import FolderReader
-from forerun.watch.run_status import RunStatus
 from forerun.watch.web.live_page import LivePage, live_script
 from forerun.watch.web.server import MAX_REQUESTS, LiveServer, open_server, serve
 

@@ -1,4 +1,4 @@
-"""Whether a run makes progress: running, waiting, silent, stopped or finished."""
+"""Whether a run makes progress, from its records and its processes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class RunState(StrEnum):
     RUNNING = "running"
     WAITING = "waiting"  # a process has the run, and it makes no steps yet: it reads data, compiles or restores
     SILENT = "silent"  # a process has the run, or may have it, and there is no news
-    STOPPED = "stopped"
+    STOPPED = "stopped"  # as asked; of a run without events.jsonl the cause is not known
+    INTERRUPTED = "interrupted"  # its process is gone without a recorded stop: it was killed, or it failed
+    NOT_STARTED = "not started"
     FINISHED = "finished"
 
 
@@ -87,16 +89,21 @@ def status_of(record: RunRecord, run: Path | None, now: float | None = None) -> 
     news = last_news(record)
     age = None if news is None else max(0.0, now - news)
     alive = None if run is None else has_process(run, record.hosts, now)
-    steps = record.job.steps
-    is_extended = bool(alive) and steps is not None and record.step < steps
+    event = _last(record, "phase", "stop", "end", "start")
+    kind, steps = event.get("event"), record.job.steps
+    # The process that writes `stop` or `end` still exists for a moment. One that continues the run writes `start`.
+    is_over = kind in ("stop", "end")
+    is_extended = bool(alive) and not is_over and steps is not None and record.step < steps
     if record.is_finished and not is_extended:
         return RunStatus(RunState.FINISHED, "", age)
-    event = _last(record, "phase", "stop", "end", "start")
+    if kind == "stop":
+        return RunStatus(RunState.STOPPED, str(event.get("reason") or ""), age)
+    if alive is False and not record.events:
+        return RunStatus(RunState.STOPPED if record.metrics else RunState.NOT_STARTED, "", age)
     if alive is False:
-        reason = str(event.get("reason") or "") if event.get("event") == "stop" else ""
-        return RunStatus(RunState.STOPPED, reason, age)
-    phase = str(event.get("name") or "") if event.get("event") == "phase" else ""
-    if alive and (event.get("event") == "start" or phase in ("data", "compile", "restore") or not record.metrics):
+        return RunStatus(RunState.INTERRUPTED, "", age)
+    phase = str(event.get("name") or "") if kind == "phase" else ""
+    if alive and (kind == "start" or phase in ("data", "compile", "restore") or not record.metrics):
         return RunStatus(RunState.WAITING, phase or "start", age)
     if age is not None and age > silent_seconds(record):
         return RunStatus(RunState.SILENT, phase, age)

@@ -19,10 +19,10 @@ import forerun as fr
 from forerun.cli.main import main
 from forerun.errors import UserError
 from forerun.report.run_record import read_run
+from forerun.report.run_status import has_process, status_of
 from forerun.supervise.run_lock import LOST_SECONDS, lock_file
 from forerun.watch.run_figures import figures_of
 from forerun.watch.run_list import list_runs
-from forerun.watch.run_status import has_process, status_of
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def state(run: WrittenRun, seconds: float, *, bucket: bool = False) -> tuple[str
 
 
 def locked(run: WrittenRun, monkeypatch: pytest.MonkeyPatch, alive: bool = True) -> None:
-    monkeypatch.setattr("forerun.watch.run_status.has_process", lambda *given: alive)
+    monkeypatch.setattr("forerun.report.run_status.has_process", lambda *given: alive)
 
 
 def test_a_process_that_compiles_is_waiting_however_long(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,12 +73,29 @@ def test_slow_steps_are_not_silent(run: WrittenRun, monkeypatch: pytest.MonkeyPa
 
 def test_without_a_process_a_run_is_stopped(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
     locked(run, monkeypatch, alive=False)
+    assert state(run, 0) == ("not started", "")
     run.steps(1, 4)
-    assert state(run, 9) == ("stopped", "")
+    assert state(run, 9) == ("stopped", "")  # a version without events
+    run.event("start", 0)
+    assert state(run, 9) == ("interrupted", "")
     run.event("stop", 9, step=4, reason="SIGTERM")
     assert state(run, 10) == ("stopped", "SIGTERM")
     run.write("summary.json", {"steps": 4})
     assert state(run, 10) == ("finished", "")
+
+
+def test_the_process_that_records_the_end_does_not_count(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in report.html, which the process writes before it ends."""
+    locked(run, monkeypatch)
+    run.event("start", 0)
+    run.steps(1, 10)
+    run.event("stop", 21, step=10, reason="asked")
+    assert state(run, 21) == ("stopped", "asked")
+    run.event("start", 22)
+    assert state(run, 22) == ("waiting", "start")
+    run.event("end", 23, step=10)
+    run.write("summary.json", {"steps": 10})
+    assert state(run, 23) == ("finished", "")  # early stopping: the job has 20 steps
 
 
 def test_a_finished_run_that_is_extended_runs_again(run: WrittenRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ class StoredFiles:
       before: what the checkpoint that the run resumes from recorded.
       journals: the run's open journals, by name. If a journal agrees with `before`, only new parts are stored. If it
         has lost lines, it is stored again from its start.
-      events: the run's open log of events. It has grown since the checkpoint, so the first save stores all of it.
+      events: the run's open log of events. It has grown since the checkpoint, so the first save stores the complete file.
     """
 
     def __init__(

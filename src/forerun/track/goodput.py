@@ -64,7 +64,7 @@ def goodput_of(events: Sequence[Mapping[str, Any]]) -> Goodput | None:
 
     Args:
       events: the lines of events.jsonl in their order. Lines without a time, and lines before the first `start`, are
-        ignored. If the clock of a machine goes backwards, its time stands still until it reaches the earlier value.
+        ignored. If a clock goes backwards, no time passes until it reaches the earlier value.
     """
     sessions = list(_sessions(events))
     if not sessions:

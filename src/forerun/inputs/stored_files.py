@@ -40,7 +40,8 @@ class StoredFiles:
       before: what the checkpoint that the run resumes from recorded.
       journals: the run's open journals, by name. If a journal agrees with `before`, only new parts are stored. If it
         has lost lines, it is stored again from its start.
-      events: the run's open log of events. It has grown since the checkpoint, so the first save stores the complete file.
+      events: the run's open log of events. It has grown since the checkpoint, so the first save stores the whole
+        file.
     """
 
     def __init__(

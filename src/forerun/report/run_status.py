@@ -16,7 +16,7 @@ from forerun.report.run_record import HOSTS, RunRecord, read_object
 from forerun.supervise.run_lock import LOST_SECONDS, holder_of, lock_file
 from forerun.units import Seconds
 
-# A run is silent after this time, or after this number of usual times between two rows.
+# The state of a run becomes SILENT after this time, or after this number of usual times between two rows.
 SILENT_SECONDS, SILENT_ROWS = 60.0, 20
 SUPERVISED_SECONDS = 30.0  # without a new hosts.json, until the supervisor counts as gone
 RECENT_ROWS = 50

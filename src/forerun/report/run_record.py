@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -109,21 +109,23 @@ def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
 
 def record_of(location: str, folder: RunFolder, job: Job) -> RunRecord:
     """Return the records in a folder whose job is known."""
-    skips = {
-        row["step"]: row["why"]
-        for row in read_lines(folder.skips)
-        if isinstance(row.get("step"), int) and isinstance(row.get("why"), str)
-    }
     return RunRecord(
         location=location,
         job=job,
         metrics=read_metrics(folder.metrics),
         events=read_lines(folder.path / EVENTS),
-        skips=skips,
+        skips=skips_of(read_lines(folder.skips)),
         summary=read_object(folder.summary),
         hosts=read_object(folder.path / HOSTS),
         exports=read_lines(folder.path / "exports.jsonl"),
     )
+
+
+def skips_of(rows: Iterable[Row]) -> dict[int, str]:
+    """Return the reason of each skipped step. Rows without a step or a reason are omitted."""
+    return {
+        row["step"]: row["why"] for row in rows if isinstance(row.get("step"), int) and isinstance(row.get("why"), str)
+    }
 
 
 def read_lines(path: Path) -> list[Row]:

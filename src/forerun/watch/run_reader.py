@@ -16,7 +16,17 @@ from forerun.config.schema import Job
 from forerun.inputs.run_folder import RunFolder, newest_record, require_run
 from forerun.inputs.stage_folder import run_of
 from forerun.journal import TailReader, entry_of
-from forerun.report.run_record import EVENTS, HOSTS, Row, RunRecord, object_of, read_lines, read_object, read_run
+from forerun.report.run_record import (
+    EVENTS,
+    HOSTS,
+    Row,
+    RunRecord,
+    object_of,
+    read_lines,
+    read_object,
+    read_run,
+    skips_of,
+)
 
 FOLDER_SECONDS, BUCKET_SECONDS = 1.0, 30.0  # between two reads
 
@@ -113,11 +123,7 @@ class FolderReader:
             job=self._read_job(),
             metrics=self._metrics.read(),
             events=tuple(row for row in self._events.read() if row),
-            skips={
-                row["step"]: row["why"]
-                for row in self._skips.read()
-                if isinstance(row.get("step"), int) and isinstance(row.get("why"), str)
-            },
+            skips=skips_of(self._skips.read()),
             summary=self._summary.read(),
             hosts=self._hosts.read(),
             exports=self._exports.read(),

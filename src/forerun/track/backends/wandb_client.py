@@ -5,13 +5,17 @@ from __future__ import annotations
 import html
 import importlib
 import os
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from forerun.track.backends.wandb_log import last_step
 from forerun.track.tracker import Row, TrackedRun
 
 FINISH_SECONDS = 45.0  # less than the time that the end of a run waits
+STORE_SECONDS = 30.0  # until wandb must have written rows to its file
+POLL_SECONDS = 0.25  # wandb writes its file every second
 KILLED = 255  # wandb's own exit code for a run that was interrupted
 
 SETTINGS = {
@@ -40,12 +44,14 @@ class WandbClient:
         self._wandb: Any = importlib.import_module("wandb")
         self._project, self._entity = project, entity
         self._run: Any = None
+        self._folder, self._token = Path(), ""
 
     def begin(self, run: TrackedRun) -> int | None:
         """Create or resume the run, and return its last step, or 0."""
         known = self._wandb.Settings.model_fields  # older releases lack some
         settings = self._wandb.Settings(**{name: value for name, value in SETTINGS.items() if name in known})
-        offline = last_step(run.folder / "wandb", run.token)
+        self._folder, self._token = run.folder / "wandb", run.token
+        offline = last_step(self._folder, self._token)
         self._run = self._wandb.init(
             project=self._project,
             entity=self._entity,
@@ -61,6 +67,7 @@ class WandbClient:
         return offline if self._run.offline else max(int(self._run.starting_step) - 1, 0)
 
     def send(self, rows: Sequence[Row]) -> None:
+        """Send rows. Without a server, return when wandb's file has them: a kill loses what is only in its memory."""
         for row in rows:
             values = {key: value for key, value in row.items() if key not in ("step", "unix_seconds", "samples")}
             values = {key: value for key, value in values.items() if value is not None}
@@ -69,6 +76,16 @@ class WandbClient:
                 values["samples"] = self._wandb.Html(page_of(row["samples"]), inject=False)
             # With `commit`, the client sends the row immediately instead of after the next one.
             self._run.log({**values, "_timestamp": row["unix_seconds"]}, step=row["step"], commit=True)
+        if self._run.offline and not self._run.disabled:
+            self._wait_for(rows[-1]["step"])
+
+    def _wait_for(self, step: int) -> None:
+        """Wait until the offline file has a step."""
+        deadline = time.monotonic() + STORE_SECONDS
+        while last_step(self._folder, self._token) < step:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"wandb's file does not have step {step} after {STORE_SECONDS:g} s")
+            time.sleep(POLL_SECONDS)
 
     def end(self, finished: bool) -> None:
         """Wait until the server has all rows. Raise TimeoutError if it does not confirm them in time."""

@@ -1,0 +1,153 @@
+"""Folders of immutable files: on this machine, or below a prefix of a bucket (`bucket.py`).
+
+Code above does not depend on the kind of folder. Two operations carry the guarantees of a token store:
+
+- `create` makes a file visible with its complete content, or not at all. If several processes create one name, exactly
+  one succeeds.
+- `read_ranges` returns exactly the requested bytes. Whether they are the right ones is decided by checksums, in
+  `block_reader.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from forerun.files import sync_folder
+
+BUCKET_PROTOCOLS = ("gs", "s3")
+
+
+class FileRange(NamedTuple):
+    """The bytes `start` .. `stop - 1` of the file `name`."""
+
+    name: str
+    start: int
+    stop: int
+
+
+class StoreFolder(Protocol):
+    """A folder of immutable files. Names are relative to it, with `/` between their parts.
+
+    A name that does not exist raises FileNotFoundError. Other failures are OSError; those of a bucket that may succeed
+    later are StorageError.
+    """
+
+    @property
+    def address(self) -> str:
+        """The path or the address, as users write it."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is on this machine. Its path is then `Path(address)`."""
+
+    def inside(self, name: str) -> StoreFolder:
+        """Return the folder `name` in this folder."""
+
+    def names(self) -> set[str]:
+        """Return the names of the files and folders directly in this folder; none if it does not exist."""
+
+    def size_bytes(self, name: str) -> int: ...
+
+    def read(self, name: str) -> bytes: ...
+
+    def read_ranges(self, ranges: Sequence[FileRange]) -> list[bytes]:
+        """Return the bytes of each range. A bucket is asked for all of them at the same time."""
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Create a file atomically and durably. Return False, and change nothing, if the name exists."""
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Write a file atomically, whether or not it exists."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, or a folder with its content. Do nothing if it does not exist."""
+
+
+def is_bucket(address: str | Path) -> bool:
+    """Return whether an address names a bucket: `gs://` or `s3://`."""
+    return str(address).startswith(tuple(f"{protocol}://" for protocol in BUCKET_PROTOCOLS))
+
+
+def folder_at(address: str | Path) -> StoreFolder:
+    """Return the folder at a path or at the address of a bucket. Nothing is opened or created."""
+    if is_bucket(address):
+        from forerun.data.storage.bucket import BucketFolder
+
+        return BucketFolder(str(address))
+    return LocalFolder(Path(address))
+
+
+class LocalFolder:
+    """A folder of this machine."""
+
+    is_local = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def address(self) -> str:
+        return str(self.path)
+
+    def inside(self, name: str) -> LocalFolder:
+        return LocalFolder(self.path / name)
+
+    def names(self) -> set[str]:
+        try:
+            return set(os.listdir(self.path))
+        except (FileNotFoundError, NotADirectoryError):
+            return set()
+
+    def size_bytes(self, name: str) -> int:
+        return (self.path / name).stat().st_size
+
+    def read(self, name: str) -> bytes:
+        return (self.path / name).read_bytes()
+
+    def read_ranges(self, ranges: Sequence[FileRange]) -> list[bytes]:
+        found = []
+        for name, start, stop in ranges:
+            with open(self.path / name, "rb") as file:
+                file.seek(start)
+                found.append(file.read(stop - start))
+        return found
+
+    def create(self, name: str, content: bytes) -> bool:
+        part = self._written(name, content)
+        try:
+            os.link(part, self.path / name)  # fails if the name exists
+        except FileExistsError:
+            return False
+        finally:
+            with suppress(OSError):
+                part.unlink()
+        sync_folder((self.path / name).parent)
+        return True
+
+    def replace(self, name: str, content: bytes) -> None:
+        os.replace(self._written(name, content), self.path / name)
+        sync_folder((self.path / name).parent)
+
+    def remove(self, name: str) -> None:
+        path = self.path / name
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def _written(self, name: str, content: bytes) -> Path:
+        """Write the content to a temporary file next to `name`, flush it to the disk, and return its path."""
+        final = self.path / name
+        final.parent.mkdir(parents=True, exist_ok=True)
+        part = final.with_name(f"{final.name}.{secrets.token_hex(4)}.part")
+        with open(part, "xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        return part

@@ -239,6 +239,11 @@ class StoredDocuments:
         return DocumentCounts(longest, single, targets)
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of a token id in the files."""
+        return np.dtype(token_type(self.vocab)).itemsize
+
+    @property
     def _type(self) -> type[Any]:
         """The type of token ids in memory: uint16, or int32 for the uint32 of the files.
 

@@ -20,7 +20,7 @@ from forerun.config.schema import Part
 from forerun.data.documents import InMemory, in_memory
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
-from forerun.data.tokens import pool, unit
+from forerun.data.tokens import pool, unit, worker_process
 from forerun.data.tokens.build import BuildProgress, Limits, build, is_complete
 from forerun.data.tokens.recipe import Recipe, is_validation, recipe_for
 from forerun.data.tokens.store import INDEX, TokenStore, check, open_store
@@ -158,7 +158,7 @@ def test_a_killed_worker_changes_nothing(
 def test_a_worker_that_always_dies(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "WORKER", ("-c", "import os; os.kill(os.getpid(), 9)"))
+    monkeypatch.setattr(worker_process, "WORKER", ("-c", "import os; os.kill(os.getpid(), 9)"))
     with pytest.raises(UserError, match=r"3.*E-DATA-086") as caught:
         build(source, recipe, tmp_path / "s", workers=1)
     assert "memory" in caught.value.why

@@ -22,6 +22,7 @@ from forerun.data.rendering import applies_template, notes_of, rendering_of, req
 from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.sources import Source, open_source
+from forerun.data.storage.folder import StoreFolder, folder_at
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
 from forerun.data.tokens.exchange import CONVERSATION_FORMS
@@ -193,7 +194,7 @@ def tokenize(
     *,
     shard: tuple[int, int] = (0, 1),
     on_progress: Callable[[BuildProgress], None] | None = None,
-) -> Path:
+) -> StoreFolder:
     """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
 
     Args:
@@ -248,11 +249,9 @@ def recipe_of(
     )
 
 
-def store_root(data: schema.Data) -> Path:
-    """Return the folder of all token stores: `data.store`, or a folder of the cache."""
-    if data.store is not None:
-        return Path(data.store)
-    return cache_folder() / "tokens"
+def store_root(data: schema.Data) -> StoreFolder:
+    """Return the folder of all token stores: `data.store`, which may be in a bucket, or a folder of the cache."""
+    return folder_at(cache_folder() / "tokens" if data.store is None else data.store)
 
 
 def _require_form(source: Source, data: schema.Data, pairs: bool) -> None:

@@ -90,6 +90,15 @@ def test_what_is_read_is_what_the_tokenizer_gives(source: Source, recipe: Recipe
         every = np.arange(len(wanted) + 1)
         assert found.begins(every).tolist() == wanted.begins(every).tolist()
         assert found.begins(3) == wanted.begins(3)
+        sides = [unit["sides"][found.side] for unit in found.units]
+        lengths = np.diff(wanted.begins(every))
+        assert wanted.learned is not None
+        assert max(side["longest"] for side in sides) == lengths.max()
+        assert sum(side["single"] for side in sides) == np.count_nonzero(lengths < 2)
+        assert (
+            sum(side["targets"] for side in sides)
+            == wanted.learned.sum() - wanted.learned[wanted.begins(every[:-1])].sum()
+        )
         addresses = np.arange(wanted.tokens)
         assert found.holding(addresses).tolist() == wanted.holding(addresses).tolist()
         choose = np.random.default_rng(0)

@@ -25,7 +25,9 @@ from forerun.data.source.sources import Source, open_source
 from forerun.data.storage.folder import StoreFolder, folder_at
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
+from forerun.data.tokens.engine import StartEngine
 from forerun.data.tokens.exchange import CONVERSATION_FORMS
+from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError
@@ -194,6 +196,7 @@ def tokenize(
     *,
     shard: tuple[int, int] = (0, 1),
     on_progress: Callable[[BuildProgress], None] | None = None,
+    engine: StartEngine = Pool,
 ) -> StoreFolder:
     """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
 
@@ -203,6 +206,7 @@ def tokenize(
       data: the data section of the job, for the store, the number of workers and the limits on bad rows.
       shard: (i, n) builds only every n-th unit of the store, from unit i on.
       on_progress: called with the progress.
+      engine: starts what builds the units, by default worker processes of this machine.
     """
     return build(
         source,
@@ -212,6 +216,7 @@ def tokenize(
         shard=shard,
         limits=Limits(data.bad_rows, data.bad_files),
         progress=on_progress,
+        engine=engine,
     )
 
 

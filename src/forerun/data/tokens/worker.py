@@ -21,6 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.data.source.sources import Source
 from forerun.data.tokens.document import Encoded, Encoder
@@ -156,7 +158,7 @@ def _length(values: dict[str, Any]) -> int:
     held = list(values.values())
     all_messages = [message for one in held if isinstance(one, list) for message in one if isinstance(message, dict)]
     held += [message.get("content") for message in all_messages]
-    return sum(len(value) for value in held if isinstance(value, str | list))
+    return sum(len(value) for value in held if isinstance(value, str | list | np.ndarray))
 
 
 def answers(work: TokenizeTask, unit: Unit) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,7 @@ from forerun.data.inspect.terminal import print_report
 from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import drawn
 from forerun.data.source.sources import open_source
+from forerun.data.storage.folder import place_of
 from forerun.data.tokens.build import is_complete
 from forerun.data.tokens.store import check
 from forerun.errors import UserError
@@ -88,7 +89,7 @@ def inspect_data(job: Job | str | os.PathLike[str], *, samples: int = 2) -> Data
     return DataReport(job, report_of(job, corpus, samples=samples), tuple(corpus.warnings))
 
 
-def tokenize_data(job: Job | str | os.PathLike[str], *, shard: tuple[int, int]) -> dict[str, tuple[Path, bool]]:
+def tokenize_data(job: Job | str | os.PathLike[str], *, shard: tuple[int, int]) -> dict[str, tuple[Path | str, bool]]:
     """Tokenize one share of the data of a job, so that several machines can divide the work.
 
     Args:
@@ -96,7 +97,8 @@ def tokenize_data(job: Job | str | os.PathLike[str], *, shard: tuple[int, int]) 
       shard: (i, n) for share i of n, with i from 0 to n - 1. The machine that finishes last writes the index.
 
     Returns:
-      For each part of the data the folder of its tokens, and whether all shares are complete.
+      For each part of the data the folder of its tokens, or its address in a bucket, and whether all shares are
+      complete.
     """
     job = prepared(job)
     require_chosen_tokenizer(job)
@@ -107,7 +109,7 @@ def tokenize_data(job: Job | str | os.PathLike[str], *, shard: tuple[int, int]) 
         recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
         with _progress() as progress:
             folder = tokenize(source, recipe, job.data, shard=shard, on_progress=partial(progress, name))
-        done[name] = folder, is_complete(folder)
+        done[name] = place_of(folder), is_complete(folder)
     return done
 
 
@@ -117,12 +119,12 @@ class VerifiedPart:
 
     Attributes:
       tokens: the number of tokens.
-      folder: the folder of the tokens.
+      folder: the folder of the tokens, or its address in a bucket.
       upgraded: whether checksums of blocks were added, which older versions did not write.
     """
 
     tokens: int
-    folder: Path
+    folder: Path | str
     upgraded: bool
 
 
@@ -139,7 +141,7 @@ def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     for part in opened(job).parts:
         # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
         upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
-        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder, upgraded)
+        found[part.name] = VerifiedPart(part.store.counts.tokens, place_of(part.store.folder), upgraded)
     return found
 
 

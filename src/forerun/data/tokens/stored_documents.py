@@ -27,6 +27,7 @@ from forerun.data.storage.bucket_array import ArrayPart, BucketArray, numbers_at
 from forerun.data.storage.folder import StoreFolder
 from forerun.data.storage.read_counts import ReadCounts
 from forerun.data.tokens.unit import token_type, unit_name
+from forerun.data.tokens.unit_table import UnitTable
 
 OPEN_UNITS = 128  # each has up to three open files
 # Files of offsets in a bucket are fetched completely if all of them stay in memory. Otherwise each row of a batch would
@@ -56,7 +57,7 @@ class StoredDocuments:
     folder: StoreFolder
     side: str
     vocab: int
-    units: list[dict[str, Any]] = field(repr=False)  # entries of the index, in order
+    units: Sequence[dict[str, Any]] = field(repr=False)  # entries of the index, in order
     reader: BlockReader | None = field(default=None, repr=False)
     extent_tokens: int = 0
 
@@ -70,7 +71,7 @@ class StoredDocuments:
     @property
     def learned(self) -> int:
         """The number of tokens with a loss."""
-        return sum(unit["sides"][self.side]["learned"] for unit in self.units)
+        return int(self._counts("learned").sum())
 
     @property
     def masked(self) -> bool:
@@ -78,12 +79,11 @@ class StoredDocuments:
 
     @property
     def largest(self) -> int:
-        return max((unit["sides"][self.side]["largest"] for unit in self.units), default=0)
+        return int(self._counts("largest").max(initial=0))
 
     @cached_property
     def digest(self) -> str:
-        whole = "".join(unit["sides"][self.side]["digest"] for unit in self.units)
-        return hashlib.sha256(whole.encode()).hexdigest()[:12]
+        return hashlib.sha256(self._table.digests(self.side)).hexdigest()[:12]
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         wanted = np.asarray(documents, np.int64)
@@ -227,12 +227,10 @@ class StoredDocuments:
         """
         if self.folder.is_local:
             return None
-        sides = [unit["sides"][self.side] for unit in self.units]
-        if not all("longest" in side for side in sides):
+        longest, single, targets = (self._table.counts(self.side, name) for name in DocumentCounts._fields)
+        if longest is None or single is None or targets is None:
             return None
-        longest = max((side["longest"] for side in sides), default=0)
-        single, targets = (sum(side[name] for side in sides) for name in ("single", "targets"))
-        return DocumentCounts(longest, single, targets)
+        return DocumentCounts(int(longest.max(initial=0)), int(single.sum()), int(targets.sum()))
 
     @property
     def token_bytes(self) -> int:
@@ -260,7 +258,17 @@ class StoredDocuments:
         return self._first_token.tolist()  # faster than the array for single numbers
 
     def _firsts(self, what: str) -> NDArray[np.int64]:
-        return np.cumsum([0, *(unit["sides"][self.side][what] for unit in self.units)], dtype=np.int64)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._counts(what), dtype=np.int64)])
+
+    @cached_property
+    def _table(self) -> UnitTable:
+        return self.units if isinstance(self.units, UnitTable) else UnitTable(self.units)
+
+    def _counts(self, name: str) -> NDArray[np.int64]:
+        """Return a count of all units. All versions of forerun wrote it."""
+        found = self._table.counts(self.side, name)
+        assert found is not None
+        return found
 
     @cached_property
     def _opened(self) -> OrderedDict[int, _Unit]:

@@ -209,7 +209,8 @@ class FaultyProxy:
         if not self._due:
             return ""
         self._due -= 1
-        kind = self.kinds[random.Random(f"{self.seed} {len(self.faults)} kind").randrange(len(self.kinds))]
+        turn, place = divmod(len(self.faults), len(self.kinds))  # each turn has every kind once
+        kind = random.Random(f"{self.seed} {turn}").sample(self.kinds, len(self.kinds))[place]
         self.faults.append(Injected(kind, name))
         if kind != "slow":  # nothing is repeated
             self._spared.add(name)

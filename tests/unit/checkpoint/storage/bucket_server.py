@@ -1,7 +1,7 @@
-"""Run gcp-storage-emulator in its own process, with two corrections.
+"""Run gcp-storage-emulator in its own process, with three corrections.
 
-It obeys `ifGenerationMatch=0`, and a multipart upload keeps all its bytes: the emulator's parser drops a carriage
-return at the end of the content, because it takes it for a part of the line end that follows.
+It obeys `ifGenerationMatch=0`, an object may be empty, and a multipart upload keeps all its bytes: the emulator's parser
+drops a carriage return at the end of the content, because it takes it for a part of the line end that follows.
 
 with bucket(folder) as environment:         # for the process under test
     subprocess.run(..., env=os.environ | environment)
@@ -65,6 +65,8 @@ def serve(folder: str) -> None:
     def with_precondition(upload: Callable[..., Any]) -> Callable[..., Any]:
         def handler(request: Any, response: Any, storage: Any) -> Any:
             with one_at_a_time:
+                if request.data is None:
+                    request._data = b""
                 if request.query.get("ifGenerationMatch") == ["0"]:
                     meta = request.data.get("meta", {}) if isinstance(request.data, dict) else {}
                     name = request.query.get("name", [meta.get("name")])[0]

@@ -14,7 +14,6 @@ from forerun.data.documents import Documents
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
 from forerun.data.order.pairs import Pairs, describe_too_long
-from forerun.data.order.permutation import ORDER
 from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import Subset, held_out, packer_of
 from forerun.data.order.too_long import resolve_policy
@@ -127,7 +126,7 @@ class Corpus:
     @cached_property
     def digest(self) -> str:
         """Digest of the tokens, their packing and their mixture, and the name of the order."""
-        return f"{self.rows.digest} {ORDER}"
+        return f"{self.rows.digest} {self.rows.order}"
 
     @property
     def largest(self) -> int:
@@ -141,8 +140,8 @@ class Corpus:
         far = [f"{part.name}: {one.warning}" for part, one in zip(self.parts, held, strict=True) if one and one.is_far]
         notes = [f"{part.name}: {note}" for part in self.parts for note in part.notes]
         unchecked = [
-            f"{part.name}: {part.store.folder} was written without checksums of its blocks, so damaged bytes would "
-            "change the run silently: forerun data JOB --verify compares its files and adds the checksums"
+            f"{part.name}: {part.store.folder.address} was written without checksums of its blocks, so damaged "
+            "bytes would change the run silently: forerun data JOB --verify compares its files and adds the checksums"
             for part in self.parts
             if not part.checked
         ]
@@ -182,7 +181,8 @@ def open_corpus(
         _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress) for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
-    rows = Mixture([part.rows for part in parts], weights or None, list(data.parts))
+    row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
+    rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
     return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts))
 
 
@@ -327,11 +327,12 @@ def _open_part(
     folder = tokenize(source, recipe, data, on_progress=report)
     store = open_store(folder)
     packing = packing_of(data, source.form)
-    rows = packed(store.train, packing, sequence, data, folder / PLANS)
+    plans = store.local_folder / PLANS
+    rows = packed(store.train, packing, sequence, data, plans)
     if data.validation_by == "rows":
         rows, kept = held_out(rows, data.validation)
     else:
-        kept = packed(store.validation, packing, sequence, data, folder / PLANS) if store.validation else None
+        kept = packed(store.validation, packing, sequence, data, plans) if store.validation else None
     notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
     return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source.form, recipe, data))
 

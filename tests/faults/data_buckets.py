@@ -16,6 +16,7 @@ import random
 import shutil
 import sys
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -34,22 +35,25 @@ from faulty_proxy import FaultyProxy, Injected
 from runs import TEXT, Bench, Outcome, Run
 from runs_hosts import HostsRun
 
-HOSTS, STEPS, FILES = 4, 60, 3
+HOSTS, STEPS, FILES = 4, 40, 3
 FAULT_EVERY, SLOW_SECONDS = 50, 0.3
 # The rows of a step lie in three units of the store, and its token files are too large to stay in memory.
 JOB = """\
-model: {{layers: 1, embed: 32, heads: 4}}
+model: {{layers: 1, embed: 16, heads: 2}}
 data: {{path: text, ledger: true, store: store}}
-sequence: 256
-batch: 16
+sequence: 64
+batch: 32
 steps: {steps}
 device: cpu
 optimizer: {{lr: 1e-2}}
 precision: {{compute: float32}}
 checkpoint: {{every: {every}}}
+remat: none
 sample: {{tokens: 0}}
 """
 PLACES = ("local", "gcs", "s3")
+# Programs that run for seconds must not compile for minutes.
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,40 @@ class Trained:
     def injected(self, *kinds: str) -> int:
         """Return the number of injected faults of these kinds; of all kinds if none is named."""
         return sum(not kinds or one.kind in kinds for one in self.faults)
+
+    def injected_by_kind(self) -> dict[str, int]:
+        """Return the number of injected faults of each kind."""
+        return dict(sorted(Counter(one.kind for one in self.faults).items()))
+
+
+def unreported(case: Case, found: Trained) -> list[str]:
+    """Return which of the injected faults the run does not report."""
+    counts = found.counts
+    wanted = {
+        "data_requests": found.reads,
+        "data_damaged_blocks": found.injected("flip"),
+        "data_failed_requests": found.injected("refuse", "reset", "short", "cut"),
+    }
+    return [f"{key}: {counts.get(key)} of {value}" for key, value in wanted.items() if counts.get(key, -1) < value]
+
+
+def damage_of(buckets: DataBuckets, case: Case) -> dict[str, Any]:
+    """Change one byte of a token file in the bucket, train, and return what the run says."""
+    emulator, key = buckets.emulator(case.place), f"{buckets.store.name}/unit-00001-of-{FILES:05d}/train.tokens"
+    content = (buckets.store.parent / key).read_bytes()
+    middle = len(content) // 2
+    damaged = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    emulator.put(f"tokens/{key}", damaged)
+    try:
+        with Run(buckets.bench, f"damaged-{case.name}") as run:
+            words = [f"data.store={emulator.bucket}/tokens", "data.cache_gib=0", "steps=4000"]
+            run.start(*words, devices=HOSTS, environment={**emulator.environment, **QUICK})
+            code = run.process.wait(600)
+            said = run.said()
+    finally:
+        emulator.put(f"tokens/{key}", content)
+    named, coded = f"unit-00001-of-{FILES:05d}/train.tokens" in said, "E-DATA-" in said
+    return {"ok": code == 1 and named and coded, "code": code, "named": named, "said": said[-600:]}
 
 
 class DataBuckets:
@@ -139,7 +177,7 @@ class DataBuckets:
 
     def _run(self, case: Case, words: list[str], environment: dict[str, str]) -> Trained:
         home = self.bench.folder / "caches" / case.name
-        environment = {**environment, "XDG_CACHE_HOME": str(home)}
+        environment = {**environment, **QUICK, "XDG_CACHE_HOME": str(home)}
         with ExitStack() as stack:
             if case.deleted:  # the run must not be over before its cache is deleted
                 stack.enter_context(self.bench.held_back(self.bench.steps // 2, self.bench.steps, step_seconds=0.2))

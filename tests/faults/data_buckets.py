@@ -5,7 +5,8 @@ with DataBuckets(folder) as buckets:
     found = buckets.trained(Case("s3", hosts=4, cache=True, faults=True))
     assert found.differs(expected) == []
 
-Every case is `forerun train` in processes of its own: one process with four devices, or four hosts with one device each.
+Every case is `forerun train` in processes of its own: one process with four devices, or four hosts with one device
+each.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
-ROOT = Path(__file__).resolve().parents[2]
-for _folder in ("faults", "support", "unit/checkpoint/storage", "unit/data/source"):
-    sys.path.append(str(ROOT / "tests" / _folder))
+sys.path.append(str(Path(__file__).resolve().parent))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "checkpoint" / "storage"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "unit" / "data" / "source"))
 
 import bucket_server
 import store_server

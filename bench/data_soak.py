@@ -52,7 +52,7 @@ def worker(address: str, shuffle: str, cache: Path, steps: int) -> dict[str, Any
     at: list[int] = []
     memory: list[float] = []
     began = time.perf_counter()
-    with Feed(ReadAhead(batches), lambda batch: batch, 0, steps) as feed:
+    with ReadAhead(batches, steps) as ahead, Feed(ahead, lambda batch: batch, 0, steps) as feed:
         for step, _ in enumerate(feed):
             if step % EVERY == 0:
                 at.append(step)

@@ -3,8 +3,8 @@
     python bench/scale_data.py                 # about 10 minutes on two idle cores; needs 3 GB of disk
     python bench/scale_data.py --quick         # small units and few steps, as a try; writes no results
 
-The store has one real unit, which `range_server.py` serves under 52,000 names with the protocol of Google Cloud Storage.
-What is measured:
+The store has one real unit, which `range_server.py` serves under 52,000 names with the protocol of Google Cloud
+Storage. What is measured:
 
 1. Opening the index of 52,000 units, from a disk and from the bucket: seconds and memory.
 2. The latency of a read of 16 KiB without and with 30 ms that the server adds.
@@ -75,8 +75,8 @@ def read_seconds(count: int = 200) -> float:
 def host_reads(host: int, shuffle: str, cache: Path, given: dict[str, Any]) -> dict[str, Any]:
     """Return what the reads of one host need per step."""
     from bucket_loader import bucket_batches, resident_mb
-
     from forerun.data.read_ahead import ReadAhead
+
     from forerun.data.storage.read_counts import ReadCounts
 
     counts, each = ReadCounts(), BATCH // HOSTS

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BLOCK_BYTES = 512 * 1024  # of tokens; a request of this size takes little longer than one of 4 KiB
-LEAST_BLOCKS = 4096  # smaller data gets smaller blocks
-LANES = (256, 4096)
-BLOCKS_PER_LANE = 64  # so that the blocks in use are at most a 64th of the data, except for small data
+LANES = (1024, 4096)
+BLOCKS_PER_LANE = 64  # at least: the blocks in use are at most a 64th of the data
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class BlockSizes:
     @classmethod
     def of(cls, rows: int, row_bytes: int) -> BlockSizes:
         """Return the sizes for data of so many rows. Small data gets blocks of one row: a complete permutation."""
-        block_rows = max(1, min(BLOCK_BYTES // row_bytes, rows // LEAST_BLOCKS))
-        wanted = rows // block_rows // BLOCKS_PER_LANE
         least, most = LANES
-        return cls(block_rows, max(least, min(most, 1 << max(0, wanted.bit_length() - 1))))
+        block_rows = max(1, min(BLOCK_BYTES // row_bytes, rows // (least * BLOCKS_PER_LANE)))
+        lanes = 1 << max(0, (rows // block_rows // BLOCKS_PER_LANE).bit_length() - 1)  # a power of two
+        return cls(block_rows, max(least, min(most, lanes)))

@@ -139,7 +139,20 @@ class Data(Section):
         "all",
     )
     store: str | None = about("folder of the tokenized documents", "~/.cache/forerun/tokens", None)
+    cache_gib: float | None = about(
+        "largest size of the local cache of a store in a bucket, in GiB; 0: no cache",
+        "a tenth of the free disk of ~/.cache/forerun",
+        None,
+        ge=0,
+        le=1 << 20,
+    )
     workers: int | None = about("number of processes that tokenize", "one per core", None, gt=0, le=1024)
+    shuffle: Literal["rows", "blocks"] = about(
+        "order of the rows in each epoch: rows permutes single rows; blocks permutes blocks of about 512 KiB, and "
+        "mixes the rows of many blocks, so that a store in a bucket needs far fewer requests",
+        "rows: the best mixing; a store on a local disk gains nothing from blocks",
+        "rows",
+    )
     prefetch: int = about(
         "batches that wait on the devices ahead of the step, and as many on the host",
         "2: hides the time to build a batch, and needs little memory",

@@ -21,6 +21,7 @@ def require_early_start(job: Any) -> None:
     conflicts = {
         "preferences": job.preferences is not None,
         "distil.cache": distil is not None and distil.cache is not None,
+        "data.shuffle: blocks": data.shuffle == "blocks",
         "data.validation_by: rows": data.validation > 0 and data.validation_by == "rows",
     }
     for key, is_set in conflicts.items():

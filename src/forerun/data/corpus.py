@@ -14,7 +14,6 @@ from forerun.data.documents import Documents
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
 from forerun.data.order.pairs import Pairs, describe_too_long
-from forerun.data.order.permutation import ORDER
 from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import Subset, held_out, packer_of
 from forerun.data.order.too_long import resolve_policy
@@ -127,7 +126,7 @@ class Corpus:
     @cached_property
     def digest(self) -> str:
         """Digest of the tokens, their packing and their mixture, and the name of the order."""
-        return f"{self.rows.digest} {ORDER}"
+        return f"{self.rows.digest} {self.rows.order}"
 
     @property
     def largest(self) -> int:
@@ -188,7 +187,8 @@ def open_corpus(
         _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress) for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
-    rows = Mixture([part.rows for part in parts], weights or None, list(data.parts))
+    row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
+    rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
     return Corpus(dialect.tokenizer, parts, rows, held_out_rows(parts))
 
 

@@ -27,9 +27,10 @@ model.qkv_bias model.qk_norm model.window model.rope_theta model.norm_eps model.
 model.new_tokens model.new_special_tokens model.first_new_token
 model.revision model.rope_scaling.factor model.rope_scaling.low model.rope_scaling.high model.rope_scaling.original
 data.path data.mixture data.tokenizer data.columns data.packing data.too_long data.loss_on data.chat_template
-data.apply_template data.separator data.validation_by data.system data.limit data.prefetch
+data.apply_template data.separator data.shuffle data.validation_by data.system data.limit data.prefetch
 data.thinking data.ignored_fields
 data.special_tokens data.validation data.bad_rows data.bad_files data.store data.workers data.feeders data.ledger
+data.cache_gib
 optimizer.lr optimizer.schedule optimizer.warmup optimizer.final_lr optimizer.weight_decay optimizer.b1 optimizer.b2
 optimizer.eps optimizer.clip optimizer.ema optimizer.name optimizer.decay optimizer.power optimizer.cycles
 optimizer.muon.momentum optimizer.muon.scale optimizer.options optimizer.groups

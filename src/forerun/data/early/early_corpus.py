@@ -230,7 +230,7 @@ def _digest(arriving: Sequence[_ArrivingPart], weights: Sequence[float], data: s
     keys = [(one.arrival.folder.address.rpartition("/")[2], one.packing) for one in arriving]
     too_long = resolve_policy(data.too_long, pairs=False)
     identity = f"early 1 {RULE} {keys} {list(weights)} {sequence} {too_long}"
-    return hashlib.sha256(identity.encode()).hexdigest()[:12] + " early"
+    return hashlib.sha256(identity.encode()).hexdigest()[:12]
 
 
 def _kept(store: TokenStore, packing: str, sequence: int, data: schema.Data) -> PackedRows | None:

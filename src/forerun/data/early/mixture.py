@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.early.stream import WindowStream
 from forerun.data.order.mixture import BLOCK, Mixture, places_of
+from forerun.data.order.permutation import ORDER
 from forerun.data.order.rows import Arrays, Example
 
 STREAM_BITS = 44  # a row number is the number of its stream and the row in it
@@ -41,6 +42,7 @@ class EarlyMixture(Mixture):
         raise_failure: Callable[[], None] = lambda: None,
     ) -> None:
         self.parts, self.names, self.extra = (), tuple(names), None
+        self.block_orders = []
         self._streams, self._sequence = tuple(streams), sequence
         self._places = None if weights is None else places_of(weights, self.names)
         self.digest = digest
@@ -62,6 +64,10 @@ class EarlyMixture(Mixture):
         return self._sequence
 
     @property
+    def order(self) -> str:
+        return f"{ORDER} early"
+
+    @property
     def epoch(self) -> int | None:
         """Number of rows in an epoch, or None as long as some units do not exist."""
         if not all(stream.is_known for stream in self._streams):
@@ -79,6 +85,13 @@ class EarlyMixture(Mixture):
         counts = [stream.known_rows() for stream in self._streams]
         epoch = self.epoch or 0
         return [epoch * places / BLOCK / count for count, places in zip(counts, self._places, strict=True)]
+
+    def numbered(self, rows: ArrayLike) -> NDArray[np.int64]:
+        """Return the numbers of these rows of all rows. Wait until all units exist."""
+        at = np.asarray(rows, np.int64)
+        firsts = np.cumsum([0, *(stream.known_rows() for stream in self._streams)])
+        stream = np.searchsorted(firsts, at, side="right") - 1
+        return (stream << STREAM_BITS) + at - firsts[stream]
 
     def drawn(self, places: ArrayLike, seed: int) -> NDArray[np.int64]:
         """Return the row numbers at these places of the endless order of `seed`. Wait for their windows."""

@@ -7,6 +7,8 @@ block, arranged by a permutation with the key (seed, block). The uses of a part 
 part with n rows is row c mod n of pass c // n, permuted by (seed, part, pass). A row is therefore not repeated before
 all other rows of its part were used.
 
+The permutations are those of `permuted`, or with `row_bytes` those of the order `blocks` (`block_order.py`).
+
 The row at any place is computed directly, without the places before it.
 """
 
@@ -21,7 +23,8 @@ from typing import Protocol, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerun.data.order.permutation import permuted
+from forerun.data.order.block_order import BlockOrder
+from forerun.data.order.permutation import ORDER, permuted
 from forerun.data.order.rows import Arrays, Example, PackedRows
 from forerun.errors import UserError
 
@@ -46,6 +49,7 @@ class Mixture:
       parts: the packed rows of each part, all with the same sequence length.
       weights: relative frequency of each part's rows; None: each row occurs once per epoch.
       names: names of the parts, for errors.
+      row_bytes: bytes of a row's tokens in the store, for the order `blocks`; None: the order `rows`.
     """
 
     def __init__(
@@ -53,6 +57,8 @@ class Mixture:
         parts: Sequence[PackedRows],
         weights: Sequence[float] | None = None,
         names: Sequence[str] | None = None,
+        *,
+        row_bytes: int | None = None,
     ) -> None:
         if not parts or len({part.sequence for part in parts}) > 1:
             raise ValueError(f"rows of {[part.sequence for part in parts]} positions cannot be mixed")
@@ -60,6 +66,9 @@ class Mixture:
         self.names = tuple(names or map(str, range(len(parts))))
         self._firsts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
         self._places = None if weights is None else places_of(weights, self.names)
+        # Without weights, one order for all rows; with weights, one for each part. Empty: the order `rows`.
+        sets = [[len(part) for part in parts]] if weights is None else [[len(part)] for part in parts]
+        self.block_orders = [] if row_bytes is None else [BlockOrder.of(one, row_bytes) for one in sets]
         self.extra: ExtraArrays | None = None
 
     def with_extra(self, extra: ExtraArrays) -> Self:
@@ -79,16 +88,25 @@ class Mixture:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the parts, their weights and the extra arrays. Mixtures with the same digest have equal batches."""
+        """Digest of the parts, their weights and the extra arrays. The same digest and order give equal batches."""
         extra = f" {self.extra.digest}" if self.extra and self.extra.digest else ""
         if len(self.parts) == 1:
             return self.parts[0].digest + extra
         identity = f"mixture 1 {[part.digest for part in self.parts]} {self._places}"
         return hashlib.sha256(identity.encode()).hexdigest()[:12] + extra
 
+    def numbered(self, rows: ArrayLike) -> NDArray[np.int64]:
+        """Return the numbers, for `take`, of these rows of all rows, which are counted from 0 to `len(self) - 1`."""
+        return np.asarray(rows, np.int64)
+
     def known_rows(self, wanted: int) -> int:
         """Return the number of rows that are known, at least `wanted` if there are so many. Here, all are known."""
         return len(self)
+
+    @property
+    def order(self) -> str:
+        """The name of the order with its sizes, which a run records: it is never resumed in another order."""
+        return " ".join([ORDER, *(order.name for order in self.block_orders)])
 
     @property
     def epoch(self) -> int | None:
@@ -113,7 +131,7 @@ class Mixture:
             rows = np.empty_like(at)
             for epoch in np.unique(epochs).tolist():
                 here = epochs == epoch
-                rows[here] = permuted(inside[here], len(self), seed, epoch)
+                rows[here] = self._permuted(inside[here], 0, len(self), seed, epoch)
             return rows
         part, use = self._uses(at, seed)
         rows = np.empty_like(at)
@@ -121,8 +139,13 @@ class Mixture:
             passes, inside = np.divmod(use, len(self.parts[p]))
             for number in np.unique(passes[part == p]).tolist():
                 here = (part == p) & (passes == number)
-                rows[here] = self._firsts[p] + permuted(inside[here], len(self.parts[p]), seed, p, number)
+                rows[here] = self._firsts[p] + self._permuted(inside[here], p, len(self.parts[p]), seed, p, number)
         return rows
+
+    def _permuted(self, inside: NDArray[np.int64], order: int, size: int, *key: int) -> NDArray[np.int64]:
+        if self.block_orders:
+            return self.block_orders[order].rows_at(inside, *key)
+        return permuted(inside, size, *key)
 
     def _uses(self, at: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the part at each place, and how often this part occurs before it."""

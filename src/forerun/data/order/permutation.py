@@ -43,6 +43,31 @@ def permuted(places: ArrayLike, size: int, *key: int) -> NDArray[np.int64]:
     return found.astype(np.int64)
 
 
+def permuted_within(
+    places: NDArray[np.int64], sizes: NDArray[np.int64], numbers: NDArray[np.int64], *key: int
+) -> NDArray[np.int64]:
+    """Return the number that a permutation assigns to each place, where every place has a permutation of its own.
+
+    The permutation of place i has the size `sizes[i]` and is selected by `key` and `numbers[i]`. Many small
+    permutations are computed together, which is much faster than one call of `permuted` for each.
+
+    Args:
+      places: numbers from 0 to sizes - 1.
+      sizes: sizes of the permutations.
+      numbers: numbers that are not negative and select the permutations.
+      key: integers that select all of them, such as seed and epoch.
+    """
+    with np.errstate(over="ignore"):
+        tweaks = _mix((numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15))
+    halves = np.maximum(1, (_bit_lengths(sizes - 1) + 1) // 2).astype(np.uint64)
+    limits = sizes.astype(np.uint64)
+    keys = _round_keys(key)[:, None]
+    found = _once(places.astype(np.uint64), halves, keys ^ tweaks)
+    while len(outside := np.flatnonzero(found >= limits)):
+        found[outside] = _once(found[outside], halves[outside], keys ^ tweaks[outside])
+    return found.astype(np.int64)
+
+
 def _cycle_walk(values: NDArray[np.uint64], size: int, half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the results of the network, which is repeated for those outside the size (cycle walking)."""
     found = _once(values, half, keys)
@@ -51,7 +76,9 @@ def _cycle_walk(values: NDArray[np.uint64], size: int, half: np.uint64, keys: ND
     return found
 
 
-def _once(values: NDArray[np.uint64], half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _once(
+    values: NDArray[np.uint64], half: np.uint64 | NDArray[np.uint64], keys: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
     """Return the results of one pass through the Feistel network. `half` is half its number of bits."""
     mask = (np.uint64(1) << half) - np.uint64(1)
     left, right = values >> half, values & mask
@@ -71,3 +98,8 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 def _round_keys(key: tuple[int, ...]) -> NDArray[np.uint64]:
     text = ",".join(map(str, key)).encode()
     return np.frombuffer(hashlib.blake2b(text, digest_size=8 * ROUNDS).digest(), "<u8").astype(np.uint64)
+
+
+def _bit_lengths(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the number of bits of each value, as `int.bit_length` does. Values are below 2^53."""
+    return np.frexp(values.astype(np.float64))[1].astype(np.int64)

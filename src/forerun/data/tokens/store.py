@@ -141,6 +141,11 @@ class StoredDocuments:
             start, number = max(start, end), number + 1
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of a token id in the files."""
+        return np.dtype(token_type(self.vocab)).itemsize
+
+    @property
     def _type(self) -> type[Any]:
         """The type of token ids in memory: uint16, or int32 for the uint32 of the files.
 

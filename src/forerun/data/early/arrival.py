@@ -48,6 +48,7 @@ class UnitArrival:
         self, name: str, folder: StoreFolder, units: Sequence[Unit], entries: Sequence[dict[str, Any]]
     ) -> None:
         self.name, self.folder, self.units = name, folder, units
+        self._title = name if name == "data" else f"data {name}"
         self._entries = dict(enumerate(entries))
         self._documents = [0]  # training documents before each known unit, in order
         self._error: BaseException | None = None
@@ -70,7 +71,7 @@ class UnitArrival:
             now = time.monotonic()
             if now - self._said_at > SAY_EVERY_SECONDS:
                 self._said_at = now
-                self._say(f"data: {self._described(progress)}")
+                self._say(f"{self._title}: {_described(progress)}")
 
         def work() -> None:
             # The threads and processes that this thread starts inherit its priority. Only Linux has priorities of
@@ -80,7 +81,7 @@ class UnitArrival:
             try:
                 build(tell)
                 if self._progress is not None:
-                    self._say(f"data: {self.name}: all {len(self.units)} units are tokenized")
+                    self._say(f"{self._title}: all {len(self.units)} units are tokenized")
             except StoppedBuildError:
                 pass
             except BaseException as error:  # raised in the thread of the training
@@ -136,11 +137,12 @@ class UnitArrival:
                 return summary
             if time.monotonic() > say_at:
                 say_at = time.monotonic() + SAY_EVERY_SECONDS
-                done = "" if self._progress is None else f"; {self._described(self._progress)}"
-                self._say(f"data: {self.name}: waiting for unit {number + 1} of {len(self.units)}{done}")
+                done = "" if self._progress is None else f"; {_described(self._progress)}"
+                self._say(f"{self._title}: waiting for unit {number + 1} of {len(self.units)}{done}")
             if self._closed.wait(POLL_SECONDS if self.folder.is_local else BUCKET_POLL_SECONDS):
                 raise StoppedBuildError(f"the run ended while it waited for {self.units[number].name}")
 
-    def _described(self, progress: BuildProgress) -> str:
-        share = progress.done_bytes / max(1, progress.total_bytes)
-        return f"{self.name}: {progress.units_done} of {progress.units} units tokenized ({share:.0%})"
+
+def _described(progress: BuildProgress) -> str:
+    share = progress.done_bytes / max(1, progress.total_bytes)
+    return f"{progress.units_done} of {progress.units} units tokenized ({share:.0%})"

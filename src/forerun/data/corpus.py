@@ -151,6 +151,12 @@ class Corpus:
         ]
         return [*far, *notes, *unchecked]
 
+    def begin_steps(self, say: Callable[[str], None]) -> None:
+        """Show work in the background with `say` from now on, if there is any."""
+
+    def close(self) -> None:
+        """End work in the background, if there is any."""
+
     def lines(self) -> list[str]:
         """Return summaries for the display: one line, or one for each part of a mixture."""
         if len(self.parts) == 1:
@@ -187,7 +193,7 @@ def open_corpus(
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
     rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts))
+    return Corpus(dialect.tokenizer, parts, rows, held_out_rows(parts))
 
 
 def tokenize(
@@ -348,7 +354,7 @@ def _open_part(
     return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source, recipe, data))
 
 
-def _held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
+def held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
     """Return the held-out rows of all parts. Each row counts once, because weights are for training only."""
     kept = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
     return Mixture(list(kept.values()), None, list(kept)) if kept else None

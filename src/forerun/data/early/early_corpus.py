@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from forerun.config import schema
@@ -30,10 +29,14 @@ from forerun.data.order.rows import NoRowsError, PackedRows
 from forerun.data.order.too_long import resolve_policy
 from forerun.data.rendering import notes_of, rendering_of
 from forerun.data.source.sources import open_source
-from forerun.data.storage.folder import folder_at
+from forerun.data.storage.block_reader import BlockReader
+from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokens.build import is_complete
-from forerun.data.tokens.store import StoredDocuments, TokenStore, read_index
+from forerun.data.tokens.store import TokenStore, read_index
+from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import units_of
+from forerun.data.tokens.unit_table import UnitTable
 
 RequireIds = Callable[[int], None]  # raises if a token id is beyond the vocabulary
 
@@ -82,17 +85,17 @@ class _ArrivingPart:
     arrival: UnitArrival
     vocab: int
     packing: str
+    reader: BlockReader | None  # of a store in a bucket
 
     def documents(self, side: str, units: UnitRange) -> StoredDocuments:
         """Return the documents of a range of units. Wait until they exist."""
-        entries = self.arrival.entries(units.start, units.stop)
-        return StoredDocuments(self.arrival.folder, side, self.vocab, entries)
+        entries = UnitTable(self.arrival.entries(units.start, units.stop))
+        return StoredDocuments(self.arrival.folder, side, self.vocab, entries, self.reader)
 
     def store(self, units: UnitRange) -> TokenStore:
         train, kept = self.documents("train", units), self.documents("validation", units)
-        rows, bad = (sum(unit[name] for unit in train.units) for name in ("rows", "bad"))
-        checked = all("blocks" in unit for unit in train.units)
-        return TokenStore(self.arrival.folder, train, kept if len(kept) else None, rows, bad, checked)
+        rows, bad = (int(train.units.column(name).sum()) for name in ("rows", "bad"))
+        return TokenStore(self.arrival.folder, train, kept if len(kept) else None, rows, bad, train.units.checked)
 
 
 def open_early_corpus(
@@ -120,21 +123,22 @@ def open_early_corpus(
     Raises:
       UserError: a source cannot be read, or its first window cannot be used.
     """
+    reads = None if folder_at(store_root(data)).is_local else job_reads(data)
     workers = None if data.workers is None else max(1, data.workers // len(data.parts))
     opened, arriving = [], []
     for name, part in data.parts.items():
         source = open_source(part)
         recipe = recipe_of(source, data, dialect, vocab)
         folder = folder_at(store_root(data)).inside(recipe.key(source))
-        complete = is_complete(Path(folder.address))
+        complete = is_complete(folder)
         if complete:
             tokenize(source, recipe, data)  # compares the limits on bad rows
-        entries = read_index(Path(folder.address))["units"] if complete else []
+        entries = read_index(folder)["units"] if complete else []
         arrival = UnitArrival(name, folder, units_of(source), entries)
         if not complete:
             arrival.start(_builder(source, recipe, data, workers, shard, folder.is_local), _named(on_progress, name))
         opened.append((source, recipe, entries))
-        arriving.append(_ArrivingPart(arrival, recipe.vocab, packing_of(data, source.form)))
+        arriving.append(_ArrivingPart(arrival, recipe.vocab, packing_of(data, source), _reader(reads, folder)))
     try:
         rows, firsts, counts = _early_rows(arriving, data, sequence, require_ids)
         parts = []
@@ -149,7 +153,7 @@ def open_early_corpus(
                     _kept(store, one.packing, sequence, data),
                     data.validation,
                     tuple(notes_of(source, recipe, data, dialect.tokenizer)),
-                    rendering_of(source.form, recipe, data),
+                    rendering_of(source, recipe, data),
                     units=len(one.arrival.units),
                     ready=len(entries) or firsts[at].stop,
                     windows=counts[at],
@@ -160,7 +164,11 @@ def open_early_corpus(
             one.arrival.close()
         raise
     arrivals = tuple(one.arrival for one in arriving)
-    return EarlyCorpus(dialect.tokenizer, tuple(parts), rows, held_out_rows(tuple(parts)), arrivals)
+    return EarlyCorpus(dialect.tokenizer, tuple(parts), rows, held_out_rows(tuple(parts)), reads, arrivals)
+
+
+def _reader(reads: StoreReads | None, folder: StoreFolder) -> BlockReader | None:
+    return None if reads is None else reads.reader(folder)
 
 
 def with_early_order(corpus: Corpus, data: schema.Data, sequence: int) -> Corpus:
@@ -169,7 +177,8 @@ def with_early_order(corpus: Corpus, data: schema.Data, sequence: int) -> Corpus
         _ArrivingPart(
             UnitArrival(part.name, part.store.folder, units_of(part.source), part.store.train.units),
             part.store.train.vocab,
-            packing_of(data, part.source.form),
+            packing_of(data, part.source),
+            part.store.train.reader,
         )
         for part in corpus.parts
     ]

@@ -16,6 +16,7 @@ from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums
 from forerun.data.source.rows import BadRow
 from forerun.data.storage.folder import FileRange, StoreFolder, folder_at, remove_command
+from forerun.data.storage.store_reads import StoreReads
 from forerun.data.tokens.publication import local_folder
 from forerun.data.tokens.recipe import FORMAT
 from forerun.data.tokens.stored_documents import StoredDocuments
@@ -69,17 +70,20 @@ class TokenStore:
         return local_folder(self.folder)
 
 
-def open_store(folder: Path | StoreFolder, *, verify: bool = False) -> TokenStore:
+def open_store(folder: Path | StoreFolder, *, verify: bool = False, reads: StoreReads | None = None) -> TokenStore:
     """Open the store in `folder`. With `verify`, first compare all files with their checksums.
 
-    Raise UserError if the store is not finished or is damaged.
+    `reads` has the counts and the cache for a store in a bucket. Raise UserError if the store is not finished or is
+    damaged.
     """
     folder = folder_at(folder)
     if verify:
         check(folder)
     index, checked = _index(folder)
     units: UnitTable = index["units"]
-    train, kept = (StoredDocuments(folder, side, index["recipe"]["vocab"], units) for side in ("train", "validation"))
+    vocab = index["recipe"]["vocab"]
+    reader = None if folder.is_local else (reads or StoreReads()).reader(folder)
+    train, kept = (StoredDocuments(folder, side, vocab, units, reader) for side in ("train", "validation"))
     rows, bad = (int(units.column(name).sum()) for name in ("rows", "bad"))
     return TokenStore(folder, train, kept if len(kept) else None, rows, bad, checked)
 

@@ -139,7 +139,7 @@ def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     for part in opened(job).parts:
         # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
         upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
-        found[part.name] = VerifiedPart(part.store.counts.tokens, part.store.folder, upgraded)
+        found[part.name] = VerifiedPart(part.store.counts.tokens, Path(part.store.folder.address), upgraded)
     return found
 
 

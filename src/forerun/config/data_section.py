@@ -134,6 +134,13 @@ class Data(Section):
     )
     bad_files: int = about("damaged files that may be skipped", "0: the first one is an error", 0, ge=0)
     store: str | None = about("folder of the tokenized documents", "~/.cache/forerun/tokens", None)
+    cache_gib: float | None = about(
+        "largest size of the local cache of a store in a bucket, in GiB; 0: no cache",
+        "a tenth of the free disk of ~/.cache/forerun",
+        None,
+        ge=0,
+        le=1 << 20,
+    )
     workers: int | None = about("number of processes that tokenize", "one per core", None, gt=0, le=1024)
     shuffle: Literal["rows", "blocks"] = about(
         "order of the rows in each epoch: rows permutes single rows; blocks permutes blocks of about 512 KiB, and "

@@ -140,8 +140,8 @@ class Corpus:
         far = [f"{part.name}: {one.warning}" for part, one in zip(self.parts, held, strict=True) if one and one.is_far]
         notes = [f"{part.name}: {note}" for part in self.parts for note in part.notes]
         unchecked = [
-            f"{part.name}: {part.store.folder} was written without checksums of its blocks, so damaged bytes would "
-            "change the run silently: forerun data JOB --verify compares its files and adds the checksums"
+            f"{part.name}: {part.store.folder.address} was written without checksums of its blocks, so damaged "
+            "bytes would change the run silently: forerun data JOB --verify compares its files and adds the checksums"
             for part in self.parts
             if not part.checked
         ]
@@ -327,11 +327,12 @@ def _open_part(
     folder = tokenize(source, recipe, data, on_progress=report)
     store = open_store(folder)
     packing = packing_of(data, source.form)
-    rows = packed(store.train, packing, sequence, data, folder / PLANS)
+    plans = store.local_folder / PLANS
+    rows = packed(store.train, packing, sequence, data, plans)
     if data.validation_by == "rows":
         rows, kept = held_out(rows, data.validation)
     else:
-        kept = packed(store.validation, packing, sequence, data, folder / PLANS) if store.validation else None
+        kept = packed(store.validation, packing, sequence, data, plans) if store.validation else None
     notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
     return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source.form, recipe, data))
 

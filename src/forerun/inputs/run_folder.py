@@ -29,6 +29,7 @@ MAY_CHANGE = (
     "name",
     "data.path",
     "data.store",
+    "data.cache_gib",
     "data.workers",
     "data.feeders",
     "data.ledger",

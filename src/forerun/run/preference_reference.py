@@ -120,7 +120,7 @@ class ReferenceModel:
         """Return the log-probabilities of one part of the data, from its cache file or computed now."""
         key = f"{FORMAT} {rows.digest} {self._base} {self._program.compute.dtype} {self._model}"
         identity = hashlib.sha256(key.encode()).hexdigest()[:32]
-        path = part.store.folder / FOLDER / f"{side}-{identity}.bin"
+        path = part.store.local_folder / FOLDER / f"{side}-{identity}.bin"
         found = np.full((rows.report.documents, 2), np.nan, np.float32)
         try:
             known = read_log_probs(path, len(found)) if self._worker.first else None

@@ -15,6 +15,7 @@ import secrets
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -74,8 +75,13 @@ def is_bucket(address: str | Path) -> bool:
     return str(address).startswith(tuple(f"{protocol}://" for protocol in BUCKET_PROTOCOLS))
 
 
-def folder_at(address: str | Path) -> StoreFolder:
-    """Return the folder at a path or at the address of a bucket. Nothing is opened or created."""
+def folder_at(address: str | Path | StoreFolder) -> StoreFolder:
+    """Return the folder at a path or at the address of a bucket. Nothing is opened or created.
+
+    A folder is returned as it is.
+    """
+    if not isinstance(address, str | Path):
+        return address
     if is_bucket(address):
         from forerun.data.storage.bucket import BucketFolder
 
@@ -83,17 +89,19 @@ def folder_at(address: str | Path) -> StoreFolder:
     return LocalFolder(Path(address))
 
 
+@dataclass(frozen=True)
 class LocalFolder:
     """A folder of this machine."""
 
-    is_local = True
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     @property
     def address(self) -> str:
         return str(self.path)
+
+    @property
+    def is_local(self) -> bool:
+        return True
 
     def inside(self, name: str) -> LocalFolder:
         return LocalFolder(self.path / name)

@@ -16,9 +16,10 @@ from typing import Any
 
 from forerun.data import checked_json
 from forerun.data.source.sources import Source
+from forerun.data.tokens.engine import ATTEMPTS, Engine, Event, StartEngine
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.policy import Limits, bad_from, stopped
-from forerun.data.tokens.pool import ATTEMPTS, Event, Pool
+from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.recipe import FORMAT, Recipe
 from forerun.data.tokens.store import INDEX, index_entry, read_index
 from forerun.data.tokens.unit import Unit, remove_leftovers, storage_error, summary_of, unit_name, units_of
@@ -54,6 +55,7 @@ def build(
     shard: tuple[int, int] = (0, 1),
     limits: Limits | None = None,
     progress: Tell | None = None,
+    engine: StartEngine = Pool,
 ) -> Path:
     """Build the store of `source`, unless it exists, and return its folder.
 
@@ -61,11 +63,12 @@ def build(
         source: The rows to tokenize.
         recipe: How rows become tokens.
         root: The folder of all stores. The name of a store is the key of its recipe and source.
-        workers: Number of worker processes, by default one per core.
+        workers: Number of worker processes, by default one per core; on a cluster, of units at the same time.
         shard: (i, n) builds only the units u with u % n == i. The process that finds all units finished writes the
             index, so the result may be a store for which `is_complete` is still false.
         limits: How many bad rows and damaged files may be skipped, by default none.
         progress: Called with the progress of the build.
+        engine: Starts what builds the units, by default worker processes of this machine.
 
     Returns:
         The folder of the store.
@@ -85,7 +88,7 @@ def build(
     try:
         store.mkdir(parents=True, exist_ok=True)
         remove_leftovers(store)
-        _Build(store, source, recipe, units, shard, limits, progress).run(workers or _cores())
+        _Build(store, source, recipe, units, shard, limits, progress).run(engine, workers)
     except OSError as error:
         raise storage_error(store, error) from error
     return store
@@ -116,15 +119,15 @@ class _Build:
         self._failed: dict[int, Exception] = {}
         self._counts = _BuildCounts(sum(unit.size_bytes for unit in self._mine))
 
-    def run(self, workers: int) -> None:
+    def run(self, start: StartEngine, workers: int | None) -> None:
         """Build the missing units, check the limits, and write the index if all units exist."""
         waiting = [unit for unit in self._mine if not self._collect(unit)]
         self._counts.begin()
         self._report()
         if waiting:
-            pool = Pool(waiting, self._task(), workers)
-            for event in pool.events():
-                self._handle(event, pool)
+            engine = start(waiting, self._task(), workers)
+            for event in engine.events():
+                self._handle(event, engine)
             remove_leftovers(self._store)  # temporary folders of workers that died
         if self._failed:
             raise self._failed[min(self._failed)]
@@ -156,37 +159,37 @@ class _Build:
         self._counts.finished(unit, sum(side["documents"] for side in sides), sum(side["tokens"] for side in sides))
         return True
 
-    def _handle(self, event: Event, pool: Pool) -> None:
-        """Handle an event of the pool and report the progress."""
+    def _handle(self, event: Event, engine: Engine) -> None:
+        """Handle an event of the engine and report the progress."""
         unit = event.unit
         if event.kind == "progress":
             self._counts.working(unit, **event.content)
         elif event.kind == "done":
             if not self._collect(unit):
-                self._fail(unit, pool, RuntimeError(f"a worker reported {unit.name} as done, but it is missing"))
+                self._fail(unit, engine, RuntimeError(f"a worker reported {unit.name} as done, but it is missing"))
             else:
-                self._stop_if_exceeded(unit, pool)
+                self._stop_if_exceeded(unit, engine)
         elif event.kind == "bad":
-            self._fail(unit, pool, stopped(bad_from(event.content)))
+            self._fail(unit, engine, stopped(bad_from(event.content)))
         elif event.kind == "error":
-            self._fail(unit, pool, UserError(**event.content))
+            self._fail(unit, engine, UserError(**event.content))
         elif event.kind == "storage":
-            self._fail(unit, pool, StorageError(**event.content))
+            self._fail(unit, engine, StorageError(**event.content))
         elif event.kind == "died":
-            self._fail(unit, pool, self._death_error(unit, event.content))
+            self._fail(unit, engine, self._death_error(unit, event.content))
         else:
-            self._fail(unit, pool, self._bug(unit, event.content))
+            self._fail(unit, engine, self._bug(unit, event.content))
         self._report()
 
-    def _fail(self, unit: Unit, pool: Pool, error: Exception) -> None:
+    def _fail(self, unit: Unit, engine: Engine, error: Exception) -> None:
         """Record the failure of a unit, and build only the units before it.
 
         The earliest failure in the order of the data is raised in the end, so the error does not depend on timing.
         """
         self._failed[unit.number] = error
-        pool.up_to(unit)
+        engine.up_to(unit)
 
-    def _stop_if_exceeded(self, unit: Unit, pool: Pool) -> None:
+    def _stop_if_exceeded(self, unit: Unit, engine: Engine) -> None:
         """Stop the build early if the finished units at the start of the data already exceed the limits."""
         beginning = []
         for one in self._mine:
@@ -197,7 +200,7 @@ class _Build:
                 if one.number >= unit.number and self._faulty(one):
                     self._limits.check(self._store, self._in_order(beginning), whole=False)
             except UserError as error:
-                self._fail(one, pool, error)
+                self._fail(one, engine, error)
                 return
 
     def _faulty(self, unit: Unit) -> bool:
@@ -291,7 +294,3 @@ class _BuildCounts:
         return BuildProgress(
             done, self._total_bytes, self._documents + documents, self._tokens + tokens, units_done, units, eta
         )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

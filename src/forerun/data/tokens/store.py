@@ -23,7 +23,9 @@ from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums, damage
 from forerun.data.disk_array import DiskArray
 from forerun.data.documents import Mask, Tokens
+from forerun.data.source.identity import cache_folder
 from forerun.data.source.rows import BadRow
+from forerun.data.storage.folder import StoreFolder, folder_at
 from forerun.data.tokens.recipe import FORMAT
 from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summary_of, token_type, unit_name
 from forerun.errors import UserError
@@ -54,7 +56,7 @@ class _Unit(NamedTuple):
 class StoredDocuments:
     """One side of a store. It implements `forerun.data.documents.Documents`."""
 
-    folder: Path
+    folder: StoreFolder
     side: str
     vocab: int
     units: list[dict[str, Any]] = field(repr=False)  # entries of the index, in order
@@ -189,7 +191,7 @@ class StoredDocuments:
         roots = unit.get("blocks", {})
 
         def array(what: str, dtype: type[Any], count: int) -> DiskArray:
-            return _array(self.folder / f"{name}.{what}", dtype, count, roots.get(f"{self.side}.{what}"))
+            return _array(Path(self.folder.address) / f"{name}.{what}", dtype, count, roots.get(f"{self.side}.{what}"))
 
         tokens = array("tokens", self._type, about["tokens"])
         offsets = array("offsets", np.int64, about["documents"] + 1)
@@ -207,7 +209,7 @@ class StoredDocuments:
 class TokenStore:
     """An open store with its two sides."""
 
-    folder: Path
+    folder: StoreFolder
     train: StoredDocuments
     validation: StoredDocuments | None  # None: no document is held out
     rows: int  # including bad ones
@@ -227,14 +229,25 @@ class TokenStore:
         from forerun.data.tokens.policy import bad_from
 
         names = [unit_name(unit["unit"], unit["of"]) for unit in self.train.units]
-        return (bad_from(one) for one in read_skipped(self.folder, names))
+        return (bad_from(one) for one in read_skipped(Path(self.folder.address), names))
+
+    @property
+    def local_folder(self) -> Path:
+        """The folder of this machine for files that belong to the store, such as packing plans.
+
+        It is the folder of the store itself, or a folder of the cache for a store in a bucket.
+        """
+        if self.folder.is_local:
+            return Path(self.folder.address)
+        return cache_folder() / "stores" / self.folder.address.rpartition("/")[2]
 
 
-def open_store(folder: Path, *, verify: bool = False) -> TokenStore:
+def open_store(folder: Path | StoreFolder, *, verify: bool = False) -> TokenStore:
     """Open the store in `folder`. With `verify`, first compare all files with their checksums.
 
     Raise UserError if the store is not finished or is damaged.
     """
+    folder = folder_at(folder)
     if verify:
         check(folder)
     index, checked = _index(folder)
@@ -244,9 +257,9 @@ def open_store(folder: Path, *, verify: bool = False) -> TokenStore:
     return TokenStore(folder, train, kept if len(kept) else None, rows, bad, checked)
 
 
-def read_index(folder: Path) -> dict[str, Any]:
+def read_index(folder: Path | StoreFolder) -> dict[str, Any]:
     """Return the index of a finished store."""
-    return _index(folder)[0]
+    return _index(folder_at(folder))[0]
 
 
 def index_entry(summary: dict[str, Any]) -> dict[str, Any]:
@@ -255,15 +268,15 @@ def index_entry(summary: dict[str, Any]) -> dict[str, Any]:
     return {key: summary[key] for key in keys if key in summary}
 
 
-def _index(folder: Path) -> tuple[dict[str, Any], bool]:
+def _index(folder: StoreFolder) -> tuple[dict[str, Any], bool]:
     """Return the index, and whether it and every unit have checksums of their blocks."""
-    path = folder / INDEX
+    path = Path(folder.address) / INDEX
     try:
-        index, checked = checked_json.decode(path.read_bytes())
+        index, checked = checked_json.decode(folder.read(INDEX))
     except FileNotFoundError:
         raise UserError(
             "E-DATA-104",
-            f"{folder} is not a finished store",
+            f"{folder.address} is not a finished store",
             why=f"it has no {INDEX}",
             fix="run the same command again, or run the missing shards",
         ) from None
@@ -274,13 +287,14 @@ def _index(folder: Path) -> tuple[dict[str, Any], bool]:
     return index, checked and all("blocks" in unit for unit in index["units"])
 
 
-def check(folder: Path, *, upgrade: bool = False) -> bool:
+def check(store: Path | StoreFolder, *, upgrade: bool = False) -> bool:
     """Read all files, and raise UserError for the first one that differs from its checksum.
 
     With `upgrade`, add checksums of blocks to units that an earlier version of forerun wrote without them. The digests
     of the documents do not change. Return whether any checksums were added.
     """
-    index, checked = _index(folder)
+    index, checked = _index(folder_at(store))
+    folder = Path(folder_at(store).address)
     units = [_checked_unit(folder, unit, upgrade=upgrade) for unit in index["units"]]
     if checked or not upgrade:
         return False

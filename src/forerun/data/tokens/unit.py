@@ -170,7 +170,9 @@ class _SideWriter:
     """A writer of one side of a unit: tokens, offsets and loss mask.
 
     The offsets (one more than documents) count tokens from the start of the unit. The mask has one bit per token. It
-    is omitted if all tokens have a loss.
+    is omitted if all tokens have a loss. Counts that would need all offsets later are recorded in the summary: tokens
+    of the longest document (`longest`), documents of less than two tokens (`single`), and tokens with a loss that are
+    not the first of their document (`targets`).
     """
 
     def __init__(self, folder: Path, side: str, dtype: Token) -> None:
@@ -181,6 +183,7 @@ class _SideWriter:
         self._offsets.write(np.zeros(1, "<i8").tobytes())
         self._bits: NDArray[np.bool_] = np.zeros(0, np.bool_)  # the last bits, which do not fill a byte yet
         self.documents = self.tokens = self.learned = self.largest = 0
+        self.longest = self.single = self.targets = 0
         self.kept: list[_File] = []
 
     def add(self, rows: Sequence[Encoded]) -> None:
@@ -188,11 +191,17 @@ class _SideWriter:
             return
         documents = [document for row in rows for document in row.documents]
         ids = np.concatenate([tokens for tokens, _ in documents])
-        ends = self.tokens + np.cumsum([len(tokens) for tokens, _ in documents])
+        lengths = np.asarray([len(tokens) for tokens, _ in documents])
+        ends = self.tokens + np.cumsum(lengths)
         self.largest = max(self.largest, int(ids.max()))
         self._tokens.write(ids.astype(self._dtype).tobytes())
         self._offsets.write(ends.astype("<i8").tobytes())
+        before = self.learned
         self._write_mask(documents, len(ids))
+        self.longest = max(self.longest, int(lengths.max()))
+        self.single += int(np.count_nonzero(lengths < 2))
+        first = sum(len(tokens) > 0 and (mask is None or bool(mask[0])) for tokens, mask in documents)
+        self.targets += self.learned - before - first
         self.documents += len(documents)
         self.tokens += len(ids)
 
@@ -227,6 +236,9 @@ class _SideWriter:
             "learned": self.learned,
             "largest": self.largest,
             "digest": digest,
+            "longest": self.longest,
+            "single": self.single,
+            "targets": self.targets,
         }
 
 

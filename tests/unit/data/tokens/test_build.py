@@ -20,7 +20,7 @@ from forerun.config.schema import Part
 from forerun.data.documents import InMemory, in_memory
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
-from forerun.data.tokens import pool, unit
+from forerun.data.tokens import pool, unit, worker_process
 from forerun.data.tokens.build import BuildProgress, Limits, build, is_complete
 from forerun.data.tokens.recipe import Recipe, is_validation, recipe_for
 from forerun.data.tokens.store import INDEX, TokenStore, check, open_store
@@ -90,6 +90,15 @@ def test_what_is_read_is_what_the_tokenizer_gives(source: Source, recipe: Recipe
         every = np.arange(len(wanted) + 1)
         assert found.begins(every).tolist() == wanted.begins(every).tolist()
         assert found.begins(3) == wanted.begins(3)
+        sides = [unit["sides"][found.side] for unit in found.units]
+        lengths = np.diff(wanted.begins(every))
+        assert wanted.learned is not None
+        assert max(side["longest"] for side in sides) == lengths.max()
+        assert sum(side["single"] for side in sides) == np.count_nonzero(lengths < 2)
+        assert (
+            sum(side["targets"] for side in sides)
+            == wanted.learned.sum() - wanted.learned[wanted.begins(every[:-1])].sum()
+        )
         addresses = np.arange(wanted.tokens)
         assert found.holding(addresses).tolist() == wanted.holding(addresses).tolist()
         choose = np.random.default_rng(0)
@@ -149,7 +158,7 @@ def test_a_killed_worker_changes_nothing(
 def test_a_worker_that_always_dies(
     source: Source, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool, "WORKER", ("-c", "import os; os.kill(os.getpid(), 9)"))
+    monkeypatch.setattr(worker_process, "WORKER", ("-c", "import os; os.kill(os.getpid(), 9)"))
     with pytest.raises(UserError, match=r"3.*E-DATA-086") as caught:
         build(source, recipe, tmp_path / "s", workers=1)
     assert "memory" in caught.value.why

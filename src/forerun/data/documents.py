@@ -7,7 +7,7 @@ An address is the number of a token, counted over all documents. Packing reads d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -50,6 +50,9 @@ class Documents(Protocol):
     def read(self, start: int, stop: int) -> tuple[Tokens, Mask | None]:
         """Return the tokens `start` .. `stop - 1`, and a mask of those with loss; None if all have loss."""
 
+    def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[Tokens, Mask | None]]:
+        """Return `read` of each range. Documents in a bucket fetch all ranges at the same time."""
+
 
 @dataclass(frozen=True)
 class InMemory:
@@ -90,6 +93,9 @@ class InMemory:
 
     def read(self, start: int, stop: int) -> tuple[Tokens, Mask | None]:
         return self.ids[start:stop], None if self.learned is None else self.learned[start:stop]
+
+    def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[Tokens, Mask | None]]:
+        return [self.read(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 def in_memory(documents: Iterable[ArrayLike], learned: Iterable[ArrayLike] | None = None) -> InMemory:

@@ -86,11 +86,10 @@ class Concatenated:
         stops = np.minimum(starts + S + 1, end)
         tokens = np.zeros((len(index), S + 1), np.int32)
         learned = np.ones((len(index), S + 1), np.bool_)
-        for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-            ids, mask = self._documents.read(start, stop)
-            tokens[i, : stop - start] = ids
+        for i, (ids, mask) in enumerate(self._documents.read_many(starts.tolist(), stops.tolist())):
+            tokens[i, : len(ids)] = ids
             if mask is not None:
-                learned[i, : stop - start] = mask
+                learned[i, : len(ids)] = mask
         begin = self._begins(starts, stops)
         inside = np.arange(S + 1) < (stops - starts)[:, None]
         real = inside[:, :-1]

@@ -60,9 +60,16 @@ def request_price(protocol: str) -> RequestPrice | None:
     for row in shipped("requests.csv").rows:
         if row.text("protocol") == protocol:
             writes, reads = row.number("usd_per_1000_writes"), row.number("usd_per_1000_reads")
-            assert writes is not None and reads is not None
+            assert writes is not None
+            assert reads is not None
             return RequestPrice(protocol, row.text("name"), writes, reads, row.text("date"), row.text("source"))
     return None
+
+
+def bucket_protocol(address: str | None) -> str | None:
+    """Return the protocol of the address of a bucket, such as `gs`; None for a folder of a machine."""
+    protocol, found, _ = (address or "").partition("://")
+    return protocol if found else None
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,7 @@ class ReadLoad:
     documents: int | None = None
     ranges_per_row: float = 1.0  # documents of a row that lie at different places; 1 for concatenated documents
     has_mask: bool = False  # some tokens have no loss
-    has_weights: bool = False  # a mixture with weights
+    weighted_parts: int = 0  # parts of a mixture with weights, which have orders of their own
     can_use_blocks: bool = True  # whether neighbouring rows are neighbours in the files
     cache_bytes: int = 0  # of each host
 
@@ -94,7 +101,7 @@ class ReadLoad:
     @property
     def sizes(self) -> BlockSizes:
         """The sizes of the order `blocks`. Unknown data is taken as large."""
-        return BlockSizes.of(1 << 50 if self.rows is None else self.rows, self.row_bytes)
+        return BlockSizes.of(1 << 50 if self.rows is None else self.rows // (self.weighted_parts or 1), self.row_bytes)
 
     @property
     def hosts_per_block(self) -> int:
@@ -104,14 +111,15 @@ class ReadLoad:
         weights, the slots of a lane are random.
         """
         sizes = self.sizes
-        slots = self.batch if self.has_weights else self.batch // math.gcd(self.batch, sizes.lanes)
+        slots = self.batch if self.weighted_parts else self.batch // math.gcd(self.batch, sizes.lanes)
         return min(slots, sizes.block_rows, self.hosts)
 
     @property
     def used_bytes(self) -> float:
         """Bytes of the blocks that a host uses at the same time in the order `blocks`."""
         sizes = self.sizes
-        return sizes.lanes * sizes.block_rows * self.row_bytes * self.hosts_per_block / self.hosts
+        lanes = sizes.lanes * (self.weighted_parts or 1)
+        return lanes * sizes.block_rows * self.row_bytes * self.hosts_per_block / self.hosts
 
     @property
     def fits(self) -> bool:

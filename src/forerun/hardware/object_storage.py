@@ -74,34 +74,35 @@ def bucket_protocol(address: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class ReadLoad:
-    """What a run reads from a store in a bucket. None is a number that is not known before the data is opened."""
+    """What a run reads from a store in a bucket."""
 
     protocol: str  # of the store's address
     batch: int
     sequence: int
     token_bytes: int
+    rows: int
+    documents: int
     hosts: int = 1
-    rows: int | None = None  # None: the data is larger than all memory
     steps: int | None = None
-    documents: int | None = None
     ranges_per_row: float = 1.0  # documents of a row that lie at different places; 1 for concatenated documents
     has_mask: bool = False  # some tokens have no loss
     weighted_parts: int = 0  # parts of a mixture with weights, which have orders of their own
     can_use_blocks: bool = True  # whether neighbouring rows are neighbours in the files
     cache_bytes: int = 0  # of each host
+    is_assumed: bool = False  # the data is not open: rows and documents are assumed
 
     @property
     def row_bytes(self) -> int:
         return self.sequence * self.token_bytes
 
     @property
-    def data_bytes(self) -> float:
-        return math.inf if self.rows is None else self.rows * self.row_bytes
+    def data_bytes(self) -> int:
+        return self.rows * self.row_bytes
 
     @property
     def sizes(self) -> BlockSizes:
-        """The sizes of the order `blocks`. Unknown data is taken as large."""
-        return BlockSizes.of(1 << 50 if self.rows is None else self.rows // (self.weighted_parts or 1), self.row_bytes)
+        """The sizes of the order `blocks`. Parts with weights are taken as equally large."""
+        return BlockSizes.of(self.rows // (self.weighted_parts or 1), self.row_bytes)
 
     @property
     def hosts_per_block(self) -> int:
@@ -163,17 +164,19 @@ def step_reads(load: ReadLoad, shuffle: Shuffle) -> StepReads:
     if shuffle == "blocks" and load.can_use_blocks and load.sizes.block_rows > 1:
         read_bytes = float(load.sizes.block_rows * load.row_bytes)
         reads = rows * (load.hosts_per_block / load.sizes.block_rows if load.fits else 1.0)
-    elif load.can_use_blocks:
-        # Ranges of one host in one step that are near to each other are one request.
-        reads *= math.exp(-(rows / load.hosts - 1) * (MERGED_GAP_BYTES + read_bytes) / load.data_bytes)
-    requests, moved = reads, reads * (read_bytes + CHECKED_BYTES)
+    # Ranges of one host in one step that are near to each other are one request.
+    others = max(0.0, reads / load.hosts - 1)
+    reads *= math.exp(-others * (MERGED_GAP_BYTES + read_bytes) / load.data_bytes)
+    border_bytes = BORDER_BYTES * load.documents
+    sums_bytes = (load.data_bytes + border_bytes) / SUMS_SHARE
+    sums = _missed(sums_bytes, SUMS_MEMORY_BYTES)
+    borders = _missed(border_bytes, BORDERS_MEMORY_BYTES)
+    # The checksums of a large file have checksums too.
+    requests = reads * (1 + sums + _missed(sums_bytes / SUMS_SHARE, SUMS_MEMORY_BYTES) + borders * (1 + sums))
+    moved = reads * (read_bytes + CHECKED_BYTES * (1 + sums) + borders * (BORDERS_READ_BYTES + CHECKED_BYTES * sums))
     if load.has_mask:
-        requests, moved = requests + reads, moved + reads * (read_bytes / load.token_bytes / 8 + CHECKED_BYTES)
-    sums = _missed(load.data_bytes / SUMS_SHARE, SUMS_MEMORY_BYTES) * reads * (1 + load.has_mask)
-    border_bytes = math.inf if load.documents is None else BORDER_BYTES * load.documents
-    borders = _missed(border_bytes, BORDERS_MEMORY_BYTES) * reads
-    requests += sums + 2 * borders  # borders have checksums too
-    moved += sums * CHECKED_BYTES + borders * (BORDERS_READ_BYTES + CHECKED_BYTES)
+        requests += reads * (1 + sums)
+        moved += reads * (read_bytes / load.token_bytes / 8 + CHECKED_BYTES * (1 + sums))
     price = request_price(load.protocol)
     usd = None if price is None else price.usd_per_1000_reads * requests
     run = None if usd is None or load.steps is None else usd * load.steps / 1000

@@ -44,7 +44,8 @@ class StorageReads:
     def notes(self) -> list[str]:
         """What the numbers assume."""
         price = request_price(self.load.protocol)
-        known = "" if self.load.rows is not None else " The data is not open: it is taken as larger than the memory."
+        size = Bytes(self.load.data_bytes)
+        known = f" The data is not open: {size} of tokens are assumed." if self.load.is_assumed else ""
         dollars = "" if price is None else f" Dollars: reads at the list price of {price.name}, {price.date}."
         return [f"A step of the first epoch.{known}{dollars}"]
 

@@ -32,7 +32,7 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
     first = Batches(rows, seed=job.seed, batch=batch).ids_at(0)[:samples]
     reports = [part.rows.report for part in corpus.parts]
     forms = sorted({part.source.form for part in corpus.parts})
-    packings = sorted({packing_of(job.data, form) for form in forms})
+    packings = sorted({packing_of(job.data, part.source) for part in corpus.parts})
     bad = itertools.chain.from_iterable(part.store.skipped for part in corpus.parts)
     return CorpusReport(
         title=job.name,
@@ -43,12 +43,12 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
         lengths=_lengths(corpus.parts),
         sequence=job.sequence,
         packing=" and ".join(packings),
-        rows=rows.epoch,
+        rows=rows.epoch or 0,
         padding_share=1 - sum(r.positions for r in reports) / sum(r.rows * r.sequence for r in reports),
         batch=job.batch,
         seed=job.seed,
         samples=samples_of(rows.take, first.tolist(), corpus.tokenizer),
-        rows_examined=examine_rows(rows.take, len(rows)),
+        rows_examined=examine_rows(lambda at: rows.take(rows.numbered(at)), len(rows)),
         documents_examined=_merged([examine_documents(_documents(part), corpus.tokenizer) for part in corpus.parts]),
         too_long=sum(report.too_long for report in reports),
         too_long_policy=_policy(corpus.parts),

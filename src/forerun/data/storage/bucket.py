@@ -6,8 +6,8 @@ What was checked on the wire, with TensorStore 0.1.86:
   answer to a successful create is lost, the driver repeats the request and the service refuses it, so a refused create
   may be one's own. The caller compares the content.
 - A refused create and a missing bucket of S3 give the same answer, so `create` looks for the object.
-- The listing of Google Cloud Storage is empty if it is not allowed or if there is no such bucket. No decision depends on
-  an empty listing alone: `require_writable` finds both mistakes.
+- The listing of Google Cloud Storage is empty if it is not allowed or if there is no such bucket. No decision depends
+  on an empty listing alone: `require_writable` finds both mistakes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from forerun.errors import StorageError, UserError
 
 CONCURRENT_REQUESTS = 64  # of a process; more wait in the driver
 READ_AT_ONCE = 1024  # files of `read_many` whose contents are requested together
-# Ten tries with delays of 0.2 s to 8 s last about 40 s. A longer outage ends the process with a StorageError, after which
-# a supervisor starts it again.
+# Ten tries with delays of 0.2 s to 8 s last about 40 s. A longer outage ends the process with a StorageError, after
+# which a supervisor starts it again.
 RETRIES = {"max_retries": 10, "initial_delay": "200ms", "max_delay": "8s"}
 SILENT_SECONDS = 60  # a connection without any data for this long is closed, and the request is tried again
 CREATE_TRIES = 3
@@ -183,8 +183,8 @@ def _error(address: str, done: str, text: str) -> UserError:
 _LOGIN = {
     "gs": "log in with gcloud auth application-default login, or allow the service account of this machine to read, "
     "list and create objects (roles/storage.objectUser)",
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; s3:GetObject, s3:PutObject, s3:DeleteObject "
-    "and s3:ListBucket must be allowed",
+    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; allow s3:GetObject, s3:PutObject, "
+    "s3:DeleteObject and s3:ListBucket",
 }
 
 

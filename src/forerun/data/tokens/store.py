@@ -13,18 +13,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from forerun.data import checked_json
-from forerun.data.blocks import SUFFIX, BlockSums, damage
-from forerun.data.source.identity import cache_folder
+from forerun.data.blocks import SUFFIX, BlockSums
 from forerun.data.source.rows import BadRow
-from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.storage.folder import FileRange, StoreFolder, folder_at, remove_command
+from forerun.data.tokens.publication import local_folder
 from forerun.data.tokens.recipe import FORMAT
 from forerun.data.tokens.stored_documents import StoredDocuments
-from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summary_of, unit_name
+from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summaries_of, unit_damage, unit_name
+from forerun.data.tokens.unit_table import UnitTable, decode_index
 from forerun.errors import UserError
-from forerun.files import atomic_write
 
 INDEX = "index.json"
-CHUNK_BYTES = 1 << 22  # read at a time when a complete file is compared with its checksum
+CHUNK_BYTES = 1 << 22  # of a request when a complete file is compared with its checksum
+CHUNKS_AT_ONCE = 8
 
 
 class TokenCounts(NamedTuple):
@@ -58,18 +59,14 @@ class TokenStore:
         """The skipped rows and files, in the order of the data."""
         from forerun.data.tokens.policy import bad_from
 
-        names = [unit_name(unit["unit"], unit["of"]) for unit in self.train.units]
-        return (bad_from(one) for one in read_skipped(Path(self.folder.address), names))
+        faulty = (unit for unit in self.train.units if unit["bad"] or unit["bad_files"])
+        names = [unit_name(unit["unit"], unit["of"]) for unit in faulty]
+        return (bad_from(one) for one in read_skipped(self.folder, names))
 
     @property
     def local_folder(self) -> Path:
-        """The folder of this machine for files that belong to the store, such as packing plans.
-
-        It is the folder of the store itself, or a folder of the cache for a store in a bucket.
-        """
-        if self.folder.is_local:
-            return Path(self.folder.address)
-        return cache_folder() / "stores" / self.folder.address.rpartition("/")[2]
+        """The folder of this machine for files that belong to the store, such as packing plans."""
+        return local_folder(self.folder)
 
 
 def open_store(folder: Path | StoreFolder, *, verify: bool = False) -> TokenStore:
@@ -81,14 +78,14 @@ def open_store(folder: Path | StoreFolder, *, verify: bool = False) -> TokenStor
     if verify:
         check(folder)
     index, checked = _index(folder)
-    units = index["units"]
+    units: UnitTable = index["units"]
     train, kept = (StoredDocuments(folder, side, index["recipe"]["vocab"], units) for side in ("train", "validation"))
-    rows, bad = (sum(unit[name] for unit in units) for name in ("rows", "bad"))
+    rows, bad = (int(units.column(name).sum()) for name in ("rows", "bad"))
     return TokenStore(folder, train, kept if len(kept) else None, rows, bad, checked)
 
 
 def read_index(folder: Path | StoreFolder) -> dict[str, Any]:
-    """Return the index of a finished store."""
+    """Return the index of a finished store. Its `units` are a `UnitTable`."""
     return _index(folder_at(folder))[0]
 
 
@@ -100,9 +97,8 @@ def index_entry(summary: dict[str, Any]) -> dict[str, Any]:
 
 def _index(folder: StoreFolder) -> tuple[dict[str, Any], bool]:
     """Return the index, and whether it and every unit have checksums of their blocks."""
-    path = Path(folder.address) / INDEX
     try:
-        index, checked = checked_json.decode(folder.read(INDEX))
+        index, checked = decode_index(folder.read(INDEX))
     except FileNotFoundError:
         raise UserError(
             "E-DATA-104",
@@ -110,73 +106,82 @@ def _index(folder: StoreFolder) -> tuple[dict[str, Any], bool]:
             why=f"it has no {INDEX}",
             fix="run the same command again, or run the missing shards",
         ) from None
-    except ValueError as error:
-        raise _damaged_index(path, str(error)) from None
+    except (ValueError, KeyError) as error:
+        raise _damaged_index(folder, str(error)) from None
     if index.get("format") != FORMAT:
-        raise _damaged_index(path, f"its format is {index.get('format')}, and this version reads {FORMAT}")
-    return index, checked and all("blocks" in unit for unit in index["units"])
+        raise _damaged_index(folder, f"its format is {index.get('format')}, and this version reads {FORMAT}")
+    return index, checked and index["units"].checked
 
 
 def check(store: Path | StoreFolder, *, upgrade: bool = False) -> bool:
     """Read all files, and raise UserError for the first one that differs from its checksum.
 
-    With `upgrade`, add checksums of blocks to units that an earlier version of forerun wrote without them. The digests
-    of the documents do not change. Return whether any checksums were added.
+    With `upgrade`, add checksums of blocks to units that an earlier version of forerun wrote without them, unless the
+    store is in a bucket. The digests of the documents do not change. Return whether any checksums were added.
     """
-    index, checked = _index(folder_at(store))
-    folder = Path(folder_at(store).address)
-    units = [_checked_unit(folder, unit, upgrade=upgrade) for unit in index["units"]]
+    folder = folder_at(store)
+    index, checked = _index(folder)
+    upgrade = upgrade and folder.is_local
+    names = [unit_name(unit["unit"], unit["of"]) for unit in index["units"]]
+    summaries = dict(summaries_of(folder, names))
+    units = [
+        _checked_unit(folder, name, unit, summaries.get(name), upgrade=upgrade)
+        for name, unit in zip(names, index["units"], strict=True)
+    ]
     if checked or not upgrade:
         return False
     # Write the index last: an interrupted upgrade then leaves a store without block checksums, which works as before.
-    atomic_write(folder / INDEX, checked_json.encode(index | {"units": units}))
+    folder.replace(INDEX, checked_json.encode(index | {"units": units}))
     return True
 
 
-def _checked_unit(folder: Path, unit: dict[str, Any], *, upgrade: bool) -> dict[str, Any]:
+def _checked_unit(
+    folder: StoreFolder, name: str, unit: dict[str, Any], summary: dict[str, Any] | None, *, upgrade: bool
+) -> dict[str, Any]:
     """Compare all files of a unit with their checksums, and return its entry for the index.
 
     With `upgrade`, add checksums of blocks to the unit and to the entry.
     """
-    home = folder / unit_name(unit["unit"], unit["of"])
-    summary = summary_of(folder, home.name)
+    home = folder.inside(name)
     if summary is None:
-        raise damage(
-            home / SUMMARY, "it differs from its checksum, or a file of the unit is missing or has another size"
-        )
+        why = "it differs from its checksum, or a file of the unit is missing or has another size"
+        raise unit_damage(folder, f"{name}/{SUMMARY}", why)
     if any(summary.get(key) != value for key, value in unit.items()):
-        raise damage(home / SUMMARY, f"it differs from {INDEX}")
-    found = {name: _compared(home / name, about["sha256"]) for name, about in summary["files"].items()}
+        raise unit_damage(folder, f"{name}/{SUMMARY}", f"it differs from {INDEX}")
+    found = {file: _compared(folder, f"{name}/{file}", **about) for file, about in summary["files"].items()}
     if upgrade and "blocks" not in summary:
-        sums = {name: content for name, content in found.items() if name != SKIPPED}
-        summary["blocks"] = {name: root for name, (_, root) in sums.items()}
-        for name, (content, _) in sums.items():
-            atomic_write(home / (name + SUFFIX), content)
+        sums = {file: content for file, content in found.items() if file != SKIPPED}
+        summary["blocks"] = {file: root for file, (_, root) in sums.items()}
+        for file, (content, _) in sums.items():
+            home.replace(file + SUFFIX, content)
             about = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            summary["files"][name + SUFFIX] = about
-        atomic_write(home / SUMMARY, checked_json.encode(summary, indent=1))
-    for name, root in summary.get("blocks", {}).items():
-        if found[name][1] != root:
-            raise damage(home / name, "the checksums of its blocks differ")
+            summary["files"][file + SUFFIX] = about
+        home.replace(SUMMARY, checked_json.encode(summary, indent=1))
+    for file, root in summary.get("blocks", {}).items():
+        if found[file][1] != root:
+            raise unit_damage(folder, f"{name}/{file}", "the checksums of its blocks differ")
     return index_entry(summary)
 
 
-def _compared(path: Path, sha256: str) -> tuple[bytes, str]:
-    """Compare a file with its checksum, and return the checksums of its blocks and their root."""
+def _compared(folder: StoreFolder, file: str, *, bytes: int, sha256: str) -> tuple[bytes, str]:
+    """Compare a file with its size and checksum, and return the checksums of its blocks and their root."""
     digest, blocks = hashlib.sha256(), BlockSums()
-    with path.open("rb") as content:
-        while data := content.read(CHUNK_BYTES):
+    ranges = [FileRange(file, at, min(at + CHUNK_BYTES, bytes)) for at in range(0, bytes, CHUNK_BYTES)]
+    for first in range(0, len(ranges), CHUNKS_AT_ONCE):
+        for data in folder.read_ranges(ranges[first : first + CHUNKS_AT_ONCE]):
             digest.update(data)
             blocks.update(data)
     if digest.hexdigest() != sha256:
-        raise damage(path, f"its checksum is {digest.hexdigest()[:12]}, but {sha256[:12]} is recorded")
+        raise unit_damage(folder, file, f"its checksum is {digest.hexdigest()[:12]}, but {sha256[:12]} is recorded")
     return blocks.finish()
 
 
-def _damaged_index(path: Path, why: str) -> UserError:
+def _damaged_index(folder: StoreFolder, why: str) -> UserError:
+    path = f"{folder.address}/{INDEX}"
+    remove = remove_command(path, whole_folder=False)
     return UserError(
         "E-DATA-105",
         f"{path} is damaged",
         why=why,
-        fix=f"remove it and run the same command again, which writes it from the units: rm {path}",
+        fix=f"remove it and run the same command again, which writes it from the units: {remove}",
     )

@@ -27,6 +27,7 @@ from forerun.data.storage.bucket_array import ArrayPart, BucketArray, numbers_at
 from forerun.data.storage.folder import StoreFolder
 from forerun.data.storage.read_counts import ReadCounts
 from forerun.data.tokens.unit import token_type, unit_name
+from forerun.data.tokens.unit_table import UnitTable
 
 OPEN_UNITS = 128  # each has up to three open files
 # Files of offsets in a bucket are fetched completely if all of them stay in memory. Otherwise each row of a batch would
@@ -64,7 +65,7 @@ class StoredDocuments:
     folder: StoreFolder
     side: str
     vocab: int
-    units: list[dict[str, Any]] = field(repr=False)  # entries of the index, in order
+    units: UnitTable = field(repr=False)  # entries of the index, in order
     reader: BlockReader | None = field(default=None, repr=False)
     extent_tokens: int = 0
 
@@ -78,7 +79,7 @@ class StoredDocuments:
     @property
     def learned(self) -> int:
         """The number of tokens with a loss."""
-        return sum(unit["sides"][self.side]["learned"] for unit in self.units)
+        return int(self._recorded("learned").sum())
 
     @property
     def masked(self) -> bool:
@@ -86,12 +87,11 @@ class StoredDocuments:
 
     @property
     def largest(self) -> int:
-        return max((unit["sides"][self.side]["largest"] for unit in self.units), default=0)
+        return int(self._recorded("largest").max(initial=0))
 
     @cached_property
     def digest(self) -> str:
-        whole = "".join(unit["sides"][self.side]["digest"] for unit in self.units)
-        return hashlib.sha256(whole.encode()).hexdigest()[:12]
+        return hashlib.sha256(self.units.digests(self.side)).hexdigest()[:12]
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         wanted = np.asarray(documents, np.int64)
@@ -231,12 +231,16 @@ class StoredDocuments:
     @property
     def document_counts(self) -> DocumentCounts | None:
         """Counts of the index; None if an earlier version of forerun wrote the store without them."""
-        sides = [unit["sides"][self.side] for unit in self.units]
-        if not all("longest" in side for side in sides):
+        longest, single, targets = (self.units.counts(self.side, name) for name in ("longest", "single", "targets"))
+        if longest is None or single is None or targets is None:
             return None
-        longest = max((side["longest"] for side in sides), default=0)
-        single, targets = (sum(side[name] for side in sides) for name in ("single", "targets"))
-        return DocumentCounts(longest, single, targets)
+        return DocumentCounts(int(longest.max(initial=0)), int(single.sum()), int(targets.sum()))
+
+    def _recorded(self, name: str) -> NDArray[np.int64]:
+        """Return a count of all units that every version of forerun records."""
+        column = self.units.counts(self.side, name)
+        assert column is not None
+        return column
 
     @property
     def token_bytes(self) -> int:
@@ -264,7 +268,7 @@ class StoredDocuments:
         return self._first_token.tolist()  # faster than the array for single numbers
 
     def _firsts(self, what: str) -> NDArray[np.int64]:
-        return np.cumsum([0, *(unit["sides"][self.side][what] for unit in self.units)], dtype=np.int64)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._recorded(what))])
 
     @cached_property
     def _opened(self) -> OrderedDict[int, _Unit]:

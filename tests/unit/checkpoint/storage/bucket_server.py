@@ -1,8 +1,8 @@
 """Run gcp-storage-emulator in its own process, with corrections.
 
-It obeys `ifGenerationMatch=0`. A listing obeys `startOffset` and `endOffset`. An object may be empty. A multipart upload
-keeps all its bytes: the emulator's parser drops a carriage return at the end of the content, because it takes it for a
-part of the line end that follows.
+It obeys `ifGenerationMatch=0`. A listing obeys `startOffset` and `endOffset`. An object may be empty. A multipart
+upload keeps all its bytes: the emulator's parser drops a carriage return at the end of the content, because it takes it
+for a part of the line end that follows.
 
 with bucket(folder) as environment:         # for the process under test
     subprocess.run(..., env=os.environ | environment)

@@ -20,33 +20,36 @@ from forerun.data.storage.read_counts import ReadCounts
 from forerun.data.storage.read_memory import ReadMemory
 from forerun.data.tokens import stored_documents
 from forerun.data.tokens.stored_documents import StoredDocuments
+from forerun.data.tokens.unit_table import UnitTable
 from forerun.hardware import object_storage
 from forerun.hardware.object_storage import BlockSizes, ReadLoad, step_reads
 
-SEQUENCE, ROWS, UNITS = 2048, 2048, 2
-SIZES = BlockSizes(4, 8)  # 64 blocks per lane, as for large data
+SEQUENCE, ROWS, UNITS = 2048, 1024, 2
+SIZES = BlockSizes(4, 4)  # 64 blocks per lane, as for large data
 START = 3 + 3  # requests of a host for the checksums and borders of each unit
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, UnitTable]:
     """Two units, of which the second one begins inside a row."""
     path = tmp_path_factory.mktemp("store")
     tokens = np.arange(SEQUENCE * ROWS, dtype=np.int64).astype("<u2")
     units = []
-    for unit, part in enumerate(np.split(tokens, [1_999_999])):
+    for unit, part in enumerate(np.split(tokens, [999_999])):
         offsets = np.append(np.arange(0, len(part), 5000), len(part)).astype("<i8")
         home = path / f"unit-{unit:05d}-of-{UNITS:05d}"
         roots = {
             "train.tokens": write_array(home / "train.tokens", part),
             "train.offsets": write_array(home / "train.offsets", offsets),
         }
-        side = {"documents": len(offsets) - 1, "tokens": len(part), "learned": len(part), "largest": 9, "digest": "d"}
-        units.append({"unit": unit, "of": UNITS, "sides": {"train": side}, "blocks": roots})
-    return path, units
+        side = {"documents": len(offsets) - 1, "tokens": len(part), "learned": len(part), "largest": 9}
+        sides = {"train": side | {"digest": "0" * 16}, "validation": dict.fromkeys(side, 0) | {"digest": "0" * 16}}
+        about = {"unit": unit, "of": UNITS, "rows": 1, "bad": 0, "bad_files": []}
+        units.append(about | {"sides": sides, "blocks": roots})
+    return path, UnitTable(units)
 
 
-def measured(store: tuple[Path, list[dict[str, Any]]], shuffle: str, batch: int, hosts: int) -> tuple[int, int, int]:
+def measured(store: tuple[Path, UnitTable], shuffle: str, batch: int, hosts: int) -> tuple[int, int, int]:
     """Return the requests and the bytes of all hosts in an epoch, and the steps. Also compare the tokens."""
     counts = ReadCounts()
     for host in range(hosts):
@@ -68,7 +71,7 @@ def measured(store: tuple[Path, list[dict[str, Any]]], shuffle: str, batch: int,
 
 
 @pytest.mark.parametrize(
-    ("shuffle", "batch", "hosts"), [("rows", 16, 1), ("rows", 16, 2), ("blocks", 8, 2), ("blocks", 16, 2)]
+    ("shuffle", "batch", "hosts"), [("rows", 16, 1), ("rows", 16, 2), ("blocks", 4, 2), ("blocks", 16, 2)]
 )
 def test_predicted_requests_are_those_of_the_reader(
     store: Any, monkeypatch: pytest.MonkeyPatch, shuffle: Any, batch: int, hosts: int
@@ -76,7 +79,7 @@ def test_predicted_requests_are_those_of_the_reader(
     monkeypatch.setattr(BlockSizes, "of", lambda rows, row_bytes: SIZES)
     monkeypatch.setattr(patient_reads, "GAP_BYTES", 4096)  # in a small store, most rows are near to each other
     monkeypatch.setattr(object_storage, "MERGED_GAP_BYTES", 4096)
-    load = ReadLoad("gs", batch, SEQUENCE, 2, rows=ROWS, documents=840, hosts=hosts, cache_bytes=1 << 30)
+    load = ReadLoad("gs", batch, SEQUENCE, 2, rows=ROWS, documents=420, hosts=hosts, cache_bytes=1 << 30)
     wanted = step_reads(load, shuffle)
     requests, read_bytes, steps = measured(store, shuffle, batch, hosts)
     # Blocks that a border of lanes cuts are read twice: at most two more per lane and host.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,9 @@ def open_corpus(
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
     rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
+    if rows.block_orders:
+        parts = tuple(_in_extents(part, rows.block_rows(n)) for n, part in enumerate(parts))
+        rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
     return Corpus(dialect.tokenizer, parts, rows, held_out_rows(parts), reads)
 
 
@@ -357,6 +360,17 @@ def _open_part(
         kept = packed(store.validation, packing, sequence, data, plans) if store.validation else None
     notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
     return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source, recipe, data))
+
+
+def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
+    """Return the part with rows that are read from a bucket in complete blocks of the order `blocks`.
+
+    Blocks are neighbouring tokens only if the documents are concatenated and no rows are held out by their number.
+    """
+    if block_rows == 1 or not isinstance(part.rows, Concatenated):
+        return part
+    documents = replace(part.store.train, extent_tokens=block_rows * part.rows.sequence)
+    return replace(part, rows=Concatenated(documents, part.rows.sequence))
 
 
 def held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:

@@ -178,9 +178,7 @@ class _Connection(asyncio.Protocol):
 
 async def _serve(folder: Path, latency_seconds: float) -> None:
     files = _Files(folder, latency_seconds)
-    server = await asyncio.get_running_loop().create_server(
-        lambda: _Connection(files), "127.0.0.1", 0, backlog=512
-    )
+    server = await asyncio.get_running_loop().create_server(lambda: _Connection(files), "127.0.0.1", 0, backlog=512)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
 

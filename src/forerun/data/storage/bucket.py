@@ -16,11 +16,10 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 from forerun.data.storage.folder import FileRange
@@ -231,7 +230,9 @@ def _opened(protocol: str, bucket: str, endpoint: str | None) -> Any:
     driver = DRIVERS[protocol]
     spec: dict[str, Any] = {"driver": driver, "bucket": bucket}
     if protocol == "s3":
-        _without_missing_files()
+        if "AWS_ACCESS_KEY_ID" in os.environ:
+            # The default searches all sources of credentials, and prints an error for each that this machine lacks.
+            spec["aws_credentials"] = {"type": "environment"}
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         if endpoint:
             spec |= {"endpoint": endpoint, "aws_region": region or "us-east-1"}
@@ -268,17 +269,3 @@ def _range(prefix: str) -> Any:
     import tensorstore
 
     return tensorstore.KvStore.KeyRange(prefix, prefix[:-1] + "0" if prefix else "")  # "0" follows "/" in ASCII
-
-
-def _without_missing_files() -> None:
-    """Name an empty file for each configuration file of AWS that does not exist.
-
-    The AWS library would otherwise print an error for each, although the variables are sufficient.
-    """
-    defaults: dict[str, Callable[[], Path]] = {
-        "AWS_CONFIG_FILE": lambda: Path.home() / ".aws" / "config",
-        "AWS_SHARED_CREDENTIALS_FILE": lambda: Path.home() / ".aws" / "credentials",
-    }
-    for variable, path in defaults.items():
-        if variable not in os.environ and not path().exists():
-            os.environ[variable] = os.devnull

@@ -21,11 +21,14 @@ from forerun.data.order.whole_documents import WholeDocuments
 from forerun.data.rendering import applies_template, notes_of, rendering_of, required_template
 from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
+from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.sources import Source, open_source
 from forerun.data.storage.folder import StoreFolder, folder_at
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
+from forerun.data.tokens.engine import StartEngine
 from forerun.data.tokens.exchange import CONVERSATION_FORMS
+from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError
@@ -56,7 +59,7 @@ class CorpusPart:
     kept: PackedRows | None = None  # rows that are held out for validation
     wanted: float = 0.0  # the share that the job asks to hold out
     notes: tuple[str, ...] = ()  # settings that are probably a mistake, for warnings
-    rendering: str = ""  # how rows become text, for the display; "" for texts and token ids
+    rendering: str = ""  # how rows become text, for the display; "" for texts
 
     @property
     def plans(self) -> list[WholeDocuments]:
@@ -194,6 +197,7 @@ def tokenize(
     *,
     shard: tuple[int, int] = (0, 1),
     on_progress: Callable[[BuildProgress], None] | None = None,
+    engine: StartEngine = Pool,
 ) -> StoreFolder:
     """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
 
@@ -203,6 +207,7 @@ def tokenize(
       data: the data section of the job, for the store, the number of workers and the limits on bad rows.
       shard: (i, n) builds only every n-th unit of the store, from unit i on.
       on_progress: called with the progress.
+      engine: starts what builds the units, by default worker processes of this machine.
     """
     return build(
         source,
@@ -212,6 +217,7 @@ def tokenize(
         shard=shard,
         limits=Limits(data.bad_rows, data.bad_files),
         progress=on_progress,
+        engine=engine,
     )
 
 
@@ -221,11 +227,13 @@ def recipe_of(
     """Return how the rows of `source` become tokens. Raise UserError if the job cannot train on their form."""
     _require_form(source, data, pairs)
     has_ids = source.form == "input_ids"
-    if has_ids and vocab is None and data.tokenizer is None and dialect.tokenizer.path == "bytes":
+    needs_end = source.kind in TOKEN_KINDS  # model.vocab alone does not say which token ends a document
+    if has_ids and (vocab is None or needs_end) and data.tokenizer is None and dialect.tokenizer.path == "bytes":
         raise UserError(
             "E-DATA-003",
-            f"{source.files[0].name}: token ids, but no tokenizer or vocabulary to check them against",
-            why="neither data.tokenizer nor model.vocab is set",
+            f"{source.files[0].name}: token ids, but no tokenizer {'' if needs_end else 'or vocabulary '}to check them "
+            "against",
+            why=f"neither data.tokenizer nor {'a checkpoint with a tokenizer' if needs_end else 'model.vocab'} is set",
             fix="name the tokenizer that made them: data.tokenizer=PATH/tokenizer.json",
         )
     applied = applies_template(source.form, data, dialect.template)
@@ -291,13 +299,17 @@ def _require_form(source: Source, data: schema.Data, pairs: bool) -> None:
     resolve_policy(data.too_long, pairs=True)
 
 
-def packing_of(data: schema.Data, form: str) -> str:
-    """Return the packing: `pairs` for pairs, else `data.packing`; by default `concatenate` for text, else `whole`."""
-    if form == "chosen/rejected":
+def packing_of(data: schema.Data, source: Source) -> str:
+    """Return the packing: `pairs` for pairs, else `data.packing`.
+
+    By default, it is `concatenate` for text and for token files without a loss mask, and `whole` for other data.
+    """
+    if source.form == "chosen/rejected":
         return "pairs"
     if data.packing != "auto":
         return data.packing
-    return "concatenate" if form == "text" else "whole"
+    was_text = source.kind in TOKEN_KINDS and "loss_mask" not in source.names
+    return "concatenate" if source.form == "text" or was_text else "whole"
 
 
 def packed(documents: Documents, packing: str, sequence: int, data: schema.Data, plans: Path | None) -> PackedRows:
@@ -325,7 +337,7 @@ def _open_part(
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
     folder = tokenize(source, recipe, data, on_progress=report)
     store = open_store(folder)
-    packing = packing_of(data, source.form)
+    packing = packing_of(data, source)
     plans = store.local_folder / PLANS
     rows = packed(store.train, packing, sequence, data, plans)
     if data.validation_by == "rows":
@@ -333,7 +345,7 @@ def _open_part(
     else:
         kept = packed(store.validation, packing, sequence, data, plans) if store.validation else None
     notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
-    return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source.form, recipe, data))
+    return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source, recipe, data))
 
 
 def _held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:

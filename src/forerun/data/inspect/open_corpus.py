@@ -29,7 +29,7 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
     first = Batches(rows, seed=job.seed, batch=batch).ids_at(0)[:samples]
     reports = [part.rows.report for part in corpus.parts]
     forms = sorted({part.source.form for part in corpus.parts})
-    packings = sorted({packing_of(job.data, form) for form in forms})
+    packings = sorted({packing_of(job.data, part.source) for part in corpus.parts})
     bad = itertools.chain.from_iterable(part.store.skipped for part in corpus.parts)
     return CorpusReport(
         title=job.name,

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from forerun.data import checked_json
 from forerun.data.source.sources import Source
 from forerun.data.storage.folder import LocalFolder, StoreFolder, folder_at
-from forerun.data.tokens.engine import ATTEMPTS, Engine, Event, StartEngine
+from forerun.data.tokens.engine import ATTEMPTS, Event, StartEngine, UnitEngine
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.policy import Limits, bad_from, stopped
 from forerun.data.tokens.pool import Pool
@@ -181,7 +181,7 @@ class _Build:
         sides = summary["sides"].values()
         self._counts.finished(unit, sum(side["documents"] for side in sides), sum(side["tokens"] for side in sides))
 
-    def _handle(self, event: Event, engine: Engine) -> None:
+    def _handle(self, event: Event, engine: UnitEngine) -> None:
         """Handle an event of the engine and report the progress."""
         unit = event.unit
         if event.kind == "progress":
@@ -203,7 +203,7 @@ class _Build:
             self._fail(unit, engine, self._bug(unit, event.content))
         self._report()
 
-    def _fail(self, unit: Unit, engine: Engine, error: Exception) -> None:
+    def _fail(self, unit: Unit, engine: UnitEngine, error: Exception) -> None:
         """Record the failure of a unit, and build only the units before it.
 
         The earliest failure in the order of the data is raised in the end, so the error does not depend on timing.
@@ -211,7 +211,7 @@ class _Build:
         self._failed[unit.number] = error
         engine.up_to(unit)
 
-    def _stop_if_exceeded(self, unit: Unit, engine: Engine) -> None:
+    def _stop_if_exceeded(self, unit: Unit, engine: UnitEngine) -> None:
         """Stop the build early if the finished units at the start of the data already exceed the limits."""
         beginning = []
         for one in self._mine:

@@ -20,6 +20,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.data.source.sources import Source
 from forerun.data.storage.folder import StoreFolder, folder_at
@@ -158,7 +160,7 @@ def _length(values: dict[str, Any]) -> int:
     held = list(values.values())
     all_messages = [message for one in held if isinstance(one, list) for message in one if isinstance(message, dict)]
     held += [message.get("content") for message in all_messages]
-    return sum(len(value) for value in held if isinstance(value, str | list))
+    return sum(len(value) for value in held if isinstance(value, str | list | np.ndarray))
 
 
 def answers(work: TokenizeTask, unit: Unit) -> Iterator[dict[str, Any]]:

@@ -167,6 +167,7 @@ def open_corpus(
     vocab: int | None = None,
     pairs: bool = False,
     on_progress: OnProgress | None = None,
+    host: tuple[int, int] = (0, 1),
 ) -> Corpus:
     """Return the data of a job. Sources that are not tokenized yet are tokenized first.
 
@@ -177,12 +178,14 @@ def open_corpus(
       vocab: the model's number of token ids, if it is known. Sources that contain token ids are checked against it.
       pairs: whether the job trains on preference pairs. Then all sources must be pairs, and otherwise none.
       on_progress: called with the name of a part and the progress of its tokenization.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
 
     Raises:
       UserError: a source cannot be read, or its form does not match the job.
     """
     parts = tuple(
-        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress) for name, part in data.parts.items()
+        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, host)
+        for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
@@ -198,6 +201,7 @@ def tokenize(
     shard: tuple[int, int] = (0, 1),
     on_progress: Callable[[BuildProgress], None] | None = None,
     engine: StartEngine = Pool,
+    host: tuple[int, int] = (0, 1),
 ) -> StoreFolder:
     """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
 
@@ -208,6 +212,7 @@ def tokenize(
       shard: (i, n) builds only every n-th unit of the store, from unit i on.
       on_progress: called with the progress.
       engine: starts what builds the units, by default worker processes of this machine.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
     """
     return build(
         source,
@@ -218,6 +223,7 @@ def tokenize(
         limits=Limits(data.bad_rows, data.bad_files),
         progress=on_progress,
         engine=engine,
+        host=host,
     )
 
 
@@ -331,11 +337,12 @@ def _open_part(
     vocab: int | None,
     pairs: bool,
     on_progress: OnProgress | None,
+    host: tuple[int, int],
 ) -> CorpusPart:
     source = open_source(part)
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
-    folder = tokenize(source, recipe, data, on_progress=report)
+    folder = tokenize(source, recipe, data, on_progress=report, host=host)
     store = open_store(folder)
     packing = packing_of(data, source)
     plans = store.local_folder / PLANS

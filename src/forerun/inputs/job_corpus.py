@@ -70,8 +70,13 @@ def special_texts(snapshot: Snapshot | None) -> dict[str, str]:
     return {name: text for name in SPECIAL if (text := special_text(content.get(name))) is not None}
 
 
-def open_corpus(job: Job, on_progress: OnProgress | None = None) -> Corpus:
+def open_corpus(job: Job, on_progress: OnProgress | None = None, host: tuple[int, int] = (0, 1)) -> Corpus:
     """Return the job's corpus. Tokenizes the data if no token store exists for it.
+
+    Args:
+      job: the job.
+      on_progress: called with the progress of tokenizing.
+      host: this host and the number of hosts, which share the work on a store in a bucket.
 
     Raises:
       UserError: the data cannot be used, or contains token ids beyond the model's vocabulary.
@@ -88,6 +93,7 @@ def open_corpus(job: Job, on_progress: OnProgress | None = None) -> Corpus:
         vocab=vocab,
         pairs=job.method.data_is_pairs,
         on_progress=on_progress,
+        host=host,
     )
     if vocab is not None and found.largest >= vocab:
         raise UserError(
@@ -127,10 +133,10 @@ def model_vocab(job: Job) -> int | None:
     return config_of(job.model).vocab
 
 
-def open_corpus_with_progress(job: Job, display: Display) -> Corpus:
+def open_corpus_with_progress(job: Job, display: Display, host: tuple[int, int] = (0, 1)) -> Corpus:
     """Return the job's corpus. Show the progress, a summary and warnings on the display."""
     with display.phase("data") as phase:
-        found = open_corpus(job, progress_callback(phase))
+        found = open_corpus(job, progress_callback(phase), host)
         first, *others = found.lines()
         phase.detail = first
     for line in others:

@@ -66,6 +66,10 @@ class BucketFolder:
             found = self._store.list(_range(prefix), strip_prefix_length=len(prefix.encode())).result()
         return {name.decode() for name in found}
 
+    def exists(self, name: str) -> bool:
+        with self._errors("read"):
+            return bool(self._store.read(self._key(name), byte_range=slice(0, 0)).result().state == "value")
+
     def read(self, name: str) -> bytes:
         (content,) = self.read_many([name])
         if content is None:
@@ -93,10 +97,10 @@ class BucketFolder:
         for _ in range(CREATE_TRIES):
             with self._errors("written"):
                 stamp = self._store.write(self._key(name), content, if_equal=_absent()).result()
-                if stamp.generation:
-                    return True
-                if self._store.read(self._key(name), byte_range=slice(0, 0)).result().state == "value":
-                    return False
+            if stamp.generation:
+                return True
+            if self.exists(name):
+                return False
         raise _missing_bucket(self.address, f"{name} can neither be created nor found")
 
     def replace(self, name: str, content: bytes) -> None:

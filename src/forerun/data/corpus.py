@@ -175,6 +175,7 @@ def open_corpus(
     vocab: int | None = None,
     pairs: bool = False,
     on_progress: OnProgress | None = None,
+    host: tuple[int, int] = (0, 1),
 ) -> Corpus:
     """Return the data of a job. Sources that are not tokenized yet are tokenized first.
 
@@ -185,13 +186,14 @@ def open_corpus(
       vocab: the model's number of token ids, if it is known. Sources that contain token ids are checked against it.
       pairs: whether the job trains on preference pairs. Then all sources must be pairs, and otherwise none.
       on_progress: called with the name of a part and the progress of its tokenization.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
 
     Raises:
       UserError: a source cannot be read, or its form does not match the job.
     """
     reads = job_reads(data) if data.store is not None and is_bucket(data.store) else None
     parts = tuple(
-        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads)
+        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads, host)
         for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
@@ -211,6 +213,7 @@ def tokenize(
     shard: tuple[int, int] = (0, 1),
     on_progress: Callable[[BuildProgress], None] | None = None,
     engine: StartEngine = Pool,
+    host: tuple[int, int] = (0, 1),
 ) -> StoreFolder:
     """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
 
@@ -221,6 +224,7 @@ def tokenize(
       shard: (i, n) builds only every n-th unit of the store, from unit i on.
       on_progress: called with the progress.
       engine: starts what builds the units, by default worker processes of this machine.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
     """
     return build(
         source,
@@ -231,6 +235,7 @@ def tokenize(
         limits=Limits(data.bad_rows, data.bad_files),
         progress=on_progress,
         engine=engine,
+        host=host,
     )
 
 
@@ -345,11 +350,12 @@ def _open_part(
     pairs: bool,
     on_progress: OnProgress | None,
     reads: StoreReads | None,
+    host: tuple[int, int],
 ) -> CorpusPart:
     source = open_source(part)
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
-    folder = tokenize(source, recipe, data, on_progress=report)
+    folder = tokenize(source, recipe, data, on_progress=report, host=host)
     store = open_store(folder, reads=reads)
     packing = packing_of(data, source)
     plans = store.local_folder / PLANS

@@ -22,6 +22,8 @@ from forerun.data.rendering import applies_template, notes_of, rendering_of, req
 from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.sources import Source, open_source
+from forerun.data.storage.folder import is_bucket
+from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
 from forerun.data.tokens.exchange import CONVERSATION_FORMS
@@ -122,6 +124,7 @@ class Corpus:
     parts: tuple[CorpusPart, ...]
     rows: Mixture
     kept: Mixture | None = None  # for validation
+    reads: StoreReads | None = None  # of stores in a bucket; None if all are on this machine
 
     @cached_property
     def digest(self) -> str:
@@ -177,13 +180,15 @@ def open_corpus(
     Raises:
       UserError: a source cannot be read, or its form does not match the job.
     """
+    reads = job_reads(data) if data.store is not None and is_bucket(data.store) else None
     parts = tuple(
-        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress) for name, part in data.parts.items()
+        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads)
+        for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
     rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts))
+    return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts), reads)
 
 
 def tokenize(
@@ -320,12 +325,13 @@ def _open_part(
     vocab: int | None,
     pairs: bool,
     on_progress: OnProgress | None,
+    reads: StoreReads | None,
 ) -> CorpusPart:
     source = open_source(part)
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
     folder = tokenize(source, recipe, data, on_progress=report)
-    store = open_store(folder)
+    store = open_store(folder, reads=reads)
     packing = packing_of(data, source.form)
     plans = store.local_folder / PLANS
     rows = packed(store.train, packing, sequence, data, plans)

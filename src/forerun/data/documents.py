@@ -10,13 +10,21 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Tokens = NDArray[Any]  # uint16 or int32
 Mask = NDArray[np.bool_]
+
+
+class DocumentCounts(NamedTuple):
+    """Counts of all documents that would otherwise need all their borders."""
+
+    longest: int  # tokens of the longest document
+    single: int  # documents of less than two tokens
+    targets: int  # tokens with a loss that are not the first of their document
 
 
 class Documents(Protocol):

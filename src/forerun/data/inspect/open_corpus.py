@@ -17,6 +17,7 @@ from forerun.data.inspect.measure import examine_documents, examine_rows, length
 from forerun.data.order.batches import Batches
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.pairs import PairDocuments, Pairs
+from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import packer_of
 
 SKIPPED_SHOWN = 10
@@ -47,7 +48,7 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
         samples=samples_of(rows.take, first.tolist(), corpus.tokenizer),
         rows_examined=examine_rows(rows.take, len(rows)),
         documents_examined=_merged([examine_documents(_documents(part), corpus.tokenizer) for part in corpus.parts]),
-        too_long=sum(report.too_long for report in reports),
+        too_long=sum(_too_long(part.rows) for part in corpus.parts),
         too_long_policy=_policy(corpus.parts),
         steps=job.steps,
         held_out=[held for part in corpus.parts if (held := part.held_out) is not None],
@@ -64,6 +65,11 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
 def _documents(part: CorpusPart) -> Documents:
     """Return the training documents of a part. A preference pair counts as one document."""
     return PairDocuments(part.store.train) if isinstance(part.rows, Pairs) else part.store.train
+
+
+def _too_long(rows: PackedRows) -> int:
+    packer = packer_of(rows)
+    return packer.count_too_long() if isinstance(packer, Concatenated) else rows.report.too_long
 
 
 def _policy(parts: Sequence[CorpusPart]) -> str:

@@ -88,6 +88,15 @@ class BlockReader:
         self._reads = reads or PatientReads(folder, counts, memory.in_flight)
         self._flying: dict[FilePart, _Flight] = {}
         self._lock = threading.Lock()
+        self._repeated_before = self._repeated()
+
+    def _repeated(self) -> int:
+        return int(getattr(self.folder, "retries", 0))
+
+    @property
+    def repeated_requests(self) -> int:
+        """Requests that the driver of the bucket has repeated by itself since this reader exists."""
+        return self._repeated() - self._repeated_before
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without open files and threads. The copy has no cache and its own counts."""

@@ -25,6 +25,7 @@ GAP_BYTES = 1 << 16
 SPAN_BYTES = 1 << 23  # limit of one request: a failed one is repeated completely
 PATIENCE_SECONDS = 180.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 10.0
+PROBES = 3  # requests for the last byte of a range, which decide that an object is too short
 APART = 16  # ranges that are asked for at the same time, one request each, after a failure
 
 
@@ -114,18 +115,18 @@ class PatientReads:
 
     def _refuse_hopeless(self, one: FileRange, answer: bytes | Exception) -> None:
         """Raise UserError if an object is missing, or ends before the range."""
-        if isinstance(answer, FileNotFoundError):
-            raise damaged_object(self.folder, one.name, "it is missing") from None
-        try:
-            size_bytes = self.folder.size_bytes(one.name)
-        except FileNotFoundError:
-            raise damaged_object(self.folder, one.name, "it is missing") from None
-        except (OSError, StorageError):
+        if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
             return
-        if size_bytes < one.stop:
-            raise damaged_object(
-                self.folder, one.name, f"it has {size_bytes} bytes, but at least {one.stop} were written"
-            )
+        last = FileRange(one.name, one.stop - 1, one.stop)
+        for _ in range(PROBES):  # a single empty answer may be an accident
+            if isinstance(answer, FileNotFoundError):
+                raise damaged_object(self.folder, one.name, "it is missing") from None
+            answer = self._alone(last)
+            if isinstance(answer, bytes) and answer:
+                return
+            if isinstance(answer, Exception) and not isinstance(answer, FileNotFoundError):
+                return
+        raise damaged_object(self.folder, one.name, f"it ends before byte {one.stop}: it was cut short")
 
     def _gave_up(self, one: FileRange, answer: bytes | Exception) -> StorageError:
         last = f"{answer}" if isinstance(answer, Exception) else f"the last answer had {len(answer)} bytes"

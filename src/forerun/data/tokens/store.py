@@ -17,6 +17,7 @@ from forerun.data.blocks import SUFFIX, BlockSums, damage
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.rows import BadRow
 from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.storage.store_reads import StoreReads
 from forerun.data.tokens.recipe import FORMAT
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summary_of, unit_name
@@ -72,17 +73,20 @@ class TokenStore:
         return cache_folder() / "stores" / self.folder.address.rpartition("/")[2]
 
 
-def open_store(folder: Path | StoreFolder, *, verify: bool = False) -> TokenStore:
+def open_store(folder: Path | StoreFolder, *, verify: bool = False, reads: StoreReads | None = None) -> TokenStore:
     """Open the store in `folder`. With `verify`, first compare all files with their checksums.
 
-    Raise UserError if the store is not finished or is damaged.
+    `reads` has the counts and the cache for a store in a bucket. Raise UserError if the store is not finished or is
+    damaged.
     """
     folder = folder_at(folder)
     if verify:
         check(folder)
     index, checked = _index(folder)
     units = index["units"]
-    train, kept = (StoredDocuments(folder, side, index["recipe"]["vocab"], units) for side in ("train", "validation"))
+    vocab = index["recipe"]["vocab"]
+    reader = None if folder.is_local else (reads or StoreReads()).reader(folder)
+    train, kept = (StoredDocuments(folder, side, vocab, units, reader) for side in ("train", "validation"))
     rows, bad = (sum(unit[name] for unit in units) for name in ("rows", "bad"))
     return TokenStore(folder, train, kept if len(kept) else None, rows, bad, checked)
 

@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.blocks import damage
 from forerun.data.disk_array import DiskArray
-from forerun.data.documents import Mask, Tokens
+from forerun.data.documents import DocumentCounts, Mask, Tokens
 from forerun.data.storage.block_reader import BlockReader
 from forerun.data.storage.bucket_array import ArrayPart, BucketArray, numbers_at, places_of, read_parts
 from forerun.data.storage.folder import StoreFolder
@@ -41,14 +41,6 @@ class _Unit(NamedTuple):
     tokens: DiskArray | BucketArray
     offsets: DiskArray | BucketArray
     learned: DiskArray | BucketArray | None
-
-
-class DocumentCounts(NamedTuple):
-    """Counts of all documents of one side that would otherwise need all offsets."""
-
-    longest: int  # tokens of the longest document
-    single: int  # documents of less than two tokens
-    targets: int  # tokens with a loss that are not the first of their document
 
 
 @dataclass(frozen=True, eq=False)
@@ -229,8 +221,12 @@ class StoredDocuments:
             yield self._within(number, first + a, first + b)
 
     @property
-    def document_counts(self) -> DocumentCounts | None:
-        """Counts of the index; None if an earlier version of forerun wrote the store without them."""
+    def counts_without_reading(self) -> DocumentCounts | None:
+        """Counts of the index of a store in a bucket. None for others: they count all documents, as stores without
+        these counts must.
+        """
+        if self.folder.is_local:
+            return None
         sides = [unit["sides"][self.side] for unit in self.units]
         if not all("longest" in side for side in sides):
             return None

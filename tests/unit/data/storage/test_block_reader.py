@@ -164,7 +164,7 @@ def test_wrong_answers_are_repeated_and_counted(rig: Rig, how: str) -> None:
 
 
 def test_patience_ends(rig: Rig) -> None:
-    rig.folder.change = lambda one, data: data[:-1]
+    rig.folder.change = lambda one, data: data[:-1] or data  # the last byte alone can be read
     with pytest.raises(StorageError, match=r"unit/a\.tokens") as caught:
         rig.array.read(0, 100)
     assert caught.value.code == "E-DATA-182"

@@ -103,7 +103,7 @@ def tokenize_data(job: Job | str | os.PathLike[str], *, shard: tuple[int, int]) 
     dialect, vocab = dialect_of(job), model_vocab(job)
     done = {}
     for name, part in job.data.parts.items():
-        source = open_source(part)
+        source = open_source(part, by_range=job.data.begin == "early")
         recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
         with _progress() as progress:
             folder = tokenize(source, recipe, job.data, shard=shard, on_progress=partial(progress, name))

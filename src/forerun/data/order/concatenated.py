@@ -14,13 +14,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.documents import DocumentCounts, Documents
-from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets
-from forerun.errors import UserError
+from forerun.data.order.rows import Arrays, Example, NoRowsError, RowCounts, count_loss_targets
 
 
 class Concatenated:
@@ -30,7 +30,7 @@ class Concatenated:
         self._documents, self.sequence = documents, sequence
         self._count = -(-(documents.tokens - 1) // sequence)  # the last token is a target only
         if self._count < 1:
-            raise UserError(
+            raise NoRowsError(
                 "E-DATA-012",
                 "data.path: too little text",
                 why=f"{documents.tokens} tokens in total",
@@ -77,7 +77,7 @@ class Concatenated:
             begins = self._documents.begins(np.arange(begin, min(begin + some, len(self._documents)) + 1))
             yield begins, np.maximum(np.diff(begins) - 1, 0)
 
-    def _counts(self, **counts: int) -> RowCounts:
+    def _counts(self, **counts: Any) -> RowCounts:
         tokens = self._documents.tokens
         return RowCounts(
             documents=len(self._documents),

@@ -57,7 +57,7 @@ class StoredDocuments:
     folder: StoreFolder
     side: str
     vocab: int
-    units: Sequence[dict[str, Any]] = field(repr=False)  # entries of the index, in order
+    units: UnitTable = field(repr=False)  # entries of the index, in order
     reader: BlockReader | None = field(default=None, repr=False)
     extent_tokens: int = 0
 
@@ -71,7 +71,7 @@ class StoredDocuments:
     @property
     def learned(self) -> int:
         """The number of tokens with a loss."""
-        return int(self._counts("learned").sum())
+        return int(self._recorded("learned").sum())
 
     @property
     def masked(self) -> bool:
@@ -79,11 +79,11 @@ class StoredDocuments:
 
     @property
     def largest(self) -> int:
-        return int(self._counts("largest").max(initial=0))
+        return int(self._recorded("largest").max(initial=0))
 
     @cached_property
     def digest(self) -> str:
-        return hashlib.sha256(self._table.digests(self.side)).hexdigest()[:12]
+        return hashlib.sha256(self.units.digests(self.side)).hexdigest()[:12]
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         wanted = np.asarray(documents, np.int64)
@@ -222,15 +222,22 @@ class StoredDocuments:
 
     @property
     def counts_without_reading(self) -> DocumentCounts | None:
-        """Counts of the index of a store in a bucket. None for others: they count all documents, as stores without
-        these counts must.
+        """Counts of the index of a store in a bucket; None for a local store and for one without these counts.
+
+        Without them, all documents are counted.
         """
         if self.folder.is_local:
             return None
-        longest, single, targets = (self._table.counts(self.side, name) for name in DocumentCounts._fields)
+        longest, single, targets = (self.units.counts(self.side, name) for name in ("longest", "single", "targets"))
         if longest is None or single is None or targets is None:
             return None
         return DocumentCounts(int(longest.max(initial=0)), int(single.sum()), int(targets.sum()))
+
+    def _recorded(self, name: str) -> NDArray[np.int64]:
+        """Return a count of all units that every version of forerun records."""
+        column = self.units.counts(self.side, name)
+        assert column is not None
+        return column
 
     @property
     def token_bytes(self) -> int:
@@ -258,17 +265,7 @@ class StoredDocuments:
         return self._first_token.tolist()  # faster than the array for single numbers
 
     def _firsts(self, what: str) -> NDArray[np.int64]:
-        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._counts(what), dtype=np.int64)])
-
-    @cached_property
-    def _table(self) -> UnitTable:
-        return self.units if isinstance(self.units, UnitTable) else UnitTable(self.units)
-
-    def _counts(self, name: str) -> NDArray[np.int64]:
-        """Return a count of all units. All versions of forerun wrote it."""
-        found = self._table.counts(self.side, name)
-        assert found is not None
-        return found
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self._recorded(what))])
 
     @cached_property
     def _opened(self) -> OrderedDict[int, _Unit]:

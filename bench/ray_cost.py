@@ -62,7 +62,7 @@ def main() -> None:
 def measured(engine: str, folder: Path, tokenizer: str, workers: int, number: int) -> dict[str, Any]:
     """Return the CPU seconds of both builds by an engine, measured in a process of its own."""
     command = [sys.executable, "-P", str(Path(__file__).resolve()), "run", engine, str(folder), tokenizer, str(workers)]
-    quiet = {"RAY_USAGE_STATS_ENABLED": "0"}
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
     run = subprocess.run([*command, str(number)], stdout=subprocess.PIPE, env=os.environ | quiet, check=True)
     found: dict[str, Any] = json.loads(run.stdout.decode().splitlines()[-1])
     return found

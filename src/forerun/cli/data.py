@@ -49,13 +49,17 @@ def _job(args: argparse.Namespace) -> Job:
 def _show(args: argparse.Namespace, job: Job) -> int:
     from forerun.api.dataset import PIPED_COLUMNS, inspect_data
     from forerun.console import SafeConsole
+    from forerun.data.storage.cache_size import bucket_cache
     from forerun.inputs.starting_weights import starting_weights
+    from forerun.units import Bytes
 
     report = inspect_data(job, samples=args.samples)
     for text in report.warnings:
         print(f"warning: {text}", file=sys.stderr)
     print(f"model: {starting_weights(job)}")
     report.print(SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS), full=args.full)
+    if (cache := bucket_cache(job.data)) is not None:
+        print(f"local cache: {Bytes(cache.limit_bytes)}, {cache.reason}")
     if args.html:
         report.save_html(args.html)
         print(f"page: {args.html}")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import glob
-import gzip
 import importlib
-import io
 import os
 import re
 from collections import Counter
@@ -17,18 +15,17 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from forerun.config.protocols import require_data_address
+from forerun.data.source.compression import decompressed
 from forerun.data.source.hub import dataset_files
-from forerun.data.source.kinds import KINDS, PACKED
+from forerun.data.source.kinds import IN_PARTS, KINDS, PACKED, companion, companions_of, data_name, data_names
 from forerun.data.text import local_path
 from forerun.errors import UserError
 from forerun.files import open_regular
+from forerun.hub.range_files import PROTOCOL, RangeFiles
 from forerun.installation import install_command
 from forerun.safe_text import HIDDEN, redact
 
 _DRIVERS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "http": "https", "https": "https"}  # scheme to extra
-_CHUNK_BYTES = 1 << 11  # at most 64 MiB after decompression: a zstd block of 4 bytes can hold 128 KiB
-_BUFFER_BYTES = 1 << 17
-
 
 Enough = Callable[[Sequence["File"]], bool]
 
@@ -56,16 +53,14 @@ class File:
             raise
         except Exception as error:  # each driver raises its own errors
             raise unreadable(self.name, error) from error
-        if self.packed == ".gz":
-            return cast(BinaryIO, _Gzip(raw))
-        if self.packed == ".zst":
-            return cast(BinaryIO, io.BufferedReader(_Zstd(raw, zstandard), _BUFFER_BYTES))
-        return cast(BinaryIO, raw)
+        return decompressed(raw, self.packed, zstandard)
 
     def size_bytes(self) -> int:
         """Return the stored size in bytes, before decompression, or -1 if the store does not report it."""
         try:
             size = os.stat(self.path).st_size if self.store is None else self.store.info(self.path).get("size")
+        except UserError:
+            raise
         except Exception as error:  # each driver raises its own errors
             raise unreadable(self.name, error) from error
         return -1 if size is None else int(size)
@@ -74,68 +69,27 @@ class File:
         """Return whether reading can begin anywhere. An https server without Range requests sends complete files."""
         return self.store is None or self.store.info(self.path).get("partial", True) is not False
 
+    def beside(self, ending: str) -> File | None:
+        """Return the file that belongs to this one and has this ending, or None if it does not exist."""
+        path = companion(self.path, ending)
+        try:
+            exists = os.path.exists(path) if self.store is None else self.store.exists(path)
+        except Exception as error:  # each driver raises its own errors
+            raise unreadable(redact(path), error) from error
+        return File(path, self.kind, "", self.store) if exists else None
+
+    @property
+    def companions(self) -> list[File]:
+        """The files that belong to this one and determine its documents, such as the index of a token file."""
+        return [one for ending in companions_of(self.kind) if (one := self.beside(ending)) is not None]
+
     @property
     def address(self) -> str:
         """The path, including the protocol of a remote store."""
         return self.path if self.store is None else str(self.store.unstrip_protocol(self.path))
 
 
-class BadZstd(OSError):
-    """An error for bytes that are not valid zstd, like gzip.BadGzipFile for gzip."""
-
-
-class _Gzip(gzip.GzipFile):
-    """A gzip stream that also closes the underlying file."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        super().__init__(fileobj=raw, mode="rb")
-        self._raw = raw
-
-    def close(self) -> None:
-        super().close()
-        self._raw.close()
-
-
-class _Zstd(io.RawIOBase):
-    """A stream of decompressed zstd frames.
-
-    An incomplete last frame raises EOFError. The reader of zstandard does not report it.
-    """
-
-    def __init__(self, raw: BinaryIO, zstandard: Any) -> None:
-        self._raw, self._library = raw, zstandard
-        self._frame: Any = None
-        self._rest, self._ready = b"", memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready:
-            packed = self._rest or self._raw.read(_CHUNK_BYTES)
-            if not packed:
-                if self._frame is not None:
-                    raise EOFError("the last zstd frame has no end")
-                return 0
-            self._unpack(packed)
-        count = min(len(buffer), len(self._ready))
-        buffer[:count], self._ready = self._ready[:count], self._ready[count:]
-        return count
-
-    def _unpack(self, packed: bytes) -> None:
-        frame = self._frame or self._library.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-        try:
-            self._ready = memoryview(frame.decompress(packed))
-        except self._library.ZstdError as error:
-            raise BadZstd(f"not a zstd frame: {error}") from error
-        self._frame, self._rest = (None, frame.unused_data) if frame.eof else (frame, b"")
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-def find(place: str, enough: Enough | None = None) -> list[File]:
+def find(place: str, enough: Enough | None = None, by_range: bool = False) -> list[File]:
     """Return the files that `place` names, sorted by path and all of one kind.
 
     Args:
@@ -143,13 +97,16 @@ def find(place: str, enough: Enough | None = None) -> list[File]:
             ending, except hidden ones. A file with an unknown ending is plain text if it is named directly.
         enough: Returns whether files at the start of the list suffice. The others are then not returned, and files of
             a dataset on the hub are not fetched. By default, all files are needed.
+        by_range: Read a dataset on the hub by ranges, unless it is in the cache.
 
     Raises:
         UserError: There are no files, several kinds of files, or files that cannot be read.
     """
     if place.startswith("hf://"):
         stop = None if enough is None else lambda paths: enough(_files(paths))
-        files = _files(_sorted(place, [path for path in dataset_files(place, stop) if _is_data(path.name)], _NOTHING))
+        paths = [path for path in dataset_files(place, stop, by_range) if _is_data(os.path.basename(path))]
+        ranges = any(isinstance(path, str) for path in paths)
+        files = _files(_sorted(place, paths, _NOTHING), RangeFiles() if ranges else None)
     else:
         files = _remote(place) if "://" in place else _local(place)
     kinds = Counter(file.kind for file in files)
@@ -162,7 +119,7 @@ def find(place: str, enough: Enough | None = None) -> list[File]:
             fix=_one_kind(place, [file for file in files if file.kind == kinds.most_common(1)[0][0]]),
         )
     for file in files:
-        if file.packed and file.kind in ("parquet", "arrow"):
+        if file.packed and file.kind in IN_PARTS:
             raise UserError(
                 "E-DATA-026",
                 f"{file.name}: a compressed {file.kind} file cannot be read",
@@ -194,12 +151,12 @@ def unreadable(name: str, error: Exception) -> UserError:
 def _local(place: str) -> list[File]:
     path = Path(place).expanduser()
     if glob.has_magic(place) and not path.exists():
-        found = [Path(name) for name in glob.glob(str(path), recursive=True) if not os.path.isdir(name)]
-        return _files(_sorted(place, found, "no file matches it"))
+        found = [name for name in glob.glob(str(path), recursive=True) if not os.path.isdir(name)]
+        return _files(_sorted(place, map(Path, data_names(found, named=True)), "no file matches it"))
     path = _existing(place)
     if path.is_dir():
         return _files(_sorted(place, _data_files_below(path), _NOTHING))
-    return _files([path])
+    return _files([data_name(str(path))])
 
 
 def _existing(place: str) -> Path:
@@ -223,11 +180,11 @@ _OWNER = r"[A-Za-z0-9][\w.-]*"
 
 
 def _data_files_below(folder: Path) -> list[Path]:
-    found: list[Path] = []
+    found: list[str] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in names if _is_data(name)]
-    return found
+        found += [os.path.join(parent, name) for name in names if not name.startswith(".")]
+    return [Path(name) for name in data_names(found) if _is_data(os.path.basename(name))]
 
 
 def _remote(place: str) -> list[File]:
@@ -276,13 +233,13 @@ def _remote_names(place: str, scheme: str, store: Any, path: str) -> list[str]:
         found = (info["name"] for info in store.glob(path, detail=True).values() if info["type"] == "file")
         # Skip hidden files, as a glob of local files does.
         plain = (name for name in found if "/." in path or "/." not in name)
-        return _sorted(place, plain, "no file matches it")
+        return _sorted(place, data_names(plain, named=True), "no file matches it")
     if not store.isdir(path):
         store.info(path)
-        return [path]
+        return [data_name(path)]
     folder = path.rstrip("/") + "/"
     below = (name for name in store.find(path) if name.startswith(folder) and not name.endswith("/"))
-    return _sorted(place, (name for name in below if _is_data(name.removeprefix(folder))), _NOTHING)
+    return _sorted(place, (name for name in data_names(below) if _is_data(name.removeprefix(folder))), _NOTHING)
 
 
 def _require_ranges(place: str, store: Any, path: str) -> None:
@@ -356,6 +313,8 @@ def at_address(address: str, kind: str, packed: str) -> File:
 def _store(fsspec: Any, address: str) -> tuple[Any, str]:
     """Return the file system of an address and the path in it. A listing may contain hostile names: see protocols."""
     require_data_address(address)
+    if address.startswith(PROTOCOL):
+        return RangeFiles(), address.removeprefix(PROTOCOL)
     if not address.startswith(("http://", "https://")):
         return cast(tuple[Any, str], fsspec.url_to_fs(address))
     # aiohttp reads ~/.netrc and proxy variables only with trust_env. The user's fsspec settings take precedence.

@@ -38,6 +38,12 @@ def identities(files: Sequence[File]) -> list[str]:
 
 
 def _identity(file: File, memo: _DigestCache) -> str:
+    """Return the identity of a file, or one of the file and its companions together."""
+    found = [_own_identity(one, memo) for one in (file, *file.companions)]
+    return found[0] if len(found) == 1 else f"sha256:{hashlib.sha256(' '.join(found).encode()).hexdigest()}"
+
+
+def _own_identity(file: File, memo: _DigestCache) -> str:
     try:
         if file.store is not None:
             return _reported_identity(file.store.info(file.path)) or f"sha256:{_sha256(file)}"
@@ -57,9 +63,12 @@ def _identity(file: File, memo: _DigestCache) -> str:
 def _reported_identity(info: dict[str, Any]) -> str | None:
     """Return an identity from the metadata of a store, or None.
 
-    Google reports md5 or crc32c, S3 and https report an ETag. A weak ETag does not identify the bytes.
+    The hub reports the SHA-256 of large files, so their identity is that of a downloaded file. Google reports md5 or
+    crc32c, S3 and https report an ETag. A weak ETag does not identify the bytes.
     """
     size = info.get("size")
+    if sha256 := info.get("sha256"):
+        return f"sha256:{sha256}"
     if md5 := info.get("md5Hash"):
         return f"md5:{base64.b64decode(md5).hex()}:{size}"
     if crc32c := info.get("crc32c"):

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forerun.data.source import files, identity, readers
 from forerun.data.source.columns import Columns
+from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.errors import UserError
+from forerun.hub.range_files import RangeFiles
 
 if TYPE_CHECKING:
     from forerun.config.schema import Data, Part
+
+_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -37,10 +43,16 @@ class Source:
         """A description for the display, such as `3 files, jsonl, chat, column messages`."""
         many = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         split = "" if self.separator is None else f", split at {self.separator!r}"
-        first = (
-            "" if self.limit is None else f", the first {self.limit:,} {'document' if self.kind == 'text' else 'row'}s"
-        )
+        word = "document" if self.kind in ("text", *TOKEN_KINDS) else "row"
+        first = "" if self.limit is None else f", the first {self.limit:,} {word}s"
+        if self.kind in TOKEN_KINDS:
+            return f"{many}, {self.kind}, already tokenized ({self.style}){first}"
         return f"{many}, {self.kind}" + ("" if self.kind == "text" else f", {self._roles.shown}") + split + first
+
+    @property
+    def is_read_by_ranges(self) -> bool:
+        """Whether the files are on the hub and are not downloaded."""
+        return isinstance(self.files[0].store, RangeFiles)
 
     @property
     def unused(self) -> list[str]:
@@ -58,6 +70,10 @@ class Source:
         With a limit, this reads the first rows to find the last piece. Bad rows count, so that the result does not
         depend on the number of bad rows that the job allows.
         """
+        if self.limit is None and self.files[0].store is not None:  # the requests of many files at the same time
+            with ThreadPoolExecutor(min(_THREADS, len(self.files))) as threads:
+                found_all = threads.map(lambda at: self._pieces(at, piece_bytes), range(len(self.files)))
+                return [piece for pieces in found_all for piece in pieces]
         every = (piece for at in range(len(self.files)) for piece in self._pieces(at, piece_bytes))
         if self.limit is None:
             return list(every)
@@ -79,6 +95,11 @@ class Source:
                 return
             left -= readers.is_row(row)
             yield row
+
+    def first_rows(self, count: int) -> list[SourceRow]:
+        """Return the good rows among the first `count` rows of the first file."""
+        piece = readers.pieces(self.files[0], 0, 1 << 62, self.separator)[0]
+        return [row for row in islice(self._rows(piece), count) if isinstance(row, SourceRow)]
 
     def resolve(self, piece: FilePiece, place: RowPlace) -> RowPlace:
         """Return a place inside `piece` as a place counted from the start of the file.
@@ -124,11 +145,12 @@ class Source:
         return Columns(self.form, self.columns, self.names, self.style)
 
 
-def open_source(part: Part | Data) -> Source:
+def open_source(part: Part | Data, *, by_range: bool = False) -> Source:
     """Find the files of `part` and recognise the form of their rows.
 
     Args:
         part: The `data` section of a job, or one part of its mixture.
+        by_range: Read a dataset on the hub by ranges instead of downloading it, unless it is in the cache.
 
     Returns:
         The source. Its form is that of the first file whose form is recognised.
@@ -137,12 +159,13 @@ def open_source(part: Part | Data) -> Source:
         UserError: There are no files or files of several kinds, `columns` or `separator` does not apply to them,
             or no file has a known form. In the last case the error is the problem of the first file.
     """
-    found = tuple(files.find(part.path or "", None if part.limit is None else _FirstRows(part, part.limit)))
-    if found[0].kind == "text" and part.columns:
+    enough = None if part.limit is None else _FirstRows(part, part.limit)
+    found = tuple(files.find(part.path or "", enough, by_range))
+    if found[0].kind in ("text", *TOKEN_KINDS) and part.columns:
         raise UserError(
             "E-DATA-053",
-            "data.columns: plain text has no columns",
-            why=f"{found[0].name} is read as text, because of its ending",
+            f"data.columns: {'plain text' if found[0].kind == 'text' else 'a file of token ids'} has no columns",
+            why=f"{found[0].name} is read as {found[0].kind}, because of its ending",
             fix="remove data.columns, or use JSONL, CSV, Parquet or Arrow",
         )
     first: BadRow | None = None

@@ -21,8 +21,9 @@ from forerun import version
 from forerun.data.source.files import File
 from forerun.data.source.sources import Source
 from forerun.data.storage.folder import folder_at, is_bucket
+from forerun.data.tokens.publication import remove_leftovers
 from forerun.data.tokens.recipe import BYTES
-from forerun.data.tokens.unit import Unit, remove_leftovers
+from forerun.data.tokens.unit import Unit
 from forerun.data.tokens.worker_process import WorkerProcess
 from forerun.errors import UserError
 
@@ -59,7 +60,7 @@ class NodeWorker:
             file.write_bytes(shipment.tokenizer)
             recipe["tokenizer"] = str(file)
         if not is_bucket(shipment.task["store"]):
-            remove_leftovers(Path(shipment.task["store"]))  # of writers on this node that have died
+            remove_leftovers(folder_at(shipment.task["store"]))  # of writers on this node that have died
         self._task = shipment.task | {"recipe": recipe}
         self._working_folder = shipment.folder if os.path.isdir(shipment.folder) else None
         self._process: WorkerProcess | None = None

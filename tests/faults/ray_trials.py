@@ -27,15 +27,15 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ray_rig import Driver, RayRig, contents, finished_units, marker, three_nodes, write_rows
 
 RESULTS = Path(__file__).parent / "results" / "ray.json"
-UNIT_BYTES = 200_000
+UNIT_BYTES = 80_000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=20)
-    parser.add_argument("--drivers", type=int, default=5)
+    parser.add_argument("--drivers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=22)
-    parser.add_argument("--megabytes", type=float, default=5)
+    parser.add_argument("--megabytes", type=float, default=2)
     parser.add_argument("--tokenizer", default="bytes")
     given = parser.parse_args()
     moments = random.Random(given.seed)

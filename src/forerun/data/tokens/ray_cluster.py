@@ -141,7 +141,8 @@ class RayEngine:
 
     def _received(self, generator: Any) -> Iterator[Event]:
         """Yield the next event of a task. Submit its unit again if the node or its worker is lost."""
-        unit = self._running[generator]
+        if (unit := self._running.get(generator)) is None:
+            return  # an event before this one was a failure, so the task was cancelled
         try:
             kind, content = self._ray.get(next(generator))
         except StopIteration:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.cli.options.job_warnings import print_warnings
+from forerun.cli.options.shard import shard_of
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
             fix="make the folder first",
         )
     print_warnings(job)
-    if args.shard:
-        return _tokenize(job, _shard(args.shard))
+    if args.shard or args.ray:
+        return _tokenize(job, shard_of(args.shard or "0/1", os.environ), args.ray)
     if args.verify:
         return _verify(job)
     if args.ledger:
@@ -64,12 +66,13 @@ def _show(args: argparse.Namespace, job: Job) -> int:
     return 0
 
 
-def _tokenize(job: Job, shard: tuple[int, int]) -> int:
+def _tokenize(job: Job, shard: tuple[int, int], ray: str | None) -> int:
     from forerun.api.dataset import tokenize_data
 
-    for name, (folder, is_complete) in tokenize_data(job, shard=shard).items():
+    share = "the data" if shard == (0, 1) else f"shard {shard[0]}/{shard[1]}"
+    for name, (folder, is_complete) in tokenize_data(job, shard=shard, ray=ray).items():
         state = "all units are complete" if is_complete else "other shards are still missing"
-        print(f"{name}: shard {shard[0]}/{shard[1]} is in {folder}; {state}")
+        print(f"{name}: {share} is in {folder}; {state}")
     return 0
 
 
@@ -90,15 +93,3 @@ def _compare(job: Job, ledger: str) -> int:
     skipped = f"; {found.skipped} of these steps were skipped by the guard" if found.skipped else ""
     print(f"{ledger}: {found.steps} steps and {found.examples} examples, all as the job says{skipped}")
     return 0
-
-
-def _shard(text: str) -> tuple[int, int]:
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise UserError(
-            "E-COMMAND-008",
-            f"--shard {text}",
-            why="it is I/N with I from 0 to N-1",
-            fix="for four shards: 0/4, 1/4, 2/4 and 3/4",
-        )
-    return int(index), int(count)

@@ -133,7 +133,16 @@ class Data(Section):
         "bad rows that may be skipped: a share if below 1, else a number", "0: the first one is an error", 0.0, ge=0
     )
     bad_files: int = about("damaged files that may be skipped", "0: the first one is an error", 0, ge=0)
-    store: str | None = about("folder of the tokenized documents", "~/.cache/forerun/tokens", None)
+    begin: Literal["all", "early"] = about(
+        "all: train when all data is tokenized; early: train when the first units are, in an order of windows of units",
+        "all: every row can follow every other one",
+        "all",
+    )
+    store: str | None = about(
+        "folder of the tokenized documents, or its address in a bucket: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER",
+        "~/.cache/forerun/tokens",
+        None,
+    )
     cache_gib: float | None = about(
         "largest size of the local cache of a store in a bucket, in GiB; 0: no cache",
         "a tenth of the free disk of ~/.cache/forerun",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,13 @@ from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.sources import Source, open_source
-from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.storage.folder import StoreFolder, folder_at, is_bucket
+from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
+from forerun.data.tokens.engine import StartEngine
 from forerun.data.tokens.exchange import CONVERSATION_FORMS
+from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError
@@ -88,7 +91,8 @@ class CorpusPart:
     @property
     def read_as(self) -> list[str]:
         """How the rows are read: `1 file, jsonl, Alpaca, ...`, and how they become text if there is a choice."""
-        return [self.source.recognised, self.rendering] if self.rendering else [self.source.recognised]
+        ranges = "read from the hub by ranges" if self.source.is_read_by_ranges else ""
+        return [text for text in (self.source.recognised, ranges, self.rendering) if text]
 
     @property
     def line(self) -> str:
@@ -124,6 +128,7 @@ class Corpus:
     parts: tuple[CorpusPart, ...]
     rows: Mixture
     kept: Mixture | None = None  # for validation
+    reads: StoreReads | None = None  # of stores in a bucket; None if all are on this machine
 
     @cached_property
     def digest(self) -> str:
@@ -149,6 +154,12 @@ class Corpus:
         ]
         return [*far, *notes, *unchecked]
 
+    def begin_steps(self, say: Callable[[str], None]) -> None:
+        """Show work in the background with `say` from now on, if there is any."""
+
+    def close(self) -> None:
+        """End work in the background, if there is any."""
+
     def lines(self) -> list[str]:
         """Return summaries for the display: one line, or one for each part of a mixture."""
         if len(self.parts) == 1:
@@ -165,6 +176,7 @@ def open_corpus(
     vocab: int | None = None,
     pairs: bool = False,
     on_progress: OnProgress | None = None,
+    host: tuple[int, int] = (0, 1),
 ) -> Corpus:
     """Return the data of a job. Sources that are not tokenized yet are tokenized first.
 
@@ -175,17 +187,23 @@ def open_corpus(
       vocab: the model's number of token ids, if it is known. Sources that contain token ids are checked against it.
       pairs: whether the job trains on preference pairs. Then all sources must be pairs, and otherwise none.
       on_progress: called with the name of a part and the progress of its tokenization.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
 
     Raises:
       UserError: a source cannot be read, or its form does not match the job.
     """
+    reads = job_reads(data) if data.store is not None and is_bucket(data.store) else None
     parts = tuple(
-        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress) for name, part in data.parts.items()
+        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads, host)
+        for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
     rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts))
+    if rows.block_orders:
+        parts = tuple(_in_extents(part, rows.block_rows(n)) for n, part in enumerate(parts))
+        rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
+    return Corpus(dialect.tokenizer, parts, rows, held_out_rows(parts), reads)
 
 
 def tokenize(
@@ -195,6 +213,8 @@ def tokenize(
     *,
     shard: tuple[int, int] = (0, 1),
     on_progress: Callable[[BuildProgress], None] | None = None,
+    engine: StartEngine = Pool,
+    host: tuple[int, int] = (0, 1),
 ) -> StoreFolder:
     """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
 
@@ -204,6 +224,8 @@ def tokenize(
       data: the data section of the job, for the store, the number of workers and the limits on bad rows.
       shard: (i, n) builds only every n-th unit of the store, from unit i on.
       on_progress: called with the progress.
+      engine: starts what builds the units, by default worker processes of this machine.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
     """
     return build(
         source,
@@ -213,6 +235,8 @@ def tokenize(
         shard=shard,
         limits=Limits(data.bad_rows, data.bad_files),
         progress=on_progress,
+        engine=engine,
+        host=host,
     )
 
 
@@ -326,12 +350,14 @@ def _open_part(
     vocab: int | None,
     pairs: bool,
     on_progress: OnProgress | None,
+    reads: StoreReads | None,
+    host: tuple[int, int],
 ) -> CorpusPart:
-    source = open_source(part)
+    source = open_source(part, by_range=data.begin == "early")
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
-    folder = tokenize(source, recipe, data, on_progress=report)
-    store = open_store(folder)
+    folder = tokenize(source, recipe, data, on_progress=report, host=host)
+    store = open_store(folder, reads=reads)
     packing = packing_of(data, source)
     plans = store.local_folder / PLANS
     rows = packed(store.train, packing, sequence, data, plans)
@@ -343,7 +369,18 @@ def _open_part(
     return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source, recipe, data))
 
 
-def _held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
+def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
+    """Return the part with rows that are read from a bucket in complete blocks of the order `blocks`.
+
+    Blocks are neighbouring tokens only if the documents are concatenated and no rows are held out by their number.
+    """
+    if block_rows == 1 or not isinstance(part.rows, Concatenated):
+        return part
+    documents = replace(part.store.train, extent_tokens=block_rows * part.rows.sequence)
+    return replace(part, rows=Concatenated(documents, part.rows.sequence))
+
+
+def held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
     """Return the held-out rows of all parts. Each row counts once, because weights are for training only."""
     kept = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
     return Mixture(list(kept.values()), None, list(kept)) if kept else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from forerun.config.schema import Job
 from forerun.data import corpus
 from forerun.data.corpus import Corpus, Dialect, OnProgress
+from forerun.data.early.early_corpus import open_early_corpus, with_early_order
 from forerun.data.new_tokens import extended_tokenizer
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, load_tokenizer, special_text, tokenizer_files
 from forerun.data.tokens.build import BuildProgress
@@ -70,17 +71,18 @@ def special_texts(snapshot: Snapshot | None) -> dict[str, str]:
     return {name: text for name in SPECIAL if (text := special_text(content.get(name))) is not None}
 
 
-def open_corpus(job: Job, on_progress: OnProgress | None = None) -> Corpus:
+def open_corpus(job: Job, on_progress: OnProgress | None = None, host: tuple[int, int] = (0, 1)) -> Corpus:
     """Return the job's corpus. Tokenizes the data if no token store exists for it.
+
+    Args:
+      job: the job.
+      on_progress: called with the progress of tokenizing.
+      host: this host and the number of hosts, which share the work on a store in a bucket.
 
     Raises:
       UserError: the data cannot be used, or contains token ids beyond the model's vocabulary.
     """
-    require_chosen_tokenizer(job)
-    vocab = model_vocab(job)
-    dialect = dialect_of(job)
-    if vocab is not None:
-        require_vocab(dialect.tokenizer, vocab)
+    vocab, dialect = _vocab_and_dialect(job)
     found = corpus.open_corpus(
         job.data,
         dialect,
@@ -88,15 +90,55 @@ def open_corpus(job: Job, on_progress: OnProgress | None = None) -> Corpus:
         vocab=vocab,
         pairs=job.method.data_is_pairs,
         on_progress=on_progress,
+        host=host,
     )
-    if vocab is not None and found.largest >= vocab:
+    require_ids(found.largest, vocab)
+    return with_early_order(found, job.data, job.sequence) if job.data.begin == "early" else found
+
+
+def open_arriving_corpus(job: Job, on_progress: OnProgress | None, host: tuple[int, int]) -> Corpus:
+    """Return the job's corpus as soon as it can be trained on. With `data.begin: early`, that is its first window.
+
+    Args:
+      job: the job.
+      on_progress: called with the progress of tokenizing.
+      host: the number of this host and of all hosts, which share the work if they share the store.
+
+    Raises:
+      UserError: the data cannot be used.
+    """
+    if job.data.begin == "all":
+        return open_corpus(job, on_progress, host)
+    vocab, dialect = _vocab_and_dialect(job)
+    return open_early_corpus(
+        job.data,
+        dialect,
+        sequence=job.sequence,
+        vocab=vocab,
+        require_ids=lambda largest: require_ids(largest, vocab),
+        shard=host,
+        on_progress=on_progress,
+    )
+
+
+def _vocab_and_dialect(job: Job) -> tuple[int | None, Dialect]:
+    require_chosen_tokenizer(job)
+    vocab = model_vocab(job)
+    dialect = dialect_of(job)
+    if vocab is not None:
+        require_vocab(dialect.tokenizer, vocab)
+    return vocab, dialect
+
+
+def require_ids(largest: int, vocab: int | None) -> None:
+    """Raise if the largest token id of the data is beyond the model's vocabulary. None: it is not limited."""
+    if vocab is not None and largest >= vocab:
         raise UserError(
             "E-RUN-016",
-            f"the data contains the token id {found.largest}, the model's vocabulary ends at {vocab - 1}",
+            f"the data contains the token id {largest}, the model's vocabulary ends at {vocab - 1}",
             why="ids beyond the embedding table would be clamped silently on the device",
-            fix=f"use the model's own tokenizer, or set model.vocab={found.largest + 1}",
+            fix=f"use the model's own tokenizer, or set model.vocab={largest + 1}",
         )
-    return found
 
 
 def require_vocab(tokenizer: Tokenizer, vocab: int) -> None:
@@ -127,10 +169,14 @@ def model_vocab(job: Job) -> int | None:
     return config_of(job.model).vocab
 
 
-def open_corpus_with_progress(job: Job, display: Display) -> Corpus:
-    """Return the job's corpus. Show the progress, a summary and warnings on the display."""
+def open_corpus_with_progress(job: Job, display: Display, host: tuple[int, int] | None = None) -> Corpus:
+    """Return the job's corpus. Show the progress, a summary and warnings on the display.
+
+    With `host`, return the corpus as soon as it can be trained on, see `open_arriving_corpus`.
+    """
     with display.phase("data") as phase:
-        found = open_corpus(job, progress_callback(phase))
+        progress = progress_callback(phase)
+        found = open_corpus(job, progress) if host is None else open_arriving_corpus(job, progress, host)
         first, *others = found.lines()
         phase.detail = first
     for line in others:

@@ -16,11 +16,10 @@ import errno
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from pathlib import Path
 from typing import Any
 
 from forerun.data.storage.folder import FileRange
@@ -67,6 +66,10 @@ class BucketFolder:
             found = self._store.list(_range(prefix), strip_prefix_length=len(prefix.encode())).result()
         return {name.decode() for name in found}
 
+    def exists(self, name: str) -> bool:
+        with self._errors("read"):
+            return bool(self._store.read(self._key(name), byte_range=slice(0, 0)).result().state == "value")
+
     def read(self, name: str) -> bytes:
         (content,) = self.read_many([name])
         if content is None:
@@ -94,10 +97,10 @@ class BucketFolder:
         for _ in range(CREATE_TRIES):
             with self._errors("written"):
                 stamp = self._store.write(self._key(name), content, if_equal=_absent()).result()
-                if stamp.generation:
-                    return True
-                if self._store.read(self._key(name), byte_range=slice(0, 0)).result().state == "value":
-                    return False
+            if stamp.generation:
+                return True
+            if self.exists(name):
+                return False
         raise _missing_bucket(self.address, f"{name} can neither be created nor found")
 
     def replace(self, name: str, content: bytes) -> None:
@@ -231,7 +234,9 @@ def _opened(protocol: str, bucket: str, endpoint: str | None) -> Any:
     driver = DRIVERS[protocol]
     spec: dict[str, Any] = {"driver": driver, "bucket": bucket}
     if protocol == "s3":
-        _without_missing_files()
+        if "AWS_ACCESS_KEY_ID" in os.environ:
+            # The default searches all sources of credentials, and prints an error for each that this machine lacks.
+            spec["aws_credentials"] = {"type": "environment"}
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         if endpoint:
             spec |= {"endpoint": endpoint, "aws_region": region or "us-east-1"}
@@ -268,17 +273,3 @@ def _range(prefix: str) -> Any:
     import tensorstore
 
     return tensorstore.KvStore.KeyRange(prefix, prefix[:-1] + "0" if prefix else "")  # "0" follows "/" in ASCII
-
-
-def _without_missing_files() -> None:
-    """Name an empty file for each configuration file of AWS that does not exist.
-
-    The AWS library would otherwise print an error for each, although the variables are sufficient.
-    """
-    defaults: dict[str, Callable[[], Path]] = {
-        "AWS_CONFIG_FILE": lambda: Path.home() / ".aws" / "config",
-        "AWS_SHARED_CREDENTIALS_FILE": lambda: Path.home() / ".aws" / "credentials",
-    }
-    for variable, path in defaults.items():
-        if variable not in os.environ and not path().exists():
-            os.environ[variable] = os.devnull

@@ -56,6 +56,9 @@ class StoreFolder(Protocol):
     def files(self) -> set[str]:
         """Return the names of all files below this folder, by one listing; none if it does not exist."""
 
+    def exists(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
+
     def read(self, name: str) -> bytes: ...
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
@@ -142,6 +145,9 @@ class LocalFolder:
     def files(self) -> set[str]:
         walked = os.walk(self.path)
         return {os.path.relpath(os.path.join(folder, name), self.path) for folder, _, names in walked for name in names}
+
+    def exists(self, name: str) -> bool:
+        return (self.path / name).exists()
 
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()

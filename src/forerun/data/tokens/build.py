@@ -10,20 +10,22 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from forerun.data import checked_json
 from forerun.data.source.sources import Source
-from forerun.data.storage.folder import LocalFolder, StoreFolder, folder_at
-from forerun.data.tokens.engine import ATTEMPTS, Engine, Event, StartEngine
+from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.tokens.engine import ATTEMPTS, Event, StartEngine, UnitEngine
+from forerun.data.tokens.host_share import missing_after_waiting
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.policy import Limits, bad_from, stopped
 from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.publication import remove_leftovers
 from forerun.data.tokens.recipe import FORMAT, Recipe
 from forerun.data.tokens.store import INDEX, index_entry, read_index
-from forerun.data.tokens.unit import Unit, storage_error, summaries_of, summary_of, unit_name, units_of
+from forerun.data.tokens.unit import Unit, listed_units, storage_error, summaries_of, summary_of, unit_name, units_of
 from forerun.errors import StorageError, UserError
 from forerun.progress import TaskSpeed
 
@@ -57,6 +59,7 @@ def build(
     limits: Limits | None = None,
     progress: Tell | None = None,
     engine: StartEngine = Pool,
+    host: tuple[int, int] = (0, 1),
 ) -> Place:
     """Build the store of `source`, unless it exists, and return its folder.
 
@@ -71,6 +74,8 @@ def build(
         limits: How many bad rows and damaged files may be skipped, by default none.
         progress: Called with the progress of the build.
         engine: Starts what builds the units, by default worker processes of this machine.
+        host: (i, n) for host i of the n hosts of a run. They share the work on a store in a bucket, and wait for each
+            other. On a local disk, each host builds all units.
 
     Returns:
         The folder of the store, as a path if `root` is one.
@@ -92,7 +97,14 @@ def build(
     try:
         store.require_writable()
         remove_leftovers(store)
-        _Build(store, source, recipe, units, shard, limits, progress).run(engine, workers)
+        shares = [shard] if store.is_local else [shard, host]
+        mine: list[Unit] | None = [unit for unit in units if all(unit.number % n == i for i, n in shares)]
+        while mine is not None:
+            _Build(store, source, recipe, units, mine, limits, progress).run(engine, workers)
+            alone = store.is_local or host[1] == 1 or shard[1] > 1
+            mine = (
+                None if alone else missing_after_waiting(store, units, partial(is_complete, store), first=not host[0])
+            )
     except OSError as error:
         raise storage_error(store, error) from error
     return found
@@ -100,13 +112,11 @@ def build(
 
 def is_complete(store: Path | StoreFolder) -> bool:
     """Return whether a store is complete: all units exist and the index is written."""
-    if isinstance(store, LocalFolder):
-        store = store.path
-    return (store / INDEX).exists() if isinstance(store, Path) else store.read_many([INDEX]) != [None]
+    return folder_at(store).exists(INDEX)
 
 
 class _Build:
-    """One build of a store, or of one shard of it."""
+    """One build of a store, or of some of its units."""
 
     def __init__(
         self,
@@ -114,13 +124,13 @@ class _Build:
         source: Source,
         recipe: Recipe,
         units: Sequence[Unit],
-        shard: tuple[int, int],
+        mine: Sequence[Unit],
         limits: Limits,
         tell: Tell | None,
     ) -> None:
         self._store, self._source, self._recipe, self._units = store, source, recipe, units
         self._limits, self._tell = limits, tell
-        self._mine = [unit for unit in units if unit.number % shard[1] == shard[0]]
+        self._mine = mine
         self._summaries: dict[int, dict[str, Any]] = {}
         self._failed: dict[int, Exception] = {}
         self._counts = _BuildCounts(sum(unit.size_bytes for unit in self._mine))
@@ -181,7 +191,7 @@ class _Build:
         sides = summary["sides"].values()
         self._counts.finished(unit, sum(side["documents"] for side in sides), sum(side["tokens"] for side in sides))
 
-    def _handle(self, event: Event, engine: Engine) -> None:
+    def _handle(self, event: Event, engine: UnitEngine) -> None:
         """Handle an event of the engine and report the progress."""
         unit = event.unit
         if event.kind == "progress":
@@ -203,7 +213,7 @@ class _Build:
             self._fail(unit, engine, self._bug(unit, event.content))
         self._report()
 
-    def _fail(self, unit: Unit, engine: Engine, error: Exception) -> None:
+    def _fail(self, unit: Unit, engine: UnitEngine, error: Exception) -> None:
         """Record the failure of a unit, and build only the units before it.
 
         The earliest failure in the order of the data is raised in the end, so the error does not depend on timing.
@@ -211,7 +221,7 @@ class _Build:
         self._failed[unit.number] = error
         engine.up_to(unit)
 
-    def _stop_if_exceeded(self, unit: Unit, engine: Engine) -> None:
+    def _stop_if_exceeded(self, unit: Unit, engine: UnitEngine) -> None:
         """Stop the build early if the finished units at the start of the data already exceed the limits."""
         beginning = []
         for one in self._mine:
@@ -268,7 +278,7 @@ class _Build:
     def _merge(self) -> None:
         """Write the index if all units of all shards exist, then check the limits for the complete store."""
         others = [unit for unit in self._units if unit.number not in self._summaries]
-        if others and self._store.is_local and not {unit.name for unit in others} <= self._store.names():
+        if others and not {unit.name for unit in others} <= listed_units(self._store):
             return
         found = self._summaries | (dict(self._finished(others)) if others else {})
         if len(found) < len(self._units):

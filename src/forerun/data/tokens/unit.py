@@ -291,6 +291,13 @@ def summary_of(store: Path | StoreFolder, name: str) -> dict[str, Any] | None:
     return summary if all(sizes[file] == about["bytes"] for file, about in summary["files"].items()) else None
 
 
+def listed_units(store: StoreFolder) -> set[str]:
+    """Return the names of the units that exist, by one listing. Whether they are damaged is not looked at."""
+    if store.is_local:
+        return {name for name in store.names() if name.startswith("unit-")}
+    return {name.removesuffix(f"/{SUMMARY}") for name in store.files() if name.endswith(f"/{SUMMARY}")}
+
+
 def summaries_of(store: StoreFolder, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the names and summaries of those units that are finished.
 

@@ -105,7 +105,9 @@ def serve(folder: str) -> None:
             items = [one for one in found["items"] if one["name"] >= first and (not last or one["name"] < last)]
             response.json(found | {"items": items})
 
-    objects.ls = between
+    for _, methods in emulator.HANDLERS:
+        if isinstance(methods, dict) and methods.get("GET") is listing:
+            methods["GET"] = between
     emulator._decode_raw_data, emulator._read_data = remember, with_exact_content
     for name in ("_multipart_upload", "_media_upload"):
         setattr(objects, name, with_precondition(getattr(objects, name)))

@@ -40,6 +40,7 @@ KINDS = ("refuse", "reset", "slow", "short", "cut", "flip")
 DATA = re.compile(r"\.(tokens|offsets|learned)(\.sums)?$")
 ADDRESSES = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL", "AWS_ENDPOINT_URL_S3")
 CHECKSUMS = (b"x-goog-hash", b"content-md5", b"x-amz-checksum", b"x-goog-stored-content")
+FLIP_BYTES = 8  # at the start: a client that merges requests uses the first bytes, and not always those in the middle
 _LIMIT_BYTES = 1 << 26  # of a line of a header, and of what a stream buffers
 
 
@@ -186,7 +187,7 @@ class FaultyProxy:
         if kind == "flip":
             chance = random.Random(f"{self.seed} {len(self.faults)}")
             changed = bytearray(body)
-            changed[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
+            changed[chance.randrange(min(len(body), FLIP_BYTES))] ^= 1 << chance.randrange(8)
             body = bytes(changed)
             headers = [(key, value) for key, value in headers if not key.lower().startswith(CHECKSUMS)]
         elif kind in ("short", "cut"):
@@ -209,7 +210,8 @@ class FaultyProxy:
         if not self._due:
             return ""
         self._due -= 1
-        kind = self.kinds[random.Random(f"{self.seed} {len(self.faults)} kind").randrange(len(self.kinds))]
+        turn, place = divmod(len(self.faults), len(self.kinds))  # each turn has every kind once
+        kind = random.Random(f"{self.seed} {turn}").sample(self.kinds, len(self.kinds))[place]
         self.faults.append(Injected(kind, name))
         if kind != "slow":  # nothing is repeated
             self._spared.add(name)

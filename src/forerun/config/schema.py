@@ -16,6 +16,7 @@ from forerun.config import limits
 from forerun.config.checkpoint import Checkpoint, PositiveInt
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
+from forerun.config.early_start import require_early_start
 from forerun.config.methods.distil import Distil
 from forerun.config.methods.objective import CustomObjective, require_one_objective
 from forerun.config.methods.preferences import Preferences
@@ -303,6 +304,7 @@ class Job(Section):
     def _one_length(self) -> Job:
         if self.steps is not None and self.epochs is not None:
             raise JobValueError("E-JOB-041", "steps and epochs are both given: keep one")
+        require_early_start(self)
         return self
 
     @model_validator(mode="after")

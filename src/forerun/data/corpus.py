@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.sources import Source, open_source
-from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.storage.folder import StoreFolder, folder_at, is_bucket
+from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
 from forerun.data.tokens.engine import StartEngine
@@ -126,6 +127,7 @@ class Corpus:
     parts: tuple[CorpusPart, ...]
     rows: Mixture
     kept: Mixture | None = None  # for validation
+    reads: StoreReads | None = None  # of stores in a bucket; None if all are on this machine
 
     @cached_property
     def digest(self) -> str:
@@ -150,6 +152,12 @@ class Corpus:
             if not part.checked
         ]
         return [*far, *notes, *unchecked]
+
+    def begin_steps(self, say: Callable[[str], None]) -> None:
+        """Show work in the background with `say` from now on, if there is any."""
+
+    def close(self) -> None:
+        """End work in the background, if there is any."""
 
     def lines(self) -> list[str]:
         """Return summaries for the display: one line, or one for each part of a mixture."""
@@ -183,14 +191,18 @@ def open_corpus(
     Raises:
       UserError: a source cannot be read, or its form does not match the job.
     """
+    reads = job_reads(data) if data.store is not None and is_bucket(data.store) else None
     parts = tuple(
-        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, host)
+        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads, host)
         for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
     rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts))
+    if rows.block_orders:
+        parts = tuple(_in_extents(part, rows.block_rows(n)) for n, part in enumerate(parts))
+        rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
+    return Corpus(dialect.tokenizer, parts, rows, held_out_rows(parts), reads)
 
 
 def tokenize(
@@ -337,13 +349,14 @@ def _open_part(
     vocab: int | None,
     pairs: bool,
     on_progress: OnProgress | None,
+    reads: StoreReads | None,
     host: tuple[int, int],
 ) -> CorpusPart:
     source = open_source(part)
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
     folder = tokenize(source, recipe, data, on_progress=report, host=host)
-    store = open_store(folder)
+    store = open_store(folder, reads=reads)
     packing = packing_of(data, source)
     plans = store.local_folder / PLANS
     rows = packed(store.train, packing, sequence, data, plans)
@@ -355,7 +368,18 @@ def _open_part(
     return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source, recipe, data))
 
 
-def _held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
+def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
+    """Return the part with rows that are read from a bucket in complete blocks of the order `blocks`.
+
+    Blocks are neighbouring tokens only if the documents are concatenated and no rows are held out by their number.
+    """
+    if block_rows == 1 or not isinstance(part.rows, Concatenated):
+        return part
+    documents = replace(part.store.train, extent_tokens=block_rows * part.rows.sequence)
+    return replace(part, rows=Concatenated(documents, part.rows.sequence))
+
+
+def held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
     """Return the held-out rows of all parts. Each row counts once, because weights are for training only."""
     kept = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
     return Mixture(list(kept.values()), None, list(kept)) if kept else None

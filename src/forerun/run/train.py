@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,7 +98,8 @@ def train(
     worker = worker or silent_worker()
     times = RunTimes(worker.take_start_seconds(), pid=os.getpid(), hosts=worker.hosts)
     try:
-        return _train(job, display, fresh, worker, times, profile)
+        with ExitStack() as closing:
+            return _train(job, display, fresh, worker, times, profile, closing)
     except BaseException as error:
         times.fail(error)
         raise
@@ -106,7 +108,13 @@ def train(
 
 
 def _train(
-    job: Job, display: Display, fresh: bool, worker: Worker, times: RunTimes, profile: StepRange | None
+    job: Job,
+    display: Display,
+    fresh: bool,
+    worker: Worker,
+    times: RunTimes,
+    profile: StepRange | None,
+    closing: ExitStack,
 ) -> TrainResult | None:
     if worker.first:
         require_usable(job)
@@ -130,7 +138,8 @@ def _train(
     # ---- Data: read, tokenized and packed into rows of one length ----
     worker.pulse.phase("data")
     times.phase("data")
-    corpus = open_corpus_with_progress(job, display, (worker.index, worker.hosts))
+    corpus = open_corpus_with_progress(job, display, (jax.process_index(), jax.process_count()))
+    closing.callback(corpus.close)
     # The supervisor compares facts of all hosts: hosts with different data would train on inconsistent batches.
     worker.pulse.fact("data digest", corpus.digest)
 
@@ -214,6 +223,7 @@ def _train(
                 prepared.sampler.compile(state)
 
         # ---- Steps ----
+        corpus.begin_steps(display.say)
         try:
             with worker.saving_at_ctrl_c():
                 state = train_steps(prepared, resume, state, throughput, store, display, worker)

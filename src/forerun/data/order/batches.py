@@ -71,12 +71,11 @@ class Batches:
 
 def require_one_batch(rows: PackedRows | Mixture, batch: int) -> None:
     """Raise UserError if the data has fewer rows than a batch: a step would contain a row twice."""
-    if len(rows) < batch:
+    known = rows.known_rows(batch) if isinstance(rows, Mixture) else len(rows)
+    if known < batch:
         raise UserError(
             "E-DATA-013",
-            f"the data is smaller than one batch: {len(rows)} rows, batch {batch}",
-            why=f"the documents make {len(rows)} rows of {rows.sequence} tokens",
-            fix=f"batch={len(rows)}, a shorter sequence, or more text"
-            if len(rows)
-            else "a shorter sequence, or more text",
+            f"the data is smaller than one batch: {known} rows, batch {batch}",
+            why=f"the documents make {known} rows of {rows.sequence} tokens",
+            fix=f"batch={known}, a shorter sequence, or more text" if known else "a shorter sequence, or more text",
         )

@@ -95,13 +95,27 @@ class Mixture:
         identity = f"mixture 1 {[part.digest for part in self.parts]} {self._places}"
         return hashlib.sha256(identity.encode()).hexdigest()[:12] + extra
 
+    def numbered(self, rows: ArrayLike) -> NDArray[np.int64]:
+        """Return the numbers, for `take`, of these rows of all rows, which are counted from 0 to `len(self) - 1`."""
+        return np.asarray(rows, np.int64)
+
+    def known_rows(self, wanted: int) -> int:
+        """Return the number of rows that are known, at least `wanted` if there are so many. Here, all are known."""
+        return len(self)
+
     @property
     def order(self) -> str:
         """The name of the order with its sizes, which a run records: it is never resumed in another order."""
         return " ".join([ORDER, *(order.name for order in self.block_orders)])
 
+    def block_rows(self, part: int) -> int:
+        """Return how many neighbouring rows of a part are a block of the order `blocks`; 1 in the order `rows`."""
+        if not self.block_orders:
+            return 1
+        return self.block_orders[0 if self._places is None else part].sizes.block_rows
+
     @property
-    def epoch(self) -> int:
+    def epoch(self) -> int | None:
         """Number of rows in an epoch: all rows. With weights, as many as are drawn until every part is used up once."""
         if self._places is None:
             return len(self)
@@ -112,8 +126,8 @@ class Mixture:
         """How often each part is used in an epoch."""
         if self._places is None:
             return [1.0] * len(self.parts)
-        pairs = zip(self.parts, self._places, strict=True)
-        return [self.epoch * places / BLOCK / len(part) for part, places in pairs]
+        pairs, epoch = zip(self.parts, self._places, strict=True), self.epoch or 0
+        return [epoch * places / BLOCK / len(part) for part, places in pairs]
 
     def drawn(self, places: ArrayLike, seed: int) -> NDArray[np.int64]:
         """Return the row numbers at these places of the endless order of `seed`."""

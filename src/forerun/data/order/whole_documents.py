@@ -20,9 +20,8 @@ from forerun.data.documents import Documents
 from forerun.data.order.packing import VERSION, packing_order
 from forerun.data.order.plan import open_or_build_plan, verify_plan
 from forerun.data.order.row_layout import lay_out_rows
-from forerun.data.order.rows import Arrays, Example, RowCounts
+from forerun.data.order.rows import Arrays, Example, NoRowsError, RowCounts
 from forerun.data.order.too_long import TooLong, apply_policy
-from forerun.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class WholeDocuments:
     ) -> None:
         self._documents, self.sequence, self.too_long = documents, sequence, too_long
         if documents.tokens < 2:
-            raise UserError(
+            raise NoRowsError(
                 "E-DATA-021",
                 "data.path: too little text",
                 why=f"{documents.tokens} tokens in total",
@@ -65,7 +64,7 @@ class WholeDocuments:
             )
         self._plan = open_or_build_plan(documents, sequence, too_long, plan_folder)
         if not len(self):
-            raise UserError(
+            raise NoRowsError(
                 "E-DATA-022",
                 "data.path: nothing to train on",
                 why=_why_nothing(self._plan.counts),
@@ -105,7 +104,7 @@ class WholeDocuments:
 
     def take(self, indices: ArrayLike) -> Arrays:
         found = self._items(np.asarray(indices, np.int64))
-        return lay_out_rows(self._documents.read, found.each, found.starts, found.positions, self.sequence)
+        return lay_out_rows(self._documents.read_many, found.each, found.starts, found.positions, self.sequence)
 
     def _items(self, index: NDArray[np.int64]) -> _Items:
         """Return the documents and pieces of the rows `index`."""

@@ -128,8 +128,8 @@ def table(result: dict[str, Any]) -> str:
         )
     return (
         "Share of the step time in which a run waits for data: 64 rows of 2,048 tokens, 5 steps/s, 30 ms added to "
-        f"every request (`python bench/bucket_feed.py`; goal: below 2%; {result['cores']} cores, load {result['load']}):\n\n"
-        f"{said}"
+        "every request (`python bench/bucket_feed.py`; goal: below 2%). "
+        f"{result['cores']} cores, load {result['load']}:\n\n{said}"
     )
 
 

@@ -33,10 +33,10 @@ from forerun.data.storage.block_reader import BlockReader
 from forerun.data.storage.folder import StoreFolder, folder_at
 from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokens.build import is_complete
+from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.store import TokenStore, read_index
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import units_of
-from forerun.data.tokens.unit_table import UnitTable
 
 RequireIds = Callable[[int], None]  # raises if a token id is beyond the vocabulary
 
@@ -127,7 +127,7 @@ def open_early_corpus(
     workers = None if data.workers is None else max(1, data.workers // len(data.parts))
     opened, arriving = [], []
     for name, part in data.parts.items():
-        source = open_source(part)
+        source = open_source(part, by_range=True)
         recipe = recipe_of(source, data, dialect, vocab)
         folder = folder_at(store_root(data)).inside(recipe.key(source))
         complete = is_complete(folder)

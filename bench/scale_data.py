@@ -12,7 +12,7 @@ Storage. What is measured:
    bytes per step, seconds of one batch alone, and seconds per step with reading ahead.
 
 The cost of an epoch is the number of requests times the price of the service (forerun.hardware.object_storage). Writes
-bench/results/scale_data.json. `python bench/scale_data_page.py` writes the tables of docs/explanation/data-scale.md.
+bench/results/scale_data.json. `python bench/data_scale_page.py` writes the tables of docs/explanation/data-scale.md.
 """
 
 from __future__ import annotations

@@ -91,7 +91,8 @@ class CorpusPart:
     @property
     def read_as(self) -> list[str]:
         """How the rows are read: `1 file, jsonl, Alpaca, ...`, and how they become text if there is a choice."""
-        return [self.source.recognised, self.rendering] if self.rendering else [self.source.recognised]
+        ranges = "read from the hub by ranges" if self.source.is_read_by_ranges else ""
+        return [text for text in (self.source.recognised, ranges, self.rendering) if text]
 
     @property
     def line(self) -> str:
@@ -352,7 +353,7 @@ def _open_part(
     reads: StoreReads | None,
     host: tuple[int, int],
 ) -> CorpusPart:
-    source = open_source(part)
+    source = open_source(part, by_range=data.begin == "early")
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
     folder = tokenize(source, recipe, data, on_progress=report, host=host)

@@ -67,14 +67,17 @@ class Repository:
             raise to_user_error(error, self.name, revision, downloading=True, kind=self.kind) from error
         return Path(folder)
 
+    def is_cached(self, commit: str, file: str) -> bool:
+        """Return whether a file is in the cache."""
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(self.name, file, revision=commit, repo_type=self.kind), str)
+
     def check_disk_space(self, commit: str, sizes: dict[str, int]) -> None:
         """Raise a StorageError if the cache's disk has too little space for files that are not cached yet."""
-        from huggingface_hub import constants, try_to_load_from_cache
+        from huggingface_hub import constants
 
-        needed = 0
-        for file, size in sizes.items():
-            here = try_to_load_from_cache(self.name, file, revision=commit, repo_type=self.kind)
-            needed += 0 if isinstance(here, str) else size
+        needed = sum(size for file, size in sizes.items() if not self.is_cached(commit, file))
         cache = Path(constants.HF_HUB_CACHE).expanduser()
         place = next(folder for folder in (cache, *cache.absolute().parents) if folder.is_dir())
         free = shutil.disk_usage(place).free

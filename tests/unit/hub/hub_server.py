@@ -8,7 +8,8 @@ Datasets are in folder/datasets/owner/name; another branch of a repository is be
 `gated` maps a repository to the tokens that its files accept (its listing is open, as on the real hub); the token
 `EXPIRED` is accepted nowhere; `broken` makes every answer a 500; `announced_bytes` makes the listing lie about a file's
 size; `cuts` maps a file to the bytes after which each successive GET of it is cut off; `stall` names a file whose GET
-sends half and then waits until the client is gone, after setting `stalled`.
+sends half and then waits until the client is gone, after setting `stalled`. `large` names the files that the hub knows
+by their SHA-256, as all files above 10 MB; `sent_bytes` counts the content of files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import hashlib
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,10 +27,10 @@ from typing import Any, Self
 from urllib.parse import quote, unquote, urlsplit
 
 _INFO = re.compile(r"/api/(?:models/|(?=datasets/))((?:datasets/)?[^/]+/[^/]+)(?:/revision/([^/]+))?")
-_TREE = re.compile(r"/api/(?:models/|(?=datasets/))((?:datasets/)?[^/]+/[^/]+)/tree/([^/]+)")
+_TREE = re.compile(r"/api/(?:models/|(?=datasets/))((?:datasets/)?[^/]+/[^/]+)/tree/([^/]+)(?:/(.+))?")
 _FILE = re.compile(r"/((?:datasets/)?[^/]+/[^/]+)/resolve/([^/]+)/(.+)")
 EXPIRED = "hf_expired"
-_RANGE = re.compile(r"bytes=(\d+)-")
+_RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,12 @@ class HubServer:
         cuts: Mapping[str, list[int]] | None = None,
         stall: str | None = None,
         broken: bool = False,
+        large: Sequence[str] = (),
     ) -> None:
         self.root, self.gated, self.announced_bytes = root, dict(gated or {}), dict(announced_bytes or {})
         self.cuts = {file: list(sizes) for file, sizes in (cuts or {}).items()}
-        self.broken = broken
+        self.broken, self.large = broken, set(large)
+        self.sent_bytes = 0
         self.stall, self.stalled = stall, threading.Event()
         self.requests: list[Request] = []
         hub = self
@@ -135,7 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.server_hub.requests.append(Request(self.command, path, self.headers.get("Range"), token))
         if found := _TREE.fullmatch(path):
             if branch := self._allowed(found[1], found[2], token, open_to_all=True):
-                self._json(self._tree(found[1], branch))
+                folder = None if "recursive=true" in self.path.lower() else unquote(found[3] or "")
+                self._json(self._tree(found[1], branch, folder))
         elif found := _FILE.fullmatch(path):
             if branch := self._allowed(found[1], found[2], token, open_to_all=False):
                 self._file(found[1], branch, unquote(found[3]))
@@ -171,11 +175,22 @@ class _Handler(BaseHTTPRequestHandler):
         commit = self.server_hub.commit(repository, branch)
         return {"id": repository.removeprefix("datasets/"), "sha": commit, "siblings": siblings, "private": False}
 
-    def _tree(self, repository: str, branch: str) -> list[dict[str, Any]]:
-        return [
-            {"type": "file", "path": name, "size": self._size(name, path), "oid": _etag(path)}
-            for name, path in self.server_hub.files(repository, branch).items()
-        ]
+    def _tree(self, repository: str, branch: str, folder: str | None) -> list[dict[str, Any]]:
+        """The files of a folder with the names of the folders in it; None: all files."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, path in self.server_hub.files(repository, branch).items():
+            about = {"type": "file", "path": name, "size": self._size(name, path), "oid": _etag(path)}
+            if name in self.server_hub.large:
+                about["lfs"] = {"oid": _etag(path), "size": about["size"], "pointerSize": 130}
+            if folder is not None:
+                above = f"{folder}/" if folder else ""
+                if not name.startswith(above):
+                    continue
+                child, deeper, _ = name.removeprefix(above).partition("/")
+                if deeper:
+                    about = {"type": "directory", "path": above + child, "size": 0, "oid": "0" * 40}
+            found[about["path"]] = about
+        return list(found.values())
 
     def _json(self, tree: Any) -> None:
         body = json.dumps(tree).encode()
@@ -192,13 +207,15 @@ class _Handler(BaseHTTPRequestHandler):
         headers["X-Repo-Commit"] = self.server_hub.commit(repository, branch)
         wanted = _RANGE.fullmatch(self.headers.get("Range") or "")
         begin = int(wanted[1]) if wanted else 0
+        end = min(int(wanted[2]) + 1, len(body)) if wanted and wanted[2] else len(body)
         if wanted:
-            headers["Content-Range"] = f"bytes {begin}-{len(body) - 1}/{len(body)}"
+            headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(body)}"
         else:
             headers["X-Linked-Size"] = str(len(body))
-        self._head(206 if wanted else 200, headers | {"Content-Length": str(len(body) - begin)})
+        self._head(206 if wanted else 200, headers | {"Content-Length": str(end - begin)})
         if self.command == "GET":
-            self._body(name, body[begin:])
+            self.server_hub.sent_bytes += end - begin
+            self._body(name, body[begin:end])
 
     def _body(self, name: str, body: bytes) -> None:
         hub = self.server_hub

@@ -127,7 +127,7 @@ def open_early_corpus(
     workers = None if data.workers is None else max(1, data.workers // len(data.parts))
     opened, arriving = [], []
     for name, part in data.parts.items():
-        source = open_source(part)
+        source = open_source(part, by_range=True)
         recipe = recipe_of(source, data, dialect, vocab)
         folder = folder_at(store_root(data)).inside(recipe.key(source))
         complete = is_complete(folder)

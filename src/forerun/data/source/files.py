@@ -21,6 +21,7 @@ from forerun.data.source.kinds import IN_PARTS, KINDS, PACKED, companion, compan
 from forerun.data.text import local_path
 from forerun.errors import UserError
 from forerun.files import open_regular
+from forerun.hub.range_files import PROTOCOL, RangeFiles
 from forerun.installation import install_command
 from forerun.safe_text import HIDDEN, redact
 
@@ -58,6 +59,8 @@ class File:
         """Return the stored size in bytes, before decompression, or -1 if the store does not report it."""
         try:
             size = os.stat(self.path).st_size if self.store is None else self.store.info(self.path).get("size")
+        except UserError:
+            raise
         except Exception as error:  # each driver raises its own errors
             raise unreadable(self.name, error) from error
         return -1 if size is None else int(size)
@@ -86,7 +89,7 @@ class File:
         return self.path if self.store is None else str(self.store.unstrip_protocol(self.path))
 
 
-def find(place: str, enough: Enough | None = None) -> list[File]:
+def find(place: str, enough: Enough | None = None, by_range: bool = False) -> list[File]:
     """Return the files that `place` names, sorted by path and all of one kind.
 
     Args:
@@ -94,13 +97,16 @@ def find(place: str, enough: Enough | None = None) -> list[File]:
             ending, except hidden ones. A file with an unknown ending is plain text if it is named directly.
         enough: Returns whether files at the start of the list suffice. The others are then not returned, and files of
             a dataset on the hub are not fetched. By default, all files are needed.
+        by_range: Read a dataset on the hub by ranges, unless it is in the cache.
 
     Raises:
         UserError: There are no files, several kinds of files, or files that cannot be read.
     """
     if place.startswith("hf://"):
         stop = None if enough is None else lambda paths: enough(_files(paths))
-        files = _files(_sorted(place, [path for path in dataset_files(place, stop) if _is_data(path.name)], _NOTHING))
+        paths = [path for path in dataset_files(place, stop, by_range) if _is_data(os.path.basename(path))]
+        ranges = any(isinstance(path, str) for path in paths)
+        files = _files(_sorted(place, paths, _NOTHING), RangeFiles() if ranges else None)
     else:
         files = _remote(place) if "://" in place else _local(place)
     kinds = Counter(file.kind for file in files)
@@ -307,6 +313,8 @@ def at_address(address: str, kind: str, packed: str) -> File:
 def _store(fsspec: Any, address: str) -> tuple[Any, str]:
     """Return the file system of an address and the path in it. A listing may contain hostile names: see protocols."""
     require_data_address(address)
+    if address.startswith(PROTOCOL):
+        return RangeFiles(), address.removeprefix(PROTOCOL)
     if not address.startswith(("http://", "https://")):
         return cast(tuple[Any, str], fsspec.url_to_fs(address))
     # aiohttp reads ~/.netrc and proxy variables only with trust_env. The user's fsspec settings take precedence.

@@ -1,4 +1,4 @@
-"""Datasets on the Hugging Face hub, whose data files are fetched into the cache of the hub client.
+"""Datasets on the Hugging Face hub. Their files are fetched into the cache of the hub client, or read by ranges.
 
     hf://datasets/owner/name[@revision][/file, folder or glob]
 
@@ -19,9 +19,10 @@ from forerun.data.source import splits
 from forerun.errors import UserError
 from forerun.files import atomic_write
 from forerun.hub.repository import Listing, Repository, is_commit, is_offline
-from forerun.units import MIB
+from forerun.units import GIB, MIB
 
 PREFIX = "hf://"
+DOWNLOAD_BYTES = 64 * GIB  # larger datasets are read by ranges
 _CARD = "README.md"
 _MAX_CARD_BYTES = 4 * MIB
 _NAME = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -45,30 +46,39 @@ class Address:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Files of a dataset on this machine, sorted. `revision` is their commit, `chosen` describes the selection."""
+    """Files of a dataset, sorted. `revision` is their commit, `chosen` describes the selection.
+
+    They are on this machine (`files`), or they are read by ranges (`remote`).
+    """
 
     files: tuple[Path, ...]
     revision: str
     chosen: str
+    remote: tuple[str, ...] = ()
 
 
 Enough = Callable[[Sequence[Path]], bool]
 
 
-def dataset_files(place: str, enough: Enough | None = None) -> list[Path]:
-    """Return the local paths of the data files that `place` names, sorted. Files that are missing are fetched.
+def dataset_files(place: str, enough: Enough | None = None, by_range: bool = False) -> list[Path] | list[str]:
+    """Return the data files that `place` names, sorted: local paths, or paths of `RangeFiles` as text.
 
-    With `enough`, files are fetched one after the other until it returns true for the paths of those fetched so far.
+    The arguments are those of `dataset`.
     """
-    return list(dataset(place, enough).files)
+    found = dataset(place, enough, by_range)
+    return list(found.remote) if found.remote else list(found.files)
 
 
-def dataset(place: str, enough: Enough | None = None) -> Dataset:
+def dataset(place: str, enough: Enough | None = None, by_range: bool | None = None) -> Dataset:
     """Select the data files of a dataset, fetch those that are not in the cache, and return them.
+
+    Files that are read by ranges are not fetched: if `by_range` asks for it, unless all files are in the cache, or if
+    there are more than DOWNLOAD_BYTES. A download is kept for other runs, and a range is not.
 
     Args:
         place: An address such as `hf://datasets/owner/name[@revision][/path]`.
         enough: Returns whether the first files, given by their paths, suffice. By default, all files are needed.
+        by_range: Whether to read by ranges. None: never.
 
     Raises:
         UserError: The address is invalid, the selection is ambiguous, the hub or the disk fails, or the machine is
@@ -84,11 +94,11 @@ def dataset(place: str, enough: Enough | None = None) -> Dataset:
             return _cached(repository, address, place, enough)
         except UserError:
             pass  # ask the hub, which fetches what is missing or reports a more precise error
-    listing = repository.listing(address.revision)
-    card: Path | None = None
-    if _has_card(address, listing):
-        card = repository.download(listing.commit, [_CARD]) / _CARD
-    choice = splits.choose(listing.sizes, address.path, _front_matter(card), place)
+    listing, choice = _selection(repository, address, place)
+    large = by_range is False and enough is None and _size_bytes(listing, choice) > DOWNLOAD_BYTES
+    if (by_range or large) and not all(repository.is_cached(listing.commit, name) for name in choice.files):
+        remote = tuple(f"datasets/{address.name}@{listing.commit}/{name}" for name in sorted(choice.files))
+        return Dataset((), listing.commit, f"{address.name}@{listing.commit[:7]}, {choice.words}", remote)
     groups = [sorted(choice.files)] if enough is None else [[name] for name in sorted(choice.files)]
     fetched: list[Path] = []
     for names in groups:
@@ -101,6 +111,19 @@ def dataset(place: str, enough: Enough | None = None) -> Dataset:
         if enough is not None and enough(fetched):
             break
     return _local_dataset(folder, choice, address, enough)
+
+
+def _selection(repository: Repository, address: Address, place: str) -> tuple[Listing, splits.Choice]:
+    """Return the files of the dataset on the hub, and those that the address selects."""
+    listing = repository.listing(address.revision)
+    card: Path | None = None
+    if _has_card(address, listing):
+        card = repository.download(listing.commit, [_CARD]) / _CARD
+    return listing, splits.choose(listing.sizes, address.path, _front_matter(card), place)
+
+
+def _size_bytes(listing: Listing, choice: splits.Choice) -> int:
+    return sum(listing.sizes[name] for name in choice.files)
 
 
 def parse(place: str) -> Address:

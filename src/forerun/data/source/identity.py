@@ -63,9 +63,12 @@ def _own_identity(file: File, memo: _DigestCache) -> str:
 def _reported_identity(info: dict[str, Any]) -> str | None:
     """Return an identity from the metadata of a store, or None.
 
-    Google reports md5 or crc32c, S3 and https report an ETag. A weak ETag does not identify the bytes.
+    The hub reports the SHA-256 of large files, so their identity is that of a downloaded file. Google reports md5 or
+    crc32c, S3 and https report an ETag. A weak ETag does not identify the bytes.
     """
     size = info.get("size")
+    if sha256 := info.get("sha256"):
+        return f"sha256:{sha256}"
     if md5 := info.get("md5Hash"):
         return f"md5:{base64.b64decode(md5).hex()}:{size}"
     if crc32c := info.get("crc32c"):

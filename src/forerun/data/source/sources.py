@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,12 @@ from forerun.data.source.columns import Columns
 from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.errors import UserError
+from forerun.hub.range_files import RangeFiles
 
 if TYPE_CHECKING:
     from forerun.config.schema import Data, Part
+
+_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,11 @@ class Source:
         return f"{many}, {self.kind}" + ("" if self.kind == "text" else f", {self._roles.shown}") + split + first
 
     @property
+    def is_read_by_ranges(self) -> bool:
+        """Whether the files are on the hub and are not downloaded."""
+        return isinstance(self.files[0].store, RangeFiles)
+
+    @property
     def unused(self) -> list[str]:
         """Columns of the files that are not read."""
         return self._roles.unused
@@ -61,6 +70,10 @@ class Source:
         With a limit, this reads the first rows to find the last piece. Bad rows count, so that the result does not
         depend on the number of bad rows that the job allows.
         """
+        if self.limit is None and self.files[0].store is not None:  # the requests of many files at the same time
+            with ThreadPoolExecutor(min(_THREADS, len(self.files))) as threads:
+                found_all = threads.map(lambda at: self._pieces(at, piece_bytes), range(len(self.files)))
+                return [piece for pieces in found_all for piece in pieces]
         every = (piece for at in range(len(self.files)) for piece in self._pieces(at, piece_bytes))
         if self.limit is None:
             return list(every)
@@ -132,11 +145,12 @@ class Source:
         return Columns(self.form, self.columns, self.names, self.style)
 
 
-def open_source(part: Part | Data) -> Source:
+def open_source(part: Part | Data, *, by_range: bool = False) -> Source:
     """Find the files of `part` and recognise the form of their rows.
 
     Args:
         part: The `data` section of a job, or one part of its mixture.
+        by_range: Read a dataset on the hub by ranges instead of downloading it, unless it is in the cache.
 
     Returns:
         The source. Its form is that of the first file whose form is recognised.
@@ -145,7 +159,8 @@ def open_source(part: Part | Data) -> Source:
         UserError: There are no files or files of several kinds, `columns` or `separator` does not apply to them,
             or no file has a known form. In the last case the error is the problem of the first file.
     """
-    found = tuple(files.find(part.path or "", None if part.limit is None else _FirstRows(part, part.limit)))
+    enough = None if part.limit is None else _FirstRows(part, part.limit)
+    found = tuple(files.find(part.path or "", enough, by_range))
     if found[0].kind in ("text", *TOKEN_KINDS) and part.columns:
         raise UserError(
             "E-DATA-053",

@@ -100,7 +100,7 @@ class BlockReader:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without open files and threads. The copy has no cache and its own counts."""
-        return BlockReader, (self.folder, None, ReadCounts())
+        return _plain_reader, (self.folder,)
 
     def array(self, name: str, dtype: Any, count: int, root: str, **options: Any) -> BucketArray:
         """Return the array of `count` numbers in the file `name`. Nothing is read. `options` are those of the array."""
@@ -135,6 +135,10 @@ class BlockReader:
             else:
                 found[part] = data
         return complete
+
+
+def _plain_reader(folder: StoreFolder) -> BlockReader:
+    return BlockReader(folder, None, ReadCounts())
 
 
 class _Call:

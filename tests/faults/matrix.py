@@ -254,6 +254,17 @@ FAULTS = (
         )
     ),
     *(
+        Fault(
+            f"data {kind}", what, "a proxy in front of emulators of GCS and S3", f"data_rig.py {kind} {{n}}", 0, night
+        )
+        for kind, what, night in (
+            ("clean", "tokens in a bucket, on one and four hosts, with and without cache, EXACT", 8),
+            ("faults", "one read of tokens in fifty fails, is slow, short or flipped: all reported, EXACT", 8),
+            ("deleted", "the same faults, and the cache of tokens is deleted during the run, EXACT", 4),
+            ("damaged", "a unit that is damaged in the bucket is rejected by name", 2),
+        )
+    ),
+    *(
         Fault(f"storage {kind}", what, how, f"storage_rig.py {kind} {{n}}", ci, night)
         for kind, what, how, ci, night in (
             ("tracker-500", "the tracker answers 500", "a test server", 1, 5),

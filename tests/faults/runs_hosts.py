@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -46,10 +46,22 @@ TOLERANCE = 1e-5
 
 
 class HostsRun:
-    """One run by several hosts of this machine. `apart`: each has tokens and caches of its own."""
+    """One run by several hosts of this machine. `apart`: each has tokens and caches of its own.
 
-    def __init__(self, bench: Bench, name: str, hosts: int, *, apart: bool = False) -> None:
+    `words` are overrides of the job, and `environment` is added to that of the bench.
+    """
+
+    def __init__(
+        self,
+        bench: Bench,
+        name: str,
+        hosts: int,
+        *words: str,
+        apart: bool = False,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.run, self.hosts, self.apart = Run(bench, name), hosts, apart
+        self.words, self.environment = words, environment or {}
         self._reserved = reserved_port("127.0.0.1")
         self.port = int(self._reserved.getsockname()[1])
         self.secret = bench.folder / "secret"
@@ -61,13 +73,14 @@ class HostsRun:
     def start(self, index: int) -> None:
         bench = self.run.bench
         words = [sys.executable, "-m", "forerun.cli.main", "train", "job.yaml", f"name={self.run.name}"]
+        words += self.words
         words += ["--host", f"{index}/{self.hosts}", "--leader", f"127.0.0.1:{self.port}", "--secret", "secret"]
         flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=1"}
         if self.apart:
             flags["XDG_CACHE_HOME"] = str(self.cache(index))
         with self.said_file(index).open("ab") as log:
             self.supervisors[index] = subprocess.Popen(
-                words, cwd=bench.folder, env={**bench.environment, **flags}, stdout=log, stderr=log
+                words, cwd=bench.folder, env={**bench.environment, **flags, **self.environment}, stdout=log, stderr=log
             )
 
     def start_all(self) -> Self:

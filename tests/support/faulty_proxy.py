@@ -10,7 +10,7 @@ and the number of the fault:
 | kind | what the client receives |
 | --- | --- |
 | `refuse` | the status 503, without data |
-| `reset` | a connection that is reset before any byte of the answer |
+| `reset` | the head of the answer, then a connection that is reset |
 | `slow` | the right answer, `slow_seconds` late |
 | `short` | half of the body, with a Content-Length that matches it |
 | `cut` | half of the body, with the Content-Length of the complete body, and the end of the connection |
@@ -40,6 +40,8 @@ KINDS = ("refuse", "reset", "slow", "short", "cut", "flip")
 DATA = re.compile(r"\.(tokens|offsets|learned)(\.sums)?$")
 ADDRESSES = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL", "AWS_ENDPOINT_URL_S3")
 CHECKSUMS = (b"x-goog-hash", b"content-md5", b"x-amz-checksum", b"x-goog-stored-content")
+FLIP_BYTES = 8  # at the start: a client that merges requests uses the first bytes, and not always those in the middle
+RESET_SECONDS = 0.05
 _LIMIT_BYTES = 1 << 26  # of a line of a header, and of what a stream buffers
 
 
@@ -169,12 +171,14 @@ class FaultyProxy:
         if kind == "refuse":
             writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
             return True
-        if kind == "reset":
-            _reset(writer)
-            return False
         if kind == "slow":
             await asyncio.sleep(self.slow_seconds)
         answer = await upstream.ask(request, method)
+        if kind == "reset":
+            writer.write(answer.head())
+            await asyncio.sleep(RESET_SECONDS)  # the client has seen the head: libraries repeat silently without it
+            _reset(writer)
+            return False
         if method == "GET" and self.is_data(name):
             self.read_bytes += len(answer.body)
         return self._send(answer, kind, method, writer)
@@ -186,7 +190,7 @@ class FaultyProxy:
         if kind == "flip":
             chance = random.Random(f"{self.seed} {len(self.faults)}")
             changed = bytearray(body)
-            changed[chance.randrange(len(body))] ^= 1 << chance.randrange(8)
+            changed[chance.randrange(min(len(body), FLIP_BYTES))] ^= 1 << chance.randrange(8)
             body = bytes(changed)
             headers = [(key, value) for key, value in headers if not key.lower().startswith(CHECKSUMS)]
         elif kind in ("short", "cut"):
@@ -209,7 +213,8 @@ class FaultyProxy:
         if not self._due:
             return ""
         self._due -= 1
-        kind = self.kinds[random.Random(f"{self.seed} {len(self.faults)} kind").randrange(len(self.kinds))]
+        turn, place = divmod(len(self.faults), len(self.kinds))  # each turn has every kind once
+        kind = random.Random(f"{self.seed} {turn}").sample(self.kinds, len(self.kinds))[place]
         self.faults.append(Injected(kind, name))
         if kind != "slow":  # nothing is repeated
             self._spared.add(name)

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,10 @@ from forerun.data.inspect.terminal import print_report
 from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import drawn
 from forerun.data.source.sources import open_source
+from forerun.data.storage.folder import place_of
 from forerun.data.tokens.build import is_complete
+from forerun.data.tokens.engine import StartEngine
+from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.store import check
 from forerun.errors import UserError
 from forerun.files import write_output
@@ -88,27 +91,45 @@ def inspect_data(job: Job | str | os.PathLike[str], *, samples: int = 2) -> Data
     return DataReport(job, report_of(job, corpus, samples=samples), tuple(corpus.warnings))
 
 
-def tokenize_data(job: Job | str | os.PathLike[str], *, shard: tuple[int, int]) -> dict[str, tuple[Path, bool]]:
-    """Tokenize one share of the data of a job, so that several machines can divide the work.
+def tokenize_data(
+    job: Job | str | os.PathLike[str], *, shard: tuple[int, int] = (0, 1), ray: str | None = None
+) -> dict[str, tuple[Path | str, bool]]:
+    """Tokenize the data of a job, or one share of it, so that several machines can divide the work.
 
     Args:
       job: a job, or the path of a job file.
       shard: (i, n) for share i of n, with i from 0 to n - 1. The machine that finishes last writes the index.
+      ray: the address of a Ray cluster whose nodes tokenize, or `auto`; by default the cores of this machine do.
 
     Returns:
-      For each part of the data the folder of its tokens, and whether all shares are complete.
+      For each part of the data the folder of its tokens, or its address in a bucket, and whether all shares are
+      complete.
+
+    Raises:
+      UserError: The data cannot be read, or the cluster cannot be used. Finished units are kept.
     """
     job = prepared(job)
     require_chosen_tokenizer(job)
     dialect, vocab = dialect_of(job), model_vocab(job)
     done = {}
-    for name, part in job.data.parts.items():
-        source = open_source(part, by_range=job.data.begin == "early")
-        recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
-        with _progress() as progress:
-            folder = tokenize(source, recipe, job.data, shard=shard, on_progress=partial(progress, name))
-        done[name] = folder, is_complete(folder)
+    with _engine(ray) as engine:
+        for name, part in job.data.parts.items():
+            source = open_source(part, by_range=job.data.begin == "early")
+            recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
+            with _progress() as progress:
+                report = partial(progress, name)
+                folder = tokenize(source, recipe, job.data, shard=shard, on_progress=report, engine=engine)
+            done[name] = place_of(folder), is_complete(folder)
     return done
+
+
+def _engine(ray: str | None) -> AbstractContextManager[StartEngine]:
+    """Return what builds the units: worker processes, or a Ray cluster that is connected inside the block."""
+    if ray is None:
+        return nullcontext(Pool)
+    from forerun.data.tokens.ray_cluster import ray_cluster
+
+    return ray_cluster(ray)
 
 
 @dataclass(frozen=True)
@@ -117,12 +138,12 @@ class VerifiedPart:
 
     Attributes:
       tokens: the number of tokens.
-      folder: the folder of the tokens.
+      folder: the folder of the tokens, or its address in a bucket.
       upgraded: whether checksums of blocks were added, which older versions did not write.
     """
 
     tokens: int
-    folder: Path
+    folder: Path | str
     upgraded: bool
 
 
@@ -139,7 +160,7 @@ def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     for part in opened(job).parts:
         # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
         upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
-        found[part.name] = VerifiedPart(part.store.counts.tokens, Path(part.store.folder.address), upgraded)
+        found[part.name] = VerifiedPart(part.store.counts.tokens, place_of(part.store.folder), upgraded)
     return found
 
 

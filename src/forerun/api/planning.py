@@ -15,6 +15,7 @@ from forerun.api.jobs import prepared
 from forerun.config.schema import Job
 from forerun.errors import StorageError, UserError
 from forerun.files import write_output
+from forerun.hardware.storage_table import StorageReads, storage_table
 from forerun.inputs.resolve_job import resolve
 from forerun.inputs.starting_weights import starting_weights
 from forerun.models.sizes import DecoderConfig
@@ -24,6 +25,7 @@ from forerun.planner.compile.pool import answers
 from forerun.planner.compile.request import CompileRequest, Impossible, possible_requests, slices_named
 from forerun.planner.compile.result_cache import cached_fit_result
 from forerun.planner.cost.job_cost import Tariff
+from forerun.planner.cost.storage_reads import planned_reads
 from forerun.planner.hlo import Module
 from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
 from forerun.planner.report.page import compact_page, page
@@ -62,6 +64,7 @@ class Plan:
     _tariff: Tariff
     _changes: Mapping[str, tuple[str, ...]]
     _compiler: SliceCompiler = field(repr=False, compare=False)
+    _storage: StorageReads | None = None
 
     @property
     def fits(self) -> bool:
@@ -96,11 +99,13 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as `forerun plan --json` prints it."""
-        return as_json(self._results, self._tariff, self._changes, self._impossible)
+        storage = {} if self._storage is None else {"storage": self._storage.to_json()}
+        return as_json(self._results, self._tariff, self._changes, self._impossible) | storage
 
     def to_html(self) -> str:
         """Return the complete page with charts that `forerun plan --html` writes."""
-        return page(self.job, self._results, self._tariff, self.title, self.notes, self._impossible)
+        notes = self.notes if self._storage is None else (*self.notes, self._storage.recommendation)
+        return page(self.job, self._results, self._tariff, self.title, notes, self._impossible)
 
     def save_html(self, file: str | os.PathLike[str]) -> None:
         """Write the complete page to a file. It loads nothing from the network and runs no script."""
@@ -123,6 +128,9 @@ class Plan:
     def print(self, console: Console) -> None:
         """Print the table, as wide as the console allows."""
         print_table(console, self._results, self.title, self._tariff, self.notes, self._impossible)
+        if self._storage is not None:
+            console.print()
+            console.print(storage_table(self._storage))
 
     def __repr__(self) -> str:
         from forerun.console import SafeConsole
@@ -265,6 +273,7 @@ def plan(
         _tariff=tariff,
         _changes=changes,
         _compiler=compiler,
+        _storage=planned_reads(resolved, results[0].question.slice.hosts),
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.cli.options.job_warnings import print_warnings
+from forerun.cli.options.shard import shard_of
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
             fix="make the folder first",
         )
     print_warnings(job)
-    if args.shard:
-        return _tokenize(job, _shard(args.shard))
+    if args.shard or args.ray:
+        return _tokenize(job, shard_of(args.shard or "0/1", os.environ), args.ray)
     if args.verify:
         return _verify(job)
     if args.ledger:
@@ -47,25 +49,30 @@ def _job(args: argparse.Namespace) -> Job:
 def _show(args: argparse.Namespace, job: Job) -> int:
     from forerun.api.dataset import PIPED_COLUMNS, inspect_data
     from forerun.console import SafeConsole
+    from forerun.data.storage.cache_size import bucket_cache
     from forerun.inputs.starting_weights import starting_weights
+    from forerun.units import Bytes
 
     report = inspect_data(job, samples=args.samples)
     for text in report.warnings:
         print(f"warning: {text}", file=sys.stderr)
     print(f"model: {starting_weights(job)}")
     report.print(SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS), full=args.full)
+    if (cache := bucket_cache(job.data)) is not None:
+        print(f"local cache: {Bytes(cache.limit_bytes)}, {cache.reason}")
     if args.html:
         report.save_html(args.html)
         print(f"page: {args.html}")
     return 0
 
 
-def _tokenize(job: Job, shard: tuple[int, int]) -> int:
+def _tokenize(job: Job, shard: tuple[int, int], ray: str | None) -> int:
     from forerun.api.dataset import tokenize_data
 
-    for name, (folder, is_complete) in tokenize_data(job, shard=shard).items():
+    share = "the data" if shard == (0, 1) else f"shard {shard[0]}/{shard[1]}"
+    for name, (folder, is_complete) in tokenize_data(job, shard=shard, ray=ray).items():
         state = "all units are complete" if is_complete else "other shards are still missing"
-        print(f"{name}: shard {shard[0]}/{shard[1]} is in {folder}; {state}")
+        print(f"{name}: {share} is in {folder}; {state}")
     return 0
 
 
@@ -86,15 +93,3 @@ def _compare(job: Job, ledger: str) -> int:
     skipped = f"; {found.skipped} of these steps were skipped by the guard" if found.skipped else ""
     print(f"{ledger}: {found.steps} steps and {found.examples} examples, all as the job says{skipped}")
     return 0
-
-
-def _shard(text: str) -> tuple[int, int]:
-    index, slash, count = text.partition("/")
-    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-        raise UserError(
-            "E-COMMAND-008",
-            f"--shard {text}",
-            why="it is I/N with I from 0 to N-1",
-            fix="for four shards: 0/4, 1/4, 2/4 and 3/4",
-        )
-    return int(index), int(count)

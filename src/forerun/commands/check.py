@@ -231,6 +231,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
 
 
 def derived_rows(outcome: Outcome) -> list[Row]:
+    from forerun.data.storage.cache_size import bucket_cache
     from forerun.inputs.starting_weights import starting_weights
     from forerun.methods.description import description
     from forerun.units import Bytes, Count
@@ -258,6 +259,8 @@ def derived_rows(outcome: Outcome) -> list[Row]:
     rows += [Row(*row) for row in outcome.derived.rows()]
     rows += [Row("rows of data", form, how) for form, how in outcome.forms]
     rows += [Row("validation", count, share) for count, share in outcome.validation]
+    if (cache := bucket_cache(job.data)) is not None:
+        rows.append(Row("local cache", str(Bytes(cache.limit_bytes)), cache.reason))
     if resolved.model.heads is not None:
         why = f"auto: for {place.kind}" if job.attention == "auto" else "the job's"
         rows.append(Row("attention kernel", outcome.kernel, why))

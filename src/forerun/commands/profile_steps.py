@@ -15,6 +15,7 @@ import jax
 
 from forerun.config.schema import Job
 from forerun.data.feed import Feed
+from forerun.data.read_ahead import read_ahead
 from forerun.files import atomic_write, require_writable_folder
 from forerun.hardware.devices import choose
 from forerun.inputs.base_weights import read_file_weights, require_matching_weights
@@ -77,7 +78,10 @@ def profile_steps(job: Job, folder: Path, display: Display, *, steps: int, warmu
     recording = Recording(folder, on_cpu=jax.default_backend() == "cpu")
     recorded = StepRange(warmup + 1, warmup + steps)
     try:
-        with Feed(batches, placement, 0, recorded.last, ahead=job.data.prefetch) as feed:
+        with (
+            read_ahead(batches, corpus.reads, recorded.last, has_ledger=False) as source,
+            Feed(source, placement, 0, recorded.last, ahead=job.data.prefetch) as feed,
+        ):
             with display.phase("warm-up") as phase:
                 state = _run(step, state, feed, warmup)
                 phase.detail = f"{warmup} steps"

@@ -138,7 +138,11 @@ class Data(Section):
         "all: every row can follow every other one",
         "all",
     )
-    store: str | None = about("folder of the tokenized documents", "~/.cache/forerun/tokens", None)
+    store: str | None = about(
+        "folder of the tokenized documents, or its address in a bucket: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER",
+        "~/.cache/forerun/tokens",
+        None,
+    )
     cache_gib: float | None = about(
         "largest size of the local cache of a store in a bucket, in GiB; 0: no cache",
         "a tenth of the free disk of ~/.cache/forerun",

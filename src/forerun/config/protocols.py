@@ -15,11 +15,11 @@ from forerun.safe_text import redact
 
 DATA_PROTOCOLS = ("file", "gs", "gcs", "s3", "https", "hf")
 CHECKPOINT_PROTOCOLS = ("gs",)
+STORE_PROTOCOLS = ("gs", "s3")
 
 # Keys of a job, and options of a command, that name a file or a folder on this machine.
 LOCAL_KEYS = (
     "runs",
-    "data.store",
     "data.tokenizer",
     "data.chat_template",
     "distil.cache",
@@ -56,6 +56,12 @@ _COPIES = {
 }
 
 
+_FOLDERS = {
+    "checkpoint.folder": "name a folder of this machine, or gs://BUCKET/FOLDER",
+    "data.store": "name a folder of this machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER",
+}
+
+
 class ProtocolError(JobValueError):
     """A key has an address that it does not allow. `fix` says what to write instead."""
 
@@ -74,6 +80,8 @@ def check_protocol(value: Any, key: str) -> None:
         _require(value, key, DATA_PROTOCOLS)
     elif key == "checkpoint.folder":
         _require(value, key, CHECKPOINT_PROTOCOLS)
+    elif key == "data.store":
+        _require(value, key, STORE_PROTOCOLS)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -124,9 +132,7 @@ def _require(address: str, key: str, allowed: Sequence[str]) -> None:
             "E-JOB-049",
             f"{key}: {_shown(protocol)}:// is not an allowed protocol",
             f"allowed are {listed} and paths of this machine",
-            "name a folder of this machine, or gs://BUCKET/FOLDER"
-            if key == "checkpoint.folder"
-            else f"copy it to this machine and set {key} to the copy",
+            _FOLDERS.get(key, f"copy it to this machine and set {key} to the copy"),
         )
 
 
@@ -144,7 +150,7 @@ def _not_local(address: str, key: str) -> ProtocolError:
         fix = "write it to this machine, then copy it there" + (
             f": {command} NAME {_shown(address)}" if command else ""
         )
-    elif key in ("data.store", "distil.cache"):
+    elif key == "distil.cache":
         fix = f"name a folder of this machine, or of a file system that it has mounted: {key}=FOLDER"
     return ProtocolError(
         "E-JOB-050",

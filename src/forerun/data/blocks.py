@@ -49,7 +49,7 @@ class BlockSums:
         """Return the content of the file of checksums, and the root."""
         first = bytes(self._sums) + _sums(memoryview(self._rest), BLOCK_BYTES)
         second = _sums(memoryview(first), PAGE_BYTES)
-        return first + second, _root(second, self._size_bytes)
+        return first + second, root_of(second, self._size_bytes)
 
 
 class Blocks:
@@ -99,7 +99,7 @@ class _Pages:
         """The checksums of all pages, compared with the root."""
         size = -(-self.first_bytes // PAGE_BYTES) * SUM_BYTES
         second = self.read(self.first_bytes, size + 1)
-        if _root(second, self._data_bytes) != self._root:
+        if root_of(second, self._data_bytes) != self._root:
             raise damage(self.file, "its own checksum differs")
         return second
 
@@ -137,5 +137,6 @@ def _sums(data: memoryview, size: int) -> bytes:
     return b"".join([xxh3_64_digest(data[n : n + size]) for n in range(0, len(data), size)])
 
 
-def _root(second: bytes, size_bytes: int) -> str:
+def root_of(second: bytes, size_bytes: int) -> str:
+    """Return the root: a checksum of the second part of a file of checksums, and of the size of the data."""
     return xxh3_64_hexdigest(second + size_bytes.to_bytes(8, "little"))

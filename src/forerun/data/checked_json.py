@@ -24,16 +24,22 @@ def decode(raw: bytes) -> tuple[dict[str, Any], bool]:
     Raises:
         ValueError: The bytes are not a JSON object, or differ from their checksum.
     """
-    body = raw[: -len(_end(b""))]
-    checked = raw == body + _end(body)
-    # One damaged byte must not make an object with a checksum look like one of an earlier version, without checksum.
-    if not checked and any(claim in raw for claim in CLAIMS):
-        raise ValueError("it differs from its checksum")
+    checked = is_checked(raw)
     value = json.loads(raw)
     if not isinstance(value, dict):
         raise ValueError("it is not a JSON object")
     value.pop("xxh3", None)
     return value, checked
+
+
+def is_checked(raw: bytes) -> bool:
+    """Return whether the bytes end with their checksum. Raise ValueError if it differs."""
+    body = raw[: -len(_end(b""))]
+    checked = raw == body + _end(body)
+    # One damaged byte must not make an object with a checksum look like one of an earlier version, without checksum.
+    if not checked and any(claim in raw for claim in CLAIMS):
+        raise ValueError("it differs from its checksum")
+    return checked
 
 
 def _end(body: bytes) -> bytes:

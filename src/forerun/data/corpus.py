@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,15 @@ from forerun.data.order.whole_documents import WholeDocuments
 from forerun.data.rendering import applies_template, notes_of, rendering_of, required_template
 from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
+from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.sources import Source, open_source
+from forerun.data.storage.folder import StoreFolder, folder_at, is_bucket
+from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
+from forerun.data.tokens.engine import StartEngine
 from forerun.data.tokens.exchange import CONVERSATION_FORMS
+from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError
@@ -55,7 +60,7 @@ class CorpusPart:
     kept: PackedRows | None = None  # rows that are held out for validation
     wanted: float = 0.0  # the share that the job asks to hold out
     notes: tuple[str, ...] = ()  # settings that are probably a mistake, for warnings
-    rendering: str = ""  # how rows become text, for the display; "" for texts and token ids
+    rendering: str = ""  # how rows become text, for the display; "" for texts
 
     @property
     def plans(self) -> list[WholeDocuments]:
@@ -123,6 +128,7 @@ class Corpus:
     parts: tuple[CorpusPart, ...]
     rows: Mixture
     kept: Mixture | None = None  # for validation
+    reads: StoreReads | None = None  # of stores in a bucket; None if all are on this machine
 
     @cached_property
     def digest(self) -> str:
@@ -170,6 +176,7 @@ def open_corpus(
     vocab: int | None = None,
     pairs: bool = False,
     on_progress: OnProgress | None = None,
+    host: tuple[int, int] = (0, 1),
 ) -> Corpus:
     """Return the data of a job. Sources that are not tokenized yet are tokenized first.
 
@@ -180,17 +187,23 @@ def open_corpus(
       vocab: the model's number of token ids, if it is known. Sources that contain token ids are checked against it.
       pairs: whether the job trains on preference pairs. Then all sources must be pairs, and otherwise none.
       on_progress: called with the name of a part and the progress of its tokenization.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
 
     Raises:
       UserError: a source cannot be read, or its form does not match the job.
     """
+    reads = job_reads(data) if data.store is not None and is_bucket(data.store) else None
     parts = tuple(
-        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress) for name, part in data.parts.items()
+        _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads, host)
+        for name, part in data.parts.items()
     )
     weights = [part.weight for part in data.mixture.values() if part.weight is not None]
     row_bytes = max(part.store.train.token_bytes for part in parts) * sequence if data.shuffle == "blocks" else None
     rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    return Corpus(dialect.tokenizer, parts, rows, held_out_rows(parts))
+    if rows.block_orders:
+        parts = tuple(_in_extents(part, rows.block_rows(n)) for n, part in enumerate(parts))
+        rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
+    return Corpus(dialect.tokenizer, parts, rows, held_out_rows(parts), reads)
 
 
 def tokenize(
@@ -200,7 +213,9 @@ def tokenize(
     *,
     shard: tuple[int, int] = (0, 1),
     on_progress: Callable[[BuildProgress], None] | None = None,
-) -> Path:
+    engine: StartEngine = Pool,
+    host: tuple[int, int] = (0, 1),
+) -> StoreFolder:
     """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
 
     Args:
@@ -209,6 +224,8 @@ def tokenize(
       data: the data section of the job, for the store, the number of workers and the limits on bad rows.
       shard: (i, n) builds only every n-th unit of the store, from unit i on.
       on_progress: called with the progress.
+      engine: starts what builds the units, by default worker processes of this machine.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket.
     """
     return build(
         source,
@@ -218,6 +235,8 @@ def tokenize(
         shard=shard,
         limits=Limits(data.bad_rows, data.bad_files),
         progress=on_progress,
+        engine=engine,
+        host=host,
     )
 
 
@@ -227,11 +246,13 @@ def recipe_of(
     """Return how the rows of `source` become tokens. Raise UserError if the job cannot train on their form."""
     _require_form(source, data, pairs)
     has_ids = source.form == "input_ids"
-    if has_ids and vocab is None and data.tokenizer is None and dialect.tokenizer.path == "bytes":
+    needs_end = source.kind in TOKEN_KINDS  # model.vocab alone does not say which token ends a document
+    if has_ids and (vocab is None or needs_end) and data.tokenizer is None and dialect.tokenizer.path == "bytes":
         raise UserError(
             "E-DATA-003",
-            f"{source.files[0].name}: token ids, but no tokenizer or vocabulary to check them against",
-            why="neither data.tokenizer nor model.vocab is set",
+            f"{source.files[0].name}: token ids, but no tokenizer {'' if needs_end else 'or vocabulary '}to check them "
+            "against",
+            why=f"neither data.tokenizer nor {'a checkpoint with a tokenizer' if needs_end else 'model.vocab'} is set",
             fix="name the tokenizer that made them: data.tokenizer=PATH/tokenizer.json",
         )
     applied = applies_template(source.form, data, dialect.template)
@@ -255,11 +276,9 @@ def recipe_of(
     )
 
 
-def store_root(data: schema.Data) -> Path:
-    """Return the folder of all token stores: `data.store`, or a folder of the cache."""
-    if data.store is not None:
-        return Path(data.store)
-    return cache_folder() / "tokens"
+def store_root(data: schema.Data) -> StoreFolder:
+    """Return the folder of all token stores: `data.store`, which may be in a bucket, or a folder of the cache."""
+    return folder_at(cache_folder() / "tokens" if data.store is None else data.store)
 
 
 def _require_form(source: Source, data: schema.Data, pairs: bool) -> None:
@@ -299,13 +318,17 @@ def _require_form(source: Source, data: schema.Data, pairs: bool) -> None:
     resolve_policy(data.too_long, pairs=True)
 
 
-def packing_of(data: schema.Data, form: str) -> str:
-    """Return the packing: `pairs` for pairs, else `data.packing`; by default `concatenate` for text, else `whole`."""
-    if form == "chosen/rejected":
+def packing_of(data: schema.Data, source: Source) -> str:
+    """Return the packing: `pairs` for pairs, else `data.packing`.
+
+    By default, it is `concatenate` for text and for token files without a loss mask, and `whole` for other data.
+    """
+    if source.form == "chosen/rejected":
         return "pairs"
     if data.packing != "auto":
         return data.packing
-    return "concatenate" if form == "text" else "whole"
+    was_text = source.kind in TOKEN_KINDS and "loss_mask" not in source.names
+    return "concatenate" if source.form == "text" or was_text else "whole"
 
 
 def packed(documents: Documents, packing: str, sequence: int, data: schema.Data, plans: Path | None) -> PackedRows:
@@ -327,13 +350,15 @@ def _open_part(
     vocab: int | None,
     pairs: bool,
     on_progress: OnProgress | None,
+    reads: StoreReads | None,
+    host: tuple[int, int],
 ) -> CorpusPart:
     source = open_source(part, by_range=data.begin == "early")
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
-    folder = tokenize(source, recipe, data, on_progress=report)
-    store = open_store(folder)
-    packing = packing_of(data, source.form)
+    folder = tokenize(source, recipe, data, on_progress=report, host=host)
+    store = open_store(folder, reads=reads)
+    packing = packing_of(data, source)
     plans = store.local_folder / PLANS
     rows = packed(store.train, packing, sequence, data, plans)
     if data.validation_by == "rows":
@@ -341,7 +366,18 @@ def _open_part(
     else:
         kept = packed(store.validation, packing, sequence, data, plans) if store.validation else None
     notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
-    return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source.form, recipe, data))
+    return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source, recipe, data))
+
+
+def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
+    """Return the part with rows that are read from a bucket in complete blocks of the order `blocks`.
+
+    Blocks are neighbouring tokens only if the documents are concatenated and no rows are held out by their number.
+    """
+    if block_rows == 1 or not isinstance(part.rows, Concatenated):
+        return part
+    documents = replace(part.store.train, extent_tokens=block_rows * part.rows.sequence)
+    return replace(part, rows=Concatenated(documents, part.rows.sequence))
 
 
 def held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:

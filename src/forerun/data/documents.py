@@ -7,16 +7,24 @@ An address is the number of a token, counted over all documents. Packing reads d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Tokens = NDArray[Any]  # uint16 or int32
 Mask = NDArray[np.bool_]
+
+
+class DocumentCounts(NamedTuple):
+    """Counts of all documents that would otherwise need all their borders."""
+
+    longest: int  # tokens of the longest document
+    single: int  # documents of less than two tokens
+    targets: int  # tokens with a loss that are not the first of their document
 
 
 class Documents(Protocol):
@@ -49,6 +57,9 @@ class Documents(Protocol):
 
     def read(self, start: int, stop: int) -> tuple[Tokens, Mask | None]:
         """Return the tokens `start` .. `stop - 1`, and a mask of those with loss; None if all have loss."""
+
+    def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[Tokens, Mask | None]]:
+        """Return `read` of each range. Documents in a bucket fetch all ranges at the same time."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,9 @@ class InMemory:
 
     def read(self, start: int, stop: int) -> tuple[Tokens, Mask | None]:
         return self.ids[start:stop], None if self.learned is None else self.learned[start:stop]
+
+    def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[Tokens, Mask | None]]:
+        return [self.read(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 def in_memory(documents: Iterable[ArrayLike], learned: Iterable[ArrayLike] | None = None) -> InMemory:

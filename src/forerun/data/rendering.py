@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from forerun.config import schema
 from forerun.data.chat_template import job_template
+from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.plain import LIKELY_SEPARATOR, likely_separators
 from forerun.data.source.sources import Source
 from forerun.data.tokenizer import Tokenizer
@@ -14,6 +16,7 @@ from forerun.data.tokens.recipe import Recipe
 from forerun.data.turns import turn_end
 from forerun.errors import UserError
 
+FIRST_DOCUMENTS = 256  # of a file of token ids, whose last ids are compared with the end token
 MANY_SEPARATORS = 3  # at the start of a file that is one document; from this number on, a note is printed
 
 
@@ -44,8 +47,14 @@ def required_template(source: Source, data: schema.Data, model_template: str | N
     return model_template
 
 
-def rendering_of(form: str, recipe: Recipe, data: schema.Data) -> str:
-    """Return how prompts and answers become text, for the display. Return "" for other forms without data.system."""
+def rendering_of(source: Source, recipe: Recipe, data: schema.Data) -> str:
+    """Return how rows become text, for the display. Return "" for texts, and for conversations without data.system."""
+    if source.kind in TOKEN_KINDS:
+        last = _last_ids(source)
+        return f"{last[recipe.eos]} of the first {last.total()} documents end with the end token {recipe.eos}, " + (
+            "which is not added again" if last[recipe.eos] == last.total() else "which is added to the others"
+        )
+    form = source.form
     template = "the model's chat template" if data.chat_template is None else "data.chat_template"
     template += "" if recipe.system is None else " and data.system"
     if form in PROMPT_FORMS and not recipe.apply_template:
@@ -74,12 +83,29 @@ def notes_of(source: Source, recipe: Recipe, data: schema.Data, tokenizer: Token
                 f"{source.files[0].name} is one document, and {LIKELY_SEPARATOR} occurs in it, at least {found} times: "
                 f"data.separator='{LIKELY_SEPARATOR}' makes a document of each part"
             )
+    if source.kind in TOKEN_KINDS:
+        yield from _end_notes(_last_ids(source), recipe.eos)
     if recipe.template is not None and data.chat_template:
         for text in turn_end(recipe.template, recipe.special, tokenizer).stop:
             yield (
                 f"a turn ends with {text!r}, which this tokenizer spells out in several tokens: forerun ends an answer "
                 "at that text, and transformers needs stop_strings for it"
             )
+
+
+def _last_ids(source: Source) -> Counter[int]:
+    """Return how many of the first documents end with each id."""
+    return Counter(int(row.values["input_ids"][-1]) for row in source.first_rows(FIRST_DOCUMENTS))
+
+
+def _end_notes(last: Counter[int], end: int) -> Iterator[str]:
+    """Yield a note if documents end with another common id, which is probably the end token of another tokenizer."""
+    ((common, count),) = last.most_common(1) or [(end, 0)]
+    if common != end and count > 2 and count > last.total() // 2:
+        yield (
+            f"{count} of the first {last.total()} documents end with the token {common}, not with the end token {end}: "
+            f"they get both, so check that data.tokenizer is the tokenizer that made the files"
+        )
 
 
 def _described(source: Source, data: schema.Data) -> str:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from forerun.hardware.rows import shipped
+
+Shuffle = Literal["rows", "blocks"]
 
 BLOCK_BYTES = 512 * 1024  # of tokens; a request of this size takes little longer than one of 4 KiB
-LEAST_BLOCKS = 4096  # smaller data gets smaller blocks
-LANES = (256, 4096)
-BLOCKS_PER_LANE = 64  # so that the blocks in use are at most a 64th of the data, except for small data
+LANES = (1024, 4096)
+BLOCKS_PER_LANE = 64  # at least: the blocks in use are at most a 64th of the data
+
+# How the reader of stores in buckets works (forerun.data.storage); a test compares them.
+CHECKED_BYTES = 4096  # the part of a file that has one checksum, and is read completely
+SUMS_SHARE = 512  # bytes of data per byte of checksums
+SUMS_MEMORY_BYTES = 1 << 23
+BORDERS_MEMORY_BYTES = 1 << 24  # borders of documents that stay in memory completely
+BORDER_BYTES = 8
+BORDERS_READ_BYTES = 1 << 15
+EXTENTS_MEMORY_BYTES = 1 << 25  # for extents, if there is no cache
+MERGED_GAP_BYTES = 1 << 16  # ranges of one file with at most this gap are one request
 
 
 @dataclass(frozen=True)
@@ -20,7 +36,180 @@ class BlockSizes:
     @classmethod
     def of(cls, rows: int, row_bytes: int) -> BlockSizes:
         """Return the sizes for data of so many rows. Small data gets blocks of one row: a complete permutation."""
-        block_rows = max(1, min(BLOCK_BYTES // row_bytes, rows // LEAST_BLOCKS))
-        wanted = rows // block_rows // BLOCKS_PER_LANE
         least, most = LANES
-        return cls(block_rows, max(least, min(most, 1 << max(0, wanted.bit_length() - 1))))
+        block_rows = max(1, min(BLOCK_BYTES // row_bytes, rows // (least * BLOCKS_PER_LANE)))
+        lanes = 1 << max(0, (rows // block_rows // BLOCKS_PER_LANE).bit_length() - 1)  # a power of two
+        return cls(block_rows, max(least, min(most, lanes)))
+
+
+@dataclass(frozen=True)
+class RequestPrice:
+    """USD per 1,000 requests to object storage."""
+
+    protocol: str
+    name: str
+    usd_per_1000_writes: float
+    usd_per_1000_reads: float
+    date: str
+    source: str
+
+
+@cache
+def request_price(protocol: str) -> RequestPrice | None:
+    """Return the price for addresses of a protocol, such as `gs`; None if it is not known."""
+    for row in shipped("requests.csv").rows:
+        if row.text("protocol") == protocol:
+            writes, reads = row.number("usd_per_1000_writes"), row.number("usd_per_1000_reads")
+            assert writes is not None
+            assert reads is not None
+            return RequestPrice(protocol, row.text("name"), writes, reads, row.text("date"), row.text("source"))
+    return None
+
+
+def bucket_protocol(address: str | None) -> str | None:
+    """Return the protocol of the address of a bucket, such as `gs`; None for a folder of a machine."""
+    protocol, found, _ = (address or "").partition("://")
+    return protocol if found else None
+
+
+@dataclass(frozen=True)
+class ReadLoad:
+    """What a run reads from a store in a bucket."""
+
+    protocol: str  # of the store's address
+    batch: int
+    sequence: int
+    token_bytes: int
+    rows: int
+    documents: int
+    hosts: int = 1
+    steps: int | None = None
+    ranges_per_row: float = 1.0  # documents of a row that lie at different places; 1 for concatenated documents
+    has_mask: bool = False  # some tokens have no loss
+    weighted_parts: int = 0  # parts of a mixture with weights, which have orders of their own
+    can_use_blocks: bool = True  # whether neighbouring rows are neighbours in the files
+    cache_bytes: int = 0  # of each host
+    is_assumed: bool = False  # the data is not open: rows and documents are assumed
+
+    @property
+    def row_bytes(self) -> int:
+        return self.sequence * self.token_bytes
+
+    @property
+    def data_bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
+    def sizes(self) -> BlockSizes:
+        """The sizes of the order `blocks`. Parts with weights are taken as equally large."""
+        return BlockSizes.of(self.rows // (self.weighted_parts or 1), self.row_bytes)
+
+    @property
+    def hosts_per_block(self) -> int:
+        """How many hosts read a block in the order `blocks`.
+
+        A lane takes part in every batch at batch / gcd(batch, lanes) different slots, one after the other. With
+        weights, the slots of a lane are random.
+        """
+        sizes = self.sizes
+        slots = self.batch if self.weighted_parts else self.batch // math.gcd(self.batch, sizes.lanes)
+        return min(slots, sizes.block_rows, self.hosts)
+
+    @property
+    def used_bytes(self) -> float:
+        """Bytes of the blocks that a host uses at the same time in the order `blocks`."""
+        sizes = self.sizes
+        lanes = sizes.lanes * (self.weighted_parts or 1)
+        return lanes * sizes.block_rows * self.row_bytes * self.hosts_per_block / self.hosts
+
+    @property
+    def fits(self) -> bool:
+        """Whether a host can keep the blocks that it uses. Otherwise each row would fetch its block again."""
+        return self.used_bytes * 1.1 <= (self.cache_bytes or EXTENTS_MEMORY_BYTES)
+
+
+@dataclass(frozen=True)
+class StepReads:
+    """The requests of an average step in the first epoch, of all hosts together."""
+
+    shuffle: Shuffle
+    requests: float
+    read_bytes: float
+    hosts: int
+    usd_per_1000_steps: float | None  # None: no price is known
+    usd_of_run: float | None  # None: the number of steps is not known
+
+    def to_json(self) -> dict[str, float | str | None]:
+        """Return the numbers by name."""
+        return {
+            "shuffle": self.shuffle,
+            "requests_per_step": self.requests,
+            "requests_per_step_and_host": self.requests / self.hosts,
+            "bytes_per_step": self.read_bytes,
+            "bytes_per_step_and_host": self.read_bytes / self.hosts,
+            "request_usd_per_1000_steps": self.usd_per_1000_steps,
+            "request_usd_of_run": self.usd_of_run,
+        }
+
+
+def step_reads(load: ReadLoad, shuffle: Shuffle) -> StepReads:
+    """Return the requests of a step.
+
+    A read is a row, or a block of rows in the order `blocks`. It needs one request for its tokens, one for its mask if
+    there is one, and one each for checksums and for borders of documents that are not in memory. Borders and checksums
+    that the cache holds are counted as requests, so large data may need fewer.
+    """
+    rows = load.batch
+    reads, read_bytes = load.ranges_per_row * rows, load.row_bytes / load.ranges_per_row
+    if shuffle == "blocks" and load.can_use_blocks and load.sizes.block_rows > 1:
+        read_bytes = float(load.sizes.block_rows * load.row_bytes)
+        reads = rows * (load.hosts_per_block / load.sizes.block_rows if load.fits else 1.0)
+    # Ranges of one host in one step that are near to each other are one request.
+    others = max(0.0, reads / load.hosts - 1)
+    reads *= math.exp(-others * (MERGED_GAP_BYTES + read_bytes) / load.data_bytes)
+    border_bytes = BORDER_BYTES * load.documents
+    sums_bytes = (load.data_bytes + border_bytes) / SUMS_SHARE
+    sums = _missed(sums_bytes, SUMS_MEMORY_BYTES)
+    borders = _missed(border_bytes, BORDERS_MEMORY_BYTES)
+    # The checksums of a large file have checksums too.
+    requests = reads * (1 + sums + _missed(sums_bytes / SUMS_SHARE, SUMS_MEMORY_BYTES) + borders * (1 + sums))
+    moved = reads * (read_bytes + CHECKED_BYTES * (1 + sums) + borders * (BORDERS_READ_BYTES + CHECKED_BYTES * sums))
+    if load.has_mask:
+        requests += reads * (1 + sums)
+        moved += reads * (read_bytes / load.token_bytes / 8 + CHECKED_BYTES * (1 + sums))
+    price = request_price(load.protocol)
+    usd = None if price is None else price.usd_per_1000_reads * requests
+    run = None if usd is None or load.steps is None else usd * load.steps / 1000
+    return StepReads(shuffle, requests, moved, load.hosts, usd, run)
+
+
+def _missed(size_bytes: float, memory_bytes: int) -> float:
+    """Return the share of random reads that the memory does not have."""
+    return 0.0 if size_bytes <= memory_bytes else 1 - memory_bytes / size_bytes
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The recommended order, and why."""
+
+    shuffle: Shuffle
+    reason: str
+
+
+def advice(load: ReadLoad) -> Advice:
+    """Return which order suits the run."""
+    rows, blocks = step_reads(load, "rows"), step_reads(load, "blocks")
+    if not load.can_use_blocks:
+        return Advice("rows", "blocks saves nothing: rows that follow each other are not neighbours in the files")
+    if load.sizes.block_rows == 1:
+        return Advice("rows", "the data is small, so its blocks have one row and both orders need the same requests")
+    if not load.fits:
+        need_gib = load.used_bytes * 1.1 / 2**30
+        return Advice("rows", f"blocks needs data.cache_gib of at least {math.ceil(need_gib * 10) / 10:g} per host")
+    if rows.requests < 2 * blocks.requests:
+        return Advice("rows", f"blocks needs about as many requests, because {load.hosts_per_block} hosts read a block")
+    return Advice("blocks", f"{_short(blocks.requests)} instead of {_short(rows.requests)} requests per step")
+
+
+def _short(value: float) -> str:
+    return f"{value:.1f}" if value < 10 else f"{value:,.0f}"

@@ -71,8 +71,13 @@ def special_texts(snapshot: Snapshot | None) -> dict[str, str]:
     return {name: text for name in SPECIAL if (text := special_text(content.get(name))) is not None}
 
 
-def open_corpus(job: Job, on_progress: OnProgress | None = None) -> Corpus:
+def open_corpus(job: Job, on_progress: OnProgress | None = None, host: tuple[int, int] = (0, 1)) -> Corpus:
     """Return the job's corpus. Tokenizes the data if no token store exists for it.
+
+    Args:
+      job: the job.
+      on_progress: called with the progress of tokenizing.
+      host: this host and the number of hosts, which share the work on a store in a bucket.
 
     Raises:
       UserError: the data cannot be used, or contains token ids beyond the model's vocabulary.
@@ -85,24 +90,25 @@ def open_corpus(job: Job, on_progress: OnProgress | None = None) -> Corpus:
         vocab=vocab,
         pairs=job.method.data_is_pairs,
         on_progress=on_progress,
+        host=host,
     )
     require_ids(found.largest, vocab)
     return with_early_order(found, job.data, job.sequence) if job.data.begin == "early" else found
 
 
-def open_arriving_corpus(job: Job, on_progress: OnProgress | None, shard: tuple[int, int]) -> Corpus:
+def open_arriving_corpus(job: Job, on_progress: OnProgress | None, host: tuple[int, int]) -> Corpus:
     """Return the job's corpus as soon as it can be trained on. With `data.begin: early`, that is its first window.
 
     Args:
       job: the job.
       on_progress: called with the progress of tokenizing.
-      shard: this host and the number of hosts, which share the work if they share the store.
+      host: the number of this host and of all hosts, which share the work if they share the store.
 
     Raises:
       UserError: the data cannot be used.
     """
     if job.data.begin == "all":
-        return open_corpus(job, on_progress)
+        return open_corpus(job, on_progress, host)
     vocab, dialect = _vocab_and_dialect(job)
     return open_early_corpus(
         job.data,
@@ -110,7 +116,7 @@ def open_arriving_corpus(job: Job, on_progress: OnProgress | None, shard: tuple[
         sequence=job.sequence,
         vocab=vocab,
         require_ids=lambda largest: require_ids(largest, vocab),
-        shard=shard,
+        host=host,
         on_progress=on_progress,
     )
 
@@ -163,14 +169,14 @@ def model_vocab(job: Job) -> int | None:
     return config_of(job.model).vocab
 
 
-def open_corpus_with_progress(job: Job, display: Display, shard: tuple[int, int] | None = None) -> Corpus:
+def open_corpus_with_progress(job: Job, display: Display, host: tuple[int, int] | None = None) -> Corpus:
     """Return the job's corpus. Show the progress, a summary and warnings on the display.
 
-    With `shard`, return the corpus as soon as it can be trained on, see `open_arriving_corpus`.
+    With `host`, return the corpus as soon as it can be trained on, see `open_arriving_corpus`.
     """
     with display.phase("data") as phase:
         progress = progress_callback(phase)
-        found = open_corpus(job, progress) if shard is None else open_arriving_corpus(job, progress, shard)
+        found = open_corpus(job, progress) if host is None else open_arriving_corpus(job, progress, host)
         first, *others = found.lines()
         phase.detail = first
     for line in others:

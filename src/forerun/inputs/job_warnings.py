@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from forerun.config.methods.targets import ALL_LINEAR
 from forerun.config.optimizer import ADAMW, ADAMW8BIT, LION, MUON
 from forerun.config.schema import Job
+from forerun.data.storage.cache_size import bucket_cache
 from forerun.errors import UserError
 from forerun.models.pretrained import is_checkpoint, pretrained
 
@@ -25,6 +26,9 @@ def warnings_of(job: Job) -> Iterator[str]:
             f"data.feeders={job.data.feeders} has no effect: forerun builds batches in a thread now, not in "
             "processes; remove the key"
         )
+    cache = bucket_cache(job.data)
+    if cache is not None and cache.warning is not None:
+        yield cache.warning
     float8 = pretrained(job.model).float8 if is_checkpoint(job.model) else None
     if float8 is not None:
         yield (

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from forerun.data.feed import Feed
-from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import Ledger
+from forerun.data.read_ahead import StepSource
+from forerun.data.storage.store_reads import StoreReads
 from forerun.program.state import State
 from forerun.run.extension import Extension
 from forerun.run.pipeline import FinishedStep
@@ -108,7 +109,7 @@ class ProgressHook(Hook):
 class LedgerHook(Hook):
     """Records the examples of each step. Only the first host has a ledger, and only if the job asks for one."""
 
-    def __init__(self, ledger: Ledger | None, batches: Batches) -> None:
+    def __init__(self, ledger: Ledger | None, batches: StepSource) -> None:
         self._ledger, self._batches = ledger, batches
 
     def on_finish(self, finished: FinishedStep) -> None:
@@ -126,6 +127,7 @@ class MetricsHook(Hook):
       feed: measures how long the run has waited for data.
       extension: the change of the number of steps since the checkpoint, if there is one.
       times: accounts for the time of the run.
+      reads: counts the reads of stores in a bucket; None if there are none.
     """
 
     def __init__(
@@ -138,8 +140,10 @@ class MetricsHook(Hook):
         feed: Feed[Any, Any],
         extension: Extension | None,
         times: RunTimes,
+        reads: StoreReads | None = None,
     ) -> None:
         self._throughput, self._metrics_log, self._display = throughput, metrics_log, display
+        self._reads = reads
         self._log_every, self._feed, self._extension, self._times = log_every, feed, extension, times
 
     def on_start(self, step: int, state: State) -> None:
@@ -162,7 +166,24 @@ class MetricsHook(Hook):
         throughput.finish(step, finished.metrics, self._feed.waited_seconds)
         is_logged = step % self._log_every == 0 or step == throughput.last or finished.rejection
         if is_logged and self._metrics_log is not None:
-            row = throughput.take_metrics_row() | self._times.shares() | finished.metrics_row()
+            figures = {} if self._reads is None else self._reads.figures()
+            row = throughput.take_metrics_row() | figures | self._times.shares() | finished.metrics_row()
             self._metrics_log.write(step, **row)
             self._times.mark(step)
         self._display.step(throughput.view())
+
+
+class ReadsHook(Hook):
+    """Shows messages about the reads of stores in a bucket: the first damaged block, and the totals at the end."""
+
+    def __init__(self, reads: StoreReads | None, display: Display) -> None:
+        self._reads, self._display = reads, display
+
+    def on_finish(self, finished: FinishedStep) -> None:
+        for text in self._reads.take_messages() if self._reads is not None else ():
+            self._display.warn(text)
+
+    def on_stop(self, step: int, state: State) -> None:
+        total = None if self._reads is None else self._reads.total()
+        if total is not None:
+            self._display.warn(total)

@@ -11,6 +11,7 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.data.corpus import Corpus
 from forerun.data.feed import Feed
 from forerun.data.order.batches import Batches
+from forerun.data.read_ahead import read_ahead
 from forerun.hardware.devices import DeviceChoice
 from forerun.inputs.run_folder import RunFolder
 from forerun.inputs.saved_files import LEDGER, METRICS, SavedFiles
@@ -22,7 +23,7 @@ from forerun.run.checkpoint_hook import CheckpointHook, CheckpointRecords
 from forerun.run.compile.compile_step import CompiledStep, forbid_compilation
 from forerun.run.extension import Extension
 from forerun.run.guard import DivergenceGuard
-from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, ValidationHook
+from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, ReadsHook, ValidationHook
 from forerun.run.journals import open_ledger, open_metrics
 from forerun.run.pipeline import StepPipeline
 from forerun.run.placement import Placement
@@ -93,7 +94,7 @@ def train_steps(
     job, program, batches = prepared.resolved.job, prepared.program, prepared.batches
     folder, validation, saved = prepared.folder, prepared.validation, resume.saved
     first, last, times = throughput.first, throughput.last, prepared.times
-    guard, placement = resume.guard, Placement(program.batch)
+    guard, placement, reads = resume.guard, Placement(program.batch), prepared.corpus.reads
     constant_record = {
         "program": prepared.compiled_step.hash,
         "data": prepared.corpus.digest,
@@ -104,7 +105,8 @@ def train_steps(
     with (
         open_metrics(job, folder, saved, last, display, worker) as metrics_log,
         open_ledger(job, folder, saved, display, worker) as ledger,
-        Feed(batches, placement, first, last, ahead=job.data.prefetch) as feed,
+        read_ahead(batches, reads, last, has_ledger=ledger is not None) as source,
+        Feed(source, placement, first, last, ahead=job.data.prefetch) as feed,
         forbid_compilation() as require_no_compilation,
         profiling(resume.profile, folder, throughput, times, display, worker) as profile_hooks,
     ):
@@ -142,7 +144,7 @@ def train_steps(
             CheckpointHook(store, schedule, records, replica_check, program, worker, times, first),
             replica_check,
             ProgressHook(worker, require_no_compilation),
-            LedgerHook(ledger, batches),
+            LedgerHook(ledger, source),
             MetricsHook(
                 throughput,
                 metrics_log,
@@ -151,7 +153,9 @@ def train_steps(
                 feed=feed,
                 extension=resume.extension,
                 times=times,
+                reads=reads,
             ),
+            ReadsHook(reads, display),
         ]
         pipeline = StepPipeline(
             state,
@@ -181,6 +185,8 @@ def finish_files(
             summary_of(prepared.resolved, program, step, throughput, validation, prepared.devices, folder)
             | resume.extensions
         )
+        if prepared.corpus.reads is not None:
+            summary |= prepared.corpus.reads.figures()
         summary["goodput"] = None if goodput is None else goodput.as_dict()
         write_summary(folder.summary, summary)
     store_summary(folder.checkpoints(job), store, folder)

@@ -138,7 +138,7 @@ def _train(
     # ---- Data: read, tokenized and packed into rows of one length ----
     worker.pulse.phase("data")
     times.phase("data")
-    corpus = open_corpus_with_progress(job, display, (jax.process_index(), jax.process_count()))
+    corpus = open_corpus_with_progress(job, display, (worker.index, worker.hosts))
     closing.callback(corpus.close)
     # The supervisor compares facts of all hosts: hosts with different data would train on inconsistent batches.
     worker.pulse.fact("data digest", corpus.digest)

@@ -11,7 +11,7 @@ SURFACE = {
     "init": "FILE --recipe --model --data",
     "convert": "FILE --devices --model --data",
     "check": "JOB KEY=VALUE --stage --on --all",
-    "data": "JOB KEY=VALUE --stage --samples --full --html --shard --verify --ledger",
+    "data": "JOB KEY=VALUE --stage --samples --full --html --shard --ray --verify --ledger",
     "tokenizer": "ACTION TEXTS --to --vocab --end --special --chat-template --split --normalize --compare",
     "plan": "JOB KEY=VALUE --stage --on --zone --prices --max-usd --json --html --trace --calibrate --no-cache"
     " --search --goal --max-hours --out",

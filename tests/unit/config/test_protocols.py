@@ -49,7 +49,7 @@ NO_PATHS = {
     *("remat.keep", "remat.offload", "remat.policy", "sample.prompt", "sample.prompts"),
     *("track.entity", "track.experiment", "track.project", "track.to", "track.url"),
 }
-ADDRESSES = {"data.path", "data.mixture", "checkpoint.folder"}
+ADDRESSES = {"data.path", "data.mixture", "data.store", "checkpoint.folder"}
 
 
 @pytest.fixture

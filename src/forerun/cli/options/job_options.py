@@ -68,7 +68,19 @@ def add_data_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--full", action="store_true", help="show long rows completely")
     parser.add_argument("--html", metavar="FILE", help="write a page with charts to this file")
-    parser.add_argument("--shard", metavar="I/N", help="only tokenize share I of N, to divide the work among machines")
+    parser.add_argument(
+        "--shard",
+        metavar="I/N",
+        nargs="?",
+        const="auto",
+        help="only tokenize share I of N, to divide the work among machines; "
+        "auto, or no value: the share of this task of a Slurm array or a Kubernetes indexed job",
+    )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="only tokenize, on a Ray cluster: auto for the cluster of this machine, or HOST:PORT of its head node",
+    )
     parser.add_argument(
         "--verify",
         action="store_true",

@@ -6,6 +6,7 @@ priority is inherited from the thread that starts them.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -49,13 +50,15 @@ class UnitArrival:
     ) -> None:
         self.name, self.folder, self.units = name, folder, units
         self._title = name if name == "data" else f"data {name}"
-        self._entries = dict(enumerate(entries))
+        self._table = entries
+        self._arrived: dict[int, bytes] = {}  # entries of other units, as JSON: a large store has many units
         self._documents = [0]  # training documents before each known unit, in order
         self._error: BaseException | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._progress: BuildProgress | None = None
         self._said_at = time.monotonic()
+        self._trains = False  # steps began, so the phase of the data is over
         self._say: Say = lambda text: None
         self._lock = threading.Lock()
 
@@ -66,7 +69,7 @@ class UnitArrival:
             if self._closed.is_set():
                 raise StoppedBuildError
             self._progress = progress
-            if on_progress is not None:
+            if on_progress is not None and not self._trains:
                 on_progress(progress)
             now = time.monotonic()
             if now - self._said_at > SAY_EVERY_SECONDS:
@@ -92,7 +95,7 @@ class UnitArrival:
 
     def speak(self, say: Say) -> None:
         """Show the progress and waits from now on with `say`, which is called by other threads."""
-        self._say, self._said_at = say, time.monotonic()
+        self._say, self._said_at, self._trains = say, time.monotonic(), True
 
     def raise_failure(self) -> None:
         """Raise the error of the build if it failed."""
@@ -119,12 +122,14 @@ class UnitArrival:
         """End the build and its workers. Finished units are kept."""
         self._closed.set()
         if self._thread is not None:
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(CLOSE_SECONDS)  # a daemon thread: one that does not answer ends with the process
 
     def _entry(self, number: int) -> dict[str, Any]:
-        found = self._entries.get(number)
-        if found is None:
-            found = self._entries[number] = index_entry(self._wait(number))
+        if number < len(self._table):
+            return self._table[number]
+        if number not in self._arrived:
+            self._arrived[number] = json.dumps(index_entry(self._wait(number))).encode()
+        found: dict[str, Any] = json.loads(self._arrived[number])
         return found
 
     def _wait(self, number: int) -> dict[str, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 from forerun.config import schema
 from forerun.data.corpus import (
@@ -22,18 +20,23 @@ from forerun.data.corpus import (
     store_root,
     tokenize,
 )
-from forerun.data.early.arrival import Say, UnitArrival
+from forerun.data.early.arrival import Build, Say, UnitArrival
 from forerun.data.early.mixture import EarlyMixture
 from forerun.data.early.stream import OpenRange, WindowStream
 from forerun.data.early.windows import RULE, UnitRange, Window, windows_of
 from forerun.data.order.rows import NoRowsError, PackedRows
 from forerun.data.order.too_long import resolve_policy
 from forerun.data.rendering import notes_of, rendering_of
-from forerun.data.source.sources import open_source
-from forerun.data.storage.folder import folder_at
-from forerun.data.tokens.build import is_complete
-from forerun.data.tokens.store import StoredDocuments, TokenStore, read_index
+from forerun.data.source.sources import Source, open_source
+from forerun.data.storage.block_reader import BlockReader
+from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.storage.store_reads import StoreReads, job_reads
+from forerun.data.tokens.build import BuildProgress, is_complete
+from forerun.data.tokens.recipe import Recipe
+from forerun.data.tokens.store import TokenStore, read_index
+from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import units_of
+from forerun.data.tokens.unit_table import UnitTable
 
 RequireIds = Callable[[int], None]  # raises if a token id is beyond the vocabulary
 
@@ -82,17 +85,17 @@ class _ArrivingPart:
     arrival: UnitArrival
     vocab: int
     packing: str
+    reader: BlockReader | None  # of a store in a bucket
 
     def documents(self, side: str, units: UnitRange) -> StoredDocuments:
         """Return the documents of a range of units. Wait until they exist."""
-        entries = self.arrival.entries(units.start, units.stop)
-        return StoredDocuments(self.arrival.folder, side, self.vocab, entries)
+        entries = UnitTable(self.arrival.entries(units.start, units.stop))
+        return StoredDocuments(self.arrival.folder, side, self.vocab, entries, self.reader)
 
     def store(self, units: UnitRange) -> TokenStore:
         train, kept = self.documents("train", units), self.documents("validation", units)
-        rows, bad = (sum(unit[name] for unit in train.units) for name in ("rows", "bad"))
-        checked = all("blocks" in unit for unit in train.units)
-        return TokenStore(self.arrival.folder, train, kept if len(kept) else None, rows, bad, checked)
+        rows, bad = (int(train.units.column(name).sum()) for name in ("rows", "bad"))
+        return TokenStore(self.arrival.folder, train, kept if len(kept) else None, rows, bad, train.units.checked)
 
 
 def open_early_corpus(
@@ -102,7 +105,7 @@ def open_early_corpus(
     sequence: int,
     vocab: int | None,
     require_ids: RequireIds,
-    shard: tuple[int, int] = (0, 1),
+    host: tuple[int, int] = (0, 1),
     on_progress: OnProgress | None = None,
 ) -> EarlyCorpus:
     """Return the data of a job as soon as its first window exists. Other units are built in the background.
@@ -113,28 +116,29 @@ def open_early_corpus(
       sequence: positions of a row.
       vocab: the model's number of token ids, if it is known.
       require_ids: called with the largest token id of each range of units, before its rows are used.
-      shard: the units that this host builds if the store is in a bucket, which all hosts see. Other stores may be
-        private, so each host builds all units.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket. Other stores may
+        be private, so each host builds all units.
       on_progress: called with the name of a part and the progress of its tokenization, by another thread.
 
     Raises:
       UserError: a source cannot be read, or its first window cannot be used.
     """
+    reads = None if folder_at(store_root(data)).is_local else job_reads(data)
     workers = None if data.workers is None else max(1, data.workers // len(data.parts))
     opened, arriving = [], []
     for name, part in data.parts.items():
         source = open_source(part, by_range=True)
         recipe = recipe_of(source, data, dialect, vocab)
         folder = folder_at(store_root(data)).inside(recipe.key(source))
-        complete = is_complete(Path(folder.address))
+        complete = is_complete(folder)
         if complete:
             tokenize(source, recipe, data)  # compares the limits on bad rows
-        entries = read_index(Path(folder.address))["units"] if complete else []
+        entries = read_index(folder)["units"] if complete else []
         arrival = UnitArrival(name, folder, units_of(source), entries)
         if not complete:
-            arrival.start(_builder(source, recipe, data, workers, shard, folder.is_local), _named(on_progress, name))
+            arrival.start(_builder(source, recipe, data, workers, host), _named(on_progress, name))
         opened.append((source, recipe, entries))
-        arriving.append(_ArrivingPart(arrival, recipe.vocab, packing_of(data, source.form)))
+        arriving.append(_ArrivingPart(arrival, recipe.vocab, packing_of(data, source), _reader(reads, folder)))
     try:
         rows, firsts, counts = _early_rows(arriving, data, sequence, require_ids)
         parts = []
@@ -149,7 +153,7 @@ def open_early_corpus(
                     _kept(store, one.packing, sequence, data),
                     data.validation,
                     tuple(notes_of(source, recipe, data, dialect.tokenizer)),
-                    rendering_of(source.form, recipe, data),
+                    rendering_of(source, recipe, data),
                     units=len(one.arrival.units),
                     ready=len(entries) or firsts[at].stop,
                     windows=counts[at],
@@ -160,7 +164,11 @@ def open_early_corpus(
             one.arrival.close()
         raise
     arrivals = tuple(one.arrival for one in arriving)
-    return EarlyCorpus(dialect.tokenizer, tuple(parts), rows, held_out_rows(tuple(parts)), arrivals)
+    return EarlyCorpus(dialect.tokenizer, tuple(parts), rows, held_out_rows(tuple(parts)), reads, arrivals)
+
+
+def _reader(reads: StoreReads | None, folder: StoreFolder) -> BlockReader | None:
+    return None if reads is None else reads.reader(folder)
 
 
 def with_early_order(corpus: Corpus, data: schema.Data, sequence: int) -> Corpus:
@@ -169,7 +177,8 @@ def with_early_order(corpus: Corpus, data: schema.Data, sequence: int) -> Corpus
         _ArrivingPart(
             UnitArrival(part.name, part.store.folder, units_of(part.source), part.store.train.units),
             part.store.train.vocab,
-            packing_of(data, part.source.form),
+            packing_of(data, part.source),
+            part.store.train.reader,
         )
         for part in corpus.parts
     ]
@@ -243,16 +252,14 @@ def _kept(store: TokenStore, packing: str, sequence: int, data: schema.Data) -> 
         return None
 
 
-def _builder(
-    source: Any, recipe: Any, data: schema.Data, workers: int | None, shard: tuple[int, int], local: bool
-) -> Callable[[Callable[[Any], None]], None]:
+def _builder(source: Source, recipe: Recipe, data: schema.Data, workers: int | None, host: tuple[int, int]) -> Build:
     limited = data if workers is None else data.model_copy(update={"workers": workers})
 
-    def run(tell: Callable[[Any], None]) -> None:
-        tokenize(source, recipe, limited, shard=(0, 1) if local else shard, on_progress=tell)
+    def run(tell: Callable[[BuildProgress], None]) -> None:
+        tokenize(source, recipe, limited, on_progress=tell, host=host)
 
     return run
 
 
-def _named(on_progress: OnProgress | None, name: str) -> Callable[[Any], None] | None:
+def _named(on_progress: OnProgress | None, name: str) -> Callable[[BuildProgress], None] | None:
     return None if on_progress is None else lambda progress: on_progress(name, progress)

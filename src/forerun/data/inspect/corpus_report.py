@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.data.shares import HeldOut
+from forerun.hardware.storage_table import StorageReads
 from forerun.program.derive import epochs_of, steps_per_epoch
 
 PERCENTILES = (50, 90, 99)
@@ -178,6 +179,7 @@ class CorpusReport:
     skipped_first: Sequence[SkippedRows] = field(default=())
     rendering: Sequence[str] = ()  # how rows become text, for each kind of rendering: "with the model's chat template"
     unused: Sequence[str] = ()  # columns of the files that are not read
+    storage: StorageReads | None = None  # requests to the bucket; None if the store is on this machine
 
     @property
     def whole(self) -> bool:

@@ -17,7 +17,11 @@ from forerun.data.inspect.measure import examine_documents, examine_rows, length
 from forerun.data.order.batches import Batches
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.pairs import PairDocuments, Pairs
+from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import packer_of
+from forerun.data.storage.cache_size import cache_size
+from forerun.hardware.object_storage import ReadLoad, bucket_protocol
+from forerun.hardware.storage_table import StorageReads
 
 SKIPPED_SHOWN = 10
 
@@ -29,7 +33,7 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
     first = Batches(rows, seed=job.seed, batch=batch).ids_at(0)[:samples]
     reports = [part.rows.report for part in corpus.parts]
     forms = sorted({part.source.form for part in corpus.parts})
-    packings = sorted({packing_of(job.data, form) for form in forms})
+    packings = sorted({packing_of(job.data, part.source) for part in corpus.parts})
     bad = itertools.chain.from_iterable(part.store.skipped for part in corpus.parts)
     return CorpusReport(
         title=job.name,
@@ -47,7 +51,7 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
         samples=samples_of(rows.take, first.tolist(), corpus.tokenizer),
         rows_examined=examine_rows(lambda at: rows.take(rows.numbered(at)), len(rows)),
         documents_examined=_merged([examine_documents(_documents(part), corpus.tokenizer) for part in corpus.parts]),
-        too_long=sum(report.too_long for report in reports),
+        too_long=sum(_too_long(part.rows) for part in corpus.parts),
         too_long_policy=_policy(corpus.parts),
         steps=job.steps,
         held_out=[held for part in corpus.parts if (held := part.held_out) is not None],
@@ -58,12 +62,43 @@ def report_of(job: schema.Job, corpus: Corpus, *, samples: int = 2) -> CorpusRep
         ],
         rendering=list(dict.fromkeys(part.rendering for part in corpus.parts if part.rendering)),
         unused=list(dict.fromkeys(name for part in corpus.parts for name in part.source.unused)),
+        storage=_storage(job, corpus),
     )
+
+
+def _storage(job: schema.Job, corpus: Corpus) -> StorageReads | None:
+    """Return the requests that one host needs for the store of the job; None if the store is on this machine."""
+    protocol = bucket_protocol(job.data.store)
+    if protocol is None:
+        return None
+    train = [part.store.train for part in corpus.parts]
+    concatenated = all(isinstance(part.rows, Concatenated) for part in corpus.parts)
+    documents, rows = sum(map(len, train)), len(corpus.rows)
+    load = ReadLoad(
+        protocol,
+        job.batch,
+        job.sequence,
+        max(one.token_bytes for one in train),
+        rows=rows,
+        steps=job.steps,
+        documents=documents,
+        ranges_per_row=1.0 if isinstance(packer_of(corpus.parts[0].rows), Concatenated) else max(1.0, documents / rows),
+        has_mask=any(one.masked for one in train),
+        weighted_parts=len(train) if any(part.weight is not None for part in job.data.parts.values()) else 0,
+        can_use_blocks=concatenated,
+        cache_bytes=cache_size(job.data).limit_bytes,
+    )
+    return StorageReads.of(load, job.data.shuffle)
 
 
 def _documents(part: CorpusPart) -> Documents:
     """Return the training documents of a part. A preference pair counts as one document."""
     return PairDocuments(part.store.train) if isinstance(part.rows, Pairs) else part.store.train
+
+
+def _too_long(rows: PackedRows) -> int:
+    packer = packer_of(rows)
+    return packer.count_too_long() if isinstance(packer, Concatenated) else rows.report.too_long
 
 
 def _policy(parts: Sequence[CorpusPart]) -> str:

@@ -87,7 +87,7 @@ class DecodedSpelling:
 def spelling_of(tokenizer: Tokenizer) -> Spelling:
     """Return the spelling for a tokenizer."""
     if isinstance(tokenizer, ByteTokenizer):
-        return ByteSpelling(lambda token: bytes([token]), {tokenizer.eos: BYTE_END})
+        return ByteSpelling(_byte_of, {tokenizer.eos: BYTE_END})
     inner: Any = tokenizer._inner  # type: ignore[attr-defined]
     added = inner.get_added_tokens_decoder()
     names = {int(token): one.content for token, one in added.items() if one.special}
@@ -103,6 +103,11 @@ def spelling_of(tokenizer: Tokenizer) -> Spelling:
 
         return ByteSpelling(raw, names)
     return DecodedSpelling(lambda ids: inner.decode(ids, skip_special_tokens=False), names)
+
+
+def _byte_of(token: int) -> bytes:
+    """Return the byte of an id. Data with token ids may have ids beyond those of the bytes tokenizer."""
+    return bytes([token]) if token < 256 else f"‹{token}›".encode()
 
 
 def pieces(

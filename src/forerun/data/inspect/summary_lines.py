@@ -31,6 +31,8 @@ def summary(look: CorpusReport) -> list[tuple[str, str]]:
         ("epoch", epoch(look)),
         ("seed", str(look.seed)),
     ]
+    if look.storage is not None:
+        lines.append(("order", look.storage.recommendation))
     if look.skipped:
         lines.append(("bad rows", f"{look.skipped:,} skipped"))
     return lines

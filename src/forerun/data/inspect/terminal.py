@@ -19,6 +19,7 @@ from forerun.data.inspect.excerpt import Gap, excerpt
 from forerun.data.inspect.findings import Finding, findings, share_text
 from forerun.data.inspect.histogram import histogram
 from forerun.data.inspect.pieces import visible
+from forerun.hardware.storage_table import storage_table
 from forerun.units import Bytes
 
 BINS = 14
@@ -48,6 +49,9 @@ def print_report(console: Console, look: CorpusReport, full: bool = False) -> No
     console.print(_sources(look), width=width)
     console.print()
     console.print(_figures(look), width=width)
+    if look.storage is not None:
+        console.print()
+        console.print(storage_table(look.storage), width=width)
     console.print()
     for line in _lengths(look, width):
         console.print(line, width=width, no_wrap=True, overflow="ellipsis", crop=True)

@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerun.data.order.permutation import permuted, permuted_within
+from forerun.data.order.permutation import keyed_number, permuted, permuted_within
 from forerun.hardware.object_storage import BlockSizes
 
 NAME = "blocks-1"  # changes with every change of the order: a run is never resumed in another one
@@ -61,7 +61,7 @@ class BlockOrder:
         at = np.asarray(places, np.int64)
         if at.size and not (at.min() >= 0 and at.max() < self.rows):
             raise IndexError(f"place {at.min()} .. {at.max()} of {self.rows}")
-        shift = int(permuted([0], self.rows, *key, SHIFT)[0])
+        shift = keyed_number(self.rows, *key, SHIFT)
         sequence, lane, first, length = self._in_lanes(at, shift)
         # The part of a block that belongs to the lane, relative to the place in the rotated sequence.
         rotated = (first + sequence + shift) % self.rows

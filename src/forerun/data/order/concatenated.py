@@ -12,12 +12,14 @@ because attention does not reach across rows. The last row is filled up with pad
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerun.data.documents import Documents
+from forerun.data.documents import DocumentCounts, Documents
 from forerun.data.order.rows import Arrays, Example, NoRowsError, RowCounts, count_loss_targets
 
 
@@ -45,26 +47,45 @@ class Concatenated:
 
     @cached_property
     def report(self) -> RowCounts:
-        """Counts of the documents. Computing them reads all document borders once, and the masks if there are any."""
-        tokens, some = self._documents.tokens, 1 << 21
+        """Counts of the documents.
+
+        For a store in a bucket they are in its index, except for `too_long`, which is 0 then: `count_too_long` counts
+        it. Otherwise computing them reads all document borders once, and the masks if there are any.
+        """
+        known: DocumentCounts | None = getattr(self._documents, "counts_without_reading", None)
+        if known is not None:
+            longest = max(known.longest - 1, 0)
+            return self._counts(learned=known.targets, longest=longest, nothing_to_learn=known.single)
         learned = too_long = longest = single = 0
-        for begin in range(0, len(self._documents), some):
-            begins = self._documents.begins(np.arange(begin, min(begin + some, len(self._documents)) + 1))
-            positions = np.maximum(np.diff(begins) - 1, 0)
+        for begins, positions in self._chunks():
             learned += count_loss_targets(self._documents, begins[:-1], positions)
             too_long += int((positions > self.sequence).sum())
             longest = max(longest, int(positions.max(initial=0)))
             single += int((positions == 0).sum())
+        return self._counts(learned=learned, too_long=too_long, longest=longest, nothing_to_learn=single)
+
+    def count_too_long(self) -> int:
+        """Return the number of documents with more positions than a row. It may read all document borders."""
+        if self.report.too_long or self.report.longest <= self.sequence:
+            return self.report.too_long
+        return sum(int((positions > self.sequence).sum()) for _, positions in self._chunks())
+
+    def _chunks(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the addresses at which documents begin (one more than documents), and the positions of each."""
+        some = 1 << 21
+        for begin in range(0, len(self._documents), some):
+            begins = self._documents.begins(np.arange(begin, min(begin + some, len(self._documents)) + 1))
+            yield begins, np.maximum(np.diff(begins) - 1, 0)
+
+    def _counts(self, **counts: Any) -> RowCounts:
+        tokens = self._documents.tokens
         return RowCounts(
             documents=len(self._documents),
             tokens=tokens,
             rows=len(self),
             sequence=self.sequence,
             positions=min(tokens, len(self) * self.sequence),
-            learned=learned,
-            too_long=too_long,
-            longest=longest,
-            nothing_to_learn=single,
+            **counts,
         )
 
     def examples(self, row: int) -> list[Example]:
@@ -85,11 +106,10 @@ class Concatenated:
         stops = np.minimum(starts + S + 1, end)
         tokens = np.zeros((len(index), S + 1), np.int32)
         learned = np.ones((len(index), S + 1), np.bool_)
-        for i, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist(), strict=True)):
-            ids, mask = self._documents.read(start, stop)
-            tokens[i, : stop - start] = ids
+        for i, (ids, mask) in enumerate(self._documents.read_many(starts.tolist(), stops.tolist())):
+            tokens[i, : len(ids)] = ids
             if mask is not None:
-                learned[i, : stop - start] = mask
+                learned[i, : len(ids)] = mask
         begin = self._begins(starts, stops)
         inside = np.arange(S + 1) < (stops - starts)[:, None]
         real = inside[:, :-1]

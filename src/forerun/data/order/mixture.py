@@ -108,6 +108,12 @@ class Mixture:
         """The name of the order with its sizes, which a run records: it is never resumed in another order."""
         return " ".join([ORDER, *(order.name for order in self.block_orders)])
 
+    def block_rows(self, part: int) -> int:
+        """Return how many neighbouring rows of a part are a block of the order `blocks`; 1 in the order `rows`."""
+        if not self.block_orders:
+            return 1
+        return self.block_orders[0 if self._places is None else part].sizes.block_rows
+
     @property
     def epoch(self) -> int | None:
         """Number of rows in an epoch: all rows. With weights, as many as are drawn until every part is used up once."""

@@ -10,6 +10,7 @@ kept. If these alone are too long, the pair is dropped.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -87,7 +88,7 @@ class Pairs:
         pairs = numbers[numbers >= 0]
         each = 2 * (numbers >= 0).sum(1)
         starts = self._begins[2 * pairs[:, None] + np.arange(2)] + self._cuts[pairs, None]
-        out = lay_out_rows(self._documents.read, each, starts.ravel(), self._sides[pairs].ravel(), self.sequence)
+        out = lay_out_rows(self._documents.read_many, each, starts.ravel(), self._sides[pairs].ravel(), self.sequence)
         segments = out["segments"]
         out[PAIRS] = ((segments + 1) // 2 * np.where(segments % 2, 1, -1)).astype(np.int32)
         return out
@@ -143,6 +144,9 @@ class PairDocuments:
 
     def read(self, start: int, stop: int) -> tuple[Tokens, Mask | None]:
         return self.sides.read(start, stop)
+
+    def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[Tokens, Mask | None]]:
+        return self.sides.read_many(starts, stops)
 
 
 @dataclass(frozen=True)

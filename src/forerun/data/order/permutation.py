@@ -68,6 +68,11 @@ def permuted_within(
     return found.astype(np.int64)
 
 
+def keyed_number(size: int, *key: int) -> int:
+    """Return a number from 0 to size - 1 that the key selects."""
+    return int(_round_keys(key)[0]) % size
+
+
 def _cycle_walk(values: NDArray[np.uint64], size: int, half: np.uint64, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Return the results of the network, which is repeated for those outside the size (cycle walking)."""
     found = _once(values, half, keys)

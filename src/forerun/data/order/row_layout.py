@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from forerun.data.order.rows import Arrays
 
 
 def lay_out_rows(
-    read: Callable[[int, int], tuple[Tokens, Mask | None]],
+    read_many: Callable[[Sequence[int], Sequence[int]], list[tuple[Tokens, Mask | None]]],
     each: NDArray[np.int64],
     starts: NDArray[np.int64],
     positions: NDArray[np.int64],
@@ -21,13 +21,13 @@ def lay_out_rows(
     """Return the five arrays of n rows.
 
     Args:
-      read: returns the tokens from one address to another, and their mask (`Documents.read`).
+      read_many: returns the tokens from each address to another, and their masks (`Documents.read_many`).
       each: number of segments in each row [n].
       starts: address of the first token of each segment, row after row.
       positions: number of positions of each segment. The target of a position is the token after its input.
       sequence: positions of a row; those after the last segment are padding.
     """
-    parts = [read(a, b) for a, b in zip(starts.tolist(), (starts + positions + 1).tolist(), strict=True)]
+    parts = read_many(starts.tolist(), (starts + positions + 1).tolist())
     flat = np.concatenate([tokens for tokens, _ in parts] or [np.zeros(0, np.int32)])
     # A segment of n positions reads n + 1 tokens: all but its last are inputs, all but its first are targets.
     ends = np.cumsum(positions + 1)

@@ -104,7 +104,7 @@ class WholeDocuments:
 
     def take(self, indices: ArrayLike) -> Arrays:
         found = self._items(np.asarray(indices, np.int64))
-        return lay_out_rows(self._documents.read, found.each, found.starts, found.positions, self.sequence)
+        return lay_out_rows(self._documents.read_many, found.each, found.starts, found.positions, self.sequence)
 
     def _items(self, index: NDArray[np.int64]) -> _Items:
         """Return the documents and pieces of the rows `index`."""

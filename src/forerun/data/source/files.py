@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import glob
 import importlib
-import io
 import os
 import re
 from collections import Counter
@@ -16,9 +15,9 @@ from typing import Any, BinaryIO, cast
 from urllib.parse import urlsplit
 
 from forerun.config.protocols import require_data_address
+from forerun.data.source.compression import decompressed
 from forerun.data.source.hub import dataset_files
-from forerun.data.source.kinds import KINDS, PACKED
-from forerun.data.source.packed_streams import Gzip, Zstd
+from forerun.data.source.kinds import IN_PARTS, KINDS, PACKED, companion, companions_of, data_name, data_names
 from forerun.data.text import local_path
 from forerun.errors import UserError
 from forerun.files import open_regular
@@ -27,8 +26,6 @@ from forerun.installation import install_command
 from forerun.safe_text import HIDDEN, redact
 
 _DRIVERS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "http": "https", "https": "https"}  # scheme to extra
-_BUFFER_BYTES = 1 << 17
-
 
 Enough = Callable[[Sequence["File"]], bool]
 
@@ -56,11 +53,7 @@ class File:
             raise
         except Exception as error:  # each driver raises its own errors
             raise unreadable(self.name, error) from error
-        if self.packed == ".gz":
-            return cast(BinaryIO, Gzip(raw))
-        if self.packed == ".zst":
-            return cast(BinaryIO, io.BufferedReader(Zstd(raw, zstandard), _BUFFER_BYTES))
-        return cast(BinaryIO, raw)
+        return decompressed(raw, self.packed, zstandard)
 
     def size_bytes(self) -> int:
         """Return the stored size in bytes, before decompression, or -1 if the store does not report it."""
@@ -75,6 +68,20 @@ class File:
     def seekable(self) -> bool:
         """Return whether reading can begin anywhere. An https server without Range requests sends complete files."""
         return self.store is None or self.store.info(self.path).get("partial", True) is not False
+
+    def beside(self, ending: str) -> File | None:
+        """Return the file that belongs to this one and has this ending, or None if it does not exist."""
+        path = companion(self.path, ending)
+        try:
+            exists = os.path.exists(path) if self.store is None else self.store.exists(path)
+        except Exception as error:  # each driver raises its own errors
+            raise unreadable(redact(path), error) from error
+        return File(path, self.kind, "", self.store) if exists else None
+
+    @property
+    def companions(self) -> list[File]:
+        """The files that belong to this one and determine its documents, such as the index of a token file."""
+        return [one for ending in companions_of(self.kind) if (one := self.beside(ending)) is not None]
 
     @property
     def address(self) -> str:
@@ -112,7 +119,7 @@ def find(place: str, enough: Enough | None = None, by_range: bool = False) -> li
             fix=_one_kind(place, [file for file in files if file.kind == kinds.most_common(1)[0][0]]),
         )
     for file in files:
-        if file.packed and file.kind in ("parquet", "arrow"):
+        if file.packed and file.kind in IN_PARTS:
             raise UserError(
                 "E-DATA-026",
                 f"{file.name}: a compressed {file.kind} file cannot be read",
@@ -144,12 +151,12 @@ def unreadable(name: str, error: Exception) -> UserError:
 def _local(place: str) -> list[File]:
     path = Path(place).expanduser()
     if glob.has_magic(place) and not path.exists():
-        found = [Path(name) for name in glob.glob(str(path), recursive=True) if not os.path.isdir(name)]
-        return _files(_sorted(place, found, "no file matches it"))
+        found = [name for name in glob.glob(str(path), recursive=True) if not os.path.isdir(name)]
+        return _files(_sorted(place, map(Path, data_names(found, named=True)), "no file matches it"))
     path = _existing(place)
     if path.is_dir():
         return _files(_sorted(place, _data_files_below(path), _NOTHING))
-    return _files([path])
+    return _files([data_name(str(path))])
 
 
 def _existing(place: str) -> Path:
@@ -173,11 +180,11 @@ _OWNER = r"[A-Za-z0-9][\w.-]*"
 
 
 def _data_files_below(folder: Path) -> list[Path]:
-    found: list[Path] = []
+    found: list[str] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in names if _is_data(name)]
-    return found
+        found += [os.path.join(parent, name) for name in names if not name.startswith(".")]
+    return [Path(name) for name in data_names(found) if _is_data(os.path.basename(name))]
 
 
 def _remote(place: str) -> list[File]:
@@ -226,13 +233,13 @@ def _remote_names(place: str, scheme: str, store: Any, path: str) -> list[str]:
         found = (info["name"] for info in store.glob(path, detail=True).values() if info["type"] == "file")
         # Skip hidden files, as a glob of local files does.
         plain = (name for name in found if "/." in path or "/." not in name)
-        return _sorted(place, plain, "no file matches it")
+        return _sorted(place, data_names(plain, named=True), "no file matches it")
     if not store.isdir(path):
         store.info(path)
-        return [path]
+        return [data_name(path)]
     folder = path.rstrip("/") + "/"
     below = (name for name in store.find(path) if name.startswith(folder) and not name.endswith("/"))
-    return _sorted(place, (name for name in below if _is_data(name.removeprefix(folder))), _NOTHING)
+    return _sorted(place, (name for name in data_names(below) if _is_data(name.removeprefix(folder))), _NOTHING)
 
 
 def _require_ranges(place: str, store: Any, path: str) -> None:

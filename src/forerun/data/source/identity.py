@@ -38,6 +38,12 @@ def identities(files: Sequence[File]) -> list[str]:
 
 
 def _identity(file: File, memo: _DigestCache) -> str:
+    """Return the identity of a file, or one of the file and its companions together."""
+    found = [_own_identity(one, memo) for one in (file, *file.companions)]
+    return found[0] if len(found) == 1 else f"sha256:{hashlib.sha256(' '.join(found).encode()).hexdigest()}"
+
+
+def _own_identity(file: File, memo: _DigestCache) -> str:
     try:
         if file.store is not None:
             return _reported_identity(file.store.info(file.path)) or f"sha256:{_sha256(file)}"

@@ -9,8 +9,9 @@ from typing import Any
 from forerun.data.source import jsonl, plain, separated, tables
 from forerun.data.source.columns import Columns
 from forerun.data.source.files import File
-from forerun.data.source.kinds import TABLE_KINDS
+from forerun.data.source.kinds import TABLE_KINDS, TOKEN_KINDS
 from forerun.data.source.rows import BadRow, FilePiece, SourceRow
+from forerun.data.source.tokenized import documents
 
 
 def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
@@ -21,6 +22,8 @@ def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
         return jsonl.recognise(file, given)
     if file.kind in TABLE_KINDS:
         return tables.recognise(file, given)
+    if file.kind in TOKEN_KINDS:
+        return documents.recognise(file, given)
     return separated.recognise(file, given)
 
 
@@ -41,6 +44,8 @@ def _rows(file: File, columns: Columns, piece: FilePiece) -> Iterator[SourceRow 
         return jsonl.rows(file, columns, piece)
     if file.kind in TABLE_KINDS:
         return tables.rows(file, columns, piece)
+    if file.kind in TOKEN_KINDS:
+        return documents.rows(file, piece)
     return separated.rows(file, columns)
 
 
@@ -74,6 +79,8 @@ def pieces(file: File, at: int, piece_bytes: int, separator: str | None = None) 
         return jsonl.pieces(file, at, piece_bytes)
     if file.kind in TABLE_KINDS:
         return tables.pieces(file, at, piece_bytes)
+    if file.kind in TOKEN_KINDS:
+        return documents.pieces(file, at, piece_bytes)
     return [FilePiece(at, 0, file.size_bytes())]
 
 
@@ -83,4 +90,6 @@ def before(file: File, piece: FilePiece, separator: str | None = None) -> int:
         return plain.before(file, piece, separator)
     if file.kind == "jsonl":
         return jsonl.before(file, piece)
+    if file.kind in TOKEN_KINDS:
+        return piece.start
     return tables.before(file, piece) if file.kind in TABLE_KINDS else 0

@@ -70,7 +70,7 @@ class FilePiece:
 
     - uncompressed JSONL, or text with a separator: bytes. A line or document belongs to the piece that contains its
       first byte.
-    - Parquet: row groups. Arrow: record batches.
+    - Parquet: row groups. Arrow: record batches. Megatron and datatrove: documents.
     - other files: 0 and the size of the file.
 
     A `stop` of -1 is the end of the file. If `rows` is not negative, only that many rows at the start are read.

@@ -6,10 +6,12 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from forerun.data.source import files, identity, readers
 from forerun.data.source.columns import Columns
+from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.errors import UserError
 from forerun.hub.range_files import RangeFiles
@@ -41,9 +43,10 @@ class Source:
         """A description for the display, such as `3 files, jsonl, chat, column messages`."""
         many = "1 file" if len(self.files) == 1 else f"{len(self.files)} files"
         split = "" if self.separator is None else f", split at {self.separator!r}"
-        first = (
-            "" if self.limit is None else f", the first {self.limit:,} {'document' if self.kind == 'text' else 'row'}s"
-        )
+        word = "document" if self.kind in ("text", *TOKEN_KINDS) else "row"
+        first = "" if self.limit is None else f", the first {self.limit:,} {word}s"
+        if self.kind in TOKEN_KINDS:
+            return f"{many}, {self.kind}, already tokenized ({self.style}){first}"
         return f"{many}, {self.kind}" + ("" if self.kind == "text" else f", {self._roles.shown}") + split + first
 
     @property
@@ -92,6 +95,11 @@ class Source:
                 return
             left -= readers.is_row(row)
             yield row
+
+    def first_rows(self, count: int) -> list[SourceRow]:
+        """Return the good rows among the first `count` rows of the first file."""
+        piece = readers.pieces(self.files[0], 0, 1 << 62, self.separator)[0]
+        return [row for row in islice(self._rows(piece), count) if isinstance(row, SourceRow)]
 
     def resolve(self, piece: FilePiece, place: RowPlace) -> RowPlace:
         """Return a place inside `piece` as a place counted from the start of the file.
@@ -153,11 +161,11 @@ def open_source(part: Part | Data, *, by_range: bool = False) -> Source:
     """
     enough = None if part.limit is None else _FirstRows(part, part.limit)
     found = tuple(files.find(part.path or "", enough, by_range))
-    if found[0].kind == "text" and part.columns:
+    if found[0].kind in ("text", *TOKEN_KINDS) and part.columns:
         raise UserError(
             "E-DATA-053",
-            "data.columns: plain text has no columns",
-            why=f"{found[0].name} is read as text, because of its ending",
+            f"data.columns: {'plain text' if found[0].kind == 'text' else 'a file of token ids'} has no columns",
+            why=f"{found[0].name} is read as {found[0].kind}, because of its ending",
             fix="remove data.columns, or use JSONL, CSV, Parquet or Arrow",
         )
     first: BadRow | None = None

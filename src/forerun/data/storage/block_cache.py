@@ -1,6 +1,6 @@
 """A bounded cache of blocks on the local disk, shared by all processes of a host.
 
-The cache is one file (`cache_file.py`). A line holds 8 consecutive blocks of 4 KiB of one file of a store. It can be in
+The cache is one file (`cache_file.py`). A line holds 4 consecutive blocks of 4 KiB of one file of a store. It can be in
 one of the 16 places (ways) of one set. Consecutive lines of a store's file belong to consecutive sets. The entry of a
 place says which line of which file it holds (a tag of 64 bits), which of the blocks are valid, and when the line was
 last used. A new line replaces the least recently used one of its set.
@@ -17,12 +17,13 @@ killed by SIGBUS. With pread, a cut file is a miss.
 **A failing disk never stops the run.** A full disk, an error of the disk, a missing permission or a removed file is
 counted (`ReadCounts.cache_errors`) and told once for each reason. The cache pauses for a second, after repeated
 failures for up to a minute, and tries again. A pause is necessary because each access to a failing disk can take
-seconds. After a full disk, only writing pauses.
+seconds. If the disk is full or read-only, only writing pauses.
 
 A full cache cannot make a reader wait: `put` overwrites a line at once. No other thread must make room first.
 
-The size of a line was chosen by measurement (`bench/block_cache.py`). Lines of 16 blocks read long ranges faster,
-but a line with a single row of 3 blocks takes the place of 16, so fewer rows fit.
+A line has 4 blocks because a host reads random rows of a store. A row of 8 KiB lies in 3 blocks and takes 6 blocks of
+the cache, with lines of 8 blocks 10, and with lines of 16 blocks 18. Larger lines read ranges of 4 MiB up to 1.3 times
+as fast, but both are much faster than any bucket (`bench/block_cache.py`).
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ _MIX = 0x9E3779B97F4A7C15  # odd, so different lines of a file have different ta
 _MASK = (1 << 64) - 1
 _TICKS = 4  # per second, of the time of last use; 32 bits last for 34 years
 _EPOCH_SECONDS = 1_700_000_000
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_ONLY_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # what is there can still be read
 _PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 
@@ -131,33 +132,43 @@ class BlockCache:
         if opened is None or count <= 0:
             return []
         try:
-            return self._read(opened, key, block, count)
+            found, used = self._read(opened, key, block, count)
         except OSError as error:
             self._failed(opened, error)
             return []
+        if used and not self._writing_pauses:
+            try:
+                stamp = _STAMP.pack(self._now())
+                for offset in used:
+                    os.pwrite(opened.descriptor, stamp, offset)
+            except OSError as error:
+                self._failed(opened, error)
+        return found
 
     def put(self, key: bytes, block: int, data: bytes) -> None:
         """Store whole blocks, from the block of this number on. Only the last block of a file may be shorter."""
         opened = self._usable()
-        if opened is None or not data or (self._write_after and self._clock() < self._write_after):
+        if opened is None or not data or self._writing_pauses:
             return
         try:
             self._write(opened, key, block, data)
         except OSError as error:
             self._failed(opened, error)
         else:
-            if self._write_after:  # the disk has space again
-                self._write_after, self._pause_seconds = 0.0, _PAUSE_SECONDS
+            self._write_after, self._pause_seconds = 0.0, _PAUSE_SECONDS  # the disk works
 
-    def _read(self, opened: CacheFile, key: bytes, block: int, count: int) -> list[tuple[int, bytes]]:
-        shape, descriptor = opened.geometry, opened.descriptor
-        sets, set_bytes, lines_at = shape.sets, shape.set_bytes, shape.lines_at
+    @property
+    def _writing_pauses(self) -> bool:
+        return self._write_after > 0 and self._clock() < self._write_after
+
+    def _read(self, opened: CacheFile, key: bytes, block: int, count: int) -> tuple[list[tuple[int, bytes]], list[int]]:
+        """Return the runs of blocks, and the offsets of the times of last use that are not the present time."""
+        descriptor, (sets, set_bytes, lines_at) = opened.descriptor, opened.layout
         set_of, tag_of = _KEY.unpack(key)
         now = self._now()
-        stamp_now = _STAMP.pack(now)
         stop = block + count
         line, last_line = block // LINE_BLOCKS, (stop - 1) // LINE_BLOCKS
-        places = _Places()
+        places, used = _Places(), []
         while line <= last_line:
             first_set = (set_of + line) % sets
             lines = min(last_line + 1 - line, sets - first_set)
@@ -168,7 +179,7 @@ class BlockCache:
                 if at >= 0:
                     valid, last_bytes, stamp = _AFTER_TAG.unpack_from(entries, at + 8)
                     if stamp != now:
-                        os.pwrite(descriptor, stamp_now, entries_at + at + _STAMP_AT)
+                        used.append(entries_at + at + _STAMP_AT)
                     way = (at - here * set_bytes) // ENTRY.size
                     offset = lines_at + (way * sets + first_set + here) * LINE_BYTES
                     first = line * LINE_BLOCKS
@@ -183,11 +194,10 @@ class BlockCache:
                 data = data[: len(data) // BLOCK_BYTES * BLOCK_BYTES]
             if data:
                 found.append((first, data))
-        return found
+        return found, used
 
     def _write(self, opened: CacheFile, key: bytes, block: int, data: bytes) -> None:
-        shape, descriptor = opened.geometry, opened.descriptor
-        sets, set_bytes, lines_at = shape.sets, shape.set_bytes, shape.lines_at
+        descriptor, (sets, set_bytes, lines_at) = opened.descriptor, opened.layout
         set_of, tag_of = _KEY.unpack(key)
         now = self._now()
         view, stop = memoryview(data), block + -(-len(data) // BLOCK_BYTES)
@@ -249,7 +259,6 @@ class BlockCache:
                 self._open_after = self._pause()
                 self._report(f"cannot be opened: {error.strerror or error}", "the run reads without it until it can")
                 return None
-            self._open_after, self._pause_seconds = 0.0, _PAUSE_SECONDS
             used, wanted = self._file_open.geometry, self._wanted
             if used != wanted:
                 sizes = f"has {Bytes(used.size_bytes)} instead of {Bytes(wanted.size_bytes)}"
@@ -259,11 +268,11 @@ class BlockCache:
             return self._file_open
 
     def _failed(self, opened: CacheFile | None, error: OSError) -> None:
-        """Count and tell a failure, and pause: only writing if the disk is full, otherwise everything."""
+        """Count and tell a failure, and pause: only writing if the rest works, otherwise everything."""
         with self._lock:
-            if error.errno in _FULL:
+            if error.errno in _ONLY_WRITES:
                 self._write_after = self._pause()
-                self._report(f"cannot be written: {error.strerror}", "nothing is added to it until there is space")
+                self._report(f"cannot be written: {error.strerror}", "nothing is added to it until it can")
                 return
             if self._file_open is opened:  # otherwise another thread has closed it already
                 self._file_open = None
@@ -331,12 +340,11 @@ class _Places:
 
 def _entry(entries: bytes, start: int, set_bytes: int, tag: int) -> int:
     """Return where the entry with this tag starts in the set at `start`; -1 if the set has none."""
-    stop = min(start + set_bytes, len(entries) // ENTRY.size * ENTRY.size)
-    wanted = tag.to_bytes(8, "little")
+    wanted, stop = tag.to_bytes(8, "little"), start + set_bytes
     at = entries.find(wanted, start, stop)
     while at >= 0 and (at - start) % ENTRY.size:  # the bytes of other fields
         at = entries.find(wanted, at + 1, stop)
-    return at
+    return at if at + ENTRY.size <= len(entries) else -1  # the file was cut in the middle of the entry
 
 
 def _oldest(entries: bytes, now: int, preferred: int) -> int:

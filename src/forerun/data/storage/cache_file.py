@@ -24,7 +24,7 @@ from xxhash import xxh3_64_digest
 
 from forerun.data.blocks import BLOCK_BYTES
 
-LINE_BLOCKS = 8
+LINE_BLOCKS = 4
 LINE_BYTES = LINE_BLOCKS * BLOCK_BYTES
 WAYS = 16
 ENTRY = struct.Struct("<QHHI")  # tag of the line; valid blocks as bits; bytes of the file's last block or 0; last use
@@ -74,6 +74,7 @@ class CacheFile:
 
     def __init__(self, descriptor: int, geometry: CacheGeometry) -> None:
         self.descriptor, self.geometry = descriptor, geometry
+        self.layout = geometry.sets, geometry.set_bytes, geometry.lines_at  # computed once, because every read needs it
 
     def __del__(self) -> None:
         with suppress(OSError):

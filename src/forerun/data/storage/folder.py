@@ -53,21 +53,51 @@ class StoreFolder(Protocol):
     def names(self) -> set[str]:
         """Return the names of the files and folders directly in this folder; none if it does not exist."""
 
-    def size_bytes(self, name: str) -> int: ...
+    def files(self) -> set[str]:
+        """Return the names of all files below this folder, by one listing; none if it does not exist."""
+
+    def exists(self, name: str) -> bool:
+        """Return whether there is a file of this name."""
 
     def read(self, name: str) -> bytes: ...
 
+    def read_many(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return the content of each file, or None if it does not exist. A bucket is asked for many at a time."""
+
     def read_ranges(self, ranges: Sequence[FileRange]) -> list[bytes]:
-        """Return the bytes of each range. A bucket is asked for all of them at the same time."""
+        """Return the bytes of each range. A bucket is asked for all of them at the same time.
+
+        If a file ends before its range does, fewer bytes are returned.
+        """
 
     def create(self, name: str, content: bytes) -> bool:
-        """Create a file atomically and durably. Return False, and change nothing, if the name exists."""
+        """Create a file atomically and durably. Return False, and change nothing, if the name exists.
+
+        In a bucket, False may also mean that this call has created it and the answer was lost: compare the content.
+        """
 
     def replace(self, name: str, content: bytes) -> None:
         """Write a file atomically, whether or not it exists."""
 
     def remove(self, name: str) -> None:
         """Remove a file, or a folder with its content. Do nothing if it does not exist."""
+
+    def require_writable(self) -> None:
+        """Raise an error if no file can be created. A folder of this machine is created if it is missing."""
+
+
+def place_of(folder: StoreFolder) -> Path | str:
+    """Return the path of a folder of this machine, or the address of a bucket, as the Python API gives it to users."""
+    return Path(folder.address) if folder.is_local else folder.address
+
+
+def remove_command(address: str, *, whole_folder: bool) -> str:
+    """Return the command that removes a file or a folder, for fixes of errors."""
+    if address.startswith("gs://"):
+        return f"gcloud storage rm {'-r ' * whole_folder}{address}"
+    if address.startswith("s3://"):
+        return f"aws s3 rm {'--recursive ' * whole_folder}{address}"
+    return f"rm {'-r ' * whole_folder}{address}"
 
 
 def is_bucket(address: str | Path) -> bool:
@@ -112,11 +142,24 @@ class LocalFolder:
         except (FileNotFoundError, NotADirectoryError):
             return set()
 
-    def size_bytes(self, name: str) -> int:
-        return (self.path / name).stat().st_size
+    def files(self) -> set[str]:
+        walked = os.walk(self.path)
+        return {os.path.relpath(os.path.join(folder, name), self.path) for folder, _, names in walked for name in names}
+
+    def exists(self, name: str) -> bool:
+        return (self.path / name).exists()
 
     def read(self, name: str) -> bytes:
         return (self.path / name).read_bytes()
+
+    def read_many(self, names: Sequence[str]) -> list[bytes | None]:
+        found: list[bytes | None] = []
+        for name in names:
+            try:
+                found.append(self.read(name))
+            except FileNotFoundError:
+                found.append(None)
+        return found
 
     def read_ranges(self, ranges: Sequence[FileRange]) -> list[bytes]:
         found = []
@@ -148,6 +191,9 @@ class LocalFolder:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+    def require_writable(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
 
     def _written(self, name: str, content: bytes) -> Path:
         """Write the content to a temporary file next to `name`, flush it to the disk, and return its path."""

@@ -1,30 +1,32 @@
 """Building of a store: worker processes build the units, and an index is written when all units exist.
 
-Any process may be killed at any time and started again, on any number of machines that share the folder. This is safe
-because the bytes of a unit depend only on the data and the recipe, and because one rename makes a unit visible.
+Any process may be killed at any time and started again, on any number of machines that share the folder or the bucket.
+This is safe because the bytes of a unit depend only on the data and the recipe, and because one rename, or one object
+of a bucket, makes a unit visible (`publication.py`).
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from forerun.data import checked_json
 from forerun.data.source.sources import Source
-from forerun.data.tokens.engine import ATTEMPTS, Engine, Event, StartEngine
+from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.tokens.engine import ATTEMPTS, Event, StartEngine, UnitEngine
+from forerun.data.tokens.host_share import missing_after_waiting
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.policy import Limits, bad_from, stopped
 from forerun.data.tokens.pool import Pool
+from forerun.data.tokens.publication import remove_leftovers
 from forerun.data.tokens.recipe import FORMAT, Recipe
 from forerun.data.tokens.store import INDEX, index_entry, read_index
-from forerun.data.tokens.unit import Unit, remove_leftovers, storage_error, summary_of, unit_name, units_of
+from forerun.data.tokens.unit import Unit, listed_units, storage_error, summaries_of, summary_of, unit_name, units_of
 from forerun.errors import StorageError, UserError
-from forerun.files import atomic_write
 from forerun.progress import TaskSpeed
 
 __all__ = ["BuildProgress", "Limits", "build", "is_complete"]
@@ -44,84 +46,98 @@ class BuildProgress:
 
 
 Tell = Callable[[BuildProgress], None]
+Place = TypeVar("Place", Path, StoreFolder)
 
 
 def build(
     source: Source,
     recipe: Recipe,
-    root: Path,
+    root: Place,
     *,
     workers: int | None = None,
     shard: tuple[int, int] = (0, 1),
     limits: Limits | None = None,
     progress: Tell | None = None,
     engine: StartEngine = Pool,
-) -> Path:
+    host: tuple[int, int] = (0, 1),
+) -> Place:
     """Build the store of `source`, unless it exists, and return its folder.
 
     Args:
         source: The rows to tokenize.
         recipe: How rows become tokens.
-        root: The folder of all stores. The name of a store is the key of its recipe and source.
+        root: The folder of all stores, as a path or as a folder that may be in a bucket. The name of a store is the
+            key of its recipe and source.
         workers: Number of worker processes, by default one per core; on a cluster, of units at the same time.
         shard: (i, n) builds only the units u with u % n == i. The process that finds all units finished writes the
             index, so the result may be a store for which `is_complete` is still false.
         limits: How many bad rows and damaged files may be skipped, by default none.
         progress: Called with the progress of the build.
         engine: Starts what builds the units, by default worker processes of this machine.
+        host: (i, n) for host i of the n hosts of a run. They share the work on a store in a bucket, and wait for each
+            other. On a local disk, each host builds all units.
 
     Returns:
-        The folder of the store.
+        The folder of the store, as a path if `root` is one.
 
     Raises:
         UserError: A row or file is bad and not allowed, a worker fails repeatedly, or the store cannot be written.
             Finished units are kept.
     """
     limits = limits or Limits()
-    store = root / recipe.key(source)
+    store = folder_at(root).inside(recipe.key(source))
+    found = Path(store.address) if isinstance(root, Path) else store
     if is_complete(store):
         held = read_index(store)["units"]
-        if {unit_name(unit["unit"], unit["of"]) for unit in held} <= set(os.listdir(store)):
+        # Nothing removes units from a bucket, and listing a large one takes long, so its index is trusted.
+        if not store.is_local or {unit_name(unit["unit"], unit["of"]) for unit in held} <= store.names():
             limits.check(store, held, whole=True)
-            return store
+            return found
     units = units_of(source)
     try:
-        store.mkdir(parents=True, exist_ok=True)
+        store.require_writable()
         remove_leftovers(store)
-        _Build(store, source, recipe, units, shard, limits, progress).run(engine, workers)
+        shares = [shard] if store.is_local else [shard, host]
+        mine: list[Unit] | None = [unit for unit in units if all(unit.number % n == i for i, n in shares)]
+        while mine is not None:
+            _Build(store, source, recipe, units, mine, limits, progress).run(engine, workers)
+            alone = store.is_local or host[1] == 1 or shard[1] > 1
+            mine = (
+                None if alone else missing_after_waiting(store, units, partial(is_complete, store), first=not host[0])
+            )
     except OSError as error:
         raise storage_error(store, error) from error
-    return store
+    return found
 
 
-def is_complete(store: Path) -> bool:
+def is_complete(store: Path | StoreFolder) -> bool:
     """Return whether a store is complete: all units exist and the index is written."""
-    return (store / INDEX).exists()
+    return folder_at(store).exists(INDEX)
 
 
 class _Build:
-    """One build of a store, or of one shard of it."""
+    """One build of a store, or of some of its units."""
 
     def __init__(
         self,
-        store: Path,
+        store: StoreFolder,
         source: Source,
         recipe: Recipe,
         units: Sequence[Unit],
-        shard: tuple[int, int],
+        mine: Sequence[Unit],
         limits: Limits,
         tell: Tell | None,
     ) -> None:
         self._store, self._source, self._recipe, self._units = store, source, recipe, units
         self._limits, self._tell = limits, tell
-        self._mine = [unit for unit in units if unit.number % shard[1] == shard[0]]
+        self._mine = mine
         self._summaries: dict[int, dict[str, Any]] = {}
         self._failed: dict[int, Exception] = {}
         self._counts = _BuildCounts(sum(unit.size_bytes for unit in self._mine))
 
     def run(self, start: StartEngine, workers: int | None) -> None:
         """Build the missing units, check the limits, and write the index if all units exist."""
-        waiting = [unit for unit in self._mine if not self._collect(unit)]
+        waiting = self._missing()
         self._counts.begin()
         self._report()
         if waiting:
@@ -140,26 +156,42 @@ class _Build:
         return {
             "source": self._source.to_json(),
             "recipe": self._recipe.to_json(),
-            "store": str(self._store.absolute()),
+            "store": self._store.address if not self._store.is_local else str(Path(self._store.address).absolute()),
             "rows_stop": self._limits.rows == 0,
             "files_stop": self._limits.files == 0,
         }
 
+    def _missing(self) -> list[Unit]:
+        """Count the finished units of this build, and return the others."""
+        if self._store.is_local:
+            return [unit for unit in self._mine if not self._collect(unit)]
+        for number, summary in self._finished(self._mine):
+            self._count(self._units[number], summary)
+        return [unit for unit in self._mine if unit.number not in self._summaries]
+
+    def _finished(self, units: Sequence[Unit]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield the numbers and summaries of those units that are finished."""
+        numbers = {unit.name: unit.number for unit in units}
+        return ((numbers[name], summary) for name, summary in summaries_of(self._store, list(numbers)))
+
     def _collect(self, unit: Unit) -> bool:
-        """Return whether the unit is finished, and count it if it is. Remove a damaged unit."""
+        """Return whether the unit is finished, and count it if it is. Remove a damaged unit of a folder."""
         summary = summary_of(self._store, unit.name)
-        if summary is None and (self._store / unit.name).exists():
+        if summary is None and self._store.is_local and (Path(self._store.address) / unit.name).exists():
             summary = summary_of(self._store, unit.name)  # again: another build may have finished it since
             if summary is None:
-                shutil.rmtree(self._store / unit.name)
+                self._store.remove(unit.name)
         if summary is None:
             return False
+        self._count(unit, summary)
+        return True
+
+    def _count(self, unit: Unit, summary: dict[str, Any]) -> None:
         self._summaries[unit.number] = summary
         sides = summary["sides"].values()
         self._counts.finished(unit, sum(side["documents"] for side in sides), sum(side["tokens"] for side in sides))
-        return True
 
-    def _handle(self, event: Event, engine: Engine) -> None:
+    def _handle(self, event: Event, engine: UnitEngine) -> None:
         """Handle an event of the engine and report the progress."""
         unit = event.unit
         if event.kind == "progress":
@@ -181,7 +213,7 @@ class _Build:
             self._fail(unit, engine, self._bug(unit, event.content))
         self._report()
 
-    def _fail(self, unit: Unit, engine: Engine, error: Exception) -> None:
+    def _fail(self, unit: Unit, engine: UnitEngine, error: Exception) -> None:
         """Record the failure of a unit, and build only the units before it.
 
         The earliest failure in the order of the data is raised in the end, so the error does not depend on timing.
@@ -189,7 +221,7 @@ class _Build:
         self._failed[unit.number] = error
         engine.up_to(unit)
 
-    def _stop_if_exceeded(self, unit: Unit, engine: Engine) -> None:
+    def _stop_if_exceeded(self, unit: Unit, engine: UnitEngine) -> None:
         """Stop the build early if the finished units at the start of the data already exceed the limits."""
         beginning = []
         for one in self._mine:
@@ -245,17 +277,15 @@ class _Build:
 
     def _merge(self) -> None:
         """Write the index if all units of all shards exist, then check the limits for the complete store."""
-        for unit in self._units:
-            if unit.number not in self._summaries and not (self._store / unit.name).exists():
-                return
-        found = {
-            unit.number: self._summaries.get(unit.number) or summary_of(self._store, unit.name) for unit in self._units
-        }
-        if any(summary is None for summary in found.values()):
+        others = [unit for unit in self._units if unit.number not in self._summaries]
+        if others and not {unit.name for unit in others} <= listed_units(self._store):
             return
-        units = [index_entry(summary) for summary in found.values() if summary is not None]
+        found = self._summaries | (dict(self._finished(others)) if others else {})
+        if len(found) < len(self._units):
+            return
+        units = [index_entry(found[unit.number]) for unit in self._units]
         index = {"format": FORMAT, "recipe": self._recipe.settings(), "source": self._source.recognised, "units": units}
-        atomic_write(self._store / INDEX, checked_json.encode(index))
+        self._store.replace(INDEX, checked_json.encode(index))
         self._limits.check(self._store, units, whole=True)
 
     def _report(self) -> None:

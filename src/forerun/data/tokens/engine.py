@@ -22,7 +22,7 @@ class Event(NamedTuple):
     content: Any
 
 
-class Engine(Protocol):
+class UnitEngine(Protocol):
     """A builder of units. It starts units in order. Their events arrive in any order."""
 
     def events(self) -> Iterator[Event]:
@@ -38,7 +38,7 @@ class Engine(Protocol):
 class StartEngine(Protocol):
     """A function that returns an engine for units, a task in types of JSON, and a number of workers."""
 
-    def __call__(self, units: Sequence[Unit], task: dict[str, Any], workers: int | None) -> Engine: ...
+    def __call__(self, units: Sequence[Unit], task: dict[str, Any], workers: int | None) -> UnitEngine: ...
 
 
 def in_order(units: list[Unit]) -> None:

@@ -5,13 +5,14 @@ The errors depend only on the data, not on the order in which workers finish.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from forerun.data.source.rows import BadRow, RowPlace
+from forerun.data.storage.folder import StoreFolder
 from forerun.data.tokens.unit import read_skipped, unit_name
 from forerun.errors import UserError
 
@@ -23,18 +24,22 @@ class Limits:
     rows: float = 0.0
     files: int = 0
 
-    def check(self, store: Path, units: Sequence[dict[str, Any]], *, whole: bool) -> None:
+    def check(self, store: Path | StoreFolder, units: Iterable[dict[str, Any]], *, whole: bool) -> None:
         """Raise UserError if `units` have more bad rows or damaged files than allowed.
 
         `units` are the summaries of all units (`whole`) or of the first ones. A share is only checked for all units,
         a number also for the first ones.
         """
-        names = [unit_name(unit["unit"], unit["of"]) for unit in units]
-        damaged = dict.fromkeys(file for unit in units for file in unit["bad_files"])
+        rows = bad = 0
+        names: list[str] = []  # of units with a record
+        damaged: dict[str, None] = {}
+        for unit in units:
+            rows, bad = rows + unit["rows"], bad + unit["bad"]
+            damaged |= dict.fromkeys(unit["bad_files"])
+            names += [unit_name(unit["unit"], unit["of"])] if unit["bad"] or unit["bad_files"] else []
         if len(damaged) > self.files:
             faults = (one for one in read_skipped(store, names) if one["whole_file"])
             raise self._too_many(faults, len(damaged), None, "file", "are damaged", "bad_files", self.files)
-        rows, bad = sum(unit["rows"] for unit in units), sum(unit["bad"] for unit in units)
         allowed = self.rows * rows if self.rows < 1 else self.rows
         if bad > allowed and (whole or not 0 < self.rows < 1):
             faults = (one for one in read_skipped(store, names) if not one["whole_file"])

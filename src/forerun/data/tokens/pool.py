@@ -76,12 +76,12 @@ class Pool:
             while (unit := self._next()) is not None:
                 process = process or self._start()
                 for kind, content in process.messages(unit):
-                    if kind == "died":
+                    if kind != "died":
+                        self._events.put(Event(kind, unit, content))
+                    elif process is not None:
                         self._forget(process)
                         process = None
                         self._died(unit, content)
-                    else:
-                        self._events.put(Event(kind, unit, content))
         except BaseException as error:  # an exception in a thread would be lost
             if unit is not None and not self._ended:
                 about = {"where": None, "error": f"{type(error).__name__}: {error}", "trace": ""}

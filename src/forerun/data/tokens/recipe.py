@@ -113,10 +113,14 @@ def recipe_for(
 def canonical(value: Any) -> bytes:
     """Return bytes that are the same for equal values, as compact JSON with sorted keys.
 
-    Surrogates are kept. A value that JSON cannot represent is written as its `str`.
+    Surrogates are kept. An array is written as a list, another value that JSON cannot represent as its `str`.
     """
-    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)
+    text = json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=_plain)
     return text.encode("utf-8", errors="surrogatepass")
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def is_validation(values: dict[str, Any], share: float) -> bool:

@@ -9,10 +9,8 @@ import hashlib
 import json
 import os
 import shutil
-import socket
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,15 +21,17 @@ from numpy.typing import NDArray
 from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums, damage
 from forerun.data.source.rows import BadRow, FilePiece
+from forerun.data.storage.folder import StoreFolder, folder_at, remove_command
 from forerun.data.tokens.document import Encoded, Mask
 from forerun.data.tokens.protection import Ids
+from forerun.data.tokens.publication import local_folder, part_name, publish
 from forerun.data.tokens.recipe import FORMAT
 from forerun.errors import DISK_ERRORS, StorageError, UserError
 from forerun.units import GIB, MIB
 
 SIDES = ("train", "validation")
 SUMMARY, SKIPPED = "unit.json", "skipped.jsonl"
-LEFTOVER_SECONDS = 2 * 24 * 3600.0
+SUMMARIES_AT_ONCE = 1024
 
 Token = type[np.uint16] | type[np.uint32]
 
@@ -94,11 +94,11 @@ def token_type(vocab: int) -> Token:
 
 
 class UnitWriter:
-    """A writer of one unit. It writes to a temporary folder, which `finish` renames to its final name."""
+    """A writer of one unit. It writes to a temporary folder, which `finish` publishes."""
 
-    def __init__(self, store: Path, unit: Unit, vocab: int) -> None:
-        self.unit, self._store = unit, store
-        self._folder = store / part_name(unit.name)
+    def __init__(self, store: Path | StoreFolder, unit: Unit, vocab: int) -> None:
+        self.unit, self._store = unit, folder_at(store)
+        self._folder = local_folder(self._store) / part_name(unit.name)
         self._folder.mkdir(parents=True)
         self._sides = {side: _SideWriter(self._folder, side, token_type(vocab)) for side in SIDES}
         self._skipped = _File(self._folder, SKIPPED)
@@ -128,10 +128,7 @@ class UnitWriter:
         self._skipped.write(json.dumps(bad_json(bad), ensure_ascii=True).encode() + b"\n")
 
     def finish(self) -> dict[str, Any]:
-        """Write the summary with all checksums, rename the folder, and return the summary.
-
-        If another process has built the same unit in the meantime, its folder is kept.
-        """
+        """Write the summary with all checksums, publish the unit, and return the summary."""
         sides = {side: writer.finish() for side, writer in self._sides.items()}
         kept = [file for writer in self._sides.values() for file in writer.kept]
         files = {file.name: file.about() for file in kept} | {SKIPPED: self._skipped.close()}
@@ -153,12 +150,7 @@ class UnitWriter:
         about = _File(self._folder, SUMMARY)
         about.write(checked_json.encode(summary, indent=1))
         about.close()
-        try:
-            self._folder.rename(self._store / self.unit.name)
-        except OSError:
-            if not (self._store / self.unit.name / SUMMARY).exists():
-                raise
-            shutil.rmtree(self._folder)
+        publish(self._folder, self._store, self.unit.name, SUMMARY)
         return summary
 
     def abandon(self) -> None:
@@ -281,17 +273,50 @@ class _File:
         return sums, root
 
 
-def summary_of(store: Path, name: str) -> dict[str, Any] | None:
+def summary_of(store: Path | StoreFolder, name: str) -> dict[str, Any] | None:
     """Return the summary of a finished unit, or None if it is missing or damaged.
 
-    Also return None if a file of the unit is missing or has the wrong size.
+    Also return None if a file of the unit is missing or has the wrong size. In a bucket, the other files are not looked
+    at: they were created before the summary, each with its complete content.
     """
+    store = folder_at(store)
     try:
-        summary, _ = checked_json.decode((store / name / SUMMARY).read_bytes())
-        sizes = {file: (store / name / file).stat().st_size for file in summary["files"]}
+        summary, _ = checked_json.decode(store.read(f"{name}/{SUMMARY}"))
+        if not store.is_local:
+            return summary
+        home = Path(store.address) / name
+        sizes = {file: (home / file).stat().st_size for file in summary["files"]}
     except (OSError, ValueError, KeyError):
         return None
     return summary if all(sizes[file] == about["bytes"] for file, about in summary["files"].items()) else None
+
+
+def listed_units(store: StoreFolder) -> set[str]:
+    """Return the names of the units that exist, by one listing. Whether they are damaged is not looked at."""
+    if store.is_local:
+        return {name for name in store.names() if name.startswith("unit-")}
+    return {name.removesuffix(f"/{SUMMARY}") for name in store.files() if name.endswith(f"/{SUMMARY}")}
+
+
+def summaries_of(store: StoreFolder, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names and summaries of those units that are finished.
+
+    A bucket is listed once, and the summaries are read many at a time. A unit that lacks a file is not finished.
+    """
+    if store.is_local:
+        yield from ((name, summary) for name in names if (summary := summary_of(store, name)) is not None)
+        return
+    files = store.files()
+    listed = [name for name in names if f"{name}/{SUMMARY}" in files]
+    for first in range(0, len(listed), SUMMARIES_AT_ONCE):
+        some = listed[first : first + SUMMARIES_AT_ONCE]
+        for name, content in zip(some, store.read_many([f"{name}/{SUMMARY}" for name in some]), strict=True):
+            try:
+                summary, _ = checked_json.decode(content or b"")
+                if all(f"{name}/{file}" in files for file in summary["files"]):
+                    yield name, summary
+            except (ValueError, KeyError):
+                continue
 
 
 def bad_json(bad: BadRow) -> dict[str, Any]:
@@ -300,20 +325,37 @@ def bad_json(bad: BadRow) -> dict[str, Any]:
     return place | {"code": bad.code, "what": bad.what, "why": bad.why, "fix": bad.fix, "whole_file": bad.whole_file}
 
 
-def read_skipped(store: Path, names: Iterable[str]) -> Iterable[dict[str, Any]]:
+def read_skipped(store: Path | StoreFolder, names: Iterable[str]) -> Iterable[dict[str, Any]]:
     """Yield the records of skipped rows and files, in the order of the data. Raise UserError if one is damaged."""
+    folder = folder_at(store)
     for name in names:
-        summary = summary_of(store, name)
+        summary = summary_of(folder, name)
         if summary is None:
-            raise damage(store / name / SUMMARY, "it differs from its checksum, or a file of the unit is missing")
-        content = (store / name / SKIPPED).read_bytes()
+            raise unit_damage(
+                folder, f"{name}/{SUMMARY}", "it differs from its checksum, or a file of the unit is missing"
+            )
+        content = folder.read(f"{name}/{SKIPPED}")
         if hashlib.sha256(content).hexdigest() != summary["files"][SKIPPED]["sha256"]:
-            raise damage(store / name / SKIPPED, "it differs from its checksum")
+            raise unit_damage(folder, f"{name}/{SKIPPED}", "it differs from its checksum")
         for line in content.splitlines():
             yield json.loads(line)
 
 
-def storage_error(store: Path, error: OSError) -> UserError:
+def unit_damage(store: StoreFolder, file: str, why: str) -> UserError:
+    """Return the error for a damaged file of a unit, such as `unit-00003-of-00012/train.tokens`."""
+    if store.is_local:
+        return damage(Path(store.address) / file, why)
+    unit = remove_command(f"{store.address}/{file.partition('/')[0]}", whole_folder=True)
+    return UserError(
+        "E-DATA-175",
+        f"{store.address}/{file} is damaged",
+        why=why,
+        fix="remove its unit and the index, then run the same command again, which rebuilds only that unit: "
+        f"{unit} && {remove_command(f'{store.address}/index.json', whole_folder=False)}",
+    )
+
+
+def storage_error(store: Path | StoreFolder, error: OSError) -> UserError:
     """Return the error for a store that cannot be written.
 
     A disk that is full or fails may recover, so a supervisor retries after a StorageError.
@@ -321,44 +363,7 @@ def storage_error(store: Path, error: OSError) -> UserError:
     kind = StorageError if error.errno in DISK_ERRORS else UserError
     return kind(
         "E-DATA-112",
-        f"the tokens cannot be stored in {store}",
+        f"the tokens cannot be stored in {folder_at(store).address}",
         why=f"{type(error).__name__}: {error}",
         fix="free space on that disk, or name another folder: data.store=FOLDER; finished units are kept",
     )
-
-
-def part_name(name: str) -> str:
-    """Return a unique temporary name that contains a hash of the host and the process id of the writer.
-
-    An example is `unit-00012-of-00096.1f2e3d4c-4711-9a8b7c6d.part`.
-    """
-    return f"{name}.{_host()}-{os.getpid()}-{os.urandom(4).hex()}.part"
-
-
-def remove_leftovers(store: Path) -> None:
-    """Remove temporary files and folders of writers that have ended.
-
-    For writers on this machine only the process counts, not the age: a clock that jumps must not destroy the work of
-    a live process. Files of other machines are removed if they have not changed for two days.
-    """
-    for part in store.glob("*.part"):
-        host, process, *_ = [*part.name.split(".")[-2].split("-"), ""]  # names of `atomic_write` have no process
-        try:
-            old = time.time() - part.stat().st_mtime > LEFTOVER_SECONDS
-        except OSError:
-            continue
-        if not _is_running(process) if host == _host() else old:
-            shutil.rmtree(part, ignore_errors=True) if part.is_dir() else part.unlink(missing_ok=True)
-
-
-def _is_running(process: str) -> bool:
-    """Return whether a process is running. A zombie, which is still in /proc with the state Z, is not."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text("utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in "ZX"
-
-
-def _host() -> str:
-    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]

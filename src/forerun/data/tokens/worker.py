@@ -18,11 +18,13 @@ import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.data.source.sources import Source
+from forerun.data.storage.folder import StoreFolder, folder_at
 from forerun.data.tokens.document import Encoded, Encoder
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.recipe import Recipe, is_validation
@@ -56,7 +58,9 @@ class TokenizeTask:
     With `rows_stop`, a bad row stops the build; with `files_stop`, a damaged file does. Otherwise they are skipped.
     """
 
-    def __init__(self, source: Source, recipe: Recipe, store: Path, *, rows_stop: bool, files_stop: bool) -> None:
+    def __init__(
+        self, source: Source, recipe: Recipe, store: StoreFolder, *, rows_stop: bool, files_stop: bool
+    ) -> None:
         self._source, self._recipe, self.store = source, recipe, store
         self._rows_stop, self._files_stop = rows_stop, files_stop
         self._encoder = Encoder(recipe, source.form)
@@ -156,7 +160,7 @@ def _length(values: dict[str, Any]) -> int:
     held = list(values.values())
     all_messages = [message for one in held if isinstance(one, list) for message in one if isinstance(message, dict)]
     held += [message.get("content") for message in all_messages]
-    return sum(len(value) for value in held if isinstance(value, str | list))
+    return sum(len(value) for value in held if isinstance(value, str | list | np.ndarray))
 
 
 def answers(work: TokenizeTask, unit: Unit) -> Iterator[dict[str, Any]]:
@@ -219,7 +223,9 @@ def main() -> None:
 
 def _task_of(task: dict[str, Any]) -> TokenizeTask:
     source, recipe = Source.from_json(task["source"]), Recipe.from_json(task["recipe"])
-    return TokenizeTask(source, recipe, Path(task["store"]), rows_stop=task["rows_stop"], files_stop=task["files_stop"])
+    return TokenizeTask(
+        source, recipe, folder_at(task["store"]), rows_stop=task["rows_stop"], files_stop=task["files_stop"]
+    )
 
 
 def _listen(lines: queue.SimpleQueue[str]) -> None:

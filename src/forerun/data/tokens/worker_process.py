@@ -24,9 +24,12 @@ SAID_CHARACTERS = 2000  # of the last output on stderr that a message about a de
 
 
 class WorkerProcess:
-    """A running worker process. It exits when this process ends, because its stdin is then closed."""
+    """A running worker process. It exits when this process ends, because its stdin is then closed.
 
-    def __init__(self, task: dict[str, Any]) -> None:
+    `folder` is its working folder, by default that of this process.
+    """
+
+    def __init__(self, task: dict[str, Any], folder: str | None = None) -> None:
         self._task: dict[str, Any] | None = task
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # until `_end`
         with children_without_ctrl_c():
@@ -38,6 +41,7 @@ class WorkerProcess:
                 text=True,
                 encoding="utf-8",
                 env=_environment(),
+                cwd=folder,
             )
 
     def messages(self, unit: Unit) -> Iterator[tuple[str, Any]]:

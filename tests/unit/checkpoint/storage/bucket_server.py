@@ -1,7 +1,8 @@
-"""Run gcp-storage-emulator in its own process, with two corrections.
+"""Run gcp-storage-emulator in its own process, with corrections.
 
-It obeys `ifGenerationMatch=0`, and a multipart upload keeps all its bytes: the emulator's parser drops a carriage
-return at the end of the content, because it takes it for a part of the line end that follows.
+It obeys `ifGenerationMatch=0`. A listing obeys `startOffset` and `endOffset`. An object may be empty. A multipart
+upload keeps all its bytes: the emulator's parser drops a carriage return at the end of the content, because it takes it
+for a part of the line end that follows.
 
 with bucket(folder) as environment:         # for the process under test
     subprocess.run(..., env=os.environ | environment)
@@ -9,6 +10,7 @@ with bucket(folder) as environment:         # for the process under test
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -89,8 +91,23 @@ def serve(folder: str) -> None:
         data = read(handler, query)
         if isinstance(data, dict) and "content" in data:
             data["content"] = second_part(handler.decoded)
+        if data is None and handler.headers.get("Content-Length") == "0":
+            return b""  # an upload of an empty object
         return data
 
+    listing = objects.ls
+
+    def between(request: Any, response: Any, storage: Any, *arguments: Any, **options: Any) -> None:
+        listing(request, response, storage, *arguments, **options)
+        first, last = (request.query.get(name, [""])[0] for name in ("startOffset", "endOffset"))
+        if response.status == HTTPStatus.OK and (first or last):
+            found = json.loads(response._content)
+            items = [one for one in found["items"] if one["name"] >= first and (not last or one["name"] < last)]
+            response.json(found | {"items": items})
+
+    for _, methods in emulator.HANDLERS:
+        if isinstance(methods, dict) and methods.get("GET") is listing:
+            methods["GET"] = between
     emulator._decode_raw_data, emulator._read_data = remember, with_exact_content
     for name in ("_multipart_upload", "_media_upload"):
         setattr(objects, name, with_precondition(getattr(objects, name)))

@@ -16,9 +16,9 @@ from forerun.data.order.mixture import Mixture
 from forerun.data.order.permutation import ORDER, permuted_within
 from forerun.hardware.object_storage import BLOCK_BYTES, BlockSizes
 
-EARLY = [1296, 180, 1150, 330, 819, 1238, 398, 1106, 1298, 186, 1148, 324]
-LATE = [662, 928, 668]
-LARGE = [3929833571]
+EARLY = [984, 1193, 576, 1137, 70, 466, 1244, 456, 981, 1197, 583, 1130]
+LATE = [868, 1106, 866]
+LARGE = [6583328614]
 parts_of_data = st.lists(st.integers(0, 400), min_size=1, max_size=4).filter(any)
 
 
@@ -43,13 +43,14 @@ def test_every_row_occurs_once_in_an_epoch(parts: list[int], block_rows: int, la
 def test_sizes_are_within_their_limits(rows: int, row_bytes: int) -> None:
     sizes = BlockSizes.of(rows, row_bytes)
     assert 1 <= sizes.block_rows <= max(1, BLOCK_BYTES // row_bytes)
-    assert sizes.lanes in (256, 512, 1024, 2048, 4096)
-    assert sizes.block_rows == 1 or rows // sizes.block_rows >= 16 * sizes.lanes
+    assert sizes.lanes in (1024, 2048, 4096)
+    assert sizes.block_rows == 1 or rows // sizes.block_rows >= 64 * sizes.lanes
 
 
 def test_sizes_of_known_data() -> None:
-    assert BlockSizes.of(1000, 8192) == BlockSizes(1, 256)  # a complete permutation
-    assert BlockSizes.of(1_220_703, 8192) == BlockSizes(64, 256)  # 10 GB
+    assert BlockSizes.of(1000, 8192) == BlockSizes(1, 1024)  # a complete permutation
+    assert BlockSizes.of(1_220_703, 8192) == BlockSizes(18, 1024)  # 10 GB
+    assert BlockSizes.of(8_388_608, 8192) == BlockSizes(64, 2048)  # 64 GiB
     assert BlockSizes.of(7_324_218_750, 8192) == BlockSizes(64, 4096)  # 15T tokens
 
 
@@ -82,26 +83,28 @@ def test_a_lane_uses_one_block_after_the_other_and_lanes_do_not_change_blocks_to
 
 def test_a_host_reads_only_its_lanes() -> None:
     """Eight hosts together read each block about once, instead of each host every block."""
-    count, rows, lanes, batch, hosts = 16 * 4096, 16, 256, 64, 8
-    batches = Batches(Mixture([part(count)], row_bytes=BLOCK_BYTES // rows), seed=3, batch=batch)
-    assert batches.rows.block_orders[0].sizes == BlockSizes(rows, lanes)
+    count, rows, batch, hosts = 4 * 65536, 4, 256, 8
+    batches = Batches(Mixture([part(count)], row_bytes=8192), seed=3, batch=batch)
+    assert batches.rows.block_orders[0].sizes == BlockSizes(rows, 1024)
     read: list[set[int]] = [set() for _ in range(hosts)]
     for step in range(count // batch):
         ids = batches.ids_at(step).reshape(hosts, -1)
         for host in range(hosts):
             read[host].update((ids[host] // rows).tolist())
     total = sum(map(len, read))
-    assert 4096 <= total <= 4096 * 1.1
+    assert 65536 <= total <= 65536 * 1.05
 
 
 def test_mixtures_with_and_without_weights_use_the_order() -> None:
     parts = [part(9000, "a"), part(5000, "b")]
-    plain = Mixture(parts, row_bytes=1 << 16)
+    plain = Mixture(parts)
+    plain.block_orders = [BlockOrder((9000, 5000), BlockSizes(7, 16))]
     drawn = plain.drawn(np.arange(28_000), 3)
     assert np.array_equal(np.sort(drawn[:14_000]), np.arange(14_000))
     assert np.array_equal(np.sort(drawn[14_000:]), np.arange(14_000))
     assert drawn[:14_000].tolist() != drawn[14_000:].tolist()
-    weighted = Mixture(parts, [3, 1], row_bytes=1 << 16)
+    weighted = Mixture(parts, [3, 1])
+    weighted.block_orders = [BlockOrder((rows,), BlockSizes(7, 16)) for rows in (9000, 5000)]
     rows = weighted.drawn(np.arange(12_288), 3)
     first = rows[rows < 9000][:9000]  # shares are exact in blocks of places only
     assert np.array_equal(np.sort(first), np.arange(9000))
@@ -109,10 +112,10 @@ def test_mixtures_with_and_without_weights_use_the_order() -> None:
 
 
 def test_the_order_is_part_of_the_identity_and_rows_keep_theirs() -> None:
-    one = part(40_000)
+    one, other = part(600_000), part(140_000)
     assert Mixture([one]).order == ORDER == "feistel-8"
-    assert Mixture([one], row_bytes=8192).order == "feistel-8 blocks-1/9/256"
-    assert Mixture([one, part(9000)], [1, 1], row_bytes=8192).order == "feistel-8 blocks-1/9/256 blocks-1/2/256"
+    assert Mixture([one], row_bytes=8192).order == "feistel-8 blocks-1/9/1024"
+    assert Mixture([one, other], [1, 1], row_bytes=8192).order == "feistel-8 blocks-1/9/1024 blocks-1/2/1024"
     assert Mixture([one], row_bytes=8192).digest == Mixture([one]).digest
 
 

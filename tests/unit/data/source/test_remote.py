@@ -12,6 +12,7 @@ import io
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -24,11 +25,17 @@ from store_server import BUCKET, WebServer, gcs_emulator, s3_emulator
 
 PROGRAM = """
 import json, sys
+from forerun.data.source import readers
 from forerun.data.source.files import find
 from forerun.data.source.identity import identities
 from forerun.errors import UserError
 
 def rows(file):
+    if file.kind in ("megatron", "datatrove"):
+        columns = readers.recognise(file, {})
+        pieces = readers.pieces(file, 0, 100)
+        found = [row for piece in pieces for row in readers.rows(file, columns, piece)]
+        return [{"text": row.values["input_ids"].tolist()} for row in found]
     with file.open() as opened:
         if file.kind == "parquet":
             import pyarrow.parquet
@@ -85,6 +92,11 @@ def bucket_files() -> dict[str, bytes]:
         "rows-not-these/3.jsonl.gz": b"not read",
         "rows.jsonl": jsonl("beside"),
         "long.jsonl": jsonl(LONG, LONG, LONG, "end"),
+        "tokens/a.bin": struct.pack("<9i", *range(9)) * 20,
+        "tokens/a.idx": b"MMIDIDX\0\0"
+        + struct.pack("<QBQQ20i20q21q", 1, 4, 20, 21, *[9] * 20, *range(0, 720, 36), *range(21)),
+        "tokens.ds": struct.pack("<8H", *range(8)),
+        "tokens.ds.index": struct.pack("<3Q", 1, 5, 8),
         "mixed/x.jsonl": jsonl("x"),
         "mixed/z.csv": b"text\nz\n",
     }
@@ -105,7 +117,7 @@ def ask(places: list[str], environment: dict[str, str]) -> dict[str, Any]:
 
 PLACES = [
     "rows", "rows/", "rows/0.jsonl.gz", "rows/*.gz", "rows/**/*.gz", "rows*", "long.jsonl", "table.parquet",
-    "nowhere.jsonl", "no/*.csv", "mixed",
+    "nowhere.jsonl", "no/*.csv", "mixed", "tokens", "tokens/*", "tokens.ds", "tokens.ds*",
 ]  # fmt: skip
 
 
@@ -137,9 +149,13 @@ def bucket(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("rows/**/*.gz", {"rows/0.jsonl.gz": ["a", "b"], "rows/deep/1.jsonl.gz": ["c"]}),
         ("rows*", {"rows.jsonl": ["beside"]}),
         ("long.jsonl", {"long.jsonl": [LONG, LONG, LONG, "end"]}),
+        ("tokens", {"tokens/a.bin": [list(range(9))] * 20}),
+        ("tokens/*", {"tokens/a.bin": [list(range(9))] * 20}),
+        ("tokens.ds", {"tokens.ds": [[0], [1, 2, 3, 4], [5, 6, 7]]}),
+        ("tokens.ds*", {"tokens.ds": [[0], [1, 2, 3, 4], [5, 6, 7]]}),
     ],
 )
-def test_a_bucket_gives_what_the_place_names(bucket: dict[str, Any], place: str, wanted: dict[str, list[str]]) -> None:
+def test_a_bucket_gives_what_the_place_names(bucket: dict[str, Any], place: str, wanted: dict[str, list[Any]]) -> None:
     assert bucket[place] == {f"{BUCKET}/{name}": texts for name, texts in wanted.items()}
 
 

@@ -1,19 +1,29 @@
-"""Streams that decompress gzip and zstd."""
+"""Streams of decompressed bytes, for gzip and zstd."""
 
 from __future__ import annotations
 
 import gzip
 import io
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 _CHUNK_BYTES = 1 << 11  # at most 64 MiB after decompression: a zstd block of 4 bytes can hold 128 KiB
+_BUFFER_BYTES = 1 << 17
+
+
+def decompressed(raw: Any, packed: str, zstandard: Any = None) -> BinaryIO:
+    """Return a stream of the decompressed bytes of `raw`. `packed` is "", ".gz" or ".zst"."""
+    if packed == ".gz":
+        return cast(BinaryIO, _Gzip(raw))
+    if packed == ".zst":
+        return cast(BinaryIO, io.BufferedReader(_Zstd(raw, zstandard), _BUFFER_BYTES))
+    return cast(BinaryIO, raw)
 
 
 class BadZstd(OSError):
     """An error for bytes that are not valid zstd, like gzip.BadGzipFile for gzip."""
 
 
-class Gzip(gzip.GzipFile):
+class _Gzip(gzip.GzipFile):
     """A gzip stream that also closes the underlying file."""
 
     def __init__(self, raw: BinaryIO) -> None:
@@ -25,7 +35,7 @@ class Gzip(gzip.GzipFile):
         self._raw.close()
 
 
-class Zstd(io.RawIOBase):
+class _Zstd(io.RawIOBase):
     """A stream of decompressed zstd frames.
 
     An incomplete last frame raises EOFError. The reader of zstandard does not report it.

@@ -1,0 +1,47 @@
+"""Buckets of emulators for one test module: Google Cloud Storage and S3, each in a process of its own.
+
+with emulated_buckets(folder) as buckets:
+    buckets.address("gs")     # "gs://checkpoints"; the variables are set in this process while the block runs
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+UNIT = Path(__file__).parent.parent / "unit"
+
+
+@dataclass(frozen=True)
+class EmulatedBuckets:
+    addresses: dict[str, str]
+
+    def address(self, protocol: str) -> str:
+        return self.addresses[protocol]
+
+
+@contextmanager
+def emulated_buckets(folder: Path) -> Iterator[EmulatedBuckets]:
+    gcs, s3 = _module("checkpoint/storage/bucket_server.py"), _module("data/source/store_server.py")
+    with gcs.bucket(folder / "gcs") as first, s3.s3_emulator() as second:
+        settings = first | second.environment | {"XDG_CACHE_HOME": str(folder / "cache")}
+        with mock.patch.dict(os.environ, settings):
+            yield EmulatedBuckets({"gs": f"gs://{gcs.BUCKET}", "s3": f"s3://{s3.BUCKET}"})
+
+
+def _module(path: str) -> ModuleType:
+    name = f"emulator_{Path(path).stem}"
+    if name not in sys.modules:
+        found = importlib.util.spec_from_file_location(name, UNIT / path)
+        assert found is not None
+        assert found.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(found)
+        found.loader.exec_module(sys.modules[name])
+    return sys.modules[name]

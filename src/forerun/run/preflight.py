@@ -48,9 +48,11 @@ def require_same_data(job: Job, corpus: Corpus, step: int, before: object) -> No
     if before != corpus.digest:
         prompts = job.data.apply_template is None and any(part.source.form in PROMPT_FORMS for part in corpus.parts)
         older = "; earlier versions joined prompts as plain text, as data.apply_template=false does" if prompts else ""
+        same_rows = isinstance(before, str) and before.partition(" ")[0] == corpus.digest.partition(" ")[0]
+        restored = "data.shuffle" if same_rows else "data"
         raise UserError(
             "E-RUN-035",
             f"the data is not what the checkpoint of step {step} was trained on",
             why=f"{job.data.where}: digest {corpus.digest} now, {before} then",
-            fix=f"restore the original data, or start over with --fresh (the old folder is kept, renamed){older}",
+            fix=f"restore the original {restored}, or start over with --fresh (the old folder is kept, renamed){older}",
         )

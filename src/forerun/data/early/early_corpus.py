@@ -33,10 +33,10 @@ from forerun.data.storage.folder import StoreFolder, folder_at
 from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokens.build import BuildProgress, is_complete
 from forerun.data.tokens.recipe import Recipe
+from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.store import TokenStore, read_index
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import units_of
-from forerun.data.tokens.unit_table import UnitTable
 
 RequireIds = Callable[[int], None]  # raises if a token id is beyond the vocabulary
 

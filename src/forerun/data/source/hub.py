@@ -66,7 +66,7 @@ def dataset_files(place: str, enough: Enough | None = None, by_range: bool = Fal
     The arguments are those of `dataset`.
     """
     found = dataset(place, enough, by_range)
-    return list(found.remote or found.files)
+    return list(found.remote) if found.remote else list(found.files)
 
 
 def dataset(place: str, enough: Enough | None = None, by_range: bool | None = None) -> Dataset:

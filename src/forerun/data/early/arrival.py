@@ -1,7 +1,7 @@
 """Units of a store that is being built: the build in the background, and the wait for units.
 
-The workers of the build have a lower priority than the training, because both need the cores of the host. Their
-priority is inherited from the thread that starts them.
+Until the first step, the workers of the build have the usual priority, because the training waits for them. Then they
+have a lower one than the training, because both need the cores of the host.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from forerun.data.tokens.store import index_entry
 from forerun.data.tokens.unit import Unit, summary_of
 
 NICE = 10
+WORKER = "forerun.data.tokens.worker"
 POLL_SECONDS = 0.1  # between two looks for a unit
 BUCKET_POLL_SECONDS = 2.0
 SAY_AFTER_SECONDS = 2.0  # of waiting
@@ -77,10 +78,6 @@ class UnitArrival:
                 self._say(f"{self._title}: {_described(progress)}")
 
         def work() -> None:
-            # The threads and processes that this thread starts inherit its priority. Only Linux has priorities of
-            # threads.
-            with suppress(OSError, AttributeError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
             try:
                 build(tell)
                 if self._progress is not None:
@@ -146,6 +143,17 @@ class UnitArrival:
                 self._say(f"{self._title}: waiting for unit {number + 1} of {len(self.units)}{done}")
             if self._closed.wait(POLL_SECONDS if self.folder.is_local else BUCKET_POLL_SECONDS):
                 raise StoppedBuildError(f"the run ended while it waited for {self.units[number].name}")
+
+
+def lower_priority(word: str = WORKER) -> None:
+    """Lower the priority of child processes whose command contains `word`. Do nothing on systems without /proc."""
+    with suppress(OSError):
+        children = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
+        for child in {child for some in children for child in some}:
+            with suppress(OSError):  # it has ended
+                if word.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
+                    for thread in os.listdir(f"/proc/{child}/task"):  # Linux has priorities of threads
+                        os.setpriority(os.PRIO_PROCESS, int(thread), NICE)
 
 
 def _described(progress: BuildProgress) -> str:

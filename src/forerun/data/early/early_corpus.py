@@ -20,7 +20,7 @@ from forerun.data.corpus import (
     store_root,
     tokenize,
 )
-from forerun.data.early.arrival import Build, Say, UnitArrival
+from forerun.data.early.arrival import Build, Say, UnitArrival, lower_priority
 from forerun.data.early.mixture import EarlyMixture
 from forerun.data.early.stream import OpenRange, WindowStream
 from forerun.data.early.windows import RULE, UnitRange, Window, windows_of
@@ -72,6 +72,7 @@ class EarlyCorpus(Corpus):
     def begin_steps(self, say: Say) -> None:
         for arrival in self.arrivals:
             arrival.speak(say)
+        lower_priority()
 
     def close(self) -> None:
         for arrival in self.arrivals:

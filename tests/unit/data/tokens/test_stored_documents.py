@@ -153,10 +153,11 @@ def test_the_report_needs_no_reads(store: Path) -> None:
 
 
 def test_an_index_without_counts_is_counted(store: Path) -> None:
-    entries = list(documents(store, "bucket").units)
+    bucket = documents(store, "bucket")
+    entries = list(bucket.units)
     for unit in entries:
         del unit["sides"]["train"]["longest"]
-    bucket = replace(documents(store, "bucket"), units=UnitTable(entries))
+    bucket = replace(bucket, units=UnitTable(entries))
     assert Concatenated(bucket, 256).report == Concatenated(documents(store, "local"), 256).report
 
 

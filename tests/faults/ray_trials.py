@@ -7,8 +7,8 @@ tokenization processes. The head node is not killed, because a Ray cluster ends 
 number of finished units, and a random delay of up to a second after them: the moments then cover the complete build at
 any load of the machine. A killed driver is started again.
 The store must have the same files with the same bytes as one that worker processes of one machine built, and a unit
-that was finished must not be built again. Writes tests/faults/results/ray.json after each trial. With --resume, trials in
-that file are not repeated. Exit code 1 if a trial failed.
+that was finished must not be built again. Writes tests/faults/results/ray.json after each trial; --resume does
+not repeat the trials in that file. Exit code 1 if a trial failed.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ UNIT_BYTES = 80_000
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nodes", type=int, default=20)
-    parser.add_argument("--drivers", type=int, default=2)
+    parser.add_argument("--drivers", type=int, default=5)
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--megabytes", type=float, default=2)
     parser.add_argument("--tokenizer", default="bytes")

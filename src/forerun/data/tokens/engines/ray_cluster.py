@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.data.storage.folder import folder_at
-from forerun.data.tokens.engine import ATTEMPTS, Event, in_order
-from forerun.data.tokens.ray_node import Shipment, build_unit, node_problem, versions
+from forerun.data.tokens.engines.engine import ATTEMPTS, Event, in_order
+from forerun.data.tokens.engines.ray_node import Shipment, build_unit, node_problem, versions
 from forerun.data.tokens.recipe import BYTES
 from forerun.data.tokens.shared_store.publication import part_name
 from forerun.data.tokens.unit import Unit

@@ -20,9 +20,10 @@ from small_tokenizers import byte_level, saved
 from forerun.config.schema import Part
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
-from forerun.data.tokens import ray_cluster, ray_node, unit, worker_process
+from forerun.data.tokens import unit
 from forerun.data.tokens.build import build
-from forerun.data.tokens.ray_cluster import LOSSES, RayCluster
+from forerun.data.tokens.engines import ray_cluster, ray_node, worker_process
+from forerun.data.tokens.engines.ray_cluster import LOSSES, RayCluster
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.errors import UserError
 

@@ -40,9 +40,9 @@ def worker(address: str, shuffle: str, cache: Path, steps: int) -> dict[str, Any
     """Read the batches of `steps` steps, and return what it needed."""
     import tensorstore  # noqa: F401  a part of the baseline, as jax is in a run
     from bucket_loader import bucket_batches, fitted_growth, peak_mb, resident_mb
-    from forerun.data.read_ahead import ReadAhead
 
     from forerun.data.feed import Feed
+    from forerun.data.read_ahead import ReadAhead
     from forerun.data.storage.read_counts import ReadCounts
 
     counts, baseline = ReadCounts(), resident_mb()

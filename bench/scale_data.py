@@ -75,8 +75,8 @@ def read_seconds(count: int = 200) -> float:
 def host_reads(host: int, shuffle: str, cache: Path, given: dict[str, Any]) -> dict[str, Any]:
     """Return what the reads of one host need per step."""
     from bucket_loader import bucket_batches, resident_mb
-    from forerun.data.read_ahead import ReadAhead
 
+    from forerun.data.read_ahead import ReadAhead
     from forerun.data.storage.read_counts import ReadCounts
 
     counts, each = ReadCounts(), BATCH // HOSTS

@@ -22,7 +22,7 @@ import numpy as np
 
 from forerun.data.blocks import BLOCK_BYTES, PAGE_BLOCKS
 from forerun.data.storage.folder import FileRange, StoreFolder
-from forerun.data.storage.patient_reads import PatientReads, damaged_part, merged
+from forerun.data.storage.patient_reads import PatientReads, damaged_part, grouped, merged
 from forerun.data.storage.read_counts import ReadCounts
 from forerun.data.storage.read_memory import PROCESS, ReadMemory
 from forerun.data.storage.summed_file import BLOCK, PAGE, SECOND, FilePart, SummedFile
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from forerun.data.storage.bucket_array import BucketArray
 
 WHOLE_SUMS_BYTES = 1 << 16  # checksums of at most this size are fetched completely
-GROUP_BYTES = 1 << 24  # of blocks that one call fetches at a time, so that a large call needs little memory
 
 
 class Cache(Protocol):
@@ -163,7 +162,7 @@ class _Call:
             self._ask_cache((SECOND, PAGE))
             missing = [part for part in self._claimed[BLOCK] if part not in self._raw]
             sums = [part for kind in (SECOND, PAGE) for part in self._claimed[kind] if part not in self._raw]
-            groups = _grouped(merged([part.range for part in missing]))
+            groups = grouped(merged([part.range for part in missing]))
             spans = [*merged([part.range for part in sums]), *next(groups, [])]
             arrived = self._arrived(spans, [*sums, *missing])
             self._raw.update(arrived)
@@ -385,17 +384,3 @@ def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
         first, count = number, 1
     if count:
         yield first, count
-
-
-def _grouped(spans: Iterable[FileRange]) -> Iterator[list[FileRange]]:
-    """Yield the spans in groups of about GROUP_BYTES."""
-    group: list[FileRange] = []
-    size_bytes = 0
-    for span in spans:
-        if group and size_bytes + span.stop - span.start > GROUP_BYTES:
-            yield group
-            group, size_bytes = [], 0
-        group.append(span)
-        size_bytes += span.stop - span.start
-    if group:
-        yield group

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from forerun.data.blocks import SUFFIX
@@ -23,6 +23,7 @@ from forerun.errors import StorageError, UserError
 # costs tens of milliseconds of latency, the work of both sides, and a fee.
 GAP_BYTES = 1 << 16
 SPAN_BYTES = 1 << 23  # limit of one request: a failed one is repeated completely
+GROUP_BYTES = 1 << 24  # of blocks that one call fetches at a time, so that a large call needs little memory
 PATIENCE_SECONDS = 180.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 10.0
 PROBES = 3  # requests for the last byte of a range, which decide that an object is too short
@@ -149,6 +150,20 @@ def merged(ranges: Sequence[FileRange]) -> list[FileRange]:
         else:
             spans.append(one)
     return spans
+
+
+def grouped(spans: Iterable[FileRange]) -> Iterator[list[FileRange]]:
+    """Yield the spans in groups of about GROUP_BYTES."""
+    group: list[FileRange] = []
+    size_bytes = 0
+    for span in spans:
+        if group and size_bytes + span.stop - span.start > GROUP_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(span)
+        size_bytes += span.stop - span.start
+    if group:
+        yield group
 
 
 def damaged_object(folder: StoreFolder, name: str, why: str) -> UserError:

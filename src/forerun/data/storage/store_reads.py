@@ -52,8 +52,8 @@ class StoreReads:
     def total(self) -> str | None:
         """Return a line for the end of a run about damaged and failed reads; None if there were none."""
         figures = self.figures()
-        damaged, failed, cached = (
-            figures[NAMES + name] for name in ("damaged_blocks", "failed_requests", "cache_damaged")
+        damaged, failed, cached, errors = (
+            figures[NAMES + name] for name in ("damaged_blocks", "failed_requests", "cache_damaged", "cache_errors")
         )
         texts = []
         if damaged:
@@ -64,6 +64,8 @@ class StoreReads:
             )
         if cached:
             texts.append(f"{_blocks(cached)} of the cache differed and {'was' if cached == 1 else 'were'} fetched")
+        if errors:
+            texts.append(f"the local cache failed {errors} time{'' if errors == 1 else 's'}")
         return f"data: {'; '.join(texts)}" if texts else None
 
     def figures(self) -> dict[str, int]:

@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 from forerun.data import checked_json
 from forerun.data.source.sources import Source
 from forerun.data.storage.folder import StoreFolder, folder_at
-from forerun.data.tokens.engine import ATTEMPTS, Event, StartEngine, UnitEngine
-from forerun.data.tokens.host_share import missing_after_waiting
+from forerun.data.tokens.engines.engine import ATTEMPTS, Event, StartEngine, UnitEngine
+from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.policy import Limits, bad_from, stopped
-from forerun.data.tokens.pool import Pool
-from forerun.data.tokens.publication import remove_leftovers
 from forerun.data.tokens.recipe import FORMAT, Recipe
+from forerun.data.tokens.shared_store.host_share import missing_after_waiting
+from forerun.data.tokens.shared_store.publication import remove_leftovers
 from forerun.data.tokens.store import INDEX, index_entry, read_index
 from forerun.data.tokens.unit import Unit, listed_units, storage_error, summaries_of, summary_of, unit_name, units_of
 from forerun.errors import StorageError, UserError

@@ -17,11 +17,11 @@ from forerun.data.blocks import SUFFIX, BlockSums
 from forerun.data.source.rows import BadRow
 from forerun.data.storage.folder import FileRange, StoreFolder, folder_at, remove_command
 from forerun.data.storage.store_reads import StoreReads
-from forerun.data.tokens.publication import local_folder
 from forerun.data.tokens.recipe import FORMAT
+from forerun.data.tokens.shared_store.publication import local_folder
+from forerun.data.tokens.shared_store.unit_table import UnitTable, decode_index
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summaries_of, unit_damage, unit_name
-from forerun.data.tokens.unit_table import UnitTable, decode_index
 from forerun.errors import UserError
 
 INDEX = "index.json"
@@ -60,8 +60,8 @@ class TokenStore:
         """The skipped rows and files, in the order of the data."""
         from forerun.data.tokens.policy import bad_from
 
-        faulty = (unit for unit in self.train.units if unit["bad"] or unit["bad_files"])
-        names = [unit_name(unit["unit"], unit["of"]) for unit in faulty]
+        units = self.train.units
+        names = [unit_name(unit["unit"], unit["of"]) for unit in map(units.__getitem__, units.faulty)]
         return (bad_from(one) for one in read_skipped(self.folder, names))
 
     @property

@@ -26,8 +26,8 @@ from forerun.data.storage.block_reader import BlockReader
 from forerun.data.storage.bucket_array import ArrayPart, BucketArray, numbers_at, places_of, read_parts
 from forerun.data.storage.folder import StoreFolder
 from forerun.data.storage.read_counts import ReadCounts
+from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.unit import token_type, unit_name
-from forerun.data.tokens.unit_table import UnitTable
 
 OPEN_UNITS = 128  # each has up to three open files
 # Files of offsets in a bucket are fetched completely if all of them stay in memory. Otherwise each row of a batch would

@@ -24,8 +24,8 @@ from forerun.data.source.rows import BadRow, FilePiece
 from forerun.data.storage.folder import StoreFolder, folder_at, remove_command
 from forerun.data.tokens.document import Encoded, Mask
 from forerun.data.tokens.protection import Ids
-from forerun.data.tokens.publication import local_folder, part_name, publish
 from forerun.data.tokens.recipe import FORMAT
+from forerun.data.tokens.shared_store.publication import local_folder, part_name, publish
 from forerun.errors import DISK_ERRORS, StorageError, UserError
 from forerun.units import GIB, MIB
 

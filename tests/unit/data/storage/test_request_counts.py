@@ -19,8 +19,8 @@ from forerun.data.storage.block_reader import BlockReader
 from forerun.data.storage.read_counts import ReadCounts
 from forerun.data.storage.read_memory import ReadMemory
 from forerun.data.tokens import stored_documents
+from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.stored_documents import StoredDocuments
-from forerun.data.tokens.unit_table import UnitTable
 from forerun.hardware import object_storage
 from forerun.hardware.object_storage import BlockSizes, ReadLoad, step_reads
 

@@ -17,13 +17,13 @@ from forerun.data.source.sources import Source, open_source
 from forerun.data.storage.folder import FileRange, StoreFolder, folder_at
 from forerun.data.tokens import unit as units_module
 from forerun.data.tokens.build import Limits, build, is_complete
-from forerun.data.tokens.engine import Event
-from forerun.data.tokens.host_share import PATIENCE_SECONDS, missing_after_waiting
-from forerun.data.tokens.publication import publish
+from forerun.data.tokens.engines.engine import Event
 from forerun.data.tokens.recipe import Recipe
+from forerun.data.tokens.shared_store.host_share import PATIENCE_SECONDS, missing_after_waiting
+from forerun.data.tokens.shared_store.publication import publish
+from forerun.data.tokens.shared_store.unit_table import UnitTable, decode_index
 from forerun.data.tokens.store import INDEX, check, open_store, read_index
 from forerun.data.tokens.unit import SUMMARY, Unit, units_of
-from forerun.data.tokens.unit_table import UnitTable, decode_index
 from forerun.data.tokens.worker import TokenizeTask, answers
 from forerun.errors import UserError
 
@@ -285,7 +285,7 @@ def test_hosts_share_the_work(source: Source, local: dict[str, bytes]) -> None:
         found[host] = written(store)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("forerun.data.tokens.host_share.POLL_SECONDS", 0.01)
+        patch.setattr("forerun.data.tokens.shared_store.host_share.POLL_SECONDS", 0.01)
         threads = [threading.Thread(target=run, args=(host,)) for host in range(3)]
         for thread in threads:
             thread.start()

@@ -13,7 +13,7 @@ from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
 from forerun.data.storage.block_cache import BlockCache
 from forerun.data.storage.block_reader import BlockReader
-from forerun.data.storage.folder import folder_at
+from forerun.data.storage.location import folder_at
 from forerun.data.storage.read_counts import ReadCounts
 from forerun.data.tokens.store import open_store
 

@@ -48,7 +48,7 @@ def opened(address: str) -> dict[str, Any]:
     """Return the seconds and the memory that opening a store needs in this process."""
     from bucket_loader import peak_mb, resident_mb
 
-    from forerun.data.storage.folder import folder_at
+    from forerun.data.storage.location import folder_at
     from forerun.data.tokens.store import open_store
 
     before, began = resident_mb(), time.perf_counter()

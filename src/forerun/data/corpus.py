@@ -23,7 +23,8 @@ from forerun.data.shares import HeldOut
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.sources import Source, open_source
-from forerun.data.storage.folder import StoreFolder, folder_at, is_bucket
+from forerun.data.storage.folder import StoreFolder, is_bucket
+from forerun.data.storage.location import folder_at
 from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build

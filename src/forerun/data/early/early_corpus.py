@@ -29,7 +29,8 @@ from forerun.data.order.too_long import resolve_policy
 from forerun.data.rendering import notes_of, rendering_of
 from forerun.data.source.sources import Source, open_source
 from forerun.data.storage.block_reader import BlockReader
-from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.storage.folder import StoreFolder
+from forerun.data.storage.location import folder_at
 from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokens.build import BuildProgress, is_complete
 from forerun.data.tokens.recipe import Recipe

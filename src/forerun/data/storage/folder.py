@@ -109,20 +109,6 @@ def is_bucket(address: str | Path) -> bool:
     return str(address).startswith(tuple(f"{protocol}://" for protocol in BUCKET_PROTOCOLS))
 
 
-def folder_at(address: str | Path | StoreFolder) -> StoreFolder:
-    """Return the folder at a path or at the address of a bucket. Nothing is opened or created.
-
-    A folder is returned as it is.
-    """
-    if not isinstance(address, str | Path):
-        return address
-    if is_bucket(address):
-        from forerun.data.storage.bucket import BucketFolder
-
-        return BucketFolder(str(address))
-    return LocalFolder(Path(address))
-
-
 @dataclass(frozen=True)
 class LocalFolder:
     """A folder of this machine."""

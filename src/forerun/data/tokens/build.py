@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 
 from forerun.data import checked_json
 from forerun.data.source.sources import Source
-from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.storage.folder import StoreFolder
+from forerun.data.storage.location import folder_at
 from forerun.data.tokens.engines.engine import ATTEMPTS, Event, StartEngine, UnitEngine
 from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.memory import no_memory

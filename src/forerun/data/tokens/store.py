@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums
 from forerun.data.source.rows import BadRow
-from forerun.data.storage.folder import FileRange, StoreFolder, folder_at, remove_command
+from forerun.data.storage.folder import FileRange, StoreFolder, remove_command
+from forerun.data.storage.location import folder_at
 from forerun.data.storage.store_reads import StoreReads
 from forerun.data.tokens.recipe import FORMAT
 from forerun.data.tokens.shared_store.publication import local_folder

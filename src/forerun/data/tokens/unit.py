@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from forerun.data import checked_json
 from forerun.data.blocks import SUFFIX, BlockSums, damage
 from forerun.data.source.rows import BadRow, FilePiece
-from forerun.data.storage.folder import StoreFolder, folder_at, remove_command
+from forerun.data.storage.folder import StoreFolder, remove_command
+from forerun.data.storage.location import folder_at
 from forerun.data.tokens.document import Encoded, Mask
 from forerun.data.tokens.protection import Ids
 from forerun.data.tokens.recipe import FORMAT

@@ -24,7 +24,8 @@ import numpy as np
 
 from forerun.data.source.rows import BadRow, FilePiece, RowPlace, SourceRow
 from forerun.data.source.sources import Source
-from forerun.data.storage.folder import StoreFolder, folder_at
+from forerun.data.storage.folder import StoreFolder
+from forerun.data.storage.location import folder_at
 from forerun.data.tokens.document import Encoded, Encoder
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.recipe import Recipe, is_validation

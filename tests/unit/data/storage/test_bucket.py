@@ -16,7 +16,8 @@ from emulated_buckets import EmulatedBuckets, emulated_buckets
 
 from forerun.data.storage import bucket as module
 from forerun.data.storage.bucket import BucketFolder
-from forerun.data.storage.folder import FileRange, LocalFolder, StoreFolder, folder_at, place_of, remove_command
+from forerun.data.storage.folder import FileRange, LocalFolder, StoreFolder, place_of, remove_command
+from forerun.data.storage.location import folder_at
 from forerun.errors import StorageError, UserError
 
 KINDS = ("local", "gs", "s3")

@@ -14,7 +14,8 @@ from emulated_buckets import EmulatedBuckets, emulated_buckets
 
 from forerun.config.schema import Part
 from forerun.data.source.sources import Source, open_source
-from forerun.data.storage.folder import FileRange, StoreFolder, folder_at
+from forerun.data.storage.folder import FileRange, StoreFolder
+from forerun.data.storage.location import folder_at
 from forerun.data.tokens import unit as units_module
 from forerun.data.tokens.build import Limits, build, is_complete
 from forerun.data.tokens.engines.engine import Event

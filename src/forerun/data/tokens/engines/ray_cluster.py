@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forerun.data.storage.folder import folder_at
+from forerun.data.storage.location import folder_at
 from forerun.data.tokens.engines.engine import ATTEMPTS, Event, in_order
 from forerun.data.tokens.engines.ray_node import Shipment, build_unit, node_problem, versions
 from forerun.data.tokens.recipe import BYTES

@@ -20,7 +20,8 @@ from typing import Any
 from forerun import version
 from forerun.data.source.files import File
 from forerun.data.source.sources import Source
-from forerun.data.storage.folder import folder_at, is_bucket
+from forerun.data.storage.folder import is_bucket
+from forerun.data.storage.location import folder_at
 from forerun.data.tokens.engines.worker_process import WorkerProcess
 from forerun.data.tokens.recipe import BYTES
 from forerun.data.tokens.shared_store.publication import remove_leftovers

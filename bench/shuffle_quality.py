@@ -1,6 +1,6 @@
 """How well `data.shuffle: blocks` mixes the data, compared with `rows` and with no shuffling.
 
-    python bench/shuffle_quality.py            # about 4 minutes on two cores
+    python bench/shuffle_quality.py            # 15 minutes of CPU time
 
 Figures of the order, for 1,220,703 rows (10 GB of 2,048 tokens with 4 bytes each) and batches of 64 and 1,024 rows:
 

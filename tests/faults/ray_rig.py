@@ -16,8 +16,10 @@ from typing import Any
 
 PATIENCE_SECONDS = 240.0  # only a hang takes that long
 STORE_BYTES = 80 << 20
-# Set before Ray is imported. No process of the rig sends statistics or prints the log of a node that is lost.
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".*", "RAY_DISABLE_IMPORT_WARNING": "1"}
+STARTS = 5
+# Set before Ray is imported. No process of the rig sends statistics or prints the log of a node that is lost. Workers
+# have the priority of the tests: with Ray's niceness of 15, they would wait for all other processes of the machine.
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".*", "RAY_worker_niceness": "0"}
 
 DRIVER = """
 import json, sys
@@ -27,8 +29,8 @@ from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import load_tokenizer
 from forerun.data.tokens import unit
 from forerun.data.tokens.build import build
-from forerun.data.tokens.pool import Pool
-from forerun.data.tokens.ray_cluster import ray_cluster
+from forerun.data.tokens.engines.pool import Pool
+from forerun.data.tokens.engines.ray_cluster import ray_cluster
 from forerun.data.tokens.recipe import recipe_for
 address, path, tokenizer, root, unit_bytes = json.loads(sys.argv[1])
 unit.unit_bytes = lambda total: unit_bytes
@@ -81,7 +83,14 @@ class RayRig:
         self._cluster.shutdown()
 
     def _add(self) -> Any:
-        return self._cluster.add_node(wait=False, num_cpus=1, object_store_memory=STORE_BYTES)
+        """Add a node. Ray waits only 30 s for its start, which is too short on a busy machine."""
+        for attempt in range(STARTS):
+            try:
+                return self._cluster.add_node(wait=False, num_cpus=1, object_store_memory=STORE_BYTES)
+            except Exception:
+                if attempt + 1 == STARTS:
+                    raise
+        return None
 
 
 @contextmanager

@@ -42,6 +42,7 @@ ADDRESSES = ("STORAGE_EMULATOR_HOST", "TENSORSTORE_GCS_HTTP_URL", "AWS_ENDPOINT_
 CHECKSUMS = (b"x-goog-hash", b"content-md5", b"x-amz-checksum", b"x-goog-stored-content")
 FLIP_BYTES = 8  # at the start: a client that merges requests uses the first bytes, and not always those in the middle
 RESET_SECONDS = 0.05
+UPSTREAM_REQUESTS = 4  # at the same time: the kernel drops connections beyond the short queue of an emulator
 _LIMIT_BYTES = 1 << 26  # of a line of a header, and of what a stream buffers
 
 
@@ -105,6 +106,7 @@ class FaultyProxy:
         self.per_object: Counter[str] = Counter()
         self._due = 0
         self._spared: set[str] = set()
+        self._upstream_limit = asyncio.Semaphore(UPSTREAM_REQUESTS)
         self._loop = asyncio.new_event_loop()
         self._listening = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.address = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
@@ -173,7 +175,8 @@ class FaultyProxy:
             return True
         if kind == "slow":
             await asyncio.sleep(self.slow_seconds)
-        answer = await upstream.ask(request, method)
+        async with self._upstream_limit:
+            answer = await upstream.ask(request, method)
         if kind == "reset":
             writer.write(answer.head())
             await asyncio.sleep(RESET_SECONDS)  # the client has seen the head: libraries repeat silently without it

@@ -27,9 +27,9 @@ from forerun.data.storage.folder import StoreFolder, folder_at, is_bucket
 from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
-from forerun.data.tokens.engine import StartEngine
+from forerun.data.tokens.engines.engine import StartEngine
+from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.exchange import CONVERSATION_FORMS
-from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError

@@ -116,7 +116,7 @@ def open_arriving_corpus(job: Job, on_progress: OnProgress | None, host: tuple[i
         sequence=job.sequence,
         vocab=vocab,
         require_ids=lambda largest: require_ids(largest, vocab),
-        shard=host,
+        host=host,
         on_progress=on_progress,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from forerun.config.load import dump
@@ -120,7 +120,17 @@ def figures(record: RunRecord, facts: RunFacts) -> list[tuple[str, str, str]]:
             str(Usd(usd)) if usd is not None else "–",
             "list price, on demand" if usd is not None else cost.reason,
         ),
+        *_data_reads(facts.data_reads),
     ]
+
+
+def _data_reads(reads: Mapping[str, int]) -> Iterator[tuple[str, str, str]]:
+    """Yield the reads of data in a bucket, if there were any, with those that had to be repeated."""
+    if not reads:
+        return
+    damaged, failed = reads.get("damaged_blocks", 0), reads.get("failed_requests", 0)
+    remark = f"{damaged:,} damaged blocks and {failed:,} failed requests repeated" if damaged or failed else ""
+    yield "data requests", f"{reads.get('requests', 0):,}, {Bytes(reads.get('read_bytes', 0))}", remark
 
 
 def goodput_bar(facts: RunFacts) -> dict[str, Any] | None:

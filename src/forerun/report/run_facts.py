@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +67,7 @@ class RunFacts:
       memory_peak_bytes: the peak memory of a device.
       restarts: (step, seconds since the start) of each resume.
       cost: predicted and measured times and costs.
+      data_reads: counts of the reads of data in a bucket by the last process of the first host; empty without a bucket.
     """
 
     status: RunStatus
@@ -82,6 +83,7 @@ class RunFacts:
     memory_peak_bytes: int | None
     restarts: Sequence[tuple[int, float | None]]
     cost: StepCost
+    data_reads: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def useful_share(self) -> float | None:
@@ -109,6 +111,7 @@ def run_facts(record: RunRecord, now: float | None = None) -> RunFacts:
         memory_peak_bytes=_peak(record),
         restarts=_restarts(record),
         cost=_cost(record),
+        data_reads=_data_reads(record),
     )
 
 
@@ -150,6 +153,12 @@ def _latest(record: RunRecord, key: str) -> float | None:
         points = record.points(key)
         value = points[-1][1] if points else None
     return None if value is None else float(value)
+
+
+def _data_reads(record: RunRecord) -> dict[str, int]:
+    names = ("requests", "read_bytes", "cache_hits", "cache_misses", "damaged_blocks", "failed_requests")
+    found = {name: _latest(record, f"data_{name}") for name in names}
+    return {name: int(value) for name, value in found.items() if value is not None}
 
 
 def _peak(record: RunRecord) -> int | None:

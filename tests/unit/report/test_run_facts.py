@@ -8,6 +8,7 @@ import pytest
 from run_records import CPU, START, TPU, metrics_rows, write_run
 
 from forerun.hardware.prices import cheapest
+from forerun.report.page import figures
 from forerun.report.run_facts import run_facts
 from forerun.report.run_record import RunRecord, read_run
 
@@ -75,3 +76,19 @@ def test_an_unknown_chip_has_no_cost(tmp_path: Path) -> None:
     cost = run_facts(record(tmp_path, summary=DONE | {"device": TPU | {"chip": "v99"}})).cost
     assert cost.usd(10) is None
     assert "v99" in cost.reason
+
+
+def test_reads_of_a_bucket(tmp_path: Path) -> None:
+    counts = {"data_requests": 1200, "data_read_bytes": 5_000_000, "data_damaged_blocks": 2, "data_failed_requests": 1}
+    found = record(tmp_path, summary=DONE | counts)
+    facts = run_facts(found)
+    assert facts.data_reads == {"requests": 1200, "read_bytes": 5_000_000, "damaged_blocks": 2, "failed_requests": 1}
+    ((_, value, remark),) = [row for row in figures(found, facts) if row[0] == "data requests"]
+    assert "1,200" in value
+    assert "2" in remark
+
+
+def test_a_run_without_a_bucket_has_no_reads(tmp_path: Path) -> None:
+    found = record(tmp_path, summary=DONE)
+    assert run_facts(found).data_reads == {}
+    assert "data requests" not in [row[0] for row in figures(found, run_facts(found))]

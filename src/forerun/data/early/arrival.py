@@ -1,11 +1,12 @@
 """Units of a store that is being built: the build in the background, and the wait for units.
 
-The workers of the build have a lower priority than the training, because both need the cores of the host. Their
-priority is inherited from the thread that starts them.
+Until the first step, the workers of the build have the usual priority, because the training waits for them. Then they
+have a lower one than the training, because both need the cores of the host.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -20,6 +21,7 @@ from forerun.data.tokens.store import index_entry
 from forerun.data.tokens.unit import Unit, summary_of
 
 NICE = 10
+WORKER = "forerun.data.tokens.worker"
 POLL_SECONDS = 0.1  # between two looks for a unit
 BUCKET_POLL_SECONDS = 2.0
 SAY_AFTER_SECONDS = 2.0  # of waiting
@@ -49,13 +51,15 @@ class UnitArrival:
     ) -> None:
         self.name, self.folder, self.units = name, folder, units
         self._title = name if name == "data" else f"data {name}"
-        self._entries = dict(enumerate(entries))
+        self._table = entries
+        self._arrived: dict[int, bytes] = {}  # entries of other units, as JSON: a large store has many units
         self._documents = [0]  # training documents before each known unit, in order
         self._error: BaseException | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._progress: BuildProgress | None = None
         self._said_at = time.monotonic()
+        self._trains = False  # steps began, so the phase of the data is over
         self._say: Say = lambda text: None
         self._lock = threading.Lock()
 
@@ -66,7 +70,7 @@ class UnitArrival:
             if self._closed.is_set():
                 raise StoppedBuildError
             self._progress = progress
-            if on_progress is not None:
+            if on_progress is not None and not self._trains:
                 on_progress(progress)
             now = time.monotonic()
             if now - self._said_at > SAY_EVERY_SECONDS:
@@ -74,10 +78,6 @@ class UnitArrival:
                 self._say(f"{self._title}: {_described(progress)}")
 
         def work() -> None:
-            # The threads and processes that this thread starts inherit its priority. Only Linux has priorities of
-            # threads.
-            with suppress(OSError, AttributeError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
             try:
                 build(tell)
                 if self._progress is not None:
@@ -92,7 +92,7 @@ class UnitArrival:
 
     def speak(self, say: Say) -> None:
         """Show the progress and waits from now on with `say`, which is called by other threads."""
-        self._say, self._said_at = say, time.monotonic()
+        self._say, self._said_at, self._trains = say, time.monotonic(), True
 
     def raise_failure(self) -> None:
         """Raise the error of the build if it failed."""
@@ -119,12 +119,14 @@ class UnitArrival:
         """End the build and its workers. Finished units are kept."""
         self._closed.set()
         if self._thread is not None:
-            self._thread.join(CLOSE_SECONDS)
+            self._thread.join(CLOSE_SECONDS)  # a daemon thread: one that does not answer ends with the process
 
     def _entry(self, number: int) -> dict[str, Any]:
-        found = self._entries.get(number)
-        if found is None:
-            found = self._entries[number] = index_entry(self._wait(number))
+        if number < len(self._table):
+            return self._table[number]
+        if number not in self._arrived:
+            self._arrived[number] = json.dumps(index_entry(self._wait(number))).encode()
+        found: dict[str, Any] = json.loads(self._arrived[number])
         return found
 
     def _wait(self, number: int) -> dict[str, Any]:
@@ -141,6 +143,17 @@ class UnitArrival:
                 self._say(f"{self._title}: waiting for unit {number + 1} of {len(self.units)}{done}")
             if self._closed.wait(POLL_SECONDS if self.folder.is_local else BUCKET_POLL_SECONDS):
                 raise StoppedBuildError(f"the run ended while it waited for {self.units[number].name}")
+
+
+def lower_priority(word: str = WORKER) -> None:
+    """Lower the priority of child processes whose command contains `word`. Do nothing on systems without /proc."""
+    with suppress(OSError):
+        children = [file.read_text("ascii").split() for file in Path("/proc/self/task").glob("*/children")]
+        for child in {child for some in children for child in some}:
+            with suppress(OSError):  # it has ended
+                if word.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
+                    for thread in os.listdir(f"/proc/{child}/task"):  # Linux has priorities of threads
+                        os.setpriority(os.PRIO_PROCESS, int(thread), NICE)
 
 
 def _described(progress: BuildProgress) -> str:

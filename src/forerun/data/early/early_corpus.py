@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from forerun.config import schema
 from forerun.data.corpus import (
@@ -21,18 +20,19 @@ from forerun.data.corpus import (
     store_root,
     tokenize,
 )
-from forerun.data.early.arrival import Say, UnitArrival
+from forerun.data.early.arrival import Build, Say, UnitArrival, lower_priority
 from forerun.data.early.mixture import EarlyMixture
 from forerun.data.early.stream import OpenRange, WindowStream
 from forerun.data.early.windows import RULE, UnitRange, Window, windows_of
 from forerun.data.order.rows import NoRowsError, PackedRows
 from forerun.data.order.too_long import resolve_policy
 from forerun.data.rendering import notes_of, rendering_of
-from forerun.data.source.sources import open_source
+from forerun.data.source.sources import Source, open_source
 from forerun.data.storage.block_reader import BlockReader
 from forerun.data.storage.folder import StoreFolder, folder_at
 from forerun.data.storage.store_reads import StoreReads, job_reads
-from forerun.data.tokens.build import is_complete
+from forerun.data.tokens.build import BuildProgress, is_complete
+from forerun.data.tokens.recipe import Recipe
 from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.store import TokenStore, read_index
 from forerun.data.tokens.stored_documents import StoredDocuments
@@ -72,6 +72,7 @@ class EarlyCorpus(Corpus):
     def begin_steps(self, say: Say) -> None:
         for arrival in self.arrivals:
             arrival.speak(say)
+        lower_priority()
 
     def close(self) -> None:
         for arrival in self.arrivals:
@@ -105,7 +106,7 @@ def open_early_corpus(
     sequence: int,
     vocab: int | None,
     require_ids: RequireIds,
-    shard: tuple[int, int] = (0, 1),
+    host: tuple[int, int] = (0, 1),
     on_progress: OnProgress | None = None,
 ) -> EarlyCorpus:
     """Return the data of a job as soon as its first window exists. Other units are built in the background.
@@ -116,8 +117,8 @@ def open_early_corpus(
       sequence: positions of a row.
       vocab: the model's number of token ids, if it is known.
       require_ids: called with the largest token id of each range of units, before its rows are used.
-      shard: the units that this host builds if the store is in a bucket, which all hosts see. Other stores may be
-        private, so each host builds all units.
+      host: (i, n) for host i of the n hosts of a run, which share the work on a store in a bucket. Other stores may
+        be private, so each host builds all units.
       on_progress: called with the name of a part and the progress of its tokenization, by another thread.
 
     Raises:
@@ -136,7 +137,7 @@ def open_early_corpus(
         entries = read_index(folder)["units"] if complete else []
         arrival = UnitArrival(name, folder, units_of(source), entries)
         if not complete:
-            arrival.start(_builder(source, recipe, data, workers, shard, folder.is_local), _named(on_progress, name))
+            arrival.start(_builder(source, recipe, data, workers, host), _named(on_progress, name))
         opened.append((source, recipe, entries))
         arriving.append(_ArrivingPart(arrival, recipe.vocab, packing_of(data, source), _reader(reads, folder)))
     try:
@@ -252,16 +253,14 @@ def _kept(store: TokenStore, packing: str, sequence: int, data: schema.Data) -> 
         return None
 
 
-def _builder(
-    source: Any, recipe: Any, data: schema.Data, workers: int | None, shard: tuple[int, int], local: bool
-) -> Callable[[Callable[[Any], None]], None]:
+def _builder(source: Source, recipe: Recipe, data: schema.Data, workers: int | None, host: tuple[int, int]) -> Build:
     limited = data if workers is None else data.model_copy(update={"workers": workers})
 
-    def run(tell: Callable[[Any], None]) -> None:
-        tokenize(source, recipe, limited, shard=(0, 1) if local else shard, on_progress=tell)
+    def run(tell: Callable[[BuildProgress], None]) -> None:
+        tokenize(source, recipe, limited, on_progress=tell, host=host)
 
     return run
 
 
-def _named(on_progress: OnProgress | None, name: str) -> Callable[[Any], None] | None:
+def _named(on_progress: OnProgress | None, name: str) -> Callable[[BuildProgress], None] | None:
     return None if on_progress is None else lambda progress: on_progress(name, progress)

@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from forerun.data.blocks import SUFFIX
 from forerun.data.storage.folder import FileRange, StoreFolder
 from forerun.data.storage.read_counts import ReadCounts
 from forerun.data.storage.read_memory import ByteLimit
-from forerun.data.storage.summed_file import FilePart
+from forerun.data.storage.summed_file import SummedPart
 from forerun.errors import StorageError, UserError
 
 # Two ranges with at most this gap are one request. At 65 MB/s per request the gap costs 1 ms, and a request of its own
 # costs tens of milliseconds of latency, the work of both sides, and a fee.
 GAP_BYTES = 1 << 16
 SPAN_BYTES = 1 << 23  # limit of one request: a failed one is repeated completely
+GROUP_BYTES = 1 << 24  # of blocks that one call fetches at a time, so that a large call needs little memory
 PATIENCE_SECONDS = 180.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 10.0
 PROBES = 3  # requests for the last byte of a range, which decide that an object is too short
@@ -151,12 +152,26 @@ def merged(ranges: Sequence[FileRange]) -> list[FileRange]:
     return spans
 
 
+def grouped(spans: Iterable[FileRange]) -> Iterator[list[FileRange]]:
+    """Yield the spans in groups of about GROUP_BYTES."""
+    group: list[FileRange] = []
+    size_bytes = 0
+    for span in spans:
+        if group and size_bytes + span.stop - span.start > GROUP_BYTES:
+            yield group
+            group, size_bytes = [], 0
+        group.append(span)
+        size_bytes += span.stop - span.start
+    if group:
+        yield group
+
+
 def damaged_object(folder: StoreFolder, name: str, why: str) -> UserError:
     """Return the error for an object of a store that is missing or cut short."""
     return UserError("E-DATA-181", f"{folder.address}/{name} is damaged", why=why, fix=_rebuild(folder, name))
 
 
-def damaged_part(folder: StoreFolder, part: FilePart) -> UserError:
+def damaged_part(folder: StoreFolder, part: SummedPart) -> UserError:
     """Return the error for a part that differs from its checksum, although it was fetched twice."""
     name, start, stop = part.range
     what = (

@@ -52,8 +52,8 @@ class StoreReads:
     def total(self) -> str | None:
         """Return a line for the end of a run about damaged and failed reads; None if there were none."""
         figures = self.figures()
-        damaged, failed, cached = (
-            figures[NAMES + name] for name in ("damaged_blocks", "failed_requests", "cache_damaged")
+        damaged, failed, cached, errors = (
+            figures[NAMES + name] for name in ("damaged_blocks", "failed_requests", "cache_damaged", "cache_errors")
         )
         texts = []
         if damaged:
@@ -64,19 +64,22 @@ class StoreReads:
             )
         if cached:
             texts.append(f"{_blocks(cached)} of the cache differed and {'was' if cached == 1 else 'were'} fetched")
+        if errors:
+            texts.append(f"the local cache failed {errors} time{'' if errors == 1 else 's'}")
         return f"data: {'; '.join(texts)}" if texts else None
 
     def figures(self) -> dict[str, int]:
         """Return the counts under the names of metrics.jsonl and summary.json.
 
-        Requests that the driver of a bucket repeated by itself count as failed requests.
+        Requests that the driver of a bucket repeated by itself count as failed requests too.
         """
         found = {NAMES + name: int(value) for name, value in self.counts.to_json().items()}
         repeated: dict[str, int] = {}  # by service, because the driver counts for the whole process
         for reader in self._readers:
             service = reader.folder.address.partition(":")[0]
             repeated[service] = max(repeated.get(service, 0), reader.repeated_requests)
-        found[NAMES + "failed_requests"] += sum(repeated.values())
+        for name in ("requests", "failed_requests"):
+            found[NAMES + name] += sum(repeated.values())
         return found
 
 

@@ -17,10 +17,10 @@ from typing import Any, TypeVar
 from forerun.data import checked_json
 from forerun.data.source.sources import Source
 from forerun.data.storage.folder import StoreFolder, folder_at
-from forerun.data.tokens.engine import ATTEMPTS, Event, StartEngine, UnitEngine
+from forerun.data.tokens.engines.engine import ATTEMPTS, Event, StartEngine, UnitEngine
+from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.policy import Limits, bad_from, stopped
-from forerun.data.tokens.pool import Pool
 from forerun.data.tokens.recipe import FORMAT, Recipe
 from forerun.data.tokens.shared_store.host_share import missing_after_waiting
 from forerun.data.tokens.shared_store.publication import remove_leftovers

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from forerun.data.early import arrival as module
-from forerun.data.early.arrival import NICE, StoppedBuildError, UnitArrival
+from forerun.data.early.arrival import NICE, StoppedBuildError, UnitArrival, lower_priority
 from forerun.data.storage.folder import LocalFolder
 from forerun.data.tokens.build import BuildProgress
 from forerun.data.tokens.unit import Unit, UnitWriter
@@ -89,18 +89,20 @@ def test_the_end_of_the_run_ends_the_build_and_every_wait(units: UnitArrival) ->
     units.raise_failure()  # a build that was stopped has not failed
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has priorities of threads")
-def test_the_workers_have_a_lower_priority_than_the_training(units: UnitArrival) -> None:
-    found: list[int] = []
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_workers_get_a_lower_priority_and_other_children_keep_theirs() -> None:
+    command = [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"]
     mine = os.getpriority(os.PRIO_PROCESS, 0)
-
-    def build(tell: Any) -> None:
-        command = [sys.executable, "-c", "import os; print(os.getpriority(os.PRIO_PROCESS, 0))"]
-        inner = threading.Thread(target=lambda: found.append(int(subprocess.check_output(command))))
-        inner.start()  # the pool starts its processes in threads
-        inner.join()
-
-    units.start(build)
-    units._thread.join()  # type: ignore[union-attr]
-    assert found == [max(NICE, mine)]
+    with (
+        subprocess.Popen([*command, "some.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
+    ):
+        for child in (worker, other):
+            assert child.stdout is not None
+            child.stdout.readline()
+        lower_priority("some.worker")
+        found = [os.getpriority(os.PRIO_PROCESS, child.pid) for child in (worker, other)]
+        for child in (worker, other):
+            child.communicate()
+    assert found == [max(NICE, mine), mine]
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import cached_reads
@@ -37,7 +38,7 @@ def cache_at(file: Path, limit_bytes: int, clock: Clock | None = None) -> BlockC
     return BlockCache(file, limit_bytes, ReadCounts(), pytest.fail, clock=clock or Clock())
 
 
-def processes(*arguments: list[object]) -> list[dict[str, object]]:
+def processes(*arguments: Sequence[object]) -> list[dict[str, object]]:
     """Run `cached_reads.py` once with each list of arguments, all at the same time."""
     command = [sys.executable, "-P", cached_reads.__file__]
     running = [
@@ -52,7 +53,8 @@ def processes(*arguments: list[object]) -> list[dict[str, object]]:
 def test_what_was_put_is_found_in_any_pieces(tmp_path: Path) -> None:
     """A dict is the oracle. The cache has room for everything, and the last block of a file is short."""
     cache, draw = cache_at(tmp_path / "cache", 16 << 20), random.Random(1)
-    files, held = [StoredFile(f"file {number}", 70) for number in range(3)], {}
+    files = [StoredFile(f"file {number}", 70) for number in range(3)]
+    held: dict[tuple[bytes, int], bytes] = {}
     for _ in range(400):
         file, block = draw.choice(files), draw.randrange(70)
         count = min(draw.choice([1, 2, 3, 40]), 70 - block)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from folder_stand_in import MemoryCache, StandIn, write_array
 
-from forerun.data.storage import block_reader, patient_reads
+from forerun.data.storage import patient_reads
 from forerun.data.storage.block_reader import BlockReader
 from forerun.data.storage.bucket_array import ArrayPart, BucketArray, read_parts
 from forerun.data.storage.folder import FileRange
@@ -267,7 +267,7 @@ def test_without_a_cache_extents_stay_in_memory_as_far_as_they_fit(tmp_path: Pat
 def test_a_large_read_is_fetched_in_groups_and_within_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(block_reader, "GROUP_BYTES", 1 << 20)
+    monkeypatch.setattr(patient_reads, "GROUP_BYTES", 1 << 20)
     monkeypatch.setattr(patient_reads, "SPAN_BYTES", 1 << 18)
     rig = Rig(tmp_path, NUMBERS)
     rig.require_equal(0, len(NUMBERS))

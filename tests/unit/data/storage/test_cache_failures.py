@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from cached_reads import CheckingCaller, StoredFile
 
-from forerun.data.storage import block_cache
 from forerun.data.storage.block_cache import FAILED, BlockCache
 from forerun.data.storage.cache_file import LINE_BYTES, geometry_within, stored_geometry
 from forerun.data.storage.read_counts import ReadCounts
@@ -141,7 +140,7 @@ def test_blocks_of_a_disk_that_becomes_read_only_are_still_read(
     def failing(*_: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(block_cache.os, "pwrite", failing)
+    monkeypatch.setattr(os, "pwrite", failing)
     world.seconds += 1
     world.require("hits")
     world.require("hits")
@@ -181,7 +180,7 @@ def test_an_error_of_the_disk_does_not_change_what_is_read(
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr(block_cache.os, call, failing)
+        patch.setattr(os, call, failing)
         world.seconds += 1  # a new time of last use
         for _ in range(600):
             assert world.caller.read(0, FILE.blocks) == FILE.data

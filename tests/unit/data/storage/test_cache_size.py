@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,7 +25,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A cache folder on a disk with 640 MiB of free space."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     about = SimpleNamespace(f_bavail=FREE_MIB, f_frsize=1 << 20)
-    monkeypatch.setattr(module.os, "statvfs", lambda _: about)
+    monkeypatch.setattr(os, "statvfs", lambda _: about)
     return about
 
 
@@ -64,7 +65,7 @@ def test_a_disk_without_space_or_without_answer_means_no_cache(
     def failing(_: object) -> None:
         raise OSError("no answer")
 
-    monkeypatch.setattr(module.os, "statvfs", failing)
+    monkeypatch.setattr(os, "statvfs", failing)
     assert opened(data_with()) is None
 
 

@@ -17,7 +17,7 @@ from forerun.data.source.sources import Source, open_source
 from forerun.data.storage.folder import FileRange, StoreFolder, folder_at
 from forerun.data.tokens import unit as units_module
 from forerun.data.tokens.build import Limits, build, is_complete
-from forerun.data.tokens.engine import Event
+from forerun.data.tokens.engines.engine import Event
 from forerun.data.tokens.recipe import Recipe
 from forerun.data.tokens.shared_store.host_share import PATIENCE_SECONDS, missing_after_waiting
 from forerun.data.tokens.shared_store.publication import publish

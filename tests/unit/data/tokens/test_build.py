@@ -20,8 +20,9 @@ from forerun.config.schema import Part
 from forerun.data.documents import InMemory, in_memory
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
-from forerun.data.tokens import pool, unit, worker_process
+from forerun.data.tokens import unit
 from forerun.data.tokens.build import BuildProgress, Limits, build, is_complete
+from forerun.data.tokens.engines import pool, worker_process
 from forerun.data.tokens.recipe import Recipe, is_validation, recipe_for
 from forerun.data.tokens.store import INDEX, TokenStore, check, open_store
 from forerun.errors import UserError
@@ -170,7 +171,7 @@ from pathlib import Path
 from forerun.data.source.sources import Source
 from forerun.data.tokens import unit
 from forerun.data.tokens.build import build
-from forerun.data.tokens.pool import Pool
+from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.recipe import Recipe
 source, recipe, root, size = json.loads(sys.argv[1])
 unit.unit_bytes = lambda total: size

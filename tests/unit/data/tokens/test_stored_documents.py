@@ -26,6 +26,7 @@ from forerun.data.storage.read_memory import ReadMemory
 from forerun.data.tokens import stored_documents
 from forerun.data.tokens.document import Encoded
 from forerun.data.tokens.recipe import FORMAT
+from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.store import INDEX, index_entry
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import Unit, UnitWriter
@@ -54,7 +55,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def documents(store: Path, kind: str, cache: MemoryCache | None = None) -> StoredDocuments:
-    units = checked_json.decode((store / INDEX).read_bytes())[0]["units"]
+    units = UnitTable(checked_json.decode((store / INDEX).read_bytes())[0]["units"])
     if kind == "local":
         return StoredDocuments(LocalFolder(store), "train", VOCAB, units)
     folder = StandIn(store)
@@ -153,8 +154,10 @@ def test_the_report_needs_no_reads(store: Path) -> None:
 
 def test_an_index_without_counts_is_counted(store: Path) -> None:
     bucket = documents(store, "bucket")
-    for unit in bucket.units:
+    entries = list(bucket.units)
+    for unit in entries:
         del unit["sides"]["train"]["longest"]
+    bucket = replace(bucket, units=UnitTable(entries))
     assert Concatenated(bucket, 256).report == Concatenated(documents(store, "local"), 256).report
 
 

@@ -10,8 +10,8 @@ import pytest
 from forerun.config.schema import Part
 from forerun.data.source.sources import Source, open_source
 from forerun.data.tokenizer import load_tokenizer
-from forerun.data.tokens import worker_process
 from forerun.data.tokens.build import build
+from forerun.data.tokens.engines import worker_process
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.errors import UserError
 

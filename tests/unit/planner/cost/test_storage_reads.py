@@ -29,7 +29,7 @@ def test_a_local_store_has_no_requests() -> None:
 
 
 def test_requests_of_a_store_in_a_bucket() -> None:
-    """A row has four requests: tokens, checksums, borders of documents and their checksums. Memory keeps few of 1 TiB."""
+    """A row has four requests: tokens, borders of documents, and the checksums of both. Memory keeps few of 1 TiB."""
     found = planned_reads(resolved("gs://bucket/tokens"), 4)
     assert found is not None
     rows, blocks = found.orders

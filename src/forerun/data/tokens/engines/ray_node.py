@@ -21,10 +21,10 @@ from forerun import version
 from forerun.data.source.files import File
 from forerun.data.source.sources import Source
 from forerun.data.storage.folder import folder_at, is_bucket
+from forerun.data.tokens.engines.worker_process import WorkerProcess
 from forerun.data.tokens.recipe import BYTES
 from forerun.data.tokens.shared_store.publication import remove_leftovers
 from forerun.data.tokens.unit import Unit
-from forerun.data.tokens.worker_process import WorkerProcess
 from forerun.errors import UserError
 
 FILES_CHECKED = 200  # of the source, per process: one request each

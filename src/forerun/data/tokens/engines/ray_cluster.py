@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from forerun.data.storage.folder import folder_at
-from forerun.data.tokens.engine import ATTEMPTS, Event, in_order
-from forerun.data.tokens.ray_node import Shipment, build_unit, node_problem, versions
+from forerun.data.tokens.engines.engine import ATTEMPTS, Event, in_order
+from forerun.data.tokens.engines.ray_node import Shipment, build_unit, node_problem, versions
 from forerun.data.tokens.recipe import BYTES
 from forerun.data.tokens.shared_store.publication import part_name
 from forerun.data.tokens.unit import Unit
@@ -141,7 +141,8 @@ class RayEngine:
 
     def _received(self, generator: Any) -> Iterator[Event]:
         """Yield the next event of a task. Submit its unit again if the node or its worker is lost."""
-        unit = self._running[generator]
+        if (unit := self._running.get(generator)) is None:
+            return  # an event before this one was a failure, so the task was cancelled
         try:
             kind, content = self._ray.get(next(generator))
         except StopIteration:

@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from forerun.data.tokens.engine import ATTEMPTS, Event, in_order
+from forerun.data.tokens.engines.engine import ATTEMPTS, Event, in_order
+from forerun.data.tokens.engines.worker_process import WorkerProcess
 from forerun.data.tokens.unit import Unit
-from forerun.data.tokens.worker_process import WorkerProcess
 
 
 class Pool:

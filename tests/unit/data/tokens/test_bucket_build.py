@@ -45,6 +45,10 @@ class MemoryBucket:
     def is_local(self) -> bool:
         return False
 
+    @property
+    def retries(self) -> int:
+        return 0
+
     def inside(self, name: str) -> MemoryBucket:
         return MemoryBucket(f"{self.address}/{name}", self.content, self.writes, self.listings)
 

@@ -1,7 +1,7 @@
 """Memory of the loader: 20,000 steps from a store of 10 GB in a bucket, with a cache of 500 MB, in both orders.
 
     python bench/data_soak.py                     # about 20 minutes on two idle cores; needs 2 GB of disk
-    python bench/data_soak.py --steps 500         # a short try; writes no results
+    python bench/data_soak.py --steps 500         # a short try with a smaller store; writes no results
 
 The store has 10 units, and `range_server.py` serves it with the protocol of Google Cloud Storage. Each order is read in
 a process of its own, with the batches that a run reads: 64 rows of 2,048 tokens, about one epoch in 20,000 steps. The
@@ -92,7 +92,8 @@ def main() -> None:
             sys.exit(f"{folder} needs {FREE_BYTES / 1e9:g} GB of free disk")
         from synthetic_store import write_index, write_unit
 
-        summary = write_unit(folder / "store" / "k", UNIT_TOKENS)
+        tokens = UNIT_TOKENS if given.steps == STEPS else max(5_000_000, UNIT_TOKENS * given.steps // STEPS)
+        summary = write_unit(folder / "store" / "k", tokens)
         write_index(folder / "store" / "k", summary, UNITS)
         store_bytes = UNITS * 4 * summary["sides"]["train"]["tokens"]
         print(f"store of {store_bytes / 1e9:.1f} GB in {UNITS} units", flush=True)

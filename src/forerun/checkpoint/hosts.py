@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import numpy as np
+
+_PIECE_BITS = 20  # the sum of 2,048 pieces fits in 32 bits
 
 
 def is_first() -> bool:
@@ -46,3 +50,18 @@ def true_on_all(here: bool) -> bool:
     from jax.experimental import multihost_utils
 
     return bool(np.asarray(multihost_utils.process_allgather(np.int32(here))).all())
+
+
+def summed(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return the sum of each count over all hosts. All hosts must call it, with the same names."""
+    if jax.process_count() == 1:
+        return dict(counts)
+    from jax.experimental import multihost_utils
+
+    # Counts of bytes need more than the 32 bits that jax has by default, so each count is sent in three pieces.
+    shifts = [_PIECE_BITS * number for number in range(3)]
+    mask = (1 << _PIECE_BITS) - 1
+    pieces = np.array([[(value >> shift) & mask for shift in shifts] for value in counts.values()], np.int32)
+    found = np.asarray(multihost_utils.process_allgather(pieces)).astype(np.int64).sum(axis=0)
+    totals = (sum(int(piece) << shift for piece, shift in zip(row, shifts, strict=True)) for row in found)
+    return dict(zip(counts, totals, strict=True))

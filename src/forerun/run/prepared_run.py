@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -172,9 +173,16 @@ def train_steps(
 
 
 def finish_files(
-    prepared: PreparedRun, resume: ResumePoint, throughput: Throughput, store: CheckpointStore
+    prepared: PreparedRun,
+    resume: ResumePoint,
+    throughput: Throughput,
+    store: CheckpointStore,
+    reads: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Write summary.json, store it with the checkpoints, and return its content."""
+    """Write summary.json, store it with the checkpoints, and return its content.
+
+    `reads` are the counts of reads of stores in a bucket, of all hosts.
+    """
     job, folder = prepared.resolved.job, prepared.folder
     goodput = prepared.times.end(throughput.step)
     # A process that ran no step keeps the summary of the earlier one, which has the times of steps.
@@ -185,8 +193,7 @@ def finish_files(
             summary_of(prepared.resolved, program, step, throughput, validation, prepared.devices, folder)
             | resume.extensions
         )
-        if prepared.corpus.reads is not None:
-            summary |= prepared.corpus.reads.figures()
+        summary |= reads
         summary["goodput"] = None if goodput is None else goodput.as_dict()
         write_summary(folder.summary, summary)
     store_summary(folder.checkpoints(job), store, folder)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from forerun.checkpoint.disk_space import needed_bytes, require_disk_space
+from forerun.checkpoint.hosts import summed
 from forerun.checkpoint.reader import SkippedCheckpoint
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
@@ -242,7 +243,8 @@ def _train(
         return None
     if throughput.step < throughput.last:
         display.say(f"ended at step {throughput.step}: {validation.stop_reason}")
-    summary = finish_files(prepared, resume, throughput, store) if worker.first else {}
+    reads = {} if prepared.corpus.reads is None else summed(prepared.corpus.reads.figures())
+    summary = finish_files(prepared, resume, throughput, store, reads) if worker.first else {}
     if worker.first:
         write_report(folder, job, display.warn)
     return TrainResult(summary, final_sample(prepared, state), state)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
-from forerun.data.storage.folder import FileRange
+from forerun.data.storage.file_range import FileRange
 from forerun.errors import StorageError, UserError
 
 CONCURRENT_REQUESTS = 64  # of a process; more wait in the driver

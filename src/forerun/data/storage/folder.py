@@ -17,19 +17,12 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from forerun.data.storage.file_range import FileRange as FileRange
 from forerun.files import sync_folder
 
 BUCKET_PROTOCOLS = ("gs", "s3")
-
-
-class FileRange(NamedTuple):
-    """The bytes `start` .. `stop - 1` of the file `name`."""
-
-    name: str
-    start: int
-    stop: int
 
 
 class StoreFolder(Protocol):

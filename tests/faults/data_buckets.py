@@ -127,7 +127,7 @@ def damage_of(buckets: DataBuckets, case: Case) -> dict[str, Any]:
     finally:
         emulator.put(f"tokens/{key}", (buckets.store.parent / key).read_bytes())
     named = f"{emulator.bucket}/tokens/{key} is damaged" in said
-    return {"ok": code == 1 and named and DAMAGED in said, "code": code, "named": named, "said": said[-600:]}
+    return {"ok": code == 2 and named and DAMAGED in said, "code": code, "named": named, "said": said[-600:]}
 
 
 def first_read(store: Path) -> tuple[str, int]:

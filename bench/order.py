@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ class Index:
     digest: str
     largest: int = 0
     masked: bool = False
+    counts_without_reading: None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -58,6 +60,9 @@ class Index:
 
     def read(self, start: int, stop: int) -> tuple[NDArray[Any], None]:
         return self.ids.read(start, stop), None
+
+    def read_many(self, starts: Sequence[int], stops: Sequence[int]) -> list[tuple[NDArray[Any], None]]:
+        return [self.read(start, stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 def opened(folder: Path) -> Index:

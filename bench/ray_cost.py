@@ -178,7 +178,9 @@ def write_rows(texts: Path, ending: str, size: int, folder: Path) -> None:
                 content, at = text.read_text(encoding="utf-8", errors="ignore"), 0
                 while at < len(content) and written < size:
                     length = 1000 + 977 * count % 3000
-                    written += file.write(json.dumps({"text": content[at : at + length]}) + "\n")
+                    piece = content[at : at + length]
+                    if not piece.isspace():  # a row without text is an error
+                        written += file.write(json.dumps({"text": piece}) + "\n")
                     at, count = at + length, count + 1
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 PATIENCE_SECONDS = 240.0  # only a hang takes that long
 STORE_BYTES = 80 << 20
+STARTS = 5
 # Set before Ray is imported. No process of the rig sends statistics or prints the log of a node that is lost. Workers
 # have the priority of the tests: with Ray's niceness of 15, they would wait for all other processes of the machine.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".*", "RAY_worker_niceness": "0"}
@@ -82,7 +83,14 @@ class RayRig:
         self._cluster.shutdown()
 
     def _add(self) -> Any:
-        return self._cluster.add_node(wait=False, num_cpus=1, object_store_memory=STORE_BYTES)
+        """Add a node. Ray waits only 30 s for its start, which is too short on a busy machine."""
+        for attempt in range(STARTS):
+            try:
+                return self._cluster.add_node(wait=False, num_cpus=1, object_store_memory=STORE_BYTES)
+            except Exception:
+                if attempt + 1 == STARTS:
+                    raise
+        return None
 
 
 @contextmanager

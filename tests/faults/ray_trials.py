@@ -7,7 +7,8 @@ tokenization processes. The head node is not killed, because a Ray cluster ends 
 number of finished units, and a random delay of up to a second after them: the moments then cover the complete build at
 any load of the machine. A killed driver is started again.
 The store must have the same files with the same bytes as one that worker processes of one machine built, and a unit
-that was finished must not be built again. Writes tests/faults/results/ray.json. Exit code 1 if a trial failed.
+that was finished must not be built again. Writes tests/faults/results/ray.json after each trial; --resume does
+not repeat the trials in that file. Exit code 1 if a trial failed.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=22)
     parser.add_argument("--megabytes", type=float, default=2)
     parser.add_argument("--tokenizer", default="bytes")
+    parser.add_argument("--resume", action="store_true")
     given = parser.parse_args()
     moments = random.Random(given.seed)
     plan = [("node", moments.random(), moments.random(), moments.randrange(2)) for _ in range(given.nodes)]
     plan += [("driver", moments.random(), moments.random(), 0) for _ in range(given.drivers)]
     with tempfile.TemporaryDirectory(prefix="ray-trials-") as folder, three_nodes() as rig:
         trials = Trials(rig, Path(folder), given.tokenizer, given.megabytes)
-        done = []
-        for what, share, delay_seconds, which in plan:
+        done = json.loads(RESULTS.read_text())["trials"] if given.resume and RESULTS.exists() else []
+        for what, share, delay_seconds, which in plan[len(done) :]:
             done.append(trials.trial(what, share, delay_seconds, which))
             print(json.dumps(done[-1]), flush=True)
             _write(given, trials, done)

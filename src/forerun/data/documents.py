@@ -49,6 +49,10 @@ class Documents(Protocol):
     def masked(self) -> bool:
         """Whether some tokens have no loss, so that `read` may return a mask."""
 
+    @property
+    def counts_without_reading(self) -> DocumentCounts | None:
+        """Counts that are known already; None: the documents must be counted."""
+
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         """Return the address of the first token of each document. `len(self)` is allowed and gives `tokens`."""
 
@@ -92,6 +96,10 @@ class InMemory:
     @property
     def masked(self) -> bool:
         return self.learned is not None
+
+    @property
+    def counts_without_reading(self) -> None:
+        return None
 
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         return np.asarray(self.offsets[np.asarray(documents)])

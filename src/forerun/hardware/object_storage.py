@@ -207,7 +207,9 @@ def advice(load: ReadLoad) -> Advice:
         need_gib = load.used_bytes * 1.1 / 2**30
         return Advice("rows", f"blocks needs data.cache_gib of at least {math.ceil(need_gib * 10) / 10:g} per host")
     if rows.requests < 2 * blocks.requests:
-        return Advice("rows", f"blocks needs about as many requests, because {load.hosts_per_block} hosts read a block")
+        shared = f"{load.hosts_per_block} hosts read each block"
+        near = "the data is small, so rows of a batch that are near to each other share a request"
+        return Advice("rows", f"blocks saves little: {shared if load.hosts_per_block > 1 else near}")
     return Advice("blocks", f"{_short(blocks.requests)} instead of {_short(rows.requests)} requests per step")
 
 

@@ -105,4 +105,6 @@ def _shown(cells: Sequence[Sequence[str]]) -> list[int]:
 def _usd(value: float | None) -> str:
     if value is None:
         return "-"
+    if value < 1e-4:
+        return "< 0.0001"
     return f"{value:,.0f}" if value >= 100 else f"{value:,.2f}" if value >= 0.1 else f"{value:.2g}"

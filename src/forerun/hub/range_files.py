@@ -79,7 +79,10 @@ class RangeFiles:
 
 
 def _status(error: Exception) -> int:
-    return int(getattr(getattr(error, "response", None), "status_code", 0) or 0)
+    """Return the status of an answer of the hub, or 0."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return int(error.response.status_code) if isinstance(error, HfHubHTTPError) and error.response is not None else 0
 
 
 def _converted(error: Exception, path: str) -> Exception:

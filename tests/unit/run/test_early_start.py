@@ -10,15 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.data.early import early_corpus, windows
+from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import entries
 from forerun.data.tokens import unit as tokens_unit
 from forerun.errors import UserError
-from forerun.inputs.job_corpus import open_corpus
+from forerun.inputs.job_corpus import open_arriving_corpus, open_corpus
 from forerun.run import train as loop
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
@@ -118,6 +120,33 @@ def test_a_killed_run_with_an_empty_store_resumes_with_a_finished_one(
     assert max(first) < 5, "the first batch has the first documents"
     complete = make_job(*common, f"data.store={tmp_path / 'growing'}", "data.begin=all")
     assert open_corpus(complete).digest != open_corpus(whole).digest
+
+
+def test_arriving_and_finished_data_have_the_same_mixture_and_validation(
+    rows: Path, make_job: MakeJob, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.jsonl"
+    other.write_text(rows.read_text().replace("best", "last"))
+    mixture = [f"data.mixture.{name}.path={file}" for name, file in (("a", rows), ("b", other))]
+    weights = ["data.mixture.a.weight=3", "data.mixture.b.weight=1"]
+    common = ["data.path=null", *mixture, "data.begin=early", "data.validation=0.3", "data.packing=whole"]
+    for at, more in enumerate(([], weights)):
+        job = make_job(*common, *more, f"data.store={tmp_path / f'store{at}'}", "data.workers=2")
+        arriving = open_arriving_corpus(job, None, (0, 1))
+        try:
+            seen = [Batches(arriving.rows, seed=1, batch=8).batch_at(step).tokens for step in range(30)]
+        finally:
+            arriving.close()
+        finished = open_corpus(job)
+        again = [Batches(finished.rows, seed=1, batch=8).batch_at(step).tokens for step in range(30)]
+        assert np.array_equal(seen, again)
+        assert arriving.digest == finished.digest
+        assert arriving.kept is not None
+        assert finished.kept is not None
+        assert arriving.kept.digest == finished.kept.digest
+        held = [one for part in arriving.parts if (one := part.held_out) is not None]
+        assert all(0 < one.held < one.count for one in held), "only documents of the first window"
+        assert sum(one.count for one in held) < 40
 
 
 def test_a_bad_row_behind_the_first_window_ends_the_run_with_its_error(

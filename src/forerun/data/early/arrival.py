@@ -148,7 +148,7 @@ class UnitArrival:
 def lower_priority(word: str = WORKER) -> None:
     """Lower the priority of child processes whose command contains `word`. Do nothing on systems without /proc."""
     with suppress(OSError):
-        children = [file.read_text().split() for file in Path("/proc/self/task").glob("*/children")]
+        children = [file.read_text("ascii").split() for file in Path("/proc/self/task").glob("*/children")]
         for child in {child for some in children for child in some}:
             with suppress(OSError):  # it has ended
                 if word.encode() in Path(f"/proc/{child}/cmdline").read_bytes():

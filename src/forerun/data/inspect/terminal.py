@@ -106,6 +106,8 @@ def _figures(look: CorpusReport) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in words.summary(look):
+        if name == "order":  # the table of requests has it
+            continue
         if name != "padding":
             table.add_row(name, Text(_safe(value)))
             continue

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from forerun.data.documents import DocumentCounts, Documents
+from forerun.data.documents import Documents
 from forerun.data.order.rows import Arrays, Example, NoRowsError, RowCounts, count_loss_targets
 
 
@@ -52,7 +52,7 @@ class Concatenated:
         For a store in a bucket they are in its index, except for `too_long`, which is 0 then: `count_too_long` counts
         it. Otherwise computing them reads all document borders once, and the masks if there are any.
         """
-        known: DocumentCounts | None = getattr(self._documents, "counts_without_reading", None)
+        known = self._documents.counts_without_reading
         if known is not None:
             longest = max(known.longest - 1, 0)
             return self._counts(learned=known.targets, longest=longest, nothing_to_learn=known.single)

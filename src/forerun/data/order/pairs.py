@@ -136,6 +136,10 @@ class PairDocuments:
     def masked(self) -> bool:
         return self.sides.masked
 
+    @property
+    def counts_without_reading(self) -> None:
+        return None  # the sides are counted in an index, not the pairs
+
     def begins(self, documents: ArrayLike) -> NDArray[np.int64]:
         return self.sides.begins(2 * np.asarray(documents, np.int64))
 

@@ -16,19 +16,17 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from forerun.data.blocks import BLOCK_BYTES, PAGE_BLOCKS
+from forerun.data.storage.bucket_array import BucketArray
 from forerun.data.storage.folder import FileRange, StoreFolder
 from forerun.data.storage.patient_reads import PatientReads, damaged_part, grouped, merged
 from forerun.data.storage.read_counts import ReadCounts
 from forerun.data.storage.read_memory import PROCESS, ReadMemory
-from forerun.data.storage.summed_file import BLOCK, PAGE, SECOND, FilePart, SummedFile
-
-if TYPE_CHECKING:
-    from forerun.data.storage.bucket_array import BucketArray
+from forerun.data.storage.summed_file import BLOCK, PAGE, SECOND, BlockRange, SummedFile, SummedPart
 
 WHOLE_SUMS_BYTES = 1 << 16  # checksums of at most this size are fetched completely
 
@@ -41,27 +39,12 @@ class Cache(Protocol):
     def put(self, key: bytes, block: int, data: bytes) -> None: ...
 
 
-class BlockRange(NamedTuple):
-    """The blocks `first` .. `stop - 1` of a file.
-
-    If one of them is missing, the blocks `around_first` .. `around_stop - 1` are fetched, which include them. If
-    `is_kept`, blocks that were fetched stay in memory for a while.
-    """
-
-    file: SummedFile
-    first: int
-    stop: int
-    around_first: int
-    around_stop: int
-    is_kept: bool = False
-
-
 @dataclass(eq=False)
 class _Flight:
     """The parts that one call fetches. Other calls wait for the event of a kind, and then find their parts here."""
 
-    wanted: set[FilePart] = field(default_factory=set)  # parts that other calls wait for
-    done: dict[FilePart, bytes] = field(default_factory=dict)
+    wanted: set[SummedPart] = field(default_factory=set)  # parts that other calls wait for
+    done: dict[SummedPart, bytes] = field(default_factory=dict)
     ended: tuple[threading.Event, ...] = field(default_factory=lambda: tuple(threading.Event() for _ in range(3)))
 
 
@@ -85,12 +68,12 @@ class BlockReader:
     ) -> None:
         self.folder, self.cache, self.counts, self.memory = folder, cache, counts, memory
         self._reads = reads or PatientReads(folder, counts, memory.in_flight)
-        self._flying: dict[FilePart, _Flight] = {}
+        self._flying: dict[SummedPart, _Flight] = {}
         self._lock = threading.Lock()
         self._repeated_before = self._repeated()
 
     def _repeated(self) -> int:
-        return int(getattr(self.folder, "retries", 0))
+        return self.folder.retries
 
     @property
     def repeated_requests(self) -> int:
@@ -103,8 +86,6 @@ class BlockReader:
 
     def array(self, name: str, dtype: Any, count: int, root: str, **options: Any) -> BucketArray:
         """Return the array of `count` numbers in the file `name`. Nothing is read. `options` are those of the array."""
-        from forerun.data.storage.bucket_array import BucketArray
-
         kind = np.dtype(dtype).newbyteorder("<")
         return BucketArray(self, SummedFile(name, count * kind.itemsize, root), kind, count, **options)
 
@@ -115,14 +96,14 @@ class BlockReader:
           UserError: a block differs from its checksum twice, or an object is missing or cut short.
           StorageError: the bucket does not answer correctly for too long.
         """
-        found: dict[FilePart, bytes] = {}
+        found: dict[SummedPart, bytes] = {}
         missing = [one for one in ranges if not self._remembered(one, found)]
         while missing:
             _Call(self, missing, found).run()
             missing = [one for one in missing if any(part not in found for part in _parts(one))]
         return [b"".join([found[part] for part in _parts(one)]) for one in ranges]
 
-    def _remembered(self, one: BlockRange, found: dict[FilePart, bytes]) -> bool:
+    def _remembered(self, one: BlockRange, found: dict[SummedPart, bytes]) -> bool:
         """Add the blocks of a range that are in memory, and return whether these are all."""
         complete = True
         for part in _parts(one):
@@ -143,15 +124,15 @@ def _plain_reader(folder: StoreFolder) -> BlockReader:
 class _Call:
     """One pass of a call: claims what nobody fetches, fetches and compares it, and waits for the rest."""
 
-    def __init__(self, reader: BlockReader, ranges: Sequence[BlockRange], found: dict[FilePart, bytes]) -> None:
+    def __init__(self, reader: BlockReader, ranges: Sequence[BlockRange], found: dict[SummedPart, bytes]) -> None:
         self._reader, self._found, self._flight = reader, found, _Flight()
         self._ranges = ranges
-        self._claimed: tuple[set[FilePart], ...] = (set(), set(), set())
-        self._joined: dict[FilePart, _Flight] = {}
-        self._raw: dict[FilePart, bytes] = {}  # not compared yet
-        self._cached: set[FilePart] = set()  # parts of `_raw` that are from the cache
-        self._kept: set[FilePart] = set()
-        self._sums: dict[FilePart, bytes] = {}  # verified second parts and pages
+        self._claimed: tuple[set[SummedPart], ...] = (set(), set(), set())
+        self._joined: dict[SummedPart, _Flight] = {}
+        self._raw: dict[SummedPart, bytes] = {}  # not compared yet
+        self._cached: set[SummedPart] = set()  # parts of `_raw` that are from the cache
+        self._kept: set[SummedPart] = set()
+        self._sums: dict[SummedPart, bytes] = {}  # verified second parts and pages
 
     def run(self) -> None:
         """Add the verified blocks of all ranges to `found`, except for those that another thread failed to fetch."""
@@ -181,9 +162,9 @@ class _Call:
 
     # What is fetched
 
-    def _claim(self, blocks: Iterable[FilePart]) -> None:
+    def _claim(self, blocks: Iterable[SummedPart]) -> None:
         """Claim the blocks, their pages and second parts, as far as they are missing and nobody fetches them now."""
-        wanted: list[FilePart] = []
+        wanted: list[SummedPart] = []
         for block in blocks:
             wanted.append(block)
             page = block.parent
@@ -192,8 +173,8 @@ class _Call:
                 file = page.file
                 whole = file.sums_bytes <= WHOLE_SUMS_BYTES
                 numbers = range(file.pages) if whole else (page.number,)
-                wanted += self._not_in_memory([FilePart(file, PAGE, number) for number in numbers])
-        seconds = {FilePart(part.file, SECOND, 0) for part in wanted if part.kind == PAGE}
+                wanted += self._not_in_memory([SummedPart(file, PAGE, number) for number in numbers])
+        seconds = {SummedPart(part.file, SECOND, 0) for part in wanted if part.kind == PAGE}
         wanted += self._not_in_memory(seconds)
         with self._reader._lock:
             for part in wanted:
@@ -204,7 +185,7 @@ class _Call:
                     flight.wanted.add(part)
                     self._joined[part] = flight
 
-    def _not_in_memory(self, sums: Iterable[FilePart]) -> Iterator[FilePart]:
+    def _not_in_memory(self, sums: Iterable[SummedPart]) -> Iterator[SummedPart]:
         for part in sums:
             if part not in self._sums:
                 data = self._reader.memory.sums.get(part)
@@ -215,14 +196,14 @@ class _Call:
 
     def _widen(self) -> None:
         """Claim the complete surroundings of each range of which the cache does not have all blocks."""
-        wide: dict[FilePart, None] = {}
+        wide: dict[SummedPart, None] = {}
         for one in self._ranges:
             parts = list(_parts(one))
             if one.is_kept:
                 self._kept.update(parts)
             if all(part in self._raw or part not in self._claimed[BLOCK] for part in parts):
                 continue
-            around = [FilePart(one.file, BLOCK, n) for n in range(one.around_first, one.around_stop)]
+            around = [SummedPart(one.file, BLOCK, n) for n in range(one.around_first, one.around_stop)]
             wide.update(dict.fromkeys(around))
             if one.is_kept:
                 self._kept.update(around)
@@ -244,19 +225,19 @@ class _Call:
                     pieces = cache.get(file.keys[SECOND], 0, -(-size_bytes // BLOCK_BYTES))
                     whole = [piece for piece in pieces if piece is not None]
                     if len(whole) == len(pieces):
-                        self._take(FilePart(file, SECOND, 0), b"".join(whole))
+                        self._take(SummedPart(file, SECOND, 0), b"".join(whole))
                     continue
                 for first, count in _runs(sorted(asked)):
                     for number, data in enumerate(cache.get(file.keys[kind], first, count), first):
                         if data is not None:
-                            self._take(FilePart(file, kind, number), data)
+                            self._take(SummedPart(file, kind, number), data)
 
-    def _take(self, part: FilePart, cached: bytes) -> None:
+    def _take(self, part: SummedPart, cached: bytes) -> None:
         _, start, stop = part.range
         self._raw[part] = cached[: stop - start]  # the last block of a file is shorter
         self._cached.add(part)
 
-    def _arrived(self, spans: Sequence[FileRange], parts: Iterable[FilePart]) -> dict[FilePart, bytes]:
+    def _arrived(self, spans: Sequence[FileRange], parts: Iterable[SummedPart]) -> dict[SummedPart, bytes]:
         """Fetch spans, and return the content of the parts that lie in them."""
         answers = self._reader._reads.read(spans)
         found = {}
@@ -272,10 +253,10 @@ class _Call:
 
     # What is compared and published
 
-    def _settle(self, kind: int, parts: Iterable[FilePart]) -> None:
+    def _settle(self, kind: int, parts: Iterable[SummedPart]) -> None:
         """Compare parts, fetch those that differ once more, and publish them."""
-        good: list[FilePart] = []
-        bad: list[FilePart] = []
+        good: list[SummedPart] = []
+        bad: list[SummedPart] = []
         for part in parts:
             (good if self._is_intact(part) else bad).append(part)
         self._publish(kind, good)
@@ -297,14 +278,14 @@ class _Call:
                     raise damaged_part(self._reader.folder, part)
         self._publish(kind, list(dict.fromkeys([*bad, *from_cache])))
 
-    def _again(self, parts: Sequence[FilePart]) -> dict[FilePart, bytes]:
+    def _again(self, parts: Sequence[SummedPart]) -> dict[SummedPart, bytes]:
         return self._arrived(merged([part.range for part in parts]), parts)
 
-    def _is_intact(self, part: FilePart) -> bool:
+    def _is_intact(self, part: SummedPart) -> bool:
         parent = part.parent
         return part.is_intact(self._raw[part], b"" if parent is None else self._verified_sums(parent))
 
-    def _verified_sums(self, part: FilePart) -> bytes:
+    def _verified_sums(self, part: SummedPart) -> bytes:
         """Return a page or a second part, verified."""
         found = self._sums.get(part) or self._reader.memory.sums.get(part)
         if found is None:  # the thread that fetched it failed, or the memory is full
@@ -313,7 +294,7 @@ class _Call:
             found = self._sums[part]
         return found
 
-    def _publish(self, kind: int, parts: Sequence[FilePart]) -> None:
+    def _publish(self, kind: int, parts: Sequence[SummedPart]) -> None:
         """Hand over verified parts: to this call, to calls that wait, to the memory and to the cache."""
         reader, flight = self._reader, self._flight
         if kind != BLOCK:
@@ -337,13 +318,13 @@ class _Call:
         for part in parts:
             del self._raw[part]
 
-    def _fill(self, cache: Cache, kind: int, parts: Sequence[FilePart]) -> None:
+    def _fill(self, cache: Cache, kind: int, parts: Sequence[SummedPart]) -> None:
         numbers: dict[SummedFile, list[int]] = defaultdict(list)
         for part in parts:
             numbers[part.file].append(part.number)
         for file, filled in numbers.items():
             for first, count in _runs(sorted(filled)):
-                data = b"".join([self._raw[FilePart(file, kind, number)] for number in range(first, first + count)])
+                data = b"".join([self._raw[SummedPart(file, kind, number)] for number in range(first, first + count)])
                 cache.put(file.keys[kind], first, data)
 
     def _end(self, kind: int) -> None:
@@ -368,8 +349,8 @@ class _Call:
                 (self._found if kind == BLOCK else self._sums)[part] = data
 
 
-def _parts(one: BlockRange) -> Iterator[FilePart]:
-    return (FilePart(one.file, BLOCK, number) for number in range(one.first, one.stop))
+def _parts(one: BlockRange) -> Iterator[SummedPart]:
+    return (SummedPart(one.file, BLOCK, number) for number in range(one.first, one.stop))
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:

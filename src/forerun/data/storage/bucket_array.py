@@ -12,19 +12,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.storage.block_reader import BlockRange, BlockReader
-from forerun.data.storage.summed_file import SummedFile
+from forerun.data.storage.read_memory import ReadMemory
+from forerun.data.storage.summed_file import BlockRange, SummedFile
 
 RESIDENT_BYTES = 1 << 16  # a file of at most this size is fetched completely
 WINDOW_BLOCKS = 8  # 4096 offsets: more than the usual distance from a line, in units of a million documents
 LARGEST_WINDOW_BLOCKS = 128
 CHUNK_BYTES = 1 << 23  # read at a time if most numbers of an array are wanted
+
+
+class VerifiedReads(Protocol):
+    """Reads verified blocks (`BlockReader`)."""
+
+    @property
+    def memory(self) -> ReadMemory: ...
+
+    def read(self, ranges: Sequence[BlockRange]) -> list[bytes]:
+        """Return the bytes of all ranges, fetched at the same time."""
 
 
 class BucketArray:
@@ -42,7 +52,7 @@ class BucketArray:
 
     def __init__(
         self,
-        reader: BlockReader,
+        reader: VerifiedReads,
         file: SummedFile,
         dtype: np.dtype[Any],
         count: int,

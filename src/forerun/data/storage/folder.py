@@ -44,6 +44,10 @@ class StoreFolder(Protocol):
         """The path or the address, as users write it."""
 
     @property
+    def retries(self) -> int:
+        """Requests of this process that the driver of a bucket repeated by itself."""
+
+    @property
     def is_local(self) -> bool:
         """Whether the folder is on this machine. Its path is then `Path(address)`."""
 
@@ -132,6 +136,10 @@ class LocalFolder:
     @property
     def is_local(self) -> bool:
         return True
+
+    @property
+    def retries(self) -> int:
+        return 0
 
     def inside(self, name: str) -> LocalFolder:
         return LocalFolder(self.path / name)

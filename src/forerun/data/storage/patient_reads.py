@@ -16,7 +16,7 @@ from forerun.data.blocks import SUFFIX
 from forerun.data.storage.folder import FileRange, StoreFolder
 from forerun.data.storage.read_counts import ReadCounts
 from forerun.data.storage.read_memory import ByteLimit
-from forerun.data.storage.summed_file import FilePart
+from forerun.data.storage.summed_file import SummedPart
 from forerun.errors import StorageError, UserError
 
 # Two ranges with at most this gap are one request. At 65 MB/s per request the gap costs 1 ms, and a request of its own
@@ -171,7 +171,7 @@ def damaged_object(folder: StoreFolder, name: str, why: str) -> UserError:
     return UserError("E-DATA-181", f"{folder.address}/{name} is damaged", why=why, fix=_rebuild(folder, name))
 
 
-def damaged_part(folder: StoreFolder, part: FilePart) -> UserError:
+def damaged_part(folder: StoreFolder, part: SummedPart) -> UserError:
     """Return the error for a part that differs from its checksum, although it was fetched twice."""
     name, start, stop = part.range
     what = (

@@ -71,14 +71,15 @@ class StoreReads:
     def figures(self) -> dict[str, int]:
         """Return the counts under the names of metrics.jsonl and summary.json.
 
-        Requests that the driver of a bucket repeated by itself count as failed requests.
+        Requests that the driver of a bucket repeated by itself count as failed requests too.
         """
         found = {NAMES + name: int(value) for name, value in self.counts.to_json().items()}
         repeated: dict[str, int] = {}  # by service, because the driver counts for the whole process
         for reader in self._readers:
             service = reader.folder.address.partition(":")[0]
             repeated[service] = max(repeated.get(service, 0), reader.repeated_requests)
-        found[NAMES + "failed_requests"] += sum(repeated.values())
+        for name in ("requests", "failed_requests"):
+            found[NAMES + name] += sum(repeated.values())
         return found
 
 

@@ -48,7 +48,7 @@ class SummedFile:
         return self is other or (isinstance(other, SummedFile) and self.keys == other.keys)
 
 
-class FilePart(NamedTuple):
+class SummedPart(NamedTuple):
     """A part of a file: its kind and its number. The second part is one part, with the number 0."""
 
     file: SummedFile
@@ -68,11 +68,11 @@ class FilePart(NamedTuple):
         return FileRange(file.name + SUFFIX, file.first_bytes, file.sums_bytes)
 
     @property
-    def parent(self) -> FilePart | None:
+    def parent(self) -> SummedPart | None:
         """The part with the checksum of this one; None for the second part, whose checksum is the root."""
         if self.kind == BLOCK:
-            return FilePart(self.file, PAGE, self.number // PAGE_BLOCKS)
-        return FilePart(self.file, SECOND, 0) if self.kind == PAGE else None
+            return SummedPart(self.file, PAGE, self.number // PAGE_BLOCKS)
+        return SummedPart(self.file, SECOND, 0) if self.kind == PAGE else None
 
     def is_intact(self, data: bytes, parent: bytes) -> bool:
         """Return whether `data` is this part. `parent` is the content of the part with its checksum."""
@@ -80,3 +80,18 @@ class FilePart(NamedTuple):
             return root_of(data, self.file.size_bytes) == self.file.root
         at = self.number % PAGE_BLOCKS * SUM_BYTES if self.kind == BLOCK else self.number * SUM_BYTES
         return xxh3_64_digest(data) == parent[at : at + SUM_BYTES]
+
+
+class BlockRange(NamedTuple):
+    """The blocks `first` .. `stop - 1` of a file.
+
+    If one of them is missing, the blocks `around_first` .. `around_stop - 1` are fetched, which include them. If
+    `is_kept`, blocks that were fetched stay in memory for a while.
+    """
+
+    file: SummedFile
+    first: int
+    stop: int
+    around_first: int
+    around_stop: int
+    is_kept: bool = False

@@ -19,7 +19,7 @@ def test_counts_have_the_names_of_the_metrics_and_include_repetitions_of_the_dri
     Repeating.retries = 7
     reads.counts.add(requests=3, read_bytes=10, failed_requests=1)
     assert reads.figures() == {
-        "data_requests": 3,
+        "data_requests": 5,
         "data_read_bytes": 10,
         "data_cache_hits": 0,
         "data_cache_misses": 0,

@@ -39,6 +39,8 @@ from runs_hosts import HostsRun
 
 HOSTS, STEPS, FILES = 4, 40, 3
 FAULT_EVERY, SLOW_SECONDS = 50, 0.3
+SEQUENCE, BATCH = 64, 32  # of the job
+DAMAGED = "E-DATA-180"
 # The rows of a step lie in three units of the store, and its token files are too large to stay in memory.
 JOB = """\
 model: {{layers: 1, embed: 16, heads: 2}}
@@ -103,27 +105,48 @@ def unreported(case: Case, found: Trained) -> list[str]:
         "data_requests": found.reads,
         "data_damaged_blocks": found.injected("flip"),
         "data_failed_requests": found.injected("refuse", "reset", "short", "cut"),
+        "data_cache_errors": int(case.deleted),
     }
     return [f"{key}: {counts.get(key)} of {value}" for key, value in wanted.items() if counts.get(key, -1) < value]
 
 
 def damage_of(buckets: DataBuckets, case: Case) -> dict[str, Any]:
-    """Change one byte of a token file in the bucket, train, and return what the run says."""
-    emulator, key = buckets.emulator(case.place), f"{buckets.store.name}/unit-00001-of-{FILES:05d}/train.tokens"
-    content = (buckets.store.parent / key).read_bytes()
-    middle = len(content) // 2
-    damaged = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
-    emulator.put(f"tokens/{key}", damaged)
+    """Change one byte of a token file in the bucket that the first step reads, train, and return what the run says."""
+    emulator = buckets.emulator(case.place)
+    unit, place = first_read(buckets.store)
+    key = f"{buckets.store.name}/{unit}/train.tokens"
+    content = bytearray((buckets.store.parent / key).read_bytes())
+    content[place] ^= 1
+    emulator.put(f"tokens/{key}", bytes(content))
     try:
-        with Run(buckets.bench, f"damaged-{case.name}") as run:
-            words = [f"data.store={emulator.bucket}/tokens", "data.cache_gib=0", "steps=4000"]
-            run.start(*words, devices=HOSTS, environment={**emulator.environment, **QUICK})
+        with FaultyProxy(emulator.address) as proxy, Run(buckets.bench, f"damaged-{case.name}") as run:
+            words = [f"data.store={emulator.bucket}/tokens", "data.cache_gib=0"]
+            run.start(*words, devices=HOSTS, environment={**proxy.environment(emulator.environment), **QUICK})
             code = run.process.wait(600)
             said = run.said()
     finally:
-        emulator.put(f"tokens/{key}", content)
-    named, coded = f"unit-00001-of-{FILES:05d}/train.tokens" in said, "E-DATA-" in said
-    return {"ok": code == 1 and named and coded, "code": code, "named": named, "said": said[-600:]}
+        emulator.put(f"tokens/{key}", (buckets.store.parent / key).read_bytes())
+    named = f"{emulator.bucket}/tokens/{key} is damaged" in said
+    return {"ok": code == 2 and named and DAMAGED in said, "code": code, "named": named, "said": said[-600:]}
+
+
+def first_read(store: Path) -> tuple[str, int]:
+    """Return the unit of the first row of the first step, and the first byte of the row in its token file."""
+    from forerun.data.order.batches import Batches
+    from forerun.data.order.concatenated import Concatenated
+    from forerun.data.storage.folder import folder_at
+    from forerun.data.tokens.store import open_store
+
+    documents = open_store(folder_at(store)).train
+    row = int(Batches(Concatenated(documents, SEQUENCE), seed=0, batch=BATCH).ids_at(0)[0])
+    token = row * SEQUENCE
+    for number in range(FILES):
+        unit = f"unit-{number:05d}-of-{FILES:05d}"
+        tokens = (store / unit / "train.tokens").stat().st_size // 2  # ids of bytes have two bytes each
+        if token < tokens:
+            return unit, 2 * token
+        token -= tokens
+    raise AssertionError(f"row {row} is in no unit")
 
 
 class DataBuckets:

@@ -134,7 +134,7 @@ def first_read(store: Path) -> tuple[str, int]:
     """Return the unit of the first row of the first step, and the first byte of the row in its token file."""
     from forerun.data.order.batches import Batches
     from forerun.data.order.concatenated import Concatenated
-    from forerun.data.storage.folder import folder_at
+    from forerun.data.storage.location import folder_at
     from forerun.data.tokens.store import open_store
 
     documents = open_store(folder_at(store)).train

@@ -35,6 +35,7 @@ def test_faults_of_a_bucket_change_no_loss_and_are_reported(buckets: DataBuckets
     assert expected.differs_in(found.outcome) == []
     assert set(found.injected_by_kind()) == set(KINDS), "more steps are necessary for all kinds of faults"
     assert unreported(case, found) == [], found.injected_by_kind()
+    assert f"{buckets.emulator(case.place).bucket}/tokens/{buckets.store.name}" in found.said
 
 
 def test_a_unit_that_is_damaged_in_the_bucket_is_rejected_by_name(buckets: DataBuckets) -> None:

@@ -118,6 +118,8 @@ class CorpusPart:
             texts.append(f"{store.bad} bad rows skipped")
         if (held := self.held_out) is not None and held.held:
             texts.append(f"validation: {held.counted}")
+        if not store.folder.is_local:
+            texts.append(f"in {store.folder.address}")
         return "  ".join(texts)
 
 

@@ -35,7 +35,7 @@ class BlockSizes:
 
     @classmethod
     def of(cls, rows: int, row_bytes: int) -> BlockSizes:
-        """Return the sizes for data of so many rows. Small data gets blocks of one row: a complete permutation."""
+        """Return the sizes for data of that many rows. Small data gets blocks of one row: a complete permutation."""
         least, most = LANES
         block_rows = max(1, min(BLOCK_BYTES // row_bytes, rows // (least * BLOCKS_PER_LANE)))
         lanes = 1 << max(0, (rows // block_rows // BLOCKS_PER_LANE).bit_length() - 1)  # a power of two

@@ -1,7 +1,7 @@
 """The mixture of a job that starts early: the parts have windows, and weights apply as in a usual mixture.
 
 Without weights, all parts share their windows. With weights, each part has its own windows, because weights determine
-how fast a part is used: use c of a part is place c of its own order.
+how fast a part is used: use c of a part is place c of that part's order.
 """
 
 from __future__ import annotations

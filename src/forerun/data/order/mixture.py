@@ -100,7 +100,7 @@ class Mixture:
         return np.asarray(rows, np.int64)
 
     def known_rows(self, wanted: int) -> int:
-        """Return the number of rows that are known, at least `wanted` if there are so many. Here, all are known."""
+        """Return the number of rows that are known, at least `wanted` if there are that many. Here, all are known."""
         return len(self)
 
     @property

@@ -17,7 +17,7 @@ KINDS = {
     ".ds": "datatrove",
 }
 TABLE_KINDS = ("parquet", "arrow")
-TOKEN_KINDS = ("megatron", "datatrove")  # files of token ids, with an index in a file of its own
+TOKEN_KINDS = ("megatron", "datatrove")  # files of token ids, with an index in another file
 IN_PARTS = (*TABLE_KINDS, *TOKEN_KINDS)  # kinds that cannot be compressed as a whole
 PACKED = (".gz", ".zst")  # may follow any other ending
 # Data files of a dataset on the hub. Of text files only .txt counts: others may be a licence or a card. Files ending

@@ -61,7 +61,7 @@ _MASK = (1 << 64) - 1
 _ALL = (1 << LINE_BLOCKS) - 1  # every block of a line is valid
 _TICKS = 4  # per second, of the time of last use; 32 bits last for 34 years
 _EPOCH_SECONDS = 1_700_000_000
-_ONLY_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # what is there can still be read
+_ONLY_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)  # existing blocks can still be read
 _PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 60.0
 

@@ -1,6 +1,6 @@
 """Flat arrays in files of a bucket. They have the methods of `DiskArray`, and return only verified numbers.
 
-The functions of this module serve several arrays at once, because each request to a bucket takes tens of milliseconds:
+The functions of this module serve several arrays in one call, because each request to a bucket takes tens of milliseconds:
 the numbers of all units that a batch needs are asked for at the same time.
 
 A place in a sorted array is found by interpolation. Offsets of documents grow almost linearly, so the first guess is

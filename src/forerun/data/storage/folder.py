@@ -38,7 +38,7 @@ class StoreFolder(Protocol):
 
     @property
     def retries(self) -> int:
-        """Requests of this process that the driver of a bucket repeated by itself."""
+        """Requests of this process that the driver of a bucket repeated."""
 
     @property
     def is_local(self) -> bool:

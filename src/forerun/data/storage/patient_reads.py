@@ -19,7 +19,7 @@ from forerun.data.storage.read_memory import ByteLimit
 from forerun.data.storage.summed_file import SummedPart
 from forerun.errors import StorageError, UserError
 
-# Two ranges with at most this gap are one request. At 65 MB/s per request the gap costs 1 ms, and a request of its own
+# Two ranges with at most this gap are one request. At 65 MB/s per request the gap costs 1 ms, and another request
 # costs tens of milliseconds of latency, the work of both sides, and a fee.
 GAP_BYTES = 1 << 16
 SPAN_BYTES = 1 << 23  # limit of one request: a failed one is repeated completely

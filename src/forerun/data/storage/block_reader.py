@@ -122,7 +122,7 @@ def _plain_reader(folder: StoreFolder) -> BlockReader:
 
 
 class _Call:
-    """One pass of a call: claims the parts that no other call fetches, fetches and compares them, and waits for the rest."""
+    """One pass of a call: claims parts that no other call fetches, fetches and compares them, and waits for others."""
 
     def __init__(self, reader: BlockReader, ranges: Sequence[BlockRange], found: dict[SummedPart, bytes]) -> None:
         self._reader, self._found, self._flight = reader, found, _Flight()

@@ -1,7 +1,7 @@
 """Flat arrays in files of a bucket. They have the methods of `DiskArray`, and return only verified numbers.
 
-The functions of this module serve several arrays in one call, because each request to a bucket takes tens of milliseconds:
-the numbers of all units that a batch needs are asked for at the same time.
+The functions of this module serve several arrays in one call, because each request to a bucket takes tens of
+milliseconds: the numbers of all units that a batch needs are asked for at the same time.
 
 A place in a sorted array is found by interpolation. Offsets of documents grow almost linearly, so the first guess is
 usually in the window of WINDOW_BLOCKS blocks that is fetched. Otherwise the window grows, and every second guess halves

@@ -16,7 +16,7 @@ import fcntl
 import os
 import struct
 import time
-from contextlib import suppress
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,10 +75,8 @@ class CacheFile:
     def __init__(self, descriptor: int, geometry: CacheGeometry) -> None:
         self.descriptor, self.geometry = descriptor, geometry
         self.layout = geometry.sets, geometry.set_bytes, geometry.lines_at  # computed once, because every read needs it
-
-    def __del__(self) -> None:
-        with suppress(OSError):
-            os.close(self.descriptor)
+        # Not at the end of the process: threads may still read, and the system closes the file.
+        weakref.finalize(self, os.close, descriptor).atexit = False
 
     @property
     def is_removed(self) -> bool:

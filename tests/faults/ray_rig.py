@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 import os
 import select
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 PATIENCE_SECONDS = 240.0  # only a hang takes that long
-STORE_BYTES = 80 << 20
-STARTS = 5
-# Set before Ray is imported. No process of the rig sends statistics or prints the log of a node that is lost. Workers
+# No process of the rig sends statistics or prints the log of a node that is lost. Workers
 # have the priority of the tests: with Ray's niceness of 15, they would wait for all other processes of the machine.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": ".*", "RAY_worker_niceness": "0"}
 
@@ -47,67 +44,55 @@ print("finished", flush=True)
 
 
 class RayRig:
-    """A cluster with a head and two other nodes of one core each. The driver connects to the head."""
+    """A cluster with a head and two other nodes of one core each, in a process of its own (`ray_nodes.py`).
+
+    Ray leaves sockets and pipes to the garbage collector, which a test must not report as its own.
+    """
 
     def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        self._cluster = Cluster(
-            initialize_head=True,
-            head_node_args={"num_cpus": 1, "include_dashboard": False, "object_store_memory": STORE_BYTES},
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(__file__).with_name("ray_nodes.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=os.environ | QUIET,
         )
-        self.nodes = [self._add(), self._add()]
-        self._cluster.wait_for_nodes(PATIENCE_SECONDS)
-
-    @property
-    def address(self) -> str:
-        return str(self._cluster.address)
+        self.address = str(self._answer())
 
     def kill_node(self, which: int) -> int:
         """Kill all processes of a node with SIGKILL, and return their number."""
-        node = self.nodes.pop(which)
-        own = [one.process.pid for many in node.all_processes.values() for one in many]
-        doomed = [*own, *(child for process in own for child in descendants(process))]
-        for process in doomed:
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        self._cluster.remove_node(node, allow_graceful=False)
-        return len(doomed)
+        return int(self._ask("kill", which))
 
     def replace_node(self) -> None:
         """Add a node for one that was killed."""
-        self.nodes.append(self._add())
-        self._cluster.wait_for_nodes(PATIENCE_SECONDS)
+        self._ask("replace")
 
     def end(self) -> None:
-        self._cluster.shutdown()
+        """End all processes of the cluster."""
+        self._process.communicate(timeout=PATIENCE_SECONDS)
 
-    def _add(self) -> Any:
-        """Add a node. Ray waits only 30 s for its start, which is too short on a busy machine."""
-        for attempt in range(STARTS):
-            try:
-                return self._cluster.add_node(wait=False, num_cpus=1, object_store_memory=STORE_BYTES)
-            except Exception:
-                if attempt + 1 == STARTS:
-                    raise
-        return None
+    def _ask(self, *call: Any) -> Any:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(call) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"the process of the cluster ended with code {self._process.wait()}"
+        return json.loads(line)
 
 
 @contextmanager
 def three_nodes() -> Iterator[RayRig]:
     """Start a cluster, and end all its processes at the end."""
-    before = {name: os.environ.get(name) for name in QUIET}
-    os.environ.update(QUIET)
     rig = RayRig()
     try:
         yield rig
     finally:
         rig.end()
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 class Driver:
@@ -153,22 +138,6 @@ class Driver:
         data = os.read(self._process.stdout.fileno(), 1 << 16)
         self.lines += data.decode().splitlines()
         return bool(data)
-
-
-def descendants(process: int) -> list[int]:
-    """Return the ids of all processes that a process has started, and of those that they have started."""
-    parents: dict[int, list[int]] = {}
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdecimal():
-            with suppress(OSError):
-                fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
-                parents.setdefault(int(fields[1]), []).append(int(folder.name))
-    found, left = [], [process]
-    while left:
-        children = parents.get(left.pop(), [])
-        found += children
-        left += children
-    return found
 
 
 def write_rows(folder: Path, megabytes: float) -> Path:

@@ -56,7 +56,13 @@ def opened(address: str) -> dict[str, Any]:
     tokens = store.train.tokens
     seconds = time.perf_counter() - began
     kept, peak = resident_mb() - before, peak_mb() - before
-    return {"seconds": round(seconds, 3), "kept_mb": round(kept, 1), "peak_mb": round(peak, 1), "tokens": tokens}
+    return {
+        "seconds": round(seconds, 3),
+        "kept_mb": round(kept, 1),
+        "peak_mb": round(peak, 1),
+        "tokens": tokens,
+        "documents": len(store.train),
+    }
 
 
 def read_seconds(count: int = 200) -> float:
@@ -118,7 +124,7 @@ def host_reads(host: int, shuffle: str, cache: Path, given: dict[str, Any]) -> d
     }
 
 
-def summed(lines: list[dict[str, Any]], steps_of_epoch: int) -> dict[str, Any]:
+def summed(lines: list[dict[str, Any]], steps_of_epoch: int, documents: int) -> dict[str, Any]:
     """Return the numbers of all hosts: the mean of the sampled ones times their number, and the cost of an epoch."""
     from forerun.hardware.object_storage import ReadLoad, request_price, step_reads
 
@@ -133,7 +139,7 @@ def summed(lines: list[dict[str, Any]], steps_of_epoch: int) -> dict[str, Any]:
         hosts=HOSTS,
         rows=lines[0]["rows_of_store"],
         steps=steps_of_epoch,
-        documents=None,
+        documents=documents,
         cache_bytes=CACHE_BYTES,
     )
     expected = step_reads(load, shuffle)
@@ -184,7 +190,7 @@ def measured(folder: Path, server: Server, steps: dict[str, Any], index_bytes: i
             cache.unlink(missing_ok=True)
             print(json.dumps(some[-1]), flush=True)
         hosts += some
-        totals.append(summed(some, tokens // (BATCH * SEQUENCE)))
+        totals.append(summed(some, tokens // (BATCH * SEQUENCE), index["disk"]["documents"]))
         print(json.dumps(totals[-1]), flush=True)
     return {"tokens": tokens, "index": index, "latency": latency, "orders": totals, "sampled": hosts}
 

@@ -41,11 +41,12 @@ def next_attempt(view: RunView) -> StartAttempt | Pause | EndRun:
     allowed = _allowed(view, refused)
     if not allowed:
         return EndRun(ENDED_FAILED, _refusals(refused))
-    cycles, position = divmod(len(refused), len(allowed))
-    if refused and position == 0:
-        cycle = refused[: len(allowed)]
-        if all(end.failure in WITHOUT_HOPE for _, end in cycle):
-            return EndRun(ENDED_FAILED, _refusals(cycle))
+    places = [_place(option) for option in allowed]
+    passing = [one for one in refused if _place(one[0].option) in places]
+    cycles, position = divmod(len(passing), len(allowed))
+    if passing and position == 0:
+        if all(end.failure in WITHOUT_HOPE for _, end in passing[: len(allowed)]):
+            return EndRun(ENDED_FAILED, _refusals(refused[: len(view.run.options)]))
         until = refused[0][1].at + min(FIRST_PAUSE_SECONDS * 2 ** min(cycles - 1, 10), LONGEST_PAUSE_SECONDS)
         if view.now < until:
             return Pause("no option has capacity", until)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -19,7 +19,7 @@ from forerun.units import Bytes
 
 CHUNK_BYTES = 8 << 20
 CHUNKS_AT_ONCE = 8
-RESULTS = f"{CLOUD_FOLDER}/results/"  # files of the run folder on host 0; they are stored without this prefix
+RUN_FOLDER = f"{CLOUD_FOLDER}/run/"  # copies of the run folder on host 0; they are stored without this prefix
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def download(
 
 
 def _relative(name: str) -> Path:
-    parts = PurePosixPath(name.removeprefix(RESULTS)).parts
+    parts = PurePosixPath(name.removeprefix(RUN_FOLDER)).parts
     if not parts or parts[0] == "/" or ".." in parts or "\\" in name or "\0" in name:
         raise UserError(
             "E-CLOUD-071",
@@ -159,8 +159,3 @@ def _damaged(source: StoreFolder, file: ResultFile, why: str) -> StorageError:
 def _sha256(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def total_bytes(files: Mapping[str, tuple[int, str]]) -> int:
-    """Return the size of all results."""
-    return sum(size for size, _ in files.values())

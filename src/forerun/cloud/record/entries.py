@@ -25,7 +25,7 @@ STOPPING, STOPPED, PREEMPTING, BROKEN = "stopping", "stopped", "preempting", "br
 
 # Why an attempt or a run ended.
 ENDED_FINISHED, ENDED_PREEMPTED, ENDED_REFUSED, ENDED_BROKEN = "finished", "preempted", "refused", "broken"
-ENDED_STOPPED, ENDED_BUDGET = "stopped", "budget"
+ENDED_STOPPED, ENDED_BUDGET, ENDED_FAILED = "stopped", "budget", "failed"
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,14 @@ class EndEntry:
     Attributes:
       at: when billing ended; equal to the start of billing if it never became ready.
       usd: what it cost.
+      failure: why the cloud refused it (a value of `Failure`), or an empty string.
     """
 
     at: float
     reason: str
     usd: float
     detail: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True)

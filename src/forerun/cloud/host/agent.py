@@ -91,13 +91,17 @@ class Agent:
         clock = threading.Thread(target=self._follow_cloud, name="clock", daemon=True)
         clock.start()
         try:
-            while not self.turn():
+            while not self.turn() and not self._closed.is_set():
                 self._closed.wait(self._times.loop_seconds / self._times.speed)
         finally:
             self._closed.set()
             self._results.cancel()
             self._link.close()
         return 0
+
+    def close(self) -> None:
+        """End `run` after its present turn, without a deletion."""
+        self._closed.set()
 
     def turn(self) -> bool:
         """Look, decide, act and report once. Return whether the agent's work is done."""
@@ -149,7 +153,8 @@ class Agent:
         """Delete this slice. The machine normally ends during the call."""
         assert self._api is not None
         self._results.cancel()
-        self._link.flush(self._times.flush_seconds / self._times.speed)
+        if self._delete_asked == float("-inf"):  # a bucket that does not answer delays only the first try
+            self._link.flush(self._times.flush_seconds / self._times.speed)
         self._tell(f"delete {self._settings.resource} in {self._settings.zone}")
         try:
             self._api.delete(self._settings.resource, self._settings.zone)

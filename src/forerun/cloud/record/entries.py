@@ -22,6 +22,7 @@ INSTALLING, CHECKING, STARTING, TRAINING, EXPORTING, FINISHED = (
     "finished",
 )
 STOPPING, STOPPED, PREEMPTING, BROKEN = "stopping", "stopped", "preempting", "broken"
+FAILED = "failed"  # the job itself fails (exit code 1, 2, 70 or 74): another slice would fail in the same way
 
 # Why an attempt or a run ended.
 ENDED_FINISHED, ENDED_PREEMPTED, ENDED_REFUSED, ENDED_BROKEN = "finished", "preempted", "refused", "broken"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+
+from forerun.cloud.deadline import grace_seconds
 
 FREE_SECONDS = 60.0  # a slice that is preempted within its first minute is not billed
-GRACE_SECONDS = 60.0  # the least time between two limits: to notice, to stop, to delete
-SAVES_IN_GRACE = 1.5  # the next save may take longer than the slowest one so far
 USEFUL_SECONDS = 60.0  # an attempt that can train for less than this is not started
 SECONDS_PER_HOUR = 3600.0
 
@@ -29,21 +28,11 @@ def limit_seconds(max_usd: float | None, spent_usd: float, usd_per_hour: float) 
     return max(math.floor((max_usd - spent_usd) / usd_per_hour * SECONDS_PER_HOUR + 1e-6), 0)
 
 
-def grace_seconds(save_seconds: Iterable[float | None] = ()) -> float:
-    """Return the time between two limits, from the measured times of saves."""
-    slowest = max((one for one in save_seconds if one is not None), default=0.0)
-    return GRACE_SECONDS + SAVES_IN_GRACE * slowest
-
-
 def is_useful(limit: int | None) -> bool:
     """Return whether an attempt with this limit has time to train before the controller must stop it."""
-    return limit is None or limit >= 2 * grace_seconds() + USEFUL_SECONDS
+    return limit is None or limit >= 2 * grace_seconds(None) + USEFUL_SECONDS
 
 
 def least_usd(usd_per_hour: float) -> float:
     """Return the smallest budget with which an attempt at this price is started."""
-    return usd_per_hour * (2 * grace_seconds() + USEFUL_SECONDS) / SECONDS_PER_HOUR
-
-
-def deadline_at(ready_at: float, limit: int | None) -> float | None:
-    return None if limit is None else ready_at + limit
+    return usd_per_hour * (2 * grace_seconds(None) + USEFUL_SECONDS) / SECONDS_PER_HOUR

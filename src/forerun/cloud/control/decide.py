@@ -13,7 +13,7 @@ from forerun.cloud.control.actions import (
     RequestStop,
 )
 from forerun.cloud.control.next_attempt import next_attempt
-from forerun.cloud.control.run_view import AttemptView, HostView, RunView
+from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 from forerun.cloud.record.entries import (
     BROKEN,
@@ -24,6 +24,7 @@ from forerun.cloud.record.entries import (
     ENDED_PREEMPTED,
     ENDED_REFUSED,
     ENDED_STOPPED,
+    FAILED,
     FINISHED,
     PREEMPTING,
     STOPPED,
@@ -98,8 +99,9 @@ def _while_ready(view: RunView, current: AttemptView, status: SliceStatus) -> Ac
     entry, hosts = current.entry, view.hosts
     phases = {host.entry.phase for host in hosts.values()}
     complete = len(hosts) >= entry.option.hosts
+    silent = [host for host in hosts.values() if host.silent_seconds > SILENT_SECONDS]
     failed = next((host for host in hosts.values() if _job_failed(host)), None)
-    if failed is not None and view.stop is None:
+    if failed is not None and view.stop is None and not silent:
         detail = f"host {failed.entry.host}: exit code {failed.entry.exit_code}: {failed.entry.detail}"
         return _end(view, current, status, ENDED_FAILED, detail)
     if status.state in GONE:
@@ -110,12 +112,11 @@ def _while_ready(view: RunView, current: AttemptView, status: SliceStatus) -> Ac
         return RequestStop(ENDED_BUDGET)
     if (host := next((host for host in hosts.values() if host.entry.phase == BROKEN), None)) is not None:
         return _end(view, current, status, ENDED_BROKEN, f"host {host.entry.host}: {host.entry.detail}")
-    if complete and phases <= {STOPPED, FINISHED} and STOPPED in phases:
+    if complete and FINISHED not in phases and all(_has_ended(host) for host in hosts.values()):
         return _end(view, current, status, _gone_reason(view), "the hosts stopped")
     noticed = [host for host in hosts.values() if host.entry.phase == PREEMPTING]
     if any(host.phase_seconds > NOTICE_SECONDS for host in noticed):
         return _end(view, current, status, ENDED_PREEMPTED, "notice of preemption")
-    silent = [host for host in hosts.values() if host.silent_seconds > SILENT_SECONDS]
     if silent:
         detail = f"no report of host {silent[0].entry.host} for {silent[0].silent_seconds:.0f} s"
         return _end(view, current, status, ENDED_PREEMPTED, detail)
@@ -131,8 +132,7 @@ def _while_ready(view: RunView, current: AttemptView, status: SliceStatus) -> Ac
 
 def _stopping(view: RunView, current: AttemptView, status: SliceStatus, stop: StopEntry) -> Action:
     """Delete the slice when all hosts have stopped, when they had nothing to save, or when their time is over."""
-    phases = {host.entry.phase for host in view.hosts.values()}
-    stopped = len(view.hosts) >= current.entry.option.hosts and phases <= {STOPPED, FINISHED, BROKEN}
+    stopped = len(view.hosts) >= current.entry.option.hosts and all(map(_has_ended, view.hosts.values()))
     latest = stop.at + 2 * view.grace
     if view.deadline is not None:
         latest = min(latest, view.deadline)
@@ -161,5 +161,12 @@ def _stop_reason(stop: StopEntry) -> str:
     return ENDED_BUDGET if stop.reason == ENDED_BUDGET else ENDED_STOPPED
 
 
-def _job_failed(host: HostView) -> bool:
-    return host.entry.phase == STOPPED and host.entry.exit_code not in NORMAL_EXITS
+def _job_failed(host: HostReport) -> bool:
+    return host.entry.phase == FAILED or (host.entry.phase == STOPPED and host.entry.exit_code not in NORMAL_EXITS)
+
+
+def _has_ended(host: HostReport) -> bool:
+    """Return whether training has ended on a host, for any reason."""
+    if host.entry.phase == PREEMPTING:
+        return host.entry.exit_code is not None
+    return host.entry.phase in (STOPPED, FINISHED, BROKEN, FAILED)

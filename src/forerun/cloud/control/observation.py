@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from forerun.cloud.control.run_view import AttemptView, HostView, RunView
+from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
 from forerun.cloud.provider import Provider
 from forerun.cloud.record.entries import CloudRun, HostEntry
 from forerun.cloud.record.run_files import RunFiles
@@ -78,7 +78,7 @@ class RunObserver:
         end = self.files.end(number)
         return AttemptView(known.entry, known.ready or self.files.ready(number), end)
 
-    def _hosts(self, attempt: int, count: int, now: float) -> dict[int, HostView]:
+    def _hosts(self, attempt: int, count: int, now: float) -> dict[int, HostReport]:
         views = {}
         for host, entry in self.files.hosts(attempt, count).items():
             known = self._sights.get((attempt, host))
@@ -87,5 +87,5 @@ class RunObserver:
             elif known.entry != entry:
                 known = _Sight(entry, now, known.phase_at if known.entry.phase == entry.phase else now)
             self._sights[attempt, host] = known
-            views[host] = HostView(entry, now - known.at, now - known.phase_at)
+            views[host] = HostReport(entry, now - known.at, now - known.phase_at)
         return views

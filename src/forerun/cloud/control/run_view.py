@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forerun.cloud.control.billing import attempt_usd, deadline_at, grace_seconds
+from forerun.cloud.control.billing import attempt_usd
+from forerun.cloud.deadline import deadline_at, grace_seconds
 from forerun.cloud.provider import SliceStatus
 from forerun.cloud.record.entries import (
     ENDED_PREEMPTED,
@@ -31,11 +32,11 @@ class AttemptView:
 
 
 @dataclass(frozen=True)
-class HostView:
+class HostReport:
     """A host's last report.
 
     Attributes:
-      silent_seconds: how long this controller has seen no new report. Clocks of hosts are not compared.
+      silent_seconds: how long this controller has seen no new report.
       phase_seconds: how long this controller has seen the phase of the report.
     """
 
@@ -64,7 +65,7 @@ class RunView:
     stop: StopEntry | None = None
     finished: FinishEntry | None = None
     status: SliceStatus | None = None
-    hosts: Mapping[int, HostView] = field(default_factory=dict)
+    hosts: Mapping[int, HostReport] = field(default_factory=dict)
     requested_at: float | None = None
     delivered: bool = False
 
@@ -102,7 +103,7 @@ class RunView:
 
     @property
     def grace(self) -> float:
-        return grace_seconds(host.entry.save_seconds for host in self.hosts.values())
+        return grace_seconds(max((host.entry.save_seconds or 0.0 for host in self.hosts.values()), default=None))
 
     @property
     def stop_at(self) -> float | None:
@@ -121,10 +122,7 @@ class RunView:
         end = self.now
         if current is not None and current.ready is not None:
             if self.hosts:
-                silent = min(host.silent_seconds for host in self.hosts.values())
-                reported = max(host.entry.at for host in self.hosts.values())
-                # Without a new report in this controller's time, trust the hosts' own times.
-                end = min(end, max(reported, self.now - silent if silent < REPORT_SECONDS else 0.0) + REPORT_SECONDS)
+                end = min(end, max(host.entry.at for host in self.hosts.values()) + REPORT_SECONDS)
             if self.deadline is not None:
                 end = min(end, self.deadline + REPORT_SECONDS)
             end = max(end, current.ready.at)

@@ -70,6 +70,5 @@ def resources_of(name: str, resources: Iterable[Resource], folder: str | None) -
     return tuple(
         one
         for one in resources
-        if one.labels.get(labels.RUN) == label
-        and (folder is None or one.metadata.get(labels.FOLDER, folder) == folder)
+        if one.labels.get(labels.RUN) == label and (folder is None or one.metadata.get(labels.FOLDER, folder) == folder)
     )

@@ -57,7 +57,9 @@ def locate_run(name: str, resources: Callable[[], Iterable[Resource]], known: Se
     if not found:
         if unlisted is not None:
             raise unlisted
-        raise _not_found(name, "no resource of the project has its label, and this machine has not started or listed it")
+        raise _not_found(
+            name, "no resource of the project has its label, and this machine has not started or listed it"
+        )
     return RunFiles(found.pop())
 
 

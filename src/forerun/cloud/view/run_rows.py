@@ -63,9 +63,7 @@ class CloudRow:
     costs_money: bool = True
 
 
-def rows_of(
-    resources: Iterable[Resource], snapshots: Mapping[str, RecordSnapshot], now: float
-) -> tuple[CloudRow, ...]:
+def rows_of(resources: Iterable[Resource], snapshots: Mapping[str, RecordSnapshot], now: float) -> tuple[CloudRow, ...]:
     """Return one row for each slice, keeper and other resource, in the order of runs and attempts.
 
     Args:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forerun.cloud.control.billing import attempt_usd, grace_seconds, is_useful, least_usd, limit_seconds
+from forerun.cloud.control.billing import attempt_usd, is_useful, least_usd, limit_seconds
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,6 @@ def test_the_limit_is_the_rest_of_the_budget(
     max_usd: float | None, spent_usd: float, usd_per_hour: float, seconds: int | None
 ) -> None:
     assert limit_seconds(max_usd, spent_usd, usd_per_hour) == seconds
-
-
-def test_grace_covers_the_slowest_save() -> None:
-    assert grace_seconds() == 60
-    assert grace_seconds([None, 10.0, 40.0]) == 120
 
 
 def test_an_attempt_without_time_to_train_is_not_started() -> None:

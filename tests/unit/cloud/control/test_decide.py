@@ -16,7 +16,7 @@ from forerun.cloud.control.actions import (
     StartAttempt,
 )
 from forerun.cloud.control.decide import decide
-from forerun.cloud.control.run_view import AttemptView, HostView, RunView
+from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 from forerun.cloud.record.entries import (
     AttemptEntry,
@@ -46,11 +46,11 @@ def view(state: SliceState | None = None, *, after: float = 100.0, ready: bool =
     return replace(base, **values)  # type: ignore[arg-type]
 
 
-def host(index: int, phase: str, *, silent: float = 0.0, lasts: float = 0.0, **values: object) -> HostView:
-    return HostView(HostEntry(1, index, START, phase, **values), silent, lasts)  # type: ignore[arg-type]
+def host(index: int, phase: str, *, silent: float = 0.0, lasts: float = 0.0, **values: object) -> HostReport:
+    return HostReport(HostEntry(1, index, START, phase, **values), silent, lasts)  # type: ignore[arg-type]
 
 
-def hosts(phase: str, **values: object) -> dict[int, HostView]:
+def hosts(phase: str, **values: object) -> dict[int, HostReport]:
     return {index: host(index, phase, **values) for index in range(2)}  # type: ignore[arg-type]
 
 
@@ -124,18 +124,15 @@ def test_machines_that_are_gone_are_a_preemption(state: SliceState) -> None:
 
 
 def test_a_preemption_while_no_controller_ran_is_billed_until_the_last_report() -> None:
-    """The laptop slept for two hours: the hosts' last report is that old, and this controller has just seen it."""
-    limit = replace(attempt(), limit_seconds=None)
-    current = AttemptView(limit, ReadyEntry(START))
-    old = {index: HostView(HostEntry(1, index, START + 500, "training")) for index in range(2)}
-    slept = view(SliceState.PREEMPTED, after=7200, hosts=old, attempts=(current,))
-    action = decide(slept)
-    assert isinstance(action, EndAttempt)
-    assert action.at == START + 7200  # the first look cannot tell whether the report is old
-    looked = {index: replace(host, silent_seconds=40.0) for index, host in old.items()}
-    action = decide(replace(slept, hosts=looked))
+    """The laptop slept for two hours. The hosts report in the cloud's time, at least every 30 s."""
+    current = AttemptView(replace(attempt(), limit_seconds=None), ReadyEntry(START))
+    old = {index: HostReport(HostEntry(1, index, START + 500, "training")) for index in range(2)}
+    action = decide(view(SliceState.PREEMPTED, after=7200, hosts=old, attempts=(current,)))
     assert isinstance(action, EndAttempt)
     assert action.at == START + 530
+    soon = decide(view(SliceState.PREEMPTED, after=510, hosts=old, attempts=(current,)))
+    assert isinstance(soon, EndAttempt)
+    assert soon.at == START + 510
 
 
 @pytest.mark.parametrize(
@@ -145,10 +142,13 @@ def test_a_preemption_while_no_controller_ran_is_billed_until_the_last_report() 
         ({0: host(0, "training"), 1: host(1, "training", silent=181)}, "preempted"),
         ({0: host(0, "preempting", lasts=121), 1: host(1, "training")}, "preempted"),
         (hosts("stopped", exit_code=75), "preempted"),
+        (hosts("preempting", exit_code=75), "preempted"),
         ({0: host(0, "training"), 1: host(1, "stopped", exit_code=2)}, "failed"),
+        ({0: host(0, "training"), 1: host(1, "failed", exit_code=70)}, "failed"),
+        ({0: host(0, "training", silent=181), 1: host(1, "failed", exit_code=70)}, "preempted"),
     ],
 )
-def test_reports_of_hosts_end_an_attempt(found: dict[int, HostView], reason: str) -> None:
+def test_reports_of_hosts_end_an_attempt(found: dict[int, HostReport], reason: str) -> None:
     action = decide(view(SliceState.READY, ready=True, hosts=found))
     assert isinstance(action, EndAttempt)
     assert action.reason == reason

@@ -172,6 +172,15 @@ class CloudUnavailable(Exception):
     """The cloud's API does not answer, after several tries. It may answer later."""
 
 
+class ZonesUnreachable(CloudUnavailable):
+    """Some zones do not answer. `resources` has what the others list; more may exist in `zones`."""
+
+    def __init__(self, zones: Sequence[str], resources: Sequence[Resource]) -> None:
+        super().__init__(f"these zones do not answer, and may have resources: {', '.join(zones)}")
+        self.zones = tuple(zones)
+        self.resources = tuple(resources)
+
+
 class RequestRefused(Exception):
     """The cloud refused a request, with its own message."""
 

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from forerun.cloud.record.entries import (
     AttemptEntry,
+    CloudRun,
     EndEntry,
     FinishEntry,
     HostEntry,
     LeaseEntry,
     ReadyEntry,
-    CloudRun,
     StopEntry,
     from_json,
     to_json,

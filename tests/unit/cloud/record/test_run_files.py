@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from forerun.cloud.record.entries import AttemptEntry, EndEntry, HostEntry, Option, ReadyEntry, CloudRun, StopEntry
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, EndEntry, HostEntry, Option, ReadyEntry, StopEntry
 from forerun.cloud.record.run_files import RunFiles
 
 OPTION = Option("tpu", "v6e-8", "us-east5-b", "spot", 1, 21.6, 0.5, 2.0, "abc")

@@ -7,7 +7,7 @@ from typing import Any
 
 from forerun.cloud import labels as cloud_labels
 from forerun.cloud.compute.bodies import ComputeCall, creation_calls, read_description
-from forerun.cloud.compute.calls import ComputeCalls, metadata_of
+from forerun.cloud.compute.calls import ComputeCalls, Pauses, metadata_of
 from forerun.cloud.compute.inventory import resources
 from forerun.cloud.compute.states import (
     absent_status,
@@ -19,7 +19,6 @@ from forerun.cloud.compute.states import (
 from forerun.cloud.google.api_error import ApiError
 from forerun.cloud.google.rest import Rest
 from forerun.cloud.provider import (
-    CloudUnavailable,
     Failure,
     HostAddress,
     RequestRefused,
@@ -30,8 +29,6 @@ from forerun.cloud.provider import (
 from forerun.errors import UserError
 
 NAME = "compute"
-_DELETION_ROUNDS = 20
-_NOT_YET = ("resourceInUseByAnotherResource", "resourceNotReady")
 
 
 class ComputeProvider:
@@ -75,7 +72,7 @@ class ComputeProvider:
             return instance_status(instance)
         group = self.calls.find(f"{self.calls.zone_path(zone)}/instanceGroupManagers/{name}")
         if group is None:
-            return absent_status(self.calls.operations(name, zone))
+            return absent_status(name, self.calls.operations(name, zone))
         described = read_description(group.get("description"))
         hosts = int(described.get("hosts") or group.get("targetSize") or 1)
         managed, members = self.calls.managed(name, zone), self.calls.members(name, zone)
@@ -86,17 +83,19 @@ class ComputeProvider:
 
         Each round asks the cloud what exists. A deletion is therefore verified, and it can be repeated by any process.
         """
+        pauses = Pauses(self.rest, f"the deletion of {name} in {zone}")
         ended: list[float] = []
-        for _ in range(_DELETION_ROUNDS):
+        while True:
             kind, paths = next(((kind, paths) for kind, paths in self.calls.existing(name, zone) if paths), ("", []))
-            if not paths:
-                end = max(ended, default=None)
-                return end if end is not None else ended_at(self.calls.operations(name, zone))
-            operations = [operation for path in paths if (operation := self._delete(path)) is not None]
+            if not paths and not self.calls.is_creating(name, zone):
+                return max(ended, default=None) or ended_at(self.calls.operations(name, zone))
+            # The deletion of a group ends the billing only if its machines exist: the limit may have deleted them.
+            bills = kind == "instance" or (kind == "instance group" and bool(self.calls.members(name, zone)))
+            operations = [operation for path in paths if (operation := self.calls.delete(path)) is not None]
             done = [found for operation in operations if (found := self._deleted(operation)) is not None]
-            if kind in ("instance group", "instance"):
-                ended += [at for operation in done if (at := ended_at([operation])) is not None]
-        raise CloudUnavailable(f"{name} in {zone} still exists after {_DELETION_ROUNDS} deletions")
+            ended += [at for operation in done if bills and (at := ended_at([operation])) is not None]
+            if not done:
+                pauses.pause()
 
     def list(self) -> Sequence[Resource]:
         return resources(self.calls)
@@ -111,8 +110,10 @@ class ComputeProvider:
         return found
 
     def host_keys(self, name: str, zone: str) -> Sequence[Sequence[str]]:
+        """Return the keys that the guest agents have reported; none before all have."""
         members = self.calls.members(name, zone)
-        return [self.calls.host_keys(str(instance["name"]), zone) for instance in members]
+        found = [self.calls.host_keys(str(instance["name"]), zone) for instance in members]
+        return found if all(found) else []
 
     def _send(self, call: ComputeCall, request: SliceRequest) -> dict[str, Any] | None:
         """Send one request of a creation. Return None if its resource exists already and belongs to this run."""
@@ -127,22 +128,11 @@ class ComputeProvider:
             _check_owner(call.kind, found, request)
             return None
 
-    def _delete(self, path: str) -> Mapping[str, Any] | None:
-        try:
-            return self.calls.delete(path)
-        except ApiError as error:
-            # The group that used the template or policy may still be in deletion. The next round tries again.
-            if error.reason not in _NOT_YET:
-                raise RequestRefused(failure_of(error), error.message) from error
-            self.rest.sleep(1.0)
-            return None
-
     def _deleted(self, operation: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return a deletion when it is done, or None if it failed: another process may delete the same resource."""
         try:
             return self.calls.wait(operation)
         except ApiError:
-            self.rest.sleep(1.0)
             return None
 
 

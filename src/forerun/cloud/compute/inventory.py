@@ -8,8 +8,9 @@ from typing import Any
 from forerun.cloud import labels as cloud_labels
 from forerun.cloud.compute.bodies import read_description
 from forerun.cloud.compute.calls import LABELLED, ComputeCalls, labels_of, metadata_of
-from forerun.cloud.compute.states import group_status, instance_status, last_part, seconds_of
-from forerun.cloud.provider import Resource, SliceState, SliceStatus
+from forerun.cloud.compute.states import group_status, instance_status, last_part
+from forerun.cloud.google.timestamps import seconds_of
+from forerun.cloud.provider import Resource, SliceState, SliceStatus, ZonesUnreachable
 
 _NAMED = f'name eq "{cloud_labels.PREFIX}-.*"'  # the filter for kinds without labels
 _MODELS = {"STANDARD": "on-demand", "SPOT": "spot", "FLEX_START": "flex-start", "RESERVATION_BOUND": "reservation"}
@@ -19,25 +20,31 @@ _CREATED_BY = "created-by"  # metadata of an instance: the group that created it
 def resources(calls: ComputeCalls) -> list[Resource]:
     """Return everything that forerun created and that exists, in all zones.
 
-    A group stands for its machines. Machines and disks are listed on their own if nothing else stands for them.
+    A group represents its machines. Machines and disks are listed on their own if no group or machine represents them.
+
+    Raises:
+      ZonesUnreachable: Some zones do not answer.
     """
-    project = f"projects/{calls.rest.project}/aggregated"
-    instances = calls.items(f"{project}/instances", LABELLED)
-    groups = [one for one in calls.items(f"{project}/instanceGroupManagers", _NAMED) if _is_ours(one)]
-    disks = calls.items(f"{project}/disks", LABELLED)
-    templates = [one for one in calls.items(f"{project}/instanceTemplates", _NAMED) if _is_ours(one)]
-    policies = [one for one in calls.items(f"{project}/resourcePolicies", _NAMED) if _is_ours(one)]
+    unreachable: set[str] = set()
+
+    def listed(kind: str, filter: str) -> list[dict[str, Any]]:
+        found, missing = calls.everywhere(kind, filter)
+        unreachable.update(missing)
+        return [one for one in found if cloud_labels.RUN in labels_of(one)]
+
+    instances, disks = listed("instances", LABELLED), listed("disks", LABELLED)
+    groups = listed("instanceGroupManagers", _NAMED)
+    templates, policies = listed("instanceTemplates", _NAMED), listed("resourcePolicies", _NAMED)
     grouped = {(last_part(one.get("zone")), str(one.get("name"))) for one in groups}
     found = [_group(calls, one, instances) for one in groups]
-    found += [_instance(one) for one in instances if _is_ours(one) and _group_of(one) not in grouped]
+    found += [_instance(one) for one in instances if _group_of(one) not in grouped]
     # A boot disk is deleted with its machine. A disk without a user is left over.
-    found += [_other("disk", one, costs_money=True) for one in disks if _is_ours(one) and not one.get("users")]
+    found += [_other("disk", one, costs_money=True) for one in disks if not one.get("users")]
     found += [_other("template", one) for one in templates]
-    return found + [_other("policy", one) for one in policies]
-
-
-def _is_ours(resource: Mapping[str, Any]) -> bool:
-    return cloud_labels.RUN in labels_of(resource)
+    found += [_other("policy", one) for one in policies]
+    if unreachable:
+        raise ZonesUnreachable(sorted(unreachable), found)
+    return found
 
 
 def _group_of(instance: Mapping[str, Any]) -> tuple[str, str]:

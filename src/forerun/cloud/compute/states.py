@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.cloud.google.api_error import ApiError, classify, operation_error
+from forerun.cloud.google.timestamps import seconds_of
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 
 Answer = Mapping[str, Any]
@@ -14,14 +14,6 @@ Answer = Mapping[str, Any]
 _GONE = ("STOPPED", "TERMINATED", "SUSPENDED", "SUSPENDING", "REPAIRING")
 _ENDING = ("STOPPING", "PENDING_STOP", "DEPROVISIONING")
 _PREEMPTION = "compute.instances.preempted"
-
-
-def seconds_of(timestamp: object) -> float | None:
-    """Return a timestamp of the API, such as `2026-11-18T02:00:00.000-08:00`, in seconds since 1970."""
-    try:
-        return datetime.datetime.fromisoformat(str(timestamp)).timestamp()
-    except ValueError:
-        return None
 
 
 def last_part(url: object) -> str:
@@ -96,13 +88,13 @@ def group_status(
     return SliceStatus(SliceState.CREATING, detail)
 
 
-def absent_status(operations: Sequence[Answer]) -> SliceStatus:
+def absent_status(name: str, operations: Sequence[Answer]) -> SliceStatus:
     """Return the state of a slice whose resource does not exist, from the operations on its name.
 
     An insertion that fails later leaves no resource: its error is only in the operation. A machine that the cloud took
     or deleted at its limit leaves only an operation as well.
     """
-    for operation in newest_first(operations):
+    for operation in newest_first([one for one in operations if last_part(one.get("targetLink")) == name]):
         kind = str(operation.get("operationType") or "")
         if kind == "insert":
             if operation.get("status") != "DONE":
@@ -116,8 +108,12 @@ def absent_status(operations: Sequence[Answer]) -> SliceStatus:
 
 
 def ended_at(operations: Sequence[Answer]) -> float | None:
-    """Return when the newest operation that ended a machine was completed, or None."""
-    for operation in newest_first(operations):
+    """Return when the newest operation that ended a machine was completed, or None.
+
+    Operations on instances are preferred: an instance group may be deleted long after its machines.
+    """
+    of_instances = [one for one in operations if "/instances/" in str(one.get("targetLink"))]
+    for operation in newest_first(of_instances) or newest_first(operations):
         kind = str(operation.get("operationType") or "")
         if kind != "insert" and operation.get("status") == "DONE" and not operation.get("error"):
             return seconds_of(operation.get("endTime") or operation.get("insertTime"))

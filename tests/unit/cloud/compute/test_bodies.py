@@ -48,7 +48,8 @@ def test_one_machine_is_an_instance() -> None:
         "enable-guest-attributes": "TRUE",
     }
     (disk,) = call.body["disks"]
-    assert disk["autoDelete"] and disk["boot"]
+    assert disk["autoDelete"]
+    assert disk["boot"]
     assert disk["initializeParams"]["labels"] == REQUEST.labels
 
 
@@ -63,7 +64,8 @@ def test_several_machines_are_a_group() -> None:
     assert {policy["name"], template["name"], group["name"]} == {"forerun-a-1"}
     assert policy["workloadPolicy"] == {"type": "HIGH_THROUGHPUT", "acceleratorTopology": "4x4"}
     assert template["properties"]["machineType"] == "ct6e-standard-4t"
-    assert group["targetSize"] == 4 and group["targetSizePolicy"] == {"mode": "BULK"}
+    assert group["targetSize"] == 4
+    assert group["targetSizePolicy"] == {"mode": "BULK"}
     assert group["instanceTemplate"] == "projects/p/regions/us-east5/instanceTemplates/forerun-a-1"
     assert group["resourcePolicies"] == {"workloadPolicy": "projects/p/regions/us-east5/resourcePolicies/forerun-a-1"}
     # A group that replaces machines would undo the limit.
@@ -78,7 +80,9 @@ def test_kinds_without_labels_describe_their_run() -> None:
         assert found["metadata"] == {"forerun-folder": "gs://b/a"}
         assert (found["zone"], found["hosts"], found["slice"]) == ("us-east5-a", 4, "v6e-16")
         assert len(body["description"]) <= 2048
-    assert read_description("a group of somebody") == {} and read_description("[]") == {} and read_description(None) == {}
+    assert read_description("a group of somebody") == {}
+    assert read_description("[]") == {}
+    assert read_description(None) == {}
 
 
 def test_a_limit_deletes_the_machine() -> None:
@@ -97,7 +101,8 @@ def test_provisioning_models() -> None:
         "flex-start": "FLEX_START",
     }
     for found in models.values():
-        assert found["onHostMaintenance"] == "TERMINATE" and found["automaticRestart"] is False
+        assert found["onHostMaintenance"] == "TERMINATE"
+        assert found["automaticRestart"] is False
 
 
 def test_without_a_limit_only_spot_has_an_action() -> None:
@@ -116,7 +121,8 @@ def test_limits_that_the_api_accepts() -> None:
 
 def test_a_reservation_is_named() -> None:
     found = bodies(replace(ONE, capacity="reservation", reservation="mine"))["instance"]["reservationAffinity"]
-    assert found["consumeReservationType"] == "SPECIFIC_RESERVATION" and found["values"] == ["mine"]
+    assert found["consumeReservationType"] == "SPECIFIC_RESERVATION"
+    assert found["values"] == ["mine"]
     with pytest.raises(UserError) as caught:
         creation_calls("p", replace(ONE, capacity="reservation"))
     assert caught.value.code == "E-CLOUD-021"
@@ -129,14 +135,16 @@ def test_a_flex_start_request_may_expire() -> None:
 
 def test_networks() -> None:
     (default,) = bodies(ONE)["instance"]["networkInterfaces"]
-    assert default["network"] == "global/networks/default" and default["accessConfigs"]
+    assert default["network"] == "global/networks/default"
+    assert default["accessConfigs"]
     (inner,) = bodies(replace(ONE, internal_only=True, subnetwork="s"))["instance"]["networkInterfaces"]
     assert inner == {"subnetwork": "regions/us-east5/subnetworks/s"}
 
 
 def test_a_machine_without_accelerator_may_move() -> None:
     found = scheduling(replace(ONE, slice="e2-small"))
-    assert found["onHostMaintenance"] == "MIGRATE" and found["automaticRestart"] is True
+    assert found["onHostMaintenance"] == "MIGRATE"
+    assert found["automaticRestart"] is True
 
 
 @pytest.mark.skipif(not SDK.is_dir(), reason="gcloud is not installed")

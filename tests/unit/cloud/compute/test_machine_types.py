@@ -62,5 +62,7 @@ def test_machines_that_compute_engine_does_not_have(name: str) -> None:
 
 
 def test_names_of_slices_are_no_machine_types() -> None:
-    assert is_machine_type("g2-standard-48") and is_machine_type("e2-small")
-    assert not is_machine_type("v6e-8") and not is_machine_type("tpu7x-2x2x1")
+    assert is_machine_type("g2-standard-48")
+    assert is_machine_type("e2-small")
+    assert not is_machine_type("v6e-8")
+    assert not is_machine_type("tpu7x-2x2x1")

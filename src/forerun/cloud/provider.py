@@ -80,12 +80,14 @@ class SliceStatus:
     Attributes:
       detail: the cloud's own word for the state, and its message if there is one.
       ready_at: since when it is billed, in seconds since 1970, if the API tells it.
+      ended_at: until when it was billed, if it does not run any more and the API tells it.
     """
 
     state: SliceState
     detail: str = ""
     failure: Failure | None = None
     ready_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True)

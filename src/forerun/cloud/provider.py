@@ -117,12 +117,16 @@ class Resource:
 
 @dataclass(frozen=True)
 class HostAddress:
-    """A host of a slice. `address` is the one that this machine can reach by ssh; `internal` is inside the slice."""
+    """A host of a slice. `address` is the one that this machine can reach by ssh; `internal` is inside the slice.
+
+    `instance` is the name of the machine in the cloud, which tunnels need; empty if it is not known.
+    """
 
     index: int
     address: str
     internal: str
     port: int = 22
+    instance: str = ""
 
 
 class Provider(Protocol):
@@ -172,6 +176,15 @@ class Provider(Protocol):
 
 class CloudUnavailable(Exception):
     """The cloud's API does not answer, after several tries. It may answer later."""
+
+
+class ZonesUnreachable(CloudUnavailable):
+    """Some zones do not answer. `resources` has what the others list; more may exist in `zones`."""
+
+    def __init__(self, zones: Sequence[str], resources: Sequence[Resource]) -> None:
+        super().__init__(f"these zones do not answer, and may have resources: {', '.join(zones)}")
+        self.zones = tuple(zones)
+        self.resources = tuple(resources)
 
 
 class RequestRefused(Exception):

@@ -18,8 +18,10 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fake.clock import http_date
+from fake.compute_api import ComputeApi
 from fake.faults import Dropped, Faults
 from fake.machines import machines_named
+from fake.project_api import ProjectApi
 from fake.tpu_api import TpuApi
 from fake.world import ApiFault, Delays, World
 
@@ -34,14 +36,15 @@ class FakeServer:
         self.world = World(machines, Delays(**options.get("delays", {})))
         self.world.settings.update(options.get("settings", {}))
         self.tpu = TpuApi(self.world)
-        self.apis: list[Any] = [self.tpu]
+        self.compute = ComputeApi(self.world)
+        self.apis: list[Any] = [self.tpu, self.compute, ProjectApi(self.world)]
         self.faults = Faults()
         self.log: list[dict[str, Any]] = []
 
     def answer(self, method: str, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Return the HTTP status and the JSON of an API call. Raise Dropped for an answer that is lost."""
         parts = urlsplit(url)
-        path, query = unquote(parts.path).replace("//", "/"), dict(parse_qsl(parts.query, keep_blank_values=True))
+        path, query = unquote(parts.path).replace("//", "/"), query_of(parts.query)
         query.pop("alt", None)
         query.pop("prettyPrint", None)
         with self.world.lock:
@@ -138,6 +141,14 @@ class FakeServer:
         return found
 
 
+def query_of(text: str) -> dict[str, str]:
+    """Return the parameters of a URL. Values of a repeated one are joined by commas."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(text, keep_blank_values=True):
+        found[name] = f"{found[name]},{value}" if name in found else value
+    return found
+
+
 def error_json(path: str, error: ApiFault) -> dict[str, Any]:
     """Return an error as the API writes it: both families have `error.code` and `error.message`."""
     if path.startswith("/compute/"):
@@ -201,6 +212,7 @@ def main(options: dict[str, Any]) -> None:
     threading.Thread(target=tick, daemon=True).start()
     http = ThreadingHTTPServer((options.get("address", "127.0.0.1"), options.get("port", 0)), handler_of(server))
     http.daemon_threads = True
+    server.compute.store.base = f"http://{options.get('address', '127.0.0.1')}:{http.server_port}/compute/v1/"
     print(f"{READY}{http.server_port}", flush=True)
     threading.Thread(target=http.serve_forever, daemon=True).start()
     sys.stdin.read()  # until the test closes it, or ends in any way

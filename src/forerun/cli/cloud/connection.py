@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.cloud.provider import Provider
+    from forerun.cloud.provider import Provider, Resource
     from forerun.cloud.record.run_files import RunFiles
 
 
@@ -24,13 +24,13 @@ def files_of(args: argparse.Namespace) -> RunFiles:
     from forerun.cloud.view.project_state import list_resources
     from forerun.cloud.view.run_location import locate_run
 
-    def resources() -> list[object]:
+    def resources() -> list[Resource]:
         found, errors = list_resources(providers_of(args))
         if errors and not found:
             raise errors[0]
-        return found  # type: ignore[return-value]
+        return found
 
-    files = locate_run(args.name, resources, known_runs())  # type: ignore[arg-type]
+    files = locate_run(args.name, resources, known_runs())
     remember_runs([files.address])
     return files
 

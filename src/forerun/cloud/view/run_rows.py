@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.cloud import labels
+from forerun.cloud.control.decide import SILENT_SECONDS
 from forerun.cloud.provider import Resource, SliceState
 from forerun.cloud.record import entries
-from forerun.cloud.view.snapshot import LOST_SECONDS, RecordSnapshot
+from forerun.cloud.view.snapshot import RecordSnapshot
 
 # The most advanced phases come last: a run is as far as its slowest host.
 _PHASES = (
@@ -167,7 +168,7 @@ def _state(state: SliceState, snapshot: RecordSnapshot, now: float) -> str:
     if state is not SliceState.READY:
         return state.value
     age = snapshot.report_age_seconds(now)
-    if age is not None and age > LOST_SECONDS:
+    if age is not None and age > SILENT_SECONDS:
         return "no report"
     return host_phase(snapshot)
 

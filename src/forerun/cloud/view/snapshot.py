@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from forerun.cloud.control.billing import attempt_usd
 from forerun.cloud.record.entries import (
     AttemptEntry,
     CloudRun,
@@ -19,8 +20,6 @@ from forerun.cloud.record.entries import (
 from forerun.cloud.record.run_files import RunFiles
 
 CONCURRENT_READS = 16
-# No report of any host for this time means that the slice is lost, as for the controller.
-LOST_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class RecordSnapshot:
         ready = self.ready.get(attempt)
         if ready is None:
             return 0.0
-        return self.attempts[attempt].option.usd_per_hour * max(0.0, now - ready.at) / 3600
+        return attempt_usd(self.attempts[attempt].option.usd_per_hour, ready.at, now, preempted=False)
 
     def controller(self, now: float) -> str | None:
         """Return the controller that acts at present, or None if no controller does."""
@@ -97,8 +96,8 @@ def read_snapshot(files: RunFiles) -> RecordSnapshot | None:
         return RecordSnapshot(
             run=run,
             attempts=attempts,
-            ready={number: entry for number, one in ready.items() if (entry := one.result()) is not None},
-            ends={number: entry for number, one in ends.items() if (entry := one.result()) is not None},
+            ready={number: found for number, one in ready.items() if (found := one.result()) is not None},
+            ends={number: end for number, one in ends.items() if (end := one.result()) is not None},
             hosts=hosts.result() if hosts else {},
             stop=stop.result(),
             finished=finished.result(),

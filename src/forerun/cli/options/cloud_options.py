@@ -48,7 +48,43 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keeper", action="store_true", help="run the controller on a small VM, so that this machine may be off"
     )
-    parser.add_argument("--no-wait", action="store_true", help="end when the first slice is requested")
+    parser.add_argument(
+        "--no-wait",
+        action="store_true",
+        help="end when the hosts train; without --keeper, nothing replaces a preempted slice then",
+    )
+    parser.add_argument(
+        "--wait-seconds",
+        metavar="N",
+        type=count,
+        help="wait this long for capacity in a zone (default: 600 with alternatives, else without a limit)",
+    )
+    parser.add_argument("--prices", metavar="FILE", help="CSV file of prices that replace the table's")
+    parser.add_argument(
+        "--usd-per-hour",
+        metavar="USD",
+        type=dollars,
+        help="price of the slice, for machines without a price in the table",
+    )
+    parser.add_argument(
+        "--provider",
+        choices=("tpu", "compute"),
+        help="Cloud TPU API or Compute Engine (default: tpu, if it has the slice)",
+    )
+    parser.add_argument("--disk-gib", metavar="N", type=count, help="size of the boot disk in GiB")
+    parser.add_argument("--image", metavar="NAME", help="runtime version or image of the hosts")
+    parser.add_argument("--network", metavar="NAME", help="network of the hosts (default: default)")
+    parser.add_argument("--subnetwork", metavar="NAME", help="subnetwork of the hosts")
+    parser.add_argument("--service-account", metavar="EMAIL", help="service account of the hosts")
+    parser.add_argument(
+        "--internal-ips",
+        action="store_true",
+        help="rent hosts without external addresses; ssh then needs a route to them",
+    )
+    parser.add_argument(
+        "--tunnel-through-iap", action="store_true", help="reach the hosts through Identity-Aware Proxy"
+    )
+    parser.add_argument("--no-export", action="store_true", help="do not export the model at the end")
     parser.add_argument("--yes", action="store_true", help="do not ask before renting")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and every request, and send nothing")
     parser.add_argument("--print-startup", action="store_true", help="print the startup script of the hosts, and end")

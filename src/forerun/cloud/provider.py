@@ -80,12 +80,14 @@ class SliceStatus:
     Attributes:
       detail: the cloud's own word for the state, and its message if there is one.
       ready_at: since when it is billed, in seconds since 1970, if the API tells it.
+      ended_at: until when it was billed, if it does not run any more and the API tells it.
     """
 
     state: SliceState
     detail: str = ""
     failure: Failure | None = None
     ready_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -115,12 +117,16 @@ class Resource:
 
 @dataclass(frozen=True)
 class HostAddress:
-    """A host of a slice. `address` is the one that this machine can reach by ssh; `internal` is inside the slice."""
+    """A host of a slice. `address` is the one that this machine can reach by ssh; `internal` is inside the slice.
+
+    `instance` is the name of the machine in the cloud, which tunnels need; empty if it is not known.
+    """
 
     index: int
     address: str
     internal: str
     port: int = 22
+    instance: str = ""
 
 
 class Provider(Protocol):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.cloud import labels
-from forerun.cloud.google.api_error import classify, operation_error
+from forerun.cloud.google.api_error import DEADLINE_EXCEEDED, classify, operation_error
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 
 _CREATING = ("", "STATE_UNSPECIFIED", "CREATING", "STARTING", "UNHIDING")
@@ -79,10 +79,12 @@ def node_of(resource: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _failed(state: Mapping[str, Any]) -> SliceStatus:
     error = (state.get("failedData") or {}).get("error")
-    if not error:  # the request expired in the queue
+    if not error:
         return SliceStatus(SliceState.FAILED, "FAILED: the request was not filled in time", Failure.CAPACITY)
     found = operation_error(error)
-    return SliceStatus(SliceState.FAILED, f"FAILED: {found.message}", classify(found))
+    # A request that expires in the queue ends with DEADLINE_EXCEEDED: there was no capacity.
+    failure = Failure.CAPACITY if found.code == DEADLINE_EXCEEDED else classify(found)
+    return SliceStatus(SliceState.FAILED, f"FAILED: {found.message}", failure)
 
 
 def _detail(word: str, node: Mapping[str, Any]) -> str:

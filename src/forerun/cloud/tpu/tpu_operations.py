@@ -74,6 +74,17 @@ def newest(operations: Sequence[Mapping[str, Any]], verb: str) -> Mapping[str, A
     return chosen[-1] if chosen else None
 
 
+def creation_runs(operations: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a creation may still produce a resource: it has not ended, and no later deletion has."""
+    created = newest(operations, "create")
+    if created is None or created.get("done"):
+        return False
+    return not any(
+        (one.get("metadata") or {}).get("verb") == "delete" and one.get("done")
+        for one in operations[operations.index(created) :]
+    )
+
+
 def _target(operation: Mapping[str, Any]) -> str:
     # The project may be its name or its number, so only the part after it is compared.
     target = str((operation.get("metadata") or {}).get("target") or "")

@@ -22,7 +22,15 @@ from forerun.cloud.provider import (
 from forerun.cloud.tpu.node_request import STABLE, create_request, location, slice_of
 from forerun.cloud.tpu.slice_states import is_spot, labels_of, node_of, node_status, queue_status
 from forerun.cloud.tpu.tpu_listing import list_everywhere
-from forerun.cloud.tpu.tpu_operations import PollPauses, end_of, error_in, newest, operations_on, wait_for
+from forerun.cloud.tpu.tpu_operations import (
+    PollPauses,
+    creation_runs,
+    end_of,
+    error_in,
+    newest,
+    operations_on,
+    wait_for,
+)
 
 NODES, QUEUE = "nodes", "queuedResources"
 Json = Mapping[str, Any]
@@ -76,7 +84,7 @@ class TpuProvider:
     def _absent_status(self, name: str, zone: str) -> SliceStatus:
         """Return why there is neither a node nor a queued resource: the reason may be inside an operation."""
         operations = self._operations(name, zone)
-        if any(not operation.get("done") for operation in operations):
+        if creation_runs(operations):
             return SliceStatus(SliceState.CREATING, "the operation has not ended")
         created, deleted = newest(operations, "create"), newest(operations, "delete")
         if created is None:
@@ -87,10 +95,15 @@ class TpuProvider:
         return SliceStatus(SliceState.FAILED, error.message, classify(error))
 
     def delete(self, name: str, zone: str) -> float | None:
-        """Delete the queued resource with its node, or the node. Return when both are absent."""
+        """Delete the queued resource with its node, or the node. Return when both are absent.
+
+        The time is None for machines that the cloud had taken before: the API does not tell when.
+        """
+        lost = False
         pauses = PollPauses(self.rest, f"the deletion of {name} in {zone}")
         while True:
             queued, node = self._get(QUEUE, name, zone), self._get(NODES, name, zone)
+            lost = lost or self._is_lost(queued, node)
             deleted = False
             if queued is not None:
                 if (queued.get("state") or {}).get("state") != "DELETING":
@@ -100,11 +113,18 @@ class TpuProvider:
                     deleted = self._delete_one(NODES, name, zone, None)
             else:
                 operations = self._operations(name, zone)
-                # A creation that has not ended may still produce a node.
-                if all(operation.get("done") for operation in operations):
-                    return _billing_end(operations, name)
+                if not creation_runs(operations):
+                    return None if lost else _billing_end(operations, name)
             if not deleted:
                 pauses.pause()
+
+    @staticmethod
+    def _is_lost(queued: Json | None, node: Json | None) -> bool:
+        """Return whether billing has ended before the deletion."""
+        if queued is None and node is None:
+            return False
+        status = queue_status(queued, node) if queued is not None else node_status(node or {}, spot=is_spot(node or {}))
+        return status.state in (SliceState.PREEMPTED, SliceState.STOPPED, SliceState.FAILED)
 
     def _delete_one(self, kind: str, name: str, zone: str, params: Mapping[str, str] | None) -> bool:
         """Delete one resource. Return False if the API refuses it now, such as while it is being created."""

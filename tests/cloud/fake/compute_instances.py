@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -136,6 +137,7 @@ class Instances:
 
     def add(self, path: str, body: Json) -> Json:
         """Create an instance that is PROVISIONING, and its disks."""
+        body = copy.deepcopy(body)  # the machines of a group have the properties of one template
         project, zone, name = path.split("/")[1], path.split("/")[3], path.rsplit("/", 1)[1]
         machine = body["machineType"].rsplit("/", 1)[-1]
         scheduling = {"automaticRestart": False, "preemptible": False, "provisioningModel": "STANDARD"}

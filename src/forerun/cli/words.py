@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from forerun.cli.options import job_options, machine_options, model_options, run_options
+from forerun.cli.options import cloud_options, job_options, machine_options, model_options, run_options
 from forerun.cli.options.parser import Command, Parser
 
-VIEWS = "forerun.cli.views"
+VIEWS, CLOUD = "forerun.cli.views", "forerun.cli.cloud"
 
 COMMANDS = {
     "init": Command(
@@ -89,6 +89,40 @@ COMMANDS = {
         VIEWS,
     ),
     "runs": Command("list the runs of a folder", "forerun runs --json", machine_options.add_runs_options, VIEWS),
+    "run": Command(
+        "rent a slice, train a job on it, and delete the slice",
+        "forerun run job.yaml --on v6e-8 --spot --max-usd 40",
+        cloud_options.add_run_options,
+        CLOUD,
+    ),
+    "ps": Command("list the cloud resources that cost money", "forerun ps", cloud_options.add_ps_options, CLOUD),
+    "logs": Command(
+        "follow the log of a cloud run", "forerun logs quickstart --host 2", cloud_options.add_logs_options, CLOUD
+    ),
+    "stop": Command(
+        "save a checkpoint of a cloud run, and delete its slice",
+        "forerun stop quickstart",
+        cloud_options.add_stop_options,
+        CLOUD,
+    ),
+    "down": Command(
+        "delete the cloud resources of a run, and keep its results",
+        "forerun down quickstart",
+        cloud_options.add_down_options,
+        CLOUD,
+    ),
+    "fetch": Command(
+        "download the results of a cloud run",
+        "forerun fetch quickstart --to runs/quickstart",
+        cloud_options.add_fetch_options,
+        CLOUD,
+    ),
+    "manifest": Command(
+        "write a job for Kubernetes, SkyPilot or Slurm",
+        "forerun manifest job.yaml --on v6e-256 --for gke",
+        cloud_options.add_manifest_options,
+        CLOUD,
+    ),
     "doctor": Command("find problems of this machine", "forerun doctor --smoke", machine_options.add_doctor_options),
     "hardware": Command(
         "print the tables of chips, slices and prices", "forerun hardware slices", machine_options.add_hardware_options

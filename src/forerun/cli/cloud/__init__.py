@@ -1,0 +1,1 @@
+"""Commands of cloud runs, one file each."""

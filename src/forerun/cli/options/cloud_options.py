@@ -1,0 +1,134 @@
+"""Options of commands that run jobs in a cloud."""
+
+from __future__ import annotations
+
+import argparse
+
+from forerun.cli.options.values import comma_list, count, dollars
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun run`."""
+    _job(parser)
+    parser.add_argument(
+        "--on",
+        metavar="SLICE",
+        help="slice to rent, such as v6e-8, a GPU machine type, or ssh:machines.yaml (default: the plan's best)",
+    )
+    parser.add_argument(
+        "--or",
+        dest="alternatives",
+        metavar="SLICES",
+        type=comma_list,
+        default=[],
+        help="other slices to try without capacity, for example v5e-16",
+    )
+    parser.add_argument(
+        "--goal",
+        choices=("cheapest", "fastest", "balanced"),
+        default="balanced",
+        help="without --on: what the plan optimises for (default: balanced)",
+    )
+    capacity = parser.add_mutually_exclusive_group()
+    capacity.add_argument("--spot", action="store_true", help="rent spot capacity, which the cloud may take back")
+    capacity.add_argument("--flex-start", action="store_true", help="wait in the queue for flex-start capacity")
+    capacity.add_argument("--reservation", metavar="NAME", help="use this reservation of the project")
+    parser.add_argument(
+        "--max-usd", metavar="USD", type=dollars, help="stop with a checkpoint before the run costs more than this"
+    )
+    parser.add_argument(
+        "--zones", metavar="ZONES", type=comma_list, default=[], help="zones to try, in this order (default: all)"
+    )
+    add_project_options(parser)
+    parser.add_argument(
+        "--bucket",
+        metavar="ADDRESS",
+        help="bucket folder for checkpoints and results, such as gs://my-bucket/runs (default: checkpoint.folder)",
+    )
+    parser.add_argument(
+        "--keeper", action="store_true", help="run the controller on a small VM, so that this machine may be off"
+    )
+    parser.add_argument("--no-wait", action="store_true", help="end when the first slice is requested")
+    parser.add_argument("--yes", action="store_true", help="do not ask before renting")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan and every request, and send nothing")
+    parser.add_argument("--print-startup", action="store_true", help="print the startup script of the hosts, and end")
+
+
+def add_manifest_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun manifest`."""
+    _job(parser)
+    parser.add_argument("--on", metavar="SLICE", required=True, help="slice to run on, for example v6e-256")
+    parser.add_argument(
+        "--for",
+        dest="scheduler",
+        choices=("gke", "skypilot", "slurm"),
+        required=True,
+        help="gke: a JobSet for Kubernetes; skypilot: a task; slurm: an sbatch file",
+    )
+    parser.add_argument("--out", metavar="FILE", help="write to this file instead of the terminal")
+
+
+def add_ps_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun ps`."""
+    add_project_options(parser)
+    parser.add_argument("--all", action="store_true", help="also show resources that cost nothing, and ended runs")
+    parser.add_argument("--json", action="store_true", help="print the list as JSON")
+
+
+def add_logs_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun logs`."""
+    _name(parser)
+    parser.add_argument("--host", metavar="N", type=_index, default=0, help="index of the host (default: 0)")
+    parser.add_argument("--attempt", metavar="N", type=count, help="number of the attempt (default: the newest)")
+    parser.add_argument("--no-follow", action="store_true", help="print the log up to now, and end")
+    add_project_options(parser)
+
+
+def add_stop_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun stop`."""
+    _name(parser)
+    parser.add_argument("--no-wait", action="store_true", help="end when the stop is requested, before it is done")
+    add_project_options(parser)
+
+
+def add_down_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun down`."""
+    parser.add_argument("name", metavar="NAME", nargs="?", help="name of the run, or the address of its bucket folder")
+    parser.add_argument("--all", action="store_true", help="delete the resources of all runs in the project")
+    parser.add_argument("--yes", action="store_true", help="do not ask before deleting")
+    add_project_options(parser)
+
+
+def add_fetch_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `forerun fetch`."""
+    _name(parser)
+    parser.add_argument("--to", metavar="FOLDER", help="folder to write (default: runs/NAME)")
+    add_project_options(parser)
+
+
+def add_project_options(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names the project whose resources a command uses."""
+    parser.add_argument("--project", metavar="ID", help="Google Cloud project (default: that of your login)")
+
+
+def _job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="job file in YAML")
+    parser.add_argument(
+        "overrides",
+        metavar="KEY=VALUE",
+        nargs="*",
+        default=[],
+        help="change a value of the job, for example optimizer.lr=8e-5",
+    )
+
+
+def _name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "name", metavar="NAME", help="name of the run, or the address of its bucket folder, such as gs://bucket/runs/a"
+    )
+
+
+def _index(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the index of a host, from 0 on")
+    return int(text)

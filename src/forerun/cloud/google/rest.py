@@ -1,0 +1,210 @@
+"""Requests to Google's REST APIs, with repetition of what may pass."""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
+from urllib.parse import urlencode
+
+from forerun.cloud.google.api_error import ApiError, error_of, may_pass
+from forerun.cloud.google.clock import CloudClock, elapsed_seconds
+from forerun.cloud.google.endpoints import Endpoints
+from forerun.cloud.provider import CloudUnavailable
+from forerun.errors import UserError
+
+TRIES = 7
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+_LOGGED_REQUESTS = 1000
+
+
+class Answer(Protocol):
+    """The part of `requests.Response` that is used here."""
+
+    status_code: int
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    def json(self) -> Any: ...
+
+
+class Session(Protocol):
+    """The part of `requests.Session` that is used here. It adds the credentials to each request.
+
+    It raises OSError (as `requests` does) if no answer arrives, and UserError if the credentials are not valid.
+    """
+
+    def request(
+        self, method: str, url: str, *, json: Any = None, params: Mapping[str, str] | None = None, timeout: Any = None
+    ) -> Answer: ...
+
+
+class Rest:
+    """Sends requests and returns their answers as dictionaries.
+
+    Every request may be repeated: names and request IDs make repetitions idempotent. A repeated creation whose first
+    answer was lost ends with ALREADY_EXISTS, and a repeated deletion with NOT_FOUND; callers treat both as success.
+
+    Args:
+      clock_api: the API whose answers set the clock if no request was sent for some seconds.
+      sleep: waits between repetitions.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        session: Session,
+        endpoints: Endpoints,
+        *,
+        clock_api: str = "tpu",
+        sleep: Callable[[float], None] = time.sleep,
+        elapsed: Callable[[], float] = elapsed_seconds,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.project = project
+        self.endpoints = endpoints
+        self.clock = CloudClock()
+        self.sleep = sleep
+        self.log: deque[dict[str, object]] = deque(maxlen=_LOGGED_REQUESTS)
+        self._session = session
+        self._clock_api = clock_api
+        self._elapsed = elapsed
+        self._jitter = jitter
+
+    def call(
+        self,
+        method: str,
+        api: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> dict[str, Any]:
+        """Send a request and return the answer. `path` follows the base address, such as `v2/projects/p/locations`.
+
+        Raises:
+          ApiError: The API refused the request.
+          CloudUnavailable: No usable answer after several tries.
+        """
+        url = self.endpoints.url(api, path)
+        problem = ""
+        for tried in range(1, TRIES + 1):
+            self.log.append({"method": method, "url": _with_params(url, params), "body": body})
+            try:
+                answer = self._session.request(method, url, json=body, params=params, timeout=(10.0, 60.0))
+                self.clock.observe(answer.headers.get("Date"), self._elapsed())
+                content = _content(answer)
+            except (OSError, ValueError) as error:  # lost, late or truncated answer
+                problem, retry_after = f"{type(error).__name__}: {error}", None
+            else:
+                if answer.status_code < 400:
+                    return content if isinstance(content, dict) else {}
+                refused = error_of(answer.status_code, content)
+                _raise_disabled_api(refused, self.project)
+                if not may_pass(refused):
+                    raise refused
+                problem, retry_after = (
+                    f"HTTP status {answer.status_code}: {refused.message}",
+                    answer.headers.get("Retry-After"),
+                )
+            if tried < TRIES:
+                self.sleep(self._pause(tried, retry_after))
+        raise CloudUnavailable(f"{method} {url} failed {TRIES} times; last: {problem}")
+
+    def pages(self, api: str, path: str, params: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
+        """Yield all pages of a list."""
+        token = ""
+        while True:
+            page = self.call("GET", api, path, params={**(params or {}), **({"pageToken": token} if token else {})})
+            yield page
+            token = str(page.get("nextPageToken") or "")
+            if not token:
+                return
+
+    def now(self) -> float:
+        """Return the cloud's time in seconds since 1970. Ask the cloud if its last answer is older than 5 s.
+
+        If the cloud does not answer, the time of its last answer and the time since then are used.
+
+        Raises:
+          CloudUnavailable: The cloud has never answered.
+        """
+        if not self.clock.is_fresh(self._elapsed()):
+            with contextlib.suppress(OSError):
+                # The answer may be an error. Its header has the time all the same.
+                answer = self._session.request("GET", self.endpoints.url(self._clock_api, ""), timeout=(5.0, 10.0))
+                self.clock.observe(answer.headers.get("Date"), self._elapsed())
+        now = self.clock.now(self._elapsed())
+        if now is None:
+            raise CloudUnavailable(f"no answer from {self.endpoints.url(self._clock_api, '')}")
+        return now
+
+    def description(
+        self,
+        method: str,
+        api: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, str] | None = None,
+    ) -> dict[str, object]:
+        """Return the request that `call` sends, as {method, url, body}. Send nothing."""
+        return {"method": method, "url": _with_params(self.endpoints.url(api, path), params), "body": body}
+
+    def _pause(self, tried: int, retry_after: str | None) -> float:
+        """Return the seconds before the next try: exponential with jitter, and at least what the API asks for."""
+        longest = min(FIRST_PAUSE_SECONDS * 2.0 ** (tried - 1), LONGEST_PAUSE_SECONDS)
+        pause = longest * (0.5 + 0.5 * self._jitter())
+        return max(pause, min(_seconds(retry_after, self.clock.now(self._elapsed())), LONGEST_PAUSE_SECONDS))
+
+
+def _with_params(url: str, params: Mapping[str, str] | None) -> str:
+    return f"{url}?{urlencode(params)}" if params else url
+
+
+def _content(answer: Answer) -> object:
+    """Return the JSON of an answer. An error page that is not JSON has its status all the same."""
+    try:
+        return answer.json()
+    except ValueError:
+        if answer.status_code >= 400 or answer.status_code == 204:
+            return {}
+        raise
+
+
+def _seconds(retry_after: str | None, now: float | None) -> float:
+    """Return the value of a `Retry-After` header: a number of seconds, or a date."""
+    if not retry_after:
+        return 0.0
+    try:
+        return max(float(retry_after), 0.0)
+    except ValueError:
+        pass
+    try:
+        return max(email.utils.parsedate_to_datetime(retry_after).timestamp() - (now or 0.0), 0.0) if now else 0.0
+    except ValueError:
+        return 0.0
+
+
+def _raise_disabled_api(error: ApiError, project: str) -> None:
+    text = error.message.lower()
+    if error.status == 403 and (
+        error.reason in ("SERVICE_DISABLED", "accessNotConfigured") or "has not been used in project" in text
+    ):
+        raise UserError(
+            "E-CLOUD-013",
+            f"an API is not enabled in the project {project}",
+            why=error.message,
+            fix="gcloud services enable tpu.googleapis.com compute.googleapis.com storage.googleapis.com"
+            f" --project {project}",
+        )
+    if error.status == 401:
+        raise UserError(
+            "E-CLOUD-014",
+            "Google Cloud does not accept the credentials",
+            why=error.message,
+            fix="sign in again: gcloud auth application-default login",
+        )

@@ -1,0 +1,60 @@
+"""The startup script of a rented machine, and the instance metadata that contains it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from forerun.cloud import labels
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
+from forerun.cloud.setup.requirements import locked_requirements, running_python, uv_requirement
+from forerun.cloud.setup.wheel import build_wheel
+
+TEMPLATE = Path(__file__).parent / "startup.sh"
+USER = "forerun"  # the user of ssh connections
+BUNDLE_SECONDS = 1800  # how long a machine waits for its job
+STARTUP_SCRIPT, SSH_KEYS = "startup-script", "ssh-keys"
+_PLACE = re.compile(r"@([A-Z0-9_]+)@")
+
+
+def startup_script(run: CloudRun, option: Option) -> str:
+    """Return the script that root runs at every boot of a machine of `option`.
+
+    It contains no secret. Everyone who may list the project's machines can read it.
+
+    Raises:
+      UserError: the running forerun or its Python cannot be installed on another machine.
+    """
+    python = run.versions.get("python") or running_python()
+    values = {
+        "RUN": run.name,
+        "DEVICE": run.device,
+        "HOSTS": str(option.hosts),
+        "PYTHON": ".".join(python.split(".")[:2]),
+        "WHEEL_SHA256": build_wheel().sha256,
+        "LOCK_SHA256": locked_requirements(run.device, ".".join(python.split(".")[:2])).sha256,
+        "UV_REQUIREMENT": uv_requirement(),
+        "BUNDLE_SECONDS": str(BUNDLE_SECONDS),
+    }
+    return _PLACE.sub(lambda found: shlex.quote(values[found[1]]), TEMPLATE.read_text(encoding="utf-8"))
+
+
+def slice_metadata(run: CloudRun, attempt: AttemptEntry, public_key: str) -> dict[str, str]:
+    """Return the instance metadata of the machines of an attempt.
+
+    Args:
+      public_key: the public ssh key of the run, as `ssh-ed25519 AAAA...`.
+    """
+    values = {
+        STARTUP_SCRIPT: startup_script(run, attempt.option),
+        SSH_KEYS: f"{USER}:{' '.join(public_key.split()[:2])} {USER}",
+        # The key above must work, and host keys must be readable, whatever the project's defaults are.
+        "enable-oslogin": "FALSE",
+        "enable-guest-attributes": "TRUE",
+        labels.FOLDER: run.folder,
+        labels.USD_PER_HOUR: f"{attempt.option.usd_per_hour:.6f}",
+    }
+    if run.max_usd is not None:
+        values[labels.MAX_USD] = f"{run.max_usd:.2f}"
+    return values

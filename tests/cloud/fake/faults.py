@@ -1,0 +1,68 @@
+"""Faults of the network and of the API that a test injects."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["error", "refuse", "lost", "duplicate", "slow"]
+STATUS = {
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+    403: "PERMISSION_DENIED",
+}
+
+
+class Dropped(Exception):
+    """The connection ends without an answer."""
+
+
+@dataclass
+class Fault:
+    """One fault, for the next requests that match.
+
+    Attributes:
+      kind: error: the API answers with `http` and does nothing. refuse: the connection ends before the API does
+        anything. lost: the API acts, and its answer is lost. duplicate: the API gets the request twice. slow: the API
+        acts after `seconds`.
+      method: the HTTP method; an empty string for all.
+      path: a regular expression that is searched in the path.
+      count: for how many requests.
+      skip: how many matching requests pass before.
+    """
+
+    kind: Kind
+    method: str = ""
+    path: str = ""
+    count: int = 1
+    skip: int = 0
+    http: int = 503
+    status: str = ""
+    message: str = "The service is currently unavailable."
+    seconds: float = 0.0
+
+
+class Faults:
+    def __init__(self) -> None:
+        self.waiting: list[Fault] = []
+
+    def add(self, values: dict[str, Any]) -> None:
+        fault = Fault(**values)
+        fault.status = fault.status or STATUS.get(fault.http, "UNKNOWN")
+        self.waiting.append(fault)
+
+    def take(self, method: str, path: str, now: float) -> Fault | None:
+        """Return the fault for a request and count it."""
+        for fault in self.waiting:
+            if (fault.method in ("", method)) and re.search(fault.path, path):
+                if fault.skip > 0:
+                    fault.skip -= 1
+                    continue
+                fault.count -= 1
+                if fault.count <= 0:
+                    self.waiting.remove(fault)
+                return fault
+        return None

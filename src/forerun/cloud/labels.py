@@ -7,7 +7,7 @@ import uuid
 
 from forerun.errors import UserError
 
-RUN, ATTEMPT, ROLE = "forerun-run", "forerun-attempt", "forerun-role"
+RUN, ATTEMPT, ROLE, CAPACITY = "forerun-run", "forerun-attempt", "forerun-role", "forerun-capacity"
 SLICE_ROLE, KEEPER_ROLE = "slice", "keeper"
 # Metadata of the machines. Everyone who may list the project's resources can read it: it never contains a secret.
 FOLDER, USD_PER_HOUR, MAX_USD = "forerun-folder", "forerun-usd-per-hour", "forerun-max-usd"

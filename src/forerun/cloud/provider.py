@@ -80,12 +80,14 @@ class SliceStatus:
     Attributes:
       detail: the cloud's own word for the state, and its message if there is one.
       ready_at: since when it is billed, in seconds since 1970, if the API tells it.
+      ended_at: until when it was billed, if it does not run any more and the API tells it.
     """
 
     state: SliceState
     detail: str = ""
     failure: Failure | None = None
     ready_at: float | None = None
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,15 @@ class Provider(Protocol):
 
 class CloudUnavailable(Exception):
     """The cloud's API does not answer, after several tries. It may answer later."""
+
+
+class ZonesUnreachable(CloudUnavailable):
+    """Some zones do not answer. `resources` has what the others list; more may exist in `zones`."""
+
+    def __init__(self, zones: Sequence[str], resources: Sequence[Resource]) -> None:
+        super().__init__(f"these zones do not answer, and may have resources: {', '.join(zones)}")
+        self.zones = tuple(zones)
+        self.resources = tuple(resources)
 
 
 class RequestRefused(Exception):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 START = datetime(2026, 11, 18, 12, tzinfo=UTC).timestamp()
 
@@ -35,3 +35,8 @@ def seconds_at(text: str) -> float:
 
 def http_date(at: float) -> str:
     return datetime.fromtimestamp(int(at), UTC).strftime("%a, %d %b %Y %H:%M:%S GMT")
+
+
+def compute_timestamp(at: float) -> str:
+    """Return a time as Compute Engine writes it: `2026-11-18T04:00:00.250-08:00`."""
+    return datetime.fromtimestamp(round(at, 3), timezone(timedelta(hours=-8))).isoformat(timespec="milliseconds")

@@ -18,6 +18,7 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from fake.clock import http_date
+from fake.compute_api import ComputeApi
 from fake.faults import Dropped, Faults
 from fake.machines import machines_named
 from fake.tpu_api import TpuApi
@@ -34,7 +35,8 @@ class FakeServer:
         self.world = World(machines, Delays(**options.get("delays", {})))
         self.world.settings.update(options.get("settings", {}))
         self.tpu = TpuApi(self.world)
-        self.apis: list[Any] = [self.tpu]
+        self.compute = ComputeApi(self.world)
+        self.apis: list[Any] = [self.tpu, self.compute]
         self.faults = Faults()
         self.log: list[dict[str, Any]] = []
 
@@ -201,6 +203,7 @@ def main(options: dict[str, Any]) -> None:
     threading.Thread(target=tick, daemon=True).start()
     http = ThreadingHTTPServer((options.get("address", "127.0.0.1"), options.get("port", 0)), handler_of(server))
     http.daemon_threads = True
+    server.compute.store.base = f"http://{options.get('address', '127.0.0.1')}:{http.server_port}/compute/v1/"
     print(f"{READY}{http.server_port}", flush=True)
     threading.Thread(target=http.serve_forever, daemon=True).start()
     sys.stdin.read()  # until the test closes it, or ends in any way

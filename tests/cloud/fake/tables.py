@@ -65,7 +65,10 @@ def all_zones() -> list[str]:
 
 
 def usd_per_hour(shape: SliceShape, zone: str, *, spot: bool) -> float | None:
-    """Return the price of a slice, or None if the zone does not offer it. A zone without a spot price bills on demand."""
+    """Return the price of a slice, or None if the zone does not offer it.
+
+    Spot capacity in a zone without a spot price is billed as on demand.
+    """
     for row in rows("prices.csv"):
         kind = "single" if shape.hosts == 1 else "pod"
         if row["generation"] == shape.generation and row["zone"] == zone and row["kind"] in ("", kind):

@@ -104,7 +104,9 @@ class TpuQueue:
         request["state"] = state_of("PROVISIONING", "SERVICE")
         node = dict(spec["node"])
         node["schedulingConfig"] = node.get("schedulingConfig", {}) | ({"spot": True} if "spot" in request else {})
-        self.nodes.add(parent, spec["nodeId"], node, "v2alpha1", None, name, spot=is_low_priority(request))
+        # The operation tells when the node became ready. It is not known whether the real API lists it.
+        operation = self.operations.begin(parent, "create", f"{parent}/nodes/{spec['nodeId']}", "v2alpha1")
+        self.nodes.add(parent, spec["nodeId"], node, "v2alpha1", operation, name, spot=is_low_priority(request))
 
     def _node_changed(self, node_name: str) -> None:
         """Follow a node: its request becomes ACTIVE with it, and SUSPENDED after it."""

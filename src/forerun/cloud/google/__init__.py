@@ -1,1 +1,1 @@
-"""The parts that all Google providers share: credentials, HTTP requests with retries, operations and the cloud's clock."""
+"""The parts that all Google providers share: credentials, requests with retries, operations and the cloud's clock."""

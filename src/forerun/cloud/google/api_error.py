@@ -8,7 +8,7 @@ from typing import Any
 from forerun.cloud.provider import Failure, RequestRefused
 
 # Canonical codes (google.rpc.Code) that operations and answers contain.
-INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED = 3, 5, 6, 7
+INVALID_ARGUMENT, DEADLINE_EXCEEDED, NOT_FOUND, ALREADY_EXISTS, PERMISSION_DENIED = 3, 4, 5, 6, 7
 RESOURCE_EXHAUSTED, FAILED_PRECONDITION, UNAVAILABLE, UNAUTHENTICATED = 8, 9, 14, 16
 _CODES: Mapping[str, int] = {
     "CANCELLED": 1,

@@ -22,10 +22,11 @@ INSTALLING, CHECKING, STARTING, TRAINING, EXPORTING, FINISHED = (
     "finished",
 )
 STOPPING, STOPPED, PREEMPTING, BROKEN = "stopping", "stopped", "preempting", "broken"
+FAILED = "failed"  # the job itself fails (exit code 1, 2, 70 or 74): another slice would fail in the same way
 
 # Why an attempt or a run ended.
 ENDED_FINISHED, ENDED_PREEMPTED, ENDED_REFUSED, ENDED_BROKEN = "finished", "preempted", "refused", "broken"
-ENDED_STOPPED, ENDED_BUDGET = "stopped", "budget"
+ENDED_STOPPED, ENDED_BUDGET, ENDED_FAILED = "stopped", "budget", "failed"
 
 
 @dataclass(frozen=True)
@@ -118,12 +119,14 @@ class EndEntry:
     Attributes:
       at: when billing ended; equal to the start of billing if it never became ready.
       usd: what it cost.
+      failure: why the cloud refused it (a value of `Failure`), or an empty string.
     """
 
     at: float
     reason: str
     usd: float
     detail: str = ""
+    failure: str = ""
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,9 @@ class RunFiles:
         found = [from_json(AttemptEntry, content) for content in contents if content is not None]
         return {entry.number: entry for entry in sorted(found, key=lambda entry: entry.number)}
 
+    def attempt(self, number: int) -> AttemptEntry | None:
+        return self._read(f"attempts/{number:03}.json", AttemptEntry)
+
     def create_attempt(self, entry: AttemptEntry) -> bool:
         """Claim the number of an attempt. Return False if another controller has claimed it."""
         return self._create(f"attempts/{entry.number:03}.json", entry)

@@ -1,0 +1,56 @@
+"""The providers of a project, for commands that only show or delete what exists."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from forerun.cloud.provider import Provider, Resource
+    from forerun.cloud.record.run_files import RunFiles
+
+
+def providers_of(args: argparse.Namespace) -> tuple[Provider, ...]:
+    """Return the providers of the project that the options name."""
+    from forerun.cloud.providers import all_providers
+
+    return tuple(all_providers(args.project))
+
+
+def files_of(args: argparse.Namespace) -> RunFiles:
+    """Return the record of the run that the user names, by its name or by its address."""
+    from forerun.cloud.view.known_runs import known_runs, remember_runs
+    from forerun.cloud.view.project_state import list_resources
+    from forerun.cloud.view.run_location import locate_run
+
+    def resources() -> list[Resource]:
+        found, errors = list_resources(providers_of(args))
+        if errors and not found:
+            raise errors[0]
+        return found
+
+    files = locate_run(args.name, resources, known_runs())
+    remember_runs([files.address])
+    return files
+
+
+def tell(text: str) -> None:
+    """Print a line about the command itself, apart from its output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def agrees(question: str, *, yes: bool) -> bool:
+    """Return whether the user agrees. Without a terminal, only `--yes` agrees."""
+    from forerun.errors import UserError
+
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        raise UserError(
+            "E-CLOUD-070",
+            f"{question} needs an answer",
+            why="the input is not a terminal",
+            fix="add --yes",
+        )
+    return input(f"{question} [y/N]: ").strip().lower() in ("y", "yes")

@@ -1,0 +1,140 @@
+"""`forerun ps`: list the cloud resources that cost money."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from forerun.cli.cloud.connection import providers_of, tell
+
+if TYPE_CHECKING:
+    from forerun.cloud.view.project_state import ProjectState
+    from forerun.cloud.view.run_rows import CloudRow
+
+STYLES = {
+    "training": "green",
+    "exporting": "green",
+    "finished": "cyan",
+    "waiting": "yellow",
+    "creating": "yellow",
+    "installing": "yellow",
+    "checking": "yellow",
+    "starting": "yellow",
+    "no report": "bold red",
+    "broken": "bold red",
+    "failed": "bold red",
+    "preempted": "red",
+    "preempting": "red",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    from forerun.cloud.view.known_runs import known_runs, remember_runs
+    from forerun.cloud.view.project_state import read_project
+    from forerun.cloud.view.run_rows import rows_of
+
+    project = read_project(providers_of(args), known_runs(), time.time())
+    remember_runs(project.snapshots)
+    rows = rows_of(project.resources, project.snapshots, project.now)
+    if not args.all:
+        rows = tuple(row for row in rows if row.costs_money)
+    if args.json:
+        print(json.dumps(_values(rows, project, all_runs=args.all), indent=2))
+    else:
+        _print(rows, project, all_runs=args.all)
+    for error in project.errors[1:]:
+        tell(f"warning: {error.what} [{error.code}]")
+    if project.errors:
+        raise project.errors[0]  # the list above is incomplete
+    return 0
+
+
+def _values(rows: tuple[CloudRow, ...], project: ProjectState, *, all_runs: bool) -> dict[str, object]:
+    from forerun.cloud.view.run_rows import runs_without_resources, state_of_run
+
+    others = runs_without_resources(rows, project.snapshots, ended=all_runs)
+    return {
+        "now": project.now,
+        "resources": [asdict(row) for row in rows],
+        "runs": [
+            {
+                "run": one.run.name,
+                "folder": one.run.folder,
+                "state": state_of_run(one, project.now),
+                "step": one.step,
+                "usd": one.usd(project.now),
+                "max_usd": one.run.max_usd,
+            }
+            for one in others
+        ],
+        "errors": [f"{error.what} [{error.code}]" for error in project.errors],
+    }
+
+
+def _print(rows: tuple[CloudRow, ...], project: ProjectState, *, all_runs: bool) -> None:
+    from rich.text import Text
+
+    from forerun.cloud.view.run_rows import runs_without_resources, state_of_run
+    from forerun.console import SafeConsole
+    from forerun.safe_text import clean
+
+    console = SafeConsole()
+    if rows:
+        console.print(table(rows, project.now))
+        console.print(Text(_total(rows), style="dim"))
+    elif not project.errors:
+        console.print("nothing of forerun exists in this project, and nothing costs money")
+    for one in runs_without_resources(rows, project.snapshots, ended=all_runs):
+        cost, step = f"${one.usd(project.now):.2f}", "" if one.step is None else f" at step {one.step}"
+        console.print(Text(clean(f"{one.run.name}: {state_of_run(one, project.now)}{step}; cost {cost}")))
+    for folder, why in project.unread.items():
+        console.print(Text(clean(f"{folder} cannot be read: {why}"), style="red"))
+
+
+def table(rows: tuple[CloudRow, ...], now: float) -> object:
+    """Return the table of the resources."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from forerun.safe_text import clean
+
+    found = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for title in ("run", "slice", "zone", "state", "step", "cost", "cap", "ends in"):
+        right = title in ("step", "cost", "cap", "ends in")
+        found.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        steps = f"/{row.total_steps}" if row.total_steps else ""
+        spot = f" {row.capacity}" if row.capacity and row.capacity != "on-demand" else ""
+        found.add_row(
+            clean(row.run),
+            clean(f"{row.slice}{spot}" if row.kind == "slice" else row.kind),
+            clean(row.zone),
+            Text(row.state, style=STYLES.get(row.state, "")),
+            "" if row.step is None else f"{row.step}{steps}",
+            "?" if row.usd is None else f"${row.usd:.2f}",
+            "" if row.max_usd is None else f"${row.max_usd:g}",
+            "" if row.deadline is None else time_left(row.deadline - now),
+        )
+    return found
+
+
+def time_left(seconds: float) -> str:
+    """Return the time until a deadline, as briefly as a column needs it."""
+    if seconds <= 0:
+        return "now"
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min" if minutes else "< 1 min"
+    return f"{minutes // 60} h {minutes % 60:02d}" if minutes < 48 * 60 else f"{minutes // 1440} days"
+
+
+def _total(rows: tuple[CloudRow, ...]) -> str:
+    billed = [row for row in rows if row.is_billed]
+    if not billed:
+        return "nothing is billed at present"
+    known = sum(row.usd_per_hour or 0.0 for row in billed)
+    unknown = "" if all(row.usd_per_hour is not None for row in billed) else ", without resources of unknown price"
+    return f"billed at present: ${known:.2f} per hour{unknown}"

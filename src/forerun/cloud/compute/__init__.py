@@ -1,0 +1,1 @@
+"""Compute Engine: single machines, and groups of machines that form a TPU slice of several hosts."""

@@ -1,0 +1,134 @@
+"""The state of a slice, from what Compute Engine reports about its machines. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from forerun.cloud.google.api_error import ApiError, classify, operation_error
+from forerun.cloud.google.timestamps import seconds_of
+from forerun.cloud.provider import Failure, SliceState, SliceStatus
+
+Answer = Mapping[str, Any]
+# Machines of these states do not run, and do not run again without a request.
+_GONE = ("STOPPED", "TERMINATED", "SUSPENDED", "SUSPENDING", "REPAIRING")
+_ENDING = ("STOPPING", "PENDING_STOP", "DEPROVISIONING")
+_PREEMPTION = "compute.instances.preempted"
+
+
+def last_part(url: object) -> str:
+    """Return the last part of a URL: the name of a zone, machine type or instance."""
+    return str(url or "").rstrip("/").rpartition("/")[2]
+
+
+def failure_of(error: ApiError) -> Failure:
+    """Return what an error means. A machine type that one zone does not have may exist in another zone."""
+    if "does not exist in zone" in error.message:
+        return Failure.PERMISSION
+    return classify(error)
+
+
+def is_spot(instance: Answer) -> bool:
+    return bool((instance.get("scheduling") or {}).get("provisioningModel") == "SPOT")
+
+
+def started_at(instance: Answer) -> float | None:
+    """Return since when an instance is billed."""
+    return seconds_of(instance.get("lastStartTimestamp")) or seconds_of(instance.get("creationTimestamp"))
+
+
+def instance_status(instance: Answer) -> SliceStatus:
+    """Return the state of a slice that consists of one instance."""
+    word = str(instance.get("status") or "")
+    detail = ": ".join(part for part in (word, str(instance.get("statusMessage") or "")) if part)
+    if word == "RUNNING":
+        return SliceStatus(SliceState.READY, detail, ready_at=started_at(instance))
+    if word == "PENDING":
+        return SliceStatus(SliceState.WAITING, detail)
+    if word in _ENDING:
+        return SliceStatus(SliceState.DELETING, detail)
+    if word in _GONE:
+        return SliceStatus(SliceState.PREEMPTED if is_spot(instance) else SliceState.STOPPED, detail)
+    return SliceStatus(SliceState.CREATING, detail)
+
+
+def group_status(
+    group: Answer, managed: Sequence[Answer], instances: Sequence[Answer], hosts: int, capacity: str
+) -> SliceStatus:
+    """Return the state of a slice that is a managed instance group.
+
+    Args:
+      managed: the entries of `listManagedInstances`.
+      instances: the instances of the group that exist.
+      hosts: the number of machines of the complete slice.
+    """
+    words = [str(instance.get("status") or "") for instance in instances]
+    detail = ", ".join(f"{words.count(word)} of {hosts} {word}" for word in sorted(set(words))) or f"0 of {hosts}"
+    if len(words) == hosts and all(word == "RUNNING" for word in words):
+        starts = [start for instance in instances if (start := started_at(instance)) is not None]
+        return SliceStatus(SliceState.READY, detail, ready_at=min(starts, default=None))
+    actions = [str(entry.get("currentAction") or "") for entry in managed]
+    if actions and all(action == "DELETING" for action in actions):
+        return SliceStatus(SliceState.DELETING, detail)
+    # A slice without one of its machines is useless: its chips are connected as one network.
+    if any(word in _GONE + _ENDING for word in words):
+        spot = capacity == "spot" or any(map(is_spot, instances))
+        return SliceStatus(SliceState.PREEMPTED if spot else SliceState.STOPPED, detail)
+    if failed := _creation_error(managed):
+        failure, message = failed
+        # On-demand and spot requests fail, so that another zone is tried. The other kinds wait for capacity.
+        waits = failure is Failure.CAPACITY and capacity in ("flex-start", "reservation")
+        return SliceStatus(SliceState.WAITING if waits else SliceState.FAILED, message, failure)
+    is_stable = bool((group.get("status") or {}).get("isStable"))
+    if is_stable and len(words) < hosts:
+        lost = SliceState.PREEMPTED if capacity == "spot" else SliceState.STOPPED
+        return SliceStatus(lost, detail)
+    if not words and capacity in ("flex-start", "reservation"):
+        return SliceStatus(SliceState.WAITING, detail)
+    return SliceStatus(SliceState.CREATING, detail)
+
+
+def absent_status(name: str, operations: Sequence[Answer]) -> SliceStatus:
+    """Return the state of a slice whose resource does not exist, from the operations on its name.
+
+    An insertion that fails later leaves no resource: its error is only in the operation. A machine that the cloud took
+    or deleted at its limit leaves only an operation as well.
+    """
+    for operation in newest_first([one for one in operations if last_part(one.get("targetLink")) == name]):
+        kind = str(operation.get("operationType") or "")
+        if kind == "insert":
+            if operation.get("status") != "DONE":
+                return SliceStatus(SliceState.CREATING, f"insert {operation.get('status')}")
+            if found := operation.get("error"):
+                error = operation_error(found)
+                return SliceStatus(SliceState.FAILED, f"{error.reason}: {error.message}", failure_of(error))
+            return SliceStatus(SliceState.ABSENT)
+        return SliceStatus(SliceState.ABSENT, "preempted" if kind == _PREEMPTION else kind)
+    return SliceStatus(SliceState.ABSENT)
+
+
+def ended_at(operations: Sequence[Answer]) -> float | None:
+    """Return when the newest operation that ended a machine was completed, or None.
+
+    Operations on instances are preferred: an instance group may be deleted long after its machines.
+    """
+    of_instances = [one for one in operations if "/instances/" in str(one.get("targetLink"))]
+    for operation in newest_first(of_instances) or newest_first(operations):
+        kind = str(operation.get("operationType") or "")
+        if kind != "insert" and operation.get("status") == "DONE" and not operation.get("error"):
+            return seconds_of(operation.get("endTime") or operation.get("insertTime"))
+    return None
+
+
+def newest_first(operations: Sequence[Answer]) -> list[Answer]:
+    return sorted(operations, key=lambda one: seconds_of(one.get("insertTime")) or 0.0, reverse=True)
+
+
+def _creation_error(managed: Sequence[Answer]) -> tuple[Failure, str] | None:
+    """Return the failure and message of the first machine that the group could not create."""
+    for entry in managed:
+        errors = ((entry.get("lastAttempt") or {}).get("errors") or {}).get("errors")
+        if errors:
+            error = operation_error({"errors": errors})
+            return failure_of(error), f"{error.reason}: {error.message}"
+    return None

@@ -1,0 +1,38 @@
+"""What an attempt costs, and how long it may run. Pure functions; all times are those of the cloud's clock."""
+
+from __future__ import annotations
+
+import math
+
+from forerun.cloud.deadline import grace_seconds
+
+FREE_SECONDS = 60.0  # a slice that is preempted within its first minute is not billed
+USEFUL_SECONDS = 60.0  # an attempt that can train for less than this is not started
+SECONDS_PER_HOUR = 3600.0
+
+
+def attempt_usd(usd_per_hour: float, ready_at: float | None, end_at: float, *, preempted: bool) -> float:
+    """Return what an attempt costs: from the time it was ready until its deletion or preemption."""
+    if ready_at is None:
+        return 0.0
+    seconds = max(end_at - ready_at, 0.0)
+    if preempted and seconds <= FREE_SECONDS:
+        return 0.0
+    return usd_per_hour * seconds / SECONDS_PER_HOUR
+
+
+def limit_seconds(max_usd: float | None, spent_usd: float, usd_per_hour: float) -> int | None:
+    """Return how long an attempt may be billed, in complete seconds; None if there is no cap or no price."""
+    if max_usd is None or usd_per_hour <= 0:
+        return None
+    return max(math.floor((max_usd - spent_usd) / usd_per_hour * SECONDS_PER_HOUR + 1e-6), 0)
+
+
+def is_useful(limit: int | None) -> bool:
+    """Return whether an attempt with this limit has time to train before the controller must stop it."""
+    return limit is None or limit >= 2 * grace_seconds(None) + USEFUL_SECONDS
+
+
+def least_usd(usd_per_hour: float) -> float:
+    """Return the smallest budget with which an attempt at this price is started."""
+    return usd_per_hour * (2 * grace_seconds(None) + USEFUL_SECONDS) / SECONDS_PER_HOUR

@@ -1,0 +1,172 @@
+"""The decision of a controller: a pure function from a view of the run to the next action."""
+
+from __future__ import annotations
+
+from forerun.cloud.control.actions import (
+    Action,
+    DeliverJob,
+    EndAttempt,
+    EndRun,
+    Pause,
+    RecordReady,
+    RequestSlice,
+    RequestStop,
+)
+from forerun.cloud.control.next_attempt import next_attempt
+from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
+from forerun.cloud.provider import Failure, SliceState, SliceStatus
+from forerun.cloud.record.entries import (
+    BROKEN,
+    ENDED_BROKEN,
+    ENDED_BUDGET,
+    ENDED_FAILED,
+    ENDED_FINISHED,
+    ENDED_PREEMPTED,
+    ENDED_REFUSED,
+    ENDED_STOPPED,
+    FAILED,
+    FINISHED,
+    PREEMPTING,
+    STOPPED,
+    StopEntry,
+)
+from forerun.exit_codes import INTERRUPTED
+from forerun.exit_codes import STOPPED as STOPPED_AS_ASKED
+
+SILENT_SECONDS = 180.0  # a host without a report for this time is lost
+SETUP_SECONDS = 1800.0  # until all hosts report for the first time
+CREATE_SECONDS = 1800.0  # until machines that have capacity are ready
+APPEAR_SECONDS = 120.0  # until a request that was accepted is visible
+WAIT_SECONDS = 600.0  # in the queue of one option, if there are other options
+NOTICE_SECONDS = 120.0  # after a notice of preemption, the machines are gone or useless
+GONE = {SliceState.PREEMPTED, SliceState.FAILED, SliceState.STOPPED, SliceState.ABSENT, SliceState.DELETING}
+NORMAL_EXITS = {None, 0, STOPPED_AS_ASKED, INTERRUPTED}
+
+
+def decide(view: RunView) -> Action:
+    """Return the next action for a run."""
+    current = view.current
+    if current is None:
+        if view.finished is not None:
+            return EndRun(ENDED_FINISHED)
+        if view.stop is not None:
+            return EndRun(_stop_reason(view.stop), view.stop.reason)
+        failed = _failure(view)
+        return failed if failed is not None else next_attempt(view)
+    status = view.status or SliceStatus(SliceState.ABSENT)
+    if view.finished is not None:
+        return _end(view, current, status, ENDED_FINISHED)
+    return _before_ready(view, current, status) if current.ready is None else _while_ready(view, current, status)
+
+
+def _failure(view: RunView) -> EndRun | None:
+    """Return the end of a run whose job failed: another machine would fail in the same way."""
+    if view.ended and view.ended[-1][1].reason == ENDED_FAILED and view.ended[-1][0].created_at >= view.since:
+        return EndRun(ENDED_FAILED, view.ended[-1][1].detail)
+    return None
+
+
+def _before_ready(view: RunView, current: AttemptView, status: SliceStatus) -> Action:
+    entry = current.entry
+    if status.ready_at is not None or status.state is SliceState.READY:
+        return RecordReady(entry, view.now if status.ready_at is None else status.ready_at)
+    if view.stop is not None:
+        return EndAttempt(entry, _stop_reason(view.stop))
+    waited = view.now - entry.created_at
+    match status.state:
+        case SliceState.ABSENT:
+            if view.requested_at is None:
+                return RequestSlice(entry)
+            if view.now - view.requested_at < APPEAR_SECONDS:
+                return Pause("the request is accepted")
+            return EndAttempt(entry, ENDED_REFUSED, "the request disappeared", Failure.OTHER)
+        case SliceState.WAITING:
+            limit = view.run.wait_seconds or (WAIT_SECONDS if len(view.run.options) > 1 else None)
+            if limit is not None and waited > limit:
+                return EndAttempt(entry, ENDED_REFUSED, f"no capacity for {waited:.0f} s", Failure.CAPACITY)
+            return Pause("waiting for capacity")
+        case SliceState.CREATING:
+            if waited > CREATE_SECONDS + (view.run.wait_seconds or WAIT_SECONDS):
+                return EndAttempt(entry, ENDED_REFUSED, f"not ready after {waited:.0f} s", Failure.OTHER)
+            return Pause("the machines are being created")
+        case SliceState.PREEMPTED:
+            return EndAttempt(entry, ENDED_PREEMPTED, status.detail)
+        case _:
+            return EndAttempt(entry, ENDED_REFUSED, status.detail, status.failure or Failure.OTHER)
+
+
+def _while_ready(view: RunView, current: AttemptView, status: SliceStatus) -> Action:
+    entry, hosts = current.entry, view.hosts
+    phases = {host.entry.phase for host in hosts.values()}
+    complete = len(hosts) >= entry.option.hosts
+    silent = [host for host in hosts.values() if host.silent_seconds > SILENT_SECONDS]
+    failed = next((host for host in hosts.values() if _job_failed(host)), None)
+    if failed is not None and view.stop is None and not silent:
+        detail = f"host {failed.entry.host}: exit code {failed.entry.exit_code}: {failed.entry.detail}"
+        return _end(view, current, status, ENDED_FAILED, detail)
+    if status.state in GONE:
+        return _end(view, current, status, _gone_reason(view), status.detail)
+    if view.stop is not None:
+        return _stopping(view, current, status, view.stop)
+    if view.stop_at is not None and view.now >= view.stop_at:
+        return RequestStop(ENDED_BUDGET)
+    if (host := next((host for host in hosts.values() if host.entry.phase == BROKEN), None)) is not None:
+        return _end(view, current, status, ENDED_BROKEN, f"host {host.entry.host}: {host.entry.detail}")
+    if complete and FINISHED not in phases and all(_has_ended(host) for host in hosts.values()):
+        return _end(view, current, status, _gone_reason(view), "the hosts stopped")
+    noticed = [host for host in hosts.values() if host.entry.phase == PREEMPTING]
+    if any(host.phase_seconds > NOTICE_SECONDS for host in noticed):
+        return _end(view, current, status, ENDED_PREEMPTED, "notice of preemption")
+    if silent:
+        detail = f"no report of host {silent[0].entry.host} for {silent[0].silent_seconds:.0f} s"
+        return _end(view, current, status, ENDED_PREEMPTED, detail)
+    if complete:
+        return Pause("training")
+    assert current.ready is not None
+    if view.now - current.ready.at > SETUP_SECONDS:
+        missing = sorted(set(range(entry.option.hosts)) - set(hosts))
+        detail = f"no report of host {missing[0]} for {view.now - current.ready.at:.0f} s after the start"
+        return _end(view, current, status, ENDED_BROKEN, detail)
+    return Pause("the hosts are being set up") if view.delivered else DeliverJob(entry)
+
+
+def _stopping(view: RunView, current: AttemptView, status: SliceStatus, stop: StopEntry) -> Action:
+    """Delete the slice when all hosts have stopped, when they had nothing to save, or when their time is over."""
+    stopped = len(view.hosts) >= current.entry.option.hosts and all(map(_has_ended, view.hosts.values()))
+    latest = stop.at + 2 * view.grace
+    if view.deadline is not None:
+        latest = min(latest, view.deadline)
+    if stopped or not view.hosts or view.now >= latest:
+        return _end(view, current, status, _stop_reason(stop), "" if stopped else "deleted without a report of a save")
+    return Pause("the hosts save a checkpoint")
+
+
+def _end(view: RunView, current: AttemptView, status: SliceStatus, reason: str, detail: str = "") -> EndAttempt:
+    at = None
+    if current.ready is not None and status.state in GONE:
+        at = view.latest_end if status.ended_at is None else status.ended_at
+    return EndAttempt(current.entry, reason, detail, at=at)
+
+
+def _gone_reason(view: RunView) -> str:
+    """Return why a slice ended that no controller deleted: a stop, the limit of its hosts or the API, a preemption."""
+    if view.stop is not None:
+        return _stop_reason(view.stop)
+    if view.stop_at is not None and view.latest_end >= view.stop_at:
+        return ENDED_BUDGET
+    return ENDED_PREEMPTED
+
+
+def _stop_reason(stop: StopEntry) -> str:
+    return ENDED_BUDGET if stop.reason == ENDED_BUDGET else ENDED_STOPPED
+
+
+def _job_failed(host: HostReport) -> bool:
+    return host.entry.phase == FAILED or (host.entry.phase == STOPPED and host.entry.exit_code not in NORMAL_EXITS)
+
+
+def _has_ended(host: HostReport) -> bool:
+    """Return whether training has ended on a host, for any reason."""
+    if host.entry.phase == PREEMPTING:
+        return host.entry.exit_code is not None
+    return host.entry.phase in (STOPPED, FINISHED, BROKEN, FAILED)

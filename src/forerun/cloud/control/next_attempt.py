@@ -1,0 +1,89 @@
+"""The choice of the next attempt: which option, after which pause, with which limit. Pure functions."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from forerun.cloud.control.actions import EndRun, Pause, StartAttempt
+from forerun.cloud.control.billing import is_useful, limit_seconds
+from forerun.cloud.control.run_view import RunView
+from forerun.cloud.labels import resource_name
+from forerun.cloud.provider import Failure
+from forerun.cloud.record.entries import (
+    ENDED_BROKEN,
+    ENDED_BUDGET,
+    ENDED_FAILED,
+    ENDED_REFUSED,
+    AttemptEntry,
+    EndEntry,
+    Option,
+)
+
+MOST_BROKEN = 3  # machines in sequence on which the job did not start
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30.0, 600.0
+FINAL = {Failure.PERMISSION.value, Failure.INVALID.value}  # the same request fails again
+WITHOUT_HOPE = FINAL | {Failure.QUOTA.value}  # if all options fail like this, waiting does not help
+
+
+def next_attempt(view: RunView) -> StartAttempt | Pause | EndRun:
+    """Return the start of the next attempt, a pause before it, or the end of the run.
+
+    After a preemption, the same option is tried first. After a refusal, the next option is tried. When all options
+    were refused, the controller pauses before it begins again with the first one.
+    """
+    recent = [(entry, end) for entry, end in view.ended if entry.created_at >= view.since]
+    if recent and recent[-1][1].reason == ENDED_BUDGET:
+        return EndRun(ENDED_BUDGET, _spending(view))
+    broken = list(takewhile(lambda one: one[1].reason == ENDED_BROKEN, reversed(recent)))
+    if len(broken) >= MOST_BROKEN:
+        return EndRun(ENDED_FAILED, f"{len(broken)} machines in sequence did not work: {broken[0][1].detail}")
+    refused = list(takewhile(lambda one: one[1].reason == ENDED_REFUSED, reversed(recent)))
+    allowed = _allowed(view, refused)
+    if not allowed:
+        return EndRun(ENDED_FAILED, _refusals(refused))
+    places = [_place(option) for option in allowed]
+    passing = [one for one in refused if _place(one[0].option) in places]
+    cycles, position = divmod(len(passing), len(allowed))
+    if passing and position == 0:
+        if all(end.failure in WITHOUT_HOPE for _, end in passing[: len(allowed)]):
+            return EndRun(ENDED_FAILED, _refusals(refused[: len(view.run.options)]))
+        until = refused[0][1].at + min(FIRST_PAUSE_SECONDS * 2 ** min(cycles - 1, 10), LONGEST_PAUSE_SECONDS)
+        if view.now < until:
+            return Pause("no option has capacity", until)
+    option = _option(view, allowed, refused)
+    spent = view.spent_usd
+    limit = limit_seconds(view.run.max_usd, spent, option.usd_per_hour)
+    if not is_useful(limit):
+        return EndRun(ENDED_BUDGET, _spending(view))
+    number = max((one.entry.number for one in view.attempts), default=0) + 1
+    return StartAttempt(AttemptEntry(number, option, resource_name(view.run.name, number), view.now, limit, spent))
+
+
+def _allowed(view: RunView, refused: list[tuple[AttemptEntry, EndEntry]]) -> list[Option]:
+    """Return the options without those that would fail again."""
+    final = [_place(entry.option) for entry, end in refused if end.failure in FINAL]
+    return [option for option in view.run.options if _place(option) not in final]
+
+
+def _option(view: RunView, allowed: list[Option], refused: list[tuple[AttemptEntry, EndEntry]]) -> Option:
+    places = [_place(option) for option in allowed]
+    if refused:
+        last = _place(refused[0][0].option)
+        order = [_place(option) for option in view.run.options]
+        after = order[order.index(last) + 1 :] + order if last in order else order
+        return allowed[places.index(next(place for place in after if place in places))]
+    if view.ended and (last := _place(view.ended[-1][0].option)) in places:
+        return allowed[places.index(last)]
+    return allowed[0]
+
+
+def _spending(view: RunView) -> str:
+    return f"${view.spent_usd:.2f} of ${view.run.max_usd or 0.0:.2f} are spent"
+
+
+def _place(option: Option) -> tuple[str, str, str, str]:
+    return option.provider, option.slice, option.zone, option.capacity
+
+
+def _refusals(refused: list[tuple[AttemptEntry, EndEntry]]) -> str:
+    return "; ".join(f"{entry.option.slice} in {entry.option.zone}: {end.detail}" for entry, end in reversed(refused))

@@ -1,0 +1,91 @@
+"""Reading of the record and of the slice's state, as the view on which a controller decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
+from forerun.cloud.provider import Provider
+from forerun.cloud.record.entries import CloudRun, HostEntry
+from forerun.cloud.record.run_files import RunFiles
+
+
+@dataclass(frozen=True)
+class _Sight:
+    """A host's report and when this process saw it, and its phase, for the first time."""
+
+    entry: HostEntry
+    at: float
+    phase_at: float
+
+
+class RunObserver:
+    """Reads a run repeatedly. It keeps what cannot change: ended attempts, and when it saw which report first.
+
+    Args:
+      since: when the user started or resumed the run, in the cloud's time.
+    """
+
+    def __init__(self, files: RunFiles, since: float = 0.0) -> None:
+        self.files, self.since = files, since
+        self.requested: dict[int, float] = {}  # attempt: when this process requested its slice
+        self.delivered: set[int] = set()
+        self._attempts: list[AttemptView] = []
+        self._sights: dict[tuple[int, int], _Sight] = {}
+
+    def look(self, run: CloudRun, providers: Mapping[str, Provider], now: float) -> RunView:
+        """Return the run as it is now. The state of the slice is read last: it is never older than the record."""
+        if not self._attempts:
+            self._attempts = [AttemptView(entry) for entry in self.files.attempts().values()]
+        while (entry := self.files.attempt(self._last_number + 1)) is not None:
+            self._attempts.append(AttemptView(entry))
+        self._attempts = [self._fresh(one) for one in self._attempts]
+        view = RunView(
+            now=now,
+            run=run,
+            since=self.since,
+            attempts=tuple(self._attempts),
+            stop=self.files.stop(),
+            finished=self.files.finished(),
+        )
+        current = view.current
+        if current is None:
+            return view
+        number, option = current.entry.number, current.entry.option
+        status = providers[option.provider].status(current.entry.resource, option.zone)
+        return RunView(
+            now=now,
+            run=run,
+            since=self.since,
+            attempts=view.attempts,
+            stop=view.stop,
+            finished=view.finished,
+            status=status,
+            hosts=self._hosts(number, option.hosts, now),
+            requested_at=self.requested.get(number),
+            delivered=number in self.delivered,
+        )
+
+    @property
+    def _last_number(self) -> int:
+        return max((one.entry.number for one in self._attempts), default=0)
+
+    def _fresh(self, known: AttemptView) -> AttemptView:
+        if known.end is not None:
+            return known
+        number = known.entry.number
+        end = self.files.end(number)
+        return AttemptView(known.entry, known.ready or self.files.ready(number), end)
+
+    def _hosts(self, attempt: int, count: int, now: float) -> dict[int, HostReport]:
+        views = {}
+        for host, entry in self.files.hosts(attempt, count).items():
+            known = self._sights.get((attempt, host))
+            if known is None:
+                known = _Sight(entry, now, now)
+            elif known.entry != entry:
+                known = _Sight(entry, now, known.phase_at if known.entry.phase == entry.phase else now)
+            self._sights[attempt, host] = known
+            views[host] = HostReport(entry, now - known.at, now - known.phase_at)
+        return views

@@ -1,0 +1,66 @@
+"""Copies of the host's logs in the bucket, as numbered parts that never change after their creation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from forerun.cloud.record.run_files import RunFiles
+from forerun.files import atomic_write
+
+PART_BYTES = 1 << 20
+
+
+class LogCopy:
+    """Copies new lines of some logs to the bucket.
+
+    A restarted agent continues where the last one ended: a file holds the number of the next part and the position in
+    each log. If the agent was killed between a part and this file, the part exists already, and its length moves the
+    position forward.
+
+    Args:
+      logs: the files, in the order in which they are copied.
+      position: the file with the position.
+    """
+
+    def __init__(self, files: RunFiles, attempt: int, host: int, logs: Sequence[Path], position: Path) -> None:
+        self._files, self._attempt, self._host = files, attempt, host
+        self._logs, self._position = logs, position
+        self._part, self._offsets = self._restored()
+
+    def copy(self, *, is_last: bool = False) -> None:
+        """Copy all complete new lines; with `is_last`, also an incomplete one."""
+        for log in self._logs:
+            while content := self._new_lines(log, is_last=is_last):
+                self._add(log, content)
+
+    def _new_lines(self, log: Path, *, is_last: bool) -> bytes:
+        offset = self._offsets.get(log.name, 0)
+        try:
+            with log.open("rb") as file:
+                file.seek(offset)
+                content = file.read(PART_BYTES)
+        except OSError:
+            return b""
+        end = content.rfind(b"\n") + 1
+        return content if is_last or (not end and len(content) == PART_BYTES) else content[:end]
+
+    def _add(self, log: Path, content: bytes) -> None:
+        name = f"logs/{self._attempt:03}-{self._host:02}/{self._part:06}.log"
+        (existing,) = self._files.files.read_many([name])
+        if existing is None:
+            self._files.add_log(self._attempt, self._host, self._part, content)
+            length = len(content)
+        else:
+            length = len(existing) if content.startswith(existing) else 0
+        self._part += 1
+        self._offsets[log.name] = self._offsets.get(log.name, 0) + length
+        atomic_write(self._position, json.dumps({"part": self._part, "offsets": self._offsets}) + "\n")
+
+    def _restored(self) -> tuple[int, dict[str, int]]:
+        try:
+            content = json.loads(self._position.read_bytes())
+            return int(content["part"]), {str(name): int(offset) for name, offset in content["offsets"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return 0, {}

@@ -1,0 +1,87 @@
+"""The start of an agent on a real host: its index, its provider and the notices of its metadata server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from forerun.cloud.host.agent import Agent, AgentTimes, SliceApi
+from forerun.cloud.host.layout import HostLayout
+from forerun.cloud.host.settings import AgentSettings, read_settings
+from forerun.cloud.record.run_files import RunFiles
+from forerun.errors import UserError
+from forerun.hardware import maintenance_notice
+from forerun.hardware.tpu_hosts import find_tpu_hosts
+
+SSH = "ssh"  # the provider of machines that belong to the user
+NOTICE_SECONDS = 1.0
+
+
+def start_agent(settings_file: Path, root: Path, speed: float) -> int:
+    """Run the agent of this host to its end, and return its exit code."""
+    settings = read_settings(settings_file)
+    notice = NoticeWatch(settings.provider != SSH, NOTICE_SECONDS / speed)
+    agent = Agent(
+        settings,
+        HostLayout(root),
+        RunFiles(settings.folder),
+        host_index(settings),
+        api_of(settings),
+        notice.reason,
+        tell,
+        AgentTimes(speed=speed),
+    )
+    return agent.run()
+
+
+def host_index(settings: AgentSettings) -> int:
+    """Return the index of this host in its slice."""
+    if settings.host is not None:
+        return settings.host
+    if settings.hosts == 1:
+        return 0
+    found = find_tpu_hosts()
+    if found is None or len(found.addresses) != settings.hosts:
+        count = "none" if found is None else len(found.addresses)
+        raise UserError(
+            "E-CLOUD-041",
+            f"the agent does not find the index of this host among {settings.hosts} hosts",
+            why=f"the environment and the metadata server name {count} hosts",
+            fix="delete the slice with forerun down NAME, and start the run again",
+        )
+    return found.index
+
+
+def api_of(settings: AgentSettings) -> SliceApi | None:
+    """Return the API that deletes this slice; None for machines of the user."""
+    if settings.provider == SSH:
+        return None
+    from forerun.cloud.providers import provider_named
+
+    return provider_named(settings.provider, settings.project)
+
+
+class NoticeWatch:
+    """Follows the notices of the metadata server in its own thread, because an answer may take two seconds."""
+
+    def __init__(self, is_cloud: bool, every_seconds: float) -> None:
+        self._reason = ""
+        self._every_seconds = every_seconds
+        if is_cloud:
+            threading.Thread(target=self._work, name="notice", daemon=True).start()
+
+    def reason(self) -> str:
+        """Return why the cloud will end this machine, or an empty string."""
+        return self._reason
+
+    def _work(self) -> None:
+        while not self._reason:
+            found = maintenance_notice.announced(maintenance_notice.URL)
+            if found is not None:
+                self._reason = found[0]
+            time.sleep(self._every_seconds)
+
+
+def tell(text: str) -> None:
+    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)

@@ -1,0 +1,80 @@
+"""Where the record of a run is: found by the run's name, or given by its address."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from forerun.cloud import labels
+from forerun.cloud.provider import CloudUnavailable, Resource
+from forerun.cloud.record.run_files import RunFiles
+from forerun.errors import UserError
+
+
+def is_address(name: str) -> bool:
+    """Return whether a word is the address of a run's folder, not its name."""
+    return "://" in name or name.startswith(("/", "./", "../"))
+
+
+def run_at(address: str) -> RunFiles:
+    """Return the record at an address. Raise UserError if the folder has none."""
+    files = RunFiles(address.rstrip("/"))
+    if files.run() is None:
+        raise _not_found(address, "the folder has no file cloud/run.json")
+    return files
+
+
+def locate_run(name: str, resources: Callable[[], Iterable[Resource]], known: Sequence[str]) -> RunFiles:
+    """Return the record of a run.
+
+    A run with resources is found by their metadata, from any machine. A run without resources is found if this machine
+    has started or listed it before.
+
+    Args:
+      name: the name of the run, or the address of its folder.
+      resources: lists what exists in the cloud. It is called only for a name.
+      known: folders of runs that this machine has started or listed.
+    """
+    if is_address(name):
+        return run_at(name)
+    label, unlisted = labels.run_label(name), None
+    try:
+        found = {
+            one.metadata[labels.FOLDER]
+            for one in resources()
+            if one.labels.get(labels.RUN) == label and one.metadata.get(labels.FOLDER)
+        }
+    except (CloudUnavailable, UserError) as error:
+        found, unlisted = set(), error
+    if not found:
+        found = {folder for folder in known if folder.rpartition("/")[2] in (name, label) and _has_record(folder)}
+    if len(found) > 1:
+        raise UserError(
+            "E-CLOUD-066",
+            f"several runs have the name {name}",
+            why=f"their folders are {', '.join(sorted(found))}",
+            fix=f"give the address of one of them instead of its name: {min(found)}",
+        )
+    if not found:
+        if unlisted is not None:
+            raise unlisted
+        raise _not_found(
+            name, "no resource of the project has its label, and this machine has not started or listed it"
+        )
+    return RunFiles(found.pop())
+
+
+def _has_record(folder: str) -> bool:
+    """Return whether a folder has the record of a run. A folder that cannot be read has none."""
+    try:
+        return RunFiles(folder).run() is not None
+    except (UserError, OSError, ValueError):
+        return False
+
+
+def _not_found(name: str, why: str) -> UserError:
+    return UserError(
+        "E-CLOUD-065",
+        f"there is no cloud run {name}",
+        why=why,
+        fix="see the names with forerun ps --all, or give the address of the run's folder, such as gs://bucket/runs/a",
+    )

@@ -1,0 +1,272 @@
+"""An agent in a temporary file tree, with a `systemctl` and a `forerun` that record their calls."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from forerun.cloud.host.agent import Agent, AgentTimes
+from forerun.cloud.host.layout import HostLayout
+from forerun.cloud.host.settings import AgentSettings
+from forerun.cloud.provider import CloudUnavailable, SliceState, SliceStatus
+from forerun.cloud.record.entries import AttemptEntry, FinishEntry, HostEntry, Option, ReadyEntry, StopEntry
+from forerun.cloud.record.run_files import RunFiles
+
+SYSTEMCTL = """#!/bin/sh
+if [ "$1" = show ]; then cat {unit}; fi
+if [ "$1" = stop ]; then
+  echo "$*" >> {calls}
+  if [ -f {checkpoint} ]; then printf 'ActiveState=failed\\nExecMainCode=1\\nExecMainStatus=75\\n' > {unit}; fi
+fi
+"""
+FORERUN = """#!/bin/sh
+echo "$JAX_PLATFORMS $*" >> {calls}
+mkdir -p {export}/sub
+printf weights > {export}/model.safetensors
+printf '{{}}' > {export}/sub/config.json
+"""
+RUNNING = "ActiveState=active\nExecMainCode=0\nExecMainStatus=0\n"
+ENDED = "ActiveState=inactive\nExecMainCode=1\nExecMainStatus={}\n"
+OPTION = Option("tpu", "v6e-8", "us-east5-b", "spot", 1, 21.6)
+LIMIT_SECONDS = 3600
+
+
+class StubApi:
+    """A provider that records deletions. `fails` is how many calls of `delete` raise."""
+
+    def __init__(self, now: float) -> None:
+        self.time, self.fails = now, 0
+        self.is_down = False
+        self.deleted: list[tuple[str, str]] = []
+
+    def now(self) -> float:
+        if self.is_down:
+            raise CloudUnavailable("down")
+        return self.time
+
+    def status(self, name: str, zone: str) -> SliceStatus:
+        return SliceStatus(SliceState.READY, ready_at=1000.0)
+
+    def delete(self, name: str, zone: str) -> float | None:
+        if self.fails:
+            self.fails -= 1
+            raise CloudUnavailable("down")
+        self.deleted.append((name, zone))
+        return None
+
+
+class Host:
+    """A file tree of a host, its bucket folder and its API."""
+
+    def __init__(self, folder: Path) -> None:
+        self.layout = HostLayout(folder / "root")
+        self.files = RunFiles(str(folder / "bucket"))
+        self.api = StubApi(1010.0)
+        self.calls, self.unit, self.checkpoint = folder / "calls", folder / "unit", folder / "checkpoint"
+        self.run = self.layout.job_folder / "runs/tiny"
+        names = {"unit": self.unit, "calls": self.calls, "checkpoint": self.checkpoint, "export": self.layout.export}
+        for path, text in (
+            (self.layout.root / "usr/bin/systemctl", SYSTEMCTL.format(**names)),
+            (self.layout.forerun, FORERUN.format(**names)),
+        ):
+            path.parent.mkdir(parents=True)
+            path.write_text(text)
+            path.chmod(0o755)
+        self.run.mkdir(parents=True)
+        self.layout.log_folder.mkdir(parents=True)
+        self.layout.setup_state.write_text("started\n")
+        self.unit.write_text(RUNNING)
+        self.checkpoint.touch()
+        self.files.create_attempt(AttemptEntry(1, OPTION, "forerun-tiny-1", 900.0, LIMIT_SECONDS, 0.0))
+        self.files.create_ready(1, ReadyEntry(1000.0))
+
+    def end_training(self, code: int) -> None:
+        self.unit.write_text(ENDED.format(code))
+
+    def agent(self, host: int = 0, hosts: int = 1, *, is_rented: bool = True, notice: str = "") -> Agent:
+        settings = AgentSettings(self.files.address, 1, hosts, "tiny", "tpu", "forerun-tiny-1", "us-east5-b")
+        api = self.api if is_rented else None
+        times = AgentTimes(speed=50.0, flush_seconds=1000.0)
+        return Agent(settings, self.layout, self.files, host, api, lambda: notice, lambda text: None, times)
+
+    @contextmanager
+    def running(self, **options: object) -> Iterator[Agent]:
+        agent = self.agent(**options)  # type: ignore[arg-type]
+        thread = threading.Thread(target=agent.run)
+        thread.start()
+        try:
+            yield agent
+        finally:
+            agent.close()
+            thread.join()
+
+    def report(self, host: int = 0) -> HostEntry | None:
+        return self.files.hosts(1, host + 1).get(host)
+
+    def phase(self, host: int = 0) -> str:
+        entry = self.report(host)
+        return "" if entry is None else entry.phase
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def test_reports_progress_and_copies_logs(host: Host) -> None:
+    hosts = [{"index": 0, "step": 7, "save_seconds": 2.5}, {"index": 1, "step": 6, "save_seconds": 3.5}]
+    (host.run / "hosts.json").write_text(json.dumps({"hosts": hosts}))
+    (host.run / "program.json").write_text(json.dumps({"program": "0123456789ab"}))
+    log = host.layout.log_folder / "train.log"
+    log.write_bytes(b"step 1\nstep 2\nst")
+    with host.running():
+        wait_for(lambda: host.phase() == "training")
+        wait_for(lambda: host.files.log_names(1, 0))
+        report = host.report()
+        assert report is not None
+        assert (report.step, report.save_seconds, report.program) == (7, 3.5, "0123456789ab")
+        assert 1010.0 <= report.at < 1040.0
+        log.write_bytes(b"step 1\nstep 2\nstep 3\n")
+        wait_for(lambda: b"step 3" in content(host))
+    assert content(host) == b"step 1\nstep 2\nstep 3\n"
+    assert host.api.deleted == []
+
+
+def test_a_new_agent_continues_the_log(host: Host) -> None:
+    """The position of the first agent is lost after its first part, as by a kill between the part and its record."""
+    log = host.layout.log_folder / "train.log"
+    log.write_bytes(b"one\n")
+    with host.running():
+        wait_for(lambda: content(host) == b"one\n")
+    host.layout.log_position.unlink()
+    log.write_bytes(b"one\ntwo\n")
+    with host.running():
+        wait_for(lambda: b"two" in content(host))
+    assert content(host) == b"one\ntwo\n"
+
+
+def content(host: Host) -> bytes:
+    return b"".join(host.files.files.read(name) for name in host.files.log_names(1, 0))
+
+
+def test_stop_request_saves_and_deletes(host: Host) -> None:
+    with host.running():
+        wait_for(lambda: host.phase() == "starting")
+        host.files.request_stop(StopEntry(1011.0, "user"))
+        wait_for(lambda: host.api.deleted)
+    assert host.api.deleted[0] == ("forerun-tiny-1", "us-east5-b")
+    assert host.calls.read_text().split() == ["stop", "--no-block", "forerun-train.service"]
+    report = host.report()
+    assert report is not None
+    assert (report.phase, report.exit_code, report.detail) == ("stopped", 75, "stop: user")
+
+
+def test_deadline_stops_and_deletes_without_a_controller(host: Host) -> None:
+    """Nothing but the agent acts here: the acceptance of the limit on the host."""
+    with host.running():
+        wait_for(lambda: host.phase() == "starting")
+        assert not host.calls.exists()
+        host.api.time = 1000.0 + LIMIT_SECONDS - 60.0
+        wait_for(lambda: host.api.deleted)
+    assert host.calls.exists()
+    report = host.report()
+    assert report is not None
+    assert report.phase == "stopped"
+    assert report.detail.startswith("budget")
+
+
+def test_deadline_deletes_although_training_does_not_stop(host: Host) -> None:
+    host.checkpoint.unlink()  # the service ignores the request to stop
+    host.api.fails = 2
+    host.api.time = 1000.0 + LIMIT_SECONDS - 29.0
+    with host.running():
+        wait_for(lambda: host.api.deleted)
+
+
+def test_deadline_holds_while_the_api_and_the_bucket_are_down(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent knows the deadline from its first exchange, and counts on its own clock while the API is down."""
+    with host.running() as agent:
+        wait_for(lambda: host.phase() == "starting")
+        host.api.time = 1000.0 + LIMIT_SECONDS - 61.0
+        wait_for(lambda: agent.view().now >= host.api.time)
+        host.api.is_down = True
+        monkeypatch.setattr(host.files, "report_host", lambda entry: (_ for _ in ()).throw(OSError("down")))
+        monkeypatch.setattr(host.files, "stop", lambda: (_ for _ in ()).throw(OSError("down")))
+        wait_for(lambda: host.api.deleted)
+    assert host.calls.exists()
+
+
+def test_the_agent_records_the_start_of_billing(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    host.files.files.remove("attempts/001-ready.json")
+    with host.running():
+        wait_for(lambda: host.files.ready(1) == ReadyEntry(1000.0))
+
+
+def test_finish_exports_stores_and_deletes(host: Host) -> None:
+    (host.run / "summary.json").write_bytes(b'{"steps": 3}')
+    host.end_training(0)
+    with host.running(hosts=2):
+        wait_for(lambda: host.files.finished())
+        assert host.phase() in ("exporting", "finished")
+        host.files.report_host(HostEntry(1, 1, 1012.0, "finished"))
+        wait_for(lambda: host.api.deleted)
+    assert host.calls.read_text().split() == ["cpu", "export", str(host.run), "--to", str(host.layout.export)]
+    entry = host.files.finished()
+    assert entry is not None
+    expected = {
+        "export/model.safetensors": b"weights",
+        "export/sub/config.json": b"{}",
+        "cloud/run/summary.json": b'{"steps": 3}',
+    }
+    assert entry.files == {name: (len(text), hashlib.sha256(text).hexdigest()) for name, text in expected.items()}
+    for name, text in expected.items():
+        assert host.files.run_folder.read(name) == text
+    assert host.phase() == "finished"
+
+
+def test_results_are_never_replaced_by_a_second_finish(host: Host) -> None:
+    before = FinishEntry(1005.0, 1, {"export/x": (1, "00")})
+    host.files.create_finished(before)
+    host.end_training(0)
+    with host.running():
+        wait_for(lambda: host.api.deleted)
+    assert host.files.finished() == before
+    assert not host.calls.exists()
+
+
+def test_other_hosts_leave_the_deletion_to_host_0(host: Host) -> None:
+    host.end_training(0)
+    with host.running(host=1, hosts=2):
+        wait_for(lambda: host.phase(1) == "exporting")
+        host.files.create_finished(FinishEntry(1005.0, 1, {}))
+        wait_for(lambda: host.phase(1) == "finished")
+        assert host.api.deleted == []
+
+
+def test_notice_is_reported(host: Host) -> None:
+    with host.running(notice="the cloud preempts this machine"):
+        wait_for(lambda: host.phase() == "preempting")
+    assert host.api.deleted == []
+
+
+def test_agent_of_users_machines_ends_after_training(host: Host) -> None:
+    host.end_training(2)
+    assert host.agent(is_rented=False).run() == 0
+    report = host.report()
+    assert report is not None
+    assert (report.phase, report.exit_code) == ("failed", 2)

@@ -38,7 +38,7 @@ def test_a_lost_node_requeues_the_job_and_it_resumes(tmp_path: Path) -> None:
     (shared / "job.yaml").write_text(JOB)
     (shared / "secret").write_text(secrets.token_hex(16))
     (shared / "secret").chmod(0o600)
-    (shared / "job.sbatch").write_text(batch_script(Launch("tiny", JOB, "cpu", None, 2), str(shared)))
+    (shared / "job.sbatch").write_text(batch_script(Launch("tiny", JOB, "cpu", None, 2), str(shared), str(shared)))
     environment = {
         "FORERUN": f"{sys.executable} -P -m forerun",
         "PYTHONPATH": str(SOURCE),

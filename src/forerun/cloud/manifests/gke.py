@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.cloud.manifests.launch import FINAL_EXIT_CODES, STOP_SECONDS, Launch, require_slice, train_command
+from forerun.cloud.manifests.launch import FINAL_EXIT_CODES, STOP_SECONDS, Launch, require_slice, train_arguments
 from forerun.cloud.manifests.yaml_text import documents
 
 # The label cloud.google.com/gke-tpu-accelerator of node pools.
@@ -45,7 +45,9 @@ def jobset(launch: Launch) -> str:
                 "name": "forerun",
                 "image": launch.image,
                 "command": ["/bin/sh", "-c"],
-                "args": [f"exec {train_command(launch, f'{JOB_FOLDER}/job.yaml', '--host auto' if several else '')}"],
+                "args": [
+                    f"exec forerun {train_arguments(launch, f'{JOB_FOLDER}/job.yaml', '--host auto' if several else '')}"
+                ],
                 "env": [
                     {
                         "name": "FORERUN_SECRET",

@@ -24,7 +24,7 @@ class Launch:
 
     Attributes:
       name: the name of the run.
-      job: the job file as text, with all overrides. Its checkpoints are in a place that all hosts share.
+      job: the job file as text, with all overrides.
       slice: the TPU slice; None for GPUs and CPUs.
       hosts: the number of hosts.
       gpus_per_host: zero for TPUs and CPUs.
@@ -49,10 +49,13 @@ class Launch:
         return run_label(self.name)
 
 
-def train_command(launch: Launch, job_file: str, options: str = "") -> str:
-    """Return the shell command that trains on one host. `device` is given, so that no host trains on its CPUs by accident."""
-    command = f"forerun train {shlex.quote(job_file)} device={launch.device} --supervise"
-    return f"{command} {options}".rstrip()
+def train_arguments(launch: Launch, job_file: str, options: str = "") -> str:
+    """Return the words after `forerun`, quoted for a shell.
+
+    They name the device, so that no host trains on its CPUs by accident.
+    """
+    words = shlex.join(["train", job_file, f"device={launch.device}", "--supervise"])
+    return f"{words} {options}".rstrip()
 
 
 def require_slice(launch: Launch, scheduler: str, names: Callable[[str], str | None]) -> tuple[Slice, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.cloud.manifests.launch import STOPPED_EXIT_CODE, Launch, require_slice, train_command
+from forerun.cloud.manifests.launch import STOPPED_EXIT_CODE, Launch, require_slice, train_arguments
 from forerun.cloud.manifests.yaml_text import documents
 
 # SkyPilot 0.14 chooses a runtime version that does not fit v5e, so all of them are given.
@@ -49,8 +49,8 @@ def task(launch: Launch, wheel: str, lock: str, python: str) -> str:
         f"~/.local/bin/uv pip install --quiet --python ~/forerun --require-hashes -r /tmp/forerun/{lock}\n"
         f"~/.local/bin/uv pip install --quiet --python ~/forerun --no-deps /tmp/forerun/{wheel}\n"
     )
-    train = train_command(launch, "/tmp/forerun/job.yaml", "--host auto" if several else "")
-    content["run"] = f"exec ~/forerun/bin/{train}\n"
+    train = train_arguments(launch, "/tmp/forerun/job.yaml", "--host auto" if several else "")
+    content["run"] = f"exec ~/forerun/bin/forerun {train}\n"
     return documents(content)
 
 

@@ -6,13 +6,20 @@ the training processes. They save a checkpoint and exit with code 75. The script
 
 from __future__ import annotations
 
-from forerun.cloud.manifests.launch import STOP_SECONDS, STOPPED_EXIT_CODE, Launch, train_command
+import shlex
+
+from forerun.cloud.manifests.launch import STOP_SECONDS, STOPPED_EXIT_CODE, Launch, train_arguments
 
 LEADER_PORT = 8476
 
 
-def batch_script(launch: Launch, folder: str) -> str:
-    """Return the script. `folder` has the job and the secret, and is on a file system that all nodes share."""
+def batch_script(launch: Launch, folder: str, job_folder: str) -> str:
+    """Return the script.
+
+    Args:
+      folder: has the job, the secret and the log.
+      job_folder: what paths in the job are relative to. All nodes share the file systems of both folders.
+    """
     lines = [
         "#!/bin/bash",
         f"#SBATCH --job-name={launch.label}",
@@ -31,13 +38,14 @@ def batch_script(launch: Launch, folder: str) -> str:
     if launch.hours is not None:
         lines.append(f"#SBATCH --time={max(1, round(launch.hours * 60))}")
     several = launch.hosts > 1
-    options = '--host "$SLURM_PROCID/$SLURM_NTASKS" --leader "$LEADER" --secret secret' if several else ""
-    train = train_command(launch, "job.yaml", options)
+    options = '--host "$SLURM_PROCID/$SLURM_NTASKS" --leader "$LEADER" --secret "$LAUNCH/secret"' if several else ""
+    train = train_arguments(launch, "JOB", options).replace("JOB", '"$LAUNCH/job.yaml"', 1)
     lines += [
         "",
         "# FORERUN is the command on the nodes; set it if forerun is not on the PATH there.",
         'export FORERUN="${FORERUN:-forerun}"',
-        f'cd "{folder}" || exit 2',
+        f"export LAUNCH={shlex.quote(folder)}",
+        f"cd {shlex.quote(job_folder)} || exit 2",
     ]
     if several:
         lines += [
@@ -48,7 +56,7 @@ def batch_script(launch: Launch, folder: str) -> str:
             f'export LEADER="$address:$(({LEADER_PORT} + SLURM_JOB_ID % 1000))"',
         ]
     lines += [
-        f"srun --kill-on-bad-exit=0 --wait=0 bash -c '{train.replace('forerun', 'exec $FORERUN', 1)}'",
+        f"srun --kill-on-bad-exit=0 --wait=0 bash -c 'exec $FORERUN {train}'",
         "code=$?",
         f'if [ "$code" = {STOPPED_EXIT_CODE} ]; then',
         '  scontrol requeue "$SLURM_JOB_ID"  # stopped on request: the time limit, or a preemption',

@@ -29,6 +29,7 @@ from forerun.units import Count, Seconds
 if TYPE_CHECKING:
     from forerun.config.schema import Job
     from forerun.run.train import TrainResult
+    from forerun.supervise.host_address import Hosts
     from forerun.supervise.worker.worker import Worker
 
     Ready = Callable[[Worker], Job | None]
@@ -61,7 +62,7 @@ def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worke
             why=f"the file has {len(chosen)} stages, and the numbers of steps are those of one run",
             fix=f"add --stage {chosen[0].name}",
         )
-    _require_one_host(args, stages)
+    _require_one_host(args, stages, worker)
     if worker is None:
         from forerun.api.stages import begin_stages
 
@@ -82,8 +83,8 @@ def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worke
     return 0
 
 
-def _require_one_host(args: argparse.Namespace, stages: Sequence[Stage]) -> None:
-    if args.host or args.leader:
+def _require_one_host(args: argparse.Namespace, stages: Sequence[Stage], worker: Worker | None) -> None:
+    if args.host or args.leader or (worker is None and _hosts(args, stages[0].loaded.job).count > 1):
         raise UserError(
             "E-COMMAND-040",
             "stages are trained on one host",
@@ -110,14 +111,24 @@ def _started_by_user(
 ) -> int:
     """Take the lock of the run, then train or supervise. A supervisor's workers do not come here."""
     from forerun.api.training import run_lock
-    from forerun.supervise.host_address import given
 
-    supervised = args.supervise or args.host or args.leader
+    hosts = _hosts(args, loaded.job)
+    supervised = args.supervise or args.host or args.leader or hosts.count > 1
     lock: AbstractContextManager[None] = nullcontext()
-    if not supervised or given(args.host, args.leader).leads:  # host 0 holds the lock for all hosts
+    if not supervised or hosts.leads:  # host 0 holds the lock for all hosts
         lock = run_lock(loaded.job, take_over=args.take_over, warn=warn)
     with lock:
-        return _supervised(args, loaded, options) if supervised else _train(args, loaded, worker, ready)
+        return _supervised(args, loaded, hosts, options) if supervised else _train(args, loaded, worker, ready)
+
+
+def _hosts(args: argparse.Namespace, job: Job) -> Hosts:
+    """Return the place of this host, from the options or from its TPU slice."""
+    from forerun.supervise.host_address import discover, given
+
+    if args.host or args.leader or (found := discover(job.device)) is None:
+        return given(args.host, args.leader)
+    print(f"hosts: {found.index} of {found.count} of this TPU slice, leader {found.address}", flush=True)
+    return found
 
 
 def _train(args: argparse.Namespace, loaded: LoadedJob, worker: Worker | None, ready: Ready | None = None) -> int:
@@ -194,16 +205,14 @@ def _tell(loaded: LoadedJob, finished: TrainResult) -> None:
         print(f"\nsample:\n{finished.sample}")
 
 
-def _supervised(args: argparse.Namespace, loaded: LoadedJob, options: Sequence[str] = ()) -> int:
+def _supervised(args: argparse.Namespace, loaded: LoadedJob, hosts: Hosts, options: Sequence[str] = ()) -> int:
     """Supervise a child process that trains. It is restarted if it crashes or makes no progress.
 
     `options` are further options of the child.
     """
     from forerun.inputs.run_folder import folder_of, rename_existing_run, require_usable
-    from forerun.supervise.host_address import given
     from forerun.supervise.supervisor import supervise
 
-    hosts = given(args.host, args.leader)
     require_usable(loaded.job)
     if args.fresh and hosts.leads:
         rename_existing_run(loaded.job)

@@ -117,12 +117,16 @@ class Resource:
 
 @dataclass(frozen=True)
 class HostAddress:
-    """A host of a slice. `address` is the one that this machine can reach by ssh; `internal` is inside the slice."""
+    """A host of a slice. `address` is the one that this machine can reach by ssh; `internal` is inside the slice.
+
+    `instance` is the name of the machine in the cloud, which tunnels need; empty if it is not known.
+    """
 
     index: int
     address: str
     internal: str
     port: int = 22
+    instance: str = ""
 
 
 class Provider(Protocol):

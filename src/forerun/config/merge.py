@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +48,17 @@ class Given:
         return self.place(path) == COMMAND_LINE
 
 
-def read(file: Path, overrides: Sequence[str]) -> Given:
-    """Read a job file, apply the overrides from left to right, and make local paths absolute."""
+def read(file: Path, overrides: Sequence[str], folder: Path | None = None) -> Given:
+    """Read a job file, apply the overrides from left to right, and make local paths absolute.
+
+    Args:
+      file: the job file.
+      overrides: texts of the form `a.b=c`.
+      folder: what paths in the file are relative to, if it is not the folder of the file.
+    """
     given = read_unmerged(file)
+    if folder is not None:
+        given = replace(given, file=folder / file.name)
     for override in overrides:
         _apply(given, override)
     _make_paths_absolute(given)
@@ -162,7 +170,7 @@ def _make_paths_absolute(given: Given) -> None:
 
     A path in the file is relative to the file's folder. A path on the command line is relative to the current folder.
     """
-    for path in _path_keys(given.tree):
+    for path in path_keys(given.tree):
         tree = _section(given.tree, path[:-1])
         value = tree.get(path[-1]) if isinstance(tree, dict) else None
         if not isinstance(value, str) or not value or "://" in value or value == _NO_PATH.get(path):
@@ -184,7 +192,7 @@ def with_absolute_paths(job: Job) -> Job:
     return job if given.tree == job.model_dump() else Job.model_validate(given.tree)
 
 
-def _path_keys(tree: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+def path_keys(tree: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Yield the keys whose values are paths. A part of a mixture may be a section or only its path."""
     yield from (("data", name) for name in ("path", "tokenizer", "chat_template", "store"))
     yield "model", "name"

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 URL = "http://metadata.google.internal"
 _ABOUT = "/computeMetadata/v1/instance/"
 ANSWER_SECONDS = 2.0
 PREEMPTED_SECONDS = 30.0
 MAINTENANCE_SECONDS = 60.0
+
+
+def metadata_url(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the address of the metadata server. Google's own libraries read GCE_METADATA_HOST, too."""
+    host = environment.get("GCE_METADATA_HOST")
+    return environment.get("FORERUN_METADATA_URL") or (f"http://{host}" if host else URL)
 
 
 def read(url: str, name: str, most_bytes: int = 200) -> str | None:

@@ -31,7 +31,7 @@ class TpuHosts:
 
 def attribute(name: str) -> str | None:
     """Return an attribute of this machine from the metadata server, or None if it does not exist."""
-    return maintenance_notice.read(maintenance_notice.URL, f"attributes/{name}", MAX_BYTES)
+    return maintenance_notice.read(maintenance_notice.metadata_url(), f"attributes/{name}", MAX_BYTES)
 
 
 def find_tpu_hosts(

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from forerun.errors import UserError
+from forerun.hardware.devices import ThisMachine
 from forerun.hardware.tpu_hosts import BY_HAND, TpuHosts, find_tpu_hosts
 
 PORT = 8476
 AUTO = "auto"
+# With one of these variables, the user has selected chips of this host, or another layout than the complete slice.
+CHIP_VARIABLES = ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES", "TPU_PROCESS_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS")
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ def given(
             why="the form is I/N, and hosts are counted from 0; on a TPU slice, auto reads both numbers",
             fix="--host 0/4 on the first of four hosts, --host 3/4 on the last; or --host auto on a TPU slice",
         )
+    if leader is None and (int(index), int(count)) == (0, 1):
+        return Hosts()
     if leader is None:
         raise UserError(
             "E-HOSTS-012",
@@ -94,6 +100,32 @@ def given(
             fix="--leader with the address that host 0 has inside the cluster (hostname -I shows it)",
         )
     return parse(leader, int(index), int(count))
+
+
+def discover(
+    device: str | tuple[str, ...],
+    environment: Mapping[str, str] = os.environ,
+    attached: Callable[[], str | None] | None = None,
+    find: Callable[[], TpuHosts | None] = lambda: find_tpu_hosts(),
+) -> Hosts | None:
+    """Return the place of this host in its TPU slice, for a command without `--host` and `--leader`.
+
+    Return None if the run has one host: the machine has no TPU, its slice has one host, the job is for another device,
+    or the environment selects single chips. The metadata server is asked only on a machine with a TPU.
+
+    Args:
+        device: `device` of the job.
+        attached: Returns the TPU of this machine, or None.
+        find: Returns the hosts of the TPU slice, or None.
+    """
+    wanted = (device,) if isinstance(device, str) else device
+    platforms = environment.get("JAX_PLATFORMS", "")
+    if wanted[0] not in (AUTO, "tpu") or (platforms and "tpu" not in platforms):
+        return None
+    if any(environment.get(name) for name in CHIP_VARIABLES) or (attached or ThisMachine().attached_tpu)() is None:
+        return None
+    found = find()
+    return None if found is None or len(found.addresses) == 1 else _of_slice(None, found)
 
 
 def _of_slice(leader: str | None, found: TpuHosts | None) -> Hosts:

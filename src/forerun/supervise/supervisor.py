@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from forerun import interrupt
+from forerun.errors import UserError
 from forerun.hardware import maintenance_notice
 from forerun.supervise.console import Console
 from forerun.supervise.free_tpu import require_free_tpu
@@ -27,7 +28,8 @@ from forerun.supervise.protocol.secret import Secret, new_secret, read_secret
 from forerun.supervise.protocol.tunnel import private_folder
 from forerun.version import __version__
 
-METADATA_VARIABLE = "FORERUN_METADATA_URL"
+# How long a stop by a signal may take, in seconds. The units of cloud runs allow more time than the default.
+STOP_VARIABLE = "FORERUN_STOP_SECONDS"
 
 
 def supervise(
@@ -48,7 +50,7 @@ def supervise(
         run_folder: The folder of the run. Only host 0 locks it and writes to it.
         secret_file: The secret of the run. It is not needed for one host.
         identity: Values that must be equal on all hosts, such as the digest of the job. Versions are added.
-        limits: Time limits, by default those of `Limits`.
+        limits: Time limits, by default those of `Limits`, with the grace time of FORERUN_STOP_SECONDS.
         spare: Whether to keep a second process of `command` ready, with its imports done, for the next attempt.
             `command` must then call `worker.connect` before it prints or changes anything.
 
@@ -58,7 +60,7 @@ def supervise(
     Raises:
         UserError: The user can correct the cause. An error of the job is raised on every host.
     """
-    limits = limits or Limits()
+    limits = limits or default_limits()
     if hosts.count == 1:  # Ctrl-Z suspends both ends of the connection, so silence does not mean that one is lost
         limits = replace(limits, lost=math.inf)
     secret = new_secret() if hosts.count == 1 else read_secret(secret_file)
@@ -113,8 +115,7 @@ async def _supervised(
     )
     _listen_to_signals(agent, hosts, limits)
     loop = asyncio.get_running_loop()
-    url = os.environ.get(METADATA_VARIABLE, maintenance_notice.URL)
-    maintenance_notice.watch(url, lambda why, seconds: _tell(loop, agent, why, seconds))
+    maintenance_notice.watch(maintenance_notice.metadata_url(), lambda why, seconds: _tell(loop, agent, why, seconds))
     following = asyncio.create_task(agent.run())
     if leading is None:
         return await following
@@ -127,6 +128,21 @@ def _tell(loop: asyncio.AbstractEventLoop, agent: Agent, why: str, seconds: floa
     """Announce a stop to the agent from another thread."""
     if not loop.is_closed():
         loop.call_soon_threadsafe(agent.announce, why, seconds)
+
+
+def default_limits(environment: Mapping[str, str] = os.environ) -> Limits:
+    """Return the limits, with the grace time of FORERUN_STOP_SECONDS."""
+    value = environment.get(STOP_VARIABLE)
+    if value is None:
+        return Limits()
+    if not value.isdecimal() or not int(value):
+        raise UserError(
+            "E-HOSTS-033",
+            f"{STOP_VARIABLE}={value} is not a time",
+            why="a whole number of seconds is needed, 1 or more",
+            fix=f"remove {STOP_VARIABLE} from the environment, or set a whole number such as 300",
+        )
+    return Limits(grace=float(value))
 
 
 def _listen_to_signals(agent: Agent, hosts: Hosts, limits: Limits) -> None:

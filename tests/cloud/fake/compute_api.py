@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fake import tables
+from fake import fields, tables
 from fake.compute_groups import Groups, check_unused
 from fake.compute_instances import Instances, bad
 from fake.compute_machines import GPUS, ONLY_TPUS, TPU_MACHINES, machine_kind, region_of, zone_names
@@ -16,7 +16,14 @@ PATH = re.compile(
     r"/compute/(?:v1|beta|alpha)/projects/([^/]+)"
     r"(?:/(global|aggregated|zones/[^/]+|regions/[^/]+))?(?:/(\w+)(?:/([^/]+)(?:/(\w+)(?:/([^/]+))?)?)?)?"
 )
-COSTLESS = ("instanceTemplates", "resourcePolicies", "firewalls", "instanceGroups")
+MESSAGES = {
+    "instances": "Instance",
+    "instanceTemplates": "InstanceTemplate",
+    "instanceGroupManagers": "InstanceGroupManager",
+    "resourcePolicies": "ResourcePolicy",
+    "disks": "Disk",
+    "firewalls": "Firewall",
+}
 KINDS = {
     "instances": "instance",
     "instanceGroupManagers": "instance group",
@@ -53,6 +60,8 @@ class ComputeApi:
         parent = f"{root}/{kind}"
         where = f"{parent}/{item}"
         request_id = query.get("requestId")
+        if method == "POST" and item is None and kind in MESSAGES:
+            fields.check("compute/v1", MESSAGES[kind], body)
         if kind == "operations":
             return self._operation(method, parent, item, query)
         if kind in ("machineTypes", "acceleratorTypes", "networks", "subnetworks", "images"):

@@ -21,6 +21,7 @@ from fake.clock import http_date
 from fake.compute_api import ComputeApi
 from fake.faults import Dropped, Faults
 from fake.machines import machines_named
+from fake.project_api import ProjectApi
 from fake.tpu_api import TpuApi
 from fake.world import ApiFault, Delays, World
 
@@ -36,14 +37,14 @@ class FakeServer:
         self.world.settings.update(options.get("settings", {}))
         self.tpu = TpuApi(self.world)
         self.compute = ComputeApi(self.world)
-        self.apis: list[Any] = [self.tpu, self.compute]
+        self.apis: list[Any] = [self.tpu, self.compute, ProjectApi(self.world)]
         self.faults = Faults()
         self.log: list[dict[str, Any]] = []
 
     def answer(self, method: str, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """Return the HTTP status and the JSON of an API call. Raise Dropped for an answer that is lost."""
         parts = urlsplit(url)
-        path, query = unquote(parts.path).replace("//", "/"), dict(parse_qsl(parts.query, keep_blank_values=True))
+        path, query = unquote(parts.path).replace("//", "/"), query_of(parts.query)
         query.pop("alt", None)
         query.pop("prettyPrint", None)
         with self.world.lock:
@@ -138,6 +139,14 @@ class FakeServer:
         for api in self.apis[1:]:
             found.extend(api.resources())
         return found
+
+
+def query_of(text: str) -> dict[str, str]:
+    """Return the parameters of a URL. Values of a repeated one are joined by commas."""
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(text, keep_blank_values=True):
+        found[name] = f"{found[name]},{value}" if name in found else value
+    return found
 
 
 def error_json(path: str, error: ApiFault) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fake import tables
+from fake import fields, tables
 from fake.tpu_nodes import Json, TpuNodes, TpuOperations
 from fake.tpu_queue import TpuQueue
 from fake.world import World, invalid, not_found
@@ -48,6 +48,7 @@ class TpuApi:
         if request_id is not None and version == "v2":
             raise invalid('Invalid JSON payload received. Unknown name "requestId": Cannot bind query parameter.')
         if method == "POST" and not item:
+            fields.check(f"tpu/{version}", "Node", body)
             return self.nodes.create(parent, query.get("nodeId", ""), body, version, request_id)
         if method == "GET":
             return self.nodes.get(f"{parent}/nodes/{item}") if item else page("nodes", self.nodes.list(parent), query)
@@ -58,6 +59,7 @@ class TpuApi:
     def _queue(self, method: str, version: str, parent: str, item: str | None, query: Json, body: Json) -> Json | None:
         name, request_id = f"{parent}/queuedResources/{item}", query.get("requestId")
         if method == "POST" and not item:
+            fields.check(f"tpu/{version}", "QueuedResource", body)
             return self.queue.create(parent, query.get("queuedResourceId", ""), body, version, request_id)
         if method == "GET":
             return self.queue.get(name) if item else page("queuedResources", self.queue.list(parent), query)
@@ -77,6 +79,7 @@ class TpuApi:
 
     def _guest_attributes(self, name: str, body: Json) -> Json:
         self.nodes.get(name)
+        fields.check("tpu/v2", "GetGuestAttributesRequest", body)
         path, workers = body.get("queryPath", ""), body.get("workerIds", [])
         found = []
         for index, keys in enumerate(self.world.machines.host_keys(name.rsplit("/", 1)[1])):

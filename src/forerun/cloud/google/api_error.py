@@ -30,15 +30,8 @@ _CODES: Mapping[str, int] = {
 _CODES_BY_STATUS = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 412: 9, 429: 8, 500: 13, 501: 12, 503: 14, 504: 4}
 
 # Code 8 and status 429 mean three things: too many requests, no machines, or no quota. Only the text tells which.
-_RATE = (
-    "per minute",
-    "perminute",
-    "per 100 seconds",
-    "ratelimitexceeded",
-    "rate_limit_exceeded",
-    "rate limit",
-    "too many requests",
-)
+# The reason RATE_LIMIT_EXCEEDED does not tell: Google uses it for the number of chips too.
+_RATE = ("per minute", "perminute", "per 100 seconds", "ratelimitexceeded", "too many requests")
 _CAPACITY = (
     "capacity",
     "zone_resource_pool_exhausted",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from forerun.cloud.google.endpoints import Endpoints
-from forerun.cloud.google.rest import Answer, Session
+from forerun.cloud.google.rest import Answer
 from forerun.errors import UserError
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
@@ -48,7 +48,7 @@ class GoogleSession:
 
 def google_session(
     environment: Mapping[str, str], endpoints: Endpoints, project: str | None = None
-) -> tuple[Session, str]:
+) -> tuple[GoogleSession, str]:
     """Return a session with the default credentials, and the project.
 
     The project is `project`, else one of the variables `PROJECT_VARIABLES`, else that of the credentials.

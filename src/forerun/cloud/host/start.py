@@ -77,7 +77,7 @@ class NoticeWatch:
 
     def _work(self) -> None:
         while not self._reason:
-            found = maintenance_notice.announced(maintenance_notice.URL)
+            found = maintenance_notice.announced(maintenance_notice.metadata_url())
             if found is not None:
                 self._reason = found[0]
             time.sleep(self._every_seconds)

@@ -26,18 +26,23 @@ def startup_script(run: CloudRun, option: Option) -> str:
     Raises:
       UserError: the running forerun or its Python cannot be installed on another machine.
     """
-    python = run.versions.get("python") or running_python()
+    python = planned_python(run)
     values = {
         "RUN": run.name,
         "DEVICE": run.device,
         "HOSTS": str(option.hosts),
-        "PYTHON": ".".join(python.split(".")[:2]),
+        "PYTHON": python,
         "WHEEL_SHA256": build_wheel().sha256,
-        "LOCK_SHA256": locked_requirements(run.device, ".".join(python.split(".")[:2])).sha256,
+        "LOCK_SHA256": locked_requirements(run.device, python).sha256,
         "UV_REQUIREMENT": uv_requirement(),
         "BUNDLE_SECONDS": str(BUNDLE_SECONDS),
     }
     return _PLACE.sub(lambda found: shlex.quote(values[found[1]]), TEMPLATE.read_text(encoding="utf-8"))
+
+
+def planned_python(run: CloudRun) -> str:
+    """Return the version of Python that planned the job, such as `3.11`."""
+    return ".".join((run.versions.get("python") or running_python()).split(".")[:2])
 
 
 def slice_metadata(run: CloudRun, attempt: AttemptEntry, public_key: str) -> dict[str, str]:

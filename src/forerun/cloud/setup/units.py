@@ -16,11 +16,12 @@ _TEMPLATES = Path(__file__).parent / "units"
 def train_command(run: CloudRun, hosts: int) -> list[str]:
     """Return the command that trains the job on each host.
 
-    `device` and `checkpoint.folder` come last: they win over the job and over the user's arguments.
+    Keys of the place and the device come last: they win over the job and over the user's arguments.
     """
     folder = run.folder.rstrip("/").rpartition("/")[0]
     command = [FORERUN, "train", f"{STATE_FOLDER}/job/job.yaml", *run.arguments]
-    command += [f"name={run.name}", f"device={run.device}", f"checkpoint.folder={folder}", "--supervise"]
+    command += [f"name={run.name}", f"device={run.device}", f"checkpoint.folder={folder}"]
+    command += [f"runs={STATE_FOLDER}/job/runs", "--supervise"]
     if hosts > 1:
         command += ["--host", "auto", "--secret", f"{STATE_FOLDER}/secret"]
     return command

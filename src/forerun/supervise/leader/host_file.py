@@ -41,6 +41,7 @@ def hosts_content(view: LeaderView, now: float, unix_seconds: float) -> dict[str
                 "phase": member.view.phase,
                 "step": member.step,
                 "lag": first - member.step,
+                "save_seconds": member.view.save_seconds,
                 "memory": member.view.memory,
                 "memory_bytes": member.view.memory_bytes,
                 "memory_limit_bytes": member.view.memory_limit_bytes,

@@ -22,7 +22,7 @@ def view_of(*steps: int) -> LeaderView:
     for index, step in enumerate(steps):
         now = 100.0 + index
         view = update(view, HostJoined(Hello(index, len(steps), "i", f"vm-{index}", 7, {})), now)
-        seen = WorkerView("step", step, memory="HBM", memory_bytes=10 + index, memory_limit_bytes=64)
+        seen = WorkerView("step", step, memory="HBM", memory_bytes=10 + index, memory_limit_bytes=64, save_seconds=2.0)
         view = update(view, MessageReceived(index, HostBeat(view.attempt, seen, {})), now)
     return view
 
@@ -30,10 +30,10 @@ def view_of(*steps: int) -> LeaderView:
 def test_each_host_has_its_step_lag_memory_and_age() -> None:
     content = hosts_content(view_of(12, 9), now=105.0, unix_seconds=1000.0)
     assert content["unix_seconds"] == 1000.0
-    keys = ("name", "step", "lag", "memory", "memory_bytes", "memory_limit_bytes", "age_seconds")
+    keys = ("name", "step", "lag", "save_seconds", "memory", "memory_bytes", "memory_limit_bytes", "age_seconds")
     assert [[host[key] for key in keys] for host in content["hosts"]] == [
-        ["vm-0", 12, 0, "HBM", 10, 64, 5.0],
-        ["vm-1", 9, 3, "HBM", 11, 64, 4.0],
+        ["vm-0", 12, 0, 2.0, "HBM", 10, 64, 5.0],
+        ["vm-1", 9, 3, 2.0, "HBM", 11, 64, 4.0],
     ]
 
 

@@ -1,0 +1,162 @@
+"""The delivery of a bundle to all hosts of a slice, and the state of their setup."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from forerun.cloud.provider import CloudUnavailable, HostAddress
+from forerun.cloud.ssh.connection import USER, Answer, HostAccess, IapTunnel, Trouble, run_on
+from forerun.errors import UserError
+
+STATE_FOLDER = "/var/lib/forerun"
+PARALLEL = 32  # connections at the same time: gcloud's own documentation warns of more than 100
+LIMIT_SECONDS = 60.0
+RETRY_SECONDS = 2.0
+_NOT_READY, _DAMAGED = 77, 78  # exit codes of the command below
+
+
+class Payload(Protocol):
+    """What is sent, such as a `forerun.cloud.setup.bundle.Bundle`: a function that writes it, and its SHA-256."""
+
+    @property
+    def sha256(self) -> str: ...
+
+    def write(self, stream: IO[bytes]) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """A host that has no bundle after one try."""
+
+    access: HostAccess
+    answer: Answer
+
+
+def host_accesses(
+    hosts: Sequence[HostAddress],
+    host_keys: Sequence[Sequence[str]],
+    identity: Path | None,
+    *,
+    tunnel: IapTunnel | None = None,
+    user: str = USER,
+) -> list[HostAccess]:
+    """Return how to reach each host. `host_keys` has the keys of each host, in the order of `hosts`."""
+    if len(host_keys) < len(hosts):
+        raise CloudUnavailable(f"ssh host keys of {len(host_keys)} of {len(hosts)} hosts are known")
+    return [HostAccess(host, tuple(keys), identity, user, tunnel) for host, keys in zip(hosts, host_keys, strict=False)]
+
+
+def deliver(
+    bundle: Payload,
+    hosts: Sequence[HostAddress],
+    host_keys: Sequence[Sequence[str]],
+    identity: Path | None,
+    tell: Callable[[str], None],
+    *,
+    tunnel: IapTunnel | None = None,
+    limit_seconds: float = LIMIT_SECONDS,
+    now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+    folder: str = STATE_FOLDER,
+) -> None:
+    """Send a bundle to all hosts, in parallel. A host that has accepted a bundle keeps it.
+
+    Hosts that are not ready are tried again until `limit_seconds` have passed.
+
+    Args:
+      tell: receives one line for each change.
+      folder: the folder of forerun on the hosts.
+
+    Raises:
+      UserError: a host proves another key than its pinned one, or no key of it is known. Nothing is sent to it.
+      CloudUnavailable: a host cannot be reached yet. The next call continues with it.
+    """
+    waiting = host_accesses(hosts, host_keys, identity, tunnel=tunnel)
+    command = delivery_command(folder, bundle.sha256)
+    until = now() + limit_seconds
+    told = ""
+    with ThreadPoolExecutor(min(PARALLEL, max(1, len(waiting)))) as pool:
+        while True:
+            answers = list(pool.map(lambda access: run_on(access, command, bundle.write), waiting))
+            failures = [_Failure(*pair) for pair in zip(waiting, answers, strict=True) if pair[1].exit_code != 0]
+            for failure in failures:
+                _require_same_host(failure)
+            for access, answer in zip(waiting, answers, strict=True):
+                if answer.exit_code == 0:
+                    tell(f"host {access.host.index}: {answer.output.strip()}")
+            if not failures:
+                return
+            reason = _reason(failures)
+            if reason != told:
+                tell(reason)
+            told = reason
+            if now() >= until:
+                raise CloudUnavailable(reason)
+            sleep(RETRY_SECONDS)
+            waiting = [failure.access for failure in failures]
+
+
+def setup_states(
+    hosts: Sequence[HostAddress],
+    host_keys: Sequence[Sequence[str]],
+    identity: Path | None,
+    *,
+    tunnel: IapTunnel | None = None,
+    folder: str = STATE_FOLDER,
+) -> list[str]:
+    """Return the line that the startup script of each host wrote last, or an empty text for an unreachable host.
+
+    The first word is the phase: preparing, waiting, installing, checking, starting, started, failed or broken.
+    """
+    accesses = host_accesses(hosts, host_keys, identity, tunnel=tunnel)
+    with ThreadPoolExecutor(min(PARALLEL, max(1, len(accesses)))) as pool:
+        answers = list(pool.map(lambda access: run_on(access, f"cat {folder}/state", limit_seconds=60), accesses))
+    return [answer.output.strip() if answer.exit_code == 0 else "" for answer in answers]
+
+
+def delivery_command(folder: str, digest: str) -> str:
+    """Return the shell command that stores its standard input as the bundle, complete or not at all."""
+    return f"""set -eu
+umask 077
+if [ -f {folder}/accepted ]; then echo "has the job"; exit 0; fi
+[ -w {folder}/inbox ] || exit {_NOT_READY}
+part={folder}/inbox/.part.$$
+trap 'rm -f "$part"' EXIT
+cat >"$part"
+echo "{digest}  $part" | sha256sum --check --status || exit {_DAMAGED}
+mv -f "$part" {folder}/inbox/bundle.tar
+echo "the job was delivered"
+"""
+
+
+def _require_same_host(failure: _Failure) -> None:
+    if failure.answer.trouble is Trouble.CHANGED_HOST_KEY:
+        raise UserError(
+            "E-CLOUD-037",
+            f"host {failure.access.host.index} at {failure.access.host.address} has another ssh host key than recorded",
+            why="another machine may answer at its address, so the job and its secrets were not sent",
+            fix="delete the slice with `forerun down NAME`, then start the run again",
+        )
+
+
+def _reason(failures: Sequence[_Failure]) -> str:
+    first = failures[0]
+    texts = {
+        Trouble.UNREACHABLE: "does not answer to ssh yet",
+        Trouble.REFUSED_KEY: "does not accept the run's ssh key yet",
+    }
+    if first.answer.trouble is not None:
+        detail = texts[first.answer.trouble]
+    elif first.answer.exit_code == _NOT_READY:
+        detail = "has not started its setup yet"
+    elif first.answer.exit_code == _DAMAGED:
+        detail = "received a damaged bundle"
+    else:
+        detail = f"failed with exit code {first.answer.exit_code}: {first.answer.errors[-200:]}"
+    others = f" (and {len(failures) - 1} other hosts)" if len(failures) > 1 else ""
+    return f"host {first.access.host.index} at {first.access.host.address} {detail}{others}"

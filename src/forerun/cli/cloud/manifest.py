@@ -46,8 +46,7 @@ def _launch(args: argparse.Namespace, loaded: LoadedJob) -> Launch:
         slice_ = slice_named(args.on)
         return Launch(job.name, text, "tpu", slice_, slice_.hosts, **options)
     if args.scheduler == "slurm" and args.nodes is not None:
-        device = "gpu" if args.gpus else "cpu"
-        return Launch(job.name, text, device, None, args.nodes, args.gpus or 0, **options)
+        return Launch(job.name, text, "gpu" if args.gpus else "cpu", None, args.nodes, args.gpus or 0, **options)
     raise UserError(
         "E-COMMAND-095",
         "the machines are missing",

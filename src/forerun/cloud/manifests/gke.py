@@ -36,6 +36,7 @@ def jobset(launch: Launch) -> str:
         selector["cloud.google.com/gke-spot"] = "true"
     chips = slice_.chips // slice_.hosts
     several = launch.hosts > 1
+    train = train_arguments(launch, f"{JOB_FOLDER}/job.yaml", "--host auto" if several else "")
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": STOP_SECONDS,
@@ -45,9 +46,7 @@ def jobset(launch: Launch) -> str:
                 "name": "forerun",
                 "image": launch.image,
                 "command": ["/bin/sh", "-c"],
-                "args": [
-                    f"exec forerun {train_arguments(launch, f'{JOB_FOLDER}/job.yaml', '--host auto' if several else '')}"
-                ],
+                "args": [f"exec forerun {train}"],
                 "env": [
                     {
                         "name": "FORERUN_SECRET",

@@ -82,7 +82,7 @@ class Instances:
                 raise bad(f"Invalid value for field 'resource.labels': '{key}={value}'")
         scheduling = body.get("scheduling", {})
         model, limit = scheduling.get("provisioningModel", "STANDARD"), limit_of(scheduling)
-        if "preemptible" in scheduling and scheduling["preemptible"] and limit is not None:
+        if scheduling.get("preemptible") and model != "SPOT" and limit is not None:
             raise bad("Limited runtime is not supported for preemptible instances.")
         if limit is not None and not SHORTEST_LIMIT_SECONDS <= limit <= LONGEST_LIMIT_SECONDS:
             raise bad("Invalid value for field 'resource.scheduling.maxRunDuration': it must be 30 s to 120 days.")

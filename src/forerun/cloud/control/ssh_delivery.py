@@ -56,7 +56,7 @@ class SshDelivery:
         from forerun.cloud.setup.startup import slice_metadata
         from forerun.cloud.ssh.keys import public_key
 
-        return slice_metadata(run, attempt, public_key(self.identity))
+        return slice_metadata(run, attempt, public_key(self.identity), self.project)
 
     def deliver(
         self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]

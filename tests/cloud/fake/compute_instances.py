@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,7 @@ class Instances:
     def add(self, path: str, body: Json) -> Json:
         """Create an instance that is PROVISIONING, and its disks."""
         project, zone, name = path.split("/")[1], path.split("/")[3], path.rsplit("/", 1)[1]
+        body = copy.deepcopy(body)  # instances of one template change independently
         machine = body["machineType"].rsplit("/", 1)[-1]
         scheduling = {"automaticRestart": False, "preemptible": False, "provisioningModel": "STANDARD"}
         item = self.store.add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -81,7 +82,7 @@ class Instances:
                 raise bad(f"Invalid value for field 'resource.labels': '{key}={value}'")
         scheduling = body.get("scheduling", {})
         model, limit = scheduling.get("provisioningModel", "STANDARD"), limit_of(scheduling)
-        if "preemptible" in scheduling and scheduling["preemptible"] and limit is not None:
+        if scheduling.get("preemptible") and model != "SPOT" and limit is not None:
             raise bad("Limited runtime is not supported for preemptible instances.")
         if limit is not None and not SHORTEST_LIMIT_SECONDS <= limit <= LONGEST_LIMIT_SECONDS:
             raise bad("Invalid value for field 'resource.scheduling.maxRunDuration': it must be 30 s to 120 days.")
@@ -136,6 +137,7 @@ class Instances:
 
     def add(self, path: str, body: Json) -> Json:
         """Create an instance that is PROVISIONING, and its disks."""
+        body = copy.deepcopy(body)  # the machines of a group have the properties of one template
         project, zone, name = path.split("/")[1], path.split("/")[3], path.rsplit("/", 1)[1]
         machine = body["machineType"].rsplit("/", 1)[-1]
         scheduling = {"automaticRestart": False, "preemptible": False, "provisioningModel": "STANDARD"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from forerun.cli.options.values import comma_list, count, dollars
+from forerun.cli.options.values import comma_list, count, dollars, hours
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -95,15 +95,21 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def add_manifest_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun manifest`."""
     _job(parser)
-    parser.add_argument("--on", metavar="SLICE", required=True, help="slice to run on, for example v6e-256")
+    parser.add_argument("--on", metavar="SLICE", help="slice to run on, for example v6e-256")
     parser.add_argument(
         "--for",
         dest="scheduler",
         choices=("gke", "skypilot", "slurm"),
         required=True,
-        help="gke: a JobSet for Kubernetes; skypilot: a task; slurm: an sbatch file",
+        help="gke: a JobSet for Kubernetes; skypilot: a task; slurm: a batch script",
     )
-    parser.add_argument("--out", metavar="FILE", help="write to this file instead of the terminal")
+    parser.add_argument("--to", metavar="FOLDER", help="folder to write (default: NAME-SCHEDULER)")
+    parser.add_argument("--spot", action="store_true", help="gke, skypilot: use machines that may be preempted")
+    parser.add_argument("--queue", metavar="NAME", help="gke: the local queue of Kueue; slurm: the partition")
+    parser.add_argument("--image", metavar="IMAGE", help="gke: name of the container image with forerun")
+    parser.add_argument("--nodes", metavar="N", type=count, help="slurm, without --on: number of nodes")
+    parser.add_argument("--gpus", metavar="N", type=count, help="slurm, without --on: GPUs of each node")
+    parser.add_argument("--hours", metavar="H", type=hours, help="gke, slurm: end a start of the job after this time")
 
 
 def add_ps_options(parser: argparse.ArgumentParser) -> None:

@@ -112,7 +112,8 @@ def absent_status(name: str, operations: Sequence[Answer]) -> SliceStatus:
         return SliceStatus(SliceState.CREATING, f"insert {newest.get('status')}")
     if kind == "insert" and newest.get("error"):
         error = operation_error(newest["error"])
-        return SliceStatus(SliceState.FAILED, f"{error.reason}: {error.message}", failure_of(error))
+        failed_at = seconds_of(newest.get("endTime"))
+        return SliceStatus(SliceState.FAILED, f"{error.reason}: {error.message}", failure_of(error), ended_at=failed_at)
     detail = "preempted" if kind == _PREEMPTION else kind
     return SliceStatus(SliceState.ABSENT, detail, ready_at=billed_since(instances), ended_at=ended_at(instances))
 

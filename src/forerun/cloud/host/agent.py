@@ -40,6 +40,7 @@ class AgentTimes:
     """How often an agent acts.
 
     Attributes:
+      first_answer_seconds: how long the agent waits for the cloud's clock before it uses this machine's clock.
       speed: how many seconds pass for the waits of the agent in one second of this machine. 1 on real hosts.
     """
 
@@ -48,6 +49,7 @@ class AgentTimes:
     clock_seconds: float = 5.0
     retry_seconds: float = 10.0
     flush_seconds: float = 20.0
+    first_answer_seconds: float = 60.0
     speed: float = 1.0
 
 
@@ -92,6 +94,7 @@ class Agent:
         self._link.start()
         clock = threading.Thread(target=self._follow_cloud, name="clock", daemon=True)
         clock.start()
+        self._clock.wait(self._times.first_answer_seconds / self._times.speed)
         try:
             while not self.turn() and not self._closed.is_set():
                 self._closed.wait(self._times.loop_seconds / self._times.speed)

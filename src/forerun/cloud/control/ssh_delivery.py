@@ -62,7 +62,9 @@ class SshDelivery:
         self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
     ) -> None:
         from forerun.cloud.setup.bundle import make_bundle
+        from forerun.cloud.ssh.connection import IapTunnel
         from forerun.cloud.ssh.delivery import deliver
 
+        tunnel = IapTunnel(self.project, attempt.option.zone) if self.through_iap and self.project else None
         bundle = make_bundle(run, attempt, self.job_folder, self.secrets, project=self.project)
-        deliver(bundle, hosts, host_keys, self.identity, self.tell)
+        deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)

@@ -12,7 +12,12 @@ WHEEL_SHA256=@WHEEL_SHA256@
 LOCK_SHA256=@LOCK_SHA256@
 UV_REQUIREMENT=@UV_REQUIREMENT@
 BUNDLE_SECONDS=@BUNDLE_SECONDS@
+<<<<<<< HEAD
 PROVIDER=@PROVIDER@
+=======
+SETUP_SECONDS=@SETUP_SECONDS@
+DELETION=@DELETION@
+>>>>>>> main
 
 STATE_FOLDER=/var/lib/forerun
 LOG_FOLDER=/var/log/forerun
@@ -74,6 +79,7 @@ settings() {
   export UV_NO_PROGRESS=1
 }
 
+<<<<<<< HEAD
 metadata() {
   curl --silent --fail --max-time 10 --header "Metadata-Flavor: Google" \
     "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/$1"
@@ -113,6 +119,32 @@ watch_setup() {
   ) </dev/null >>"$LOG_FOLDER/startup.log" 2>&1 9>&- &
 }
 
+=======
+# Deletes the slice if no agent runs after SETUP_SECONDS: the job never came, or the setup failed. The controller may not
+# exist any more, and the agent, which enforces the deadline, is not installed yet.
+watch_setup() {
+  local api path base project token metadata=http://metadata.google.internal/computeMetadata/v1
+  sleep "$SETUP_SECONDS"
+  until systemctl is-active --quiet forerun-agent; do
+    project=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/project/project-id") || project=
+    token=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/instance/service-accounts/default/token" |
+      sed -n 's/.*"access_token" *: *"\([^"]*\)".*/\1/p') || token=
+    echo "no agent runs after $SETUP_SECONDS seconds: the slice is deleted"
+    while read -r api path; do
+      base=https://tpu.googleapis.com/
+      if [ "$api" = tpu ]; then base=${CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU:-$base}; fi
+      if [ "$api" = compute ]; then
+        base=${CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE:-https://compute.googleapis.com/compute/v1/}
+      fi
+      # The token is read from standard input: process lists show arguments.
+      echo "header = \"Authorization: Bearer $token\"" |
+        curl -s -m 60 -o /dev/null -w "%{http_code} DELETE $path\n" -X DELETE -K - "$base${path//PROJECT/$project}" || true
+    done <<<"$DELETION"
+    sleep 60
+  done
+}
+
+>>>>>>> main
 folders() {
   id -u "$USER_NAME" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$USER_NAME"
   mkdir -p "$STATE_FOLDER/inbox"
@@ -227,7 +259,15 @@ if systemctl is-active --quiet forerun-train; then
   echo "the training runs already"
   exit 0
 fi
+<<<<<<< HEAD
 watch_setup
+=======
+if [ -n "$DELETION" ]; then
+  trap - ERR
+  (set +e && exec 9>&- && watch_setup) </dev/null &
+  trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
+fi
+>>>>>>> main
 state preparing
 install_uv
 install_python

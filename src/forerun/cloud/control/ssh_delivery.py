@@ -66,14 +66,9 @@ class SshDelivery:
         from forerun.cloud.ssh.connection import IapTunnel
         from forerun.cloud.ssh.delivery import deliver
 
-<<<<<<< HEAD
-        tunnel = IapTunnel(self.project, attempt.option.zone) if self.through_iap and self.project else None
-        bundle = make_bundle(run, attempt, self.job_folder, self.secrets, project=self.project)
-        deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)
-=======
         variables = dict(self.secrets)
         if len(hosts) > 1:  # machines without the metadata of a TPU slice find their index by their own address
             variables[HOSTS_VARIABLE] = ",".join(host.internal for host in hosts)
         bundle = make_bundle(run, attempt, self.job_folder, variables, project=self.project)
-        deliver(bundle, hosts, host_keys, self.identity, self.tell)
->>>>>>> main
+        tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
+        deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)

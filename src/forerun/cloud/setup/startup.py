@@ -18,8 +18,6 @@ USER = "forerun"  # the user of ssh connections
 BUNDLE_SECONDS = 1800  # how long a machine waits for its job
 SETUP_SECONDS = 3600  # after this time without an agent, a machine deletes its slice
 STARTUP_SCRIPT, SSH_KEYS = "startup-script", "ssh-keys"
-# The startup script deletes the slice if its agent does not run after this time.
-RESOURCE, SETUP_SECONDS = "forerun-resource", "forerun-setup-seconds"
 _PLACE = re.compile(r"@([A-Z0-9_]+)@")
 
 
@@ -44,12 +42,8 @@ def startup_script(run: CloudRun, option: Option, deletion: Sequence[str] = ()) 
         "LOCK_SHA256": locked_requirements(run.device, python).sha256,
         "UV_REQUIREMENT": uv_requirement(),
         "BUNDLE_SECONDS": str(BUNDLE_SECONDS),
-<<<<<<< HEAD
-        "PROVIDER": option.provider,
-=======
         "SETUP_SECONDS": str(SETUP_SECONDS),
         "DELETION": "\n".join(deletion),
->>>>>>> main
     }
     return _PLACE.sub(lambda found: shlex.quote(values[found[1]]), TEMPLATE.read_text(encoding="utf-8"))
 
@@ -72,8 +66,6 @@ def slice_metadata(run: CloudRun, attempt: AttemptEntry, public_key: str, projec
         # The key above must work, and host keys must be readable, whatever the project's defaults are.
         "enable-oslogin": "FALSE",
         "enable-guest-attributes": "TRUE",
-        RESOURCE: attempt.resource,
-        SETUP_SECONDS: str(min(BUNDLE_SECONDS, attempt.limit_seconds or BUNDLE_SECONDS)),
         labels.FOLDER: run.folder,
         labels.USD_PER_HOUR: f"{attempt.option.usd_per_hour:.6f}",
     }

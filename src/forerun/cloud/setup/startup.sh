@@ -12,12 +12,8 @@ WHEEL_SHA256=@WHEEL_SHA256@
 LOCK_SHA256=@LOCK_SHA256@
 UV_REQUIREMENT=@UV_REQUIREMENT@
 BUNDLE_SECONDS=@BUNDLE_SECONDS@
-<<<<<<< HEAD
-PROVIDER=@PROVIDER@
-=======
 SETUP_SECONDS=@SETUP_SECONDS@
 DELETION=@DELETION@
->>>>>>> main
 
 STATE_FOLDER=/var/lib/forerun
 LOG_FOLDER=/var/log/forerun
@@ -79,47 +75,6 @@ settings() {
   export UV_NO_PROGRESS=1
 }
 
-<<<<<<< HEAD
-metadata() {
-  curl --silent --fail --max-time 10 --header "Metadata-Flavor: Google" \
-    "http://${GCE_METADATA_HOST:-metadata.google.internal}/computeMetadata/v1/$1"
-}
-
-# Delete this slice: the node, and the request that would create it again. The token is not on the command line.
-delete_slice() {
-  local token project zone place
-  token=$(metadata instance/service-accounts/default/token | sed -n 's/.*"access_token" *: *"\([^"]*\)".*/\1/p')
-  project=$(metadata project/project-id)
-  zone=$(metadata instance/zone)
-  place=${CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU:-https://tpu.googleapis.com/}v2/projects/$project/locations/${zone##*/}
-  for address in "$place/queuedResources/$1?force=true" "$place/nodes/$1"; do
-    echo "delete $address"
-    echo "header = \"Authorization: Bearer $token\"" |
-      curl --silent --show-error --max-time 60 --request DELETE --config - "$address"
-  done
-}
-
-# The agent deletes the slice at its deadline. Until it runs, a controller is needed. If that one was killed, nothing
-# else would delete the slice, because the Cloud TPU API has no limit of its own.
-watch_setup() {
-  local name seconds
-  rm -f "$STATE_FOLDER/.agent-started"
-  test "$PROVIDER" = tpu || return 0
-  name=$(metadata instance/attributes/forerun-resource) || return 0
-  seconds=$(metadata instance/attributes/forerun-setup-seconds) || return 0
-  (
-    trap - ERR
-    set +e
-    sleep "$seconds"
-    while [ ! -f "$STATE_FOLDER/.agent-started" ]; do
-      echo "$(date -u +%FT%TZ) the setup is not complete after $seconds seconds"
-      delete_slice "$name"
-      sleep 30
-    done
-  ) </dev/null >>"$LOG_FOLDER/startup.log" 2>&1 9>&- &
-}
-
-=======
 # Deletes the slice if no agent runs after SETUP_SECONDS: the job never came, or the setup failed. The controller may not
 # exist any more, and the agent, which enforces the deadline, is not installed yet.
 watch_setup() {
@@ -144,7 +99,6 @@ watch_setup() {
   done
 }
 
->>>>>>> main
 folders() {
   id -u "$USER_NAME" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$USER_NAME"
   mkdir -p "$STATE_FOLDER/inbox"
@@ -259,15 +213,11 @@ if systemctl is-active --quiet forerun-train; then
   echo "the training runs already"
   exit 0
 fi
-<<<<<<< HEAD
-watch_setup
-=======
 if [ -n "$DELETION" ]; then
   trap - ERR
   (set +e && exec 9>&- && watch_setup) </dev/null &
   trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 fi
->>>>>>> main
 state preparing
 install_uv
 install_python
@@ -275,7 +225,6 @@ accept_bundle
 install_forerun
 install_units
 systemctl start forerun-agent
-touch "$STATE_FOLDER/.agent-started"
 check_devices
 state starting
 systemctl start forerun-train

@@ -82,7 +82,7 @@ class Groups:
         created["items"].append({"key": "created-by", "value": path})
         members = []
         for index in range(size):
-            name = f"{item['baseInstanceName']}-{index:04}"
+            name = instance_name(item["baseInstanceName"], index)
             where = f"projects/{project}/zones/{zone}/instances/{name}"
             members.append((where, self.instances.add(where, properties | {"metadata": created})))
 
@@ -91,6 +91,7 @@ class Groups:
                 return
             for index, (where, one) in enumerate(members):
                 self.instances.run(where, one, rental, index)
+                self.store.finish(self.store.begin(where, "insert"))  # the group inserts its machines by operations
                 self.instances.start_limit(one, at, lambda: self._limit(path, item, rental))
             item["currentActions"] = actions(none=size)
             item["status"]["isStable"] = True
@@ -125,7 +126,7 @@ class Groups:
             attempt = {"errors": {"errors": [{"code": code, "message": message}]}} if code else {}
             for index in range(item["targetSize"]):
                 link = path.rsplit("/instanceGroupManagers/", 1)[0]
-                name = f"{item['baseInstanceName']}-{index:04}"
+                name = instance_name(item["baseInstanceName"], index)
                 found.append({"instance": self.store.link(f"{link}/instances/{name}"), "currentAction": "CREATING"})
                 found[-1] |= {"name": name} | ({"lastAttempt": attempt} if attempt else {})
         return {"managedInstances": found} if found else {}
@@ -195,6 +196,8 @@ class Groups:
 
     def _limit(self, path: str, item: Json, rental: Rental) -> None:
         if self.store.items.get(path) is item and self.rentals.get(path) is rental:
+            for one in self.members(path):
+                self.instances.record_end(one)
             self._after_end(path, item, preempted=False)
 
     def _preempted(self, rental: Rental) -> bool:
@@ -210,7 +213,7 @@ class Groups:
         """End the machines of a group. A group repairs itself, unless its policy is DO_NOTHING."""
         members = self.members(path)
         action = self.store.items[members[0]]["scheduling"].get("instanceTerminationAction") if members else "DELETE"
-        self.world.end(self.rentals[path], preempted=preempted)
+        self.world.end(self.rentals[path], preempted=preempted, kill=preempted)
         repair = item.get("instanceLifecyclePolicy", {}).get("defaultActionOnFailure", "REPAIR") == "REPAIR"
         if action == "DELETE" or repair:
             self._empty(path, preempted=preempted)
@@ -243,6 +246,12 @@ def check_unused(store: Store, path: str, key: str) -> None:
         if any(link is not None and store.path_of(link) == path for link in links):
             message = f"The {key} resource '{path}' is already being used by '{where}'"
             raise ApiFault(400, "FAILED_PRECONDITION", message, "resourceInUseByAnotherResource")
+
+
+def instance_name(base: str, index: int) -> str:
+    """Return the name of a machine: `vm-###` becomes `vm-001` for the first one; otherwise a suffix is added."""
+    plain = base.rstrip("#")
+    return f"{base}-{index:04}" if plain == base else f"{plain}{index + 1:0{len(base) - len(plain)}}"
 
 
 def actions(**counts: int) -> Json:

@@ -80,7 +80,7 @@ class TpuApi:
     def _guest_attributes(self, name: str, body: Json) -> Json:
         self.nodes.get(name)
         fields.check("tpu/v2", "GetGuestAttributesRequest", body)
-        path, workers = body.get("queryPath", ""), body.get("workerIds", [])
+        path, workers = body.get("queryPath", ""), [one for one in body.get("workerIds", []) if one]
         found = []
         for index, keys in enumerate(self.world.machines.host_keys(name.rsplit("/", 1)[1])):
             if workers and str(index) not in workers:

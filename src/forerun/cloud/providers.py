@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from forerun.cloud.compute.compute_provider import ComputeProvider
 from forerun.cloud.google.credentials import google_session
 from forerun.cloud.google.endpoints import endpoints_from
 from forerun.cloud.google.rest import Rest
@@ -34,11 +35,7 @@ def provider_named(name: str, project: str | None = None, environment: Mapping[s
             fix="an entry of the run's record may be from a newer version of forerun: update forerun",
         )
     rest = google_rest(project, environment, clock_api=name)
-    if name == TPU:
-        return TpuProvider(rest)
-    from forerun.cloud.compute.compute_provider import ComputeProvider
-
-    return ComputeProvider(rest)
+    return TpuProvider(rest) if name == TPU else ComputeProvider(rest)
 
 
 def all_providers(project: str | None = None, environment: Mapping[str, str] | None = None) -> Sequence[Provider]:

@@ -82,6 +82,10 @@ class RunFolder:
         return self.path / "tracked.json"
 
     @property
+    def program(self) -> Path:
+        return self.path / "program.json"
+
+    @property
     def profile(self) -> Path:
         return self.path / "profile"
 

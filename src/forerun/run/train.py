@@ -44,6 +44,7 @@ from forerun.report.report_file import write_report
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.checkpoint_hook import retention_of, save_reporter
 from forerun.run.compile.compile_step import compile_step, use_cache
+from forerun.run.compile.program_record import program_record, write_program_record
 from forerun.run.extension import extension_of, extensions_of, require_steps_left
 from forerun.run.finished_run import finished_summary
 from forerun.run.guard import guard_of
@@ -171,6 +172,8 @@ def _train(
     check_before_compile(resolved, program, corpus, checkpoints)
     times.phase("compile")
     step = compile_step(program, display, job.name)
+    if worker.first:
+        write_program_record(folder, program_record(resolved, program, chosen, step.hash), display.warn)
     with times.spent("startup"):  # preparation of the data
         corpus = with_reference(resolved, program, corpus, folder, display, worker)
     batches = batches_of(job, program, corpus)

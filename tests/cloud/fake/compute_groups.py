@@ -82,7 +82,7 @@ class Groups:
         created["items"].append({"key": "created-by", "value": path})
         members = []
         for index in range(size):
-            name = member_name(item["baseInstanceName"], index)
+            name = instance_name(item["baseInstanceName"], index)
             where = f"projects/{project}/zones/{zone}/instances/{name}"
             members.append((where, self.instances.add(where, properties | {"metadata": created})))
 
@@ -125,7 +125,7 @@ class Groups:
             attempt = {"errors": {"errors": [{"code": code, "message": message}]}} if code else {}
             for index in range(item["targetSize"]):
                 link = path.rsplit("/instanceGroupManagers/", 1)[0]
-                name = member_name(item["baseInstanceName"], index)
+                name = instance_name(item["baseInstanceName"], index)
                 found.append({"instance": self.store.link(f"{link}/instances/{name}"), "currentAction": "CREATING"})
                 found[-1] |= {"name": name} | ({"lastAttempt": attempt} if attempt else {})
         return {"managedInstances": found} if found else {}
@@ -245,10 +245,10 @@ def check_unused(store: Store, path: str, key: str) -> None:
             raise ApiFault(400, "FAILED_PRECONDITION", message, "resourceInUseByAnotherResource")
 
 
-def member_name(base: str, index: int) -> str:
-    """Return the name of an instance. Number signs at the end of the base name become digits."""
+def instance_name(base: str, index: int) -> str:
+    """Return the name of a machine: `vm-###` becomes `vm-001` for the first one; otherwise a suffix is added."""
     plain = base.rstrip("#")
-    return f"{plain}{index:0{len(base) - len(plain)}}" if plain != base else f"{base}-{index:04}"
+    return f"{base}-{index:04}" if plain == base else f"{plain}{index + 1:0{len(base) - len(plain)}}"
 
 
 def actions(**counts: int) -> Json:

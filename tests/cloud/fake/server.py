@@ -220,6 +220,9 @@ def main(options: dict[str, Any]) -> None:
     http = ThreadingHTTPServer((options.get("address", "127.0.0.1"), options.get("port", 0)), handler_of(server))
     http.daemon_threads = True
     server.compute.store.base = f"http://{options.get('address', '127.0.0.1')}:{http.server_port}/compute/v1/"
+    allow = getattr(server.world.machines, "allow_api", None)
+    if allow is not None:
+        allow(http.server_port)  # hosts have a network of their own
     print(f"{READY}{http.server_port}", flush=True)
     threading.Thread(target=http.serve_forever, daemon=True).start()
     sys.stdin.read()  # until the test closes it, or ends in any way

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import select
+import shlex
 import shutil
 import signal
 import socket
@@ -57,11 +58,10 @@ def make_tree(folder: Path, host: dict[str, Any]) -> None:
         mount("tmpfs", inside(root, name), "tmpfs", 0, "mode=1777" if name in ("/tmp", "/dev/shm") else "mode=0755")
     for name in host["visible"]:  # the interpreter of this machine, the shared cache
         mount(name, inside(root, name), "none", _BIND | _RECURSIVE)
-    for target, source in host["programs"].items():
-        place = inside(root, target)
-        place.unlink(missing_ok=True)
-        shutil.copyfile(source, place)
-        place.chmod(0o755)
+    program = inside(root, "/usr/bin/systemctl")
+    program.unlink(missing_ok=True)
+    shutil.copyfile(host["systemctl"], program)
+    program.chmod(0o755)
     os.chroot(root)
     os.chdir("/")
 
@@ -73,11 +73,15 @@ def write_files(host: dict[str, Any]) -> None:
         f"127.0.0.1 localhost\n169.254.169.254 metadata.google.internal metadata\n{host['internal']} {host['name']}\n"
     )
     Path("/etc/default").mkdir(exist_ok=True)
-    lines = [f"{key}={value}\n" for key, value in host["environment"].items()]
+    # The startup script reads it as a shell does, and units as systemd does: both accept these quotes.
+    lines = [f"{key}={shlex.quote(value)}\n" for key, value in host["environment"].items()]
     Path("/etc/default/forerun").write_text("".join(lines))
     for target, content in host["files"].items():
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         Path(target).write_text(content)
+    for target, source in host["links"].items():
+        Path(target).unlink(missing_ok=True)
+        Path(target).symlink_to(source)
     for old in ("/var/lib/forerun", "/opt/forerun", "/var/log/forerun"):
         shutil.rmtree(old, ignore_errors=True)
     if place := host["software"]:

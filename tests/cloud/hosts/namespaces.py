@@ -41,8 +41,9 @@ class NamespaceMachines:
       environment: variables of `/etc/default/forerun` on each host. Ports of this machine that they name as
         `127.0.0.1:PORT` can be reached from each host under the same address.
       files: other files of each host, such as the configuration of a package installer.
-      programs: programs of each host: its path there, and the file to copy.
-      shared: folders of this machine that each host sees and may change, such as a cache of packages.
+      programs: programs of each host: its path there, and the file that a link there names.
+      shared: a folder of this machine that each host sees and may change, for a cache of packages. What the hosts
+        install is there, too: only then, its files can be hard links to the cache.
       proxy: let the hosts reach the network of this machine through an HTTP proxy on their port 3128.
     """
 
@@ -53,14 +54,14 @@ class NamespaceMachines:
         environment: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         programs: Mapping[str, str] | None = None,
-        shared: Sequence[str] = (),
+        shared: str | None = None,
         proxy: bool = False,
         project: str = "test-project",
     ) -> None:
         self._temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="forerun-hosts-") if folder is None else folder)
         self._environment, self._files = dict(environment or {}), dict(files or {})
-        self._programs, self._shared = dict(programs or {}), list(shared)
+        self._programs, self._shared = dict(programs or {}), shared
         self._proxy, self._project = proxy, project
         self._slices: dict[str, list[Host]] = {}
         self._lock = threading.Lock()
@@ -92,6 +93,12 @@ class NamespaceMachines:
             self._start(host, slice_name, index, addresses[index])
         for host in started:
             self._connect(host)
+
+    def allow_api(self, port: int) -> None:
+        """Let the hosts use the fake APIs on this port, with the credentials of their metadata server."""
+        prefix = "CLOUDSDK_API_ENDPOINT_OVERRIDES_"
+        self._environment[f"{prefix}TPU"] = f"http://127.0.0.1:{port}/"
+        self._environment[f"{prefix}COMPUTE"] = f"http://127.0.0.1:{port}/compute/v1/"
 
     def addresses(self, slice_name: str) -> list[tuple[str, str]]:
         return [host.addresses for host in self._slices.get(slice_name, [])]
@@ -150,13 +157,15 @@ class NamespaceMachines:
             "gateway": self._network.gateway,
             "environment": self._environment,
             "files": self._files,
-            "programs": {"/usr/bin/systemctl": str(systemctl)} | self._programs,
+            "systemctl": str(systemctl),
+            "links": {f"/usr/local/bin/python{sys.version_info.major}.{sys.version_info.minor}": interpreter}
+            | self._programs,
             # Nothing of the repository may help a host: all that it needs must come to it as on a real one.
             "hidden": [str(REPOSITORY)],
-            "visible": [*_installation(interpreter), *self._shared],
-            "software": f"{self._shared[0]}/{host.label}" if self._shared else "",
+            "visible": [*_installation(interpreter), *([self._shared] if self._shared else [])],
+            "software": f"{self._shared}/{host.label}" if self._shared else "",
         }
-        host.software = Path(str(description["software"])) if self._shared else None
+        host.software = Path(f"{self._shared}/{host.label}") if self._shared else None
         (host.folder / "host.json").write_text(json.dumps(description))
         with (host.folder / "console.log").open("ab") as console:
             host.process = subprocess.Popen(

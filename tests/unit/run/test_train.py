@@ -26,6 +26,7 @@ from forerun.hardware.devices import choose
 from forerun.inputs.resolve_job import resolve
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
+from forerun.report.program_differences import program_of_run
 from forerun.run import prepared_run
 from forerun.run import train as loop
 from forerun.run.compile.compile_step import RecompileError
@@ -70,6 +71,10 @@ def test_a_run_tells_its_phases_and_leaves_its_folder(make_job: MakeJob) -> None
     assert told.index("model: random weights (seed 0): trains from scratch") < told.index("compile")
     folder = Path(job.runs) / "tiny"
     assert json.loads((folder / "summary.json").read_text()) == finished.summary
+    compiled = program_of_run(folder)
+    assert compiled is not None
+    assert (compiled.program, compiled.mesh) == (finished.summary["program"], finished.summary["mesh"])
+    assert compiled.job["sample.tokens"] == "5"
     assert list(losses(job)) == [4, 6], "every fourth step and the last"
     last = read_metrics(folder / "metrics.jsonl")[-1]  # a row over two steps: 2 x 8 rows of 16 tokens
     assert last["tokens_per_second"] == pytest.approx(16 * last["samples_per_second"])

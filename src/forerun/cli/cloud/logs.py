@@ -10,72 +10,89 @@ from forerun.cli.cloud.connection import files_of, tell
 
 if TYPE_CHECKING:
     from forerun.cloud.record.run_files import RunFiles
+    from forerun.cloud.view.log_reader import LogReader
     from forerun.cloud.view.snapshot import RecordSnapshot
 
 POLL_SECONDS = 2.0
-STATE_SECONDS = 10.0  # between two looks whether the run has a new attempt or has ended
+STATE_SECONDS = 10.0  # between two reads of the record: whether the run has a new attempt, or has ended
 LONGEST_PAUSE_SECONDS = 30.0
+# A controller renews its lease within a minute. A run without a slice and without a controller has no further log.
+LEASE_SECONDS = 120.0
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.cloud.view.log_reader import LogReader
-
     files = files_of(args)
     snapshot = _snapshot(files)
-    number = args.attempt or (snapshot.newest.number if snapshot.newest else None)
-    if number is None and args.no_follow:
+    newest = snapshot.newest
+    attempt = args.attempt or (newest.number if newest else None)
+    if attempt is None and args.no_follow:
         tell("the run has no slice yet")
         return 0
-    _require(snapshot, number, args.host)
+    _require(snapshot, attempt, args.host)
+    if args.no_follow:
+        assert attempt is not None
+        print_new(_open_log(files, snapshot, attempt, args.host))
+        return 0
+    _follow(files, snapshot, attempt, args.host, only=args.attempt is not None)
+    return 0
+
+
+def _follow(files: RunFiles, snapshot: RecordSnapshot, attempt: int | None, host: int, *, only: bool) -> None:
+    """Print the log of an attempt and of those that follow it, until the run ends; with `only`, of one attempt."""
     reader = None
+    lease, renewed = snapshot.lease, time.monotonic()
     while True:
-        if number is not None and reader is None:
-            tell(_title(snapshot, number, args.host))
-            reader = LogReader(files, number, args.host)
-        is_last = args.no_follow or _is_over(snapshot, number, only=args.attempt is not None)
+        if reader is None and attempt is not None:
+            reader = _open_log(files, snapshot, attempt, host)
+        if snapshot.lease != lease or snapshot.open_attempts:
+            lease, renewed = snapshot.lease, time.monotonic()
+        is_abandoned = time.monotonic() - renewed > LEASE_SECONDS
+        is_over = attempt in snapshot.ends if only else snapshot.is_over or is_abandoned
         if reader is not None:
-            _print_new(reader)
-        if is_last:
-            if not args.no_follow:
-                tell(_end_text(snapshot))
-            return 0
-        snapshot = _follow(files, reader, snapshot)
+            print_new(reader)
         newest = snapshot.newest
-        if args.attempt is None and newest is not None and newest.number != number:
-            if reader is not None:
-                _print_new(reader)
-            number, reader = newest.number, None
+        if not only and newest is not None and newest.number != attempt:
+            attempt, reader = newest.number, None
+            continue
+        if is_over:
+            tell(_end_text(snapshot))
+            return
+        snapshot = _print_until_next_state(files, reader)
 
 
-def _follow(files: RunFiles, reader: object, snapshot: RecordSnapshot) -> RecordSnapshot:
-    """Print what is added until it is time to read the state of the run again. Outages only delay it."""
-    from forerun.cloud.view.log_reader import LogReader
+def _print_until_next_state(files: RunFiles, reader: LogReader | None) -> RecordSnapshot:
+    """Print what is added, then return the new state of the run. Outages only delay it, such as those of a laptop."""
     from forerun.errors import StorageError
 
-    until = time.monotonic() + STATE_SECONDS
-    pause = POLL_SECONDS
+    until, pause = time.monotonic() + STATE_SECONDS, POLL_SECONDS
     while True:
         time.sleep(pause)
         try:
-            if isinstance(reader, LogReader):
-                _print_new(reader)
+            if reader is not None:
+                print_new(reader)
             if time.monotonic() >= until:
                 return _snapshot(files)
             pause = POLL_SECONDS
+        except BrokenPipeError:
+            raise
         except (StorageError, OSError) as error:
-            if isinstance(error, BrokenPipeError):
-                raise
             if pause == POLL_SECONDS:
                 tell(f"the bucket does not answer; trying again: {error}")
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
-def _print_new(reader: object) -> None:
-    from forerun.cloud.view.log_reader import LogReader
-
-    assert isinstance(reader, LogReader)
+def print_new(reader: LogReader) -> None:
+    """Print what was added to a log. It is the output of the hosts, without control sequences."""
     if content := reader.read():
         print(content.decode("utf-8", "replace"), end="", flush=True)
+
+
+def _open_log(files: RunFiles, snapshot: RecordSnapshot, attempt: int, host: int) -> LogReader:
+    from forerun.cloud.view.log_reader import LogReader
+
+    option = snapshot.attempts[attempt].option
+    tell(f"--- attempt {attempt}: {option.slice} in {option.zone} ({option.capacity}), host {host}")
+    return LogReader(files, attempt, host)
 
 
 def _snapshot(files: RunFiles) -> RecordSnapshot:
@@ -93,16 +110,16 @@ def _snapshot(files: RunFiles) -> RecordSnapshot:
     return found
 
 
-def _require(snapshot: RecordSnapshot, number: int | None, host: int) -> None:
+def _require(snapshot: RecordSnapshot, attempt: int | None, host: int) -> None:
     from forerun.errors import UserError
 
-    if number is None:
+    if attempt is None:
         return
-    entry = snapshot.attempts.get(number)
+    entry = snapshot.attempts.get(attempt)
     if entry is None:
         raise UserError(
             "E-CLOUD-076",
-            f"the run {snapshot.run.name} has no attempt {number}",
+            f"the run {snapshot.run.name} has no attempt {attempt}",
             why=f"it has {len(snapshot.attempts)} attempts",
             fix="omit --attempt for the newest one",
         )
@@ -110,22 +127,15 @@ def _require(snapshot: RecordSnapshot, number: int | None, host: int) -> None:
         raise UserError(
             "E-CLOUD-077",
             f"the slice {entry.option.slice} of the run {snapshot.run.name} has no host {host}",
-            why=f"its hosts have the indexes 0 to {entry.option.hosts - 1}",
+            why=f"it has {entry.option.hosts} hosts; the first has the index 0",
             fix=f"choose one of them, for example --host {entry.option.hosts - 1}",
         )
-
-
-def _is_over(snapshot: RecordSnapshot, number: int | None, *, only: bool) -> bool:
-    return number in snapshot.ends if only else snapshot.is_over
-
-
-def _title(snapshot: RecordSnapshot, number: int, host: int) -> str:
-    option = snapshot.attempts[number].option
-    return f"--- attempt {number}: {option.slice} in {option.zone} ({option.capacity}), host {host}"
 
 
 def _end_text(snapshot: RecordSnapshot) -> str:
     if snapshot.finished is not None:
         return f"--- the run has finished; forerun fetch {snapshot.run.name} downloads its results"
-    ends = [snapshot.ends[number] for number in sorted(snapshot.ends)]
-    return f"--- the slice is deleted: {ends[-1].reason}" if ends else "--- the run has ended"
+    if snapshot.ends:
+        end = snapshot.ends[max(snapshot.ends)]
+        return f"--- the slice is deleted: {end.reason}{f' ({end.detail})' if end.detail else ''}"
+    return "--- the run has no slice and no controller"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from forerun.cli.options.values import comma_list, count, dollars
+from forerun.cli.options.values import comma_list, count, dollars, hours
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,43 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keeper", action="store_true", help="run the controller on a small VM, so that this machine may be off"
     )
-    parser.add_argument("--no-wait", action="store_true", help="end when the first slice is requested")
+    parser.add_argument(
+        "--no-wait",
+        action="store_true",
+        help="end when the hosts train; without --keeper, nothing replaces a preempted slice then",
+    )
+    parser.add_argument(
+        "--wait-seconds",
+        metavar="N",
+        type=count,
+        help="wait this long for capacity in a zone (default: 600 with alternatives, else without a limit)",
+    )
+    parser.add_argument("--prices", metavar="FILE", help="CSV file of prices that replace the table's")
+    parser.add_argument(
+        "--usd-per-hour",
+        metavar="USD",
+        type=dollars,
+        help="price of the slice, for machines without a price in the table",
+    )
+    parser.add_argument(
+        "--provider",
+        choices=("tpu", "compute"),
+        help="Cloud TPU API or Compute Engine (default: tpu, if it has the slice)",
+    )
+    parser.add_argument("--disk-gib", metavar="N", type=count, help="size of the boot disk in GiB")
+    parser.add_argument("--image", metavar="NAME", help="runtime version or image of the hosts")
+    parser.add_argument("--network", metavar="NAME", help="network of the hosts (default: default)")
+    parser.add_argument("--subnetwork", metavar="NAME", help="subnetwork of the hosts")
+    parser.add_argument("--service-account", metavar="EMAIL", help="service account of the hosts")
+    parser.add_argument(
+        "--internal-ips",
+        action="store_true",
+        help="rent hosts without external addresses; ssh then needs a route to them",
+    )
+    parser.add_argument(
+        "--tunnel-through-iap", action="store_true", help="reach the hosts through Identity-Aware Proxy"
+    )
+    parser.add_argument("--no-export", action="store_true", help="do not export the model at the end")
     parser.add_argument("--yes", action="store_true", help="do not ask before renting")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and every request, and send nothing")
     parser.add_argument("--print-startup", action="store_true", help="print the startup script of the hosts, and end")
@@ -57,15 +93,21 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 def add_manifest_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun manifest`."""
     _job(parser)
-    parser.add_argument("--on", metavar="SLICE", required=True, help="slice to run on, for example v6e-256")
+    parser.add_argument("--on", metavar="SLICE", help="slice to run on, for example v6e-256")
     parser.add_argument(
         "--for",
         dest="scheduler",
         choices=("gke", "skypilot", "slurm"),
         required=True,
-        help="gke: a JobSet for Kubernetes; skypilot: a task; slurm: an sbatch file",
+        help="gke: a JobSet for Kubernetes; skypilot: a task; slurm: a batch script",
     )
-    parser.add_argument("--out", metavar="FILE", help="write to this file instead of the terminal")
+    parser.add_argument("--to", metavar="FOLDER", help="folder to write (default: NAME-SCHEDULER)")
+    parser.add_argument("--spot", action="store_true", help="gke, skypilot: use machines that may be preempted")
+    parser.add_argument("--queue", metavar="NAME", help="gke: the local queue of Kueue; slurm: the partition")
+    parser.add_argument("--image", metavar="IMAGE", help="gke: name of the container image with forerun")
+    parser.add_argument("--nodes", metavar="N", type=count, help="slurm, without --on: number of nodes")
+    parser.add_argument("--gpus", metavar="N", type=count, help="slurm, without --on: GPUs of each node")
+    parser.add_argument("--hours", metavar="H", type=hours, help="gke, slurm: end a start of the job after this time")
 
 
 def add_ps_options(parser: argparse.ArgumentParser) -> None:

@@ -190,6 +190,8 @@ def belongs_to(resource: Mapping[str, Any], name: str) -> bool:
         return True
     found = labels_of(resource)
     run, attempt = found.get(cloud_labels.RUN, ""), found.get(cloud_labels.ATTEMPT, "")
+    if found.get(cloud_labels.ROLE) == cloud_labels.KEEPER_ROLE:
+        return False
     return bool(run and attempt) and f"{cloud_labels.PREFIX}-{run}-{attempt}" == name
 
 

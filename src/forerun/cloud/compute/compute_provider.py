@@ -88,7 +88,7 @@ class ComputeProvider:
         while True:
             kind, paths = next(((kind, paths) for kind, paths in self.calls.existing(name, zone) if paths), ("", []))
             if not paths and not self.calls.is_creating(name, zone):
-                return max(ended, default=None) or ended_at(self.calls.operations(name, zone))
+                return max(ended, default=None) or self._machines_ended_at(name, zone)
             # The deletion of a group ends the billing only if its machines exist: the limit may have deleted them.
             bills = kind == "instance" or (kind == "instance group" and bool(self.calls.members(name, zone)))
             operations = [operation for path in paths if (operation := self.calls.delete(path)) is not None]
@@ -127,6 +127,12 @@ class ComputeProvider:
                 raise RequestRefused(Failure.OTHER, error.message) from error
             _check_owner(call.kind, found, request)
             return None
+
+    def _machines_ended_at(self, name: str, zone: str) -> float | None:
+        """Return when the cloud or another process ended the machines, if operations tell it."""
+        operations = self.calls.operations(name, zone)
+        # An instance group may be deleted long after its machines, so that its own operations do not count.
+        return ended_at([one for one in operations if "/instances/" in str(one.get("targetLink"))])
 
     def _deleted(self, operation: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return a deletion when it is done, or None if it failed: another process may delete the same resource."""

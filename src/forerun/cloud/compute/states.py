@@ -108,12 +108,8 @@ def absent_status(name: str, operations: Sequence[Answer]) -> SliceStatus:
 
 
 def ended_at(operations: Sequence[Answer]) -> float | None:
-    """Return when the newest operation that ended a machine was completed, or None.
-
-    Operations on instances are preferred: an instance group may be deleted long after its machines.
-    """
-    of_instances = [one for one in operations if "/instances/" in str(one.get("targetLink"))]
-    for operation in newest_first(of_instances) or newest_first(operations):
+    """Return when the newest operation that is not an insertion was completed, or None."""
+    for operation in newest_first(operations):
         kind = str(operation.get("operationType") or "")
         if kind != "insert" and operation.get("status") == "DONE" and not operation.get("error"):
             return seconds_of(operation.get("endTime") or operation.get("insertTime"))

@@ -22,6 +22,7 @@ from forerun.cloud.control.billing import attempt_usd
 from forerun.cloud.control.decide import decide
 from forerun.cloud.control.lease import Lease
 from forerun.cloud.control.observation import RunObserver
+from forerun.cloud.control.run_summary import run_summary, write_summary
 from forerun.cloud.control.run_view import RunView
 from forerun.cloud.control.slice_request import slice_request
 from forerun.cloud.provider import CloudUnavailable, HostAddress, Provider, RequestRefused
@@ -98,8 +99,13 @@ class Controller:
         self.observer = RunObserver(files, since)
         self._swept_at: float | None = None
 
-    def follow(self, sleep: Callable[[float], None], poll_seconds: float = POLL_SECONDS) -> tuple[RunView, EndRun]:
-        """Act until the run has ended. Failures of the cloud or the bucket that may pass are repeated for ever."""
+    def follow(
+        self,
+        sleep: Callable[[float], None],
+        poll_seconds: float = POLL_SECONDS,
+        until: Callable[[RunView], bool] = lambda view: False,
+    ) -> tuple[RunView, EndRun | None]:
+        """Act until the run has ended, or `until` is true. Failures of the cloud or the bucket are repeated for ever."""
         failures = 0
         while True:
             try:
@@ -112,6 +118,8 @@ class Controller:
                 continue
             if isinstance(action, EndRun):
                 return view, action
+            if until(view):
+                return view, None
             if isinstance(action, Pause):
                 sleep(poll_seconds)
 
@@ -139,6 +147,7 @@ class Controller:
         if isinstance(action, EndRun):
             self.sweep()
             if other is None:
+                write_summary(self.files, run_summary(view, action.reason))
                 self.lease.release(now)
         else:
             self._perform(run, view, action)

@@ -15,6 +15,7 @@ from forerun.cloud.record.entries import (
     ENDED_FAILED,
     ENDED_REFUSED,
     AttemptEntry,
+    CloudRun,
     EndEntry,
     Option,
 )
@@ -57,6 +58,13 @@ def next_attempt(view: RunView) -> StartAttempt | Pause | EndRun:
         return EndRun(ENDED_BUDGET, _spending(view))
     number = max((one.entry.number for one in view.attempts), default=0) + 1
     return StartAttempt(AttemptEntry(number, option, resource_name(view.run.name, number), view.now, limit, spent))
+
+
+def first_attempt(run: CloudRun) -> AttemptEntry:
+    """Return the first attempt of a run, for a dry run."""
+    option = run.options[0]
+    limit = limit_seconds(run.max_usd, 0.0, option.usd_per_hour)
+    return AttemptEntry(1, option, resource_name(run.name, 1), 0.0, limit, 0.0)
 
 
 def _allowed(view: RunView, refused: list[tuple[AttemptEntry, EndEntry]]) -> list[Option]:

@@ -26,7 +26,7 @@ def slice_request(run: CloudRun, attempt: AttemptEntry, metadata: Mapping[str, s
         zone=attempt.option.zone,
         capacity=attempt.option.capacity,
         labels=labels.slice_labels(run.name, attempt.number),
-        metadata={**metadata, **{key: value for key, value in shown.items() if value}},
+        metadata={**{key: value for key, value in shown.items() if value}, **metadata},
         request_id=labels.request_id(run.folder, attempt.number, "create"),
         limit_seconds=attempt.limit_seconds,
         wait_seconds=None if wait is None else wait + SLACK_SECONDS,

@@ -14,6 +14,7 @@ from forerun.cloud.host.decision import HostAction, HostDecision, HostView, deci
 from forerun.cloud.host.host_clock import HostClock
 from forerun.cloud.host.layout import HostLayout
 from forerun.cloud.host.log_copy import LogCopy
+from forerun.cloud.host.planned_program import program_note
 from forerun.cloud.host.results import ResultStore
 from forerun.cloud.host.service import stop_training, training_state
 from forerun.cloud.host.settings import AgentSettings
@@ -21,6 +22,7 @@ from forerun.cloud.host.train_progress import read_progress
 from forerun.cloud.provider import SliceStatus
 from forerun.cloud.record.entries import HostEntry, ReadyEntry
 from forerun.cloud.record.run_files import RunFiles
+from forerun.report.program_differences import program_of_run
 
 
 class SliceApi(Protocol):
@@ -38,6 +40,7 @@ class AgentTimes:
     """How often an agent acts.
 
     Attributes:
+      first_answer_seconds: how long the agent waits for the cloud's clock before it uses this machine's clock.
       speed: how many seconds pass for the waits of the agent in one second of this machine. 1 on real hosts.
     """
 
@@ -46,6 +49,7 @@ class AgentTimes:
     clock_seconds: float = 5.0
     retry_seconds: float = 10.0
     flush_seconds: float = 20.0
+    first_answer_seconds: float = 60.0
     speed: float = 1.0
 
 
@@ -90,6 +94,7 @@ class Agent:
         self._link.start()
         clock = threading.Thread(target=self._follow_cloud, name="clock", daemon=True)
         clock.start()
+        self._clock.wait(self._times.first_answer_seconds / self._times.speed)
         try:
             while not self.turn() and not self._closed.is_set():
                 self._closed.wait(self._times.loop_seconds / self._times.speed)
@@ -120,13 +125,14 @@ class Agent:
     def view(self) -> HostView:
         """Return what the agent sees now. It never waits for the bucket or the API."""
         record, settings = self._link.view, self._settings
+        run = self._layout.job_folder / settings.relative_run_folder
         return HostView(
             now=self._clock.now(),
             host=self._host,
             hosts=settings.hosts,
             service=training_state(self._layout),
             setup=self._setup(),
-            progress=read_progress(self._layout.job_folder / settings.relative_run_folder, self._host),
+            progress=read_progress(run, self._host),
             stop_reason=record.stop_reason,
             deadline_at=None if record.ready_at is None else deadline_at(record.ready_at, record.limit_seconds),
             notice=self._notice(),
@@ -135,6 +141,7 @@ class Agent:
             ended_seconds=0.0 if self._ended is None else (time.monotonic() - self._ended) * self._times.speed,
             phases=record.phases,
             is_rented=self._api is not None,
+            program_note="" if record.planned is None else program_note(record.planned, program_of_run(run)),
         )
 
     def _act(self, action: HostAction | None) -> None:

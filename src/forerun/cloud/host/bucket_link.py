@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from forerun.cloud.host.log_copy import LogCopy
+from forerun.cloud.host.planned_program import planned_program
 from forerun.cloud.record.entries import HostEntry
 from forerun.cloud.record.run_files import RunFiles
+from forerun.report.program_differences import ProgramFacts
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class RecordView:
       ready_at: when billing began; None: not known yet.
       stop_reason: of the stop request; None: there is none.
       phases: the last phases that the hosts reported. Read only after training has ended.
+      planned: the program that was planned for this slice; None: not planned, or not read yet.
       is_read: the record was read at least once.
     """
 
@@ -33,6 +36,7 @@ class RecordView:
     stop_reason: str | None = None
     is_finished: bool = False
     phases: Mapping[int, str] = field(default_factory=dict)
+    planned: ProgramFacts | None = None
     is_read: bool = False
 
 
@@ -120,9 +124,12 @@ class BucketLink:
         """Read the record, then write the report and the new lines of the logs."""
         files, view = self._files, self.view
         if not view.is_read:
-            attempt = files.attempts().get(self._attempt)
+            attempt = files.attempt(self._attempt)
             if attempt is not None:
-                view = replace(view, limit_seconds=attempt.limit_seconds, is_read=True)
+                run = files.run()
+                versions = {} if run is None else dict(run.versions)
+                planned = planned_program(attempt.option, versions)
+                view = replace(view, limit_seconds=attempt.limit_seconds, planned=planned, is_read=True)
         if view.ready_at is None and (ready := files.ready(self._attempt)) is not None:
             view = replace(view, ready_at=ready.at)
         stop = files.stop()

@@ -61,6 +61,7 @@ class HostView:
       ended_seconds: how long training has ended, by this machine's clock; 0 while it runs.
       phases: the last reported phases of all hosts.
       is_rented: the slice can be deleted. Machines of the user cannot.
+      program_note: how the compiled program differs from the planned one, or an empty string.
     """
 
     now: float
@@ -77,6 +78,7 @@ class HostView:
     ended_seconds: float = 0.0
     phases: Mapping[int, str] = field(default_factory=dict)
     is_rented: bool = True
+    program_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def decide(view: HostView) -> HostDecision:
         if view.notice:
             return HostDecision(PREEMPTING, view.notice)
         is_started = view.host > 0 or bool(view.progress.step)
-        return HostDecision(TRAINING if is_started else STARTING)
+        return HostDecision(TRAINING if is_started else STARTING, view.program_note)
     return _with_deletion(view, _after_training(view, reason))
 
 

@@ -23,7 +23,7 @@ class HostClock:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._ask, self._fallback, self._monotonic = ask, fallback, monotonic
-        self._lock = threading.Lock()
+        self._lock, self._is_known = threading.Lock(), threading.Event()
         self._known: tuple[float, float] | None = None
 
     def refresh(self) -> str:
@@ -34,7 +34,12 @@ class HostClock:
             return f"{type(error).__name__}: {error}"
         with self._lock:
             self._known = (answer, self._monotonic())
+        self._is_known.set()
         return ""
+
+    def wait(self, limit_seconds: float) -> bool:
+        """Wait for the first answer. Return whether it has arrived."""
+        return self._is_known.wait(limit_seconds)
 
     def now(self) -> float:
         """Return the time in seconds since 1970."""

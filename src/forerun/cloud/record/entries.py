@@ -36,8 +36,9 @@ class Option:
     Attributes:
       provider: the name of the provider: `tpu`, `compute` or `ssh`.
       step_seconds: the planned time of a step; None if it was not planned.
-      hours: the planned time of the whole job.
+      hours: the planned time of the whole job; on spot, with the time that preemptions cost.
       program: the planned hash of the program (its lowered text), or an empty string.
+      preemptions: the expected number on spot.
     """
 
     provider: str
@@ -49,6 +50,7 @@ class Option:
     step_seconds: float | None = None
     hours: float | None = None
     program: str = ""
+    preemptions: float | None = None
 
 
 @dataclass(frozen=True)

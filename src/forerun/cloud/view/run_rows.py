@@ -23,6 +23,7 @@ _PHASES = (
     entries.STOPPED,
 )
 _URGENT = (entries.BROKEN, entries.PREEMPTING, entries.STOPPING)  # one host in this phase decides
+_ENDS = {entries.ENDED_BUDGET: "stopped at its cap"}
 _BILLED = (SliceState.READY, SliceState.STOPPED)
 
 
@@ -90,10 +91,9 @@ def runs_without_resources(
 
 def state_of_run(snapshot: RecordSnapshot, now: float) -> str:
     """Return what a run without any resource does."""
-    if snapshot.finished is not None:
-        return "finished"
-    if snapshot.stop is not None:
-        return f"stopped ({snapshot.stop.reason})" if snapshot.stop.reason else "stopped"
+    if (reason := snapshot.end_reason) is not None:
+        detail = snapshot.ends[max(snapshot.ends)].detail if snapshot.ends and reason == entries.ENDED_FAILED else ""
+        return f"{_ENDS.get(reason, reason)}: {detail}" if detail else _ENDS.get(reason, reason)
     if (holder := snapshot.controller(now)) is not None:
         return f"waits for a slice; controller: {holder}"
     return "has no slice and no controller; the command forerun run of its job resumes it"

@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 
 from forerun.cloud.control.billing import attempt_usd
 from forerun.cloud.record.entries import (
+    ENDED_BUDGET,
+    ENDED_FAILED,
+    ENDED_FINISHED,
+    ENDED_STOPPED,
     AttemptEntry,
     CloudRun,
     EndEntry,
@@ -45,9 +49,20 @@ class RecordSnapshot:
         return tuple(entry for number, entry in self.attempts.items() if number not in self.ends)
 
     @property
+    def end_reason(self) -> str | None:
+        """Why the run has ended, with all slices deleted; None if it has not, or if a controller may continue it."""
+        if self.open_attempts:
+            return None
+        if self.finished is not None:
+            return ENDED_FINISHED
+        last = self.ends[max(self.ends)].reason if self.ends else ""
+        if last in (ENDED_FAILED, ENDED_BUDGET):
+            return last
+        return None if self.stop is None else ENDED_STOPPED
+
+    @property
     def is_over(self) -> bool:
-        """Whether the run has ended: finished, or stopped on request or at its cap, with all slices deleted."""
-        return not self.open_attempts and (self.finished is not None or self.stop is not None)
+        return self.end_reason is not None
 
     @property
     def step(self) -> int | None:

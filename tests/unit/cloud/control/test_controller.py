@@ -15,6 +15,7 @@ from simulated_cloud import (
 )
 
 from forerun.cloud.control.actions import EndRun
+from forerun.cloud.control.controller import Controller
 from forerun.cloud.provider import CloudUnavailable, Failure, SliceState
 from forerun.cloud.record.entries import LeaseEntry, StopEntry
 
@@ -38,7 +39,12 @@ def reasons(cloud: SimulatedCloud) -> list[str]:
 
 
 def follow(cloud: SimulatedCloud, since: float = 0.0) -> str:
-    _, end = controller(cloud, since=since).follow(cloud.advance)
+    return ended(controller(cloud, since=since), cloud)
+
+
+def ended(one: Controller, cloud: SimulatedCloud) -> str:
+    _, end = one.follow(cloud.advance)
+    assert end is not None
     return end.reason
 
 
@@ -70,8 +76,7 @@ def test_preempted_runs_resume_in_the_next_zone_when_the_first_has_no_capacity()
         cloud.advance(5)
     cloud.preempt()
     cloud.refuse["zone-a"] = Failure.CAPACITY
-    _, end = one.follow(cloud.advance)
-    assert end.reason == "finished"
+    assert ended(one, cloud) == "finished"
     assert reasons(cloud) == ["preempted", "refused", "finished"]
     assert [zone for _, zone in cloud.created] == ["zone-a", "zone-b"]
     assert cloud.slices == {}
@@ -99,7 +104,7 @@ def test_preemptions_do_not_raise_the_cap() -> None:
         if cloud.now % 400 == 0:
             cloud.preempt()
     assert reasons(cloud).count("preempted") >= 2
-    assert one.follow(cloud.advance)[1].reason == "budget"
+    assert ended(one, cloud) == "budget"
     assert cloud.bill() <= 5.0
     assert usd(cloud) == pytest.approx(cloud.bill(), abs=CENT)
 
@@ -111,7 +116,7 @@ def test_a_stop_of_another_laptop_saves_and_deletes() -> None:
         one.step()
         cloud.advance(5)
     cloud.files().request_stop(StopEntry(cloud.now, "user"))
-    assert one.follow(cloud.advance)[1].reason == "stopped"
+    assert ended(one, cloud) == "stopped"
     assert cloud.slices == {}
     assert reasons(cloud) == ["stopped"]
     cloud.files().withdraw_stop()  # as `forerun run` does when it resumes
@@ -126,7 +131,7 @@ def test_silent_hosts_are_replaced() -> None:
         one.step()
         cloud.advance(5)
     next(iter(cloud.slices.values())).silent = True
-    assert one.follow(cloud.advance)[1].reason == "finished"
+    assert ended(one, cloud) == "finished"
     assert reasons(cloud) == ["preempted", "finished"]
     assert usd(cloud) == pytest.approx(cloud.bill(), abs=CENT)
 
@@ -141,7 +146,7 @@ def test_only_the_holder_of_the_lease_acts() -> None:
     assert cloud.created == []
     assert isinstance(one.display, RecordedDisplay)
     assert one.display.standbys == 5
-    assert one.follow(cloud.advance)[1].reason == "finished"  # the keeper's lease ends
+    assert ended(one, cloud) == "finished"  # the keeper's lease ends
     lease = cloud.files().lease()
     assert lease is not None
     assert lease.until <= cloud.now
@@ -157,7 +162,7 @@ def test_the_slice_of_an_ended_attempt_is_deleted() -> None:
     cloud.before = lambda: None
     cloud.refuse["us-east1-d"] = Failure.QUOTA
     cloud.advance(60)
-    assert other.follow(cloud.advance)[1].reason == "failed"
+    assert ended(other, cloud) == "failed"
     cloud.refuse.clear()
     assert reasons(cloud) == ["refused"]
     entry = cloud.files().attempts()[1]

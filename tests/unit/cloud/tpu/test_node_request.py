@@ -1,6 +1,7 @@
 """Requests that create TPU slices. Google's own client checks names and enums of the fields."""
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
@@ -96,14 +97,14 @@ def test_each_generation_has_its_image(slice: str, name: str, runtime: str) -> N
 
 def test_options_of_the_machines() -> None:
     node = request_with(
-        image="mine", subnetwork="s", internal_only=True, service_account="a@b", disk_gib=300, slice="v5p:8x8x16"
+        image="mine", subnetwork="s", internal_only=True, service_account="a@b", disk_gib=300, slice="v5p:4x4x20"
     ).body
     assert node["runtimeVersion"] == "mine"
     assert node["networkConfig"] == {"enableExternalIps": False, "subnetwork": "s"}
     assert node["serviceAccount"] == {"email": "a@b"}
     assert node["bootDiskConfig"] == {"diskSizeGb": "300"}
-    assert node["acceleratorConfig"] == {"type": "V5P", "topology": "8x8x16"}
-    assert slice_of(node) == "v5p:8x8x16"
+    assert node["acceleratorConfig"] == {"type": "V5P", "topology": "4x4x20"}
+    assert slice_of(node) == "v5p:4x4x20"
     assert request_with(disk_gib=300).params == {"nodeId": "forerun-run-1", "requestId": UUID}
 
 
@@ -114,7 +115,7 @@ def test_tpu7x_needs_another_api() -> None:
 
 
 @pytest.mark.parametrize("capacity", ["on-demand", "spot", "reservation"])
-@pytest.mark.parametrize("slice", ["v5e-16", "v5p:8x8x16"])
+@pytest.mark.parametrize("slice", ["v5e-16", "v5p:4x4x20"])
 def test_googles_client_knows_every_field(capacity: Any, slice: str) -> None:
     """Unknown names and values of enums are errors of its parser. It lacks flex-start and the boot disk."""
     from google.cloud import tpu_v2
@@ -123,7 +124,7 @@ def test_googles_client_knows_every_field(capacity: Any, slice: str) -> None:
         capacity=capacity, slice=slice, network="n", subnetwork="s", service_account="a@b", internal_only=True
     )
     kind = tpu_v2.Node if capacity == "on-demand" else tpu_v2.QueuedResource
-    parsed = kind.from_json(__import__("json").dumps(request.body), ignore_unknown_fields=False)
+    parsed = kind.from_json(json.dumps(request.body), ignore_unknown_fields=False)
     node = parsed if capacity == "on-demand" else parsed.tpu.node_spec[0].node
     assert dict(node.labels) == {"forerun-run": "run", "forerun-capacity": capacity}
-    assert ("spot" in parsed) == (capacity == "spot") or capacity == "on-demand"
+    assert capacity == "on-demand" or ("spot" in parsed) == (capacity == "spot")

@@ -1,13 +1,15 @@
 """The provider of TPU slices against the fake of the API, which has its own state machines, clock and bill."""
 
 import dataclasses
+import itertools
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from fake import FakeCloud, Fault
 
-from forerun.cloud.provider import Failure, RequestRefused, SliceRequest, SliceState, ZonesUnreachable
+from forerun.cloud.provider import Failure, RequestRefused, SliceRequest, SliceState, SliceStatus, ZonesUnreachable
 from forerun.cloud.providers import google_rest
 from forerun.cloud.tpu.tpu_provider import TpuProvider
 from forerun.errors import UserError
@@ -22,139 +24,147 @@ REQUEST = SliceRequest(
     metadata={"startup-script": "true"},
     request_id="5b1d1c5e-0000-4000-8000-000000000001",
 )
-NAME = REQUEST.name
 CREATE, DELETE = 30.0, 10.0
+
+
+_numbers = itertools.count(1)
+
+
+class Scene:
+    """One process of the fake serves all tests of the module, and each test has its own name of a slice."""
+
+    def __init__(self, cloud: FakeCloud) -> None:
+        self.cloud, self.name = cloud, f"forerun-run-{next(_numbers)}"
+        self.provider = self.new_provider()
+
+    def new_provider(self) -> TpuProvider:
+        """Return a provider as a new process would have it. It waits by the fake's clock."""
+        rest = google_rest(environment=self.cloud.environment())
+        rest.sleep = self.cloud.advance
+        return TpuProvider(rest)
+
+    def request(self, **changes: Any) -> SliceRequest:
+        return dataclasses.replace(REQUEST, **{"name": self.name, "request_id": str(uuid.uuid4()), **changes})
+
+    def status(self) -> SliceStatus:
+        return self.provider.status(self.name, ZONE)
+
+    def become_ready(self) -> None:
+        self.cloud.advance(CREATE)
+        self.status()  # the fake serves its queue between two requests
+        self.cloud.advance(CREATE)
+        assert self.status().state is SliceState.READY
+
+    def rentals(self) -> list[dict[str, Any]]:
+        return [one for one in self.cloud.rentals() if one["name"].startswith(self.name)]
+
+    def resources(self) -> list[dict[str, Any]]:
+        return [one for one in self.cloud.resources() if one["name"].startswith(self.name)]
 
 
 @pytest.fixture(scope="module")
 def process() -> Iterator[FakeCloud]:
-    with FakeCloud() as cloud:
+    with FakeCloud(create_seconds=CREATE, delete_seconds=DELETE) as cloud:
         yield cloud
 
 
 @pytest.fixture
-def cloud(process: FakeCloud) -> FakeCloud:
-    process.control("reset")
-    process.set_delays(create=CREATE, delete=DELETE, queue=0.0)
-    return process
-
-
-def provider_of(cloud: FakeCloud) -> TpuProvider:
-    """Return a provider as a new process would have it. It waits by the fake's clock."""
-    rest = google_rest(environment=cloud.environment())
-    rest.sleep = cloud.advance
-    return TpuProvider(rest)
-
-
-@pytest.fixture
-def provider(cloud: FakeCloud) -> TpuProvider:
-    return provider_of(cloud)
-
-
-def request_with(**changes: Any) -> SliceRequest:
-    return dataclasses.replace(REQUEST, **changes)
+def scene(process: FakeCloud) -> Iterator[Scene]:
+    scene = Scene(process)
+    yield scene
+    process.clear_faults()
+    process.set(preempted_state="PREEMPTED")
+    process.set_capacity(ZONE, "v6e-16", None)
+    for spot in (False, True):
+        process.set_quota(ZONE, "v6e", None, spot=spot)
+    for left in {one["name"] for one in scene.resources()}:
+        scene.provider.delete(left, ZONE)
+    process.advance(3600)
 
 
 @pytest.mark.parametrize("capacity", ["on-demand", "spot", "flex-start"])
-def test_a_slice_lives_and_its_times_are_those_of_the_bill(
-    cloud: FakeCloud, provider: TpuProvider, capacity: Any
-) -> None:
-    start = cloud.now()
-    provider.create(request_with(capacity=capacity, limit_seconds=86400))
-    assert provider.status(NAME, ZONE).state in (SliceState.CREATING, SliceState.WAITING)
-    cloud.advance(CREATE)
-    provider.status(NAME, ZONE)  # the fake advances queued requests at each request
-    cloud.advance(CREATE)
-    status = provider_of(cloud).status(NAME, ZONE)
-    assert status.state is SliceState.READY
-    hosts = provider.addresses(NAME, ZONE)
-    assert [host.index for host in hosts] == [0, 1, 2, 3]
-    cloud.advance(3600)
-    end = provider.delete(NAME, ZONE)
-    (rental,) = cloud.rentals()
-    assert (status.ready_at, end) == (rental["ready_at"], rental["ended_at"])
-    assert status.ready_at is not None
-    assert status.ready_at >= start + CREATE
-    assert cloud.resources() == []
+def test_a_slice_lives_and_its_times_are_those_of_the_bill(scene: Scene, capacity: Any) -> None:
+    start = scene.cloud.now()
+    scene.provider.create(scene.request(capacity=capacity, limit_seconds=86400))
+    assert scene.status().state in (SliceState.CREATING, SliceState.WAITING)
+    scene.become_ready()
+    ready_at = scene.new_provider().status(scene.name, ZONE).ready_at
+    assert [host.index for host in scene.provider.addresses(scene.name, ZONE)] == [0, 1, 2, 3]
+    scene.cloud.advance(3600)
+    end = scene.provider.delete(scene.name, ZONE)
+    (rental,) = scene.rentals()
+    assert (ready_at, end) == (rental["ready_at"], rental["ended_at"])
+    assert ready_at is not None
+    assert ready_at >= start + CREATE
+    assert scene.resources() == []
     # Another process that comes later finds the same end.
-    assert provider_of(cloud).delete(NAME, ZONE) == end
-    assert provider.status(NAME, ZONE).state is SliceState.ABSENT
+    assert scene.new_provider().delete(scene.name, ZONE) == end
+    assert scene.status().state is SliceState.ABSENT
 
 
 @pytest.mark.parametrize("capacity", ["on-demand", "spot"])
-def test_a_second_request_creates_no_second_slice(cloud: FakeCloud, provider: TpuProvider, capacity: Any) -> None:
+def test_a_second_request_creates_no_second_slice(scene: Scene, capacity: Any) -> None:
     for _ in range(2):
-        provider_of(cloud).create(request_with(capacity=capacity))
-    cloud.advance(CREATE)
-    provider.status(NAME, ZONE)
-    cloud.advance(CREATE)
-    assert len(cloud.rentals()) == 1
-    kinds = [(found.kind, found.name, found.zone, found.slice, found.capacity) for found in provider.list()]
-    node = ("node", NAME, ZONE, "v6e-16", capacity)
+        scene.new_provider().create(scene.request(capacity=capacity))
+    scene.become_ready()
+    assert len(scene.rentals()) == 1
+    kinds = [(found.kind, found.name, found.zone, found.slice, found.capacity) for found in scene.provider.list()]
+    node = ("node", scene.name, ZONE, "v6e-16", capacity)
     assert kinds == ([node] if capacity == "on-demand" else [node, ("queued resource", *node[1:])])
 
 
 @pytest.mark.parametrize("kind", ["lost", "duplicate", "error", "refuse"])
 @pytest.mark.parametrize("capacity", ["on-demand", "spot"])
-def test_faults_of_the_network_leave_one_slice_and_then_none(
-    cloud: FakeCloud, provider: TpuProvider, kind: Any, capacity: Any
-) -> None:
-    cloud.inject(Fault(kind, method="POST"))
-    provider.create(request_with(capacity=capacity))
-    cloud.advance(CREATE)
-    provider.status(NAME, ZONE)
-    cloud.advance(CREATE)
-    assert [one["name"] for one in cloud.rentals()] == [NAME]
-    cloud.inject(Fault(kind, method="DELETE"))
-    provider.delete(NAME, ZONE)
-    assert cloud.resources() == []
+def test_faults_of_the_network_leave_one_slice_and_then_none(scene: Scene, kind: Any, capacity: Any) -> None:
+    scene.cloud.inject(Fault(kind, method="POST", path="/v2"))
+    scene.provider.create(scene.request(capacity=capacity))
+    scene.become_ready()
+    assert len(scene.rentals()) == 1
+    scene.cloud.inject(Fault(kind, method="DELETE"))
+    scene.provider.delete(scene.name, ZONE)
+    assert scene.resources() == []
 
 
-def test_no_capacity_is_reported_inside_the_operation(cloud: FakeCloud, provider: TpuProvider) -> None:
-    cloud.set_capacity(ZONE, "v6e-16", 0)
-    provider.create(REQUEST)  # accepted
-    cloud.advance(CREATE)
-    status = provider_of(cloud).status(NAME, ZONE)
+def test_no_capacity_is_reported_inside_the_operation(scene: Scene) -> None:
+    scene.cloud.set_capacity(ZONE, "v6e-16", 0)
+    scene.provider.create(scene.request())  # accepted
+    scene.cloud.advance(CREATE)
+    status = scene.new_provider().status(scene.name, ZONE)
     assert (status.state, status.failure) == (SliceState.FAILED, Failure.CAPACITY)
-    assert provider.delete(NAME, ZONE) is None
+    assert scene.provider.delete(scene.name, ZONE) is None
 
 
-def test_a_queued_request_waits_and_expires(cloud: FakeCloud, provider: TpuProvider) -> None:
-    cloud.set_capacity(ZONE, "v6e-16", 0)
-    provider.create(request_with(capacity="spot", wait_seconds=600))
-    cloud.advance(599)
-    assert provider.status(NAME, ZONE).state is SliceState.WAITING
-    cloud.advance(2)
-    status = provider.status(NAME, ZONE)
-    assert (status.state, status.failure) == (SliceState.FAILED, Failure.CAPACITY)
-    provider.delete(NAME, ZONE)
-    assert cloud.resources() == []
+def test_a_queued_request_waits_and_expires(scene: Scene) -> None:
+    scene.cloud.set_capacity(ZONE, "v6e-16", 0)
+    scene.provider.create(scene.request(capacity="spot", wait_seconds=600))
+    scene.cloud.advance(599)
+    assert scene.status().state is SliceState.WAITING
+    scene.cloud.advance(2)
+    assert (scene.status().state, scene.status().failure) == (SliceState.FAILED, Failure.CAPACITY)
+    scene.provider.delete(scene.name, ZONE)
+    assert scene.resources() == []
 
 
 @pytest.mark.parametrize("shown", ["PREEMPTED", "STOPPED", "TERMINATED", "REPAIRING", "HIDDEN"])
-def test_a_preempted_slice_is_seen_in_any_state_and_leaves_nothing(
-    cloud: FakeCloud, provider: TpuProvider, shown: str
-) -> None:
-    cloud.set(preempted_state=shown)
-    provider.create(request_with(capacity="spot"))
-    cloud.advance(CREATE)
-    provider.status(NAME, ZONE)
-    cloud.advance(CREATE)
-    cloud.preempt(NAME)
-    assert provider.status(NAME, ZONE).state is SliceState.PREEMPTED
-    assert len(cloud.resources()) == 2  # the node and its request remain, with name and quota
-    assert provider.delete(NAME, ZONE) is None  # the API does not tell when billing ended
-    assert cloud.resources() == []
+def test_a_preempted_slice_is_seen_in_any_state_and_leaves_nothing(scene: Scene, shown: str) -> None:
+    scene.cloud.set(preempted_state=shown)
+    scene.provider.create(scene.request(capacity="spot"))
+    scene.become_ready()
+    scene.cloud.preempt(scene.name)
+    assert scene.status().state is SliceState.PREEMPTED
+    assert len(scene.resources()) == 2  # the node and its request remain, with name and quota
+    assert scene.provider.delete(scene.name, ZONE) is None  # the API does not tell when billing ended
+    assert scene.resources() == []
 
 
-def test_a_slice_can_be_deleted_while_it_is_created(cloud: FakeCloud, provider: TpuProvider) -> None:
-    for capacity in ("on-demand", "spot"):
-        provider.create(request_with(name=f"forerun-{capacity}", capacity=capacity))
-        cloud.advance(CREATE / 2)
-        provider.delete(f"forerun-{capacity}", ZONE)
-    cloud.advance(10 * CREATE)
-    assert cloud.resources() == []
-    assert all(not cost for cost in cloud.bill().values())
+@pytest.mark.parametrize("capacity", ["on-demand", "spot"])
+def test_a_slice_can_be_deleted_while_it_is_created(scene: Scene, capacity: Any) -> None:
+    scene.provider.create(scene.request(capacity=capacity))
+    scene.cloud.advance(CREATE / 2)
+    scene.provider.delete(scene.name, ZONE)
+    scene.cloud.advance(10 * CREATE)
+    assert scene.resources() == []
+    assert not scene.cloud.bill().get(scene.name)
 
 
 @pytest.mark.parametrize(
@@ -165,61 +175,63 @@ def test_a_slice_can_be_deleted_while_it_is_created(cloud: FakeCloud, provider: 
         ({"labels": {"Bad Label": "x"}}, Failure.INVALID),
     ],
 )
-def test_a_refused_request_says_why(cloud: FakeCloud, provider: TpuProvider, changes: Any, failure: Failure) -> None:
+def test_a_refused_request_says_why(scene: Scene, changes: Any, failure: Failure) -> None:
     with pytest.raises(RequestRefused) as caught:
-        provider.create(request_with(**changes))
+        scene.provider.create(scene.request(**changes))
     assert caught.value.failure is failure
-    assert cloud.resources() == []
+    assert scene.resources() == []
     # Nothing is left in a zone that does not exist.
-    assert provider.delete(NAME, str(changes.get("zone", ZONE))) is None
+    assert scene.provider.delete(scene.name, str(changes.get("zone", ZONE))) is None
 
 
 @pytest.mark.parametrize("capacity", ["on-demand", "spot"])
-def test_quota_differs_from_capacity(cloud: FakeCloud, provider: TpuProvider, capacity: Any) -> None:
-    cloud.set_quota(ZONE, "v6e", 8, spot=capacity == "spot")
+def test_quota_differs_from_capacity(scene: Scene, capacity: Any) -> None:
+    scene.cloud.set_quota(ZONE, "v6e", 8, spot=capacity == "spot")
     with pytest.raises(RequestRefused) as caught:
-        provider.create(request_with(capacity=capacity))
+        scene.provider.create(scene.request(capacity=capacity))
     assert caught.value.failure is Failure.QUOTA
 
 
-def test_the_api_limits_only_flex_start(cloud: FakeCloud, provider: TpuProvider) -> None:
-    assert not provider.enforces_limit(request_with(capacity="spot", limit_seconds=600))
-    assert not provider.enforces_limit(request_with(capacity="flex-start"))
-    limited = request_with(capacity="flex-start", limit_seconds=600)
-    assert provider.enforces_limit(limited)
-    provider.create(limited)
-    cloud.advance(CREATE)
-    provider.status(NAME, ZONE)
-    cloud.advance(CREATE + 600 + DELETE)
-    assert provider.status(NAME, ZONE).state is SliceState.STOPPED
-    (rental,) = cloud.rentals()
+def test_the_api_limits_only_flex_start(scene: Scene) -> None:
+    assert not scene.provider.enforces_limit(scene.request(capacity="spot", limit_seconds=600))
+    assert not scene.provider.enforces_limit(scene.request(capacity="flex-start"))
+    limited = scene.request(capacity="flex-start", limit_seconds=600)
+    assert scene.provider.enforces_limit(limited)
+    scene.provider.create(limited)
+    scene.become_ready()
+    scene.cloud.advance(600 + DELETE)
+    assert scene.status().state is SliceState.STOPPED
+    (rental,) = scene.rentals()
     assert 600 <= rental["ended_at"] - rental["ready_at"] <= 600 + DELETE
 
 
-def test_a_dry_run_shows_what_is_sent(cloud: FakeCloud, provider: TpuProvider) -> None:
-    request = request_with(capacity="spot")
-    shown = provider.requests(request)
-    assert cloud.requests() == []
-    provider.create(request)
-    sent = [(one["method"], one["path"], one["body"]) for one in cloud.requests()]
-    assert [
-        (one["method"], str(one["url"]).split(str(cloud.port))[1].split("?")[0], one["body"]) for one in shown
-    ] == sent
+def test_a_dry_run_shows_what_is_sent(scene: Scene) -> None:
+    request = scene.request(capacity="spot")
+    before = len(scene.cloud.requests())
+    (shown,) = scene.provider.requests(request)
+    assert len(scene.cloud.requests()) == before
+    scene.provider.create(request)
+    sent = scene.cloud.requests()[before]
+    assert (shown["method"], shown["body"]) == (sent["method"], sent["body"])
+    assert str(shown["url"]).split("?")[0].endswith(sent["path"])
 
 
-def test_the_clock_is_the_clouds(cloud: FakeCloud, provider: TpuProvider) -> None:
-    cloud.advance(10 * 365 * 86400)
-    assert abs(provider.now() - cloud.now()) < 60
+def test_the_clock_is_the_clouds(scene: Scene) -> None:
+    scene.cloud.advance(365 * 86400)
+    assert abs(scene.provider.now() - scene.cloud.now()) < 60
 
 
-def test_a_missing_permission_is_for_the_user(cloud: FakeCloud, provider: TpuProvider) -> None:
-    denied = Fault("error", method="GET", http=403, message="The caller does not have permission", count=99)
-    cloud.inject(denied)
-    for action in (provider.list, lambda: provider.status(NAME, ZONE), lambda: provider.delete(NAME, ZONE)):
+def test_a_missing_permission_is_for_the_user(scene: Scene) -> None:
+    scene.cloud.inject(Fault("error", method="GET", http=403, message="The caller does not have permission", count=99))
+    actions = (
+        scene.provider.list,
+        scene.status,
+        lambda: scene.provider.delete(scene.name, ZONE),
+    )
+    for action in actions:
         with pytest.raises(UserError) as caught:
             action()
         assert caught.value.code == "E-CLOUD-016"
-    cloud.clear_faults()
 
 
 class PartialRest:

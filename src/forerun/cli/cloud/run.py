@@ -1,0 +1,205 @@
+"""`forerun run`: train a job on a rented slice, from the plan to the exported model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from forerun import interrupt
+from forerun.cli.cloud.connection import agrees, tell
+from forerun.errors import UserError
+from forerun.exit_codes import STOPPED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from forerun.cloud.control.actions import EndRun
+    from forerun.cloud.control.controller import JobDelivery
+    from forerun.cloud.control.run_view import RunView
+    from forerun.cloud.provider import Provider, SliceRequest
+    from forerun.cloud.record.entries import CloudRun
+    from forerun.cloud.record.run_files import RunFiles
+
+HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, ask once, then control the run until it has ended."""
+    from forerun.api.jobs import open_job
+    from forerun.cli.cloud.run_outline import outline
+    from forerun.cloud.control.begin import begin_run
+    from forerun.cloud.record.run_files import RunFiles
+    from forerun.cloud.view.known_runs import remember_runs
+
+    loaded = open_job(args.job, args.overrides)
+    wanted = outline(args, loaded)
+    if args.print_startup:
+        from forerun.cloud.setup.startup import startup_script
+
+        print(startup_script(wanted, wanted.options[0]), end="")
+        return 0
+    folder = loaded.path.resolve().parent
+    providers = providers_for(args, [option.provider for option in wanted.options])
+    if args.dry_run:
+        return _dry_run(args, wanted, folder, providers)
+    files = RunFiles(wanted.folder)
+    files.files.require_writable()
+    found = files.run()
+    providers |= providers_for(
+        args, {entry.option.provider for entry in files.attempts().values()} - set(providers) if found else ()
+    )
+    if files.finished() is not None:
+        print(f"the run {wanted.name} has finished; download its results: forerun fetch {wanted.name}")
+        return 0
+    _print_outline(wanted, providers, resumed=found is not None)
+    if not agrees(_question(wanted), yes=args.yes):
+        print("nothing is rented")
+        return 1
+    now = next(iter(providers.values())).now()
+    begun = begin_run(files, wanted, providers, now, max_usd_given=args.max_usd is not None)
+    remember_runs([wanted.folder])
+    if begun.keeper:
+        from forerun.cli.cloud.run_keeper import start_keeper
+
+        start_keeper(args, begun, folder)
+        if args.no_wait:
+            return 0
+    return control(args, begun, files, delivery_for(args, begun, folder), providers, now)
+
+
+def control(
+    args: argparse.Namespace,
+    wanted: CloudRun,
+    files: RunFiles,
+    delivery: JobDelivery,
+    providers: Mapping[str, Provider],
+    now: float,
+) -> int:
+    """Control a run until its end, and return the exit code of the command."""
+    from forerun.cli.cloud.run_display import ControlLines
+    from forerun.cloud.control.controller import Controller
+    from forerun.cloud.control.lease import holder_name
+
+    name = wanted.name
+    interrupt.set_report(
+        lambda: (
+            f"{name} continues in the cloud, within its budget. This process no longer replaces a preempted slice.\n"
+            f"control it again: the same command; stop it with a checkpoint: forerun stop {name}"
+        )
+    )
+    with ControlLines(sys.stderr) as display:
+        controller = Controller(files, providers, delivery, display, holder_name(), since=now)
+        view, end = controller.follow(time.sleep, until=_trains if args.no_wait else lambda view: False)
+    if end is None:
+        print(f"{name} trains. Follow it: forerun logs {name}; list it: forerun ps")
+        return 0
+    return _report(view, end)
+
+
+def providers_for(args: argparse.Namespace, names: object) -> dict[str, Provider]:
+    """Return the providers with these names."""
+    from forerun.cloud.providers import provider_named
+
+    return {name: provider_named(name, args.project) for name in dict.fromkeys(names)}  # type: ignore[call-overload]
+
+
+def delivery_for(args: argparse.Namespace, wanted: CloudRun, job_folder: Path) -> JobDelivery:
+    """Return the delivery with the run's ssh key on this machine."""
+    from forerun.cloud.control.ssh_delivery import SshDelivery
+    from forerun.cloud.ssh.keys import identity_of
+
+    return SshDelivery(job_folder, identity_of(wanted.folder), args.project, tell, through_iap=args.tunnel_through_iap)
+
+
+def _trains(view: RunView) -> bool:
+    current = view.current
+    return current is not None and current.ready is not None and len(view.hosts) >= current.entry.option.hosts
+
+
+def _first_request(wanted: CloudRun, delivery: JobDelivery | None) -> SliceRequest:
+    from forerun.cloud.control.next_attempt import first_attempt
+    from forerun.cloud.control.slice_request import slice_request
+
+    entry = first_attempt(wanted)
+    return slice_request(wanted, entry, {} if delivery is None else delivery.metadata(wanted, entry))
+
+
+def _print_outline(wanted: CloudRun, providers: Mapping[str, Provider], *, resumed: bool) -> None:
+    from forerun.cloud.control.ssh_delivery import secrets_in
+    from forerun.cloud.control.status_text import duration, option_text
+
+    print(f"{'resume' if resumed else 'run'} {wanted.name}: checkpoints and results in {wanted.folder}")
+    for number, option in enumerate(wanted.options[:6], 1):
+        hours = ""
+        if option.hours is not None:
+            hours = f", {duration(3600 * option.hours)}, ${option.hours * option.usd_per_hour:.2f}"
+        print(f"  {number}. {option_text(option)}: ${option.usd_per_hour:.2f}/h{hours}")
+    if len(wanted.options) > 6:
+        print(f"  and {len(wanted.options) - 6} more zones, if these have no capacity")
+    if wanted.device == "cpu":
+        tell("warning: the job has device: cpu, so the rented chips stay idle")
+    names = secrets_in(__import__("os").environ)
+    if names:
+        print(f"  sent to the hosts by ssh: {', '.join(names)}")
+    if wanted.max_usd is not None:
+        request = _first_request(wanted, None)
+        limits = ["the controller", "the hosts"]
+        if providers[wanted.options[0].provider].enforces_limit(request):
+            limits.append("the cloud's API")
+        print(f"  cap: ${wanted.max_usd:.2f}; it is enforced by {' and '.join([', '.join(limits[:-1]), limits[-1]])}")
+        planned = wanted.options[0].hours
+        if planned is not None and planned * wanted.options[0].usd_per_hour > wanted.max_usd:
+            tell("warning: the plan costs more than the cap: the run will stop there with a checkpoint")
+
+
+def _question(wanted: CloudRun) -> str:
+    if wanted.max_usd is None:
+        return f"train {wanted.name} on {wanted.options[0].slice}?"
+    return f"rent {wanted.options[0].slice} for at most ${wanted.max_usd:.2f}?"
+
+
+def _dry_run(args: argparse.Namespace, wanted: CloudRun, folder: Path, providers: Mapping[str, Provider]) -> int:
+    """Print every request of the first attempt, and send nothing."""
+    _print_outline(wanted, providers, resumed=False)
+    request = _first_request(wanted, delivery_for(args, wanted, folder))
+    print("requests:")
+    for one in providers[wanted.options[0].provider].requests(request):
+        print(json.dumps(_shortened(one), indent=1))
+    print("then: wait until it is ready, send the job by ssh, train, export, and delete everything that was created")
+    return 0
+
+
+def _shortened(value: object) -> object:
+    """Return a JSON value in which long texts, such as the startup script, are replaced by their length."""
+    if isinstance(value, dict):
+        return {key: _shortened(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shortened(one) for one in value]
+    if isinstance(value, str) and len(value) > HIDDEN_CHARACTERS:
+        return f"<{len(value)} characters: see --print-startup>"
+    return value
+
+
+def _report(view: RunView, end: EndRun) -> int:
+    from forerun.cloud.control.run_summary import run_summary, summary_lines
+    from forerun.cloud.record.entries import ENDED_FAILED, ENDED_FINISHED
+
+    name = view.run.name
+    for line in summary_lines(run_summary(view, end.reason)):
+        print(line)
+    if end.reason == ENDED_FINISHED:
+        print(f"finished; download the results: forerun fetch {name}")
+        return 0
+    if end.reason == ENDED_FAILED:
+        raise UserError(
+            "E-CLOUD-055",
+            f"the run {name} failed; all its machines are deleted",
+            why=end.detail,
+            fix=f"see its log with forerun logs {name}; after a correction, the same command resumes it",
+        )
+    print(f"stopped ({end.reason}) with its checkpoints in {view.run.folder}; the same command resumes it")
+    return STOPPED

@@ -1,0 +1,197 @@
+"""What `forerun run` is asked for, as the record of a run: the plan, the options with their prices, and the cap."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import platform
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from forerun.cli.cloud.connection import tell
+from forerun.errors import UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forerun.cloud.provider import Capacity
+    from forerun.cloud.record.entries import CloudRun, Option
+    from forerun.config.load import LoadedJob
+
+SSH = "ssh:"
+CAP_FACTOR = 2  # without --max-usd, the cap is this multiple of the planned cost
+
+
+def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
+    """Return the record of the run that the options and the job describe. Nothing is created.
+
+    Raises:
+      UserError: The job has no bucket, no slice fits, no price is known, or the cap is too small.
+    """
+    from forerun.cloud.control.offers import is_gpu_machine
+    from forerun.cloud.labels import run_label
+    from forerun.cloud.record.entries import CloudRun
+
+    job = loaded.job
+    run_label(job.name)  # raises if the name cannot name resources
+    folder = _bucket_folder(args, loaded)
+    steps = job.steps
+    on_cpu = job.device == "cpu" or job.device == ("cpu",)
+    rows: dict[str, dict[str, Any]] = {}
+    names = [args.on, *args.alternatives] if args.on else []
+    if not (on_cpu or (args.on and (is_gpu_machine(args.on) or args.on.startswith(SSH)))):
+        rows, steps = _planned(args, loaded, names)
+        names = list(rows)
+    elif not names:
+        raise UserError(
+            "E-CLOUD-056",
+            "forerun run needs --on for a job with device: cpu",
+            why="the plan compares TPU slices, and this job does not use them",
+            fix="add --on v5e-8, or remove `device: cpu` from the job",
+        )
+    options = _options(args, names, rows)
+    max_usd = _cap(args, options)
+    device = "cpu" if on_cpu else "gpu" if is_gpu_machine(options[0].slice) else "tpu"
+    return CloudRun(
+        name=job.name,
+        folder=folder,
+        job=loaded.path.read_text(encoding="utf-8"),
+        options=tuple(options),
+        max_usd=max_usd,
+        created_at=0.0,
+        device=device,
+        arguments=tuple(args.overrides),
+        versions=_versions(),
+        total_steps=steps,
+        export=not args.no_export,
+        keeper=args.keeper,
+        image=args.image,
+        disk_gib=args.disk_gib,
+        network=args.network,
+        subnetwork=args.subnetwork,
+        service_account=args.service_account,
+        reservation=args.reservation,
+        internal_only=args.internal_ips,
+        wait_seconds=args.wait_seconds,
+    )
+
+
+def _bucket_folder(args: argparse.Namespace, loaded: LoadedJob) -> str:
+    from forerun.data.storage.folder import is_bucket
+
+    folder = args.bucket or loaded.job.checkpoint.folder
+    if folder is None or not is_bucket(folder):
+        raise UserError(
+            "E-CLOUD-054",
+            "the job needs a bucket for its checkpoints and results",
+            why="rented machines are deleted with their disks, "
+            + ("and checkpoint.folder is not set" if folder is None else f"and checkpoint.folder is {folder}"),
+            fix="add --bucket gs://my-bucket/runs; create one with: gcloud storage buckets create gs://my-bucket",
+        )
+    return f"{folder.rstrip('/')}/{loaded.job.name}"
+
+
+def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) -> tuple[dict[str, Any], int | None]:
+    """Return the rows of the plan that fit, best first or in the order of --on and --or, and the steps of the job."""
+    from forerun.api.planning import PIPED_COLUMNS, plan
+    from forerun.cli.options.job_warnings import print_warnings
+    from forerun.console import SafeConsole
+
+    print_warnings(loaded.job)
+    zone = args.zones[0] if args.zones and not args.prices else None
+    found = plan(loaded.job, on=names or None, goal=args.goal, zone=zone, prices=args.prices)
+    found.print(SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS))
+    found.require_fit()
+    rows = {row["slice"]: row for row in found.rows if row["fits"] and not row["changes"]}
+    if not names:
+        best = next(iter(rows), None)
+        rows = {} if best is None else {best: rows[best]}
+    if not rows:
+        raise UserError(
+            "E-CLOUD-057",
+            "the job fits no slice without a change",
+            why="the plan above shows changes that make it fit",
+            fix="change the job as the plan shows, then run it",
+        )
+    from forerun.hardware.slices import slice_named
+
+    order = [slice_named(name).name for name in names] or list(rows)
+    missing = [name for name in order if name not in rows]
+    if missing and missing[0] == order[0]:
+        raise UserError(
+            "E-CLOUD-058",
+            f"the job does not fit {missing[0]}",
+            why=f"the plan above has its memory; it fits {', '.join(rows)}",
+            fix=f"--on {next(iter(rows))}",
+        )
+    for name in missing:
+        tell(f"warning: {name} is omitted: the job does not fit it")
+    return {name: rows[name] for name in order if name in rows}, found.job.steps
+
+
+def _options(args: argparse.Namespace, names: Sequence[str], rows: dict[str, dict[str, Any]]) -> list[Option]:
+    from forerun.cloud.control.offers import slice_offers
+
+    capacity: Capacity = "on-demand"
+    if args.spot:
+        capacity = "spot"
+    elif args.flex_start:
+        capacity = "flex-start"
+    elif args.reservation:
+        capacity = "reservation"
+    if names[0].startswith(SSH):
+        from forerun.cloud.ssh.machines import machine_option
+
+        return [machine_option(names[0].removeprefix(SSH))]
+    return [
+        option
+        for name in names
+        for option in slice_offers(
+            name,
+            capacity,
+            args.zones,
+            row=rows.get(name),
+            prices_file=args.prices,
+            provider=args.provider,
+            usd_per_hour=args.usd_per_hour,
+        )
+    ]
+
+
+def _cap(args: argparse.Namespace, options: Sequence[Option]) -> float | None:
+    """Return the cap: that of the user, else a multiple of the planned cost; None for machines that cost nothing."""
+    from forerun.cloud.control.billing import least_usd
+
+    if all(option.usd_per_hour == 0 for option in options):
+        return None
+    cap: float | None = args.max_usd
+    first = options[0]
+    if cap is None and first.hours is not None:
+        cap = float(math.ceil(max(CAP_FACTOR * first.hours * first.usd_per_hour, least_usd(first.usd_per_hour))))
+    if cap is None:
+        raise UserError(
+            "E-CLOUD-059",
+            "forerun run needs --max-usd here",
+            why="the time of this job was not planned, so its cost is unknown",
+            fix="add a cap, for example --max-usd 10",
+        )
+    if cap < least_usd(first.usd_per_hour):
+        raise UserError(
+            "E-CLOUD-060",
+            f"--max-usd {cap:g} is not enough to start",
+            why=f"{first.slice} costs ${first.usd_per_hour:.2f} an hour, and a run that must save in time needs "
+            f"${least_usd(first.usd_per_hour):.2f}",
+            fix=f"--max-usd {math.ceil(2 * least_usd(first.usd_per_hour))}, or a smaller slice",
+        )
+    return cap
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in ("forerun", "jax", "jaxlib", "libtpu"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

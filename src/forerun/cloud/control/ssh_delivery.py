@@ -1,0 +1,68 @@
+"""Delivery of a job to rented machines by ssh."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from forerun.cloud.provider import HostAddress
+from forerun.cloud.record.entries import AttemptEntry, CloudRun
+
+# Variables of the user's environment that the hosts get. They travel by ssh, and are in no other place.
+SECRET_VARIABLES = (
+    "HF_TOKEN",
+    "WANDB_API_KEY",
+    "WANDB_BASE_URL",
+    "WANDB_ENTITY",
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+)
+
+
+def secrets_in(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that the hosts get."""
+    return {name: environment[name] for name in SECRET_VARIABLES if environment.get(name)}
+
+
+class SshDelivery:
+    """Sends the bundle of a job with the run's own ssh key.
+
+    Args:
+      job_folder: what paths in the job file are relative to.
+      identity: the run's private key file.
+      through_iap: connect through Identity-Aware Proxy.
+    """
+
+    def __init__(
+        self,
+        job_folder: Path,
+        identity: Path,
+        project: str | None,
+        tell: Callable[[str], None],
+        secrets: Mapping[str, str] | None = None,
+        through_iap: bool = False,
+    ) -> None:
+        self.job_folder, self.identity, self.project = job_folder, identity, project
+        self.tell, self.through_iap = tell, through_iap
+        self.secrets = secrets_in(os.environ) if secrets is None else secrets
+
+    def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
+        from forerun.cloud.setup.startup import slice_metadata
+        from forerun.cloud.ssh.keys import public_key
+
+        return slice_metadata(run, attempt, public_key(self.identity), self.project)
+
+    def deliver(
+        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+    ) -> None:
+        from forerun.cloud.setup.bundle import make_bundle
+        from forerun.cloud.ssh.delivery import deliver
+
+        bundle = make_bundle(run, attempt, self.job_folder, self.secrets, project=self.project)
+        deliver(bundle, hosts, host_keys, self.identity, self.tell)

@@ -1,0 +1,90 @@
+"""One line about a run for the user: where it waits or trains, how long, and what it costs."""
+
+from __future__ import annotations
+
+from forerun.cloud.control.actions import (
+    Action,
+    DeliverJob,
+    EndAttempt,
+    EndRun,
+    RecordReady,
+    RequestSlice,
+    RequestStop,
+    StartAttempt,
+)
+from forerun.cloud.control.run_view import AttemptView, RunView
+from forerun.cloud.provider import SliceState
+from forerun.cloud.record.entries import Option
+
+
+def option_text(option: Option) -> str:
+    return f"{option.slice} in {option.zone} ({option.capacity})"
+
+
+def event_text(action: Action) -> str | None:
+    """Return a line about an action that happens once, or None for pauses."""
+    match action:
+        case StartAttempt(entry):
+            limit = "" if entry.limit_seconds is None else f", at most {duration(entry.limit_seconds)}"
+            return f"attempt {entry.number}: {option_text(entry.option)}, ${entry.option.usd_per_hour:.2f}/h{limit}"
+        case RequestSlice(entry):
+            return f"requesting {entry.resource}"
+        case RecordReady(entry):
+            return f"{entry.resource} is ready, and billed from now on"
+        case DeliverJob(entry):
+            return f"sending the job to {entry.option.hosts} host{'s' * (entry.option.hosts > 1)}"
+        case RequestStop(reason):
+            return f"stopping with a checkpoint: {reason}"
+        case EndAttempt(entry, reason, detail):
+            return f"deleting {entry.resource}: {reason}" + (f" ({detail})" if detail else "")
+        case EndRun(reason, detail):
+            return f"the run has ended: {reason}" + (f" ({detail})" if detail and detail != reason else "")
+        case _:
+            return None
+
+
+def state_text(view: RunView) -> str:
+    """Return the present state of a run in one line."""
+    current = view.current
+    if current is None:
+        return f"waiting for capacity in all zones, ${view.cost_usd:.2f} so far"
+    if current.ready is None:
+        return _waiting(view, current)
+    words = [f"{option_text(current.entry.option)}: {phase_text(view)}"]
+    if view.step is not None:
+        words.append(f"step {view.step}" + (f" of {view.run.total_steps}" if view.run.total_steps else ""))
+    cap = "" if view.run.max_usd is None else f" of ${view.run.max_usd:.2f}"
+    words.append(f"${view.cost_usd:.2f}{cap}")
+    if view.deadline is not None:
+        words.append(f"{duration(view.deadline - view.now)} left")
+    return ", ".join(words)
+
+
+def phase_text(view: RunView) -> str:
+    """Return the phase of the hosts, as `training`, or `installing (3 of 4 hosts)`."""
+    current = view.current
+    count = 0 if current is None else current.entry.option.hosts
+    phases = [view.hosts[index].entry.phase if index in view.hosts else "setting up" for index in range(count)]
+    if len(set(phases)) <= 1:
+        return phases[0] if phases else ""
+    return ", ".join(f"{phase} ({phases.count(phase)} of {count} hosts)" for phase in dict.fromkeys(phases))
+
+
+def _waiting(view: RunView, current: AttemptView) -> str:
+    option = current.entry.option
+    waited = duration(view.now - current.entry.created_at)
+    state = view.status.state if view.status is not None else SliceState.ABSENT
+    what = "creating" if state is SliceState.CREATING else "waiting for capacity:"
+    others = [one for one in view.run.options if (one.slice, one.zone) != (option.slice, option.zone)]
+    next_ones = ", ".join(f"{one.slice} in {one.zone} at ${one.usd_per_hour:.2f}/h" for one in others[:2])
+    more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+    return f"{what} {option_text(option)} for {waited}" + (f"; alternatives: {next_ones}{more}" if others else "")
+
+
+def duration(seconds: float) -> str:
+    """Return a time such as `45 s`, `12 min` or `3 h 20 min`."""
+    seconds = max(seconds, 0)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(int(seconds // 60), 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -142,7 +143,7 @@ def _print_outline(wanted: CloudRun, providers: Mapping[str, Provider], *, resum
         print(f"  and {len(wanted.options) - 6} more zones, if these have no capacity")
     if wanted.device == "cpu":
         tell("warning: the job has device: cpu, so the rented chips stay idle")
-    names = secrets_in(__import__("os").environ)
+    names = secrets_in(os.environ)
     if names:
         print(f"  sent to the hosts by ssh: {', '.join(names)}")
     if wanted.max_usd is not None:

@@ -105,7 +105,7 @@ class Controller:
         poll_seconds: float = POLL_SECONDS,
         until: Callable[[RunView], bool] = lambda view: False,
     ) -> tuple[RunView, EndRun | None]:
-        """Act until the run has ended, or `until` is true. Failures of the cloud or the bucket are repeated for ever."""
+        """Act until the run has ended, or `until` is true. Calls that fail for a while are repeated for ever."""
         failures = 0
         while True:
             try:

@@ -63,10 +63,12 @@ class SshDelivery:
         self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
     ) -> None:
         from forerun.cloud.setup.bundle import make_bundle
+        from forerun.cloud.ssh.connection import IapTunnel
         from forerun.cloud.ssh.delivery import deliver
 
         variables = dict(self.secrets)
         if len(hosts) > 1:  # machines without the metadata of a TPU slice find their index by their own address
             variables[HOSTS_VARIABLE] = ",".join(host.internal for host in hosts)
         bundle = make_bundle(run, attempt, self.job_folder, variables, project=self.project)
-        deliver(bundle, hosts, host_keys, self.identity, self.tell)
+        tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
+        deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)

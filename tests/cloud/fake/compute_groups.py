@@ -91,6 +91,7 @@ class Groups:
                 return
             for index, (where, one) in enumerate(members):
                 self.instances.run(where, one, rental, index)
+                self.store.finish(self.store.begin(where, "insert"))  # the group inserts its machines by operations
                 self.instances.start_limit(one, at, lambda: self._limit(path, item, rental))
             item["currentActions"] = actions(none=size)
             item["status"]["isStable"] = True
@@ -195,6 +196,8 @@ class Groups:
 
     def _limit(self, path: str, item: Json, rental: Rental) -> None:
         if self.store.items.get(path) is item and self.rentals.get(path) is rental:
+            for one in self.members(path):
+                self.instances.record_end(one)
             self._after_end(path, item, preempted=False)
 
     def _preempted(self, rental: Rental) -> bool:
@@ -210,7 +213,7 @@ class Groups:
         """End the machines of a group. A group repairs itself, unless its policy is DO_NOTHING."""
         members = self.members(path)
         action = self.store.items[members[0]]["scheduling"].get("instanceTerminationAction") if members else "DELETE"
-        self.world.end(self.rentals[path], preempted=preempted)
+        self.world.end(self.rentals[path], preempted=preempted, kill=preempted)
         repair = item.get("instanceLifecyclePolicy", {}).get("defaultActionOnFailure", "REPAIR") == "REPAIR"
         if action == "DELETE" or repair:
             self._empty(path, preempted=preempted)

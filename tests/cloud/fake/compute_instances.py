@@ -139,6 +139,7 @@ class Instances:
         """Create an instance that is PROVISIONING, and its disks."""
         body = copy.deepcopy(body)  # the machines of a group have the properties of one template
         project, zone, name = path.split("/")[1], path.split("/")[3], path.rsplit("/", 1)[1]
+        body = copy.deepcopy(body)  # instances of one template change independently
         machine = body["machineType"].rsplit("/", 1)[-1]
         scheduling = {"automaticRestart": False, "preemptible": False, "provisioningModel": "STANDARD"}
         item = self.store.add(
@@ -205,13 +206,15 @@ class Instances:
 
     def _limit(self, path: str, item: Json) -> None:
         if self.store.items.get(path) is item and item["status"] == "RUNNING":
+            self.record_end(path)
             self.stop_or_forget(path, item)
 
     def stop_or_forget(self, path: str, item: Json, *, preempted: bool = False) -> None:
         """Do what `instanceTerminationAction` says."""
         rental = self.rentals.get(path)
         if rental is not None:
-            self.world.end(rental, preempted=preempted)
+            # At a limit, the guest shuts down as after a stop: its processes get SIGTERM.
+            self.world.end(rental, preempted=preempted, kill=preempted)
         if item["scheduling"].get("instanceTerminationAction") == "DELETE":
             self.forget(path)
         else:
@@ -280,6 +283,10 @@ class Instances:
 
     def record_preemption(self, path: str) -> None:
         self.store.finish(self.store.begin(path, "compute.instances.preempted"))
+
+    def record_end(self, path: str) -> None:
+        """Record that the API ended an instance at its limit."""
+        self.store.finish(self.store.begin(path, "delete"))
 
     def _serve(self) -> None:
         waiting, self._waiting = self._waiting, {}

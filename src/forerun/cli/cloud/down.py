@@ -29,11 +29,11 @@ def run(args: argparse.Namespace) -> int:
     name = _name(args)
     providers = providers_of(args)
     project = read_project(providers, known_runs(), time.time())
-    if project.errors:
-        raise project.errors[0]
     chosen = resources_of(name, project.resources)
     snapshots = snapshots_of(name, chosen, project.snapshots)
     if not chosen and all(one.is_over for one in snapshots.values()):
+        if project.errors:
+            raise project.errors[0]
         print("nothing of forerun exists in this project" if name is None else f"{name} has no resources")
         return 0
     targets = removal_targets(chosen)
@@ -53,8 +53,6 @@ def run(args: argparse.Namespace) -> int:
     deleted, failed = set(result.deleted), dict(result.failed)
     while True:
         found, errors = list_resources(providers)
-        if errors:
-            raise errors[0]
         remaining = resources_of(name, found)
         if time.monotonic() >= until:
             break
@@ -62,6 +60,8 @@ def run(args: argparse.Namespace) -> int:
         deleted, failed = deleted | set(late.deleted), {**failed, **late.failed}
         time.sleep(POLL_SECONDS)
     require_removed(remaining, failed)
+    if errors:
+        raise errors[0]  # what the other APIs list is deleted
     print(f"deleted {len(deleted)} resources; {'nothing of forerun' if name is None else 'no resource of it'} remains")
     return 0
 

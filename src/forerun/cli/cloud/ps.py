@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     remember_runs(project.snapshots)
     rows = rows_of(project.resources, project.snapshots, project.now)
     if not args.all:
-        rows = tuple(row for row in rows if row.costs_money)
+        rows = tuple(row for row in rows if row.costs_money or row.kind == "slice")
     if args.json:
         print(json.dumps(_values(rows, project, all_runs=args.all), indent=2))
     else:

@@ -15,6 +15,7 @@ from forerun.cloud.compute.states import (
     failure_of,
     group_status,
     instance_status,
+    is_on_instance,
 )
 from forerun.cloud.google.api_error import ApiError
 from forerun.cloud.google.rest import Rest
@@ -76,7 +77,10 @@ class ComputeProvider:
         described = read_description(group.get("description"))
         hosts = int(described.get("hosts") or group.get("targetSize") or 1)
         managed, members = self.calls.managed(name, zone), self.calls.members(name, zone)
-        return group_status(group, managed, members, hosts, str(described.get("capacity") or ""))
+        running = [one for one in members if one.get("status") == "RUNNING"]
+        operations = [] if len(running) == hosts else self.calls.operations(name, zone)
+        on_instances = [one for one in operations if is_on_instance(one)]
+        return group_status(group, managed, members, on_instances, hosts, str(described.get("capacity") or ""))
 
     def delete(self, name: str, zone: str) -> float | None:
         """Delete what exists of a slice, kind by kind, until nothing is left.
@@ -106,7 +110,7 @@ class ComputeProvider:
             network = (instance.get("networkInterfaces") or [{}])[0]
             internal = str(network.get("networkIP") or "")
             external = [str(one.get("natIP")) for one in network.get("accessConfigs") or [] if one.get("natIP")]
-            found.append(HostAddress(index, (external or [internal])[0], internal))
+            found.append(HostAddress(index, (external or [internal])[0], internal, instance=str(instance["name"])))
         return found
 
     def host_keys(self, name: str, zone: str) -> Sequence[Sequence[str]]:
@@ -132,7 +136,7 @@ class ComputeProvider:
         """Return when the cloud or another process ended the machines, if operations tell it."""
         operations = self.calls.operations(name, zone)
         # An instance group may be deleted long after its machines, so that its own operations do not count.
-        return ended_at([one for one in operations if "/instances/" in str(one.get("targetLink"))])
+        return ended_at([one for one in operations if is_on_instance(one)])
 
     def _deleted(self, operation: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Return a deletion when it is done, or None if it failed: another process may delete the same resource."""

@@ -56,7 +56,7 @@ def _group(calls: ComputeCalls, group: Mapping[str, Any], instances: list[dict[s
     described = read_description(group.get("description"))
     members = [one for one in instances if _group_of(one) == (zone, name)]
     hosts, capacity = int(described.get("hosts") or 1), str(described.get("capacity") or "")
-    status = group_status(group, calls.managed(name, zone), members, hosts, capacity)
+    status = group_status(group, calls.managed(name, zone), members, [], hosts, capacity)
     return Resource(
         provider="compute",
         kind="instance group",

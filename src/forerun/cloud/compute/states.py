@@ -48,18 +48,26 @@ def instance_status(instance: Answer) -> SliceStatus:
     if word in _ENDING:
         return SliceStatus(SliceState.DELETING, detail)
     if word in _GONE:
-        return SliceStatus(SliceState.PREEMPTED if is_spot(instance) else SliceState.STOPPED, detail)
+        lost = SliceState.PREEMPTED if is_spot(instance) else SliceState.STOPPED
+        stopped_at = seconds_of(instance.get("lastStopTimestamp"))
+        return SliceStatus(lost, detail, ready_at=started_at(instance), ended_at=stopped_at)
     return SliceStatus(SliceState.CREATING, detail)
 
 
 def group_status(
-    group: Answer, managed: Sequence[Answer], instances: Sequence[Answer], hosts: int, capacity: str
+    group: Answer,
+    managed: Sequence[Answer],
+    instances: Sequence[Answer],
+    operations: Sequence[Answer],
+    hosts: int,
+    capacity: str,
 ) -> SliceStatus:
     """Return the state of a slice that is a managed instance group.
 
     Args:
       managed: the entries of `listManagedInstances`.
       instances: the instances of the group that exist.
+      operations: the operations on these instances, and on instances that no longer exist.
       hosts: the number of machines of the complete slice.
     """
     words = [str(instance.get("status") or "") for instance in instances]
@@ -71,9 +79,10 @@ def group_status(
     if actions and all(action == "DELETING" for action in actions):
         return SliceStatus(SliceState.DELETING, detail)
     # A slice without one of its machines is useless: its chips are connected as one network.
+    lost = SliceState.PREEMPTED if capacity == "spot" else SliceState.STOPPED
     if any(word in _GONE + _ENDING for word in words):
-        spot = capacity == "spot" or any(map(is_spot, instances))
-        return SliceStatus(SliceState.PREEMPTED if spot else SliceState.STOPPED, detail)
+        # Machines that still run are billed until the group is deleted, so that there is no end yet.
+        return SliceStatus(lost, detail, ready_at=billed_since(operations))
     if failed := _creation_error(managed):
         failure, message = failed
         # On-demand and spot requests fail, so that another zone is tried. The other kinds wait for capacity.
@@ -81,8 +90,8 @@ def group_status(
         return SliceStatus(SliceState.WAITING if waits else SliceState.FAILED, message, failure)
     is_stable = bool((group.get("status") or {}).get("isStable"))
     if is_stable and len(words) < hosts:
-        lost = SliceState.PREEMPTED if capacity == "spot" else SliceState.STOPPED
-        return SliceStatus(lost, detail)
+        end = None if words else ended_at(operations)
+        return SliceStatus(lost, detail, ready_at=billed_since(operations), ended_at=end)
     if not words and capacity in ("flex-start", "reservation"):
         return SliceStatus(SliceState.WAITING, detail)
     return SliceStatus(SliceState.CREATING, detail)
@@ -92,19 +101,35 @@ def absent_status(name: str, operations: Sequence[Answer]) -> SliceStatus:
     """Return the state of a slice whose resource does not exist, from the operations on its name.
 
     An insertion that fails later leaves no resource: its error is only in the operation. A machine that the cloud took
-    or deleted at its limit leaves only an operation as well.
+    or deleted at its limit leaves only operations as well. They tell how long it was billed: without that, a controller
+    would take it for a machine that was never created, and rent another one.
     """
-    for operation in newest_first([one for one in operations if last_part(one.get("targetLink")) == name]):
-        kind = str(operation.get("operationType") or "")
-        if kind == "insert":
-            if operation.get("status") != "DONE":
-                return SliceStatus(SliceState.CREATING, f"insert {operation.get('status')}")
-            if found := operation.get("error"):
-                error = operation_error(found)
-                return SliceStatus(SliceState.FAILED, f"{error.reason}: {error.message}", failure_of(error))
-            return SliceStatus(SliceState.ABSENT)
-        return SliceStatus(SliceState.ABSENT, "preempted" if kind == _PREEMPTION else kind)
-    return SliceStatus(SliceState.ABSENT)
+    own = [one for one in operations if last_part(one.get("targetLink")) == name]
+    instances = [one for one in operations if is_on_instance(one)]
+    newest = next(iter(newest_first(own)), {})
+    kind = str(newest.get("operationType") or "")
+    if kind == "insert" and newest.get("status") != "DONE":
+        return SliceStatus(SliceState.CREATING, f"insert {newest.get('status')}")
+    if kind == "insert" and newest.get("error"):
+        error = operation_error(newest["error"])
+        failed_at = seconds_of(newest.get("endTime"))
+        return SliceStatus(SliceState.FAILED, f"{error.reason}: {error.message}", failure_of(error), ended_at=failed_at)
+    detail = "preempted" if kind == _PREEMPTION else kind
+    return SliceStatus(SliceState.ABSENT, detail, ready_at=billed_since(instances), ended_at=ended_at(instances))
+
+
+def is_on_instance(operation: Answer) -> bool:
+    return "/instances/" in str(operation.get("targetLink"))
+
+
+def billed_since(operations: Sequence[Answer]) -> float | None:
+    """Return when the first machine was created, or None if none was. The end of an insertion is its start."""
+    ends = [
+        seconds_of(one.get("endTime"))
+        for one in operations
+        if one.get("operationType") == "insert" and one.get("status") == "DONE" and not one.get("error")
+    ]
+    return min((end for end in ends if end is not None), default=None)
 
 
 def ended_at(operations: Sequence[Answer]) -> float | None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
-from forerun.cloud.provider import Provider
-from forerun.cloud.record.entries import CloudRun, HostEntry
+from forerun.cloud.provider import Provider, SliceState, SliceStatus
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, HostEntry
 from forerun.cloud.record.run_files import RunFiles
 
 
@@ -58,7 +58,7 @@ class RunObserver:
             return replace(view, now=clock())
         number, option = current.entry.number, current.entry.option
         found = self.files.hosts(number, option.hosts)
-        status = providers[option.provider].status(current.entry.resource, option.zone)
+        status = own_status(providers[option.provider].status(current.entry.resource, option.zone), current.entry)
         now = clock()
         return replace(
             view,
@@ -91,3 +91,13 @@ class RunObserver:
             self._sights[attempt, host] = known
             reports[host] = HostReport(entry, now - known.at, now - known.phase_at)
         return reports
+
+
+def own_status(status: SliceStatus, entry: AttemptEntry) -> SliceStatus:
+    """Return the state of the slice of an attempt, or ABSENT if it is that of an earlier slice with the same name.
+
+    The operations of a cloud still tell for days what happened to a slice, also to one of an earlier run.
+    """
+    last = status.ready_at if status.ended_at is None else status.ended_at
+    gone = status.state in (SliceState.ABSENT, SliceState.FAILED)
+    return SliceStatus(SliceState.ABSENT) if gone and last is not None and last < entry.created_at else status

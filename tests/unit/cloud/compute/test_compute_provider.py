@@ -175,6 +175,7 @@ def test_preemption(cloud: CloudInProcess, provider: ComputeProvider, slice: str
     assert cloud.control("preempt", name=NAME, notice_seconds=0)
     found = provider.status(NAME, ZONE)
     assert found.state is (SliceState.ABSENT if slice == "v6e-8" else SliceState.PREEMPTED)
+    assert (found.ready_at, found.ended_at) == (taken_at - 600, taken_at)
     cloud.world.advance(600)
     assert provider.delete(NAME, ZONE) == taken_at
     assert cloud.names() == set()
@@ -186,10 +187,15 @@ def test_the_api_enforces_the_limit(cloud: CloudInProcess, provider: ComputeProv
     cloud.world.settle()
     cloud.world.advance(3599)
     assert state(provider) is SliceState.READY
+    ready_at = provider.status(NAME, ZONE).ready_at
+    assert ready_at is not None
     cloud.world.advance(7200)
-    assert state(provider) in (SliceState.ABSENT, SliceState.STOPPED)
+    found = provider.status(NAME, ZONE)
+    assert found.state is (SliceState.ABSENT if slice == "v6e-8" else SliceState.STOPPED)
+    # A controller that was off in the meantime must learn that the slice was billed, and for how long.
+    assert (found.ready_at, found.ended_at) == (ready_at, ready_at + 3600)
     assert cloud.world.bill()[NAME] == pytest.approx(HOURLY_USD[slice])
-    provider.delete(NAME, ZONE)
+    assert provider.delete(NAME, ZONE) == ready_at + 3600
     assert cloud.names() == set()
 
 

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Startup script of forerun, run by root at every boot. It can be repeated at any time, and contains no secret.
 # It installs Python and one exact version of forerun, waits for the job, tests the devices and starts the training.
-set -euo pipefail
+set -Eeuo pipefail  # E: the trap below also holds inside functions
 umask 022
 
 RUN=@RUN@

@@ -215,7 +215,7 @@ if systemctl is-active --quiet forerun-train; then
 fi
 if [ -n "$DELETION" ]; then
   trap - ERR
-  (set +e && exec 9>&- && watch_setup) </dev/null &
+  (set +e && exec 9>&- && watch_setup) </dev/null >>"$LOG_FOLDER/startup.log" 2>&1 &
   trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 fi
 state preparing

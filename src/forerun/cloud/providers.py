@@ -10,6 +10,7 @@ from forerun.cloud.google.credentials import google_session
 from forerun.cloud.google.endpoints import endpoints_from
 from forerun.cloud.google.rest import Rest
 from forerun.cloud.provider import Provider
+from forerun.cloud.ssh.ssh_provider import SshProvider
 from forerun.cloud.tpu.tpu_provider import TpuProvider
 from forerun.errors import UserError
 
@@ -21,9 +22,11 @@ def provider_named(name: str, project: str | None = None, environment: Mapping[s
     """Return a provider with the default credentials of the environment.
 
     Args:
-      name: `tpu` or `compute`.
+      name: `tpu`, `compute`, or `ssh` for existing machines.
       project: the Google Cloud project; None: that of the environment or of the credentials.
     """
+    if name == SSH:
+        return SshProvider()
     if name not in GOOGLE:
         raise UserError(
             "E-CLOUD-017",

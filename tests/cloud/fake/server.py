@@ -130,6 +130,8 @@ class FakeServer:
                 return self.log
             elif action == "inject":
                 self.faults.add(values)
+            elif action == "fired":
+                return self.faults.fired
             elif action == "clear_faults":
                 self.faults.waiting.clear()
             else:

@@ -38,9 +38,10 @@ def run(args: argparse.Namespace) -> int:
         return 0
     targets = removal_targets(chosen)
     if chosen:
-        SafeConsole().print(table(rows_of(chosen, project.snapshots, project.now), project.now))
-    tell("checkpoints and results stay in the bucket; forerun stop saves a last checkpoint before it deletes")
-    question = f"delete {len(targets)} resources?" if targets else f"end {len(snapshots)} runs without resources?"
+        console = SafeConsole()
+        console.print(table(rows_of(chosen, project.snapshots, project.now), project.now, console.width))
+    tell("checkpoints and results stay in the bucket; forerun stop saves a checkpoint first")
+    question = f"delete {_counted(len(targets), 'resource')}?" if targets else "end the runs without resources?"
     if not agrees(question, yes=args.yes):
         print("nothing is deleted")
         return 1
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     require_removed(remaining, failed)
     if errors:
         raise errors[0]  # what the other APIs list is deleted
-    print(f"deleted {len(deleted)} resources; {'nothing of forerun' if name is None else 'no resource of it'} remains")
+    remains = "nothing of forerun" if name is None else f"nothing of {name}"
+    print(f"deleted {_counted(len(deleted), 'resource')}; {remains} remains")
     return 0
 
 
@@ -78,3 +80,7 @@ def _name(args: argparse.Namespace) -> str | None:
             fix="see the names with forerun ps",
         )
     return None if args.all else str(args.name)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

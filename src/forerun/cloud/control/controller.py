@@ -138,7 +138,7 @@ class Controller:
         if other is None and (self._swept_at is None or now - self._swept_at > SWEEP_SECONDS):
             self.sweep()
             self._swept_at = now
-        view = self.observer.look(run, self.providers, now)
+        view = self.observer.look(run, self.providers, self._now)
         action = decide(view)
         if other is not None and not isinstance(action, EndRun):
             self.display.standby(view, other)

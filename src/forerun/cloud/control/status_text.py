@@ -61,7 +61,7 @@ def state_text(view: RunView) -> str:
 
 
 def program_text(view: RunView) -> str | None:
-    """Return a line about the compiled program: it is the planned one, or why not. None: not compiled or not planned."""
+    """Return whether the compiled program is the planned one, or why not. None: not compiled, or not planned."""
     if view.current is None or 0 not in view.hosts:
         return None
     entry, planned = view.hosts[0].entry, view.current.entry.option.program

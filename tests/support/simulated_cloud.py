@@ -197,7 +197,8 @@ class SimulatedProvider:
         if (failure := self.cloud.refuse.get(request.zone)) is not None:
             raise RequestRefused(failure, failure.value)
         if key not in self.cloud.slices:
-            hosts = max(1, int(request.slice.rsplit("-", 1)[1]) // 4)
+            size = request.slice.rsplit("-", 1)[1]
+            hosts = max(1, int(size) // 4) if size.isdigit() else 1
             self.cloud.slices[key] = SimulatedSlice(request, hosts, queued_at=self.cloud.now)
             self.cloud.created.append(key)
         self.cloud.before()

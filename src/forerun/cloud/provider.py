@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from forerun.errors import UserError
+
 Capacity = Literal["on-demand", "spot", "flex-start", "reservation"]
 CAPACITIES: tuple[Capacity, ...] = ("on-demand", "spot", "flex-start", "reservation")
 
@@ -176,6 +178,10 @@ class Provider(Protocol):
 
 class CloudUnavailable(Exception):
     """The cloud's API does not answer, after several tries. It may answer later."""
+
+
+class ApiDisabled(UserError):
+    """The project has not enabled an API. It therefore has no resources there."""
 
 
 class ZonesUnreachable(CloudUnavailable):

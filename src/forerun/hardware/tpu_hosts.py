@@ -1,13 +1,15 @@
 """The index of this host in its TPU slice, and the addresses of all hosts, as recorded by Google Cloud.
 
 GKE sets `TPU_WORKER_ID` and `TPU_WORKER_HOSTNAMES`. A Cloud TPU VM has the same values as attributes of its metadata
-server. jax reads the same names (`jax/_src/clusters/cloud_tpu_cluster.py`).
+server. jax reads the same names (`jax/_src/clusters/cloud_tpu_cluster.py`). Other machines of a cloud run, such as
+machines with GPUs, have the addresses of all hosts in `FORERUN_HOSTS`.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -18,6 +20,7 @@ from forerun.hardware import maintenance_notice
 COMMAND = "forerun train job.yaml --host auto --secret secret"
 EVERYWHERE = f"gcloud compute tpus tpu-vm ssh NAME --worker=all --command='{COMMAND}'"
 BY_HAND = "give each host its own number: --host 0/4 --leader ADDRESS on the first of four, --host 1/4 on the next"
+HOSTS_VARIABLE = "FORERUN_HOSTS"  # the addresses of all hosts in their order, separated by commas
 MAX_BYTES = 1 << 20  # of an attribute: 1,024 hosts need less than 100 kB
 
 
@@ -34,8 +37,22 @@ def attribute(name: str) -> str | None:
     return maintenance_notice.read(maintenance_notice.metadata_url(), f"attributes/{name}", MAX_BYTES)
 
 
+def is_own_address(address: str) -> bool:
+    """Return whether an IP address belongs to this machine."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                continue
+            return True
+    return False
+
+
 def find_tpu_hosts(
-    environment: Mapping[str, str] = os.environ, attribute: Callable[[str], str | None] = attribute
+    environment: Mapping[str, str] = os.environ,
+    attribute: Callable[[str], str | None] = attribute,
+    is_own: Callable[[str], bool] = is_own_address,
 ) -> TpuHosts | None:
     """Return the hosts of this machine's slice, or None if neither the environment nor the metadata server has them.
 
@@ -46,7 +63,11 @@ def find_tpu_hosts(
     if index is not None and names is not None:
         slices = environment.get("MEGASCALE_NUM_SLICES")
     elif (index := attribute("agent-worker-number")) is None:
-        return None
+        if not (names := environment.get(HOSTS_VARIABLE, "")):
+            return None
+        listed = [name.strip() for name in names.split(",")]
+        index = ",".join(str(number) for number, name in enumerate(listed) if is_own(name))
+        slices = None
     else:
         names = attribute("worker-network-endpoints") or ""
         slices = environment.get("MEGASCALE_NUM_SLICES") or _slices(attribute("tpu-env") or "")

@@ -14,7 +14,7 @@ from fake.world import World
 
 PATH = re.compile(
     r"/compute/(?:v1|beta|alpha)/projects/([^/]+)"
-    r"(?:/(global|aggregated|zones/[^/]+|regions/[^/]+))?(?:/(\w+)(?:/([^/]+)(?:/(\w+)(?:/([^/]+))?)?)?)?"
+    r"(?:/(global|aggregated|zones/[^/]+|regions/[^/]+))?(?:/(\w+)(?:/([^/]+)(?:/([^/]+)(?:/([^/]+))?)?)?)?"
 )
 MESSAGES = {
     "instances": "Instance",
@@ -62,10 +62,12 @@ class ComputeApi:
         request_id = query.get("requestId")
         if method == "POST" and item is None and kind in MESSAGES:
             fields.check("compute/v1", MESSAGES[kind], body)
+        if kind == "autoscalers":
+            return self._page([], query)
         if kind == "operations":
             return self._operation(method, parent, item, query)
         if kind in ("machineTypes", "acceleratorTypes", "networks", "subnetworks", "images"):
-            return self._catalog(project, scope, kind, item, query)
+            return self._catalog(project, scope, kind, verb if item == "family" else item, query)
         if kind == "instances":
             return self._instances(method, project, scope, parent, where, item, verb, query, body)
         if kind == "instanceGroupManagers":
@@ -229,7 +231,7 @@ class ComputeApi:
         elif kind == "networks" or (kind == "subnetworks" and scope.startswith("regions/")):
             names = ["default"]
         elif kind == "images":
-            names = ["family" if item == "family" else str(item)]
+            names = [str(item)]
         details = self.world.settings.get("subnetwork", {}) if kind == "subnetworks" else {}
         found = [
             {"kind": f"compute#{kind[:-1]}", "name": one, "selfLink": self.store.link(f"{root}/{one}")}

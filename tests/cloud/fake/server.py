@@ -5,6 +5,7 @@ python -P server.py OPTIONS      # OPTIONS is JSON; the first line of the output
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 import threading
@@ -48,7 +49,13 @@ class FakeServer:
         query.pop("alt", None)
         query.pop("prettyPrint", None)
         with self.world.lock:
-            entry = {"method": method, "path": path, "query": query, "body": body, "at": self.world.now()}
+            entry = {
+                "method": method,
+                "path": path,
+                "query": query,
+                "body": copy.deepcopy(body),
+                "at": self.world.now(),
+            }
             self.log.append(entry)
             self.world.settle()
             fault = self.faults.take(method, path, self.world.now())

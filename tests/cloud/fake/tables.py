@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -54,6 +55,17 @@ def shapes() -> dict[str, SliceShape]:
         shape = SliceShape(name, api_name, generation, row["topology"], chips, max(1, chips // most))
         found[name] = found[api_name] = shape
     return found
+
+
+def shape_with(generation: str, topology: str) -> SliceShape | None:
+    """Return the slice of a topology. A topology without a standard name is called `v5p:8x8x16`."""
+    for shape in shapes().values():
+        if (shape.generation, shape.topology) == (generation, topology):
+            return shape
+    if not re.fullmatch(r"\d+(x\d+)+", topology) or not zones(generation):
+        return None
+    chips, name = math.prod(int(side) for side in topology.split("x")), f"{generation}:{topology}"
+    return SliceShape(name, name, generation, topology, chips, max(1, chips // 4))
 
 
 def zones(generation: str) -> list[str]:

@@ -280,15 +280,7 @@ def is_spot(node: Json) -> bool:
 def shape_of(node: Json) -> tables.SliceShape | None:
     config = node.get("acceleratorConfig")
     if not node.get("acceleratorType") and config:
-        generation = config["type"].lower().replace("v5lite_pod", "v5e")
-        return next(
-            (
-                one
-                for one in tables.shapes().values()
-                if (one.generation, one.topology) == (generation, config.get("topology"))
-            ),
-            None,
-        )
+        return tables.shape_with(config["type"].lower().replace("v5lite_pod", "v5e"), config.get("topology", ""))
     found = tables.shapes().get(node.get("acceleratorType", ""))
     return None if found is None or found.api_name != node.get("acceleratorType") else found
 

@@ -40,7 +40,7 @@ class Rental:
         if self.ready_at is None:
             return 0.0
         seconds = (now if self.ended_at is None else self.ended_at) - self.ready_at
-        return 0.0 if self.preempted and seconds < FREE_SECONDS else self.usd_per_hour * seconds / 3600
+        return 0.0 if self.preempted and seconds <= FREE_SECONDS else self.usd_per_hour * seconds / 3600
 
 
 @dataclass

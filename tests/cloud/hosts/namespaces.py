@@ -158,8 +158,9 @@ class NamespaceMachines:
             "environment": self._environment,
             "files": self._files,
             "systemctl": str(systemctl),
-            "links": {f"/usr/local/bin/python{sys.version_info.major}.{sys.version_info.minor}": interpreter}
-            | self._programs,
+            "links": self._programs,
+            # A script, not a link: the interpreter finds its library beside its own file.
+            "interpreter": [interpreter, f"/usr/local/bin/python{sys.version_info.major}.{sys.version_info.minor}"],
             # Nothing of the repository may help a host: all that it needs must come to it as on a real one.
             "hidden": [str(REPOSITORY)],
             "visible": [*_installation(interpreter), *([self._shared] if self._shared else [])],

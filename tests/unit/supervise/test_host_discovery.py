@@ -6,7 +6,7 @@ import pytest
 
 from forerun.errors import UserError
 from forerun.hardware.maintenance_notice import metadata_url
-from forerun.hardware.tpu_hosts import TpuHosts
+from forerun.hardware.tpu_hosts import TpuHosts, find_tpu_hosts
 from forerun.supervise.host_address import PORT, Hosts, discover, given
 from forerun.supervise.supervisor import default_limits
 
@@ -62,3 +62,17 @@ def test_a_wrong_grace_time_is_rejected(value: str) -> None:
 def test_the_grace_time_comes_from_the_environment() -> None:
     assert default_limits({}).grace == 30.0
     assert default_limits({"FORERUN_STOP_SECONDS": "540"}).grace == 540.0
+
+
+def test_the_addresses_of_a_cloud_run_are_the_last_source() -> None:
+    """Machines that no TPU names, such as GPU machines, find their own address in the list."""
+    listed = {"FORERUN_HOSTS": "203.0.113.1,127.0.0.1,203.0.113.3"}
+    assert find_tpu_hosts(listed, lambda name: None) == TpuHosts(1, ("203.0.113.1", "127.0.0.1", "203.0.113.3"))
+    named = {"agent-worker-number": "0", "worker-network-endpoints": "10.0.0.2,10.0.0.3"}
+    assert find_tpu_hosts(listed, named.get) == TpuHosts(0, ("10.0.0.2", "10.0.0.3"))
+
+
+@pytest.mark.parametrize("names", ["203.0.113.1,203.0.113.2", "127.0.0.1,127.0.0.2"])
+def test_no_or_several_own_addresses_are_rejected(names: str) -> None:
+    with pytest.raises(UserError, match="E-HOSTS-029"):
+        find_tpu_hosts({"FORERUN_HOSTS": names}, lambda name: None)

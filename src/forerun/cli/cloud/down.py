@@ -29,18 +29,19 @@ def run(args: argparse.Namespace) -> int:
     name = _name(args)
     providers = providers_of(args)
     project = read_project(providers, known_runs(), time.time())
-    if project.errors:
-        raise project.errors[0]
     chosen = resources_of(name, project.resources)
     snapshots = snapshots_of(name, chosen, project.snapshots)
     if not chosen and all(one.is_over for one in snapshots.values()):
+        if project.errors:
+            raise project.errors[0]
         print("nothing of forerun exists in this project" if name is None else f"{name} has no resources")
         return 0
     targets = removal_targets(chosen)
     if chosen:
-        SafeConsole().print(table(rows_of(chosen, project.snapshots, project.now), project.now))
-    tell("checkpoints and results stay in the bucket; forerun stop saves a last checkpoint before it deletes")
-    question = f"delete {len(targets)} resources?" if targets else f"end {len(snapshots)} runs without resources?"
+        console = SafeConsole()
+        console.print(table(rows_of(chosen, project.snapshots, project.now), project.now, console.width))
+    tell("checkpoints and results stay in the bucket; forerun stop saves a checkpoint first")
+    question = f"delete {_counted(len(targets), 'resource')}?" if targets else "end the runs without resources?"
     if not agrees(question, yes=args.yes):
         print("nothing is deleted")
         return 1
@@ -53,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
     deleted, failed = set(result.deleted), dict(result.failed)
     while True:
         found, errors = list_resources(providers)
-        if errors:
-            raise errors[0]
         remaining = resources_of(name, found)
         if time.monotonic() >= until:
             break
@@ -62,7 +61,10 @@ def run(args: argparse.Namespace) -> int:
         deleted, failed = deleted | set(late.deleted), {**failed, **late.failed}
         time.sleep(POLL_SECONDS)
     require_removed(remaining, failed)
-    print(f"deleted {len(deleted)} resources; {'nothing of forerun' if name is None else 'no resource of it'} remains")
+    if errors:
+        raise errors[0]  # what the other APIs list is deleted
+    remains = "nothing of forerun" if name is None else f"nothing of {name}"
+    print(f"deleted {_counted(len(deleted), 'resource')}; {remains} remains")
     return 0
 
 
@@ -78,3 +80,7 @@ def _name(args: argparse.Namespace) -> str | None:
             fix="see the names with forerun ps",
         )
     return None if args.all else str(args.name)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from forerun import interrupt
 from forerun.cli.cloud.connection import agrees, tell
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from forerun.cloud.compute.compute_provider import ComputeProvider
     from forerun.cloud.control.actions import EndRun
     from forerun.cloud.control.controller import JobDelivery
     from forerun.cloud.control.run_view import RunView
+    from forerun.cloud.control.ssh_delivery import SshDelivery
     from forerun.cloud.provider import Provider, SliceRequest
     from forerun.cloud.record.entries import CloudRun
     from forerun.cloud.record.run_files import RunFiles
@@ -32,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.api.jobs import open_job
     from forerun.cli.cloud.run_outline import outline
     from forerun.cloud.control.begin import begin_run
+    from forerun.cloud.providers import provider_named
     from forerun.cloud.record.run_files import RunFiles
     from forerun.cloud.view.known_runs import remember_runs
 
@@ -45,7 +49,10 @@ def run(args: argparse.Namespace) -> int:
     folder = loaded.path.resolve().parent
     providers = providers_for(args, [option.provider for option in wanted.options])
     if args.dry_run:
-        return _dry_run(args, wanted, folder, providers)
+        return _dry_run(wanted, folder, providers)
+    if wanted.keeper:
+        compute = cast("ComputeProvider", provider_named("compute", args.project))
+        providers.setdefault("compute", compute)
     files = RunFiles(wanted.folder)
     files.files.require_writable()
     found = files.run()
@@ -62,13 +69,18 @@ def run(args: argparse.Namespace) -> int:
     now = next(iter(providers.values())).now()
     begun = begin_run(files, wanted, providers, now, max_usd_given=args.max_usd is not None)
     remember_runs([wanted.folder])
-    if begun.keeper:
-        from forerun.cli.cloud.run_keeper import start_keeper
+    delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap)
+    if not begun.keeper:
+        return control(args, begun, files, delivery, providers, now)
+    from forerun.cloud.keeper.keeper_start import remove_keeper, start_keeper
 
-        start_keeper(args, begun, folder)
-        if args.no_wait:
-            return 0
-    return control(args, begun, files, delivery_for(args, begun, folder), providers, now)
+    start_keeper(begun, files, compute, folder, delivery.identity, delivery.secrets, tell, time.sleep)
+    if args.no_wait:
+        print(f"the keeper controls {begun.name}. Follow it: forerun logs {begun.name}; list it: forerun ps")
+        return 0
+    code = control(args, begun, files, delivery, providers, now)
+    remove_keeper(begun, compute)
+    return code
 
 
 def control(
@@ -107,12 +119,16 @@ def providers_for(args: argparse.Namespace, names: object) -> dict[str, Provider
     return {name: provider_named(name, args.project) for name in dict.fromkeys(names)}  # type: ignore[call-overload]
 
 
-def delivery_for(args: argparse.Namespace, wanted: CloudRun, job_folder: Path) -> JobDelivery:
+def delivery_for(
+    wanted: CloudRun, job_folder: Path, providers: Mapping[str, Provider], *, through_iap: bool
+) -> SshDelivery:
     """Return the delivery with the run's ssh key on this machine."""
     from forerun.cloud.control.ssh_delivery import SshDelivery
     from forerun.cloud.ssh.keys import identity_of
 
-    return SshDelivery(job_folder, identity_of(wanted.folder), args.project, tell, through_iap=args.tunnel_through_iap)
+    rest = getattr(next(iter(providers.values())), "rest", None)  # machines of the user have no project
+    project = None if rest is None else rest.project
+    return SshDelivery(job_folder, identity_of(wanted.folder), project, tell, through_iap=through_iap)
 
 
 def _trains(view: RunView) -> bool:
@@ -142,7 +158,7 @@ def _print_outline(wanted: CloudRun, providers: Mapping[str, Provider], *, resum
         print(f"  and {len(wanted.options) - 6} more zones, if these have no capacity")
     if wanted.device == "cpu":
         tell("warning: the job has device: cpu, so the rented chips stay idle")
-    names = secrets_in(__import__("os").environ)
+    names = secrets_in(os.environ)
     if names:
         print(f"  sent to the hosts by ssh: {', '.join(names)}")
     if wanted.max_usd is not None:
@@ -162,10 +178,10 @@ def _question(wanted: CloudRun) -> str:
     return f"rent {wanted.options[0].slice} for at most ${wanted.max_usd:.2f}?"
 
 
-def _dry_run(args: argparse.Namespace, wanted: CloudRun, folder: Path, providers: Mapping[str, Provider]) -> int:
+def _dry_run(wanted: CloudRun, folder: Path, providers: Mapping[str, Provider]) -> int:
     """Print every request of the first attempt, and send nothing."""
     _print_outline(wanted, providers, resumed=False)
-    request = _first_request(wanted, delivery_for(args, wanted, folder))
+    request = _first_request(wanted, delivery_for(wanted, folder, providers, through_iap=False))
     print("requests:")
     for one in providers[wanted.options[0].provider].requests(request):
         print(json.dumps(_shortened(one), indent=1))

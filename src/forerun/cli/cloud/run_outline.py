@@ -29,6 +29,7 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
     Raises:
       UserError: The job has no bucket, no slice fits, no price is known, or the cap is too small.
     """
+    from forerun.cloud.compute.keeper_machine import KEEPER_USD_PER_HOUR
     from forerun.cloud.control.offers import is_gpu_machine
     from forerun.cloud.labels import run_label
     from forerun.cloud.record.entries import CloudRun
@@ -53,6 +54,8 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
     options = _options(args, names, rows)
     max_usd = _cap(args, options)
     device = "cpu" if on_cpu else "gpu" if is_gpu_machine(options[0].slice) else "tpu"
+    if args.on and args.on.startswith(SSH):
+        device = _machine_device(loaded)
     return CloudRun(
         name=job.name,
         folder=folder,
@@ -74,6 +77,7 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
         reservation=args.reservation,
         internal_only=args.internal_ips,
         wait_seconds=args.wait_seconds,
+        keeper_usd_per_hour=KEEPER_USD_PER_HOUR if args.keeper else 0.0,
     )
 
 
@@ -157,6 +161,19 @@ def _options(args: argparse.Namespace, names: Sequence[str], rows: dict[str, dic
             usd_per_hour=args.usd_per_hour,
         )
     ]
+
+
+def _machine_device(loaded: LoadedJob) -> str:
+    """Return the device of the user's machines. It selects the packages that are installed there."""
+    device = loaded.job.device
+    if not isinstance(device, str) or device == "auto":
+        raise UserError(
+            "E-CLOUD-064",
+            "a run on existing machines needs the device",
+            why="packages for TPUs, GPUs and CPUs differ, and the job has device: auto",
+            fix="add device=tpu, device=gpu or device=cpu",
+        )
+    return device
 
 
 def _cap(args: argparse.Namespace, options: Sequence[Option]) -> float | None:

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     providers = providers_of(args)
     files.request_stop(StopEntry(cloud_time(providers, time.time()), REASON))
-    tell(f"the stop of {snapshot.run.name} is requested; its hosts save a checkpoint, then the slice is deleted")
+    tell("stop requested: the hosts save a checkpoint, then the slice is deleted")
     if args.no_wait:
         print("forerun ps shows the slice until it is deleted")
         return 0

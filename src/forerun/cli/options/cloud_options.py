@@ -37,7 +37,11 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--max-usd", metavar="USD", type=dollars, help="stop with a checkpoint before the run costs more than this"
     )
     parser.add_argument(
-        "--zones", metavar="ZONES", type=comma_list, default=[], help="zones to try, in this order (default: all)"
+        "--zones",
+        metavar="ZONES",
+        type=comma_list,
+        default=[],
+        help="zones to try, in order (default: the 4 cheapest)",
     )
     add_project_options(parser)
     parser.add_argument(
@@ -64,12 +68,12 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
         "--usd-per-hour",
         metavar="USD",
         type=dollars,
-        help="price of the slice, for machines without a price in the table",
+        help="price of the slice, if the table has none",
     )
     parser.add_argument(
         "--provider",
         choices=("tpu", "compute"),
-        help="Cloud TPU API or Compute Engine (default: tpu, if it has the slice)",
+        help="Cloud TPU API or Compute Engine (default: tpu if possible)",
     )
     parser.add_argument("--disk-gib", metavar="N", type=count, help="size of the boot disk in GiB")
     parser.add_argument("--image", metavar="NAME", help="runtime version or image of the hosts")
@@ -79,11 +83,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--internal-ips",
         action="store_true",
-        help="rent hosts without external addresses; ssh then needs a route to them",
+        help="rent hosts without external addresses",
     )
-    parser.add_argument(
-        "--tunnel-through-iap", action="store_true", help="reach the hosts through Identity-Aware Proxy"
-    )
+    parser.add_argument("--tunnel-through-iap", action="store_true", help="reach hosts through Identity-Aware Proxy")
     parser.add_argument("--no-export", action="store_true", help="do not export the model at the end")
     parser.add_argument("--yes", action="store_true", help="do not ask before renting")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and every request, and send nothing")

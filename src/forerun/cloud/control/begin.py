@@ -24,7 +24,7 @@ def begin_run(
       UserError: Another job has this name, in this bucket folder or in the project.
     """
     _require_own_name(wanted, providers)
-    wanted = replace(wanted, created_at=now)
+    wanted = replace(wanted, created_at=now, keeper_at=now if wanted.keeper else None)
     if files.create_run(wanted):
         return wanted
     found = files.run()
@@ -37,12 +37,23 @@ def begin_run(
             fix="give this job another name: name=NEW; or resume the run with its own job file and arguments",
         )
     max_usd = wanted.max_usd if max_usd_given else found.max_usd
-    updated = replace(wanted, created_at=found.created_at, max_usd=max_usd)
+    updated = replace(
+        wanted, created_at=found.created_at, max_usd=max_usd, keeper_spent_usd=_keeper_spent_usd(files, found, now)
+    )
     if updated != found:
         files.replace_run(updated)
     if files.stop() is not None:
         files.withdraw_stop()
     return updated
+
+
+def _keeper_spent_usd(files: RunFiles, found: CloudRun, now: float) -> float:
+    """Return what the earlier keepers of a run cost. The last one ended with the last attempt."""
+    if found.keeper_at is None:
+        return found.keeper_spent_usd
+    ends = [files.end(number) for number in files.attempts()]
+    last = now if None in ends else max((end.at for end in ends if end is not None), default=now)
+    return found.keeper_spent_usd + found.keeper_usd_per_hour * max(last - found.keeper_at, 0.0) / 3600
 
 
 def _require_own_name(wanted: CloudRun, providers: Mapping[str, Provider]) -> None:

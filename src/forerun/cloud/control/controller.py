@@ -105,7 +105,7 @@ class Controller:
         poll_seconds: float = POLL_SECONDS,
         until: Callable[[RunView], bool] = lambda view: False,
     ) -> tuple[RunView, EndRun | None]:
-        """Act until the run has ended, or `until` is true. Failures of the cloud or the bucket are repeated for ever."""
+        """Act until the run has ended, or `until` is true. Calls that fail for a while are repeated for ever."""
         failures = 0
         while True:
             try:
@@ -138,7 +138,7 @@ class Controller:
         if other is None and (self._swept_at is None or now - self._swept_at > SWEEP_SECONDS):
             self.sweep()
             self._swept_at = now
-        view = self.observer.look(run, self.providers, now)
+        view = self.observer.look(run, self.providers, self._now)
         action = decide(view)
         if other is not None and not isinstance(action, EndRun):
             self.display.standby(view, other)

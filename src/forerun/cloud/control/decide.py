@@ -12,7 +12,7 @@ from forerun.cloud.control.actions import (
     RequestSlice,
     RequestStop,
 )
-from forerun.cloud.control.next_attempt import next_attempt
+from forerun.cloud.control.next_attempt import KEEPER_WAIT_SECONDS, next_attempt
 from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 from forerun.cloud.record.entries import (
@@ -82,6 +82,8 @@ def _before_ready(view: RunView, current: AttemptView, status: SliceStatus) -> A
             return EndAttempt(entry, ENDED_REFUSED, "the request disappeared", Failure.OTHER)
         case SliceState.WAITING:
             limit = view.run.wait_seconds or (WAIT_SECONDS if len(view.run.options) > 1 else None)
+            if view.run.keeper:
+                limit = min(limit or KEEPER_WAIT_SECONDS, KEEPER_WAIT_SECONDS)
             if limit is not None and waited > limit:
                 return EndAttempt(entry, ENDED_REFUSED, f"no capacity for {waited:.0f} s", Failure.CAPACITY)
             return Pause("waiting for capacity")

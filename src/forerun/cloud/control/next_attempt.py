@@ -22,6 +22,7 @@ from forerun.cloud.record.entries import (
 
 MOST_BROKEN = 3  # machines in sequence on which the job did not start
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30.0, 600.0
+KEEPER_WAIT_SECONDS = 6 * 3600.0  # a keeper costs money while it waits: then the limit is computed again
 FINAL = {Failure.PERMISSION.value, Failure.INVALID.value}  # the same request fails again
 WITHOUT_HOPE = FINAL | {Failure.QUOTA.value}  # if all options fail like this, waiting does not help
 
@@ -52,8 +53,10 @@ def next_attempt(view: RunView) -> StartAttempt | Pause | EndRun:
         if view.now < until:
             return Pause("no option has capacity", until)
     option = _option(view, allowed, refused)
-    spent = view.spent_usd
-    limit = limit_seconds(view.run.max_usd, spent, option.usd_per_hour)
+    spent = view.spent_usd + view.keeper_usd
+    keeper = view.run.keeper_usd_per_hour if view.run.keeper else 0.0
+    reserve = keeper * KEEPER_WAIT_SECONDS / 3600  # what the keeper may cost before the slice is ready
+    limit = limit_seconds(view.run.max_usd, spent + reserve, option.usd_per_hour + keeper)
     if not is_useful(limit):
         return EndRun(ENDED_BUDGET, _spending(view))
     number = max((one.entry.number for one in view.attempts), default=0) + 1
@@ -86,7 +89,7 @@ def _option(view: RunView, allowed: list[Option], refused: list[tuple[AttemptEnt
 
 
 def _spending(view: RunView) -> str:
-    return f"${view.spent_usd:.2f} of ${view.run.max_usd or 0.0:.2f} are spent"
+    return f"${view.cost_usd:.2f} of ${view.run.max_usd or 0.0:.2f} are spent"
 
 
 def _place(option: Option) -> tuple[str, str, str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
 from forerun.cloud.provider import Provider, SliceState, SliceStatus
@@ -34,15 +34,19 @@ class RunObserver:
         self._attempts: list[AttemptView] = []
         self._sights: dict[tuple[int, int], _Sight] = {}
 
-    def look(self, run: CloudRun, providers: Mapping[str, Provider], now: float) -> RunView:
-        """Return the run as it is now. The state of the slice is read last: it is never older than the record."""
+    def look(self, run: CloudRun, providers: Mapping[str, Provider], clock: Callable[[], float]) -> RunView:
+        """Return the run as it is now.
+
+        The state of the slice is read after the record, so it is never older. The clock is read last: the answer of the
+        cloud has its newest time.
+        """
         if not self._attempts:
             self._attempts = [AttemptView(entry) for entry in self.files.attempts().values()]
         while (entry := self.files.attempt(self._last_number + 1)) is not None:
             self._attempts.append(AttemptView(entry))
         self._attempts = [self._fresh(one) for one in self._attempts]
         view = RunView(
-            now=now,
+            now=0.0,
             run=run,
             since=self.since,
             attempts=tuple(self._attempts),
@@ -51,18 +55,16 @@ class RunObserver:
         )
         current = view.current
         if current is None:
-            return view
+            return replace(view, now=clock())
         number, option = current.entry.number, current.entry.option
+        found = self.files.hosts(number, option.hosts)
         status = own_status(providers[option.provider].status(current.entry.resource, option.zone), current.entry)
-        return RunView(
+        now = clock()
+        return replace(
+            view,
             now=now,
-            run=run,
-            since=self.since,
-            attempts=view.attempts,
-            stop=view.stop,
-            finished=view.finished,
             status=status,
-            hosts=self._hosts(number, option.hosts, now),
+            hosts=self._reports(number, found, now),
             requested_at=self.requested.get(number),
             delivered=number in self.delivered,
         )
@@ -78,17 +80,17 @@ class RunObserver:
         end = self.files.end(number)
         return AttemptView(known.entry, known.ready or self.files.ready(number), end)
 
-    def _hosts(self, attempt: int, count: int, now: float) -> dict[int, HostReport]:
-        views = {}
-        for host, entry in self.files.hosts(attempt, count).items():
+    def _reports(self, attempt: int, found: Mapping[int, HostEntry], now: float) -> dict[int, HostReport]:
+        reports = {}
+        for host, entry in found.items():
             known = self._sights.get((attempt, host))
             if known is None:
                 known = _Sight(entry, now, now)
             elif known.entry != entry:
                 known = _Sight(entry, now, known.phase_at if known.entry.phase == entry.phase else now)
             self._sights[attempt, host] = known
-            views[host] = HostReport(entry, now - known.at, now - known.phase_at)
-        return views
+            reports[host] = HostReport(entry, now - known.at, now - known.phase_at)
+        return reports
 
 
 def own_status(status: SliceStatus, entry: AttemptEntry) -> SliceStatus:

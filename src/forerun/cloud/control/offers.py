@@ -15,6 +15,7 @@ from forerun.hardware.slices import Slice, slice_named
 GPU_MACHINE = re.compile(r"(a2|a3|a4|g2|g4)-[a-z0-9-]+")
 COMPUTE_ONLY = ("tpu7x",)  # generations that the Cloud TPU API does not have
 COMPUTE_TOO = ("v5p", "v6e")
+MOST_ZONES = 4  # without --zones; more would rent far from the bucket, at a higher price
 
 
 def is_gpu_machine(name: str) -> bool:
@@ -32,7 +33,7 @@ def slice_offers(
     provider: str | None = None,
     usd_per_hour: float | None = None,
 ) -> list[Option]:
-    """Return a slice in each of its zones: in the order of `zones`, or all zones with a price, cheapest first.
+    """Return a slice in each of its zones: in the order of `zones`, or the cheapest zones.
 
     Args:
       name: a slice, or a GPU machine type.
@@ -49,7 +50,7 @@ def slice_offers(
     known = _rates(slice_, capacity, prices_file)
     if usd_per_hour is not None:
         known = {zone: usd_per_hour / slice_.chips for zone in zones or known}
-    chosen = list(zones) or sorted(known, key=lambda zone: (known[zone], zone))
+    chosen = list(zones) or sorted(known, key=lambda zone: (known[zone], zone))[:MOST_ZONES]
     missing = [zone for zone in chosen if zone not in known]
     if missing or not chosen:
         raise _without_price(slice_.name, capacity, missing, list(known))

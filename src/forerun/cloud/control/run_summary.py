@@ -43,7 +43,8 @@ def run_summary(view: RunView, reason: str) -> dict[str, Any]:
         },
         "actual": {
             "hours": sum(one["billed_hours"] for one in attempts),
-            "usd": view.spent_usd,
+            "usd": view.spent_usd + view.keeper_usd,
+            "keeper_usd": view.keeper_usd,
             "preemptions": sum(one["end"] == ENDED_PREEMPTED for one in attempts),
             "refusals": sum(one["end"] == ENDED_REFUSED for one in attempts),
             "elapsed_hours": (view.now - view.run.created_at) / 3600,

@@ -84,14 +84,21 @@ class RunView:
         return sum(end.usd for _, end in self.ended)
 
     @property
+    def keeper_usd(self) -> float:
+        """What the keeper has cost until now."""
+        run = self.run
+        if run.keeper_at is None:
+            return run.keeper_spent_usd
+        return run.keeper_spent_usd + run.keeper_usd_per_hour * max(self.now - run.keeper_at, 0.0) / 3600
+
+    @property
     def cost_usd(self) -> float:
-        """What the run has cost until now, with the attempt that has not ended."""
+        """What the run has cost until now, with the attempt that has not ended and the keeper."""
         current = self.current
+        spent = self.spent_usd + self.keeper_usd
         if current is None or current.ready is None:
-            return self.spent_usd
-        return self.spent_usd + attempt_usd(
-            current.entry.option.usd_per_hour, current.ready.at, self.now, preempted=False
-        )
+            return spent
+        return spent + attempt_usd(current.entry.option.usd_per_hour, current.ready.at, self.now, preempted=False)
 
     @property
     def deadline(self) -> float | None:

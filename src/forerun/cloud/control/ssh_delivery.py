@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forerun.cloud.provider import HostAddress
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
+from forerun.hardware.tpu_hosts import HOSTS_VARIABLE
 
 # Variables of the user's environment that the hosts get. They travel by ssh, and are in no other place.
 SECRET_VARIABLES = (
@@ -56,13 +57,18 @@ class SshDelivery:
         from forerun.cloud.setup.startup import slice_metadata
         from forerun.cloud.ssh.keys import public_key
 
-        return slice_metadata(run, attempt, public_key(self.identity))
+        return slice_metadata(run, attempt, public_key(self.identity), self.project)
 
     def deliver(
         self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
     ) -> None:
         from forerun.cloud.setup.bundle import make_bundle
+        from forerun.cloud.ssh.connection import IapTunnel
         from forerun.cloud.ssh.delivery import deliver
 
-        bundle = make_bundle(run, attempt, self.job_folder, self.secrets, project=self.project)
-        deliver(bundle, hosts, host_keys, self.identity, self.tell)
+        variables = dict(self.secrets)
+        if len(hosts) > 1:  # machines without the metadata of a TPU slice find their index by their own address
+            variables[HOSTS_VARIABLE] = ",".join(host.internal for host in hosts)
+        bundle = make_bundle(run, attempt, self.job_folder, variables, project=self.project)
+        tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
+        deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)

@@ -14,7 +14,7 @@ from urllib.parse import urlencode
 from forerun.cloud.google.api_error import ApiError, error_of, may_pass
 from forerun.cloud.google.clock import CloudClock, elapsed_seconds
 from forerun.cloud.google.endpoints import Endpoints
-from forerun.cloud.provider import CloudUnavailable
+from forerun.cloud.provider import ApiDisabled, CloudUnavailable
 from forerun.errors import UserError
 
 TRIES = 7
@@ -194,7 +194,7 @@ def _raise_disabled_api(error: ApiError, project: str) -> None:
     if error.status == 403 and (
         error.reason in ("SERVICE_DISABLED", "accessNotConfigured") or "has not been used in project" in text
     ):
-        raise UserError(
+        raise ApiDisabled(
             "E-CLOUD-013",
             f"an API is not enabled in the project {project}",
             why=error.message,

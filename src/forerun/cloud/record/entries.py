@@ -65,6 +65,9 @@ class CloudRun:
       device: `tpu`, `gpu` or `cpu`; the hosts refuse to train on another one.
       arguments: overrides of the job, such as `optimizer.lr=8e-5`.
       versions: of forerun, Python, jax and libtpu that planned the job.
+      keeper_usd_per_hour: the price of the keeper; 0: the run has none.
+      keeper_at: when the keeper was started, and billed from then on.
+      keeper_spent_usd: what earlier keepers cost, before the user resumed the run.
     """
 
     name: str
@@ -87,6 +90,9 @@ class CloudRun:
     reservation: str | None = None
     internal_only: bool = False
     wait_seconds: int | None = None
+    keeper_usd_per_hour: float = 0.0
+    keeper_at: float | None = None
+    keeper_spent_usd: float = 0.0
 
 
 @dataclass(frozen=True)

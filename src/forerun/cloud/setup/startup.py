@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.cloud import labels
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.setup.requirements import locked_requirements, running_python, uv_requirement
+from forerun.cloud.setup.self_deletion import deletion_paths
 from forerun.cloud.setup.wheel import build_wheel
 
 TEMPLATE = Path(__file__).parent / "startup.sh"
 USER = "forerun"  # the user of ssh connections
 BUNDLE_SECONDS = 1800  # how long a machine waits for its job
+SETUP_SECONDS = 3600  # after this time without an agent, a machine deletes its slice
 STARTUP_SCRIPT, SSH_KEYS = "startup-script", "ssh-keys"
 _PLACE = re.compile(r"@([A-Z0-9_]+)@")
 
 
-def startup_script(run: CloudRun, option: Option) -> str:
+def startup_script(
+    run: CloudRun, option: Option, deletion: Sequence[str] = (), limit_seconds: int | None = None
+) -> str:
     """Return the script that root runs at every boot of a machine of `option`.
 
     It contains no secret. Everyone who may list the project's machines can read it.
+
+    Args:
+      deletion: the requests that delete the slice if its setup does not succeed (`deletion_paths`).
+      limit_seconds: how long the slice may be billed, which also limits its setup.
 
     Raises:
       UserError: the running forerun or its Python cannot be installed on another machine.
@@ -36,6 +45,8 @@ def startup_script(run: CloudRun, option: Option) -> str:
         "LOCK_SHA256": locked_requirements(run.device, python).sha256,
         "UV_REQUIREMENT": uv_requirement(),
         "BUNDLE_SECONDS": str(BUNDLE_SECONDS),
+        "SETUP_SECONDS": str(min(SETUP_SECONDS, limit_seconds or SETUP_SECONDS)),
+        "DELETION": "\n".join(deletion),
     }
     return _PLACE.sub(lambda found: shlex.quote(values[found[1]]), TEMPLATE.read_text(encoding="utf-8"))
 
@@ -45,14 +56,15 @@ def planned_python(run: CloudRun) -> str:
     return ".".join((run.versions.get("python") or running_python()).split(".")[:2])
 
 
-def slice_metadata(run: CloudRun, attempt: AttemptEntry, public_key: str) -> dict[str, str]:
+def slice_metadata(run: CloudRun, attempt: AttemptEntry, public_key: str, project: str | None = None) -> dict[str, str]:
     """Return the instance metadata of the machines of an attempt.
 
     Args:
       public_key: the public ssh key of the run, as `ssh-ed25519 AAAA...`.
+      project: the project of the slice; None: the machine asks the metadata server.
     """
     values = {
-        STARTUP_SCRIPT: startup_script(run, attempt.option),
+        STARTUP_SCRIPT: startup_script(run, attempt.option, deletion_paths(attempt, project), attempt.limit_seconds),
         SSH_KEYS: f"{USER}:{' '.join(public_key.split()[:2])} {USER}",
         # The key above must work, and host keys must be readable, whatever the project's defaults are.
         "enable-oslogin": "FALSE",

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Startup script of forerun, run by root at every boot. It can be repeated at any time, and contains no secret.
 # It installs Python and one exact version of forerun, waits for the job, tests the devices and starts the training.
-set -euo pipefail
+set -Eeuo pipefail  # E: the trap below also holds inside functions
 umask 022
 
 RUN=@RUN@
@@ -12,6 +12,8 @@ WHEEL_SHA256=@WHEEL_SHA256@
 LOCK_SHA256=@LOCK_SHA256@
 UV_REQUIREMENT=@UV_REQUIREMENT@
 BUNDLE_SECONDS=@BUNDLE_SECONDS@
+SETUP_SECONDS=@SETUP_SECONDS@
+DELETION=@DELETION@
 
 STATE_FOLDER=/var/lib/forerun
 LOG_FOLDER=/var/log/forerun
@@ -71,6 +73,30 @@ settings() {
   export UV_CACHE_DIR=${UV_CACHE_DIR:-$OPT/cache}
   export UV_PYTHON_INSTALL_DIR=${UV_PYTHON_INSTALL_DIR:-$OPT/python}
   export UV_NO_PROGRESS=1
+}
+
+# Deletes the slice if no agent runs after SETUP_SECONDS: the job never came, or the setup failed. The controller may not
+# exist any more, and the agent, which enforces the deadline, is not installed yet.
+watch_setup() {
+  local api path base project token metadata=http://metadata.google.internal/computeMetadata/v1
+  sleep "$SETUP_SECONDS"
+  until systemctl is-active --quiet forerun-agent; do
+    project=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/project/project-id") || project=
+    token=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/instance/service-accounts/default/token" |
+      sed -n 's/.*"access_token" *: *"\([^"]*\)".*/\1/p') || token=
+    echo "no agent runs after $SETUP_SECONDS seconds: the slice is deleted"
+    while read -r api path; do
+      base=https://tpu.googleapis.com/
+      if [ "$api" = tpu ]; then base=${CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU:-$base}; fi
+      if [ "$api" = compute ]; then
+        base=${CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE:-https://compute.googleapis.com/compute/v1/}
+      fi
+      # The token is read from standard input: process lists show arguments.
+      echo "header = \"Authorization: Bearer $token\"" |
+        curl -s -m 60 -o /dev/null -w "%{http_code} DELETE $path\n" -X DELETE -K - "$base${path//PROJECT/$project}" || true
+    done <<<"$DELETION"
+    sleep 60
+  done
 }
 
 folders() {
@@ -169,10 +195,10 @@ check_devices() {
       test "$waited" -lt 900 || broken "nvidia-smi does not work: the image has no driver"
     done
   fi
-  local variables=()
+  local variables=(FORERUN_SMOKE_SECONDS=3)
   if [ "$DEVICE" = tpu ] && [ "$HOSTS" -gt 1 ]; then
     # The chips of this host only: the runtime otherwise waits for the other hosts of the slice.
-    variables=(TPU_PROCESS_BOUNDS=1,1,1 TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1 TPU_VISIBLE_CHIPS=0,1,2,3)
+    variables+=(TPU_PROCESS_BOUNDS=1,1,1 TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1 TPU_VISIBLE_CHIPS=0,1,2,3)
   fi
   # `device=` makes a fallback to the CPU an error.
   if ! (cd / && env "${variables[@]}" timeout 900 "$VENV/bin/forerun" doctor --smoke "device=$DEVICE"); then
@@ -186,6 +212,11 @@ folders
 if systemctl is-active --quiet forerun-train; then
   echo "the training runs already"
   exit 0
+fi
+if [ -n "$DELETION" ]; then
+  trap - ERR
+  (set +e && exec 9>&- && watch_setup) </dev/null >>"$LOG_FOLDER/startup.log" 2>&1 &
+  trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 fi
 state preparing
 install_uv

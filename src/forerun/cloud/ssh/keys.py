@@ -43,6 +43,22 @@ def identity_of(folder: str) -> Path:
     return file
 
 
+def store_identity(folder: str, private_key: bytes) -> Path:
+    """Store the private key of a run that another machine created. A key that exists is kept."""
+    place = key_folder() / hashlib.sha256(folder.encode()).hexdigest()[:20]
+    file = place / "id_ed25519"
+    if not file.exists():
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = place / ".id_ed25519.part"
+        part.touch(mode=0o600)
+        part.write_bytes(private_key)
+        command = ["ssh-keygen", "-y", "-f", str(part)]
+        public = subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True).stdout
+        (place / "id_ed25519.pub").write_bytes(public)
+        part.rename(file)
+    return file
+
+
 def public_key(identity: Path) -> str:
     """Return the public key of a private key file, as `ssh-ed25519 AAAA...`."""
     return " ".join(identity.with_name(identity.name + ".pub").read_text("utf-8").split()[:2])

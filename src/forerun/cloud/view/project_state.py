@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from forerun.cloud import labels
-from forerun.cloud.provider import CloudUnavailable, Provider, Resource
+from forerun.cloud.provider import ApiDisabled, CloudUnavailable, Provider, Resource, ZonesUnreachable
 from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.view.snapshot import RecordSnapshot, read_snapshot
 from forerun.errors import StorageError, UserError
@@ -59,17 +59,24 @@ def read_project(providers: Sequence[Provider], known: Iterable[str], now: float
 
 
 def list_resources(providers: Sequence[Provider]) -> tuple[list[Resource], list[UserError]]:
-    """Return what exists in all providers, and the errors of those that cannot be asked."""
+    """Return what exists in all providers, and the errors of those that cannot be asked.
+
+    An API that is not enabled has no resources. It is an error only if no API is enabled: the project may be wrong.
+    """
     resources: list[Resource] = []
     errors: list[UserError] = []
+    disabled: list[UserError] = []
     for provider in providers:
         try:
             resources += provider.list()
+        except ApiDisabled as error:
+            disabled.append(error)
         except UserError as error:
             errors.append(error)
         except CloudUnavailable as error:
+            resources += error.resources if isinstance(error, ZonesUnreachable) else ()
             errors.append(unavailable(provider.name, error))
-    return resources, errors
+    return resources, errors if len(disabled) < len(providers) else disabled
 
 
 def unavailable(provider: str, error: CloudUnavailable) -> StorageError:

@@ -168,7 +168,7 @@ def test_the_slice_of_an_ended_attempt_is_deleted() -> None:
     entry = cloud.files().attempts()[1]
     run = cloud.files().run()
     assert run is not None
-    suspended._request(run, suspended.observer.look(run, suspended.providers, cloud.now), entry)
+    suspended._request(run, suspended.observer.look(run, suspended.providers, lambda: cloud.now), entry)
     assert cloud.slices == {}
 
 

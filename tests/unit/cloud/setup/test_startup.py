@@ -21,6 +21,7 @@ from forerun.cloud.setup.units import unit_files
 from forerun.cloud.setup.wheel import build_wheel
 from forerun.errors import UserError
 
+UV = shutil.which("uv", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") or "uv"
 ROOT = Path(forerun.__file__).parents[2]
 OPTION = Option("tpu", "v6e-16", "us-east5-b", "spot", 4, 10.8)
 RUN = CloudRun("tiny", "gs://bucket/runs/tiny", "steps: 1\n", (OPTION,), 40.0, 0.0)
@@ -38,10 +39,7 @@ def test_a_machine_that_installed_the_wheel_builds_the_same_wheel(tmp_path):
     assert "forerun/cloud/setup/startup.sh" in names
     assert not any("__pycache__" in name for name in names)
     target = tmp_path / "installed"
-    installer = (
-        [sys.executable, "-m", "pip", "install"] if importlib.util.find_spec("pip") else ["uv", "pip", "install"]
-    )
-    command = [*installer, "-q", "--no-deps", "--no-index", "--target", str(target), str(file)]
+    command = [UV, "pip", "install", "-q", "--no-deps", "--no-index", "--target", str(target), str(file)]
     subprocess.run(command, check=True, capture_output=True)
     code = "from forerun.cloud.setup.wheel import build_wheel; print(build_wheel().sha256)"
     environment = {**os.environ, "PYTHONPATH": str(target)}

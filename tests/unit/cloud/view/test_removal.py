@@ -11,8 +11,15 @@ from recorded_cloud import START, ListedProvider, RecordedCloud, act, recorded_r
 from simulated_cloud import controller
 
 from forerun.cloud import labels
-from forerun.cloud.provider import CloudUnavailable, Resource, SliceState, SliceStatus
-from forerun.cloud.view.project_state import read_project
+from forerun.cloud.provider import (
+    ApiDisabled,
+    CloudUnavailable,
+    Resource,
+    SliceState,
+    SliceStatus,
+    ZonesUnreachable,
+)
+from forerun.cloud.view.project_state import list_resources, read_project
 from forerun.cloud.view.removal import (
     RemovalTarget,
     removal_targets,
@@ -175,3 +182,22 @@ def test_errors_of_a_provider_do_not_hide_the_others(tmp_path: Path) -> None:
     assert read_project([Down(cloud)], [], 77.0).now == 77.0
     (cloud.folder / "cloud" / "run.json").write_text("{")
     assert list(read_project([ListedProvider(cloud)], [], 0.0).unread) == [str(cloud.folder)]
+
+
+def test_zones_that_do_not_answer_and_apis_that_are_not_enabled(tmp_path: Path) -> None:
+    cloud, one = started(tmp_path / "quick")
+    act(cloud, one, 60)
+
+    class Partly(ListedProvider):
+        def list(self) -> list[Resource]:
+            raise ZonesUnreachable(["us-east1-c"], super().list())
+
+    class Disabled(ListedProvider):
+        def list(self) -> list[Resource]:
+            raise ApiDisabled("E-CLOUD-013", "an API is not enabled", why="", fix="")
+
+    found, errors = list_resources([Partly(cloud), Disabled(cloud)])
+    assert ([one.name for one in found], [error.code for error in errors]) == (["forerun-quick-1"], ["E-CLOUD-067"])
+    assert "us-east1-c" in errors[0].why
+    assert list_resources([ListedProvider(cloud), Disabled(cloud)])[1] == []
+    assert [error.code for error in list_resources([Disabled(cloud)])[1]] == ["E-CLOUD-013"]

@@ -1,0 +1,122 @@
+"""The process of a keeper: it controls the run to its end, and then deletes its own machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from forerun.cloud.control.actions import Action, EndRun, Pause
+from forerun.cloud.control.controller import Controller, JobDelivery
+from forerun.cloud.control.lease import holder_name
+from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.ssh_delivery import SshDelivery, secrets_in
+from forerun.cloud.control.status_text import event_text, state_text
+from forerun.cloud.keeper.settings import KeeperSettings, read_settings
+from forerun.cloud.provider import CloudUnavailable, HostAddress, Provider
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry
+from forerun.cloud.record.run_files import RunFiles
+from forerun.errors import UserError
+
+HOLDER = "keeper"  # the first word of a keeper's name in the lease
+RETRY_SECONDS = 60.0
+
+
+class KeeperDelivery:
+    """Delivers the job from the keeper, where its local files have other paths than on the user's machine."""
+
+    def __init__(self, inner: JobDelivery, overrides: Sequence[str]) -> None:
+        self.inner, self.overrides = inner, tuple(overrides)
+
+    def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
+        return self.inner.metadata(self._moved(run), attempt)
+
+    def deliver(
+        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+    ) -> None:
+        self.inner.deliver(self._moved(run), attempt, hosts, host_keys)
+
+    def _moved(self, run: CloudRun) -> CloudRun:
+        return replace(run, arguments=(*run.arguments, *self.overrides))
+
+
+class KeeperLog:
+    """Writes one line for each event, and for each new state."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell, self._last = tell, ""
+
+    def show(self, view: RunView, action: Action) -> None:
+        event = event_text(action)
+        if event is not None:
+            self._tell(event)
+        elif isinstance(action, Pause) and action.why != self._last:
+            self._last = action.why
+            self._tell(state_text(view))
+
+    def standby(self, view: RunView, lease: LeaseEntry) -> None:
+        if lease.holder != self._last:
+            self._last = lease.holder
+            self._tell(f"{lease.holder} controls the run")
+
+    def trouble(self, message: str) -> None:
+        self._tell(f"trying again: {message}")
+
+
+def run_keeper(
+    settings: KeeperSettings,
+    providers: Mapping[str, Provider],
+    delivery: JobDelivery,
+    tell: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+    files: RunFiles | None = None,
+) -> EndRun:
+    """Control the run until its end, and delete the keeper's own machine.
+
+    An error that a user must correct does not end the keeper: the error may be that of one zone, and the limits of the
+    hosts hold in any case. It is repeated until the run ends or its budget is used up.
+    """
+    controller = Controller(
+        files or RunFiles(settings.folder),
+        providers,
+        delivery,
+        KeeperLog(tell),
+        f"{HOLDER}:{holder_name()}",
+        settings.since,
+    )
+    while True:
+        try:
+            _, end = controller.follow(sleep)
+            assert end is not None
+            break
+        except UserError as error:
+            tell(str(error))
+            sleep(RETRY_SECONDS)
+    while True:
+        try:
+            tell(f"deleting {settings.resource} in {settings.zone}")
+            providers["compute"].delete(settings.resource, settings.zone)
+            return end
+        except (CloudUnavailable, UserError) as error:
+            tell(str(error))
+            sleep(RETRY_SECONDS)
+
+
+def start_keeper_process(settings_file: Path, state_folder: Path) -> int:
+    """Run the keeper of this machine."""
+    from forerun.cloud.providers import GOOGLE, provider_named
+    from forerun.cloud.ssh.keys import identity_of, store_identity
+
+    settings = read_settings(settings_file)
+    store_identity(settings.folder, (state_folder / "secret").read_bytes())
+    providers = {name: provider_named(name, settings.project) for name in GOOGLE}
+    secrets = secrets_in(os.environ)  # systemd reads them from the file `environment` of this machine
+    inner = SshDelivery(state_folder / "job", identity_of(settings.folder), settings.project, log_line, secrets)
+    run_keeper(settings, providers, KeeperDelivery(inner, settings.overrides), log_line)
+    return 0
+
+
+def log_line(text: str) -> None:
+    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)

@@ -1,0 +1,64 @@
+"""The begin of a run and its resumption: what is kept, what is replaced, and which names are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from simulated_cloud import START, SimulatedCloud, SimulatedProvider, cloud_run, option
+
+from forerun.cloud.control.begin import begin_run
+from forerun.cloud.provider import SliceRequest
+from forerun.cloud.record.entries import AttemptEntry, EndEntry, StopEntry
+from forerun.errors import UserError
+
+RUN = cloud_run(option())
+
+
+def test_the_same_command_resumes_a_stopped_run() -> None:
+    cloud = SimulatedCloud({})
+    files, providers = cloud.files(), {"tpu": SimulatedProvider(cloud)}
+    begun = begin_run(files, RUN, providers, START)
+    assert files.run() == begun == replace(RUN, created_at=START)
+    files.request_stop(StopEntry(START, "user"))
+    again = begin_run(files, replace(RUN, max_usd=60.0), providers, START + 100)
+    assert files.stop() is None
+    assert (again.max_usd, again.created_at) == (60.0, START)
+    assert files.run() == again
+    kept = begin_run(files, replace(RUN, max_usd=99.0), providers, START + 200, max_usd_given=False)
+    assert kept.max_usd == 60.0
+
+
+@pytest.mark.parametrize("other", [replace(RUN, job="steps: 7\n"), replace(RUN, arguments=("seed=2",))])
+def test_another_job_of_the_same_name_is_refused(other: object) -> None:
+    cloud = SimulatedCloud({})
+    files, providers = cloud.files(), {"tpu": SimulatedProvider(cloud)}
+    begun = begin_run(files, RUN, providers, START)
+    with pytest.raises(UserError) as raised:
+        begin_run(files, other, providers, START)  # type: ignore[arg-type]
+    assert raised.value.code == "E-CLOUD-061"
+    assert files.run() == begun
+
+
+def test_a_run_of_the_same_name_in_another_bucket_is_refused() -> None:
+    cloud = SimulatedCloud({})
+    provider = SimulatedProvider(cloud)
+    labels = {"forerun-run": "sim", "forerun-attempt": "1", "forerun-role": "slice"}
+    metadata = {"forerun-folder": "gs://other/sim"}
+    provider.create(SliceRequest("forerun-sim-1", "v6e-8", "zone-a", "spot", labels, metadata, "id"))
+    with pytest.raises(UserError) as raised:
+        begin_run(cloud.files(), RUN, {"tpu": provider}, START)
+    assert raised.value.code == "E-CLOUD-062"
+    assert cloud.files().run() is None
+
+
+def test_the_cost_of_an_earlier_keeper_is_kept() -> None:
+    cloud = SimulatedCloud({})
+    files, providers = cloud.files(), {"tpu": SimulatedProvider(cloud)}
+    kept = replace(RUN, keeper=True, keeper_usd_per_hour=0.36)
+    begin_run(files, kept, providers, START)
+    files.create_attempt(AttemptEntry(1, option(), "forerun-sim-1", START, None, 0.0))
+    files.create_end(1, EndEntry(START + 10000, "stopped", 1.0))
+    again = begin_run(files, kept, providers, START + 1e6)
+    assert again.keeper_spent_usd == pytest.approx(1.0)
+    assert again.keeper_at == START + 1e6

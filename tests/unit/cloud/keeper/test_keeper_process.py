@@ -1,0 +1,91 @@
+"""The process of a keeper: it controls the run, pays for itself within the cap, and deletes itself at the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from simulated_cloud import START, SimulatedCloud, SimulatedDelivery, SimulatedProvider, cloud_run, option
+
+from forerun.cloud.keeper.keeper_process import KeeperDelivery, run_keeper
+from forerun.cloud.keeper.settings import KeeperSettings, read_settings
+from forerun.cloud.provider import SliceRequest
+from forerun.cloud.record.entries import AttemptEntry
+from forerun.errors import UserError
+
+PRICES = {"v6e-8": 10.0, "e2-small": 0.5}
+SETTINGS = KeeperSettings("gs://bucket", "p", "forerun-sim-keeper", "us-east1-c", ("data=/var/lib/forerun/job/text",))
+
+
+def cloud_with_keeper(*, work_seconds: float, max_usd: float) -> SimulatedCloud:
+    cloud = SimulatedCloud(PRICES, work_seconds=work_seconds)
+    run = replace(cloud_run(option(), max_usd=max_usd), keeper=True, keeper_usd_per_hour=0.5, keeper_at=START)
+    cloud.files().create_run(run)
+    labels = {"forerun-run": "sim", "forerun-role": "keeper"}
+    SimulatedProvider(cloud).create(
+        SliceRequest("forerun-sim-keeper", "e2-small", "us-east1-c", "on-demand", labels, {}, "id")
+    )
+    return cloud
+
+
+def keep(cloud: SimulatedCloud, provider: SimulatedProvider) -> str:
+    delivery = KeeperDelivery(SimulatedDelivery(cloud), SETTINGS.overrides)
+    providers = {"tpu": provider, "compute": provider}
+    end = run_keeper(SETTINGS, providers, delivery, lambda text: None, cloud.advance, cloud.files())
+    return end.reason
+
+
+def test_a_keeper_deletes_itself_with_the_run() -> None:
+    cloud = cloud_with_keeper(work_seconds=300, max_usd=40)
+    assert keep(cloud, SimulatedProvider(cloud)) == "finished"
+    assert cloud.slices == {}
+    lease = cloud.files().lease()
+    assert lease is not None
+    assert lease.holder.startswith("keeper:")
+
+
+def test_the_cap_contains_the_keeper() -> None:
+    """Slice and keeper together stay below the cap. The keeper is billed for all the time, also for the queue."""
+    cloud = cloud_with_keeper(work_seconds=1e9, max_usd=8.0)
+    cloud.queue_seconds = 3 * 3600.0
+    assert keep(cloud, SimulatedProvider(cloud)) == "budget"
+    slices = [one for one in cloud.past if one.request.slice == "v6e-8"]
+    rented = sum((one.ended_at or 0) - (one.ready_at or 0) for one in slices) * 10 / 3600
+    kept = (cloud.now - START) * 0.5 / 3600
+    assert 5.0 < rented + kept <= 8.0
+
+
+def test_an_error_of_the_user_does_not_end_the_keeper() -> None:
+    cloud = cloud_with_keeper(work_seconds=300, max_usd=40)
+
+    class Failing(SimulatedProvider):
+        failures = 3
+
+        def status(self, name: str, zone: str) -> object:  # type: ignore[override]
+            if self.failures:
+                self.failures -= 1
+                raise UserError("E-CLOUD-012", "what", why="why", fix="fix")
+            return super().status(name, zone)
+
+    assert keep(cloud, Failing(cloud)) == "finished"
+    assert cloud.slices == {}
+
+
+def test_paths_of_the_job_are_those_of_the_keeper() -> None:
+    found = []
+
+    class Recording(SimulatedDelivery):
+        def metadata(self, run, attempt):  # type: ignore[no-untyped-def]
+            found.append(run.arguments)
+            return {}
+
+    run = replace(cloud_run(), arguments=("seed=1",))
+    entry = AttemptEntry(1, option(), "forerun-sim-1", START, None, 0.0)
+    KeeperDelivery(Recording(SimulatedCloud(PRICES)), SETTINGS.overrides).metadata(run, entry)
+    assert found == [("seed=1", "data=/var/lib/forerun/job/text")]
+
+
+def test_settings_are_read_as_they_were_written(tmp_path: Path) -> None:
+    file = tmp_path / "agent.json"
+    file.write_bytes(SETTINGS.to_json())
+    assert read_settings(file) == SETTINGS

@@ -25,7 +25,7 @@ from forerun.exit_codes import STOPPED
 USD_PER_HOUR = 8 * 2.7  # v6e-8 in us-east5-a, prices.csv
 MAX_USD = 5.0
 DAY_SECONDS = 24 * 3600.0
-PATIENCE_SECONDS = 180.0
+PATIENCE_SECONDS = 600.0
 JOB = """\
 name: limited
 model: {layers: 1, embed: 16, heads: 2}

@@ -185,7 +185,7 @@ def _require_success(machines: Sequence[Machine], answers: Sequence[Answer]) -> 
 
 def _claim_in(output: str) -> Mapping[str, object]:
     lines = output.splitlines()
-    return json.loads(lines[1]) if len(lines) > 1 else {}  # type: ignore[no-any-return]
+    return json.loads(lines[1]) if len(lines) > 1 else {}
 
 
 def _has(answer: Answer, name: str) -> bool:

@@ -21,7 +21,7 @@ from forerun.cloud.provider import (
     SliceState,
     SliceStatus,
 )
-from forerun.cloud.ssh.connection import Answer, HostAccess, Trouble, run_on
+from forerun.cloud.ssh.connection import SshAnswer, HostAccess, Trouble, run_on
 from forerun.cloud.ssh.delivery import PARALLEL, require_same_host
 from forerun.cloud.ssh.machines import PROVIDER, SshMachine, known_keys, read_machines
 from forerun.errors import UserError
@@ -152,8 +152,8 @@ class SshProvider:
         texts |= {"ACTION": action, "ROOT": shlex.quote(self._root), "STARTUP": values.get("STARTUP", "")}
         return _PLACE.sub(lambda found: texts[found[1]], SCRIPT.read_text(encoding="utf-8"))
 
-    def _run(self, machines: Sequence[SshMachine], scripts: Sequence[str]) -> Sequence[Answer]:
-        def run(index: int) -> Answer:
+    def _run(self, machines: Sequence[SshMachine], scripts: Sequence[str]) -> Sequence[SshAnswer]:
+        def run(index: int) -> SshAnswer:
             machine = machines[index]
             host = HostAddress(index, machine.address, machine.internal, machine.port)
             access = HostAccess(host, known_keys(machine), self._identity, user="root")
@@ -169,7 +169,7 @@ class SshProvider:
             return list(pool.map(run, range(len(machines))))
 
 
-def _require_success(machines: Sequence[SshMachine], answers: Sequence[Answer]) -> None:
+def _require_success(machines: Sequence[SshMachine], answers: Sequence[SshAnswer]) -> None:
     for machine, answer in zip(machines, answers, strict=True):
         if answer.trouble is Trouble.UNREACHABLE:
             raise CloudUnavailable(f"{machine.address} does not answer to ssh: {answer.errors}")
@@ -188,7 +188,7 @@ def _claim_in(output: str) -> Mapping[str, object]:
     return json.loads(lines[1]) if len(lines) > 1 else {}
 
 
-def _has(answer: Answer, name: str) -> bool:
+def _has(answer: SshAnswer, name: str) -> bool:
     return _claim_in(answer.output).get("name") == name
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from forerun.cloud.provider import CloudUnavailable, HostAddress
-from forerun.cloud.ssh.connection import USER, SshAnswer, HostAccess, IapTunnel, Trouble, run_on
+from forerun.cloud.ssh.connection import USER, HostAccess, IapTunnel, SshAnswer, Trouble, run_on
 from forerun.errors import UserError
 
 STATE_FOLDER = "/var/lib/forerun"

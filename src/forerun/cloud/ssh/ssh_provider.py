@@ -21,7 +21,7 @@ from forerun.cloud.provider import (
     SliceState,
     SliceStatus,
 )
-from forerun.cloud.ssh.connection import SshAnswer, HostAccess, Trouble, run_on
+from forerun.cloud.ssh.connection import HostAccess, SshAnswer, Trouble, run_on
 from forerun.cloud.ssh.delivery import PARALLEL, require_same_host
 from forerun.cloud.ssh.machines import PROVIDER, SshMachine, known_keys, read_machines
 from forerun.errors import UserError

@@ -232,7 +232,7 @@ class Trial:
             fault = {"429": Fault("error", http=429), "503": Fault("error", http=503)}.get(kind)
             fault = fault or Fault(kind)  # type: ignore[arg-type]
             fault.method, fault.count = method, self.random.choice((1, 2, 3, 8))
-            fault.seconds = self.random.uniform(0.2, 2.0)
+            fault.seconds, fault.tag = self.random.uniform(0.2, 2.0), str(len(self.result.faults))
             if kind == "429":
                 fault.message = "Quota exceeded for quota metric 'Create node requests' per minute."
             self.cloud.inject(fault)
@@ -259,6 +259,11 @@ class Trial:
 
     def _clean_up(self) -> None:
         """Check that `forerun ps` lists what exists, then `forerun down --all`."""
+        # A fault that no request has met was not a fault.
+        fired = self.cloud.fired()
+        self.result.faults = [
+            fault for index, fault in enumerate(self.result.faults) if fault[1] not in API_KINDS or str(index) in fired
+        ]
         self.cloud.clear_faults()
         if self.random.random() < 0.5:
             self.cloud.inject(Fault("error", http=503, count=2))

@@ -1,0 +1,100 @@
+"""`forerun run` before it rents anything: options, cap, bucket, and the requests of a dry run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forerun.api.jobs import open_job
+from forerun.cli.cloud.run import _shortened
+from forerun.cli.cloud.run_outline import outline
+from forerun.cli.main import main
+from forerun.cli.words import parser_of
+from forerun.cloud.record.entries import CloudRun
+from forerun.errors import UserError
+
+JOB = """\
+name: tiny
+model: {layers: 1, embed: 16, heads: 2}
+data: text
+sequence: 16
+batch: 8
+steps: 6
+device: cpu
+"""
+BUCKET = ["--bucket", "gs://bucket/runs"]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "tale.txt").write_text("It was the best of times. " * 100)
+    (tmp_path / "tiny.yaml").write_text(JOB)
+    return tmp_path / "tiny.yaml"
+
+
+def outlined(job: Path, *words: str) -> CloudRun:
+    args = parser_of("run").parse_args([str(job), *words])
+    return outline(args, open_job(args.job, args.overrides))
+
+
+def test_the_record_has_what_the_user_asked_for(job: Path) -> None:
+    words = [
+        "seed=3",
+        *BUCKET,
+        "--on",
+        "v5e-16",
+        "--or",
+        "v6e-8",
+        "--spot",
+        "--zones",
+        "us-central1-a",
+        "--max-usd",
+        "7",
+    ]
+    words += ["--zones", "us-central1-a", "--disk-gib", "200", "--network", "lab", "--internal-ips"]
+    run = outlined(job, *words, "--wait-seconds", "90")
+    assert (run.name, run.folder, run.device) == ("tiny", "gs://bucket/runs/tiny", "cpu")
+    assert (run.job, run.arguments, run.total_steps) == (JOB, ("seed=3",), 6)
+    assert [(one.slice, one.zone, one.capacity, one.hosts) for one in run.options] == [
+        ("v5e-16", "us-central1-a", "spot", 4),
+        ("v6e-8", "us-central1-a", "spot", 1),
+    ]
+    assert (run.max_usd, run.disk_gib, run.network, run.internal_only, run.wait_seconds) == (7.0, 200, "lab", True, 90)
+    assert run.versions["python"].startswith("3.")
+    assert not run.keeper
+    assert run.export
+
+
+def test_a_bucket_of_the_job_is_used(job: Path) -> None:
+    run = outlined(job, "checkpoint.folder=gs://own/place/", "--on", "v5e-4", "--max-usd", "3")
+    assert run.folder == "gs://own/place/tiny"
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--on", "v5e-8", "--max-usd", "5"], "E-CLOUD-054"),
+        (["--on", "v5e-8", "--max-usd", "5", "--bucket", "runs"], "E-CLOUD-054"),
+        ([*BUCKET, "--max-usd", "5"], "E-CLOUD-056"),
+        ([*BUCKET, "--on", "v5e-8"], "E-CLOUD-059"),
+        ([*BUCKET, "--on", "v5e-8", "--max-usd", "0.01"], "E-CLOUD-060"),
+        ([*BUCKET, "--on", "v5e-9", "--max-usd", "5"], "E-HARDWARE-019"),
+        ([*BUCKET, "--on", "v5e-8", "--zones", "mars-1", "--max-usd", "5"], "E-CLOUD-053"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_rented(job: Path, words: list[str], code: str) -> None:
+    with pytest.raises(UserError) as raised:
+        outlined(job, *words)
+    assert raised.value.code == code
+
+
+def test_the_startup_script_is_printed_without_credentials(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["run", str(job), *BUCKET, "--on", "v5e-8", "--max-usd", "5", "--print-startup"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.startswith("#!/bin/bash\n")
+
+
+def test_a_dry_run_shortens_long_texts() -> None:
+    assert _shortened({"a": ["x" * 500, "b"], "c": 1}) == {"a": ["<500 characters: see --print-startup>", "b"], "c": 1}

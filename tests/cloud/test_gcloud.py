@@ -215,11 +215,13 @@ def test_instance_of_forerun_is_that_of_gcloud(cloud: FakeCloud, gcloud: Gcloud)
     compute = provider("compute", cloud)
     compute.create(request(slice="v6e-8", capacity="spot", limit_seconds=3600))
     metadata = f"{METADATA_FLAG},enable-guest-attributes=TRUE"
-    machine = ["--machine-type=ct6e-standard-8t", *MACHINE, LABEL_FLAG, metadata, "--description=mine"]
+    labels = LABEL_FLAG.replace("attempt=1", "attempt=2")
+    machine = ["--machine-type=ct6e-standard-8t", *MACHINE, labels, metadata, "--description=mine"]
     gcloud("compute", "instances", "create", "by-gcloud", f"--zone={ZONE}", *machine)
     ours, theirs = posted(cloud, "instances")
     assert ours["path"] == theirs["path"]
     assert set(ours["query"]) == {"requestId"}
+    theirs["body"]["labels"]["forerun-attempt"] = "1"
     body = without_disk_labels(ours["body"]) | {"name": "by-gcloud", "description": "mine"}
     theirs["body"]["networkInterfaces"][0]["accessConfigs"][0]["name"] = "External NAT"
     assert compare(body, theirs["body"]) == (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+from forerun.cloud.compute.compute_provider import ComputeProvider
 from forerun.cloud.google.credentials import google_session
 from forerun.cloud.google.endpoints import endpoints_from
 from forerun.cloud.google.rest import Rest
 from forerun.cloud.provider import Provider
+from forerun.cloud.ssh.ssh_provider import SshProvider
 from forerun.cloud.tpu.tpu_provider import TpuProvider
 from forerun.errors import UserError
 
@@ -20,9 +22,11 @@ def provider_named(name: str, project: str | None = None, environment: Mapping[s
     """Return a provider with the default credentials of the environment.
 
     Args:
-      name: `tpu` or `compute`.
+      name: `tpu`, `compute`, or `ssh` for existing machines.
       project: the Google Cloud project; None: that of the environment or of the credentials.
     """
+    if name == SSH:
+        return SshProvider()
     if name not in GOOGLE:
         raise UserError(
             "E-CLOUD-017",
@@ -31,11 +35,7 @@ def provider_named(name: str, project: str | None = None, environment: Mapping[s
             fix="an entry of the run's record may be from a newer version of forerun: update forerun",
         )
     rest = google_rest(project, environment, clock_api=name)
-    if name == TPU:
-        return TpuProvider(rest)
-    from forerun.cloud.compute.compute_provider import ComputeProvider
-
-    return ComputeProvider(rest)
+    return TpuProvider(rest) if name == TPU else ComputeProvider(rest)
 
 
 def all_providers(project: str | None = None, environment: Mapping[str, str] | None = None) -> Sequence[Provider]:

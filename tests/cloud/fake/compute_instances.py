@@ -139,7 +139,6 @@ class Instances:
         """Create an instance that is PROVISIONING, and its disks."""
         body = copy.deepcopy(body)  # the machines of a group have the properties of one template
         project, zone, name = path.split("/")[1], path.split("/")[3], path.rsplit("/", 1)[1]
-        body = copy.deepcopy(body)  # instances of one template change independently
         machine = body["machineType"].rsplit("/", 1)[-1]
         scheduling = {"automaticRestart": False, "preemptible": False, "provisioningModel": "STANDARD"}
         item = self.store.add(

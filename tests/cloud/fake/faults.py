@@ -32,6 +32,7 @@ class Fault:
       path: a regular expression that is searched in the path.
       count: for how many requests.
       skip: how many matching requests pass before.
+      tag: a name for `FakeCloud.fired`.
     """
 
     kind: Kind
@@ -43,11 +44,13 @@ class Fault:
     status: str = ""
     message: str = "The service is currently unavailable."
     seconds: float = 0.0
+    tag: str = ""
 
 
 class Faults:
     def __init__(self) -> None:
         self.waiting: list[Fault] = []
+        self.fired: list[str] = []
 
     def add(self, values: dict[str, Any]) -> None:
         fault = Fault(**values)
@@ -62,6 +65,7 @@ class Faults:
                     fault.skip -= 1
                     continue
                 fault.count -= 1
+                self.fired.append(fault.tag)
                 if fault.count <= 0:
                     self.waiting.remove(fault)
                 return fault

@@ -165,6 +165,10 @@ class FakeCloud:
         """Let the next matching requests fail."""
         self.control("inject", **asdict(fault))
 
+    def fired(self) -> set[str]:
+        """Return the tags of the faults that have hit a request."""
+        return set(self.control("fired"))
+
     def clear_faults(self) -> None:
         self.control("clear_faults")
 

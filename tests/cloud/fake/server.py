@@ -130,6 +130,8 @@ class FakeServer:
                 return self.log
             elif action == "inject":
                 self.faults.add(values)
+            elif action == "fired":
+                return self.faults.fired
             elif action == "clear_faults":
                 self.faults.waiting.clear()
             else:
@@ -206,6 +208,14 @@ def handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
     return Handler
 
 
+class QuietServer(ThreadingHTTPServer):
+    """Does not report clients that were killed in the middle of a request."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
+
 def main(options: dict[str, Any]) -> None:
     server = FakeServer(options)
 
@@ -217,7 +227,7 @@ def main(options: dict[str, Any]) -> None:
                     server.world.settle()
 
     threading.Thread(target=tick, daemon=True).start()
-    http = ThreadingHTTPServer((options.get("address", "127.0.0.1"), options.get("port", 0)), handler_of(server))
+    http = QuietServer((options.get("address", "127.0.0.1"), options.get("port", 0)), handler_of(server))
     http.daemon_threads = True
     server.compute.store.base = f"http://{options.get('address', '127.0.0.1')}:{http.server_port}/compute/v1/"
     allow = getattr(server.world.machines, "allow_api", None)

@@ -79,6 +79,10 @@ def write_files(host: dict[str, Any]) -> None:
     for target, content in host["files"].items():
         Path(target).parent.mkdir(parents=True, exist_ok=True)
         Path(target).write_text(content)
+    interpreter, script = host["interpreter"]
+    Path(script).unlink(missing_ok=True)
+    Path(script).write_text(f'#!/bin/sh\nexec {interpreter} "$@"\n')
+    Path(script).chmod(0o755)
     for target, source in host["links"].items():
         Path(target).unlink(missing_ok=True)
         Path(target).symlink_to(source)

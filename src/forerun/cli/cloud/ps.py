@@ -6,14 +6,20 @@ import argparse
 import json
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from forerun.cli.cloud.connection import providers_of, tell
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from forerun.cloud.view.project_state import ProjectState
     from forerun.cloud.view.run_rows import CloudRow
 
+TITLES = ("run", "slice", "zone", "state", "step", "cost", "cap", "left")
+WIDE_COLUMNS = 100
+LEAST_NAME_COLUMNS = 8
 STYLES = {
     "training": "green",
     "exporting": "green",
@@ -36,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cloud.view.project_state import read_project
     from forerun.cloud.view.run_rows import rows_of
 
-    project = read_project(providers_of(args), known_runs(), time.time())
+    project = read_project(lambda: providers_of(args), known_runs(), time.time())
     remember_runs(project.snapshots)
     rows = rows_of(project.resources, project.snapshots, project.now)
     if not args.all:
@@ -83,7 +89,7 @@ def _print(rows: tuple[CloudRow, ...], project: ProjectState, *, all_runs: bool)
 
     console = SafeConsole()
     if rows:
-        console.print(table(rows, project.now))
+        console.print(table(rows, project.now, console.width))
         console.print(Text(_total(rows), style="dim"))
     elif not project.errors:
         console.print("nothing of forerun exists in this project, and nothing costs money")
@@ -94,31 +100,42 @@ def _print(rows: tuple[CloudRow, ...], project: ProjectState, *, all_runs: bool)
         console.print(Text(clean(f"{folder} cannot be read: {why}"), style="red"))
 
 
-def table(rows: tuple[CloudRow, ...], now: float) -> object:
-    """Return the table of the resources."""
+def table(rows: tuple[CloudRow, ...], now: float, width: int) -> Table:
+    """Return the table of the resources. On a narrow terminal, names of runs are shortened, and totals omitted."""
     from rich.table import Table
     from rich.text import Text
 
     from forerun.safe_text import clean
 
-    found = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for title in ("run", "slice", "zone", "state", "step", "cost", "cap", "ends in"):
-        right = title in ("step", "cost", "cap", "ends in")
-        found.add_column(title, justify="right" if right else "left", no_wrap=True, overflow="ellipsis")
-    for row in rows:
-        steps = f"/{row.total_steps}" if row.total_steps else ""
-        spot = f" {row.capacity}" if row.capacity and row.capacity != "on-demand" else ""
-        found.add_row(
-            clean(row.run),
-            clean(f"{row.slice}{spot}" if row.kind == "slice" else row.kind),
-            clean(row.zone),
-            Text(row.state, style=STYLES.get(row.state, "")),
-            "" if row.step is None else f"{row.step}{steps}",
-            "?" if row.usd is None else f"${row.usd:.2f}",
-            "" if row.max_usd is None else f"${row.max_usd:g}",
-            "" if row.deadline is None else time_left(row.deadline - now),
-        )
+    cells = [_cells(row, now, totals=width >= WIDE_COLUMNS) for row in rows]
+    found = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    widths = [max(len(title), *(len(clean(one[place])) for one in cells)) for place, title in enumerate(TITLES)]
+    others = sum(widths[1:]) + 2 * len(TITLES)
+    widths[0] = min(widths[0], max(LEAST_NAME_COLUMNS, width - others))
+    for title, widest in zip(TITLES, widths, strict=True):
+        right = title in ("step", "cost", "cap", "left")
+        justify: Literal["left", "right"] = "right" if right else "left"
+        found.add_column(title, justify=justify, no_wrap=True, overflow="ellipsis", width=widest)
+    for one in cells:
+        texts = [Text(clean(cell)) for cell in one]
+        texts[TITLES.index("state")].stylize(STYLES.get(one[TITLES.index("state")], ""))
+        found.add_row(*texts)
     return found
+
+
+def _cells(row: CloudRow, now: float, *, totals: bool) -> tuple[str, ...]:
+    steps = f"/{row.total_steps}" if row.total_steps and totals else ""
+    capacity = f" {row.capacity}" if row.capacity not in ("", "on-demand") else ""
+    return (
+        row.run,
+        f"{row.slice}{capacity}" if row.kind == "slice" else row.kind,
+        Path(row.zone).name,  # of existing machines: the file that lists them
+        row.state,
+        "" if row.step is None else f"{row.step}{steps}",
+        "?" if row.usd is None else f"${row.usd:.2f}",
+        "" if row.max_usd is None else f"${row.max_usd:g}",
+        "" if row.deadline is None else time_left(row.deadline - now),
+    )
 
 
 def time_left(seconds: float) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from forerun.cloud.provider import Capacity
 from forerun.cloud.record.entries import Option
 from forerun.errors import UserError
+from forerun.hardware.machine_prices import machine_prices
 from forerun.hardware.prices import Price, prices
 from forerun.hardware.slices import Slice, slice_named
 
@@ -110,15 +111,20 @@ def _rate(price: Price, capacity: Capacity) -> float:
 
 
 def _gpu_offers(name: str, capacity: Capacity, zones: Sequence[str], usd_per_hour: float | None) -> list[Option]:
-    if usd_per_hour is None or not zones:
+    prices = {zone: price.usd_per_hour(spot=capacity == "spot") for zone, price in machine_prices(name).items()}
+    if usd_per_hour is not None:
+        prices = dict.fromkeys(zones or prices, usd_per_hour)
+    chosen = list(zones) or sorted(prices, key=lambda zone: (prices[zone], zone))
+    missing = [zone for zone in chosen if zone not in prices]
+    if missing or not chosen:
         raise UserError(
             "E-CLOUD-052",
-            f"{name} needs --zones and --usd-per-hour",
-            why="forerun has no prices of GPU machines, and keeps the budget by the price",
+            f"no price of {name} is known" + (f" in {', '.join(missing)}" if missing else ""),
+            why=f"the budget is kept by the price; the table has {name} in {', '.join(sorted(prices)) or 'no zone'}",
             fix=f"look the price up at cloud.google.com/compute/gpus-pricing; for example: --on {name} "
             "--zones us-central1-a --usd-per-hour 88.5",
         )
-    return [Option("compute", name, zone, capacity, 1, usd_per_hour) for zone in zones]
+    return [Option("compute", name, zone, capacity, 1, prices[zone]) for zone in chosen]
 
 
 def _without_price(name: str, capacity: Capacity, missing: Sequence[str], known: Sequence[str]) -> UserError:

@@ -141,6 +141,7 @@ class Agent:
             ended_seconds=0.0 if self._ended is None else (time.monotonic() - self._ended) * self._times.speed,
             phases=record.phases,
             is_rented=self._api is not None,
+            export_note=self._results.note,
             program_note="" if record.planned is None else program_note(record.planned, program_of_run(run)),
         )
 
@@ -195,7 +196,9 @@ class Agent:
             if found != trouble:
                 self._tell(f"API: {found or 'answers'}")
             trouble = found
-            self._closed.wait(self._times.clock_seconds / self._times.speed)
+            # The hosts of a large slice ask less often: together, they must not use up the project's quota of requests.
+            every_seconds = self._times.clock_seconds * max(1.0, self._settings.hosts / 4)
+            self._closed.wait(every_seconds / self._times.speed)
 
     def _record_ready(self) -> str:
         record = self._link.view

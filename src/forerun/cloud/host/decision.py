@@ -62,6 +62,7 @@ class HostView:
       phases: the last reported phases of all hosts.
       is_rented: the slice can be deleted. Machines of the user cannot.
       program_note: how the compiled program differs from the planned one, or an empty string.
+      export_note: why the results have no exported model, or an empty string.
     """
 
     now: float
@@ -79,6 +80,7 @@ class HostView:
     phases: Mapping[int, str] = field(default_factory=dict)
     is_rented: bool = True
     program_note: str = ""
+    export_note: str = ""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,7 @@ def _after_training(view: HostView, reason: str | None) -> HostDecision:
         return HostDecision(BROKEN, setup_reason)
     if code == 0 and reason != BUDGET:
         if view.is_finished:
-            return HostDecision(FINISHED)
+            return HostDecision(FINISHED, view.export_note)
         if view.host > 0:
             return HostDecision(EXPORTING, "host 0 stores the results")
         return HostDecision(EXPORTING, action=None if view.is_exported else HostAction.EXPORT)

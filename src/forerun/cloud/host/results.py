@@ -44,6 +44,7 @@ class ResultStore:
         self._thread: threading.Thread | None = None
         self._is_cancelled = False
         self.is_done = False
+        self.note = ""  # about results that could not be made
 
     def start(self) -> None:
         """Start, unless it runs. After a failure, start again."""
@@ -98,6 +99,7 @@ class ResultStore:
             )
             code = self._process.wait()
         self._tell(f"results: forerun export ended with exit code {code}")
+        self.note = "" if code == 0 else f"forerun export ended with exit code {code}; the checkpoints are complete"
         return code == 0 and not self._is_cancelled
 
     def _put(self, name: str, path: Path) -> tuple[int, str]:

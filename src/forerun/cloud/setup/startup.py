@@ -21,13 +21,16 @@ STARTUP_SCRIPT, SSH_KEYS = "startup-script", "ssh-keys"
 _PLACE = re.compile(r"@([A-Z0-9_]+)@")
 
 
-def startup_script(run: CloudRun, option: Option, deletion: Sequence[str] = ()) -> str:
+def startup_script(
+    run: CloudRun, option: Option, deletion: Sequence[str] = (), limit_seconds: int | None = None
+) -> str:
     """Return the script that root runs at every boot of a machine of `option`.
 
     It contains no secret. Everyone who may list the project's machines can read it.
 
     Args:
       deletion: the requests that delete the slice if its setup does not succeed (`deletion_paths`).
+      limit_seconds: how long the slice may be billed, which also limits its setup.
 
     Raises:
       UserError: the running forerun or its Python cannot be installed on another machine.
@@ -42,7 +45,7 @@ def startup_script(run: CloudRun, option: Option, deletion: Sequence[str] = ()) 
         "LOCK_SHA256": locked_requirements(run.device, python).sha256,
         "UV_REQUIREMENT": uv_requirement(),
         "BUNDLE_SECONDS": str(BUNDLE_SECONDS),
-        "SETUP_SECONDS": str(SETUP_SECONDS),
+        "SETUP_SECONDS": str(min(SETUP_SECONDS, limit_seconds or SETUP_SECONDS)),
         "DELETION": "\n".join(deletion),
     }
     return _PLACE.sub(lambda found: shlex.quote(values[found[1]]), TEMPLATE.read_text(encoding="utf-8"))
@@ -61,7 +64,7 @@ def slice_metadata(run: CloudRun, attempt: AttemptEntry, public_key: str, projec
       project: the project of the slice; None: the machine asks the metadata server.
     """
     values = {
-        STARTUP_SCRIPT: startup_script(run, attempt.option, deletion_paths(attempt, project)),
+        STARTUP_SCRIPT: startup_script(run, attempt.option, deletion_paths(attempt, project), attempt.limit_seconds),
         SSH_KEYS: f"{USER}:{' '.join(public_key.split()[:2])} {USER}",
         # The key above must work, and host keys must be readable, whatever the project's defaults are.
         "enable-oslogin": "FALSE",

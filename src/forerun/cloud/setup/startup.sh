@@ -1,7 +1,7 @@
 #!/bin/bash
 # Startup script of forerun, run by root at every boot. It can be repeated at any time, and contains no secret.
 # It installs Python and one exact version of forerun, waits for the job, tests the devices and starts the training.
-set -euo pipefail
+set -Eeuo pipefail  # E: the trap below also holds inside functions
 umask 022
 
 RUN=@RUN@
@@ -215,7 +215,7 @@ if systemctl is-active --quiet forerun-train; then
 fi
 if [ -n "$DELETION" ]; then
   trap - ERR
-  (set +e && exec 9>&- && watch_setup) </dev/null &
+  (set +e && exec 9>&- && watch_setup) </dev/null >>"$LOG_FOLDER/startup.log" 2>&1 &
   trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 fi
 state preparing

@@ -85,7 +85,7 @@ def deliver(
             answers = list(pool.map(lambda access: run_on(access, command, bundle.write), waiting))
             failures = [_Failure(*pair) for pair in zip(waiting, answers, strict=True) if pair[1].exit_code != 0]
             for failure in failures:
-                _require_same_host(failure)
+                require_same_host(failure.access, failure.answer)
             for access, answer in zip(waiting, answers, strict=True):
                 if answer.exit_code == 0:
                     tell(f"host {access.host.index}: {answer.output.strip()}")
@@ -134,11 +134,12 @@ echo "the job was delivered"
 """
 
 
-def _require_same_host(failure: _Failure) -> None:
-    if failure.answer.trouble is Trouble.CHANGED_HOST_KEY:
+def require_same_host(access: HostAccess, answer: Answer) -> None:
+    """Raise UserError if a host proved another key than its pinned one."""
+    if answer.trouble is Trouble.CHANGED_HOST_KEY:
         raise UserError(
             "E-CLOUD-037",
-            f"host {failure.access.host.index} at {failure.access.host.address} has another ssh host key than recorded",
+            f"host {access.host.index} at {access.host.address} has another ssh host key than recorded",
             why="another machine may answer at its address, so the job and its secrets were not sent",
             fix="delete the slice with `forerun down NAME`, then start the run again",
         )

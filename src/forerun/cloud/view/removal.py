@@ -123,7 +123,7 @@ def require_removed(remaining: Sequence[Resource], failed: Mapping[RemovalTarget
     names = sorted({f"{one.kind} {one.name} in {one.zone}" for one in remaining})
     raise UserError(
         "E-CLOUD-069",
-        f"{len(names)} resources still exist: {', '.join(names)}",
+        f"not deleted: {', '.join(names)}",
         why="; ".join(sorted(set(failed.values()))) or "the cloud still lists them after their deletion",
         fix="run the same command again; forerun ps shows what exists and what it costs",
     )

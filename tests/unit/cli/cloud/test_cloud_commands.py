@@ -51,25 +51,30 @@ class SimulatedTime:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *providers: ListedProvider) -> None:
-    for module in (connection, down, ps, stop):
+    for module in (connection, down, ps):
         monkeypatch.setattr(module, "providers_of", lambda args: providers)
+    monkeypatch.setattr(stop, "providers_of_run", lambda args, snapshot: {one.name: one for one in providers})
 
 
 def rows(capsys: Capture) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_ps_shows_what_costs_money(cloud: RecordedCloud, capsys: Capture) -> None:
+def test_ps_shows_what_costs_money(cloud: RecordedCloud, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["ps", "--json"]) == 0
     found = rows(capsys)
     (row,) = found["resources"]
     assert (row["run"], row["slice"], row["zone"], row["state"]) == ("quick", "v6e-8", "us-east1-d", "training")
     assert row["usd"] == pytest.approx(cloud.bill(), abs=0.005)
     assert (row["max_usd"], row["usd_per_hour"], found["now"]) == (40.0, 10.0, cloud.now)
-    assert main(["ps"]) == 0
-    printed = capsys.readouterr().out
-    for value in ("quick", "v6e-8 spot", "us-east1-d", "training", "/600", f"${cloud.bill():.2f}", "$40", "$10.00"):
-        assert value in printed
+    values = ("quick", "v6e-8 spot", "us-east1-d", "training", f"${cloud.bill():.2f}", "$40", "$10.00")
+    for columns in ("80", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["ps"]) == 0
+        printed = capsys.readouterr().out
+        assert [value for value in values if value not in printed] == []
+        assert ("/600" in printed) == (columns == "120")
+        assert max(len(line.rstrip()) for line in printed.splitlines()) <= int(columns)
 
 
 def test_ps_lists_runs_without_resources_and_ended_ones_on_request(cloud: RecordedCloud, capsys: Capture) -> None:

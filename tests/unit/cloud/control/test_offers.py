@@ -65,12 +65,23 @@ def test_compute_engine_is_used_where_it_must_be_or_where_the_user_wants_it() ->
     assert (gpu[0].provider, gpu[0].hosts, gpu[0].usd_per_hour) == ("compute", 1, 88.5)
 
 
+def test_prices_of_gpu_machines() -> None:
+    """The catalog has the machine for 9.46006 and its eight GPUs for 78.3724; spot 5.6759 and 47.0232."""
+    (on_demand,) = slice_offers("a3-highgpu-8g", "on-demand", ["us-central1-a"])
+    (spot,) = slice_offers("a3-highgpu-8g", "spot", ["us-central1-a"])
+    assert (on_demand.usd_per_hour, spot.usd_per_hour) == (pytest.approx(87.8325), pytest.approx(52.6991))
+    everywhere = slice_offers("g2-standard-12", "spot")
+    assert [one.usd_per_hour for one in everywhere] == sorted(one.usd_per_hour for one in everywhere)
+    assert len(everywhere) > 10
+
+
 @pytest.mark.parametrize(
     ("name", "options", "code"),
     [
         ("v5e-8", {"provider": "compute"}, "E-CLOUD-051"),
         ("tpu7x-2x2x1", {"provider": "tpu", "zones": ["us-central1-c"], "usd_per_hour": 48.0}, "E-CLOUD-051"),
-        ("a3-highgpu-8g", {"zones": ["us-central1-a"]}, "E-CLOUD-052"),
+        ("a3-highgpu-8g", {"zones": ["us-west9-a"]}, "E-CLOUD-052"),
+        ("a3-highgpu-3g", {}, "E-CLOUD-052"),
         ("v6e-8", {"zones": ["us-west9-z"]}, "E-CLOUD-053"),
     ],
 )

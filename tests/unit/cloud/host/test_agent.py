@@ -239,6 +239,33 @@ def test_finish_exports_stores_and_deletes(host: Host) -> None:
     assert host.phase() == "finished"
 
 
+def test_a_run_whose_export_fails_is_finished_with_a_note(host: Host) -> None:
+    host.layout.forerun.write_text("#!/bin/sh\nexit 3\n")
+    host.end_training(0)
+    with host.running():
+        wait_for(lambda: host.api.deleted)
+    report, entry = host.report(), host.files.finished()
+    assert report is not None
+    assert entry is not None
+    assert report.phase == "finished"
+    assert "exit code 3" in report.detail
+    assert entry.files == {}
+
+
+def test_the_deadline_ends_an_export(host: Host) -> None:
+    host.layout.forerun.write_text(f"#!/bin/sh\necho $$ > {host.calls}\nexec sleep 600\n")
+    host.end_training(0)
+    with host.running():
+        wait_for(lambda: host.calls.exists() and host.calls.read_text().strip())
+        host.api.time = 1000.0 + LIMIT_SECONDS - 60.0
+        wait_for(lambda: host.api.deleted)
+        assert host.files.finished() is None
+        report = host.report()
+        assert report is not None
+        assert report.detail.startswith("budget")
+    assert not Path(f"/proc/{host.calls.read_text().strip()}/exe").exists()
+
+
 def test_results_are_never_replaced_by_a_second_finish(host: Host) -> None:
     before = FinishEntry(1005.0, 1, {"export/x": (1, "00")})
     host.files.create_finished(before)

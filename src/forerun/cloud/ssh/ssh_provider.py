@@ -1,0 +1,196 @@
+"""The provider of existing machines: it claims them for a run and releases them. The zone is the file of machines."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+from forerun.cloud.provider import (
+    CloudUnavailable,
+    Failure,
+    HostAddress,
+    RequestRefused,
+    Resource,
+    SliceRequest,
+    SliceState,
+    SliceStatus,
+)
+from forerun.cloud.ssh.connection import Answer, HostAccess, Trouble, run_on
+from forerun.cloud.ssh.delivery import PARALLEL, require_same_host
+from forerun.cloud.ssh.machines import PROVIDER, Machine, known_keys, read_machines
+from forerun.errors import UserError
+
+SCRIPT = Path(__file__).parent / "machine.sh"
+COMMAND = 'if [ "$(id -u)" = 0 ]; then exec bash -s; else exec sudo -n bash -s; fi'
+_IN_USE = 79  # exit code of the script
+_PLACE = re.compile(r"@([A-Z]+)@")
+
+
+class SshProvider:
+    """Machines of the user. A claim on each machine says which run uses it, so every controller sees the same state.
+
+    Args:
+      files: the files of machines that `list` reads, besides those that were used.
+      identity: the private key of the user; None: the user's own ssh configuration.
+      root: the folder of the machines' file tree, for tests.
+    """
+
+    def __init__(self, files: Sequence[str] = (), identity: Path | None = None, root: str = "") -> None:
+        self._files = dict.fromkeys(files)
+        self._identity, self._root = identity, root
+
+    @property
+    def name(self) -> str:
+        return PROVIDER
+
+    def now(self) -> float:
+        """Return the time of this machine: nothing is billed."""
+        return time.time()
+
+    def enforces_limit(self, request: SliceRequest) -> bool:
+        return False
+
+    def create(self, request: SliceRequest) -> None:
+        """Claim the machines, let the run's key in, and start the startup script."""
+        machines = self._machines(request.zone)
+        answers = self._run(machines, [self._claim(request, machines, index) for index in range(len(machines))])
+        for machine, answer in zip(machines, answers, strict=True):
+            if answer.exit_code == _IN_USE:
+                owner = _claim_in(answer.output).get("name", "another run")
+                self.delete(request.name, request.zone)
+                raise RequestRefused(Failure.CAPACITY, f"{machine.address} is used by {owner}")
+        _require_success(machines, answers)
+
+    def status(self, name: str, zone: str) -> SliceStatus:
+        claims = self._claims(zone)
+        mine = [claim for claim in claims if claim.get("name") == name]
+        if not mine:
+            return SliceStatus(SliceState.ABSENT)
+        if len(mine) < len(claims):
+            return SliceStatus(SliceState.CREATING, f"{len(mine)} of {len(claims)} machines are claimed")
+        return SliceStatus(SliceState.READY, "claimed", ready_at=float(str(mine[0].get("created_at", self.now()))))
+
+    def delete(self, name: str, zone: str) -> float | None:
+        """Stop the run's services, and remove its job, secrets, key and claim. The machines continue to run."""
+        machines = self._machines(zone)
+        answers = self._run(machines, [self._script("release", NAME=name)] * len(machines))
+        _require_success(machines, answers)
+        left = [machine.address for machine, answer in zip(machines, answers, strict=True) if _has(answer, name)]
+        if left:
+            raise CloudUnavailable(f"{left[0]} is still claimed by {name}")
+        return None
+
+    def list(self) -> Sequence[Resource]:
+        found: dict[tuple[str, str], Resource] = {}
+        for zone in list(self._files):
+            for claim in self._claims(zone):
+                if name := str(claim.get("name", "")):
+                    found[zone, name] = Resource(
+                        PROVIDER,
+                        "machine",
+                        name,
+                        zone,
+                        SliceStatus(SliceState.READY, "claimed"),
+                        labels=_texts(claim.get("labels")),
+                        metadata=_texts(claim.get("metadata")),
+                        slice=str(claim.get("slice", "")),
+                        capacity="on-demand",
+                        created_at=float(str(claim.get("created_at", 0))),
+                        costs_money=False,
+                    )
+        return list(found.values())
+
+    def addresses(self, name: str, zone: str) -> Sequence[HostAddress]:
+        machines = self._machines(zone)
+        return [HostAddress(index, one.host, one.internal, one.port) for index, one in enumerate(machines)]
+
+    def host_keys(self, name: str, zone: str) -> Sequence[Sequence[str]]:
+        return [known_keys(machine) for machine in self._machines(zone)]
+
+    def requests(self, request: SliceRequest) -> Sequence[Mapping[str, object]]:
+        body = {"name": request.name, "labels": dict(request.labels)}
+        return [
+            {"method": "SSH", "url": f"ssh://{machine.address}:{machine.port}", "body": {"claim": body}}
+            for machine in self._machines(request.zone)
+        ]
+
+    def _machines(self, zone: str) -> tuple[Machine, ...]:
+        self._files[zone] = None
+        return read_machines(Path(zone))
+
+    def _claims(self, zone: str) -> Sequence[Mapping[str, object]]:
+        machines = self._machines(zone)
+        answers = self._run(machines, [self._script("show")] * len(machines))
+        _require_success(machines, answers)
+        return [_claim_in(answer.output) for answer in answers]
+
+    def _claim(self, request: SliceRequest, machines: Sequence[Machine], index: int) -> str:
+        metadata = dict(request.metadata)
+        startup = metadata.pop("startup-script", "")
+        key = metadata.pop("ssh-keys", "").partition(":")[2]
+        claim = {
+            "name": request.name,
+            "labels": dict(request.labels),
+            "metadata": metadata,
+            "slice": request.slice,
+            "created_at": self.now(),
+        }
+        # `forerun train --host auto` and the agent read these names, as on a TPU slice.
+        hosts = ",".join(machine.internal for machine in machines)
+        variables = f"TPU_WORKER_ID={index}\nTPU_WORKER_HOSTNAMES={hosts}" if len(machines) > 1 else ""
+        text = f"name: {request.name}\n{json.dumps(claim)}"
+        return self._script("claim", NAME=request.name, CLAIM=text, KEY=key, VARIABLES=variables, STARTUP=startup)
+
+    def _script(self, action: str, **values: str) -> str:
+        texts = {name: shlex.quote(values.get(name, "")) for name in ("NAME", "CLAIM", "KEY", "VARIABLES")}
+        texts |= {"ACTION": action, "ROOT": shlex.quote(self._root), "STARTUP": values.get("STARTUP", "")}
+        return _PLACE.sub(lambda found: texts[found[1]], SCRIPT.read_text(encoding="utf-8"))
+
+    def _run(self, machines: Sequence[Machine], scripts: Sequence[str]) -> Sequence[Answer]:
+        def run(index: int) -> Answer:
+            machine = machines[index]
+            host = HostAddress(index, machine.address, machine.internal, machine.port)
+            access = HostAccess(host, known_keys(machine), self._identity, user="root")
+
+            def write(stream: IO[bytes]) -> None:
+                stream.write(scripts[index].encode())
+
+            answer = run_on(access, COMMAND, write, limit_seconds=700)
+            require_same_host(access, answer)
+            return answer
+
+        with ThreadPoolExecutor(min(PARALLEL, len(machines))) as pool:
+            return list(pool.map(run, range(len(machines))))
+
+
+def _require_success(machines: Sequence[Machine], answers: Sequence[Answer]) -> None:
+    for machine, answer in zip(machines, answers, strict=True):
+        if answer.trouble is Trouble.UNREACHABLE:
+            raise CloudUnavailable(f"{machine.address} does not answer to ssh: {answer.errors}")
+        if answer.exit_code != 0:
+            raise UserError(
+                "E-CLOUD-039",
+                f"forerun cannot use the machine {machine.address}",
+                why=answer.errors or f"exit code {answer.exit_code}",
+                fix=f"log in with `ssh -p {machine.port} {machine.address}`; its user must be root, or may use sudo "
+                "without a password",
+            )
+
+
+def _claim_in(output: str) -> Mapping[str, object]:
+    lines = output.splitlines()
+    return json.loads(lines[1]) if len(lines) > 1 else {}  # type: ignore[no-any-return]
+
+
+def _has(answer: Answer, name: str) -> bool:
+    return _claim_in(answer.output).get("name") == name
+
+
+def _texts(value: object) -> Mapping[str, str]:
+    return {str(name): str(text) for name, text in value.items()} if isinstance(value, dict) else {}

@@ -19,10 +19,11 @@ from types import TracebackType
 from typing import Self
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "unshare")
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 
 
 def missing_programs() -> list[str]:
-    return [name for name in PROGRAMS if shutil.which(name) is None]
+    return [name for name in PROGRAMS if shutil.which(name, path=PATH) is None]
 
 
 class SlurmCluster:
@@ -30,7 +31,7 @@ class SlurmCluster:
 
     def __init__(self, folder: Path, nodes: int) -> None:
         self.folder, self.nodes = folder, nodes
-        self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+        self.environment = {**os.environ, "PATH": PATH, "SLURM_CONF": str(folder / "slurm.conf")}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:

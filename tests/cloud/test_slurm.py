@@ -5,10 +5,13 @@ import secrets
 import sys
 from pathlib import Path
 
+import pytest
 from slurm_cluster import SlurmCluster, missing_programs, until
 
 from forerun.cloud.manifests.launch import Launch
 from forerun.cloud.manifests.slurm import batch_script
+
+pytestmark = pytest.mark.timing
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 STEPS = 200

@@ -179,6 +179,7 @@ def _train(bench: Bench) -> str:
     began, number, metrics = time.perf_counter(), 1, None
     while number < STEPS_MOST and (number < 5 or time.perf_counter() - began < seconds):
         made["state"], metrics = made["step"](made["state"], made["batch"](number))
+        metrics.loss.block_until_ready()  # steps that are only dispatched would be waited for after the limit
         number += 1
     assert metrics is not None
     made["steps_done"] = number

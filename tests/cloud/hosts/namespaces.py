@@ -39,7 +39,7 @@ class NamespaceMachines:
     Args:
       folder: a folder for the files of the hosts; None: a temporary one, removed at the end.
       environment: variables of `/etc/default/forerun` on each host. Ports of this machine that they name as
-        `127.0.0.1:PORT` can be reached from each host under the same address.
+        `127.0.0.1:PORT` can be reached from each host under the same address. `{host}` becomes the index of the host.
       files: other files of each host, such as the configuration of a package installer.
       programs: programs of each host: its path there, and the file that a link there names.
       shared: a folder of this machine that each host sees and may change, for a cache of packages. What the hosts
@@ -155,7 +155,7 @@ class NamespaceMachines:
             "external": addresses[0],
             "internal": addresses[1],
             "gateway": self._network.gateway,
-            "environment": self._environment,
+            "environment": {name: value.replace("{host}", str(index)) for name, value in self._environment.items()},
             "files": self._files,
             "systemctl": str(systemctl),
             "links": self._programs,

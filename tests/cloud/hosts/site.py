@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,14 @@ from forerun.cloud.setup.requirements import locked_requirements, uv_requirement
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parents[2]
 PACKAGES = REPOSITORY / ".cache" / "hosts"
+# Programs there run for milliseconds and compile for seconds. Four hosts share the cores of this machine.
+QUICKLY = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "XLA_FLAGS": "--xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
+    " --xla_cpu_collective_call_terminate_timeout_seconds=900",
+}
+if version("jaxlib").startswith("0.10."):
+    QUICKLY["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"  # needs a third of the time
 # What the machine that starts the tests has set for itself, and a user's laptop has not.
 OWN = ("PYTHONPATH", "FORERUN", "CLOUDSDK", "GOOGLE", "GCE_", "TPU_", "XLA_", "JAX_", "ALLOW_MULTIPLE")
 
@@ -134,7 +143,7 @@ class Command:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def until(self, condition: Callable[[], object], site: Site, what: str, seconds: float = 180) -> None:
+    def until(self, condition: Callable[[], object], site: Site, what: str, seconds: float = 300) -> None:
         """Wait for a condition. Fail with all logs if it does not come true, or if the command ends before."""
         end = time.monotonic() + seconds
         while not condition():
@@ -145,7 +154,7 @@ class Command:
                 raise AssertionError(f"no {what} within {seconds} s\n{self.output}\n{site.logs()}")
             time.sleep(0.05)
 
-    def wait(self, site: Site, seconds: float = 180) -> int:
+    def wait(self, site: Site, seconds: float = 300) -> int:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -170,10 +179,14 @@ def cloud_site(folder: Path, *, host_variables: Mapping[str, str] | None = None,
         with emulator.bucket(folder / "bucket") as bucket:
             own = {
                 **bucket,
+                **QUICKLY,
+                "FORERUN_SMOKE_SECONDS": "1",
                 "UV_CACHE_DIR": str(PACKAGES / "uv"),
                 "UV_OFFLINE": "1",
                 # All hosts have the same paths, so they can use each other's compiled modules.
                 "PYTHONPYCACHEPREFIX": str(PACKAGES / "pyc"),
+                # A second slice compiles nothing again. Hosts do not share it: jax does not write it atomically.
+                "JAX_COMPILATION_CACHE_DIR": str(PACKAGES / "jax-{host}"),
                 "PYTHONPATH": str(shared / "brake"),
                 "FORERUN_TEST_BRAKE": str(shared / "brake.json"),
                 **(host_variables or {}),
@@ -195,7 +208,9 @@ def cloud_site(folder: Path, *, host_variables: Mapping[str, str] | None = None,
                     "TPU_SKIP_MDS_QUERY": "1",
                     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
                 }
-                yield Site(folder, cloud, environment, f"gs://{emulator.BUCKET}", folder / "bucket", shared)
+                yield Site(
+                    folder, cloud, environment, f"gs://{emulator.BUCKET}", folder / "bucket" / ".cloudstorage", shared
+                )
     finally:
         shutil.rmtree(shared, ignore_errors=True)
 

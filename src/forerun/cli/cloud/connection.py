@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from forerun.cloud.provider import Provider, Resource
     from forerun.cloud.record.run_files import RunFiles
+    from forerun.cloud.view.snapshot import RecordSnapshot
 
 
 def providers_of(args: argparse.Namespace) -> tuple[Provider, ...]:
@@ -16,6 +17,14 @@ def providers_of(args: argparse.Namespace) -> tuple[Provider, ...]:
     from forerun.cloud.providers import all_providers
 
     return tuple(all_providers(args.project))
+
+
+def providers_of_run(args: argparse.Namespace, snapshot: RecordSnapshot) -> dict[str, Provider]:
+    """Return the providers that a run uses, by name. A run on existing machines needs no credentials of a cloud."""
+    from forerun.cloud.providers import provider_named
+
+    options = [*snapshot.run.options, *(entry.option for entry in snapshot.attempts.values())]
+    return {name: provider_named(name, args.project) for name in dict.fromkeys(one.provider for one in options)}
 
 
 def files_of(args: argparse.Namespace) -> RunFiles:

@@ -23,12 +23,13 @@ def run(args: argparse.Namespace) -> int:
         snapshots_of,
         take_down,
     )
+    from forerun.cloud.view.run_location import is_address
     from forerun.cloud.view.run_rows import rows_of
     from forerun.console import SafeConsole
 
     name = _name(args)
-    providers = providers_of(args)
-    project = read_project(providers, known_runs(), time.time())
+    known = (name, *known_runs()) if name is not None and is_address(name) else known_runs()
+    project = read_project(lambda: providers_of(args), known, time.time())
     chosen = resources_of(name, project.resources)
     snapshots = snapshots_of(name, chosen, project.snapshots)
     if not chosen and all(one.is_over for one in snapshots.values()):
@@ -45,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     if not agrees(question, yes=args.yes):
         print("nothing is deleted")
         return 1
-    by_name = {one.name: one for one in providers}
+    by_name = {one.name: one for one in project.providers}
     result = take_down(targets, snapshots, by_name, project.now, tell)
     for folder, why in result.unrecorded.items():
         tell(f"warning: {folder} cannot be changed, so a controller that still runs may rent again: {why}")
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     until = time.monotonic() + LATE_SECONDS * has_controller
     deleted, failed = set(result.deleted), dict(result.failed)
     while True:
-        found, errors = list_resources(providers)
+        found, errors = list_resources(project.providers)
         remaining = resources_of(name, found)
         if time.monotonic() >= until:
             break
@@ -61,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
         deleted, failed = deleted | set(late.deleted), {**failed, **late.failed}
         time.sleep(POLL_SECONDS)
     require_removed(remaining, failed)
-    if errors:
-        raise errors[0]  # what the other APIs list is deleted
+    if errors or project.no_access is not None:
+        raise errors[0] if errors else project.no_access  # what other providers list is deleted
     remains = "nothing of forerun" if name is None else f"nothing of {name}"
     print(f"deleted {_counted(len(deleted), 'resource')}; {remains} remains")
     return 0

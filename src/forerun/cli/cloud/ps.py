@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from forerun.cli.cloud.connection import providers_of, tell
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cloud.view.project_state import read_project
     from forerun.cloud.view.run_rows import rows_of
 
-    project = read_project(providers_of(args), known_runs(), time.time())
+    project = read_project(lambda: providers_of(args), known_runs(), time.time())
     remember_runs(project.snapshots)
     rows = rows_of(project.resources, project.snapshots, project.now)
     if not args.all:
@@ -128,7 +129,7 @@ def _cells(row: CloudRow, now: float, *, totals: bool) -> tuple[str, ...]:
     return (
         row.run,
         f"{row.slice}{capacity}" if row.kind == "slice" else row.kind,
-        row.zone,
+        Path(row.zone).name,  # of existing machines: the file that lists them
         row.state,
         "" if row.step is None else f"{row.step}{steps}",
         "?" if row.usd is None else f"${row.usd:.2f}",

@@ -24,7 +24,7 @@ class ControlLines:
         self._stream, self._clock = stream, clock
         self._live = stream.isatty()
         self._state, self._printed_at = "", float("-inf")
-        self._last = ""
+        self._last = self._program = ""
 
     def __enter__(self) -> ControlLines:
         return self
@@ -59,8 +59,12 @@ class ControlLines:
             self._last = text
 
     def _show_state(self, view: RunView) -> None:
-        from forerun.cloud.control.status_text import phase_text, state_text
+        from forerun.cloud.control.status_text import phase_text, program_text, state_text
 
+        program = program_text(view)
+        if program is not None and program != self._program:
+            self._program = program
+            self._line(program)
         text = state_text(view)
         if self._live:
             self._clear()

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from forerun.cli.cloud.connection import files_of, providers_of, tell
+from forerun.cli.cloud.connection import files_of, providers_of_run, tell
 
 if TYPE_CHECKING:
     from forerun.cloud.control.actions import Action
@@ -32,15 +32,13 @@ def run(args: argparse.Namespace) -> int:
     if snapshot.is_over:
         print(f"{snapshot.run.name} has {'finished' if snapshot.finished else 'stopped'} already; nothing is billed")
         return 0
-    providers = providers_of(args)
-    files.request_stop(StopEntry(cloud_time(providers, time.time()), REASON))
+    providers = providers_of_run(args, snapshot)
+    files.request_stop(StopEntry(cloud_time(tuple(providers.values()), time.time()), REASON))
     tell("stop requested: the hosts save a checkpoint, then the slice is deleted")
     if args.no_wait:
         print("forerun ps shows the slice until it is deleted")
         return 0
-    controller = Controller(
-        files, {one.name: one for one in providers}, NoDelivery(), StopDisplay(), holder_name(), since=0.0
-    )
+    controller = Controller(files, providers, NoDelivery(), StopDisplay(), holder_name())
     view, _ = controller.follow(time.sleep, POLL_SECONDS)
     print(summary(view))
     return 0

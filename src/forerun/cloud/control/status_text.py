@@ -60,6 +60,18 @@ def state_text(view: RunView) -> str:
     return ", ".join(words)
 
 
+def program_text(view: RunView) -> str | None:
+    """Return whether the compiled program is the planned one, or why not. None: not compiled, or not planned."""
+    if view.current is None or 0 not in view.hosts:
+        return None
+    entry, planned = view.hosts[0].entry, view.current.entry.option.program
+    if not entry.program or not planned:
+        return None
+    if entry.program == planned:
+        return f"the hosts compile the planned program {planned}"
+    return entry.detail if entry.detail.startswith("program ") else None
+
+
 def phase_text(view: RunView) -> str:
     """Return the phase of the hosts, as `training`, or `installing (3 of 4 hosts)`."""
     current = view.current

@@ -43,7 +43,7 @@ def training_state(layout: HostLayout) -> ServiceState | None:
     """Return the state of the training service, or None if `systemctl` does not answer."""
     command = [layout.systemctl, "show", TRAIN_UNIT, f"--property={','.join(_PROPERTIES)}"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=CALL_SECONDS, check=False)
+        answer = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=CALL_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse_state(answer.stdout)

@@ -52,7 +52,7 @@ def end_of(operation: Mapping[str, Any] | None) -> float | None:
     """Return when an operation ended without an error, in seconds since 1970."""
     if operation is None or not operation.get("done") or operation.get("error"):
         return None
-    return seconds_of((operation.get("metadata") or {}).get("endTime"))
+    return time_of(operation, "endTime")
 
 
 def operations_on(rest: Rest, zone: str, targets: tuple[str, ...]) -> Sequence[Mapping[str, Any]]:
@@ -61,17 +61,26 @@ def operations_on(rest: Rest, zone: str, targets: tuple[str, ...]) -> Sequence[M
     try:
         for page in rest.pages("tpu", f"{STABLE}/{location(rest.project, zone)}/operations"):
             for operation in page.get("operations") or ():
-                if _target(operation) in targets:
+                if target_of(operation) in targets:
                     found.append(operation)
     except ApiError as error:
         if error.status not in (400, 403, 404, 501):
             raise
-    return sorted(found, key=lambda operation: seconds_of((operation.get("metadata") or {}).get("createTime")) or 0.0)
+    return sorted(found, key=lambda operation: time_of(operation, "createTime") or 0.0)
 
 
-def newest(operations: Sequence[Mapping[str, Any]], verb: str) -> Mapping[str, Any] | None:
-    chosen = [one for one in operations if (one.get("metadata") or {}).get("verb") == verb]
+def newest(operations: Sequence[Mapping[str, Any]], *verbs: str) -> Mapping[str, Any] | None:
+    chosen = [one for one in operations if verb_of(one) in verbs]
     return chosen[-1] if chosen else None
+
+
+def verb_of(operation: Mapping[str, Any]) -> str:
+    return str((operation.get("metadata") or {}).get("verb") or "")
+
+
+def time_of(operation: Mapping[str, Any], name: str) -> float | None:
+    """Return `createTime` or `endTime` of an operation in seconds since 1970."""
+    return seconds_of((operation.get("metadata") or {}).get(name))
 
 
 def creation_runs(operations: Sequence[Mapping[str, Any]]) -> bool:
@@ -79,13 +88,12 @@ def creation_runs(operations: Sequence[Mapping[str, Any]]) -> bool:
     created = newest(operations, "create")
     if created is None or created.get("done"):
         return False
-    return not any(
-        (one.get("metadata") or {}).get("verb") == "delete" and one.get("done")
-        for one in operations[operations.index(created) :]
-    )
+    later = operations[operations.index(created) :]
+    return not any(verb_of(one) == "delete" and one.get("done") for one in later)
 
 
-def _target(operation: Mapping[str, Any]) -> str:
+def target_of(operation: Mapping[str, Any]) -> str:
+    """Return the resource of an operation, such as `us-east5-b/nodes/forerun-run-1`."""
     # The project may be its name or its number, so only the part after it is compared.
     target = str((operation.get("metadata") or {}).get("target") or "")
     return target.split("/locations/", 1)[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,6 +30,9 @@ from forerun.cloud.tpu.tpu_operations import (
     error_in,
     newest,
     operations_on,
+    target_of,
+    time_of,
+    verb_of,
     wait_for,
 )
 
@@ -86,13 +90,13 @@ class TpuProvider:
         operations = self._operations(name, zone)
         if creation_runs(operations):
             return SliceStatus(SliceState.CREATING, "the operation has not ended")
-        created, deleted = newest(operations, "create"), newest(operations, "delete")
-        if created is None:
-            return SliceStatus(SliceState.ABSENT)
-        error = error_in(created)
-        if error is None or (deleted is not None and operations.index(deleted) > operations.index(created)):
-            return SliceStatus(SliceState.ABSENT)
-        return SliceStatus(SliceState.FAILED, error.message, classify(error))
+        last = newest(operations, "create", "delete")
+        error = error_in(last) if last is not None and verb_of(last) == "create" else None
+        if error is not None and last is not None:
+            return SliceStatus(SliceState.FAILED, error.message, classify(error), ended_at=time_of(last, "endTime"))
+        # A slice that the host itself deleted leaves only operations. They tell how long it was billed.
+        ready_at = end_of(newest(_on_node(operations, name), "create"))
+        return SliceStatus(SliceState.ABSENT, ready_at=ready_at, ended_at=_billing_end(operations, name))
 
     def delete(self, name: str, zone: str) -> float | None:
         """Delete the queued resource with its node, or the node. Return when both are absent.
@@ -114,6 +118,7 @@ class TpuProvider:
             else:
                 operations = self._operations(name, zone)
                 if not creation_runs(operations):
+                    self._ready.pop((name, zone), None)
                     return None if lost else _billing_end(operations, name)
             if not deleted:
                 pauses.pause()
@@ -169,6 +174,16 @@ class TpuProvider:
         )
 
     def addresses(self, name: str, zone: str) -> Sequence[HostAddress]:
+        hosts = self._hosts(name, zone)
+        if not hosts:
+            return []
+        # The machines are not in the user's project. Only their guest attributes have the names that a tunnel needs.
+        names = [_attribute(attributes, "hostname") for attributes in self._guest_attributes(name, zone)]
+        if len(names) != len(hosts):
+            return hosts
+        return [dataclasses.replace(host, instance=instance) for host, instance in zip(hosts, names, strict=True)]
+
+    def _hosts(self, name: str, zone: str) -> Sequence[HostAddress]:
         node = self._get(NODES, name, zone) or {}
         hosts = []
         for index, endpoint in enumerate(node.get("networkEndpoints") or ()):
@@ -179,6 +194,11 @@ class TpuProvider:
 
     def host_keys(self, name: str, zone: str) -> Sequence[Sequence[str]]:
         """Return the keys that the hosts have written to their guest attributes; none before all have."""
+        found = [_keys(attributes) for attributes in self._guest_attributes(name, zone)]
+        hosts = len(self._hosts(name, zone))
+        return found if hosts and len(found) == hosts and all(found) else []
+
+    def _guest_attributes(self, name: str, zone: str) -> Sequence[Json]:
         path = f"{self._path(NODES, name, zone)}:getGuestAttributes"
         try:
             answer = self.rest.call("POST", "tpu", path, {"workerIds": [""]})
@@ -186,9 +206,8 @@ class TpuProvider:
             if classify(error) is Failure.PERMISSION:
                 raise problem(error, self.rest.project) from error
             return []  # the hosts have not started yet
-        found = [_keys(attributes) for attributes in answer.get("guestAttributes") or ()]
-        hosts = len(self.addresses(name, zone))
-        return found if hosts and len(found) == hosts and all(found) else []
+        attributes: Sequence[Json] = answer.get("guestAttributes") or ()
+        return attributes
 
     def _ready_at(self, name: str, zone: str, node: Json | None) -> float | None:
         """Return since when a node is billed.
@@ -231,13 +250,30 @@ def _is_unknown_zone(error: ApiError) -> bool:
     return error.status == 403 and "locations/" in error.message and "may not exist" in error.message
 
 
-def _keys(attributes: Json) -> list[str]:
+def _items(attributes: Json) -> list[tuple[str, str]]:
     items = (attributes.get("queryValue") or {}).get("items") or ()
-    keys = [(str(item.get("key") or ""), str(item.get("value") or "")) for item in items]
+    return [(str(item.get("key") or ""), str(item.get("value") or "")) for item in items]
+
+
+def _attribute(attributes: Json, name: str) -> str:
+    return dict(_items(attributes)).get(name, "")
+
+
+def _keys(attributes: Json) -> list[str]:
+    keys = _items(attributes)
     return [f"{kind} {key}" for kind, key in keys if kind.startswith(("ssh-", "ecdsa-")) and key]
 
 
+def _on_node(operations: Sequence[Json], name: str) -> Sequence[Json]:
+    return [one for one in operations if target_of(one).endswith(f"/{NODES}/{name}")]
+
+
 def _billing_end(operations: Sequence[Json], name: str) -> float | None:
-    """Return when the node was deleted, or else when its queued resource was, if the API lists the operation."""
-    of_node = [one for one in operations if str(one["metadata"]["target"]).endswith(f"/{NODES}/{name}")]
-    return end_of(newest(of_node, "delete")) or end_of(newest(operations, "delete"))
+    """Return when the node was deleted, or else when its queued resource was, if the API lists the operation.
+
+    Deletions before the newest creation belong to an earlier slice with the same name.
+    """
+    created = newest(operations, "create")
+    since = 0 if created is None else operations.index(created)
+    own = operations[since:]
+    return end_of(newest(_on_node(own, name), "delete")) or end_of(newest(own, "delete"))

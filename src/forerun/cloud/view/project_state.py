@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from forerun.cloud import labels
 from forerun.cloud.provider import ApiDisabled, CloudUnavailable, Provider, Resource, ZonesUnreachable
 from forerun.cloud.record.run_files import RunFiles
+from forerun.cloud.ssh.machines import PROVIDER
+from forerun.cloud.ssh.ssh_provider import SshProvider
 from forerun.cloud.view.snapshot import RecordSnapshot, read_snapshot
 from forerun.errors import StorageError, UserError
 
@@ -21,41 +24,54 @@ class ProjectState:
     """Everything that forerun created, at one moment.
 
     Attributes:
+      providers: those that were asked: the project's ones, and the existing machines of known runs.
       resources: what the providers list.
       snapshots: the records of runs by their bucket folder.
       unread: why the record of a folder cannot be read, by folder.
       errors: why a provider cannot list its resources. The list is incomplete then.
+      no_access: why the providers of the project cannot be asked at all; part of `errors`.
       now: the time of the cloud's clock.
     """
 
+    providers: tuple[Provider, ...]
     resources: tuple[Resource, ...]
     snapshots: dict[str, RecordSnapshot]
     unread: dict[str, str]
     errors: tuple[UserError, ...]
+    no_access: UserError | None
     now: float
 
 
-def read_project(providers: Sequence[Provider], known: Iterable[str], now: float) -> ProjectState:
+def read_project(providers: Callable[[], Sequence[Provider]], known: Sequence[str], now: float) -> ProjectState:
     """Read the resources of all providers, and the records of the runs that they name or that are known.
 
     Args:
-      providers: those of the project.
-      known: folders of other runs.
+      providers: returns those of the project, or raises UserError without credentials. That is no error for users whose
+        known runs all use existing machines.
+      known: folders of runs that may have no resources.
       now: the time to use if no provider answers.
     """
-    resources, errors = list_resources(providers)
-    moment = cloud_time(providers, now)
+    found, _ = _read_records(known)
+    no_access = None
+    rented: Sequence[Provider] = ()
+    try:
+        rented = providers()
+    except UserError as error:
+        if not found or any(not _uses_existing_machines(one) for one in found.values()):
+            no_access = error
+    every = (*rented, *_existing_machines(found.values()))
+    resources, unlisted = list_resources(every)
     named = {one.metadata[labels.FOLDER] for one in resources if one.metadata.get(labels.FOLDER)}
-    snapshots: dict[str, RecordSnapshot] = {}
-    unread: dict[str, str] = {}
-    wanted = sorted(named.union(known))
-    with ThreadPoolExecutor(CONCURRENT_RECORDS) as pool:
-        for folder, found in zip(wanted, pool.map(_snapshot, wanted), strict=True):
-            if isinstance(found, RecordSnapshot):
-                snapshots[folder] = found
-            elif folder in named:
-                unread[folder] = found or "it has no file cloud/run.json"
-    return ProjectState(tuple(resources), snapshots, unread, tuple(errors), moment)
+    more, unread = _read_records(sorted(named - set(found)))
+    return ProjectState(
+        providers=every,
+        resources=tuple(resources),
+        snapshots={**found, **more},
+        unread=unread,
+        errors=(*unlisted, *(() if no_access is None else (no_access,))),
+        no_access=no_access,
+        now=cloud_time(every, now),
+    )
 
 
 def list_resources(providers: Sequence[Provider]) -> tuple[list[Resource], list[UserError]]:
@@ -76,7 +92,7 @@ def list_resources(providers: Sequence[Provider]) -> tuple[list[Resource], list[
         except CloudUnavailable as error:
             resources += error.resources if isinstance(error, ZonesUnreachable) else ()
             errors.append(unavailable(provider.name, error))
-    return resources, errors if len(disabled) < len(providers) else disabled
+    return resources, disabled if providers and len(disabled) == len(providers) else errors
 
 
 def unavailable(provider: str, error: CloudUnavailable) -> StorageError:
@@ -97,9 +113,34 @@ def cloud_time(providers: Sequence[Provider], fallback: float) -> float:
     return fallback
 
 
-def _snapshot(folder: str) -> RecordSnapshot | str | None:
+def _read_records(folders: Sequence[str]) -> tuple[dict[str, RecordSnapshot], dict[str, str]]:
+    """Return the records of runs by their folder, and why others cannot be read."""
+    with ThreadPoolExecutor(CONCURRENT_RECORDS) as pool:
+        found = dict(zip(folders, pool.map(_snapshot, folders), strict=True))
+    return (
+        {folder: one for folder, one in found.items() if isinstance(one, RecordSnapshot)},
+        {folder: one for folder, one in found.items() if isinstance(one, str)},
+    )
+
+
+def _uses_existing_machines(snapshot: RecordSnapshot) -> bool:
+    return all(option.provider == PROVIDER for option in snapshot.run.options)
+
+
+def _existing_machines(snapshots: Iterable[RecordSnapshot]) -> tuple[Provider, ...]:
+    """Return the provider of existing machines that runs use at present. Their zone is the file of machines."""
+    files = {
+        entry.option.zone
+        for snapshot in snapshots
+        for entry in snapshot.open_attempts
+        if entry.option.provider == PROVIDER and Path(entry.option.zone).is_file()
+    }
+    return (SshProvider(sorted(files)),) if files else ()
+
+
+def _snapshot(folder: str) -> RecordSnapshot | str:
     try:
-        return read_snapshot(RunFiles(folder))
+        return read_snapshot(RunFiles(folder)) or "it has no file cloud/run.json"
     except UserError as error:
         return f"{error.what} [{error.code}]"
     except (OSError, ValueError) as error:

@@ -51,8 +51,9 @@ class SimulatedTime:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *providers: ListedProvider) -> None:
-    for module in (connection, down, ps, stop):
+    for module in (connection, down, ps):
         monkeypatch.setattr(module, "providers_of", lambda args: providers)
+    monkeypatch.setattr(stop, "providers_of_run", lambda args, snapshot: {one.name: one for one in providers})
 
 
 def rows(capsys: Capture) -> Any:

@@ -10,7 +10,7 @@ from simulated_cloud import START, SimulatedCloud, cloud_run, controller, option
 from forerun.cloud.control.actions import EndAttempt, EndRun, Pause, StartAttempt
 from forerun.cloud.control.run_summary import run_summary, summary_lines
 from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
-from forerun.cloud.control.status_text import duration, event_text, state_text
+from forerun.cloud.control.status_text import duration, event_text, program_text, state_text
 from forerun.cloud.provider import SliceState, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, EndEntry, HostEntry, ReadyEntry
 
@@ -62,6 +62,20 @@ def test_training_shows_the_step_the_cost_and_the_rest_of_the_budget() -> None:
     text = state_text(RunView(now=START + 3600, run=RUN, attempts=(current,), hosts=hosts))
     for part in ("training (1 of 2 hosts)", "step 450 of 900", "$10.00 of $40.00", "1 h 00 min left"):
         assert part in text
+
+
+def test_the_compiled_program_is_compared_with_the_plan() -> None:
+    planned = replace(attempt(1), option=replace(FIRST, program="aaaaaaaaaaaa"))
+
+    def text(program: str, detail: str = "", entry: AttemptEntry = planned) -> str | None:
+        hosts = {0: HostReport(HostEntry(1, 0, START, "training", 1, detail, program=program))}
+        current = AttemptView(entry, ReadyEntry(START))
+        return program_text(RunView(now=START, run=RUN, attempts=(current,), hosts=hosts))
+
+    assert text("") is None
+    assert text("aaaaaaaaaaaa", entry=attempt(1)) is None, "nothing was planned"
+    assert "aaaaaaaaaaaa" in (text("aaaaaaaaaaaa") or "")
+    assert text("bbbbbbbbbbbb", "program bbbbbbbbbbbb differs: jax") == "program bbbbbbbbbbbb differs: jax"
 
 
 def test_events_name_the_resource_and_the_reason() -> None:

@@ -93,13 +93,15 @@ def test_a_slice_lives_and_its_times_are_those_of_the_bill(scene: Scene, capacit
     scene.cloud.advance(3600)
     end = scene.provider.delete(scene.name, ZONE)
     (rental,) = scene.rentals()
-    assert (ready_at, end) == (rental["ready_at"], rental["ended_at"])
+    # Timestamps of the API have microseconds.
+    assert (ready_at, end) == pytest.approx((rental["ready_at"], rental["ended_at"]), abs=1e-3)
     assert ready_at is not None
     assert ready_at >= start + CREATE
     assert scene.resources() == []
     # Another process that comes later finds the same end.
     assert scene.new_provider().delete(scene.name, ZONE) == end
-    assert scene.status().state is SliceState.ABSENT
+    gone = scene.new_provider().status(scene.name, ZONE)
+    assert (gone.state, gone.ready_at, gone.ended_at) == (SliceState.ABSENT, ready_at, end)
 
 
 @pytest.mark.parametrize("capacity", ["on-demand", "spot"])
@@ -131,6 +133,28 @@ def test_no_capacity_is_reported_inside_the_operation(scene: Scene) -> None:
     scene.cloud.advance(CREATE)
     status = scene.new_provider().status(scene.name, ZONE)
     assert (status.state, status.failure) == (SliceState.FAILED, Failure.CAPACITY)
+    assert status.ended_at == pytest.approx(scene.cloud.now(), abs=1e-3)
+    assert scene.provider.delete(scene.name, ZONE) is None
+
+
+def test_an_earlier_slice_with_the_same_name_is_not_taken_for_the_new_one(scene: Scene) -> None:
+    scene.provider.create(scene.request())
+    scene.become_ready()
+    old = scene.provider.delete(scene.name, ZONE)
+    scene.cloud.advance(3600)
+    scene.provider.create(scene.request())
+    scene.become_ready()
+    scene.cloud.advance(60)
+    status = scene.new_provider().status(scene.name, ZONE)
+    new = scene.provider.delete(scene.name, ZONE)
+    assert old is not None
+    assert new is not None
+    assert status.ready_at is not None
+    assert old < status.ready_at < new
+    # The third creation fails, so its deletion has no time.
+    scene.cloud.set_capacity(ZONE, "v6e-16", 0)
+    scene.provider.create(scene.request())
+    scene.cloud.advance(CREATE)
     assert scene.provider.delete(scene.name, ZONE) is None
 
 
@@ -232,6 +256,35 @@ def test_a_missing_permission_is_for_the_user(scene: Scene) -> None:
         with pytest.raises(UserError) as caught:
             action()
         assert caught.value.code == "E-CLOUD-016"
+
+
+class AttributeRest:
+    """A client whose node has two hosts with guest attributes."""
+
+    project = "p"
+
+    def __init__(self, *hosts: dict[str, str]) -> None:
+        self.hosts = hosts
+
+    def call(self, method: str, api: str, path: str, body: Any = None, params: Any = None) -> dict[str, Any]:
+        if path.endswith(":getGuestAttributes"):
+            items = [[{"key": key, "value": value} for key, value in host.items()] for host in self.hosts]
+            return {"guestAttributes": [{"queryValue": {"items": one}} for one in items]}
+        outside = [{"accessConfig": {"externalIp": "203.0.113.1"}}, {}]
+        return {"networkEndpoints": [{"ipAddress": f"10.0.0.{index}", **outside[index]} for index in range(2)]}
+
+
+def test_host_keys_and_instance_names_come_from_guest_attributes() -> None:
+    complete = [{"ssh-ed25519": f"AAAA{index}", "hostname": f"t1v-w-{index}"} for index in range(2)]
+    provider = TpuProvider(AttributeRest(*complete))  # type: ignore[arg-type]
+    assert provider.host_keys("n", ZONE) == [["ssh-ed25519 AAAA0"], ["ssh-ed25519 AAAA1"]]
+    found = [(host.address, host.internal, host.instance) for host in provider.addresses("n", ZONE)]
+    assert found == [("203.0.113.1", "10.0.0.0", "t1v-w-0"), ("10.0.0.1", "10.0.0.1", "t1v-w-1")]
+
+
+@pytest.mark.parametrize("hosts", [(), ({"ssh-ed25519": "A"},), ({"ssh-ed25519": "A"}, {"hostname": "x"})])
+def test_host_keys_are_complete_or_absent(hosts: Any) -> None:
+    assert TpuProvider(AttributeRest(*hosts)).host_keys("n", ZONE) == []  # type: ignore[arg-type]
 
 
 class PartialRest:

@@ -14,11 +14,14 @@ from forerun.cloud import labels
 from forerun.cloud.provider import (
     ApiDisabled,
     CloudUnavailable,
+    Provider,
     Resource,
     SliceState,
     SliceStatus,
     ZonesUnreachable,
 )
+from forerun.cloud.record.entries import Option
+from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.view.project_state import list_resources, read_project
 from forerun.cloud.view.removal import (
     RemovalTarget,
@@ -35,7 +38,7 @@ from forerun.errors import UserError
 def down(cloud: RecordedCloud, name: str | None = "quick") -> None:
     """Delete as the command does."""
     provider = ListedProvider(cloud)
-    project = read_project([provider], [str(cloud.folder)], 0.0)
+    project = read_project(lambda: [provider], [str(cloud.folder)], 0.0)
     assert project.now == cloud.now
     chosen = resources_of(name, project.resources)
     result = take_down(
@@ -83,7 +86,7 @@ def test_a_request_that_is_not_listed_yet_is_deleted(tmp_path: Path) -> None:
     cloud, one = started(tmp_path / "quick")
     act(cloud, one, 15)
     provider = ListedProvider(cloud)
-    project = read_project([provider], [str(cloud.folder)], 0.0)
+    project = read_project(lambda: [provider], [str(cloud.folder)], 0.0)
     take_down((), snapshots_of("quick", (), project.snapshots), {"tpu": provider}, project.now, lambda text: None)
     assert cloud.slices == {}
 
@@ -154,7 +157,7 @@ def test_an_attempt_whose_deletion_failed_stays_open(tmp_path: Path) -> None:
             raise CloudUnavailable("503")
 
     provider = Failing(cloud)
-    project = read_project([provider], [], 0.0)
+    project = read_project(lambda: [provider], [], 0.0)
     take_down(removal_targets(project.resources), project.snapshots, {"tpu": provider}, project.now, lambda text: None)
     found = read_snapshot(cloud.files())
     assert found is not None
@@ -176,12 +179,12 @@ def test_errors_of_a_provider_do_not_hide_the_others(tmp_path: Path) -> None:
         def now(self) -> float:
             raise CloudUnavailable("503")
 
-    project = read_project([Down(cloud), ListedProvider(cloud)], [str(tmp_path / "none")], 0.0)
+    project = read_project(lambda: [Down(cloud), ListedProvider(cloud)], [str(tmp_path / "none")], 0.0)
     assert [error.code for error in project.errors] == ["E-CLOUD-067"]
     assert (len(project.resources), list(project.snapshots), project.now) == (1, [str(cloud.folder)], cloud.now)
-    assert read_project([Down(cloud)], [], 77.0).now == 77.0
+    assert read_project(lambda: [Down(cloud)], [], 77.0).now == 77.0
     (cloud.folder / "cloud" / "run.json").write_text("{")
-    assert list(read_project([ListedProvider(cloud)], [], 0.0).unread) == [str(cloud.folder)]
+    assert list(read_project(lambda: [ListedProvider(cloud)], [], 0.0).unread) == [str(cloud.folder)]
 
 
 def test_zones_that_do_not_answer_and_apis_that_are_not_enabled(tmp_path: Path) -> None:
@@ -201,3 +204,16 @@ def test_zones_that_do_not_answer_and_apis_that_are_not_enabled(tmp_path: Path) 
     assert "us-east1-c" in errors[0].why
     assert list_resources([ListedProvider(cloud), Disabled(cloud)])[1] == []
     assert [error.code for error in list_resources([Disabled(cloud)])[1]] == ["E-CLOUD-013"]
+
+
+def test_existing_machines_need_no_credentials(tmp_path: Path) -> None:
+    def no_credentials() -> list[Provider]:
+        raise UserError("E-CLOUD-011", "there are no credentials", why="", fix="")
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    RunFiles(str(here)).create_run(recorded_run(here, Option("ssh", "2 machines", "/m.yaml", "on-demand", 2, 0.0)))
+    RunFiles(str(there)).create_run(recorded_run(there))
+    project = read_project(no_credentials, [str(here)], 5.0)
+    assert (project.errors, list(project.snapshots), project.now) == ((), [str(here)], 5.0)
+    for known in ([], [str(here), str(there)]):
+        assert [error.code for error in read_project(no_credentials, known, 5.0).errors] == ["E-CLOUD-011"]

@@ -74,7 +74,7 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
+def story(real_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     with cloud_site(tmp_path_factory.mktemp("site"), speed=1.0) as site:
         (site.laptop / "text").mkdir()
         (site.laptop / "text" / "tale.txt").write_text(TEXT)

@@ -196,6 +196,7 @@ def cloud_site(folder: Path, *, host_variables: Mapping[str, str] | None = None,
                 "environment": own,
                 "programs": {"/usr/local/bin/uv": str(PACKAGES / "bin" / "uv")},
                 "shared": str(PACKAGES),
+                "software": str(shared),
                 "project": "forerun-test",
             }
             log = folder / "fake.log"

@@ -41,7 +41,7 @@ from fake.process_hosts import kill_host, kill_process
 from forerun.cloud.control.actions import Action
 from forerun.cloud.control.begin import begin_run
 from forerun.cloud.control.controller import Controller
-from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.provider import CloudUnavailable, HostAddress
 from forerun.cloud.providers import provider_named
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, Option
@@ -104,10 +104,10 @@ class LogDisplay:
     def __init__(self, log: Callable[[str], None]) -> None:
         self.log = log
 
-    def show(self, view: RunView, action: Action) -> None:
+    def show(self, view: ControlView, action: Action) -> None:
         self.log(f"{view.now:.0f} {action}"[:300])
 
-    def standby(self, view: RunView, lease: LeaseEntry) -> None:
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
         self.log(f"{view.now:.0f} standby: {lease.holder}")
 
     def trouble(self, message: str) -> None:

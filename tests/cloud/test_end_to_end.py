@@ -196,7 +196,7 @@ def test_fetched_weights_equal_those_of_a_run_without_interruption(story: Story,
     expected = weights(folder / "export")
     assert expected, "the oracle has weights"
     assert weights(results / "export") == expected
-    assert losses(results) == losses(folder / "runs-0" / NAME)
+    assert losses(results) == losses(folder / "runs" / NAME)
     assert len(losses(results)) == STEPS
 
 
@@ -278,7 +278,7 @@ def uninterrupted(folder: Path, site: Site) -> Path:
     started = []
     for host in range(HOSTS):
         with (folder / f"{host}.log").open("wb") as log:
-            command = [*train, "--host", f"{host}/{HOSTS}", f"runs={folder / f'runs-{host}'}"]
+            command = [*train, "--host", f"{host}/{HOSTS}"]
             started.append(
                 subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
             )
@@ -290,7 +290,7 @@ def uninterrupted(folder: Path, site: Site) -> Path:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     assert codes == [0] * HOSTS, "".join(path.read_text()[-3000:] for path in sorted(folder.glob("*.log")))
-    export = site.command("export", str(folder / "runs-0" / NAME), "--to", str(folder / "export"))
+    export = site.command("export", str(folder / "runs" / NAME), "--to", str(folder / "export"))
     done = subprocess.run(
         export, cwd=folder, env=environment | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True
     )

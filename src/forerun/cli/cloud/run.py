@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from forerun.cloud.compute.compute_provider import ComputeProvider
     from forerun.cloud.control.actions import EndRun
     from forerun.cloud.control.controller import JobDelivery
-    from forerun.cloud.control.run_view import RunView
+    from forerun.cloud.control.run_view import ControlView
     from forerun.cloud.control.ssh_delivery import SshDelivery
     from forerun.cloud.provider import Provider, SliceRequest
     from forerun.cloud.record.entries import CloudRun
@@ -131,7 +131,7 @@ def delivery_for(
     return SshDelivery(job_folder, identity_of(wanted.folder), project, tell, through_iap=through_iap)
 
 
-def _trains(view: RunView) -> bool:
+def _trains(view: ControlView) -> bool:
     current = view.current
     return current is not None and current.ready is not None and len(view.hosts) >= current.entry.option.hosts
 
@@ -200,7 +200,7 @@ def _shortened(value: object) -> object:
     return value
 
 
-def _report(view: RunView, end: EndRun) -> int:
+def _report(view: ControlView, end: EndRun) -> int:
     from forerun.cloud.control.run_summary import run_summary, summary_lines
     from forerun.cloud.record.entries import ENDED_FAILED, ENDED_FINISHED
 

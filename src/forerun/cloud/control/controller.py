@@ -23,7 +23,7 @@ from forerun.cloud.control.decide import decide
 from forerun.cloud.control.lease import Lease
 from forerun.cloud.control.observation import RunObserver
 from forerun.cloud.control.run_summary import run_summary, write_summary
-from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.control.slice_request import slice_request
 from forerun.cloud.provider import CloudUnavailable, HostAddress, Provider, RequestRefused
 from forerun.cloud.record.entries import (
@@ -64,9 +64,9 @@ class JobDelivery(Protocol):
 class ControlDisplay(Protocol):
     """Shows what a controller does."""
 
-    def show(self, view: RunView, action: Action) -> None: ...
+    def show(self, view: ControlView, action: Action) -> None: ...
 
-    def standby(self, view: RunView, lease: LeaseEntry) -> None:
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
         """Another controller acts."""
 
     def trouble(self, message: str) -> None:
@@ -103,8 +103,8 @@ class Controller:
         self,
         sleep: Callable[[float], None],
         poll_seconds: float = POLL_SECONDS,
-        until: Callable[[RunView], bool] = lambda view: False,
-    ) -> tuple[RunView, EndRun | None]:
+        until: Callable[[ControlView], bool] = lambda view: False,
+    ) -> tuple[ControlView, EndRun | None]:
         """Act until the run has ended, or `until` is true. Calls that fail for a while are repeated for ever."""
         failures = 0
         while True:
@@ -123,7 +123,7 @@ class Controller:
             if isinstance(action, Pause):
                 sleep(poll_seconds)
 
-    def step(self) -> tuple[RunView, Action]:
+    def step(self) -> tuple[ControlView, Action]:
         """Look once and act once."""
         now = self._now()
         run = self.files.run()
@@ -171,7 +171,7 @@ class Controller:
     def _now(self) -> float:
         return next(iter(self.providers.values())).now()
 
-    def _perform(self, run: CloudRun, view: RunView, action: Action) -> None:
+    def _perform(self, run: CloudRun, view: ControlView, action: Action) -> None:
         match action:
             case StartAttempt(entry):
                 self.files.create_attempt(entry)
@@ -188,7 +188,7 @@ class Controller:
             case _:
                 pass
 
-    def _request(self, run: CloudRun, view: RunView, entry: AttemptEntry) -> None:
+    def _request(self, run: CloudRun, view: ControlView, entry: AttemptEntry) -> None:
         provider = self.providers[entry.option.provider]
         try:
             provider.create(slice_request(run, entry, self.delivery.metadata(run, entry)))
@@ -200,7 +200,7 @@ class Controller:
         if self.files.end(entry.number) is not None:
             provider.delete(entry.resource, entry.option.zone)  # another controller has ended it in the meantime
 
-    def _deliver(self, run: CloudRun, view: RunView, entry: AttemptEntry) -> None:
+    def _deliver(self, run: CloudRun, view: ControlView, entry: AttemptEntry) -> None:
         provider = self.providers[entry.option.provider]
         hosts = provider.addresses(entry.resource, entry.option.zone)
         keys = provider.host_keys(entry.resource, entry.option.zone)
@@ -214,7 +214,7 @@ class Controller:
             raise
         self.observer.delivered.add(entry.number)
 
-    def _end(self, view: RunView, action: EndAttempt) -> None:
+    def _end(self, view: ControlView, action: EndAttempt) -> None:
         entry = action.entry
         provider = self.providers[entry.option.provider]
         deleted_at = provider.delete(entry.resource, entry.option.zone)

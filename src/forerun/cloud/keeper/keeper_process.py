@@ -11,7 +11,7 @@ from pathlib import Path
 from forerun.cloud.control.actions import Action, EndRun, Pause
 from forerun.cloud.control.controller import Controller, JobDelivery
 from forerun.cloud.control.lease import holder_name
-from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.control.ssh_delivery import SshDelivery, secrets_in
 from forerun.cloud.control.status_text import event_text, state_text
 from forerun.cloud.keeper.settings import KeeperSettings, read_settings
@@ -48,7 +48,7 @@ class KeeperLog:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._last = tell, ""
 
-    def show(self, view: RunView, action: Action) -> None:
+    def show(self, view: ControlView, action: Action) -> None:
         event = event_text(action)
         if event is not None:
             self._tell(event)
@@ -56,7 +56,7 @@ class KeeperLog:
             self._last = action.why
             self._tell(state_text(view))
 
-    def standby(self, view: RunView, lease: LeaseEntry) -> None:
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
         if lease.holder != self._last:
             self._last = lease.holder
             self._tell(f"{lease.holder} controls the run")

@@ -35,7 +35,8 @@ clean() {
 allow() {
   local home=$ROOT/home/forerun
   if [ -z "$ROOT" ]; then
-    id -u forerun >/dev/null 2>&1 || useradd --create-home --shell /bin/bash forerun
+    # The password `*` matches nothing. Without it the account is locked, and sshd without PAM refuses its keys too.
+    id -u forerun >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --password '*' forerun
     home=$(getent passwd forerun | cut -d: -f6)
   fi
   (umask 077 && mkdir -p "$home/.ssh" && echo "$1" >"$home/.ssh/authorized_keys")

@@ -10,17 +10,16 @@ ROOT=@ROOT@
 
 FOLDER=$ROOT/var/lib/forerun
 SETTINGS=$ROOT/etc/default/forerun
-MARK="# written by forerun"
+BEGIN="# begin: written by forerun" END="# end: written by forerun"
 
 owner() { sed -n 's/^name: //p' "$FOLDER/claim" 2>/dev/null || true; }
 
+# systemd reads a comment only on its own line, so marks are around the lines.
 settings() {
   mkdir -p "$(dirname "$SETTINGS")"
   touch "$SETTINGS"
-  grep -v "$MARK" "$SETTINGS" >"$SETTINGS.new" || true
-  while read -r line; do
-    if [ -n "$line" ]; then echo "$line  $MARK" >>"$SETTINGS.new"; fi
-  done <<<"$1"
+  sed "/^$BEGIN\$/,/^$END\$/d" "$SETTINGS" >"$SETTINGS.new"
+  if [ -n "$1" ]; then printf '%s\n' "$BEGIN" "$1" "$END" >>"$SETTINGS.new"; fi
   mv -f "$SETTINGS.new" "$SETTINGS"
 }
 

@@ -1,6 +1,7 @@
 """What `forerun doctor --cloud` asks about a project: permissions, enabled APIs, quota and buckets.
 
 Settings (`FakeCloud.set`): `denied_permissions`: a list; `disabled_services`: a list; `buckets`: {name: location};
+`bindings`: those of the IAM policy;
 `quotas`: {metric: {place: limit}} of the TPU API, as {"TPUV6EPerProjectPerZoneForTPUAPI": {"us-east5-b": 8}}.
 """
 
@@ -35,6 +36,8 @@ class ProjectApi:
         if (match := IAM.fullmatch(path)) or (match := ACCOUNT.fullmatch(path)):
             if match[2] == "testIamPermissions" and method == "POST":
                 return self._allowed(body.get("permissions", []))
+            if match[2] == "getIamPolicy" and method == "POST":
+                return {"version": 1, "bindings": self.world.settings.get("bindings", [])}
             if match[2] is None and method == "GET":
                 return {"projectId": match[1], "projectNumber": "123456", "lifecycleState": "ACTIVE", "name": match[1]}
             return None

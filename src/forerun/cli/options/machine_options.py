@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from forerun.cli.options.values import port_number
+from forerun.cli.options.values import comma_list, count, port_number
 
 
 def add_watch_options(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +35,15 @@ def add_doctor_options(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         nargs="*",
         default=[],
-        help="with --smoke: set device, devices or mesh, for example device=tpu",
+        help="with --smoke: set device, devices or mesh, for example device=tpu; with --cloud: a job and its values",
     )
+    cloud = parser.add_argument_group("checks of Google Cloud, instead of those of this machine")
+    cloud.add_argument("--cloud", action="store_true", help="check what forerun run needs; nothing is rented")
+    cloud.add_argument("--on", metavar="SLICE", help="slice to rent, for example v6e-8: also check its quota")
+    cloud.add_argument("--spot", action="store_true", help="check the quota for spot capacity")
+    cloud.add_argument("--zones", metavar="ZONES", type=comma_list, default=[], help="zones to check")
+    cloud.add_argument("--project", metavar="ID", help="Google Cloud project (default: that of your login)")
+    cloud.add_argument("--disk-gib", metavar="N", type=count, help="size of the boot disk in GiB")
 
 
 def add_hardware_options(parser: argparse.ArgumentParser) -> None:

@@ -21,6 +21,8 @@ class GoogleSession:
         from google.auth.transport.requests import AuthorizedSession
 
         self._session = AuthorizedSession(credentials)
+        names = ("service_account_email", "signer_email", "account")
+        self.account = next((str(value) for name in names if (value := getattr(credentials, name, None))), "")
 
     def request(
         self, method: str, url: str, *, json: Any = None, params: Mapping[str, str] | None = None, timeout: Any = None

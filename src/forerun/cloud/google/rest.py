@@ -76,6 +76,11 @@ class Rest:
         self._elapsed = elapsed
         self._jitter = jitter
 
+    @property
+    def account(self) -> str:
+        """Return the account of the credentials, or an empty string if they do not name it."""
+        return str(getattr(self._session, "account", ""))
+
     def call(
         self,
         method: str,

@@ -1,0 +1,160 @@
+"""All checks of a project against the fake of Google's APIs."""
+
+import dataclasses
+import json
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fake import PROJECT, FakeCloud, Fault
+
+from forerun.cloud.checks.boot_disk import check_boot_disk
+from forerun.cloud.checks.bucket import place_finding
+from forerun.cloud.checks.cloud_checks import cloud_checks
+from forerun.cloud.checks.cloud_need import CloudNeed
+from forerun.cloud.providers import google_rest
+from forerun.units import GIB
+
+ZONE = "us-east5-b"
+NEED = CloudNeed(slice="v6e-16", zones=(ZONE,), capacity="spot", hosts=4, bucket="mine", has_job=True)
+QUOTA = "TPUV6EPreemptiblePerProjectPerZoneForTPUAPI"
+HOSTS = "serviceAccount:123456-compute@developer.gserviceaccount.com"
+GOOD = {
+    "denied_permissions": [],
+    "disabled_services": [],
+    "buckets": {"mine": "us-east5"},
+    "quotas": {QUOTA: {ZONE: 16}},
+    "bindings": [{"role": "roles/editor", "members": [HOSTS]}],
+}
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[FakeCloud]:
+    with FakeCloud() as cloud:
+        for name, ranges, ports in (("ssh", "0.0.0.0/0", ["22"]), ("inside", "10.128.0.0/9", ["0-65535"])):
+            rule = {
+                "name": f"default-allow-{name}",
+                "network": f"projects/{PROJECT}/global/networks/default",
+                "direction": "INGRESS",
+                "priority": 65534,
+                "sourceRanges": [ranges],
+                "allowed": [{"IPProtocol": "tcp", "ports": ports}],
+            }
+            request = urllib.request.Request(
+                f"{cloud.url}/compute/v1/projects/{PROJECT}/global/firewalls",
+                json.dumps(rule).encode(),
+                {"Content-Type": "application/json"},
+                method="POST",
+            )
+            with urllib.request.urlopen(request) as answer:
+                answer.read()
+        yield cloud
+
+
+@pytest.fixture
+def cloud(process: FakeCloud) -> Iterator[FakeCloud]:
+    process.set(**GOOD, region_quotas={})
+    yield process
+    process.clear_faults()
+
+
+def findings(cloud: FakeCloud, need: CloudNeed = NEED) -> list[tuple[str, str]]:
+    """Return what is wrong, as (status, name)."""
+    return [(one.status, one.name) for one in cloud_checks(need, None, cloud.environment()) if one.status != "ok"]
+
+
+def test_a_good_project_has_no_finding_and_nothing_is_created(cloud: FakeCloud) -> None:
+    before = cloud.resources()
+    found = list(cloud_checks(NEED, None, cloud.environment()))
+    assert [one.name for one in found if one.status != "ok"] == []
+    names = {one.name for one in found}
+    assert {"credentials", "project", "API tpu", "permissions", "ssh", "IAP", "bucket", "boot disk"} <= names
+    assert f"zone {ZONE}" in names
+    assert cloud.resources() == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"disabled_services": ["tpu.googleapis.com"]}, [("FAIL", "API tpu")]),
+        ({"disabled_services": ["iap.googleapis.com"]}, []),
+        ({"denied_permissions": ["tpu.nodes.create"]}, [("FAIL", "permission")]),
+        ({"denied_permissions": ["tpu.nodes.create", "iam.serviceAccounts.actAs"]}, [("FAIL", "permission")] * 2),
+        ({"denied_permissions": ["serviceusage.quotas.get"]}, [("warn", "permission")]),
+        ({"denied_permissions": ["storage.objects.create"]}, [("FAIL", "bucket")]),
+        ({"bindings": []}, [("warn", "host account")]),
+        ({"bindings": [{"role": "roles/tpu.admin", "members": [HOSTS]}]}, [("warn", "host account")]),
+        ({"quotas": {QUOTA: {ZONE: 8}}}, [("FAIL", f"zone {ZONE}")]),
+        ({"quotas": {QUOTA: {ZONE: 16}, QUOTA.replace("Zone", "Region"): {"us-east5": 0}}}, [("FAIL", f"zone {ZONE}")]),
+        ({"quotas": {}}, []),
+        ({"buckets": {}}, [("FAIL", "bucket")]),
+        ({"buckets": {"mine": "europe-west4"}}, [("warn", "bucket")]),
+        ({"buckets": {"mine": "us"}}, []),
+    ],
+)
+def test_each_problem_has_its_finding(cloud: FakeCloud, settings: Any, wrong: list[tuple[str, str]]) -> None:
+    cloud.set(**settings)
+    assert findings(cloud) == wrong
+
+
+def test_one_zone_with_quota_is_enough(cloud: FakeCloud) -> None:
+    need = dataclasses.replace(NEED, zones=("us-east1-d", ZONE, "us-west1-z"))
+    cloud.set(quotas={QUOTA: {ZONE: 16, "us-east1-d": 0}}, buckets={"mine": "us"})
+    assert findings(cloud, need) == [("warn", "zone us-east1-d"), ("warn", "zone us-west1-z")]
+
+
+def test_a_gpu_machine_has_the_quota_of_its_region(cloud: FakeCloud) -> None:
+    need = dataclasses.replace(
+        NEED, slice="a3-highgpu-8g", zones=("us-east5-a",), capacity="on-demand", provider="compute", hosts=1
+    )
+    assert findings(cloud, need) == []
+    cloud.set(region_quotas={"us-east5": {"NVIDIA_H100_GPUS": 4.0}})
+    assert ("FAIL", "region us-east5") in findings(cloud, need)
+
+
+def test_without_a_slice_or_a_job_only_the_project_is_checked(cloud: FakeCloud) -> None:
+    cloud.set(quotas={}, buckets={})
+    assert findings(cloud, CloudNeed()) == []
+
+
+def test_a_job_without_a_bucket_fails(cloud: FakeCloud) -> None:
+    assert findings(cloud, dataclasses.replace(NEED, bucket="")) == [("FAIL", "bucket")]
+
+
+def test_an_api_that_refuses_hides_no_other_check(cloud: FakeCloud) -> None:
+    cloud.inject(Fault("error", method="GET", path="firewalls", http=403, message="denied", count=9))
+    assert findings(cloud) == [("warn", "network")]
+
+
+def test_without_credentials_one_finding_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    (found,) = cloud_checks(NEED, "p", {})
+    assert (found.name, found.status) == ("credentials", "FAIL")
+    assert "E-CLOUD-011" in found.found
+
+
+@pytest.mark.parametrize(
+    ("location", "zones", "status"),
+    [
+        ("US-EAST5", ("us-east5-a", "us-east5-b"), "ok"),
+        ("US-EAST5", ("us-east5-a", "us-east1-d"), "warn"),
+        ("EU", ("europe-west4-b",), "ok"),
+        ("EU", ("us-east1-d",), "warn"),
+        ("US", ("northamerica-northeast1-b",), "ok"),
+        ("US", (), "ok"),
+    ],
+)
+def test_the_bucket_is_near_the_slice(location: str, zones: tuple[str, ...], status: str) -> None:
+    assert place_finding(dataclasses.replace(NEED, zones=zones), location).status == status
+
+
+@pytest.mark.parametrize(
+    ("data_gib", "disk_gib", "status"), [(0, None, "ok"), (35, None, "ok"), (36, None, "warn"), (36, 200, "ok")]
+)
+def test_the_disk_holds_the_data_twice(cloud: FakeCloud, data_gib: int, disk_gib: int | None, status: str) -> None:
+    rest = google_rest(environment=cloud.environment())
+    need = dataclasses.replace(NEED, data_bytes=data_gib * GIB, disk_gib=disk_gib)
+    assert check_boot_disk(rest, need).status == status

@@ -27,7 +27,7 @@ settings() {
 clean() {
   rm -rf "$FOLDER/inbox" "$FOLDER/job" "$FOLDER/secret" "$FOLDER/environment" "$FOLDER/agent.json" "$FOLDER/accepted" \
     "$FOLDER/state" "$FOLDER/units" "$FOLDER/wheel" "$FOLDER/requirements.lock" "$FOLDER/startup.sh" "$FOLDER/startup.pid" \
-    "$FOLDER/.bundle"
+    "$FOLDER/.bundle" "$FOLDER/agent-log.json" "$FOLDER/export"
 }
 
 # Replace the key that may log in as the user forerun. Other users and their keys are not changed.

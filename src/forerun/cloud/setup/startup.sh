@@ -100,7 +100,7 @@ watch_setup() {
 }
 
 folders() {
-  id -u "$USER_NAME" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$USER_NAME"
+  id -u "$USER_NAME" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --password '*' "$USER_NAME"
   mkdir -p "$STATE_FOLDER/inbox"
   chmod 700 "$STATE_FOLDER/inbox"
   chown "$USER_NAME" "$STATE_FOLDER/inbox"

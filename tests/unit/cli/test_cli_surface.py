@@ -37,7 +37,7 @@ SURFACE = {
     "down": "NAME --all --yes --project",
     "fetch": "NAME --to --project",
     "manifest": "JOB KEY=VALUE --on --for --out",
-    "doctor": "KEY=VALUE --smoke",
+    "doctor": "KEY=VALUE --cloud --disk-gib --on --project --smoke --spot --zones",
     "hardware": "TABLE --prices --zone",
     "explain": "CODE",
     "schema": "--output",

@@ -10,7 +10,7 @@ from forerun.cli.main import main
 
 JOB = """
 name: small
-model: {family: llama, size: tiny}
+model: {name: llama, layers: 2, embed: 64, heads: 4, kv_heads: 2, mlp: 128}
 data: {path: text.jsonl}
 steps: 10
 checkpoint: {folder: "gs://mine/runs"}

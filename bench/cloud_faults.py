@@ -1,7 +1,8 @@
 """Random faults in cloud runs: nothing leaks, nothing costs more than the cap plus one minute, no checkpoint is lost.
 
-    python bench/cloud_faults.py 200             # until 200 faults are injected, about 20 minutes on two cores
-    python bench/cloud_faults.py 6 --seed 1017   # one trial again
+    python bench/cloud_faults.py 200                        # until 200 faults are injected: 15 minutes on two cores
+    python bench/cloud_faults.py 100 --provider compute     # slices of Compute Engine in place of the Cloud TPU API
+    python bench/cloud_faults.py 1 --seed 1017 --workers 1  # one trial again
 
 Each trial is one cloud run on the fake cloud of tests/cloud. The controllers (a laptop, and in half of the trials a
 keeper), the provider, the record and the agents on the two hosts are those of forerun, as separate processes. The
@@ -41,7 +42,7 @@ from fake.process_hosts import kill_host, kill_process
 from forerun.cloud.control.actions import Action
 from forerun.cloud.control.begin import begin_run
 from forerun.cloud.control.controller import Controller
-from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.provider import CloudUnavailable, HostAddress
 from forerun.cloud.providers import provider_named
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, Option
@@ -58,7 +59,24 @@ MINUTE = 60.0
 API_KINDS = ("refuse", "429", "503", "lost", "duplicate", "slow")
 PROCESS_KINDS = ("laptop", "keeper", "host", "agent", "trainer")
 CLOUD_KINDS = ("preempt", "notice", "capacity")
+PROVIDERS = {"tpu": "queued resources of the Cloud TPU API", "compute": "instance groups of Compute Engine"}
 KINDS = (*API_KINDS, *PROCESS_KINDS, *CLOUD_KINDS)
+NAMES = {
+    "refuse": "API call refused (connection closed)",
+    "429": "API answers 429",
+    "503": "API answers 503",
+    "lost": "API acts, its answer is lost",
+    "duplicate": "API gets a request twice",
+    "slow": "API answers late",
+    "laptop": "SIGKILL of the controller on the laptop, started again after 5 to 200 s",
+    "keeper": "SIGKILL of the second controller, started again after 5 to 200 s",
+    "host": "SIGKILL of all processes of a host, for good",
+    "agent": "SIGKILL of an agent",
+    "trainer": "SIGKILL of a trainer",
+    "preempt": "preemption without a notice",
+    "notice": "preemption with a notice of 30 s",
+    "capacity": "capacity of a zone changes",
+}
 
 
 @dataclass
@@ -87,11 +105,19 @@ class FolderDelivery:
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
         return {}
 
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        return ""
+
     def deliver(
         self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
     ) -> None:
         settings = {"folder": run.folder, "attempt": attempt.number, "hosts": len(hosts), "run_name": "run"}
-        settings |= {"provider": "tpu", "resource": attempt.resource, "zone": attempt.option.zone, "export": True}
+        settings |= {
+            "provider": attempt.option.provider,
+            "resource": attempt.resource,
+            "zone": attempt.option.zone,
+            "export": True,
+        }
         settings |= {"project": None, "device": "tpu", "total_steps": TOTAL_STEPS}
         for host in hosts:
             root = self.hosts / attempt.resource / f"host{host.index}"
@@ -104,10 +130,10 @@ class LogDisplay:
     def __init__(self, log: Callable[[str], None]) -> None:
         self.log = log
 
-    def show(self, view: RunView, action: Action) -> None:
+    def show(self, view: ControlView, action: Action) -> None:
         self.log(f"{view.now:.0f} {action}"[:300])
 
-    def standby(self, view: RunView, lease: LeaseEntry) -> None:
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
         self.log(f"{view.now:.0f} standby: {lease.holder}")
 
     def trouble(self, message: str) -> None:
@@ -125,8 +151,9 @@ def controller(wanted: CloudRun, hosts: Path, environment: Mapping[str, str], wh
         try:
             scale_waits(SPEED)
             os.environ.update(environment)
-            files, providers = RunFiles(wanted.folder), {"tpu": provider_named("tpu")}
-            now = providers["tpu"].now()
+            rented = wanted.options[0].provider
+            files, providers = RunFiles(wanted.folder), {rented: provider_named(rented)}
+            now = providers[rented].now()
             if who == "laptop":
                 begin_run(files, wanted, providers, now)
             elif files.run() is None:
@@ -147,7 +174,7 @@ def controller(wanted: CloudRun, hosts: Path, environment: Mapping[str, str], wh
 class Trial:
     """One run with its faults."""
 
-    def __init__(self, seed: int, folder: Path) -> None:
+    def __init__(self, seed: int, folder: Path, provider: str) -> None:
         self.random = random.Random(seed)
         self.folder, self.run_folder, self.hosts = folder, folder / "bucket" / "run", folder / "hosts"
         self.hosts.mkdir(parents=True)
@@ -155,7 +182,7 @@ class Trial:
         # A third of the caps are too small for the job. An attempt needs three minutes of budget to begin.
         cap = USD_PER_HOUR[ZONES[0]] * self.random.choice((self.random.uniform(240, 500), 900.0, 1500.0)) / 3600
         self.result = TrialResult(seed, self.random.random() < 0.5, round(cap, 4))
-        options = [Option("tpu", SLICE, zone, "spot", HOSTS, USD_PER_HOUR[zone]) for zone in ZONES]
+        options = [Option(provider, SLICE, zone, "spot", HOSTS, USD_PER_HOUR[zone]) for zone in ZONES]
         self.wanted = CloudRun("run", str(self.run_folder), "job", options, self.result.cap_usd, 0.0, export=True)
         self.processes: dict[str, int] = {}
         self.restart_at: dict[str, float] = {}
@@ -320,10 +347,10 @@ class Trial:
             result.problems.append(f"forerun counts ${recorded:.4f}, the bill is ${result.usd:.4f}")
 
 
-def one_trial(seed: int, faults: int, keep: str) -> TrialResult:
+def one_trial(seed: int, faults: int, keep: str, provider: str) -> TrialResult:
     """Run a trial. Keep its files in the folder `keep` if it fails."""
     with tempfile.TemporaryDirectory(prefix=f"cloud-{seed}-") as folder:
-        result = Trial(seed, Path(folder)).run(faults)
+        result = Trial(seed, Path(folder), provider).run(faults)
         if result.problems and keep:
             log = (Path(folder) / "control.log").read_text()
             Path(keep).mkdir(parents=True, exist_ok=True)
@@ -336,6 +363,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("faults", type=int, help="how many faults to inject in total")
     parser.add_argument("--seed", type=int, default=1000)
+    parser.add_argument("--provider", choices=PROVIDERS, default="tpu")
     parser.add_argument("--each", type=int, default=6, help="faults of one trial, at most")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--keep", default="", help="a folder for the files of failed trials")
@@ -345,17 +373,19 @@ def main() -> None:
     began = time.monotonic()
     seeds = itertools.count(args.seed)
     with ProcessPoolExecutor(args.workers, get_context("fork"), max_tasks_per_child=None) as pool:
-        running = {pool.submit(one_trial, next(seeds), args.each, args.keep) for _ in range(args.workers)}
+        running = {
+            pool.submit(one_trial, next(seeds), args.each, args.keep, args.provider) for _ in range(args.workers)
+        }
         while running:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for result in (one.result() for one in done):
                 results.append(result)
                 show(result)
             while len(running) < args.workers and sum(len(one.faults) for one in results) < args.faults:
-                running.add(pool.submit(one_trial, next(seeds), args.each, args.keep))
+                running.add(pool.submit(one_trial, next(seeds), args.each, args.keep, args.provider))
     results.sort(key=lambda one: one.seed)
     if not args.no_results:
-        record(results, time.monotonic() - began)
+        record(args.provider, results, time.monotonic() - began)
     sys.exit(1 if any(one.problems for one in results) else 0)
 
 
@@ -366,44 +396,34 @@ def show(result: TrialResult) -> None:
         print(f"    PROBLEM {problem}", flush=True)
 
 
-def record(results: list[TrialResult], seconds: float) -> None:
-    """Write the results as JSON and as a table."""
+def record(provider: str, results: list[TrialResult], seconds: float) -> None:
+    """Write the results of one provider as JSON, and those of all as a table."""
+    file = RESULTS / "cloud_faults.json"
+    content = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    content[provider] = {"seconds": round(seconds), "speed": SPEED, "trials": [asdict(one) for one in results]}
+    file.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", "utf-8")
+    lines = ["# Random faults in cloud runs", "", "Written by `bench/cloud_faults.py`, which describes the trials.", ""]
+    for name, title in PROVIDERS.items():
+        if name in content:
+            trials = [TrialResult(**one) for one in content[name]["trials"]]
+            lines += [f"## Slices as {title}", "", *table(trials)]
+    (RESULTS / "cloud_faults.md").write_text("\n".join(lines), "utf-8")
+
+
+def table(results: list[TrialResult]) -> list[str]:
     counts = Counter(kind for one in results for _, kind in one.faults)
     hit = {kind: [one for one in results if any(found == kind for _, found in one.faults)] for kind in KINDS}
-    content = {"seconds": round(seconds), "speed": SPEED, "trials": [asdict(one) for one in results]}
-    (RESULTS / "cloud_faults.json").write_text(json.dumps(content, indent=1) + "\n", "utf-8")
     ends = Counter(one.end.split(" ")[0] for one in results)
     saved = sum(one.saved for one in results)
-    overs = sorted(one.over_seconds for one in results)
-    names = {
-        "refuse": "API call refused (connection closed)",
-        "429": "API answers 429",
-        "503": "API answers 503",
-        "lost": "API acts, its answer is lost",
-        "duplicate": "API gets a request twice",
-        "slow": "API answers late",
-        "laptop": "SIGKILL of the controller on the laptop, started again after 5 to 200 s",
-        "keeper": "SIGKILL of the second controller, started again after 5 to 200 s",
-        "host": "SIGKILL of all processes of a host, for good",
-        "agent": "SIGKILL of an agent",
-        "trainer": "SIGKILL of a trainer",
-        "preempt": "preemption without a notice",
-        "notice": "preemption with a notice of 30 s",
-        "capacity": "capacity of a zone changes",
-    }
     failed = [one for one in results if one.problems]
-    lines = [
-        "# Random faults in cloud runs",
-        "",
-        "Written by `bench/cloud_faults.py`, which describes the trials.",
-        "",
+    return [
         f"{sum(counts.values())} faults in {len(results)} runs; {len(failed)} runs with a problem.",
         "",
         "| check | result |",
         "| --- | --- |",
         f"| resources that exist after `forerun down --all` | {problem_count(results, 'leaked')} |",
         f"| runs that cost more than the cap plus one minute | {problem_count(results, 'cost $')} |",
-        f"| most above the cap, as seconds of the slice | {overs[-1]:.0f} |",
+        f"| most above the cap, as seconds of the slice | {max(one.over_seconds for one in results):.0f} |",
         f"| lost or wrong checkpoints, of {saved} | {problem_count(results, 'checkpoint')} |",
         f"| wrong models, of {ends.get('finished', 0)} finished runs | {problem_count(results, 'exported model')} |",
         f"| resources that `forerun ps` did not list | {problem_count(results, 'forerun ps')} |",
@@ -412,13 +432,10 @@ def record(results: list[TrialResult], seconds: float) -> None:
         "",
         "| fault | injected | in runs |",
         "| --- | --- | --- |",
-        *(f"| {names[kind]} | {counts[kind]} | {len(hit[kind])} |" for kind in KINDS),
+        *(f"| {NAMES[kind]} | {counts[kind]} | {len(hit[kind])} |" for kind in KINDS),
         "",
+        *(f"Seed {one.seed}: {'; '.join(one.problems)}\n" for one in failed),
     ]
-    if failed:
-        lines += ["| seed | problem |", "| --- | --- |"]
-        lines += [f"| {one.seed} | {'; '.join(one.problems)} |" for one in failed] + [""]
-    (RESULTS / "cloud_faults.md").write_text("\n".join(lines), "utf-8")
 
 
 def problem_count(results: list[TrialResult], text: str) -> int:

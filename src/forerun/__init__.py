@@ -23,6 +23,8 @@ from forerun.version import __version__
 if TYPE_CHECKING:
     from forerun.api.checking import JobReport as JobReport
     from forerun.api.checking import check as check
+    from forerun.api.cloud_runs import cloud_resources as cloud_resources
+    from forerun.api.cloud_runs import fetch_run as fetch_run
     from forerun.api.dataset import DataReport as DataReport
     from forerun.api.dataset import compare_ledger as compare_ledger
     from forerun.api.dataset import inspect_data as inspect_data
@@ -71,6 +73,7 @@ if TYPE_CHECKING:
     from forerun.api.training import Run as Run
     from forerun.api.training import open_run as open_run
     from forerun.api.training import train as train
+    from forerun.cloud.view.run_rows import CloudRow as CloudRow
     from forerun.config.migration.converted_job import ConvertedJob as ConvertedJob
     from forerun.config.schema import Job as Job
     from forerun.errors import UserError as UserError
@@ -80,6 +83,7 @@ if TYPE_CHECKING:
 # would replace the attribute, so that `forerun.plan` could be a function or a module.
 _MODULES = {
     "forerun.api.checking": ("JobReport", "check"),
+    "forerun.api.cloud_runs": ("cloud_resources", "fetch_run"),
     "forerun.api.dataset": ("DataReport", "compare_ledger", "inspect_data", "tokenize_data", "verify_data"),
     "forerun.api.exporting": (
         "Export",
@@ -102,6 +106,7 @@ _MODULES = {
     "forerun.api.tables": ("Table",),
     "forerun.api.tokenizing": ("TokenizerReport", "TrainedTokenizer", "inspect_tokenizer", "train_tokenizer"),
     "forerun.api.training": ("Run", "open_run", "train"),
+    "forerun.cloud.view.run_rows": ("CloudRow",),
     "forerun.config.migration.converted_job": ("ConvertedJob",),
     "forerun.config.schema": ("Job",),
     "forerun.errors": ("UserError",),

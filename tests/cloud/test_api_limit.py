@@ -15,7 +15,7 @@ from fake import FakeCloud
 
 from forerun.cloud.control.actions import Action, EndRun, RequestSlice
 from forerun.cloud.control.controller import Controller
-from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.provider import HostAddress, Provider
 from forerun.cloud.providers import provider_named
 from forerun.cloud.record.entries import ENDED_BUDGET, AttemptEntry, CloudRun, LeaseEntry, Option
@@ -49,6 +49,9 @@ class NoDelivery:
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
         return {}
 
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        return ""
+
     def deliver(
         self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
     ) -> None:
@@ -56,9 +59,9 @@ class NoDelivery:
 
 
 class NoDisplay:
-    def show(self, view: RunView, action: Action) -> None: ...
+    def show(self, view: ControlView, action: Action) -> None: ...
 
-    def standby(self, view: RunView, lease: LeaseEntry) -> None: ...
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None: ...
 
     def trouble(self, message: str) -> None:
         raise AssertionError(message)

@@ -182,7 +182,9 @@ def test_nothing_remains(story: Story) -> None:
     site = story.site
     assert site.cloud.resources() == []
     assert all(one["ended_at"] is not None for one in site.cloud.rentals() if one["ready_at"] is not None)
-    assert not [line for line in processes() if "first_process.py" in line and str(site.folder) in line]
+    end = time.monotonic() + 60  # the cloud reports a slice as deleted while its machines still shut down
+    while left := [line for line in processes() if "first_process.py" in line and str(site.folder) in line]:
+        assert time.monotonic() < end, left
     listed = site.forerun("ps", "--json")
     assert listed.returncode == 0, listed.stderr
     assert not any(name in listed.stdout for name in NAMES)
@@ -196,7 +198,7 @@ def test_fetched_weights_equal_those_of_a_run_without_interruption(story: Story,
     expected = weights(folder / "export")
     assert expected, "the oracle has weights"
     assert weights(results / "export") == expected
-    assert losses(results) == losses(folder / "runs-0" / NAME)
+    assert losses(results) == losses(folder / "runs" / NAME)
     assert len(losses(results)) == STEPS
 
 
@@ -278,7 +280,7 @@ def uninterrupted(folder: Path, site: Site) -> Path:
     started = []
     for host in range(HOSTS):
         with (folder / f"{host}.log").open("wb") as log:
-            command = [*train, "--host", f"{host}/{HOSTS}", f"runs={folder / f'runs-{host}'}"]
+            command = [*train, "--host", f"{host}/{HOSTS}"]
             started.append(
                 subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True)
             )
@@ -290,7 +292,7 @@ def uninterrupted(folder: Path, site: Site) -> Path:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
     assert codes == [0] * HOSTS, "".join(path.read_text()[-3000:] for path in sorted(folder.glob("*.log")))
-    export = site.command("export", str(folder / "runs-0" / NAME), "--to", str(folder / "export"))
+    export = site.command("export", str(folder / "runs" / NAME), "--to", str(folder / "export"))
     done = subprocess.run(
         export, cwd=folder, env=environment | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True
     )

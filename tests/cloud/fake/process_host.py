@@ -29,12 +29,14 @@ SAVE_SECONDS = 2.0
 
 def scale_waits(speed: float) -> None:
     """Shorten the waits of forerun's REST client: the fake's clock is faster than this machine's."""
+    from forerun.cloud.compute import calls
     from forerun.cloud.google import clock, rest
     from forerun.cloud.tpu import tpu_operations
 
     names = {
         clock: ("FRESH_SECONDS",),
         rest: ("FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS"),
+        calls: ("FIRST_PAUSE_SECONDS", "LONGEST_PAUSE_SECONDS", "LONGEST_WAIT_SECONDS"),
         tpu_operations: ("FIRST_POLL_SECONDS", "LONGEST_POLL_SECONDS", "LONGEST_WAIT_SECONDS"),
     }
     for module, constants in names.items():
@@ -220,6 +222,7 @@ def main() -> None:
     # Imported here, so that each host has it without the time of an import.
     import google.auth.transport.requests  # noqa: F401
 
+    import forerun.cloud.compute.compute_provider
     import forerun.cloud.host.start
     import forerun.cloud.providers  # noqa: F401
 

@@ -12,6 +12,7 @@ import forerun
 
 PUBLIC = [
     "Answer",
+    "CloudRow",
     "ConvertedJob",
     "DataReport",
     "Evaluation",
@@ -40,6 +41,7 @@ PUBLIC = [
     "build",
     "cache_teacher",
     "check",
+    "cloud_resources",
     "compare_ledger",
     "compare_runs",
     "convert",
@@ -47,6 +49,7 @@ PUBLIC = [
     "diagnose",
     "explain",
     "export",
+    "fetch_run",
     "hardware_table",
     "inspect_data",
     "inspect_tokenizer",

@@ -33,7 +33,7 @@ def test_other_runs_have_one_host() -> None:
     assert found("auto", hosts=TpuHosts(0, ("10.0.0.2",))) is None
     assert found("auto", JAX_PLATFORMS="cpu") is None
     for name in ("TPU_VISIBLE_CHIPS", "TPU_PROCESS_BOUNDS"):
-        assert found("auto", **{name: "0"}) is None
+        assert discover("auto", {name: "0"}, lambda: "/dev/accel0", lambda: FOUR) is None
 
 
 def test_the_metadata_server_is_not_asked_without_a_tpu() -> None:

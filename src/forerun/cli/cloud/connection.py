@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.cloud.provider import Provider, Resource
+    from forerun.cloud.provider import Provider
     from forerun.cloud.record.run_files import RunFiles
     from forerun.cloud.view.snapshot import RecordSnapshot
 
@@ -29,19 +29,9 @@ def providers_of_run(args: argparse.Namespace, snapshot: RecordSnapshot) -> dict
 
 def files_of(args: argparse.Namespace) -> RunFiles:
     """Return the record of the run that the user names, by its name or by its address."""
-    from forerun.cloud.view.known_runs import known_runs, remember_runs
-    from forerun.cloud.view.project_state import list_resources
-    from forerun.cloud.view.run_location import locate_run
+    from forerun.cloud.view.run_location import find_run
 
-    def resources() -> list[Resource]:
-        found, errors = list_resources(providers_of(args))
-        if errors and not found:
-            raise errors[0]
-        return found
-
-    files = locate_run(args.name, resources, known_runs())
-    remember_runs([files.address])
-    return files
+    return find_run(args.name, lambda: providers_of(args))
 
 
 def tell(text: str) -> None:

@@ -62,8 +62,9 @@ def run(args: argparse.Namespace) -> int:
         deleted, failed = deleted | set(late.deleted), {**failed, **late.failed}
         time.sleep(POLL_SECONDS)
     require_removed(remaining, failed)
-    if errors or project.no_access is not None:
-        raise errors[0] if errors else project.no_access  # what other providers list is deleted
+    for error in (*errors, project.no_access):
+        if error is not None:
+            raise error  # what other providers list is deleted
     remains = "nothing of forerun" if name is None else f"nothing of {name}"
     print(f"deleted {_counted(len(deleted), 'resource')}; {remains} remains")
     return 0

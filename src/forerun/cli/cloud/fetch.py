@@ -8,43 +8,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.cli.cloud.connection import files_of
+from forerun.safe_text import raw_stream
 
 if TYPE_CHECKING:
     from forerun.cloud.view.download import ResultFile
 
-RUNS = "runs"
+LINE_COLUMNS = 79
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.cloud.view.download import download, result_files
-    from forerun.errors import UserError
+    from forerun.cloud.record.run_files import EXPORT_FOLDER
+    from forerun.cloud.view.download import fetch_results
     from forerun.units import Bytes
 
-    files = files_of(args)
-    finished = files.finished()
-    if finished is None:
-        raise UserError(
-            "E-CLOUD-078",
-            f"the run in {files.address} has no results yet",
-            why="it has not finished: cloud/finished.json does not exist",
-            fix=f"see its state with forerun ps --all, and its curves with forerun report {files.address}",
-        )
-    folder = Path(args.to) if args.to else Path(RUNS) / files.address.rstrip("/").rpartition("/")[2]
-    result = download(files.run_folder, result_files(finished, folder), folder, _tell)
+    result = fetch_results(files_of(args), Path(args.to) if args.to else None, _tell)
     if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-    size = Bytes(result.size_bytes)
-    print(f"{folder}: {len(result.downloaded) + len(result.present)} files, {size}, checksums verified")
+        print("\r\x1b[K", end="", file=raw_stream(sys.stderr), flush=True)
+    files = (*result.downloaded, *result.present)
+    print(f"{result.folder}: {len(files)} files, {Bytes(result.size_bytes)}, checksums verified")
     if result.present:
         print(f"  {len(result.present)} of them were complete before")
-    if any(one.name.startswith("export/") for one in (*result.downloaded, *result.present)):
-        print(f"  model: {folder / 'export'}; try it: forerun generate {folder / 'export'} Once")
+    if any(one.name.startswith(f"{EXPORT_FOLDER}/") for one in files):
+        print(f"  try the model: forerun generate {result.folder / EXPORT_FOLDER} Once")
     return 0
 
 
 def _tell(file: ResultFile, received_bytes: int) -> None:
+    from forerun.safe_text import clean
     from forerun.units import Bytes
 
     if sys.stderr.isatty():
-        text = f"{file.path.name}: {Bytes(received_bytes)} of {Bytes(file.size_bytes)}"
-        print(f"\r\x1b[K{text[:79]}", end="", file=sys.stderr, flush=True)
+        text = clean(f"{file.path.name}: {Bytes(received_bytes)} of {Bytes(file.size_bytes)}")
+        print(f"\r\x1b[K{text[:LINE_COLUMNS]}", end="", file=raw_stream(sys.stderr), flush=True)

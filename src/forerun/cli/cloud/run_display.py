@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from forerun.cloud.control.actions import Action
-    from forerun.cloud.control.run_view import RunView
+    from forerun.cloud.control.run_view import ControlView
     from forerun.cloud.record.entries import LeaseEntry
 
 LINE_SECONDS = 60.0  # between two lines about the same state, without a terminal
@@ -34,7 +34,7 @@ class ControlLines:
     ) -> None:
         self._clear()
 
-    def show(self, view: RunView, action: Action) -> None:
+    def show(self, view: ControlView, action: Action) -> None:
         from forerun.cloud.control.actions import DeliverJob
         from forerun.cloud.control.status_text import event_text
 
@@ -45,7 +45,7 @@ class ControlLines:
         if event is None:
             self._show_state(view)
 
-    def standby(self, view: RunView, lease: LeaseEntry) -> None:
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
         text = f"{lease.holder} controls the run; this process takes over if it ends"
         if text != self._last:
             self._line(text)
@@ -58,7 +58,7 @@ class ControlLines:
             self._line(text)
             self._last = text
 
-    def _show_state(self, view: RunView) -> None:
+    def _show_state(self, view: ControlView) -> None:
         from forerun.cloud.control.status_text import phase_text, program_text, state_text
 
         program = program_text(view)

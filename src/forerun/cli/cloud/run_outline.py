@@ -205,7 +205,9 @@ def _cap(args: argparse.Namespace, options: Sequence[Option]) -> float | None:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    from forerun.cloud.setup.planned_wheel import WHEEL, keep_wheel
+
+    found = {"python": platform.python_version(), WHEEL: keep_wheel()}
     for name in ("forerun", "jax", "jaxlib", "libtpu"):
         try:
             found[name] = metadata.version(name)

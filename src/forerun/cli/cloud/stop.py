@@ -11,7 +11,7 @@ from forerun.cli.cloud.connection import files_of, providers_of_run, tell
 
 if TYPE_CHECKING:
     from forerun.cloud.control.actions import Action
-    from forerun.cloud.control.run_view import RunView
+    from forerun.cloud.control.run_view import ControlView
     from forerun.cloud.provider import HostAddress
     from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry
 
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def summary(view: RunView) -> str:
+def summary(view: ControlView) -> str:
     """Return what a stopped run has cost, and how to resume it."""
     name, folder = view.run.name, view.run.folder
     if view.finished is not None:
@@ -67,6 +67,9 @@ class NoDelivery:
     ) -> None:
         """Do nothing."""
 
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        return ""
+
 
 class StopDisplay:
     """Prints a line when something changes."""
@@ -74,7 +77,7 @@ class StopDisplay:
     def __init__(self) -> None:
         self._last = ""
 
-    def show(self, view: RunView, action: Action) -> None:
+    def show(self, view: ControlView, action: Action) -> None:
         from forerun.cloud.control.actions import EndAttempt, Pause
 
         if isinstance(action, EndAttempt):
@@ -84,7 +87,7 @@ class StopDisplay:
             phases = sorted({host.entry.phase for host in view.hosts.values()})
             self._tell(f"hosts: {', '.join(phases)}{step}")
 
-    def standby(self, view: RunView, lease: LeaseEntry) -> None:
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
         self._tell(f"waiting for {lease.holder}, which controls the run")
 
     def trouble(self, message: str) -> None:

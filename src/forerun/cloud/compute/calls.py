@@ -8,7 +8,7 @@ from typing import Any
 
 from forerun.cloud import labels as cloud_labels
 from forerun.cloud.compute.bodies import read_description, region_of
-from forerun.cloud.compute.states import last_part
+from forerun.cloud.compute.states import last_part, pending_insertions
 from forerun.cloud.google.api_error import ApiError, operation_error
 from forerun.cloud.google.api_problem import problem
 from forerun.cloud.google.rest import Rest
@@ -120,8 +120,7 @@ class ComputeCalls:
         """Return whether an insertion has not ended. Its resource may appear later."""
         pattern = f".*/(instanceTemplates|resourcePolicies)/{name}"
         regional = self._operations(f"{self.region_path(zone)}/operations", pattern)
-        operations = self.operations(name, zone) + regional
-        return any(one.get("operationType") == "insert" and one.get("status") != "DONE" for one in operations)
+        return bool(pending_insertions(self.operations(name, zone) + regional))
 
     def managed(self, name: str, zone: str) -> list[dict[str, Any]]:
         """Return the entries of an instance group, also of machines that do not exist yet."""

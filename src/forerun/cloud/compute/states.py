@@ -106,16 +106,33 @@ def absent_status(name: str, operations: Sequence[Answer]) -> SliceStatus:
     """
     own = [one for one in operations if last_part(one.get("targetLink")) == name]
     instances = [one for one in operations if is_on_instance(one)]
-    newest = next(iter(newest_first(own)), {})
+    if pending := pending_insertions(own):
+        return SliceStatus(SliceState.CREATING, f"insert {pending[0].get('status')}")
+    newest = next(iter(newest_first([one for one in own if one.get("status") == "DONE"])), {})
     kind = str(newest.get("operationType") or "")
-    if kind == "insert" and newest.get("status") != "DONE":
-        return SliceStatus(SliceState.CREATING, f"insert {newest.get('status')}")
     if kind == "insert" and newest.get("error"):
         error = operation_error(newest["error"])
         failed_at = seconds_of(newest.get("endTime"))
         return SliceStatus(SliceState.FAILED, f"{error.reason}: {error.message}", failure_of(error), ended_at=failed_at)
     detail = "preempted" if kind == _PREEMPTION else kind
     return SliceStatus(SliceState.ABSENT, detail, ready_at=billed_since(instances), ended_at=ended_at(instances))
+
+
+def pending_insertions(operations: Sequence[Answer]) -> list[Answer]:
+    """Return the insertions that have not ended, without those whose resource was deleted or taken in the meantime."""
+    deleted: dict[str, float] = {}
+    for one in operations:
+        ends = one.get("operationType") in ("delete", _PREEMPTION)
+        if ends and one.get("status") == "DONE" and not one.get("error"):
+            target = str(one.get("targetLink"))
+            deleted[target] = max(deleted.get(target, 0.0), seconds_of(one.get("insertTime")) or 0.0)
+    return [
+        one
+        for one in operations
+        if one.get("operationType") == "insert"
+        and one.get("status") != "DONE"
+        and deleted.get(str(one.get("targetLink")), -1.0) < (seconds_of(one.get("insertTime")) or 0.0)
+    ]
 
 
 def is_on_instance(operation: Answer) -> bool:
@@ -142,7 +159,8 @@ def ended_at(operations: Sequence[Answer]) -> float | None:
 
 
 def newest_first(operations: Sequence[Answer]) -> list[Answer]:
-    return sorted(operations, key=lambda one: seconds_of(one.get("insertTime")) or 0.0, reverse=True)
+    # Operations of one moment are listed in their order.
+    return sorted(operations, key=lambda one: seconds_of(one.get("insertTime")) or 0.0)[::-1]
 
 
 def _creation_error(managed: Sequence[Answer]) -> tuple[Failure, str] | None:

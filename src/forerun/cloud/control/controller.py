@@ -23,7 +23,7 @@ from forerun.cloud.control.decide import decide
 from forerun.cloud.control.lease import Lease
 from forerun.cloud.control.observation import RunObserver
 from forerun.cloud.control.run_summary import run_summary, write_summary
-from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.control.slice_request import slice_request
 from forerun.cloud.provider import CloudUnavailable, HostAddress, Provider, RequestRefused
 from forerun.cloud.record.entries import (
@@ -42,6 +42,7 @@ from forerun.errors import StorageError, UserError
 
 POLL_SECONDS = 5.0
 SWEEP_SECONDS = 300.0  # between two searches for slices that nothing needs
+SETUP_CHECK_SECONDS = 20.0  # between two looks at the setup of hosts whose agents do not report yet
 LONGEST_RETRY_SECONDS = 60.0
 
 
@@ -60,13 +61,16 @@ class JobDelivery(Protocol):
           CloudUnavailable: A host cannot be reached yet.
         """
 
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        """Return why the setup of a host failed before its agent could report it, or an empty text."""
+
 
 class ControlDisplay(Protocol):
     """Shows what a controller does."""
 
-    def show(self, view: RunView, action: Action) -> None: ...
+    def show(self, view: ControlView, action: Action) -> None: ...
 
-    def standby(self, view: RunView, lease: LeaseEntry) -> None:
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
         """Another controller acts."""
 
     def trouble(self, message: str) -> None:
@@ -98,13 +102,14 @@ class Controller:
         self.lease = Lease(files, holder)
         self.observer = RunObserver(files, since)
         self._swept_at: float | None = None
+        self._checked_at = float("-inf")
 
     def follow(
         self,
         sleep: Callable[[float], None],
         poll_seconds: float = POLL_SECONDS,
-        until: Callable[[RunView], bool] = lambda view: False,
-    ) -> tuple[RunView, EndRun | None]:
+        until: Callable[[ControlView], bool] = lambda view: False,
+    ) -> tuple[ControlView, EndRun | None]:
         """Act until the run has ended, or `until` is true. Calls that fail for a while are repeated for ever."""
         failures = 0
         while True:
@@ -123,7 +128,7 @@ class Controller:
             if isinstance(action, Pause):
                 sleep(poll_seconds)
 
-    def step(self) -> tuple[RunView, Action]:
+    def step(self) -> tuple[ControlView, Action]:
         """Look once and act once."""
         now = self._now()
         run = self.files.run()
@@ -171,7 +176,7 @@ class Controller:
     def _now(self) -> float:
         return next(iter(self.providers.values())).now()
 
-    def _perform(self, run: CloudRun, view: RunView, action: Action) -> None:
+    def _perform(self, run: CloudRun, view: ControlView, action: Action) -> None:
         match action:
             case StartAttempt(entry):
                 self.files.create_attempt(entry)
@@ -185,10 +190,12 @@ class Controller:
                 self.files.request_stop(StopEntry(view.now, reason))
             case EndAttempt():
                 self._end(view, action)
+            case Pause() if view.delivered and view.current is not None and view.now > self._checked_at:
+                self._check_setup(view, view.current.entry)
             case _:
                 pass
 
-    def _request(self, run: CloudRun, view: RunView, entry: AttemptEntry) -> None:
+    def _request(self, run: CloudRun, view: ControlView, entry: AttemptEntry) -> None:
         provider = self.providers[entry.option.provider]
         try:
             provider.create(slice_request(run, entry, self.delivery.metadata(run, entry)))
@@ -200,7 +207,7 @@ class Controller:
         if self.files.end(entry.number) is not None:
             provider.delete(entry.resource, entry.option.zone)  # another controller has ended it in the meantime
 
-    def _deliver(self, run: CloudRun, view: RunView, entry: AttemptEntry) -> None:
+    def _deliver(self, run: CloudRun, view: ControlView, entry: AttemptEntry) -> None:
         provider = self.providers[entry.option.provider]
         hosts = provider.addresses(entry.resource, entry.option.zone)
         keys = provider.host_keys(entry.resource, entry.option.zone)
@@ -214,7 +221,19 @@ class Controller:
             raise
         self.observer.delivered.add(entry.number)
 
-    def _end(self, view: RunView, action: EndAttempt) -> None:
+    def _check_setup(self, view: ControlView, entry: AttemptEntry) -> None:
+        """End an attempt whose setup failed before the agents started. They report every later failure."""
+        self._checked_at = view.now + SETUP_CHECK_SECONDS
+        if len(view.hosts) >= entry.option.hosts:
+            return
+        provider, zone = self.providers[entry.option.provider], entry.option.zone
+        hosts, keys = provider.addresses(entry.resource, zone), provider.host_keys(entry.resource, zone)
+        silent = [host for host in hosts if host.index not in view.hosts and host.index < len(keys)]
+        failure = self.delivery.setup_failure(silent, [keys[host.index] for host in silent], zone)
+        if failure:
+            self._end(view, EndAttempt(entry, ENDED_BROKEN, failure))
+
+    def _end(self, view: ControlView, action: EndAttempt) -> None:
         entry = action.entry
         provider = self.providers[entry.option.provider]
         deleted_at = provider.delete(entry.resource, entry.option.zone)

@@ -13,7 +13,7 @@ from forerun.cloud.control.actions import (
     RequestStop,
 )
 from forerun.cloud.control.next_attempt import KEEPER_WAIT_SECONDS, next_attempt
-from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
+from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 from forerun.cloud.record.entries import (
     BROKEN,
@@ -43,7 +43,7 @@ GONE = {SliceState.PREEMPTED, SliceState.FAILED, SliceState.STOPPED, SliceState.
 NORMAL_EXITS = {None, 0, STOPPED_AS_ASKED, INTERRUPTED}
 
 
-def decide(view: RunView) -> Action:
+def decide(view: ControlView) -> Action:
     """Return the next action for a run."""
     current = view.current
     if current is None:
@@ -59,14 +59,14 @@ def decide(view: RunView) -> Action:
     return _before_ready(view, current, status) if current.ready is None else _while_ready(view, current, status)
 
 
-def _failure(view: RunView) -> EndRun | None:
+def _failure(view: ControlView) -> EndRun | None:
     """Return the end of a run whose job failed: another machine would fail in the same way."""
     if view.ended and view.ended[-1][1].reason == ENDED_FAILED and view.ended[-1][0].created_at >= view.since:
         return EndRun(ENDED_FAILED, view.ended[-1][1].detail)
     return None
 
 
-def _before_ready(view: RunView, current: AttemptView, status: SliceStatus) -> Action:
+def _before_ready(view: ControlView, current: AttemptView, status: SliceStatus) -> Action:
     entry = current.entry
     if status.ready_at is not None or status.state is SliceState.READY:
         return RecordReady(entry, view.now if status.ready_at is None else status.ready_at)
@@ -97,7 +97,7 @@ def _before_ready(view: RunView, current: AttemptView, status: SliceStatus) -> A
             return EndAttempt(entry, ENDED_REFUSED, status.detail, status.failure or Failure.OTHER)
 
 
-def _while_ready(view: RunView, current: AttemptView, status: SliceStatus) -> Action:
+def _while_ready(view: ControlView, current: AttemptView, status: SliceStatus) -> Action:
     entry, hosts = current.entry, view.hosts
     phases = {host.entry.phase for host in hosts.values()}
     complete = len(hosts) >= entry.option.hosts
@@ -132,7 +132,7 @@ def _while_ready(view: RunView, current: AttemptView, status: SliceStatus) -> Ac
     return Pause("the hosts are being set up") if view.delivered else DeliverJob(entry)
 
 
-def _stopping(view: RunView, current: AttemptView, status: SliceStatus, stop: StopEntry) -> Action:
+def _stopping(view: ControlView, current: AttemptView, status: SliceStatus, stop: StopEntry) -> Action:
     """Delete the slice when all hosts have stopped, when they had nothing to save, or when their time is over."""
     stopped = len(view.hosts) >= current.entry.option.hosts and all(map(_has_ended, view.hosts.values()))
     latest = stop.at + 2 * view.grace
@@ -143,14 +143,14 @@ def _stopping(view: RunView, current: AttemptView, status: SliceStatus, stop: St
     return Pause("the hosts save a checkpoint")
 
 
-def _end(view: RunView, current: AttemptView, status: SliceStatus, reason: str, detail: str = "") -> EndAttempt:
+def _end(view: ControlView, current: AttemptView, status: SliceStatus, reason: str, detail: str = "") -> EndAttempt:
     at = None
     if current.ready is not None and status.state in GONE:
         at = view.latest_end if status.ended_at is None else status.ended_at
     return EndAttempt(current.entry, reason, detail, at=at)
 
 
-def _gone_reason(view: RunView) -> str:
+def _gone_reason(view: ControlView) -> str:
     """Return why a slice ended that no controller deleted: a stop, the limit of its hosts or the API, a preemption."""
     if view.stop is not None:
         return _stop_reason(view.stop)

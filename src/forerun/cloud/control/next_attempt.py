@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from forerun.cloud.control.actions import EndRun, Pause, StartAttempt
 from forerun.cloud.control.billing import is_useful, limit_seconds
-from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.labels import resource_name
 from forerun.cloud.provider import Failure
 from forerun.cloud.record.entries import (
@@ -27,7 +27,7 @@ FINAL = {Failure.PERMISSION.value, Failure.INVALID.value}  # the same request fa
 WITHOUT_HOPE = FINAL | {Failure.QUOTA.value}  # if all options fail like this, waiting does not help
 
 
-def next_attempt(view: RunView) -> StartAttempt | Pause | EndRun:
+def next_attempt(view: ControlView) -> StartAttempt | Pause | EndRun:
     """Return the start of the next attempt, a pause before it, or the end of the run.
 
     After a preemption, the same option is tried first. After a refusal, the next option is tried. When all options
@@ -70,13 +70,13 @@ def first_attempt(run: CloudRun) -> AttemptEntry:
     return AttemptEntry(1, option, resource_name(run.name, 1), 0.0, limit, 0.0)
 
 
-def _allowed(view: RunView, refused: list[tuple[AttemptEntry, EndEntry]]) -> list[Option]:
+def _allowed(view: ControlView, refused: list[tuple[AttemptEntry, EndEntry]]) -> list[Option]:
     """Return the options without those that would fail again."""
     final = [_place(entry.option) for entry, end in refused if end.failure in FINAL]
     return [option for option in view.run.options if _place(option) not in final]
 
 
-def _option(view: RunView, allowed: list[Option], refused: list[tuple[AttemptEntry, EndEntry]]) -> Option:
+def _option(view: ControlView, allowed: list[Option], refused: list[tuple[AttemptEntry, EndEntry]]) -> Option:
     places = [_place(option) for option in allowed]
     if refused:
         last = _place(refused[0][0].option)
@@ -88,7 +88,7 @@ def _option(view: RunView, allowed: list[Option], refused: list[tuple[AttemptEnt
     return allowed[0]
 
 
-def _spending(view: RunView) -> str:
+def _spending(view: ControlView) -> str:
     return f"${view.cost_usd:.2f} of ${view.run.max_usd or 0.0:.2f} are spent"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
+from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport
 from forerun.cloud.provider import Provider, SliceState, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, HostEntry
 from forerun.cloud.record.run_files import RunFiles
@@ -34,7 +34,7 @@ class RunObserver:
         self._attempts: list[AttemptView] = []
         self._sights: dict[tuple[int, int], _Sight] = {}
 
-    def look(self, run: CloudRun, providers: Mapping[str, Provider], clock: Callable[[], float]) -> RunView:
+    def look(self, run: CloudRun, providers: Mapping[str, Provider], clock: Callable[[], float]) -> ControlView:
         """Return the run as it is now.
 
         The state of the slice is read after the record, so it is never older. The clock is read last: the answer of the
@@ -45,7 +45,7 @@ class RunObserver:
         while (entry := self.files.attempt(self._last_number + 1)) is not None:
             self._attempts.append(AttemptView(entry))
         self._attempts = [self._fresh(one) for one in self._attempts]
-        view = RunView(
+        view = ControlView(
             now=0.0,
             run=run,
             since=self.since,

@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.record.entries import ENDED_PREEMPTED, ENDED_REFUSED
 from forerun.cloud.record.run_files import RunFiles
 
 SUMMARY = "summary.json"
 
 
-def run_summary(view: RunView, reason: str) -> dict[str, Any]:
+def run_summary(view: ControlView, reason: str) -> dict[str, Any]:
     """Return the summary of a run. Predictions are those of the first option; None where nothing was planned."""
     plan = view.run.options[0]
     attempts = []

@@ -46,7 +46,7 @@ class HostReport:
 
 
 @dataclass(frozen=True)
-class RunView:
+class ControlView:
     """A run at one moment.
 
     Attributes:

@@ -12,7 +12,7 @@ from forerun.cloud.control.actions import (
     RequestStop,
     StartAttempt,
 )
-from forerun.cloud.control.run_view import AttemptView, RunView
+from forerun.cloud.control.run_view import AttemptView, ControlView
 from forerun.cloud.provider import SliceState
 from forerun.cloud.record.entries import Option
 
@@ -43,7 +43,7 @@ def event_text(action: Action) -> str | None:
             return None
 
 
-def state_text(view: RunView) -> str:
+def state_text(view: ControlView) -> str:
     """Return the present state of a run in one line."""
     current = view.current
     if current is None:
@@ -60,7 +60,7 @@ def state_text(view: RunView) -> str:
     return ", ".join(words)
 
 
-def program_text(view: RunView) -> str | None:
+def program_text(view: ControlView) -> str | None:
     """Return whether the compiled program is the planned one, or why not. None: not compiled, or not planned."""
     if view.current is None or 0 not in view.hosts:
         return None
@@ -72,7 +72,7 @@ def program_text(view: RunView) -> str | None:
     return entry.detail if entry.detail.startswith("program ") else None
 
 
-def phase_text(view: RunView) -> str:
+def phase_text(view: ControlView) -> str:
     """Return the phase of the hosts, as `training`, or `installing (3 of 4 hosts)`."""
     current = view.current
     count = 0 if current is None else current.entry.option.hosts
@@ -82,7 +82,7 @@ def phase_text(view: RunView) -> str:
     return ", ".join(f"{phase} ({phases.count(phase)} of {count} hosts)" for phase in dict.fromkeys(phases))
 
 
-def _waiting(view: RunView, current: AttemptView) -> str:
+def _waiting(view: ControlView, current: AttemptView) -> str:
     option = current.entry.option
     waited = duration(view.now - current.entry.created_at)
     state = view.status.state if view.status is not None else SliceState.ABSENT

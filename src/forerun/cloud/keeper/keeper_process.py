@@ -11,7 +11,7 @@ from pathlib import Path
 from forerun.cloud.control.actions import Action, EndRun, Pause
 from forerun.cloud.control.controller import Controller, JobDelivery
 from forerun.cloud.control.lease import holder_name
-from forerun.cloud.control.run_view import RunView
+from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.control.ssh_delivery import SshDelivery, secrets_in
 from forerun.cloud.control.status_text import event_text, state_text
 from forerun.cloud.keeper.settings import KeeperSettings, read_settings
@@ -38,6 +38,9 @@ class KeeperDelivery:
     ) -> None:
         self.inner.deliver(self._moved(run), attempt, hosts, host_keys)
 
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        return self.inner.setup_failure(hosts, host_keys, zone)
+
     def _moved(self, run: CloudRun) -> CloudRun:
         return replace(run, arguments=(*run.arguments, *self.overrides))
 
@@ -48,7 +51,7 @@ class KeeperLog:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell, self._last = tell, ""
 
-    def show(self, view: RunView, action: Action) -> None:
+    def show(self, view: ControlView, action: Action) -> None:
         event = event_text(action)
         if event is not None:
             self._tell(event)
@@ -56,7 +59,7 @@ class KeeperLog:
             self._last = action.why
             self._tell(state_text(view))
 
-    def standby(self, view: RunView, lease: LeaseEntry) -> None:
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
         if lease.holder != self._last:
             self._last = lease.holder
             self._tell(f"{lease.holder} controls the run")

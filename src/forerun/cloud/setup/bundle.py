@@ -15,10 +15,10 @@ from typing import IO
 
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.cloud.setup.job_files import JOB_FILE, job_files
+from forerun.cloud.setup.planned_wheel import planned_wheel
 from forerun.cloud.setup.requirements import locked_requirements
 from forerun.cloud.setup.startup import planned_python
 from forerun.cloud.setup.units import STATE_FOLDER, unit_files
-from forerun.cloud.setup.wheel import build_wheel
 from forerun.cloud.ssh.keys import attempt_secret
 from forerun.errors import UserError
 
@@ -83,7 +83,7 @@ def make_bundle(
       UserError: a local file of the job is too large, a secret cannot be an environment variable, or the running
         forerun is not the one that planned the job.
     """
-    wheel, locked = build_wheel(), locked_requirements(run.device, planned_python(run))
+    wheel, locked = planned_wheel(run), locked_requirements(run.device, planned_python(run))
     local = job_files(run.job, job_folder, run.arguments, f"{STATE_FOLDER}/job")
     moved = replace(run, arguments=(*run.arguments, *local.overrides))
     files: dict[str, bytes | Path] = {

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from forerun.cloud import labels
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
+from forerun.cloud.setup.planned_wheel import planned_wheel
 from forerun.cloud.setup.requirements import locked_requirements, running_python, uv_requirement
 from forerun.cloud.setup.self_deletion import deletion_paths
-from forerun.cloud.setup.wheel import build_wheel
 
 TEMPLATE = Path(__file__).parent / "startup.sh"
 USER = "forerun"  # the user of ssh connections
@@ -41,7 +41,7 @@ def startup_script(
         "DEVICE": run.device,
         "HOSTS": str(option.hosts),
         "PYTHON": python,
-        "WHEEL_SHA256": build_wheel().sha256,
+        "WHEEL_SHA256": planned_wheel(run).sha256,
         "LOCK_SHA256": locked_requirements(run.device, python).sha256,
         "UV_REQUIREMENT": uv_requirement(),
         "BUNDLE_SECONDS": str(BUNDLE_SECONDS),

@@ -62,7 +62,7 @@ class HostAccess:
 
 
 @dataclass(frozen=True)
-class Answer:
+class SshAnswer:
     """The result of a command on a host. `trouble` is None if the host was reached."""
 
     exit_code: int
@@ -73,7 +73,7 @@ class Answer:
 
 def run_on(
     access: HostAccess, command: str, write: Callable[[IO[bytes]], None] | None = None, *, limit_seconds: float = 600.0
-) -> Answer:
+) -> SshAnswer:
     """Run a shell command on a host and return its result. Secrets travel only through `write`, never in `command`.
 
     Args:
@@ -111,7 +111,7 @@ def run_on(
                     _close(stream)
     text = b"".join(errors).decode(errors="replace").strip()
     code = NO_CONNECTION if code < 0 else code
-    return Answer(code, output.decode(errors="replace"), text, trouble_in(code, text))
+    return SshAnswer(code, output.decode(errors="replace"), text, trouble_in(code, text))
 
 
 def trouble_in(exit_code: int, errors: str) -> Trouble | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from forerun.cloud.provider import CloudUnavailable, HostAddress
-from forerun.cloud.ssh.connection import USER, Answer, HostAccess, IapTunnel, Trouble, run_on
+from forerun.cloud.ssh.connection import USER, HostAccess, IapTunnel, SshAnswer, Trouble, run_on
 from forerun.errors import UserError
 
 STATE_FOLDER = "/var/lib/forerun"
@@ -34,7 +34,7 @@ class _Failure:
     """A host that has no bundle after one try."""
 
     access: HostAccess
-    answer: Answer
+    answer: SshAnswer
 
 
 def host_accesses(
@@ -134,7 +134,7 @@ echo "the job was delivered"
 """
 
 
-def require_same_host(access: HostAccess, answer: Answer) -> None:
+def require_same_host(access: HostAccess, answer: SshAnswer) -> None:
     """Raise UserError if a host proved another key than its pinned one."""
     if answer.trouble is Trouble.CHANGED_HOST_KEY:
         raise UserError(

@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r"(?:[A-Za-z_][\w.-]*@)?[A-Za-z0-9][A-Za-z0-9.:-]*")
 
 
 @dataclass(frozen=True)
-class Machine:
+class SshMachine:
     """An existing machine.
 
     Attributes:
@@ -40,7 +40,7 @@ class Machine:
         return self.address.rpartition("@")[2]
 
 
-def read_machines(file: Path) -> tuple[Machine, ...]:
+def read_machines(file: Path) -> tuple[SshMachine, ...]:
     """Return the machines in a file, in the order of their host index.
 
     Raises:
@@ -63,19 +63,19 @@ def machine_option(file: str) -> Option:
     return Option(PROVIDER, f"{count} machine{'s' if count > 1 else ''}", str(path), "on-demand", count, 0.0)
 
 
-def known_keys(machine: Machine) -> tuple[str, ...]:
+def known_keys(machine: SshMachine) -> tuple[str, ...]:
     """Return the host keys of a machine, from the file or from the user's `known_hosts`."""
     if machine.host_keys:
         return machine.host_keys
     require_openssh()
     name = machine.host if machine.port == 22 else f"[{machine.host}]:{machine.port}"
-    found = subprocess.run(["ssh-keygen", "-F", name], capture_output=True, text=True)
+    found = subprocess.run(["ssh-keygen", "-F", name], capture_output=True, encoding="utf-8", errors="replace")
     # A line has the names, the type and the key. Lines with a marker, such as @revoked, are not keys of the host.
     lines = [line.split() for line in found.stdout.splitlines() if not line.startswith(("#", "@"))]
     return tuple(f"{words[1]} {words[2]}" for words in lines if len(words) >= 3)
 
 
-def _machine(file: Path, number: int, entry: Any) -> Machine:
+def _machine(file: Path, number: int, entry: Any) -> SshMachine:
     values = {"address": entry} if isinstance(entry, str) else entry
     place = f"machine {number}"
     if not isinstance(values, dict) or not set(values) <= _KEYS or not isinstance(values.get("address"), str):
@@ -88,7 +88,7 @@ def _machine(file: Path, number: int, entry: Any) -> Machine:
     if key is not None and not (isinstance(key, str) and _HOST_KEY.fullmatch(key)):
         raise _mistake(file, f"{place}: host_key is not a public key such as `ssh-ed25519 AAAA...`")
     internal = values.get("internal", address.rpartition("@")[2])
-    return Machine(address, str(internal), port, () if key is None else (" ".join(key.split()[:2]),))
+    return SshMachine(address, str(internal), port, () if key is None else (" ".join(key.split()[:2]),))
 
 
 def _mistake(file: Path, why: str) -> UserError:

@@ -21,9 +21,9 @@ from forerun.cloud.provider import (
     SliceState,
     SliceStatus,
 )
-from forerun.cloud.ssh.connection import Answer, HostAccess, Trouble, run_on
+from forerun.cloud.ssh.connection import HostAccess, SshAnswer, Trouble, run_on
 from forerun.cloud.ssh.delivery import PARALLEL, require_same_host
-from forerun.cloud.ssh.machines import PROVIDER, Machine, known_keys, read_machines
+from forerun.cloud.ssh.machines import PROVIDER, SshMachine, known_keys, read_machines
 from forerun.errors import UserError
 
 SCRIPT = Path(__file__).parent / "machine.sh"
@@ -120,7 +120,7 @@ class SshProvider:
             for machine in self._machines(request.zone)
         ]
 
-    def _machines(self, zone: str) -> tuple[Machine, ...]:
+    def _machines(self, zone: str) -> tuple[SshMachine, ...]:
         self._files[zone] = None
         return read_machines(Path(zone))
 
@@ -130,7 +130,7 @@ class SshProvider:
         _require_success(machines, answers)
         return [_claim_in(answer.output) for answer in answers]
 
-    def _claim(self, request: SliceRequest, machines: Sequence[Machine], index: int) -> str:
+    def _claim(self, request: SliceRequest, machines: Sequence[SshMachine], index: int) -> str:
         metadata = dict(request.metadata)
         startup = metadata.pop("startup-script", "")
         key = metadata.pop("ssh-keys", "").partition(":")[2]
@@ -152,8 +152,8 @@ class SshProvider:
         texts |= {"ACTION": action, "ROOT": shlex.quote(self._root), "STARTUP": values.get("STARTUP", "")}
         return _PLACE.sub(lambda found: texts[found[1]], SCRIPT.read_text(encoding="utf-8"))
 
-    def _run(self, machines: Sequence[Machine], scripts: Sequence[str]) -> Sequence[Answer]:
-        def run(index: int) -> Answer:
+    def _run(self, machines: Sequence[SshMachine], scripts: Sequence[str]) -> Sequence[SshAnswer]:
+        def run(index: int) -> SshAnswer:
             machine = machines[index]
             host = HostAddress(index, machine.address, machine.internal, machine.port)
             access = HostAccess(host, known_keys(machine), self._identity, user="root")
@@ -169,7 +169,7 @@ class SshProvider:
             return list(pool.map(run, range(len(machines))))
 
 
-def _require_success(machines: Sequence[Machine], answers: Sequence[Answer]) -> None:
+def _require_success(machines: Sequence[SshMachine], answers: Sequence[SshAnswer]) -> None:
     for machine, answer in zip(machines, answers, strict=True):
         if answer.trouble is Trouble.UNREACHABLE:
             raise CloudUnavailable(f"{machine.address} does not answer to ssh: {answer.errors}")
@@ -185,10 +185,10 @@ def _require_success(machines: Sequence[Machine], answers: Sequence[Answer]) -> 
 
 def _claim_in(output: str) -> Mapping[str, object]:
     lines = output.splitlines()
-    return json.loads(lines[1]) if len(lines) > 1 else {}  # type: ignore[no-any-return]
+    return json.loads(lines[1]) if len(lines) > 1 else {}
 
 
-def _has(answer: Answer, name: str) -> bool:
+def _has(answer: SshAnswer, name: str) -> bool:
     return _claim_in(answer.output).get("name") == name
 
 

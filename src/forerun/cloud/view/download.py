@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from forerun.cloud.record.entries import FinishEntry
-from forerun.cloud.record.run_files import CLOUD_FOLDER
+from forerun.cloud.record.run_files import CLOUD_FOLDER, RunFiles
 from forerun.data.storage.file_range import FileRange
 from forerun.data.storage.folder import StoreFolder
 from forerun.errors import StorageError, UserError
 from forerun.files import sync_folder
 from forerun.units import Bytes
 
+RUNS = "runs"
 CHUNK_BYTES = 8 << 20
 CHUNKS_AT_ONCE = 8
 RUN_FOLDER = f"{CLOUD_FOLDER}/run/"  # copies of the run folder on host 0; they are stored without this prefix
@@ -77,6 +78,26 @@ def download(
     for file in wanted:
         _download_file(source, file, tell)
     return DownloadResult(folder, wanted, present)
+
+
+def fetch_results(
+    files: RunFiles, to: Path | None, tell: Callable[[ResultFile, int], None] = lambda file, received_bytes: None
+) -> DownloadResult:
+    """Download the results of a finished run to a folder, by default to `runs/NAME`.
+
+    Raises:
+      UserError: The run has not finished, or see `download`.
+    """
+    finished = files.finished()
+    if finished is None:
+        raise UserError(
+            "E-CLOUD-078",
+            f"the run in {files.address} has no results yet",
+            why="it has not finished: cloud/finished.json does not exist",
+            fix=f"see its state with forerun ps --all, and its curves with forerun report {files.address}",
+        )
+    folder = to or Path(RUNS) / files.address.rstrip("/").rpartition("/")[2]
+    return download(files.run_folder, result_files(finished, folder), folder, tell)
 
 
 def _relative(name: str) -> Path:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from forerun.cloud import labels
-from forerun.cloud.provider import CloudUnavailable, Resource
+from forerun.cloud.provider import CloudUnavailable, Provider, Resource
 from forerun.cloud.record.run_files import RunFiles
+from forerun.cloud.view.known_runs import known_runs, remember_runs
+from forerun.cloud.view.project_state import list_resources
 from forerun.errors import UserError
 
 
@@ -61,6 +63,20 @@ def locate_run(name: str, resources: Callable[[], Iterable[Resource]], known: Se
             name, "no resource of the project has its label, and this machine has not started or listed it"
         )
     return RunFiles(found.pop())
+
+
+def find_run(name: str, providers: Callable[[], Sequence[Provider]]) -> RunFiles:
+    """Return the record of a run, by the resources of the providers, the runs of this machine, or its address."""
+
+    def resources() -> Sequence[Resource]:
+        found, errors = list_resources(providers())
+        if errors and not found:
+            raise errors[0]
+        return found
+
+    files = locate_run(name, resources, known_runs())
+    remember_runs([files.address])
+    return files
 
 
 def _has_record(folder: str) -> bool:

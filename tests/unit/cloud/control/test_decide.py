@@ -16,7 +16,7 @@ from forerun.cloud.control.actions import (
     StartAttempt,
 )
 from forerun.cloud.control.decide import decide
-from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
+from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 from forerun.cloud.record.entries import (
     AttemptEntry,
@@ -38,11 +38,13 @@ def attempt(
     return AttemptEntry(number, where, f"forerun-sim-{number}", created_at, limit, 0.0)
 
 
-def view(state: SliceState | None = None, *, after: float = 100.0, ready: bool = False, **values: object) -> RunView:
+def view(
+    state: SliceState | None = None, *, after: float = 100.0, ready: bool = False, **values: object
+) -> ControlView:
     """Return a run with one attempt; it was created at START and became ready then, if at all."""
     current = AttemptView(attempt(), ReadyEntry(START) if ready else None)
     status = None if state is None else SliceStatus(state)
-    base = RunView(now=START + after, run=RUN, attempts=(current,), status=status)
+    base = ControlView(now=START + after, run=RUN, attempts=(current,), status=status)
     return replace(base, **values)  # type: ignore[arg-type]
 
 
@@ -54,17 +56,17 @@ def hosts(phase: str, **values: object) -> dict[int, HostReport]:
     return {index: host(index, phase, **values) for index in range(2)}  # type: ignore[arg-type]
 
 
-def ended(*ends: tuple[Option, str, str], after: float = 0.0) -> RunView:
+def ended(*ends: tuple[Option, str, str], after: float = 0.0) -> ControlView:
     """Return a run without a slice, after attempts that ended at START."""
     attempts = tuple(
         AttemptView(attempt(number, where), None, EndEntry(START, reason, 1.0, "detail", failure))
         for number, (where, reason, failure) in enumerate(ends, 1)
     )
-    return RunView(now=START + after, run=RUN, attempts=attempts)
+    return ControlView(now=START + after, run=RUN, attempts=attempts)
 
 
 def test_a_new_run_starts_with_its_first_option_and_the_complete_budget() -> None:
-    action = decide(RunView(now=START, run=RUN))
+    action = decide(ControlView(now=START, run=RUN))
     assert action == StartAttempt(AttemptEntry(1, FIRST, "forerun-sim-1", START, 14400, 0.0))
 
 
@@ -180,7 +182,7 @@ def test_a_stop_deletes_the_slice_after_the_save(asked: str, reason: str) -> Non
         action = decide(later)
         assert isinstance(action, EndAttempt)
         assert action.reason == reason
-    done = RunView(now=START, run=RUN, stop=stop)
+    done = ControlView(now=START, run=RUN, stop=stop)
     assert decide(done) == EndRun(reason, asked)
 
 
@@ -197,10 +199,10 @@ def test_a_finished_run_deletes_its_slice_in_every_state(state: SliceState) -> N
     action = decide(view(state, ready=True, finished=finish))
     assert isinstance(action, EndAttempt)
     assert action.reason == "finished"
-    assert decide(RunView(now=START, run=RUN, finished=finish)) == EndRun("finished")
+    assert decide(ControlView(now=START, run=RUN, finished=finish)) == EndRun("finished")
 
 
-def chosen(found: RunView) -> str:
+def chosen(found: ControlView) -> str:
     action = decide(found)
     assert isinstance(action, StartAttempt)
     return action.entry.option.zone

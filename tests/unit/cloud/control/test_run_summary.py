@@ -9,7 +9,7 @@ from simulated_cloud import START, SimulatedCloud, cloud_run, controller, option
 
 from forerun.cloud.control.actions import EndAttempt, EndRun, Pause, StartAttempt
 from forerun.cloud.control.run_summary import run_summary, summary_lines
-from forerun.cloud.control.run_view import AttemptView, HostReport, RunView
+from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport
 from forerun.cloud.control.status_text import duration, event_text, program_text, state_text
 from forerun.cloud.provider import SliceState, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, EndEntry, HostEntry, ReadyEntry
@@ -28,7 +28,7 @@ def test_the_summary_compares_the_plan_with_the_run() -> None:
         AttemptView(attempt(2), None, EndEntry(START + 1800, "refused", 0.0, "no capacity", "capacity")),
         AttemptView(attempt(3, "zone-b"), ReadyEntry(START + 2000), EndEntry(START + 5600, "finished", 10.0)),
     )
-    found = run_summary(RunView(now=START + 7200, run=RUN, attempts=ended), "finished")
+    found = run_summary(ControlView(now=START + 7200, run=RUN, attempts=ended), "finished")
     assert found["predicted"] == {"hours": 1.5, "usd": 15.0, "preemptions": 0.4}
     expected = {"hours": 1.5, "usd": 15.0, "keeper_usd": 0.0, "preemptions": 1, "refusals": 1, "elapsed_hours": 2.0}
     assert found["actual"] == expected
@@ -48,7 +48,7 @@ def test_the_controller_writes_the_summary_beside_the_record() -> None:
 
 
 def test_waiting_shows_how_long_where_and_the_alternatives() -> None:
-    view = RunView(
+    view = ControlView(
         now=START + 300, run=RUN, attempts=(AttemptView(attempt(1)),), status=SliceStatus(SliceState.WAITING)
     )
     text = state_text(view)
@@ -59,7 +59,7 @@ def test_waiting_shows_how_long_where_and_the_alternatives() -> None:
 def test_training_shows_the_step_the_cost_and_the_rest_of_the_budget() -> None:
     hosts = {0: HostReport(HostEntry(1, 0, START, "training", 450)), 1: HostReport(HostEntry(1, 1, START, "starting"))}
     current = AttemptView(attempt(1), ReadyEntry(START))
-    text = state_text(RunView(now=START + 3600, run=RUN, attempts=(current,), hosts=hosts))
+    text = state_text(ControlView(now=START + 3600, run=RUN, attempts=(current,), hosts=hosts))
     for part in ("training (1 of 2 hosts)", "step 450 of 900", "$10.00 of $40.00", "1 h 00 min left"):
         assert part in text
 
@@ -70,7 +70,7 @@ def test_the_compiled_program_is_compared_with_the_plan() -> None:
     def text(program: str, detail: str = "", entry: AttemptEntry = planned) -> str | None:
         hosts = {0: HostReport(HostEntry(1, 0, START, "training", 1, detail, program=program))}
         current = AttemptView(entry, ReadyEntry(START))
-        return program_text(RunView(now=START, run=RUN, attempts=(current,), hosts=hosts))
+        return program_text(ControlView(now=START, run=RUN, attempts=(current,), hosts=hosts))
 
     assert text("") is None
     assert text("aaaaaaaaaaaa", entry=attempt(1)) is None, "nothing was planned"

@@ -9,7 +9,7 @@ from ssh_server import SSHD, new_key, ssh_server
 
 from forerun.cloud.provider import CloudUnavailable, Failure, RequestRefused, SliceRequest, SliceState
 from forerun.cloud.providers import provider_named
-from forerun.cloud.ssh.machines import Machine, known_keys, machine_option, read_machines
+from forerun.cloud.ssh.machines import SshMachine, known_keys, machine_option, read_machines
 from forerun.cloud.ssh.ssh_provider import SshProvider
 from forerun.errors import UserError
 
@@ -169,6 +169,6 @@ def test_host_keys_come_from_the_users_known_hosts(tmp_path, monkeypatch):
     stand_in.write_text(f'#!/bin/sh\nexec /usr/bin/ssh-keygen -f {known} "$@"\n')
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert known_keys(Machine("me@box", "box", 2222, ())) == (key,)
-    assert known_keys(Machine("me@box", "box", 22, ())) == ()
-    assert json.dumps(known_keys(Machine("box", "box", 22, ("ssh-rsa A",)))) == '["ssh-rsa A"]'
+    assert known_keys(SshMachine("me@box", "box", 2222, ())) == (key,)
+    assert known_keys(SshMachine("me@box", "box", 22, ())) == ()
+    assert json.dumps(known_keys(SshMachine("box", "box", 22, ("ssh-rsa A",)))) == '["ssh-rsa A"]'

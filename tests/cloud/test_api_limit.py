@@ -49,6 +49,9 @@ class NoDelivery:
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
         return {}
 
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        return ""
+
     def deliver(
         self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
     ) -> None:

@@ -182,7 +182,9 @@ def test_nothing_remains(story: Story) -> None:
     site = story.site
     assert site.cloud.resources() == []
     assert all(one["ended_at"] is not None for one in site.cloud.rentals() if one["ready_at"] is not None)
-    assert not [line for line in processes() if "first_process.py" in line and str(site.folder) in line]
+    end = time.monotonic() + 60  # the cloud reports a slice as deleted while its machines still shut down
+    while left := [line for line in processes() if "first_process.py" in line and str(site.folder) in line]:
+        assert time.monotonic() < end, left
     listed = site.forerun("ps", "--json")
     assert listed.returncode == 0, listed.stderr
     assert not any(name in listed.stdout for name in NAMES)

@@ -247,6 +247,9 @@ class SimulatedDelivery:
         self.cloud = cloud
         self.count = 0
 
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        return ""
+
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
         return {"startup-script": "#!/bin/sh\n"}
 

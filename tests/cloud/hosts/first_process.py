@@ -58,10 +58,11 @@ def make_tree(folder: Path, host: dict[str, Any]) -> None:
         mount("tmpfs", inside(root, name), "tmpfs", 0, "mode=1777" if name in ("/tmp", "/dev/shm") else "mode=0755")
     for name in host["visible"]:  # the interpreter of this machine, the shared cache
         mount(name, inside(root, name), "none", _BIND | _RECURSIVE)
-    program = inside(root, "/usr/bin/systemctl")
-    program.unlink(missing_ok=True)
-    shutil.copyfile(host["systemctl"], program)
-    program.chmod(0o755)
+    for target, source in host["copies"].items():
+        program = inside(root, target)
+        program.unlink(missing_ok=True)
+        shutil.copyfile(source, program)
+        program.chmod(0o755)
     os.chroot(root)
     os.chdir("/")
 

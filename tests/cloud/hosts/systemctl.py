@@ -2,7 +2,7 @@
 
 It reads unit files from /etc/systemd/system. Each unit that is started has a process of its own (`--watch UNIT`) that
 starts its command, restarts it as the unit asks, and stops it. It keeps the unit's state in /run/units/UNIT.json.
-`/usr/bin/systemctl` of a host is this file. It needs only the standard library.
+`/usr/bin/systemctl` of a host calls this file. It needs only the standard library.
 """
 
 from __future__ import annotations
@@ -99,6 +99,8 @@ class Unit:
         new = STATES / f".{self.name}.{os.getpid()}"
         new.write_text(json.dumps(self.state))
         new.replace(STATES / f"{self.name}.json")
+        new.write_text("".join(f"{key}={value}\n" for key, value in self.state.items()))
+        new.replace(STATES / f"{self.name}.show")
 
     def run(self) -> None:
         ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)  # whatever the unit starts remains below this process
@@ -261,6 +263,7 @@ def start(name: str) -> int:
         return 0
     STATES.mkdir(exist_ok=True)
     (STATES / f"{name}.json").unlink(missing_ok=True)
+    (STATES / f"{name}.show").unlink(missing_ok=True)
     with (STATES / f"{name}.watch.log").open("ab") as log:
         subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, "--watch", name],

@@ -120,6 +120,8 @@ def test_systemctl(machines: NamespaceMachines) -> None:
     on_host(machines, 0, "systemctl enable --now test.service")
     wait_for(lambda: "started" in on_host(machines, 0, "cat /var/log/service.log"))
     assert on_host(machines, 0, show) == "active 0 0 "
+    quickly = "systemctl show test.service --property=ActiveState,NRestarts"
+    assert on_host(machines, 0, quickly) == "ActiveState=active\nNRestarts=0\n"
     assert on_host(machines, 0, "cat /var/log/service.log") == "started as second\n", "the file has precedence"
     on_host(machines, 0, "kill -KILL $(systemctl show test -p MainPID --value)")
     wait_for(lambda: on_host(machines, 0, "cat /var/log/service.log").count("started") == 2)

@@ -60,27 +60,35 @@ def run(args: argparse.Namespace) -> int:
         args, {entry.option.provider for entry in files.attempts().values()} - set(providers) if found else ()
     )
     if files.finished() is not None:
-        print(f"the run {wanted.name} has finished; download its results: forerun fetch {wanted.name}")
-        return 0
-    _print_outline(wanted, providers, resumed=found is not None)
-    if not agrees(_question(wanted), yes=args.yes):
-        print("nothing is rented")
-        return 1
+        if all(files.end(number) is not None for number in files.attempts()):
+            print(f"the run {wanted.name} has finished; download its results: forerun fetch {wanted.name}")
+            return 0
+        # Only the deletion of the last slice must be verified.
+    else:
+        _print_outline(wanted, providers, resumed=found is not None)
+        if not agrees(_question(wanted), yes=args.yes):
+            print("nothing is rented")
+            return 1
     now = next(iter(providers.values())).now()
     begun = begin_run(files, wanted, providers, now, max_usd_given=args.max_usd is not None)
     remember_runs([wanted.folder])
     delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap)
-    if not begun.keeper:
-        return control(args, begun, files, delivery, providers, now)
-    from forerun.cloud.keeper.keeper_start import remove_keeper, start_keeper
+    if begun.keeper and files.finished() is None:
+        from forerun.cloud.keeper.keeper_start import start_keeper
 
-    start_keeper(begun, files, compute, folder, delivery.identity, delivery.secrets, tell, time.sleep)
-    if args.no_wait:
-        print(f"the keeper controls {begun.name}. Follow it: forerun logs {begun.name}; list it: forerun ps")
+        start_keeper(begun, files, compute, folder, delivery.identity, delivery.secrets, tell, time.sleep)
+        if args.no_wait:
+            print(f"the keeper controls {begun.name}. Follow it: forerun logs {begun.name}; list it: forerun ps")
+            return 0
+    view, end = control(args, begun, files, delivery, providers, now)
+    if end is None:
+        print(f"{begun.name} trains. Follow it: forerun logs {begun.name}; list it: forerun ps")
         return 0
-    code = control(args, begun, files, delivery, providers, now)
-    remove_keeper(begun, compute)
-    return code
+    if begun.keeper:
+        from forerun.cloud.keeper.keeper_start import remove_keeper
+
+        remove_keeper(begun, compute)
+    return _report(view, end)
 
 
 def control(
@@ -90,8 +98,8 @@ def control(
     delivery: JobDelivery,
     providers: Mapping[str, Provider],
     now: float,
-) -> int:
-    """Control a run until its end, and return the exit code of the command."""
+) -> tuple[ControlView, EndRun | None]:
+    """Control a run until its end; with --no-wait, until its hosts train. Return the last view and the end."""
     from forerun.cli.cloud.run_display import ControlLines
     from forerun.cloud.control.controller import Controller
     from forerun.cloud.control.lease import holder_name
@@ -99,17 +107,15 @@ def control(
     name = wanted.name
     interrupt.set_report(
         lambda: (
-            f"{name} continues in the cloud, within its budget. This process no longer replaces a preempted slice.\n"
+            f"{name} continues in the cloud, within its budget. "
+            + ("" if wanted.keeper else "This process no longer replaces a preempted slice.")
+            + "\n"
             f"control it again: the same command; stop it with a checkpoint: forerun stop {name}"
         )
     )
     with ControlLines(sys.stderr) as display:
         controller = Controller(files, providers, delivery, display, holder_name(), since=now)
-        view, end = controller.follow(time.sleep, until=_trains if args.no_wait else lambda view: False)
-    if end is None:
-        print(f"{name} trains. Follow it: forerun logs {name}; list it: forerun ps")
-        return 0
-    return _report(view, end)
+        return controller.follow(time.sleep, until=_trains if args.no_wait else lambda view: False)
 
 
 def providers_for(args: argparse.Namespace, names: object) -> dict[str, Provider]:

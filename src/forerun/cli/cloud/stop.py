@@ -67,6 +67,9 @@ class NoDelivery:
     ) -> None:
         """Do nothing."""
 
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        return ""
+
 
 class StopDisplay:
     """Prints a line when something changes."""

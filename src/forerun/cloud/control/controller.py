@@ -42,6 +42,7 @@ from forerun.errors import StorageError, UserError
 
 POLL_SECONDS = 5.0
 SWEEP_SECONDS = 300.0  # between two searches for slices that nothing needs
+SETUP_CHECK_SECONDS = 20.0  # between two looks at the setup of hosts whose agents do not report yet
 LONGEST_RETRY_SECONDS = 60.0
 
 
@@ -59,6 +60,9 @@ class JobDelivery(Protocol):
         Raises:
           CloudUnavailable: A host cannot be reached yet.
         """
+
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        """Return why the setup of a host failed before its agent could report it, or an empty text."""
 
 
 class ControlDisplay(Protocol):
@@ -98,6 +102,7 @@ class Controller:
         self.lease = Lease(files, holder)
         self.observer = RunObserver(files, since)
         self._swept_at: float | None = None
+        self._checked_at = float("-inf")
 
     def follow(
         self,
@@ -185,6 +190,8 @@ class Controller:
                 self.files.request_stop(StopEntry(view.now, reason))
             case EndAttempt():
                 self._end(view, action)
+            case Pause() if view.delivered and view.current is not None and view.now > self._checked_at:
+                self._check_setup(view, view.current.entry)
             case _:
                 pass
 
@@ -213,6 +220,18 @@ class Controller:
                 self._end(view, EndAttempt(entry, ENDED_BROKEN, error.what))  # it would be billed for nothing
             raise
         self.observer.delivered.add(entry.number)
+
+    def _check_setup(self, view: ControlView, entry: AttemptEntry) -> None:
+        """End an attempt whose setup failed before the agents started. They report every later failure."""
+        self._checked_at = view.now + SETUP_CHECK_SECONDS
+        if len(view.hosts) >= entry.option.hosts:
+            return
+        provider, zone = self.providers[entry.option.provider], entry.option.zone
+        hosts, keys = provider.addresses(entry.resource, zone), provider.host_keys(entry.resource, zone)
+        silent = [host for host in hosts if host.index not in view.hosts and host.index < len(keys)]
+        failure = self.delivery.setup_failure(silent, [keys[host.index] for host in silent], zone)
+        if failure:
+            self._end(view, EndAttempt(entry, ENDED_BROKEN, failure))
 
     def _end(self, view: ControlView, action: EndAttempt) -> None:
         entry = action.entry

@@ -26,6 +26,9 @@ SECRET_VARIABLES = (
 )
 
 
+SETUP_FAILURES = ("failed", "broken")  # words of the startup script
+
+
 def secrets_in(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that the hosts get."""
     return {name: environment[name] for name in SECRET_VARIABLES if environment.get(name)}
@@ -72,3 +75,14 @@ class SshDelivery:
         bundle = make_bundle(run, attempt, self.job_folder, variables, project=self.project)
         tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
         deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)
+
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        from forerun.cloud.ssh.connection import IapTunnel
+        from forerun.cloud.ssh.delivery import setup_states
+
+        tunnel = IapTunnel(self.project or "", zone) if self.through_iap else None
+        for host, state in zip(hosts, setup_states(hosts, host_keys, self.identity, tunnel=tunnel), strict=True):
+            word, _, reason = state.partition(" ")
+            if word in SETUP_FAILURES:
+                return f"host {host.index}: {reason}"
+        return ""

@@ -38,6 +38,9 @@ class KeeperDelivery:
     ) -> None:
         self.inner.deliver(self._moved(run), attempt, hosts, host_keys)
 
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        return self.inner.setup_failure(hosts, host_keys, zone)
+
     def _moved(self, run: CloudRun) -> CloudRun:
         return replace(run, arguments=(*run.arguments, *self.overrides))
 

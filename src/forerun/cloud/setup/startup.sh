@@ -195,7 +195,7 @@ check_devices() {
       test "$waited" -lt 900 || broken "nvidia-smi does not work: the image has no driver"
     done
   fi
-  local variables=(FORERUN_SMOKE_SECONDS=3)
+  local variables=("FORERUN_SMOKE_SECONDS=${FORERUN_SMOKE_SECONDS:-3}")
   if [ "$DEVICE" = tpu ] && [ "$HOSTS" -gt 1 ]; then
     # The chips of this host only: the runtime otherwise waits for the other hosts of the slice.
     variables+=(TPU_PROCESS_BOUNDS=1,1,1 TPU_CHIPS_PER_PROCESS_BOUNDS=2,2,1 TPU_VISIBLE_CHIPS=0,1,2,3)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -9,6 +12,8 @@ from simulated_cloud import (
     Killed,
     RecordedDisplay,
     SimulatedCloud,
+    SimulatedDelivery,
+    SimulatedProvider,
     cloud_run,
     controller,
     option,
@@ -16,8 +21,8 @@ from simulated_cloud import (
 
 from forerun.cloud.control.actions import EndRun
 from forerun.cloud.control.controller import Controller
-from forerun.cloud.provider import CloudUnavailable, Failure, SliceState
-from forerun.cloud.record.entries import LeaseEntry, StopEntry
+from forerun.cloud.provider import CloudUnavailable, Failure, HostAddress, SliceState
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, StopEntry
 
 PRICES = {"v6e-8": 10.0, "v5e-16": 30.0}
 CENT = 0.01
@@ -243,3 +248,27 @@ def test_no_kill_or_failure_leaks_a_slice_or_exceeds_the_cap(data: st.DataObject
 
 def _claimed(cloud: SimulatedCloud) -> set[tuple[str, str]]:
     return {(entry.resource, entry.option.zone) for entry in cloud.files().attempts().values()}
+
+
+class FailedSetup(SimulatedDelivery):
+    """On the first slice, the startup script fails before it starts the agents."""
+
+    def deliver(self, run: CloudRun, attempt: AttemptEntry, *hosts: Any) -> None:
+        if attempt.number > 1:
+            super().deliver(run, attempt, *hosts)
+
+    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
+        assert len(hosts) == len(host_keys) > 0
+        return "host 0: no package source"
+
+
+def test_a_setup_that_fails_before_the_agents_start_ends_its_slice_at_once() -> None:
+    cloud = started(SimulatedCloud(PRICES))
+    one = Controller(cloud.files(), {"tpu": SimulatedProvider(cloud)}, FailedSetup(cloud), RecordedDisplay(), "laptop")
+    assert ended(one, cloud) == "finished"
+    assert reasons(cloud) == ["broken", "finished"]
+    first, ready = cloud.files().end(1), cloud.files().ready(1)
+    assert first is not None
+    assert ready is not None
+    assert first.at - ready.at < 60
+    assert first.detail == "host 0: no package source"

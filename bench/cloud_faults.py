@@ -392,10 +392,8 @@ def main() -> None:
 
 def show(result: TrialResult) -> None:
     kinds = " ".join(kind for _, kind in result.faults)
-    print(
-        f"{result.seed}: {result.end} | ${result.usd:.3f} (${result.recorded_usd:.3f}) of ${result.cap_usd:.2f} | {kinds}",
-        flush=True,
-    )
+    cost = f"${result.usd:.3f} of ${result.cap_usd:.2f}, recorded ${result.recorded_usd:.3f}"
+    print(f"{result.seed}: {result.end} | {cost} | {kinds}", flush=True)
     for problem in result.problems:
         print(f"    PROBLEM {problem}", flush=True)
 

@@ -100,7 +100,7 @@ watch_setup() {
 }
 
 folders() {
-  id -u "$USER_NAME" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$USER_NAME"
+  id -u "$USER_NAME" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --password '*' "$USER_NAME"
   mkdir -p "$STATE_FOLDER/inbox"
   chmod 700 "$STATE_FOLDER/inbox"
   chown "$USER_NAME" "$STATE_FOLDER/inbox"
@@ -185,6 +185,7 @@ install_units() {
 }
 
 check_devices() {
+  [ "$DEVICE" != none ] || return 0 # a keeper trains nothing
   state checking
   local waited=0
   if [ "$DEVICE" = gpu ]; then

@@ -10,17 +10,16 @@ ROOT=@ROOT@
 
 FOLDER=$ROOT/var/lib/forerun
 SETTINGS=$ROOT/etc/default/forerun
-MARK="# written by forerun"
+BEGIN="# begin: written by forerun" END="# end: written by forerun"
 
 owner() { sed -n 's/^name: //p' "$FOLDER/claim" 2>/dev/null || true; }
 
+# systemd reads a comment only on its own line, so marks are around the lines.
 settings() {
   mkdir -p "$(dirname "$SETTINGS")"
   touch "$SETTINGS"
-  grep -v "$MARK" "$SETTINGS" >"$SETTINGS.new" || true
-  while read -r line; do
-    if [ -n "$line" ]; then echo "$line  $MARK" >>"$SETTINGS.new"; fi
-  done <<<"$1"
+  sed "/^$BEGIN\$/,/^$END\$/d" "$SETTINGS" >"$SETTINGS.new"
+  if [ -n "$1" ]; then printf '%s\n' "$BEGIN" "$1" "$END" >>"$SETTINGS.new"; fi
   mv -f "$SETTINGS.new" "$SETTINGS"
 }
 
@@ -28,14 +27,15 @@ settings() {
 clean() {
   rm -rf "$FOLDER/inbox" "$FOLDER/job" "$FOLDER/secret" "$FOLDER/environment" "$FOLDER/agent.json" "$FOLDER/accepted" \
     "$FOLDER/state" "$FOLDER/units" "$FOLDER/wheel" "$FOLDER/requirements.lock" "$FOLDER/startup.sh" "$FOLDER/startup.pid" \
-    "$FOLDER/.bundle"
+    "$FOLDER/.bundle" "$FOLDER/agent-log.json" "$FOLDER/export"
 }
 
 # Replace the key that may log in as the user forerun. Other users and their keys are not changed.
 allow() {
   local home=$ROOT/home/forerun
   if [ -z "$ROOT" ]; then
-    id -u forerun >/dev/null 2>&1 || useradd --create-home --shell /bin/bash forerun
+    # The password `*` matches nothing. Without it the account is locked, and sshd without PAM refuses its keys too.
+    id -u forerun >/dev/null 2>&1 || useradd --create-home --shell /bin/bash --password '*' forerun
     home=$(getent passwd forerun | cut -d: -f6)
   fi
   (umask 077 && mkdir -p "$home/.ssh" && echo "$1" >"$home/.ssh/authorized_keys")

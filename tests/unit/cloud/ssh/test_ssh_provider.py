@@ -108,7 +108,14 @@ def test_machines_learn_their_place_among_the_hosts(server, tmp_path):
     assert provider.host_keys("x", str(file)) == [(server.host_key,)] * 2
     script = provider._claim(request(str(file), tmp_path), read_machines(file), 1)
     assert "VARIABLES='TPU_WORKER_ID=1\nTPU_WORKER_HOSTNAMES=10.0.0.1,localhost'" in script
-    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    settings = tmp_path / "etc/default/forerun"
+    settings.parent.mkdir(parents=True)
+    settings.write_text("OWN=1\n")
+    functions = script.partition('mkdir -p "$FOLDER"\n')[0]
+    subprocess.run(["bash"], input=f'{functions}\nsettings "$VARIABLES"\nsettings "$VARIABLES"', text=True, check=True)
+    # systemd has no comments after a value.
+    values = [line for line in settings.read_text().splitlines() if not line.startswith("#")]
+    assert values == ["OWN=1", "TPU_WORKER_ID=1", "TPU_WORKER_HOSTNAMES=10.0.0.1,localhost"]
     first, *_ = provider.requests(request(str(file), tmp_path))
     assert first["url"] == f"ssh://{address}:{server.port}"
 

@@ -90,6 +90,7 @@ class TrialResult:
     end: str = ""
     attempts: int = 0
     usd: float = 0.0
+    recorded_usd: float = 0.0  # forerun's own figure
     over_seconds: float = 0.0  # what the run cost above its cap, as seconds of its machines
     saved: int = 0
     seconds: float = 0.0
@@ -342,7 +343,7 @@ class Trial:
             if finished is None or not model.exists() or model.read_text() != state_after(TOTAL_STEPS):
                 result.problems.append("the exported model is missing or wrong")
         figures = [json.loads(path.read_text()) for path in self.run_folder.glob("cloud/attempts/*-end.json")]
-        recorded = sum(one["usd"] for one in figures)
+        recorded = result.recorded_usd = sum(one["usd"] for one in figures)
         if recorded + 1e-6 < result.usd - max(USD_PER_HOUR.values()) * MINUTE / 3600:
             result.problems.append(f"forerun counts ${recorded:.4f}, the bill is ${result.usd:.4f}")
 
@@ -391,7 +392,8 @@ def main() -> None:
 
 def show(result: TrialResult) -> None:
     kinds = " ".join(kind for _, kind in result.faults)
-    print(f"{result.seed}: {result.end} | ${result.usd:.2f} of ${result.cap_usd:.2f} | {kinds}", flush=True)
+    cost = f"${result.usd:.3f} of ${result.cap_usd:.2f}, recorded ${result.recorded_usd:.3f}"
+    print(f"{result.seed}: {result.end} | {cost} | {kinds}", flush=True)
     for problem in result.problems:
         print(f"    PROBLEM {problem}", flush=True)
 

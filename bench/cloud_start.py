@@ -1,4 +1,4 @@
-"""Time from `forerun run` to the first step of training, with a slice that is available at once.
+"""Time from `forerun run` to the first step of training, with a slice that is available immediately.
 
     python bench/cloud_start.py                # writes results/cloud_start.json and .md; exit code 1 above the limit
     python bench/cloud_start.py --slice v6e-16
@@ -146,7 +146,7 @@ def page(found: dict[str, object]) -> str:
     return (
         f"# Time from `forerun run` to the first step\n\n"
         f"{found['slice']} with {found['hosts']} host, as namespaces of a machine with {found['cores']} cores; the "
-        f"fake cloud has capacity at once. Limit: {LIMIT_SECONDS:.0f} s without the download of the packages, which "
+        f"fake cloud has capacity immediately. Limit: {LIMIT_SECONDS:.0f} s without the download of the packages, which "
         f"takes {found['download_seconds']} s.\n\n| what | seconds after `forerun run` |\n|---|---|\n{table}\n"
     )
 

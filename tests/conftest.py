@@ -68,7 +68,7 @@ QUICKLY = (
     "unit/program",
 )
 # Whole runs first, a thousand short ones last: two workers end together only if what is long does not begin last.
-ORDER = ("e2e", "docs", "faults", "aot", "real_weights", "contract")
+ORDER = ("cloud", "e2e", "docs", "faults", "aot", "real_weights", "contract")
 NEEDS = {"aot": ("libtpu",), "torch": ("torch", "transformers", "lm_eval", "peft", "compressed_tensors")}
 
 

@@ -40,7 +40,8 @@ class MetadataServer:
                 self.send_response(404 if value is None else 200)
                 self.send_header("Metadata-Flavor", "Google")
                 self.end_headers()
-                self.wfile.write((value or "").encode())
+                with contextlib.suppress(ConnectionError):  # the agent was killed
+                    self.wfile.write((value or "").encode())
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.http.daemon_threads = True

@@ -55,8 +55,8 @@ class NamespaceMachines:
         `127.0.0.1:PORT` can be reached from each host under the same address. `{host}` becomes the index of the host.
       files: other files of each host, such as the configuration of a package installer.
       programs: programs of each host: its path there, and the file that a link there names.
-      shared: a folder of this machine that each host sees and may change, for a cache of packages. What the hosts
-        install is there, too: only then, its files can be hard links to the cache.
+      shared: a folder of this machine that each host sees and may change, for a cache of packages.
+      software: the folder for what the hosts install. In `shared`, its files can be hard links to the cache.
       proxy: let the hosts reach the network of this machine through an HTTP proxy on their port 3128.
     """
 
@@ -68,13 +68,14 @@ class NamespaceMachines:
         files: Mapping[str, str] | None = None,
         programs: Mapping[str, str] | None = None,
         shared: str | None = None,
+        software: str | None = None,
         proxy: bool = False,
         project: str = "test-project",
     ) -> None:
         self._temporary = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="forerun-hosts-") if folder is None else folder)
         self._environment, self._files = dict(environment or {}), dict(files or {})
-        self._programs, self._shared = dict(programs or {}), shared
+        self._programs, self._shared, self._software = dict(programs or {}), shared, software
         self._proxy, self._project = proxy, project
         self._slices: dict[str, list[Host]] = {}
         self._lock = threading.Lock()
@@ -177,9 +178,8 @@ class NamespaceMachines:
             # Nothing of the repository may help a host: all that it needs must come to it as on a real one.
             "hidden": [str(REPOSITORY)],
             "visible": [*_installation(interpreter), *([self._shared] if self._shared else [])],
-            "software": f"{self._shared}/{host.label}" if self._shared else "",
+            "software": f"{self._software}/{host.label}" if self._software else "",
         }
-        host.software = Path(f"{self._shared}/{host.label}") if self._shared else None
         (host.folder / "host.json").write_text(json.dumps(description))
         with (host.folder / "console.log").open("ab") as console:
             host.process = subprocess.Popen(
@@ -214,12 +214,11 @@ class Host:
     label: str
     metadata: Metadata
     addresses: tuple[str, str] = ("", "")
-    software: Path | None = None
     process: subprocess.Popen[bytes] | None = None
     servers: list[MetadataServer | Forwarder | TunnelProxy] = field(default_factory=list)
 
     def end(self, seconds: float) -> None:
-        """Wait for the host's own end, then kill it. Its files remain, except the installed software."""
+        """Wait for the host's own end, then kill it. Its files remain."""
         if self.process is not None:
             try:
                 self.process.wait(seconds)
@@ -231,8 +230,18 @@ class Host:
             self.process.stdin.close()
         for server in self.servers:
             server.close()
-        if self.software is not None:
-            shutil.rmtree(self.software, ignore_errors=True)
+
+
+def missing_for_hosts() -> str:
+    """Return why this machine cannot have hosts as namespaces, or an empty text."""
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = [
+        name for name in ("sshd", "ssh-keygen", "ip", "unshare", "nsenter", "curl") if not shutil.which(name, path=path)
+    ]
+    if missing:
+        return f"{missing[0]} is not installed"
+    tried = subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "true"], capture_output=True, text=True)
+    return tried.stderr.strip()
 
 
 class Network:

@@ -143,7 +143,7 @@ class Command:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
-    def until(self, condition: Callable[[], object], site: Site, what: str, seconds: float = 300) -> None:
+    def until(self, condition: Callable[[], object], site: Site, what: str, seconds: float = 900) -> None:
         """Wait for a condition. Fail with all logs if it does not come true, or if the command ends before."""
         end = time.monotonic() + seconds
         while not condition():
@@ -154,7 +154,7 @@ class Command:
                 raise AssertionError(f"no {what} within {seconds} s\n{self.output}\n{site.logs()}")
             time.sleep(0.05)
 
-    def wait(self, site: Site, seconds: float = 300) -> int:
+    def wait(self, site: Site, seconds: float = 900) -> int:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -196,6 +196,7 @@ def cloud_site(folder: Path, *, host_variables: Mapping[str, str] | None = None,
                 "environment": own,
                 "programs": {"/usr/local/bin/uv": str(PACKAGES / "bin" / "uv")},
                 "shared": str(PACKAGES),
+                "software": str(shared),
                 "project": "forerun-test",
             }
             log = folder / "fake.log"

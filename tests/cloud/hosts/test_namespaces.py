@@ -34,7 +34,7 @@ WantedBy=multi-user.target
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceMachines]:
+def machines(real_hosts: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NamespaceMachines]:
     key = tmp_path_factory.mktemp("key") / "identity"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     found = NamespaceMachines(folder=str(tmp_path_factory.mktemp("hosts")), environment={"NAME": "second"})

@@ -145,7 +145,8 @@ def _stopping(view: ControlView, current: AttemptView, status: SliceStatus, stop
 
 def _end(view: ControlView, current: AttemptView, status: SliceStatus, reason: str, detail: str = "") -> EndAttempt:
     at = None
-    if current.ready is not None and status.state in GONE:
+    # A slice that is being deleted is billed until the deletion is complete.
+    if current.ready is not None and status.state in GONE and status.state is not SliceState.DELETING:
         at = view.latest_end if status.ended_at is None else status.ended_at
     return EndAttempt(current.entry, reason, detail, at=at)
 

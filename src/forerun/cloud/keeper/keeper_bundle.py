@@ -15,7 +15,7 @@ from forerun.cloud.setup.startup import planned_python
 from forerun.cloud.setup.units import AGENT_UNIT, STATE_FOLDER, TRAIN_UNIT
 from forerun.cloud.setup.wheel import build_wheel
 
-DEVICE = "cpu"
+DEVICE = "none"  # neither packages for accelerators nor a test of devices
 UNITS = Path(__file__).parent / "units"
 
 

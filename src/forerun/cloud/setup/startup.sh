@@ -185,6 +185,7 @@ install_units() {
 }
 
 check_devices() {
+  [ "$DEVICE" != none ] || return 0 # a keeper trains nothing
   state checking
   local waited=0
   if [ "$DEVICE" = gpu ]; then

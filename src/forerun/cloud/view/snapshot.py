@@ -75,8 +75,16 @@ class RecordSnapshot:
         return None if ready is None or entry.limit_seconds is None else ready.at + entry.limit_seconds
 
     def usd(self, now: float) -> float:
-        """Return what all attempts have cost up to now."""
-        return sum(self.attempt_usd(number, now) for number in self.attempts)
+        """Return what all attempts and the keeper have cost up to now."""
+        return sum(self.attempt_usd(number, now) for number in self.attempts) + self.keeper_usd(now)
+
+    def keeper_usd(self, now: float) -> float:
+        """Return what the keeper has cost up to now. It ends with the run."""
+        if self.run.keeper_at is None:
+            return self.run.keeper_spent_usd
+        until = max((end.at for end in self.ends.values()), default=now) if self.is_over else now
+        hours = max(0.0, until - self.run.keeper_at) / 3600
+        return self.run.keeper_spent_usd + self.run.keeper_usd_per_hour * hours
 
     def attempt_usd(self, attempt: int, now: float) -> float:
         """Return what one attempt has cost up to now."""

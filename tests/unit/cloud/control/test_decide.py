@@ -125,6 +125,12 @@ def test_machines_that_are_gone_are_a_preemption(state: SliceState) -> None:
     assert action.reason == "preempted"
 
 
+def test_a_slice_that_its_hosts_delete_is_billed_until_the_deletion_is_complete() -> None:
+    action = decide(view(SliceState.DELETING, ready=True, hosts=hosts("stopped")))
+    assert isinstance(action, EndAttempt)
+    assert action.at is None
+
+
 def test_a_preemption_while_no_controller_ran_is_billed_until_the_last_report() -> None:
     """The laptop slept for two hours. The hosts report in the cloud's time, at least every 30 s."""
     current = AttemptView(replace(attempt(), limit_seconds=None), ReadyEntry(START))

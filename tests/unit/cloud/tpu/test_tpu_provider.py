@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake import FakeCloud, Fault
 
+from forerun.cloud.google.api_error import ApiError
 from forerun.cloud.provider import Failure, RequestRefused, SliceRequest, SliceState, SliceStatus, ZonesUnreachable
 from forerun.cloud.providers import google_rest
 from forerun.cloud.tpu.tpu_provider import TpuProvider
@@ -285,6 +286,61 @@ def test_host_keys_and_instance_names_come_from_guest_attributes() -> None:
 @pytest.mark.parametrize("hosts", [(), ({"ssh-ed25519": "A"},), ({"ssh-ed25519": "A"}, {"hostname": "x"})])
 def test_host_keys_are_complete_or_absent(hosts: Any) -> None:
     assert TpuProvider(AttributeRest(*hosts)).host_keys("n", ZONE) == []  # type: ignore[arg-type]
+
+
+class LateRest:
+    """A client whose node becomes visible only some polls after the creation was accepted."""
+
+    project = "p"
+
+    def __init__(self, polls: int) -> None:
+        self.polls, self.deleted = polls, False
+
+    def sleep(self, seconds: float) -> None:
+        self.polls -= 1
+
+    def call(self, method: str, api: str, path: str, body: Any = None, params: Any = None) -> dict[str, Any]:
+        if method == "DELETE":
+            self.deleted = True
+            return {"name": "d", "done": True}
+        if path.endswith("/nodes/n") and self.polls <= 0 and not self.deleted:
+            return {"name": f"projects/p/locations/{ZONE}/nodes/n", "state": "READY"}
+        raise ApiError(404, 5, "", "absent")
+
+    def pages(self, api: str, path: str) -> Iterator[dict[str, Any]]:
+        metadata = {"target": f"projects/1/locations/{ZONE}/nodes/n", "verb": "create"}
+        created = {"name": "c", "done": self.polls <= 0, "metadata": metadata | {"createTime": "2026-11-18T12:00:00Z"}}
+        yield {"operations": [created]}
+
+
+def test_a_creation_that_has_not_ended_is_neither_absent_nor_forgotten() -> None:
+    rest = LateRest(3)
+    provider = TpuProvider(rest)  # type: ignore[arg-type]
+    assert provider.status("n", ZONE).state is SliceState.CREATING
+    provider.delete("n", ZONE)
+    assert rest.deleted
+
+
+class DeniedRest(LateRest):
+    """A client that may do nothing. Its text is that of a zone that does not exist, or another one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(0)
+        self.text = text
+
+    def call(self, method: str, api: str, path: str, body: Any = None, params: Any = None) -> dict[str, Any]:
+        raise ApiError(403, 7, "", self.text)
+
+    def pages(self, api: str, path: str) -> Iterator[dict[str, Any]]:
+        raise ApiError(403, 7, "", self.text)
+        yield
+
+
+def test_nothing_exists_in_a_zone_that_does_not_exist() -> None:
+    text = f"Permission denied on 'locations/{ZONE}' (or it may not exist)."
+    assert TpuProvider(DeniedRest(text)).status("n", ZONE).state is SliceState.ABSENT  # type: ignore[arg-type]
+    with pytest.raises(UserError):
+        TpuProvider(DeniedRest("The caller does not have permission")).status("n", ZONE)  # type: ignore[arg-type]
 
 
 class PartialRest:

@@ -96,6 +96,15 @@ def test_a_keeper_has_its_own_row_after_the_slice() -> None:
     assert [(row.kind, row.step, row.usd_per_hour) for row in rows] == [("slice", 3, 10.0), ("keeper", None, 0.02)]
 
 
+def test_the_cost_of_a_run_contains_its_keepers() -> None:
+    found = snapshot(TRAINING, TRAINING)
+    run = replace(found.run, keeper=True, keeper_usd_per_hour=0.1, keeper_at=START - 3600, keeper_spent_usd=0.5)
+    assert replace(found, run=run).usd(START + 3600) == pytest.approx(1.0 + 10.0 + 0.5 + 0.2)
+    ends = {**found.ends, 2: EndEntry(START + 3600, "finished", 10.0)}
+    ended = replace(found, run=run, ends=ends, finished=FinishEntry(START + 3600, 2, {}))
+    assert ended.usd(START + 99_999) == pytest.approx(1.0 + 10.0 + 0.5 + 0.2)  # the keeper ended with the run
+
+
 @pytest.mark.parametrize(
     ("phases", "expected"),
     [

@@ -146,8 +146,8 @@ def page(found: dict[str, object]) -> str:
     return (
         f"# Time from `forerun run` to the first step\n\n"
         f"{found['slice']} with {found['hosts']} host, as namespaces of a machine with {found['cores']} cores; the "
-        f"fake cloud has capacity immediately. Limit: {LIMIT_SECONDS:.0f} s without the download of the packages, which "
-        f"takes {found['download_seconds']} s.\n\n| what | seconds after `forerun run` |\n|---|---|\n{table}\n"
+        f"fake cloud has capacity immediately. Limit: {LIMIT_SECONDS:.0f} s without the download of the packages, "
+        f"which takes {found['download_seconds']} s.\n\n| what | seconds after `forerun run` |\n|---|---|\n{table}\n"
     )
 
 

@@ -119,6 +119,8 @@ class Groups:
             one = self.store.items[where]
             running = one["status"] == "RUNNING"
             action = "NONE" if running or one["status"] == "TERMINATED" else "CREATING"
+            if item["currentActions"]["deleting"]:
+                action = "DELETING"
             found.append({"instance": one["selfLink"], "id": one["id"], "name": one["name"]})
             found[-1] |= {"instanceStatus": one["status"], "currentAction": action}
         if not found and item["targetSize"] and path not in self.rentals:

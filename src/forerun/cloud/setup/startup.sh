@@ -80,7 +80,8 @@ settings() {
 watch_setup() {
   local api path base project token metadata=http://metadata.google.internal/computeMetadata/v1
   sleep "$SETUP_SECONDS"
-  until systemctl is-active --quiet forerun-agent; do
+  # Not `is-active`: an agent that is being restarted at this moment is no reason to delete the slice.
+  until [ -e "$STATE_FOLDER/.agent-started" ]; do
     project=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/project/project-id") || project=
     token=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/instance/service-accounts/default/token" |
       sed -n 's/.*"access_token" *: *"\([^"]*\)".*/\1/p') || token=
@@ -226,6 +227,7 @@ accept_bundle
 install_forerun
 install_units
 systemctl start forerun-agent
+touch "$STATE_FOLDER/.agent-started"
 check_devices
 state starting
 systemctl start forerun-train

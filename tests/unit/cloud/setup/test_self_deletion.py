@@ -17,11 +17,11 @@ RUN = CloudRun("tiny", "gs://bucket/runs/tiny", "steps: 1\n", (OPTION,), 40.0, 0
 ATTEMPT = AttemptEntry(1, OPTION, "forerun-tiny-1", 0.0, 3600, 0.0)
 FAKES = """\
 set -u
-sleep() { :; }
+STATE_FOLDER=$(mktemp -d)
+pauses=0
+sleep() { pauses=$((pauses + 1)); [ "$pauses" -le "$INACTIVE" ] || touch "$STATE_FOLDER/.agent-started"; }
 curl() { case "$*" in *project-id) echo found-project;; *token) echo '{"access_token": "TOKEN", "expires_in": 9}';;
   *) command curl "$@";; esac; }
-calls=0
-systemctl() { calls=$((calls + 1)); [ "$calls" -gt "$INACTIVE" ]; }
 """
 
 
@@ -49,7 +49,7 @@ def run_watch(deletion: list[str], inactive: int) -> list[tuple[str, str]]:
         thread.start()
         base = f"http://127.0.0.1:{server.server_port}/"
         overrides = "".join(f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{api}={base}{api}/\n" for api in ("TPU", "COMPUTE"))
-        text = f"INACTIVE={inactive}\n{FAKES}{overrides}{settings[0]}{function[0]}watch_setup\n"
+        text = f'INACTIVE={inactive}\n{FAKES}{overrides}{settings[0]}{function[0]}watch_setup\nrm -r "$STATE_FOLDER"\n'
         done = subprocess.run(["bash"], input=text, text=True, capture_output=True, timeout=60)
         server.shutdown()
         thread.join()

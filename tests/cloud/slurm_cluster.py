@@ -48,7 +48,7 @@ class SlurmCluster:
             self._start("slurmctld", ["slurmctld", "-D", "-c", "-f", str(self.folder / "slurm.conf")])
             for node in range(self.nodes):
                 self.start_node(node)
-            until(lambda: self.command("sinfo", "-h", "-t", "idle", "-o", "%D") == str(self.nodes), "no idle nodes")
+            until(lambda: self.idle_nodes() == self.nodes, "no idle nodes")
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -74,6 +74,10 @@ class SlurmCluster:
         """Return the output of a Slurm command."""
         done = subprocess.run(words, env=self.environment, capture_output=True, text=True, timeout=60)
         return done.stdout.strip() if done.returncode == 0 else ""
+
+    def idle_nodes(self) -> int:
+        """Return the number of nodes that answer and on which nothing runs."""
+        return int(self.command("sinfo", "-h", "-t", "idle", "--responding", "-o", "%D") or 0)
 
     def submit(self, script: Path, environment: dict[str, str]) -> str:
         """Submit a batch script and return the number of the job."""

@@ -58,7 +58,9 @@ def test_a_lost_node_requeues_the_job_and_it_resumes(tmp_path: Path) -> None:
         trained = metrics.read_text().count("\n")
         assert trained < STEPS
         cluster.start_node(1)
-        cluster.command("scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm waits two minutes by itself
+        # The rest of the first start must be gone: Slurm starts the job again after two minutes, so it always is.
+        until(lambda: cluster.idle_nodes() == 2 and cluster.job(number)["JobState"] == "PENDING", "nodes are busy", 300)
+        cluster.command("scontrol", "update", f"JobId={number}", "StartTime=now")
         until(lambda: cluster.job(number).get("JobState") in ("COMPLETED", "FAILED"), "the job does not end", 300)
         assert cluster.job(number)["JobState"] == "COMPLETED", (shared / f"slurm-{number}.log").read_text()[-3000:]
     summary = json.loads((shared / "runs" / "tiny" / "summary.json").read_text())

@@ -58,8 +58,12 @@ def batch_script(launch: Launch, folder: str, job_folder: str) -> str:
     lines += [
         f"srun --kill-on-bad-exit=0 --wait=0 bash -c 'exec $FORERUN {train}'",
         "code=$?",
-        f'if [ "$code" = {STOPPED_EXIT_CODE} ]; then',
-        '  scontrol requeue "$SLURM_JOB_ID"  # stopped on request: the time limit, or a preemption',
+        # Stopped on request: the time limit, or a preemption. After the loss of a node, Slurm requeues the job itself.
+        'now=$(scontrol show job "$SLURM_JOB_ID" | tr -s " \\n" "\\n")',
+        'own="Restarts=${SLURM_RESTART_COUNT:-0}"',
+        f'if [ "$code" = {STOPPED_EXIT_CODE} ] && grep -qx "$own" <<<"$now" &&',
+        '  grep -qx JobState=RUNNING <<<"$now"; then',
+        '  scontrol requeue "$SLURM_JOB_ID"',
         "fi",
         'exit "$code"',
         "",

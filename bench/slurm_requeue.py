@@ -74,7 +74,9 @@ def lose_a_node(folder: Path) -> dict[str, object]:
     assert 10 <= summary["resumed_at"] <= trained
     assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, STEPS + 1))
     return {
-        "slurm": subprocess.run(["sinfo", "--version"], capture_output=True, text=True, check=True).stdout.strip(),
+        "slurm": subprocess.run(
+            ["slurmctld", "-V"], env=cluster.environment, capture_output=True, text=True, check=True
+        ).stdout.strip(),
         "nodes": 2,
         "steps": STEPS,
         "steps_before_the_loss": trained,

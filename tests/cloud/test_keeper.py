@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,12 @@ from pathlib import Path
 import pytest
 from hosts.site import Site, cloud_site
 
-pytestmark = [pytest.mark.slow, pytest.mark.timing]
+OMITTED = not os.environ.get("FORERUN_LONG_TESTS")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timing,
+    pytest.mark.skipif(OMITTED, reason="takes minutes; FORERUN_LONG_TESTS=1 runs it"),
+]
 
 NAME, ZONE, SLICE = "kept", "us-central1-b", "v6e-8"
 JOB = f"""\

@@ -15,7 +15,12 @@ import pytest
 from hosts.namespaces import NamespaceMachines
 from hosts.site import OWN, PACKAGES, QUICKLY, REPOSITORY, module_at, warm_packages
 
-pytestmark = [pytest.mark.slow, pytest.mark.timing]
+OMITTED = not os.environ.get("FORERUN_LONG_TESTS")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timing,
+    pytest.mark.skipif(OMITTED, reason="takes minutes; FORERUN_LONG_TESTS=1 runs it"),
+]
 
 PORT = 2200
 JOB = """\

@@ -13,8 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from fake import FakeCloud
 
 from forerun.cli.words import COMMANDS
+from forerun.exit_codes import USER_MISTAKE
 
 # Packages that jax, lm-eval and others try to import where they are not installed, and modules that Python itself runs.
 OPTIONAL = (
@@ -124,6 +126,16 @@ RUNS = {
     "compare": ("compare", "runs/job", "runs/supervised"),
     "watch": ("watch", "runs/job", "--once"),
     "runs": ("runs",),
+    "manifest": ("manifest", "job.yaml", "--for", "slurm", "--nodes", "2"),
+}
+# With the address of a fake cloud. There is no run of this name, so the last ones end with an error of the user.
+CLOUD_RUNS = {
+    "run": ("run", "job.yaml", "--on", "v5e-1", "--bucket", "gs://bucket/runs", "--dry-run"),
+    "ps": ("ps",),
+    "down": ("down", "--all", "--yes"),
+    "logs": ("logs", "absent", "--no-follow"),
+    "stop": ("stop", "absent"),
+    "fetch": ("fetch", "absent"),
 }
 
 
@@ -148,7 +160,7 @@ def executed(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*.ran")}
 
 
-def run(words: Iterable[str], folder: Path, shell: dict[str, str]) -> None:
+def run(words: Iterable[str], folder: Path, shell: dict[str, str], code: int = 0) -> None:
     for mark in folder.rglob("*.ran"):  # of a test that failed before
         mark.unlink()
     ran = subprocess.run(
@@ -156,7 +168,7 @@ def run(words: Iterable[str], folder: Path, shell: dict[str, str]) -> None:
     )
     marks = executed(folder)
     assert not marks, (marks, ran.stderr)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode == code, ran.stdout + ran.stderr
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +185,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_command_is_run_here() -> None:
-    assert {words[0] for words in RUNS.values()} == set(COMMANDS)
+    assert {words[0] for words in (*RUNS.values(), *CLOUD_RUNS.values())} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -183,6 +195,13 @@ def test_no_command_imports_from_the_working_directory_or_the_jobs_folder(
     run(RUNS[name], folder, shell)
     if name == "export":
         (folder / "exported" / "chat_template.jinja").write_text(CHAT)
+
+
+def test_no_cloud_command_imports_from_the_working_directory(folder: Path, shell: dict[str, str]) -> None:
+    with FakeCloud() as cloud:
+        for name, words in CLOUD_RUNS.items():
+            code = USER_MISTAKE if "absent" in words else 0
+            run(words, folder, shell | cloud.environment() | {"XDG_CONFIG_HOME": str(folder / f"config-{name}")}, code)
 
 
 @pytest.fixture(scope="module")

@@ -149,6 +149,7 @@ def test_the_example_of_the_page_on_training(root: Path, shell: dict[str, str]) 
         "metrics.jsonl",
         "summary.json",
         "events.jsonl",
+        "program.json",
         "report.html",
         "checkpoints",
     }

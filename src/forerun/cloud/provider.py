@@ -35,7 +35,7 @@ class Failure(enum.Enum):
     """Why a request failed, as far as the controller acts on it."""
 
     CAPACITY = "capacity"  # no machines there now: try another zone, or again later
-    QUOTA = "quota"  # the project may not have so many: another zone or slice may work
+    QUOTA = "quota"  # the project may not have that many: another zone or slice may work
     PERMISSION = "permission"  # the credentials do not allow it, or the zone does not offer the slice
     INVALID = "invalid"  # the request itself is wrong: never repeat it
     OTHER = "other"

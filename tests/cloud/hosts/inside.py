@@ -35,37 +35,8 @@ def listen_inside(namespace: str, address: tuple[str, int]) -> socket.socket:
         return pool.submit(listen).result()
 
 
-class Forwarder:
-    """Accepts connections and connects each of them to a port of this machine, until it is closed."""
-
-    def __init__(self, listening: socket.socket, port: int) -> None:
-        self._listening, self._port = listening, port
-        self._thread = threading.Thread(target=self._accept, daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        close_listening(self._listening)
-        self._thread.join()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                inner, _ = self._listening.accept()
-            except OSError:
-                return
-            start_daemon(lambda inner=inner: self._serve(inner))
-
-    def _serve(self, inner: socket.socket) -> None:
-        try:
-            outer = socket.create_connection(("127.0.0.1", self._port))
-        except OSError:
-            inner.close()  # as a server that is down: the client gets no answer
-            return
-        join(inner, outer)
-
-
-class TunnelProxy:
-    """An HTTP proxy for CONNECT alone: package downloads of the hosts go through it to the network of this machine."""
+class Acceptor:
+    """Serves each connection of a listening socket in its own thread, until it is closed."""
 
     def __init__(self, listening: socket.socket) -> None:
         self._listening = listening
@@ -83,6 +54,29 @@ class TunnelProxy:
             except OSError:
                 return
             start_daemon(lambda inner=inner: self._serve(inner))
+
+    def _serve(self, inner: socket.socket) -> None:
+        raise NotImplementedError
+
+
+class Forwarder(Acceptor):
+    """Connects each connection to a port of this machine."""
+
+    def __init__(self, listening: socket.socket, port: int) -> None:
+        self._port = port
+        super().__init__(listening)
+
+    def _serve(self, inner: socket.socket) -> None:
+        try:
+            outer = socket.create_connection(("127.0.0.1", self._port))
+        except OSError:
+            inner.close()  # as a server that is down: the client gets no answer
+            return
+        join(inner, outer)
+
+
+class TunnelProxy(Acceptor):
+    """An HTTP proxy for CONNECT alone: package downloads of the hosts go through it to the network of this machine."""
 
     def _serve(self, inner: socket.socket) -> None:
         request = b""

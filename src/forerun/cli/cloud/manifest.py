@@ -39,7 +39,7 @@ def _launch(args: argparse.Namespace, loaded: LoadedJob) -> Launch:
 
     job = loaded.job
     text = dump(job, defaults=False)
-    if "name" not in text.split(":")[0]:
+    if not text.startswith("name:"):  # a name that is the default is omitted
         text = f"name: {job.name}\n{text}"
     options = {"spot": args.spot, "queue": args.queue, "image": args.image, "hours": args.hours}
     if args.on is not None:

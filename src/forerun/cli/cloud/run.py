@@ -15,7 +15,7 @@ from forerun.errors import UserError
 from forerun.exit_codes import STOPPED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from forerun.cloud.compute.compute_provider import ComputeProvider
@@ -118,11 +118,11 @@ def control(
         return controller.follow(time.sleep, until=_trains if args.no_wait else lambda view: False)
 
 
-def providers_for(args: argparse.Namespace, names: object) -> dict[str, Provider]:
+def providers_for(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Provider]:
     """Return the providers with these names."""
     from forerun.cloud.providers import provider_named
 
-    return {name: provider_named(name, args.project) for name in dict.fromkeys(names)}  # type: ignore[call-overload]
+    return {name: provider_named(name, args.project) for name in dict.fromkeys(names)}
 
 
 def delivery_for(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from forerun.cli.options.job_options import add_job_arguments
 from forerun.cli.options.values import comma_list, count, dollars, hours
 
 
 def add_run_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun run`."""
-    _job(parser)
+    add_job_arguments(parser)
     parser.add_argument(
         "--on",
         metavar="SLICE",
@@ -94,7 +95,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
 
 def add_manifest_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun manifest`."""
-    _job(parser)
+    add_job_arguments(parser)
     parser.add_argument("--on", metavar="SLICE", help="slice to run on, for example v6e-256")
     parser.add_argument(
         "--for",
@@ -153,17 +154,6 @@ def add_fetch_options(parser: argparse.ArgumentParser) -> None:
 def add_project_options(parser: argparse.ArgumentParser) -> None:
     """Add the option that names the project whose resources a command uses."""
     parser.add_argument("--project", metavar="ID", help="Google Cloud project (default: that of your login)")
-
-
-def _job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="job file in YAML")
-    parser.add_argument(
-        "overrides",
-        metavar="KEY=VALUE",
-        nargs="*",
-        default=[],
-        help="change a value of the job, for example optimizer.lr=8e-5",
-    )
 
 
 def _name(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,8 @@ import argparse
 from forerun.cli.options.values import comma_list, count, dollars, hours
 
 
-def _job(parser: argparse.ArgumentParser) -> None:
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the job file and the changes of its values."""
     parser.add_argument("job", metavar="JOB", help="job file in YAML")
     parser.add_argument(
         "overrides",
@@ -47,7 +48,7 @@ def add_convert_options(parser: argparse.ArgumentParser) -> None:
 
 def add_check_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun check`."""
-    _job(parser)
+    add_job_arguments(parser)
     add_stage_option(parser, "show only this stage (default: all)")
     parser.add_argument(
         "--on", metavar="SLICE", help="derive values for this slice instead of the devices of this machine"
@@ -57,7 +58,7 @@ def add_check_options(parser: argparse.ArgumentParser) -> None:
 
 def add_data_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun data`."""
-    _job(parser)
+    add_job_arguments(parser)
     add_stage_option(parser, "the stage whose data is shown")
     parser.add_argument(
         "--samples",
@@ -128,7 +129,7 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
 
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun plan`."""
-    _job(parser)
+    add_job_arguments(parser)
     add_stage_option(parser, "plan only this stage (default: all, and their total)")
     parser.add_argument(
         "--on",
@@ -165,7 +166,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
 
 def add_cache_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun cache`."""
-    _job(parser)
+    add_job_arguments(parser)
     add_stage_option(parser, "the stage whose teacher is cached (default: all that have distil.cache)")
     parser.add_argument(
         "--on",
@@ -181,7 +182,7 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
 
 def add_train_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun train`."""
-    _job(parser)
+    add_job_arguments(parser)
     add_stage_option(parser, "train only this stage (default: all, in their order)")
     parser.add_argument("--fresh", action="store_true", help="start over; an earlier run of this name is renamed")
     parser.add_argument(
@@ -206,7 +207,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
 
 def add_profile_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun profile`."""
-    _job(parser)
+    add_job_arguments(parser)
     add_stage_option(parser, "the stage to profile")
     parser.add_argument("--steps", metavar="N", type=count, default=5, help="number of steps to record (default: 5)")
     parser.add_argument(

@@ -71,10 +71,10 @@ class ControlDisplay(Protocol):
     def show(self, view: ControlView, action: Action) -> None: ...
 
     def standby(self, view: ControlView, lease: LeaseEntry) -> None:
-        """Another controller acts."""
+        """Show that another controller acts."""
 
     def trouble(self, message: str) -> None:
-        """A call failed, and is repeated."""
+        """Show that a call failed and is repeated."""
 
 
 class Controller:

@@ -56,7 +56,7 @@ class HostView:
       stop_reason: of the stop request in the bucket, or None.
       deadline_at: the time at which the budget is used up, or None.
       notice: why the cloud will end this machine, or an empty string.
-      is_finished: host 0 has stored the results, and the record says so.
+      is_finished: host 0 has stored the results, and `finished.json` exists.
       is_exported: the export on this host has ended.
       ended_seconds: how long training has ended, by this machine's clock; 0 while it runs.
       phases: the last reported phases of all hosts.

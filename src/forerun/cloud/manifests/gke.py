@@ -11,6 +11,7 @@ from typing import Any
 
 from forerun.cloud.manifests.launch import FINAL_EXIT_CODES, STOP_SECONDS, Launch, require_slice, train_arguments
 from forerun.cloud.manifests.yaml_text import documents
+from forerun.supervise.host_address import PORT
 
 # The label cloud.google.com/gke-tpu-accelerator of node pools.
 ACCELERATORS = {
@@ -53,7 +54,7 @@ def jobset(launch: Launch) -> str:
                         "valueFrom": {"secretKeyRef": {"name": secret_name(launch), "key": SECRET_KEY}},
                     }
                 ],
-                "ports": [{"containerPort": 8471}, {"containerPort": 8476}],
+                "ports": [{"containerPort": 8471}, {"containerPort": PORT}],
                 "resources": {"limits": {"google.com/tpu": chips}, "requests": {"google.com/tpu": chips}},
                 "volumeMounts": [{"name": "job", "mountPath": JOB_FOLDER, "readOnly": True}],
                 "workingDir": "/tmp",
@@ -103,7 +104,7 @@ def jobset(launch: Launch) -> str:
         "metadata": {
             "name": launch.label,
             "labels": labels,
-            # All pods of the Job are on one node pool, which is one slice, and no other Job is there.
+            # All pods of the Job are on one node pool, which is one slice, and no other Job uses it.
             "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
         },
         "spec": {

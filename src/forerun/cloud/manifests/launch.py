@@ -9,13 +9,13 @@ from typing import Literal
 
 from forerun.cloud.labels import run_label
 from forerun.errors import UserError
+from forerun.exit_codes import ENDED, USER_MISTAKE
 from forerun.hardware.slices import Slice
 
 Device = Literal["tpu", "gpu", "cpu"]
 STOP_SECONDS = 120  # between the request to stop and the kill: one step, and the save of a checkpoint
 # Exit codes after which a restart cannot help: an error in the job, and five restarts without a new step.
-FINAL_EXIT_CODES = (2, 70)
-STOPPED_EXIT_CODE = 75
+FINAL_EXIT_CODES = (USER_MISTAKE, ENDED)
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.cloud.manifests.launch import STOPPED_EXIT_CODE, Launch, require_slice, train_arguments
+from forerun.cloud.manifests.launch import Launch, require_slice, train_arguments
 from forerun.cloud.manifests.yaml_text import documents
+from forerun.cloud.tpu.node_request import RUNTIMES
+from forerun.exit_codes import STOPPED
 
-# SkyPilot 0.14 chooses a runtime version that does not fit v5e, so all of them are given.
-RUNTIMES = {
-    "v2": "tpu-ubuntu2204-base",
-    "v3": "tpu-ubuntu2204-base",
-    "v4": "tpu-ubuntu2204-base",
-    "v5e": "v2-alpha-tpuv5-lite",
-    "v5p": "v2-alpha-tpuv5",
-    "v6e": "v2-alpha-tpuv6e",
-}
 RESTARTS_ON_ERRORS = 3  # preemptions are not counted
 
 
@@ -26,12 +19,13 @@ def task(launch: Launch, wheel: str, lock: str, python: str) -> str:
     resources: dict[str, Any] = {
         "infra": "gcp",
         "accelerators": accelerator(slice_.name),
+        # SkyPilot 0.14 chooses a runtime version that does not fit v5e.
         "accelerator_args": {"runtime_version": runtime, "tpu_vm": True},
         "use_spot": launch.spot,
         "job_recovery": {
             "max_restarts_on_errors": RESTARTS_ON_ERRORS,
             # Only a stop on request is always worth a restart. The exit codes of errors in the job are not here.
-            "recover_on_exit_codes": [STOPPED_EXIT_CODE],
+            "recover_on_exit_codes": [STOPPED],
         },
     }
     content: dict[str, Any] = {"name": launch.label, "resources": resources, "num_nodes": 1}

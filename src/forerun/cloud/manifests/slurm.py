@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import shlex
 
-from forerun.cloud.manifests.launch import STOP_SECONDS, STOPPED_EXIT_CODE, Launch, train_arguments
-
-LEADER_PORT = 8476
+from forerun.cloud.manifests.launch import STOP_SECONDS, Launch, train_arguments
+from forerun.exit_codes import STOPPED
+from forerun.supervise.host_address import PORT
 
 
 def batch_script(launch: Launch, folder: str, job_folder: str) -> str:
@@ -53,7 +53,7 @@ def batch_script(launch: Launch, folder: str, job_folder: str) -> str:
             # The address that Slurm itself uses: names of nodes need not resolve.
             "address=$(scontrol show node \"$first\" | grep -oP 'NodeAddr=\\K\\S+')",
             # The port differs between jobs, because two of them may share a node.
-            f'export LEADER="$address:$(({LEADER_PORT} + SLURM_JOB_ID % 1000))"',
+            f'export LEADER="$address:$(({PORT} + SLURM_JOB_ID % 1000))"',
         ]
     lines += [
         f"srun --kill-on-bad-exit=0 --wait=0 bash -c 'exec $FORERUN {train}'",
@@ -61,7 +61,7 @@ def batch_script(launch: Launch, folder: str, job_folder: str) -> str:
         # Stopped on request: the time limit, or a preemption. After the loss of a node, Slurm requeues the job itself.
         'now=$(scontrol show job "$SLURM_JOB_ID" | tr -s " \\n" "\\n")',
         'own="Restarts=${SLURM_RESTART_COUNT:-0}"',
-        f'if [ "$code" = {STOPPED_EXIT_CODE} ] && grep -qx "$own" <<<"$now" &&',
+        f'if [ "$code" = {STOPPED} ] && grep -qx "$own" <<<"$now" &&',
         '  grep -qx JobState=RUNNING <<<"$now"; then',
         '  scontrol requeue "$SLURM_JOB_ID"',
         "fi",

@@ -115,7 +115,7 @@ class AttemptEntry:
 
 @dataclass(frozen=True)
 class ReadyEntry:
-    """The time from which an attempt is billed. `attempts/NNN-ready.json`, created once by whoever sees it first."""
+    """The time from which an attempt is billed. `attempts/NNN-ready.json`, created once by the first that sees it."""
 
     at: float
 

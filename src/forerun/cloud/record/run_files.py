@@ -30,8 +30,8 @@ _ATTEMPT = re.compile(r"attempts/(\d+)\.json")
 class RunFiles:
     """Reads and writes the record of one run.
 
-    Files that are created once decide between concurrent controllers: whoever creates the file first acts, and the
-    others read what it has written.
+    Files that are created once decide between concurrent controllers: the first one that creates the file acts,
+    and the others read what it has written.
 
     Args:
       folder: the bucket folder of the run, such as `gs://bucket/runs/quickstart`.

@@ -1,7 +1,8 @@
 """The requests with which a machine deletes its own slice before an agent runs on it.
 
-A request that waited in a queue may become a machine when no controller exists any more. Without these requests, nobody
-would end it: the job never arrives, so the agent, which enforces the deadline, is never installed.
+A request that waited in a queue may become a machine when no controller exists any more. Its job never arrives, so the
+agent, which enforces the deadline, is never installed. Without these requests, the machine would be billed until its
+owner notices it.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _is_named(name: str | None, folder: str, snapshot: RecordSnapshot) -> bool:
 
 
 def _request_stop(files: RunFiles, snapshot: RecordSnapshot, providers: Mapping[str, Provider], now: float) -> None:
-    """Request the stop of a run, and record since when its slices are billed. After the deletion nobody can tell."""
+    """Request the stop of a run, and record since when its slices are billed. The cloud forgets it."""
     if snapshot.finished is None and snapshot.stop is None:
         files.request_stop(StopEntry(now, REASON))
     for entry in snapshot.open_attempts:

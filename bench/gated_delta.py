@@ -29,7 +29,7 @@ from forerun.nn import gated_delta
 from forerun.nn.gated_delta import DeltaInputs, gated_delta_rule
 from forerun.planner.hlo import Module, parse
 from forerun.planner.time.chip_model import chip_model_of
-from forerun.planner.time.step_time import step_time
+from forerun.planner.time.prediction import step_time
 from forerun.planner.time.trip_counts import Loops
 
 RESULTS = Path(__file__).parent / "results"

@@ -32,7 +32,7 @@ from forerun.hardware.chips import chip_named
 from forerun.hardware.mesh import MeshShape
 from forerun.models.registry import model_of
 from forerun.planner.hlo import parse
-from forerun.planner.time.step_time import step_time
+from forerun.planner.time.prediction import step_time
 from forerun.program import build as building
 from forerun.program.build import Program, build, make_mesh
 from forerun.program.derive import derive

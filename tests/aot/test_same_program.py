@@ -21,7 +21,7 @@ from forerun.planner.compile import compiler
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import parse
 from forerun.planner.time.calibration import calibration
-from forerun.planner.time.step_time import step_time
+from forerun.planner.time.prediction import step_time
 from forerun.program.build import program_hash
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile.compile_step import CompiledStep

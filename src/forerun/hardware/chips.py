@@ -1,11 +1,13 @@
-"""Properties of chips, from the table `tables/chips.csv`."""
+"""Properties of chips: TPUs from the table `tables/chips.csv`, GPUs from `tables/gpus.csv`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Literal
 
 from forerun.errors import UserError, did_you_mean
+from forerun.hardware.gpus import GpuSpecs, gpu_specs
 from forerun.hardware.rows import Row, shipped
 from forerun.units import GIB, MIB
 
@@ -14,16 +16,17 @@ from forerun.units import GIB, MIB
 class Chip:
     """One chip. None means that no figure was found, never zero.
 
-    Rates are those of the data sheet, for the complete chip. `usable_bytes` is the HBM that the TPU compiler can use on
-    one JAX device. `ici_bytes_per_second` is both ways over all links of the chip, `link_bytes_per_second` one way over
-    one link.
+    Rates are those of the data sheet, for the complete chip. `usable_bytes` is the HBM that a program can use on one
+    JAX device: for a TPU the limit of its compiler, for a GPU the part that `train` reserves. `ici_bytes_per_second` is
+    both ways over all links of the chip. `link_bytes_per_second` is one way, for a TPU over one link, for a GPU over
+    all links to the other GPUs of its machine.
     """
 
     name: str
     bf16_flops: float | None
     int8_ops: float | None
     hbm_nominal_bytes: int
-    usable_bytes: int | None
+    usable_bytes: int
     hbm_bytes_per_second: float | None
     ici_bytes_per_second: float | None
     link_bytes_per_second: float | None
@@ -33,6 +36,7 @@ class Chip:
     clock_hz: float | None
     source: str
     date: str
+    gpu: GpuSpecs | None = None  # None: a TPU
 
     @property
     def bf16_flops_per_device(self) -> float | None:
@@ -41,13 +45,19 @@ class Chip:
 
     @property
     def is_tpu(self) -> bool:
-        return self.usable_bytes is not None
+        return self.gpu is None
+
+    @property
+    def platform(self) -> Literal["tpu", "gpu"]:
+        """The platform of its devices, as jax names it."""
+        return "tpu" if self.gpu is None else "gpu"
 
 
 @cache
 def chips() -> tuple[Chip, ...]:
     """Return all chips of the table, TPUs first."""
-    return tuple(_chip(row) for row in shipped("chips.csv").rows)
+    tpus = (_chip(row) for row in shipped("chips.csv").rows)
+    return (*tpus, *(_gpu_chip(row) for row in shipped("gpus.csv").rows))
 
 
 def chip_named(name: str) -> Chip:
@@ -83,7 +93,7 @@ def canonical_name(generation: str) -> str:
 
 
 # Values of jax's `device.device_kind`. For each TPU, the name that this jax version uses comes first.
-# H100 PCIe and H200 have no entry: they differ from the H100 SXM of the table.
+# Those of GPUs are in the table.
 _DEVICE_KINDS = {
     "TPU v2": "v2",
     "TPU v3": "v3",
@@ -95,25 +105,21 @@ _DEVICE_KINDS = {
     "TPU v6 lite": "v6e",
     "TPU v6e": "v6e",
     "TPU7x": "tpu7x",
-    "Tesla T4": "T4",
-    "NVIDIA T4": "T4",
-    "NVIDIA L4": "L4",
-    "NVIDIA A100-SXM4-40GB": "A100-40",
-    "NVIDIA A100-PCIE-40GB": "A100-40",
-    "NVIDIA A100-SXM4-80GB": "A100-80",
-    "NVIDIA A100 80GB PCIe": "A100-80",
-    "NVIDIA H100 80GB HBM3": "H100",
 }
 
 
 def chip_of_device_kind(kind: str) -> Chip | None:
     """Return the chip of a jax `device.device_kind`, or None for an unknown chip. MFU is then unknown, too."""
     name = _DEVICE_KINDS.get(kind.strip())
-    return chip_named(name) if name else None
+    if name:
+        return chip_named(name)
+    return next((chip for chip in chips() if chip.gpu and kind.strip() in chip.gpu.device_kinds), None)
 
 
 def device_kind_of(chip: Chip) -> str | None:
     """Return the `device.device_kind` that jax uses for the devices of a chip, or None if it is unknown."""
+    if chip.gpu:
+        return chip.gpu.device_kinds[0]
     return next((kind for kind, name in _DEVICE_KINDS.items() if name == chip.name), None)
 
 
@@ -123,7 +129,7 @@ def _chip(row: Row) -> Chip:
         bf16_flops=_scaled(row, "bf16_tflops", 1e12),
         int8_ops=_scaled(row, "int8_tops", 1e12),
         hbm_nominal_bytes=int(row.text("hbm_nominal_gb")) * GIB,
-        usable_bytes=_whole(row, "usable_gib_per_device", GIB),
+        usable_bytes=int(float(row.text("usable_gib_per_device")) * GIB),
         hbm_bytes_per_second=_scaled(row, "hbm_gb_per_second", 1e9),
         ici_bytes_per_second=_scaled(row, "ici_gb_per_second", 1e9),
         link_bytes_per_second=_scaled(row, "link_gb_per_second", 1e9),
@@ -133,6 +139,28 @@ def _chip(row: Row) -> Chip:
         clock_hz=_scaled(row, "clock_ghz", 1e9),
         source=row.text("source"),
         date=row.text("date"),
+    )
+
+
+def _gpu_chip(row: Row) -> Chip:
+    specs = gpu_specs(row)
+    link = specs.nvlink_bytes_per_second or specs.pcie_bytes_per_second
+    return Chip(
+        name=row.text("name"),
+        bf16_flops=_scaled(row, "bf16_tflops", 1e12),
+        int8_ops=_scaled(row, "int8_tops", 1e12),
+        hbm_nominal_bytes=int(row.text("nominal_gb")) * GIB,
+        usable_bytes=specs.usable_bytes,
+        hbm_bytes_per_second=_scaled(row, "hbm_gb_per_second", 1e9),
+        ici_bytes_per_second=None if specs.nvlink_bytes_per_second is None else 2 * specs.nvlink_bytes_per_second,
+        link_bytes_per_second=link,
+        devices_per_chip=1,
+        chips_per_host=specs.gpus_per_host,
+        vmem_bytes=None,
+        clock_hz=specs.clock_hz,
+        source=row.text("source"),
+        date=row.text("date"),
+        gpu=specs,
     )
 
 

@@ -1,7 +1,10 @@
-"""TPU slices by their usual names, and the topology that the TPU compiler needs for each.
+"""TPU slices and GPU machines by their usual names, and the topology that the compiler needs for each.
 
 The number in a name counts TensorCores for v2, v3, v4 and v5p (two per chip) and chips for v5e and v6e. tpu7x slices
 are named by their topology. Any generation may also be given with an explicit topology: `v5p:8x8x16`.
+
+The name of a GPU machine is the GPU and the number of GPUs: `h100-8`, `a100-80-1`, `4090-1`. `h100-8x2` is two machines
+(nodes) with eight GPUs each.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ import re
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Any, Literal
 
 from forerun.errors import UserError, did_you_mean
-from forerun.hardware.chips import Chip, canonical_name, chip_named
+from forerun.hardware.chips import Chip, canonical_name, chip_named, chips
 from forerun.hardware.rows import shipped
 
 SHOW = "forerun hardware slices"
@@ -22,14 +25,17 @@ NAMED_BY_CORES = ("v2", "v3", "v4", "v5p")
 NAMED_BY_CHIPS = ("v5e", "v6e")
 # Chips in the largest single slice: v5p and v5e as in the sources of chips.csv, the others as generally known.
 LARGEST_CHIPS = {"v2": 256, "v3": 1024, "v4": 4096, "v5e": 256, "v5p": 6144, "v6e": 256, "tpu7x": 9216}
+GPU_COUNTS = (1, 2, 4, 8)  # GPUs of one machine
+LARGEST_NODES = 64
 CUBE = 4  # sides of large 3D slices are multiples of this
 
 
 @dataclass(frozen=True)
 class Slice:
-    """A TPU slice.
+    """A TPU slice, or one or more GPU machines.
 
-    `topology` and `topology_options` are arguments of `jax.experimental.topologies.get_topology_desc`.
+    `topology` and `topology_options` are arguments of `jax.experimental.topologies.get_topology_desc`. The topology of
+    GPUs is 1 x nodes x GPUs per node.
     """
 
     name: str
@@ -42,7 +48,11 @@ class Slice:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return tuple(int(side) for side in self.topology.split(":")[1].split("x"))
+        return tuple(int(side) for side in self.topology.rpartition(":")[2].split("x"))
+
+    @property
+    def platform(self) -> Literal["tpu", "gpu"]:
+        return self.chip.platform
 
     def used_devices(self, wanted: int | None) -> int:
         """Return the number of devices that a job with `devices: wanted` uses on this slice; None means all.
@@ -61,19 +71,49 @@ class Slice:
 
 @cache
 def slices() -> tuple[Slice, ...]:
-    """Return the standard slices of every generation, smallest first."""
+    """Return the standard TPU slices of every generation, smallest first."""
     return tuple(
         _slice(row.text("name"), row.text("generation"), _sides(row.text("topology")))
         for row in shipped("slices.csv").rows
     )
 
 
+@cache
+def gpu_machines() -> tuple[Slice, ...]:
+    """Return one machine of each GPU with each usual number of GPUs, smallest first."""
+    return tuple(_gpu_machine(chip, count, 1) for chip in chips() if chip.gpu for count in GPU_COUNTS)
+
+
+def _gpu_machine(chip: Chip, gpus: int, nodes: int) -> Slice:
+    name = f"{chip.name.lower()}-{gpus}" + (f"x{nodes}" if nodes > 1 else "")
+    return Slice(name, chip, gpus * nodes, gpus * nodes, nodes, f"1x{nodes}x{gpus}")
+
+
+def _gpu_machine_named(name: str) -> Slice | None:
+    """Return the GPU machine of a name such as `h100-8` or `h100-8x2`, or None if the name is not one of a GPU."""
+    found = re.fullmatch(r"(.+)-(\d+)(?:x(\d+))?", name.strip().lower())
+    chip = next((one for one in chips() if found and one.gpu and one.name.lower() == found[1]), None)
+    if found is None or chip is None:
+        return None
+    gpus, nodes = int(found[2]), int(found[3] or 1)
+    if gpus not in GPU_COUNTS or not 1 <= nodes <= LARGEST_NODES:
+        raise UserError(
+            "E-HARDWARE-020",
+            f"there is no machine {name!r}",
+            why=f"a machine has {', '.join(map(str, GPU_COUNTS))} GPUs, and a job at most {LARGEST_NODES} machines",
+            fix=f"for example {chip.name.lower()}-8, or {chip.name.lower()}-8x2 for two machines",
+        )
+    return _gpu_machine(chip, gpus, nodes)
+
+
 def slice_named(name: str) -> Slice:
-    """Return the slice with a name such as v5e-8, v5litepod-8, v6e-1, v5p-8, v3-8, tpu7x-2x2x1, or v5p:8x8x16.
+    """Return the slice or GPU machine with a name such as v5e-8, v5litepod-8, tpu7x-2x2x1, v5p:8x8x16 or h100-8.
 
     Raises:
         UserError: No such slice exists. The error suggests the nearest one.
     """
+    if (machine := _gpu_machine_named(name)) is not None:
+        return machine
     generation, mark, size = _parts(name)
     wanted = f"{generation}{mark}{size}"
     standard = {known.name: known for known in slices()}
@@ -138,6 +178,10 @@ def _sides(text: str) -> tuple[int, ...]:
     return tuple(int(side) for side in text.split("x"))
 
 
+def _gpu_names() -> set[str]:
+    return {chip.name.lower() for chip in chips() if chip.gpu}
+
+
 def _common_mistake(generation: str, size: str) -> tuple[str, str | None] | None:
     """Return (why, suggested name) for common mistakes in names, or None. The suggestion may be None."""
     if generation == "v5":
@@ -148,8 +192,10 @@ def _common_mistake(generation: str, size: str) -> tuple[str, str | None] | None
         return "the seventh generation is called tpu7x and named by its topology", "tpu7x-2x2x1"
     if re.match(r"(tpu)?v?8", generation):
         return "the newest generation in the table is tpu7x", None
-    if generation in ("t4", "l4", "a100", "h100"):
-        return f"{generation.upper()} is a GPU; a slice is made of TPU chips", None
+    if generation == "a100":
+        return "A100 is two GPUs: a100-40 and a100-80, by their memory", f"a100-80-{size}" if size else "a100-80-8"
+    if generation in _gpu_names():
+        return "a GPU machine is the GPU and the number of GPUs", f"{generation}-8"
     if generation not in CORES_PER_CHIP:
         return None
     if re.fullmatch(r"\d+(x\d+)+", size):

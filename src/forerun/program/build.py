@@ -58,7 +58,7 @@ class Program:
     schedule: Schedule  # NumPy scalars
     derived: Derived
     flops_per_step: float
-    compiler_options: dict[str, str]
+    compiler_options: dict[str, str | bool]
 
     @property
     def tokens_per_step(self) -> int:

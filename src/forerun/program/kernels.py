@@ -31,6 +31,12 @@ _OPTIONS: dict[str, dict[str, str]] = {
         "xla_tpu_enable_windowed_einsum_for_reduce_scatter": "false",
     },
 }
+# cuBLAS computes all matmuls. Triton's would need autotuning on the device, so `plan` would compile another program
+# than `train`. The latency-hiding scheduler starts collectives early.
+_GPU_OPTIONS = {
+    "xla_gpu_enable_triton_gemm": False,
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+}
 # Mosaic cannot pass bfloat16 operands to the matrix unit of v2 and v3, so the splash kernel does not compile there.
 _WITHOUT_SPLASH = ("TPU v2", "TPU v3")
 
@@ -80,6 +86,11 @@ def _obstacle(name: str, platform: str, device_kind: str, compute: str, capped: 
     return None
 
 
-def compiler_options(platform: str, device_kind: str) -> dict[str, str]:
-    """Return the options for `lowered.compile`. A device without an entry uses the compiler's defaults."""
+def compiler_options(platform: str, device_kind: str) -> dict[str, str | bool]:
+    """Return the options for `lowered.compile`: strings for the TPU compiler, booleans for the GPU compiler.
+
+    A device without an entry uses the compiler's defaults.
+    """
+    if platform in ("gpu", "cuda"):
+        return dict(_GPU_OPTIONS)
     return dict(_OPTIONS.get(device_kind, {})) if platform == "tpu" else {}

@@ -84,7 +84,7 @@ def test_device_kinds(kind: str, name: str) -> None:
     assert chip.name == name
 
 
-@pytest.mark.parametrize("kind", ["cpu", "NVIDIA L40S", "NVIDIA H100 PCIe", "TPU v4 lite", ""])
+@pytest.mark.parametrize("kind", ["cpu", "NVIDIA A10", "NVIDIA H100 NVL", "TPU v4 lite", ""])
 def test_unknown_device_kinds_have_no_chip(kind: str) -> None:
     assert chip_of_device_kind(kind) is None
 

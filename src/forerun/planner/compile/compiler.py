@@ -1,11 +1,12 @@
-"""The TPU compiler in a child process, which is killed as soon as the compiler has decided on memory.
+"""A compiler in a child process, which is killed as soon as the memory of the program is known.
 
-The compiler dumps the scheduled program, its buffers and its memory report, and only then generates code. Generating
+A compiler dumps the scheduled program, its buffers and its memory report, and only then generates code. Generating
 code takes nearly all of the time. So these files are copied early: as soon as the compiler has closed them all and none
 has changed for a moment (tpu7x writes them twice, with the same buffers).
 
-If a program is too large for HBM, the compile ends with an error, and the report is complete then, too. If its peak is
-very close to the limit, this module waits until the compiler accepts or rejects it.
+If a program is too large for a TPU, the compile ends with an error, and the report is complete then, too. If its peak
+is very close to the limit, this module waits until the compiler accepts or rejects it. The GPU compiler never rejects a
+program, so for GPUs the peak is compared with the memory that `train` reserves.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import StorageError, UserError
-from forerun.installation import install_command
 from forerun.memory_limit import address_space_bytes, require_address_space
 from forerun.models.plugin import job_folder
+from forerun.planner.compile.installed_compilers import compiler_for
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.worker import ERROR, FACTS
 from forerun.planner.hlo import Module, parse
@@ -43,8 +44,9 @@ from forerun.planner.memory.memory_report import (
     newest,
     newest_file,
 )
-from forerun.planner.time.step_time import StepTime, step_time
-from forerun.units import KIB, MIB, Bytes
+from forerun.planner.time.prediction import step_time
+from forerun.planner.time.step_time import StepTime
+from forerun.units import MIB, Bytes
 
 SCHEDULED = "*after_optimizations.txt"
 UNSCHEDULED = "*after_optimizations_before_buffer_assignment.txt"  # dump of a program that does not fit
@@ -54,7 +56,6 @@ LIVE_RANGES = "*-live-range.txt"
 NOISE = "stderr"
 POLL_SECONDS = 0.05
 QUIET_SECONDS = 0.5  # since the last write; the compiler writes all files within milliseconds
-ADDRESS_SPACE_BYTES = 2_500_000 * KIB  # libtpu aborts with 2,000,000 KiB; the smallest job compiles with 3,000,000
 DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
 LIMIT_ROUNDING_BYTES = 6 * MIB  # limits are known to 0.01 GiB; for peaks closer than this, wait for the compiler
 SHOWN_LINES, SHOWN_COLUMNS = 12, 300
@@ -87,19 +88,6 @@ class CompileResult:
     module: Module | None = field(default=None, repr=False)  # the scheduled program, if it was accepted
 
 
-def require_compiler() -> None:
-    """Raise an error if libtpu is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("libtpu") is None:
-        raise UserError(
-            "E-PLAN-004",
-            "the TPU compiler is not installed",
-            why="plan compiles with the libtpu package that this jax release pins",
-            fix=install_command("plan"),
-        )
-
-
 def ask(question: CompileRequest, stop: threading.Event, on_phase: Phase) -> CompileResult:
     """Compile a request in a child process, and block until the compiler has decided whether the program fits.
 
@@ -116,8 +104,9 @@ def ask(question: CompileRequest, stop: threading.Event, on_phase: Phase) -> Com
         CompilerFailure: The compiler failed for another reason.
         Stopped: `stop` was set.
     """
-    require_compiler()
-    require_address_space(ADDRESS_SPACE_BYTES, "the TPU compiler")
+    compiler = compiler_for(question.slice)
+    compiler.require()
+    require_address_space(compiler.address_space_bytes, compiler.name)
     require_disk(Path(tempfile.gettempdir()))
     with tempfile.TemporaryDirectory(prefix="forerun-plan-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -135,8 +124,9 @@ def _with_details(answer: CompileResult, folder: Path, question: CompileRequest)
     Only reads the dumped files: the compiler has ended by now.
     """
     facts, memory = _read(folder / FACTS), answer.memory
-    files = folder / SETTLED if answer.accepted else folder
-    module, assignment = parse(newest(files, SCHEDULED if answer.accepted else UNSCHEDULED)), newest(files, ASSIGNMENT)
+    settled = answer.accepted or not compiler_for(question.slice).rejects
+    files = folder / SETTLED if settled else folder
+    module, assignment = parse(newest(files, SCHEDULED if settled else UNSCHEDULED)), newest(files, ASSIGNMENT)
     arguments = {
         "weights": memory.weights_bytes,
         "optimizer": memory.optimizer_bytes,
@@ -155,7 +145,7 @@ def _with_details(answer: CompileResult, folder: Path, question: CompileRequest)
     if not answer.accepted:
         return replace(answer, ledger=parts)
     flops, own_model = answer.flops_per_step / question.devices, question.resolved.model_facts.is_plugin
-    step = step_time(module, question.slice.chip, flops, own_model)
+    step = step_time(module, question.slice.chip, flops, own_model, question.slice.devices // question.slice.hosts)
     return replace(answer, ledger=parts, step=step, module=module)
 
 
@@ -173,17 +163,18 @@ def require_disk(folder: Path, at_least_bytes: int = DISK_BYTES) -> None:
 
 def _start(question: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
     """Start the child process, which dumps to `folder`, and send it the request."""
+    compiler = compiler_for(question.slice)
+    flags = (os.environ.get("XLA_FLAGS", ""), DUMP_FLAGS.format(folder=folder), compiler.flags)
     env = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {DUMP_FLAGS.format(folder=folder)}".strip(),
-        "TPU_SKIP_MDS_QUERY": "1",  # compiling needs no metadata server
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several compilers run in parallel
+        "XLA_FLAGS": " ".join(filter(None, flags)),
+        **compiler.environment,
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached program would not be dumped
     }
     plugins = job_folder()
-    with (folder / NOISE).open("wb") as noise:  # libtpu logs a lot; shown only if it fails
+    with (folder / NOISE).open("wb") as noise:  # compilers log a lot; shown only if it fails
         child = subprocess.Popen(
             [
                 sys.executable,
@@ -222,8 +213,10 @@ def _watch(
         if phase != (phase := "compile" if facts else "lower"):
             on_phase(phase)
         if facts and (answer := _accepted(folder, facts, child.pid, quiet_seconds=0 if ended else QUIET_SECONDS)):
+            limit = question.slice.chip.usable_bytes
+            if not compiler_for(question.slice).rejects:
+                return replace(answer, accepted=answer.memory.peak_bytes <= limit)
             # Near the limit our figure is too coarse to decide: wait until the compiler does.
-            limit = question.slice.chip.usable_bytes or 0
             clear = answer.memory.peak_bytes <= limit - LIMIT_ROUNDING_BYTES
             if clear or ended or any(folder.glob(TAKEN)):
                 return answer
@@ -326,9 +319,8 @@ def _rejected(folder: Path, question: CompileRequest) -> CompileResult:
             why=said,
             fix="fix the objective, see docs/how-to/own.md; run with objective=null to check whether it is the cause",
         )
-    raise CompilerFailure(
-        f"{'the TPU compiler failed' if text else 'the program could not be built'} on {name}: {said}"
-    )
+    failure = f"{compiler_for(question.slice).name} failed" if text else "the program could not be built"
+    raise CompilerFailure(f"{failure} on {name}: {said}")
 
 
 def _no_result_error(code: int, folder: Path, question: CompileRequest) -> Exception:
@@ -352,9 +344,8 @@ def _no_result_error(code: int, folder: Path, question: CompileRequest) -> Excep
         )
     if code == 0:
         said = f"it wrote no readable memory report\n{said}"
-    return CompilerFailure(
-        f"the TPU compiler ended on {name} without a result ({_exit_text(code)}): {said}".rstrip(": \n")
-    )
+    failure = f"{compiler_for(question.slice).name} ended on {name} without a result ({_exit_text(code)}): {said}"
+    return CompilerFailure(failure.rstrip(": \n"))
 
 
 def _exit_text(code: int) -> str:

@@ -1,4 +1,4 @@
-"""The child process that runs the TPU compiler. It reads a request on stdin and writes its results to a folder.
+"""The child process that runs a compiler. It reads a request on stdin and writes its results to a folder.
 
 `facts.json` describes the program's arguments. The compiler dumps the scheduled program and its memory report
 (XLA_FLAGS=--xla_dump_to) before it generates code. The parent kills this process as soon as these files exist, so code
@@ -19,6 +19,7 @@ from typing import Any
 from forerun.errors import UserError
 from forerun.exit_codes import OUR_BUG
 from forerun.models.plugin import use_job_folder
+from forerun.planner.compile.installed_compilers import compile_only_topology
 from forerun.planner.compile.request import CompileRequest, from_json
 
 FACTS, ERROR = "facts.json", "error.json"
@@ -27,14 +28,9 @@ REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 def program_for(question: CompileRequest) -> Any:
     """Return the Program that `train` would run on the slice, or the Recording of `cache`, on the slice's topology."""
-    from jax.experimental import topologies
-
     resolved, shape = question.resolved, question.mesh_shape()
     resolved.require_mesh(shape)  # report an impossible mesh before creating the topology
-    topology = topologies.get_topology_desc(
-        platform="tpu", topology_name=question.slice.topology, **question.slice.topology_options
-    )
-    devices = topology.devices[: question.devices]
+    devices = compile_only_topology(question.slice).devices[: question.devices]
     return resolved.recording(shape, devices) if question.recording else resolved.program(shape, devices)
 
 
@@ -99,7 +95,8 @@ def _compile(question: CompileRequest, folder: Path) -> None:
     from forerun.program.build import program_hash
 
     program = program_for(question)
-    lowered = program.trace().lower()
+    # jax has no default for GPUs here: its platform "gpu" may be CUDA or ROCm.
+    lowered = program.trace().lower(**({"lowering_platforms": ("cuda",)} if question.slice.platform == "gpu" else {}))
     facts = {
         "arguments": argument_groups(program),
         "program": program_hash(lowered),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from forerun.hardware.prices import Price, cheapest, check_zone, prices
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.save_interval import aligned, best_interval
-from forerun.planner.time.chip_model import chip_model_of
+from forerun.planner.time.chip_model import host_bytes_per_second
 from forerun.units import Bytes, Seconds
 
 # Largest ratio of (save interval + restart) to the mean time between preemptions. Above it, a run hardly ever reaches
@@ -196,7 +196,7 @@ def saves_of(verdict: FitResult, assumptions: Assumptions = ASSUMPTIONS, *, best
     state = Bytes(int(per_device) * devices // copies)
     if verdict.saved_bytes is not None:
         state, per_device = Bytes(verdict.saved_bytes), verdict.saved_bytes * copies / devices
-    copy_seconds = per_device / chip_model_of(question.slice.chip).host_bytes_per_second
+    copy_seconds = per_device / host_bytes_per_second(question.slice.chip)
     pause = Seconds(assumptions.save_pause_seconds + copy_seconds)
     write = Seconds(state / question.hosts / assumptions.bucket_bytes_per_second)
     every = job.checkpoint.every

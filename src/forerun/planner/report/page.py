@@ -25,7 +25,7 @@ from forerun.planner.report.formatting import (
 )
 from forerun.planner.report.table import NO_GPUS, price_notes
 from forerun.planner.time.chip_model import ChipModel, chip_model_of
-from forerun.planner.time.step_time import HIGH, LOW
+from forerun.planner.time.tpu_step_time import HIGH, LOW
 from forerun.units import Usd
 from forerun.version import __version__
 

@@ -20,8 +20,9 @@ from forerun.exit_codes import INTERRUPTED
 from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import Slice
 from forerun.planner.compile import result_cache
-from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped, require_compiler
+from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped
 from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.installed_compilers import require_compilers
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.search import job_file
@@ -85,7 +86,7 @@ def find_plans(
         recall(space, found)
     started = time.monotonic()
     if strategy.next(found.known) is not None:
-        require_compiler()
+        require_compilers(space.by_slice[name][0].slice for name in space.by_slice)
         with Scoreboard(space.size, found.recalled) as board:
             explore(strategy, found, tariff, max_hours, board, use_cache=use_cache, most_compiles=most_compiles)
     return SearchOutcome(space, found, chosen_goal, tariff, max_hours, Seconds(time.monotonic() - started))

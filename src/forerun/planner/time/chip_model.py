@@ -98,3 +98,8 @@ def assumed(chip: Chip) -> ChipModel:
         link_bytes_per_second=reached.link_bytes_per_second,
         host_bytes_per_second=reached.host_bytes_per_second,
     )
+
+
+def host_bytes_per_second(chip: Chip) -> float:
+    """Return the bandwidth between one JAX device and the memory of its host, one way."""
+    return chip.gpu.pcie_bytes_per_second if chip.gpu else chip_model_of(chip).host_bytes_per_second

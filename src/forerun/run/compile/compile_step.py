@@ -19,7 +19,7 @@ from forerun.errors import UserError
 from forerun.hardware.chips import Chip
 from forerun.objectives.batch import Batch
 from forerun.planner.hlo import parse
-from forerun.planner.time.step_time import step_time
+from forerun.planner.time.prediction import step_time
 from forerun.program.build import Program, program_hash
 from forerun.program.schedule import Schedule
 from forerun.program.state import Metrics, State

@@ -192,7 +192,7 @@ def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[CompileReq
     """A compiler of formulas in place of the real one; what it was asked."""
     asked: list[CompileRequest] = []
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(search, "require_compiler", lambda: None)
+    monkeypatch.setattr(search, "require_compilers", lambda targets: None)
     monkeypatch.chdir(tmp_path)
 
     def compiled(question: CompileRequest, stop: threading.Event, on_phase: object) -> FitResult:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from forerun.planner.compile import compiler
-from forerun.planner.time.step_time import HIGH, LOW
+from forerun.planner.time.tpu_step_time import HIGH, LOW
 
 ROOT = Path(__file__).resolve().parents[4]
 BENCH = ROOT / "bench" / "accuracy"

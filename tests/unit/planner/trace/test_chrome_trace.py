@@ -14,7 +14,8 @@ import pytest
 
 from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import Module, parse
-from forerun.planner.time.step_time import StepTime, step_time
+from forerun.planner.time.prediction import step_time
+from forerun.planner.time.step_time import StepTime
 from forerun.planner.trace.chrome_trace import ADDED, SimulatedStep, encoded, trace_content
 
 SAMPLE = Path(__file__).parents[1] / "time" / "samples" / "qwen3_06b_tpu7x.txt.xz"

@@ -1,0 +1,1 @@
+"""The time of one step on GPUs, from the program that XLA's GPU compiler scheduled."""

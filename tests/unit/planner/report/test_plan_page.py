@@ -164,7 +164,6 @@ def test_assumptions_prices_and_the_job_are_on_the_page() -> None:
         assert all(part in text for part in (name, value, meaning, source))
     assert "SkyPilot catalog, 2026-08-21" in text
     assert "steps: 5000" in text
-    assert "GPUs are not compared" in text
 
 
 @pytest.mark.parametrize("verdicts", [(LARGE,), (UNPRICED,), (SMALL,), (LARGE, UNPRICED)])

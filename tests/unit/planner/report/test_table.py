@@ -20,8 +20,9 @@ from forerun.planner.cost.job_cost import Tariff, job_cost_of
 from forerun.planner.memory.memory_report import MemoryReport
 from forerun.planner.report.formatting import hours_text, usd_text
 from forerun.planner.report.misfit import does_not_fit, over_budget
+from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.remedies import Remedy, Tried
-from forerun.planner.report.table import as_json, print_table
+from forerun.planner.report.table import print_table
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes, Seconds
@@ -104,7 +105,6 @@ def test_notes_name_zone_date_and_what_has_no_price() -> None:
     text = " ".join(printed([SMALL, SPLIT], 120, notes=["omitted: v9"]))
     assert "list prices of 2026-08-21" in text
     assert "No price is known for tpu7x-2x2x1" in text
-    assert "GPUs are not compared" in text
     assert "omitted: v9" in text
     assert "in zone europe-west4-a" in " ".join(printed([SMALL], 120, tariff=Tariff(zone="europe-west4-a")))
 
@@ -136,6 +136,7 @@ def test_json_keys_are_frozen() -> None:
     [row] = as_json([SPLIT])["slices"]
     assert list(row) == [
         "slice",
+        "platform",
         "fits",
         "hbm_peak_bytes",
         "hbm_limit_bytes",
@@ -162,6 +163,7 @@ def test_json_keys_are_frozen() -> None:
         "hours_range",
         "cost_usd",
         "zone",
+        "provider",
         "within_max_usd",
         "spot",
         "checkpoint_every",
@@ -178,7 +180,7 @@ def test_json_keys_are_frozen() -> None:
     ledger = dict(row["hbm_ledger"])
     assert ledger.pop("host_offloaded") == row["host_bytes"]
     assert sum(ledger.values()) == row["hbm_peak_bytes"]
-    assert row["cost_usd"] == row["zone"] == {"on_demand": None, "spot": None}
+    assert row["cost_usd"] == row["zone"] == row["provider"] == {"on_demand": None, "spot": None}
 
 
 def test_json_of_time_and_money() -> None:

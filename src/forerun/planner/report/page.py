@@ -14,7 +14,7 @@ from forerun.pages.render import Cell, render
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff, assumption_rows, job_cost_of
-from forerun.planner.report.charts import Point, memory_chart, money_chart, time_chart
+from forerun.planner.report.charts import Point, memory_chart, money_chart, money_legend, time_chart
 from forerun.planner.report.formatting import (
     doubt_notes,
     gib_text,
@@ -71,6 +71,7 @@ def page(
         notes=[*price_notes(rows, tariff), *doubt_notes(verdicts), *idle, *(one.text for one in impossible), *notes],
         memory=memory_chart(verdicts),
         time=time_chart(verdicts),
+        money_legend=money_legend(points),
         money=money_chart(points) if len({point.name for point in points}) > 1 else None,
         spot=[_spot(v, bill) for v, bill in rows if bill] if points else None,
         assumptions=[dict(zip(ASSUMPTION_HEADS, row, strict=True)) for row in assumption_rows()],
@@ -169,10 +170,11 @@ def _dollars(offer: Offer | None, tariff: Tariff) -> Cell | None:
 def _points(rows: Rows) -> list[Point]:
     points = []
     for v, bill in rows:
+        gpu = v.question.slice.platform == "gpu"
         if bill and bill.on_demand:
-            points.append(Point(_name(v), bill.hours.mid, bill.on_demand.usd.mid, spot=False))
+            points.append(Point(_name(v), bill.hours.mid, bill.on_demand.usd.mid, spot=False, gpu=gpu))
         if bill and bill.spot and bill.spot_hours:
-            points.append(Point(_name(v), bill.spot_hours.mid, bill.spot.usd.mid, spot=True))
+            points.append(Point(_name(v), bill.spot_hours.mid, bill.spot.usd.mid, spot=True, gpu=gpu))
     return points
 
 

@@ -31,7 +31,7 @@ def memory_notes(verdicts: Sequence[FitResult]) -> list[str]:
 
 def gpu_memory_note() -> str:
     """Return how the usable memory of a GPU is chosen."""
-    return f"Usable GPU memory is {MEMORY_SHARE:.0%} of the device's: `train` reserves that share."
+    return f"Usable GPU memory is {MEMORY_SHARE:.0%} of the device's, the share that forerun train reserves."
 
 
 def provider_of(offer: Offer | None) -> str | None:

@@ -130,7 +130,7 @@ class Space:
 
     def _seconds(self, one: Candidate) -> float:
         accumulation = one.accumulation(self.job.batch)
-        return self.sizes.guessed_seconds(one.slice.chip, one.mesh, one.micro_batch, accumulation, one.remat)
+        return self.sizes.guessed_seconds(one.slice, one.mesh, one.micro_batch, accumulation, one.remat)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ from forerun.planner.report.table import print_table
 from forerun.planner.search.default_slices import Needs, default_slices
 from forerun.planner.search.job_file import winning_job
 from forerun.planner.search.ranking import ranked, shown
-from forerun.planner.search.space import Bounds, Space, slices_like, space_of
+from forerun.planner.search.search_slices import slices_like
+from forerun.planner.search.space import Bounds, Space, space_of
 from forerun.planner.search.strategy import GOALS, Outcome, Strategy
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob

@@ -9,7 +9,6 @@ import pytest
 
 from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import parse
-from forerun.planner.time import prediction as step_times
 from forerun.planner.time.calibration import Calibration
 from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.execution import Spent
@@ -105,7 +104,7 @@ def test_a_simulation_below_the_floor_is_not_printed(monkeypatch: pytest.MonkeyP
     assert found.limit == "HBM"
     assert ROOFLINE in found.doubts
     flops = V3_FLOPS  # a second of them
-    found = step_times.step_time(parse(RECURRENT), chip_named("v3"), model_flops=flops)
+    found = step_time(parse(RECURRENT), chip_named("v3"), model_flops=flops)
     assert found.mid_seconds == pytest.approx(1.0), "MFU is 100 % at most"
 
 

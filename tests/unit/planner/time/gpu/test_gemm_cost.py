@@ -56,6 +56,15 @@ def test_a_wave_that_is_not_full_costs_as_much_as_a_full_one() -> None:
     assert one < between <= two
 
 
+def test_the_fastest_tile_counts() -> None:
+    """101 tiles of 128 x 256 on 100 cores, with a K too short to be split.
+
+    Two waves of the largest tile take 2 units. Tiles of half the size take 3 waves: 3 / 2 / 0.93 = 1.61. Those of a
+    quarter take 5 waves: 5 / 4 / 0.82 = 1.52. Those of an eighth take 9 waves: 9 / 8 / 0.65 = 1.73.
+    """
+    assert gemm_seconds(MODEL, gemm(128, 256, k=200, batch=101)) == pytest.approx(5 / 4 / 0.82 * (200 + START_K))
+
+
 def test_more_work_never_takes_less_time() -> None:
     for sizes in (
         [(m, 2048, 1024) for m in range(64, 8192, 192)],

@@ -177,6 +177,8 @@ def test_attention() -> None:
     spent = play(f"  %x = {ATTENTION}")
     assert spent.flops["attention"] == 4 * 8 * 8 * 128 / 2
     assert list(parts(spent)) == ["attention"]
+    layers = play(LOOP + SEVEN, BODY.replace("LINES", f"  %x = {ATTENTION}"))
+    assert layers.seconds == pytest.approx(7 * spent.seconds)
 
 
 def test_a_loop_over_further_documents_is_assumed_to_be_empty() -> None:

@@ -1,4 +1,4 @@
-"""`forerun plan`: predict memory, time and cost of a job with the TPU compiler, without a TPU."""
+"""`forerun plan`: predict memory, time and cost of a job on TPUs and GPUs, without the devices."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _show(args: argparse.Namespace, found: Plan | StagesPlan) -> int:
 
 def _search(args: argparse.Namespace, job: Job) -> int:
     """Search, print the ranking, and write the best plan as a job file."""
-    from forerun.api.planning import SliceCompiler
+    from forerun.api.slice_compiler import SliceCompiler
     from forerun.inputs.resolve_job import resolve
     from forerun.inputs.starting_weights import starting_weights
     from forerun.planner.search.search import run_search

@@ -6,13 +6,25 @@ from collections.abc import Sequence
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chips
+from forerun.hardware.gpus import MEMORY_SHARE
 from forerun.hardware.prices import check_zone, prices
 from forerun.hardware.slices import slices
 from forerun.units import GIB
 
 
 def chips_table() -> str:
-    """Return the table of chips: rates, memory, devices."""
+    """Return the tables of TPU chips and of GPUs: rates, memory, links."""
+    sources = [f"  {chip.name:9} {chip.date}  {chip.source}" for chip in chips()]
+    notes = [
+        "-: no figure found. Rates are those of the data sheet, dense, for a complete chip.",
+        "HBM: as the vendor states it. usable: TPU: the limit of the compiler. GPU: the share",
+        f"({MEMORY_SHARE:.0%}) of its memory that train reserves. ICI: all links, both ways.",
+        "NVLink, PCIe, network: one way. network: per GPU, between machines.",
+    ]
+    return "\n".join([*_tpu_lines(), "", *_gpu_lines(), "", *notes, "sources:", *sources])
+
+
+def _tpu_lines() -> list[str]:
     head = ("chip", "bf16", "8-bit", "HBM", "usable", "HBM", "ICI", "devices", "chips", "VMEM")
     units = ("", "TFLOP/s", "TOP/s", "GB", "GiB/device", "GB/s", "GB/s", "/chip", "/host", "MiB/core")
     rows = [
@@ -29,13 +41,32 @@ def chips_table() -> str:
             _number(chip.vmem_bytes, 1 << 20),
         )
         for chip in chips()
+        if chip.is_tpu
     ]
-    sources = [f"  {chip.name:8} {chip.date}  {chip.source}" for chip in chips()]
-    notes = [
-        "-: no figure found. HBM: as the vendor states it; usable: what the TPU compiler can use.",
-        "Rates are those of the data sheet, for a complete chip. ICI is all links, both ways.",
+    return _aligned([head, units, *rows], left=1, rule_after=2)
+
+
+def _gpu_lines() -> list[str]:
+    head = ("GPU", "bf16", "fp8", "int8", "HBM", "usable", "HBM", "NVLink", "PCIe", "network", "sm")
+    units = ("", "TFLOP/s", "TFLOP/s", "TOP/s", "GB", "GiB", "GB/s", "GB/s", "GB/s", "GB/s", "")
+    rows = [
+        (
+            chip.name,
+            _number(chip.bf16_flops, 1e12),
+            _number(gpu.fp8_flops, 1e12),
+            _number(chip.int8_ops, 1e12),
+            _number(chip.hbm_nominal_bytes, GIB),
+            _number(chip.usable_bytes, GIB, ".1f"),
+            _number(chip.hbm_bytes_per_second, 1e9),
+            _number(gpu.nvlink_bytes_per_second, 1e9),
+            _number(gpu.pcie_bytes_per_second, 1e9),
+            _number(gpu.network_bytes_per_second, 1e9, ",.4g"),
+            "{}.{}".format(*gpu.compute_capability),
+        )
+        for chip in chips()
+        if (gpu := chip.gpu)
     ]
-    return "\n".join([*_aligned([head, units, *rows], left=1, rule_after=2), "", *notes, "sources:", *sources])
+    return _aligned([head, units, *rows], left=1, rule_after=2)
 
 
 def slices_table() -> str:

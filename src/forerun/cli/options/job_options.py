@@ -135,7 +135,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--on",
         metavar="SLICES",
         type=comma_list,
-        help="slices to plan for, for example v6e-1,v5e-8 (default: those that may fit)",
+        help="slices and GPU machines to plan for, for example v6e-8,h100-8 (default: those that may fit)",
     )
     parser.add_argument("--zone", metavar="ZONE", help="use the prices of this zone (default: the cheapest)")
     parser.add_argument("--prices", metavar="FILE", help="use the prices in this file instead of list prices")

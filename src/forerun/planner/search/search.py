@@ -76,9 +76,12 @@ def find_plans(
     tariff.check()
     chosen_goal = _goal(goal)
     pattern = on if on is None or isinstance(on, str) else ",".join(on)
-    bounds = Bounds(_usd_per_hour(tariff), max_hours, max_usd, needs_price=chosen_goal != "fastest")
+    bounds = Bounds(_usd_per_hour(tariff), max_hours, max_usd, chosen_goal != "fastest", _missing_compiler)
     space = space_of(resolved, pattern, bounds)
     if not space.candidates:
+        asked = {one.slice.name: one.slice for one in space.dropped}
+        if all(map(_missing_compiler, asked.values())):
+            require_compilers(asked.values())
         raise _nothing_left(space)
     strategy = Strategy(space, chosen_goal, _usd_per_second(space, bounds))
     found = Exploration(adjust=adjust)
@@ -138,6 +141,15 @@ def _goal(goal: str) -> Goal:
     raise UserError(
         "E-PLAN-018", f"no goal is called {goal!r}", why=f"goals: {', '.join(GOALS)}", fix="--goal cheapest"
     )
+
+
+def _missing_compiler(target: Slice) -> str | None:
+    """Return the reason why nothing can be compiled for a slice here, with the fix, or None."""
+    try:
+        require_compilers([target])
+    except UserError as error:
+        return f"{error.what}: {error.fix}"
+    return None
 
 
 def _usd_per_hour(tariff: Tariff) -> Callable[[Slice], float | None]:

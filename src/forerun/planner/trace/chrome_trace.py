@@ -18,9 +18,9 @@ from forerun.hardware.chips import Chip
 from forerun.planner.hlo import Module
 from forerun.planner.time.activity import CORE, Activity
 from forerun.planner.time.chip_model import chip_model_of
+from forerun.planner.time.simulated_step_time import WORDS
 from forerun.planner.time.simulation import Simulation
 from forerun.planner.time.step_time import LIMITS, StepTime
-from forerun.planner.time.tpu_step_time import WORDS
 from forerun.planner.trace.operations import arguments_of, category_of
 from forerun.planner.trace.timeline import MAX_SPANS, Span, Timeline, timeline_of
 

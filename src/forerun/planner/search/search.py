@@ -17,7 +17,6 @@ from forerun import interrupt
 from forerun.console import SafeConsole
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
-from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import Slice
 from forerun.planner.compile import result_cache
 from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped
@@ -156,7 +155,7 @@ def _usd_per_hour(tariff: Tariff) -> Callable[[Slice], float | None]:
     """Return a function that gives the price of a slice per hour on demand, or None if it is unknown."""
 
     def of(one: Slice) -> float | None:
-        price = cheapest(one.chip.name, tariff.zone, hosts=one.hosts, override_file=tariff.prices_file)
+        price = tariff.price_of(one)
         return None if price is None else price.usd_per_chip_hour_on_demand * one.chips
 
     return of

@@ -1,10 +1,10 @@
 """Print our prediction next to the published comparison of LoRA of Gemma 4 31B on a v5p-8 and on two H100.
 
-python bench/tpu_against_gpu.py           # four compiles of a few minutes; needs `plan` and `plan-gpu`, no TPU and no GPU
+python bench/tpu_against_gpu.py           # four compiles of minutes; needs the extras `plan` and `plan-gpu`
 python bench/tpu_against_gpu.py --table   # only write the Markdown page again
 
 The published ratios are from the abstract of arXiv 2605.25645. It gives no batch, no sequence length, no rank and no
-prices, so the jobs here are assumptions. The page states them, and has two jobs to show how much the ratio depends on them.
+prices, so the jobs here are assumptions. There are two of them, to show how much the ratio depends on the job.
 """
 
 from __future__ import annotations

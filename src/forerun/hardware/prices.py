@@ -104,6 +104,12 @@ def check_zone(zone: str, known: list[Price]) -> None:
     )
 
 
+def provider_names(provider: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of one or several providers in lower case, without duplicates."""
+    names = provider.split(",") if isinstance(provider, str) else provider
+    return tuple(dict.fromkeys(name.strip().lower() for name in names if name.strip()))
+
+
 def providers_of(known: Sequence[Price]) -> list[str]:
     """Return the names of all providers with a price."""
     return sorted({price.provider for price in known})

@@ -49,6 +49,7 @@ def find_plans(
     max_usd: float | None = None,
     on: str | Sequence[str] | None = None,
     zone: str | None = None,
+    providers: Sequence[str] = (),
     prices_file: str | None = None,
     use_cache: bool = True,
     most_compiles: int = MAX_COMPILES,
@@ -63,6 +64,7 @@ def find_plans(
       max_usd: omit plans that cost more.
       on: slices or patterns; None means all slices.
       zone: the zone of the prices; None means the cheapest.
+      providers: the providers of the prices; empty means the cheapest.
       prices_file: a file with prices that replace the list prices.
       use_cache: use results of earlier compilations, and store new ones.
       most_compiles: the search ends after this many compilations.
@@ -71,7 +73,7 @@ def find_plans(
     Raises:
       UserError: All candidates are impossible or exceed the limits before anything is compiled.
     """
-    tariff = Tariff(zone, prices_file, max_usd)
+    tariff = Tariff(zone, prices_file, max_usd, tuple(providers))
     tariff.check()
     chosen_goal = _goal(goal)
     pattern = on if on is None or isinstance(on, str) else ",".join(on)

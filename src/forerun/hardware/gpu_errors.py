@@ -26,8 +26,8 @@ _CAUSES: tuple[tuple[str, GpuCause], ...] = (
         GpuCause("the NVIDIA driver is too old for jax's CUDA packages, or does not match its own libraries", _DRIVER),
     ),
     (
-        r"No visible GPU devices|CUDA_ERROR_NO_DEVICE|no CUDA-capable device|no supported devices found for platform CUDA"
-        r"|CUDA_ERROR_NOT_INITIALIZED|cuInit|libcuda\.so",
+        r"No visible GPU devices|CUDA_ERROR_NO_DEVICE|no CUDA-capable device"
+        r"|no supported devices found for platform CUDA|CUDA_ERROR_NOT_INITIALIZED|cuInit|libcuda\.so",
         GpuCause(
             "CUDA finds no GPU: the NVIDIA driver is not loaded, a container has no access to it, or "
             "CUDA_VISIBLE_DEVICES hides all GPUs",

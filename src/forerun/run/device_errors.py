@@ -42,11 +42,12 @@ def device_error(error: BaseException, kind: str, devices: int, hosts: int) -> U
     chip = chip_of_device_kind(kind)
     is_gpu = "NVIDIA" in kind or (chip is not None and chip.gpu is not None)
     if _FULL.search(text):
+        machine = _machine(kind, devices, hosts)
         return UserError(
             "E-RUN-088",
             f"the memory of the devices ({kind}) is full",
             why=first + ("\nother processes may use the GPU's memory: see nvidia-smi" if is_gpu else ""),
-            fix=f"forerun plan JOB --on {_machine(kind, devices, hosts)} shows what fills the memory; reduce micro_batch "
+            fix=f"forerun plan JOB --on {machine} shows what fills the memory; reduce micro_batch "
             "or sequence, set remat=full, or increase mesh.fsdp",
         )
     # If a host fails, NCCL fails on the others, and only the supervisors know which host was first. So this is an

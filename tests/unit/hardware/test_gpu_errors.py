@@ -20,8 +20,7 @@ NO_DRIVER = (
     "Unable to initialize backend 'cuda': FAILED_PRECONDITION: No visible GPU devices. "
     "(set JAX_PLATFORMS='' to automatically choose an available backend)"
 )
-OUTDATED = """Jax plugin configuration error: Exception when calling jax_plugins.xla_cuda12.initialize(): Outdated cuSPARSE \
-installation found.
+OUTDATED = """Outdated cuSPARSE installation found.
 Version JAX was built against: 12200
 Minimum supported: 12100
 Installed version: 12002
@@ -41,7 +40,8 @@ The local installation version must be no lower than 12100."""
         ),
         ("cudaGetDeviceCount failed: CUDA driver version is insufficient for CUDA runtime version", "too old", "580"),
         (
-            "Could not create cudnn handle: CUDNN_STATUS_NOT_INITIALIZED\nPossibly insufficient driver version: 470.182.3",
+            "Could not create cudnn handle: CUDNN_STATUS_NOT_INITIALIZED\n"
+            "Possibly insufficient driver version: 470.182.3",
             "too old",
             "nvidia-smi",
         ),
@@ -53,7 +53,8 @@ The local installation version must be no lower than 12100."""
         ),
         ("RuntimeError: Unable to load cuDNN. Is it installed?", "plan", install_command("cuda")),
         (
-            "NCCL operation ncclGetUniqueId(&id) failed: Unable to load NCCL library. Multi-GPU collectives will not work.",
+            "NCCL operation ncclGetUniqueId(&id) failed: Unable to load NCCL library. "
+            "Multi-GPU collectives will not work.",
             "NCCL is not installed",
             install_command("cuda"),
         ),

@@ -25,7 +25,7 @@ TPU_COMPILE = (
 )
 NCCL = (
     "INTERNAL: NCCL operation ncclCommInitRank(&comm, nranks, id, rank) failed: unhandled system error (run with "
-    "NCCL_DEBUG=INFO for details). Last NCCL warning(error) log entry (may be unrelated) 'socketTryAccept: Accept failed'."
+    "NCCL_DEBUG=INFO for details). Last NCCL warning(error) log entry (may be unrelated) 'Accept failed'."
 )
 CUDNN = "FAILED_PRECONDITION: DNN library initialization failed. Look at the errors above for more details."
 

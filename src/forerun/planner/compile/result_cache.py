@@ -32,13 +32,16 @@ from forerun.planner.hlo import Module
 from forerun.safe_text import redact, redacted_tree
 
 FORMAT = 1
-PACKAGES = ("jax", "jaxlib", "libtpu", "optax")
+PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin", "optax")
 SOURCE = Path(__file__).resolve().parents[2]
 PACKAGE_NAMES = ("nn", "models", "objectives", "methods", "program", "resolve", "hardware", "planner")
 # Modules that do not affect a result. All others count for the key, including those that are added later.
 UNCOUNTED = {
+    "hardware/gpu_machine_types.py",
     "hardware/machine_prices.py",
+    "hardware/price.py",
     "hardware/prices.py",
+    "hardware/tables/gpu_prices.csv",
     "hardware/tables/machines.csv",
     "hardware/tables/prices.csv",
     "hardware/show.py",
@@ -86,7 +89,9 @@ def key(question: CompileRequest) -> str:
         job["distil"] |= {"teacher": repr(question.resolved.teacher.config), "revision": None}
         job["distil"]["cache"] = not method.runs_teacher
         job["recording"] = question.recording
-    asked = {"format": FORMAT, "job": job, "slice": [question.slice.topology, question.slice.topology_options]}
+    target = question.slice  # the topology of GPUs does not name the GPU
+    place = [target.chip.name, target.topology, target.topology_options]
+    asked = {"format": FORMAT, "job": job, "slice": place}
     asked |= {"source": _own_source(), "versions": _versions(), "flags": _flags()}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ from forerun.config.schema import Job
 from forerun.errors import StorageError, UserError
 from forerun.hardware.slices import slice_named
 from forerun.installation import install_command
-from forerun.planner.compile import compiler
+from forerun.planner.compile import compiler, installed_compilers
 from forerun.planner.compile.compiler import CompileResult, CompilerFailure, Stopped
 from forerun.planner.compile.request import CompileRequest
 from forerun.resolve.resolved_job import ResolvedJob
@@ -76,7 +75,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     python = sys.executable
     (tmp_path / "temp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temp"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(installed_compilers, "find_spec", lambda name: name)
 
     def write(body: str) -> Path:
         script = tmp_path / "compiler"
@@ -249,7 +248,7 @@ def test_stop_ends_the_child_and_its_folder(stand_in: Any) -> None:
 
 
 def test_no_libtpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed_compilers, "find_spec", lambda name: None)
     with pytest.raises(UserError, match="E-PLAN-004") as raised:
         ask()
     assert raised.value.fix == install_command("plan")

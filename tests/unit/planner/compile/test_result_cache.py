@@ -111,6 +111,11 @@ def test_slice_versions_flags_and_source_count(monkeypatch: pytest.MonkeyPatch) 
     assert len(keys) == 5
 
 
+def test_gpus_of_equal_topology_have_keys_of_their_own() -> None:
+    names = ("h100-8", "a100-80-8", "a100-40-8", "4090-8", "h100-4x2", "h100-8x2")
+    assert len({result_cache.key(question(name)) for name in names}) == len(names)
+
+
 def test_source_that_counts() -> None:
     counted = {str(path.relative_to(result_cache.SOURCE)) for path in result_cache._source_files()}
     assert {"nn/attention.py", "program/step.py", "planner/time/simulation.py", "hardware/tables/chips.csv"} <= counted

@@ -285,9 +285,9 @@ def test_a_plan_of_both_platforms_fits_the_terminal(width: int) -> None:
     lines = printed([SMALL, GPU, CONSUMER], width)
     assert max(map(len, lines)) <= width
     rows = {line.split()[0]: line for line in lines if line.split()[:1] and line.split()[0] in ROWS}
-    # 79.1 and 23.6 GiB x 0.90
+    # 79.1 and 23.5 GiB x 0.90
     assert re.search(r"yes .*60\.00 .*71\.19", rows["h100-8"])
-    assert re.search(r"8\.76 short .*30\.00 .*21\.24", rows["4090-1"])
+    assert re.search(r"8\.85 short .*30\.00 .*21\.15", rows["4090-1"])
     text = " ".join(" ".join(lines).split())
     assert text.count("Usable GPU memory is 90% of the device's") == 1
     assert "GiB per chip or GPU. Memory is from the report of each platform's compiler." in text

@@ -4,34 +4,29 @@ from __future__ import annotations
 
 import io
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forerun.api.jobs import prepared
+from forerun.api.slice_compiler import SliceCompiler, compare_default_slices
 from forerun.config.schema import Job
-from forerun.errors import StorageError, UserError
 from forerun.files import write_output
+from forerun.hardware.prices import provider_names
 from forerun.hardware.storage_table import StorageReads, storage_table
 from forerun.inputs.resolve_job import resolve
 from forerun.inputs.starting_weights import starting_weights
 from forerun.models.sizes import DecoderConfig
-from forerun.planner.compile.compile_progress import CompileProgress
-from forerun.planner.compile.fit_result import FitResult, verdict
-from forerun.planner.compile.pool import answers
-from forerun.planner.compile.request import CompileRequest, Impossible, possible_requests, slices_named
-from forerun.planner.compile.result_cache import cached_fit_result
+from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.compile.request import Impossible, possible_requests, slices_named
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.cost.storage_reads import planned_reads
-from forerun.planner.hlo import Module
 from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
 from forerun.planner.report.page import compact_page, page
+from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.remedies import verified
-from forerun.planner.report.table import as_json, print_table
-from forerun.planner.search.default_slices import default_slices
+from forerun.planner.report.table import print_table
 from forerun.planner.search.outcome import SearchOutcome
 from forerun.planner.search.row_order import in_order, order_note
 from forerun.planner.search.search import find_plans
@@ -150,83 +145,27 @@ class Plan:
         return compact_page(self.job, self._results, self._tariff, self.title, self.notes, self._impossible)
 
 
-class SliceCompiler:
-    """Compiles a job for slices, or takes the results from the cache, and calibrates the times."""
-
-    def __init__(self, *, use_cache: bool, calibrate: Sequence[str], quiet: bool) -> None:
-        self.quiet = quiet
-        self.impossible: list[Impossible] = []
-        self.keeps_programs = False  # whether `programs` gets the scheduled programs that are compiled
-        self.programs: dict[str, Module] = {}  # by the name of the slice
-        self._judge: Callable[..., FitResult] = cached_fit_result if use_cache else verdict
-        self._calibration = None
-        if calibrate:
-            from forerun.planner.time.calibration import calibration
-
-            self._calibration = calibration(list(calibrate))
-
-    def announce(self, text: str) -> None:
-        """Print a line about the work that follows, unless the caller wants no progress."""
-        if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
-
-    def compile(self, requests: Sequence[CompileRequest]) -> list[FitResult]:
-        """Return a result for each request, or raise the first error."""
-        return self._compiled(requests, self._result)
-
-    def compile_possible(self, requests: Sequence[CompileRequest]) -> list[FitResult]:
-        """Return the results. A slice for which the job cannot be built or compiled is added to `impossible`."""
-
-        def tolerant(request: CompileRequest, *rest: Any) -> FitResult | None:
-            try:
-                return self._result(request, *rest)
-            except StorageError:
-                raise
-            except UserError as error:
-                self.impossible.append(Impossible(request.slice, error))
-                return None
-
-        return self._compiled(requests, tolerant)
-
-    def _result(self, request: CompileRequest, *rest: Any) -> FitResult:
-        keep = partial(self.programs.__setitem__, request.slice.name) if self.keeps_programs else lambda module: None
-        return self._judge(request, *rest, keep)
-
-    def _compiled(self, requests: Sequence[CompileRequest], judge: Callable[..., FitResult | None]) -> list[FitResult]:
-        with CompileProgress(list(requests), plain_lines=not self.quiet) as progress:
-            results = answers(requests, progress.phase, judge)
-        return [self.calibrated(result) for result in results]
-
-    def calibrated(self, result: FitResult) -> FitResult:
-        """Return the result with its times corrected by the user's own runs, if there is a calibration."""
-        if self._calibration is None or result.step is None:
-            return result
-        return replace(result, step=self._calibration.applied(result.step, result.question.slice.chip.name))
-
-    def notes(self) -> list[str]:
-        """Return what the table says about the calibration."""
-        return [self._calibration.told()] if self._calibration else []
-
-
 def plan(
     job: Job | str | os.PathLike[str],
     *,
     on: str | Sequence[str] | None = None,
     goal: Goal = "balanced",
     zone: str | None = None,
+    provider: str | Sequence[str] = (),
     prices: str | os.PathLike[str] | None = None,
     max_usd: float | None = None,
     calibrate: Sequence[str] = (),
     use_cache: bool = True,
     progress: bool = True,
 ) -> Plan:
-    """Compile a job for TPU slices and predict memory, time and cost. No TPU is needed.
+    """Compile a job for TPU slices and GPU machines, and predict memory, time and cost. No device is needed.
 
     Args:
       job: a job, or the path of a job file.
-      on: slices such as `["v6e-1", "v5e-8"]`; default: slices of every generation that may fit.
+      on: slices and GPU machines such as `["v6e-1", "h100-8"]`; default: those of every generation that may fit.
       goal: how to order the slices: cheapest, fastest, or balanced (time x money).
       zone: use the prices of this zone; default: the cheapest zone of each chip.
+      provider: use only prices of this provider or these providers; default: the cheapest provider of each machine.
       prices: a file with prices that replace the list prices.
       max_usd: the budget. Rows above it are marked, and `Plan.require_fit` raises if nothing stays below it.
       calibrate: folders of finished runs whose measured times correct the predicted ones.
@@ -240,7 +179,7 @@ def plan(
       UserError: The job has a mistake, a slice does not exist, or the job cannot be built for any of the slices.
     """
     slices = slices_named([on] if isinstance(on, str) else list(on)) if on else []
-    tariff = _tariff(zone, prices, max_usd)
+    tariff = _tariff(zone, provider, prices, max_usd)
     resolved = resolve(prepared(job))
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=not progress)
     changes: dict[str, tuple[str, ...]] = {}
@@ -250,7 +189,7 @@ def plan(
         requests, compiler.impossible = possible_requests(resolved, slices)
         results = compiler.compile_possible(requests) if requests else []
     else:
-        results, changes, notes = _compare_default_slices(resolved, compiler)
+        results, changes, notes = compare_default_slices(resolved, compiler)
     if not results:
         raise compiler.impossible[0].raised()
     results = in_order(results, goal, tariff)
@@ -277,8 +216,10 @@ def plan(
     )
 
 
-def _tariff(zone: str | None, prices: str | os.PathLike[str] | None, max_usd: float | None = None) -> Tariff:
-    tariff = Tariff(zone, None if prices is None else os.fspath(prices), max_usd)
+def _tariff(
+    zone: str | None, provider: str | Sequence[str], prices: str | os.PathLike[str] | None, max_usd: float | None
+) -> Tariff:
+    tariff = Tariff(zone, None if prices is None else os.fspath(prices), max_usd, provider_names(provider))
     tariff.check()
     return tariff
 
@@ -289,23 +230,6 @@ def _model_notes(resolved: ResolvedJob) -> list[str]:
     if isinstance(config, DecoderConfig) and any(kind.mixer == "delta" for kind in config.all_kinds):
         return ["the step time is optimistic: the simulation does not count the vector work of the gated delta layers"]
     return []
-
-
-def _compare_default_slices(
-    resolved: ResolvedJob, compiler: SliceCompiler
-) -> tuple[list[FitResult], dict[str, tuple[str, ...]], list[str]]:
-    """Compile slices of every generation that may fit, then the next larger ones if these are not enough."""
-    choice = default_slices(resolved)
-    candidates = choice.first()
-    compiler.announce(f"comparing {len(candidates)} slices, then the next larger ones (--on names your own)")
-    results = compiler.compile_possible([one.question for one in candidates])
-    if more := choice.second(results):
-        compiler.announce(f"now {', '.join(one.question.slice.name for one in more)}")
-        candidates += more
-        results += compiler.compile_possible([one.question for one in more])
-    changes = {one.question.slice.name: one.changes for one in candidates if one.changes}
-    notes = [f"{name}: laid out with {' '.join(made)}" for name, made in changes.items()]
-    return results, changes, [*notes, *choice.notes(candidates)]
 
 
 @dataclass(frozen=True)
@@ -354,6 +278,7 @@ def search(
     max_hours: float | None = None,
     max_usd: float | None = None,
     zone: str | None = None,
+    provider: str | Sequence[str] = (),
     prices: str | os.PathLike[str] | None = None,
     calibrate: Sequence[str] = (),
     use_cache: bool = True,
@@ -367,6 +292,7 @@ def search(
       max_hours: omit plans that take longer.
       max_usd: omit plans that cost more.
       zone: use the prices of this zone; default: the cheapest zone of each chip.
+      provider: use only prices of this provider or these providers; default: the cheapest provider of each machine.
       prices: a file with prices that replace the list prices.
       calibrate: folders of finished runs whose measured times correct the predicted ones.
       use_cache: use results of earlier compilations of the same program.
@@ -385,6 +311,7 @@ def search(
         max_usd=max_usd,
         on=on,
         zone=zone,
+        providers=provider_names(provider),
         prices_file=None if prices is None else os.fspath(prices),
         use_cache=use_cache,
         adjust=compiler.calibrated,

@@ -38,14 +38,14 @@ def _jobs(args: argparse.Namespace) -> list[Job]:
 
 
 def _planned(args: argparse.Namespace) -> int:
-    """Print size, time and price on slices, by the TPU compiler. No TPU is needed."""
+    """Print size, time and price on slices or GPU machines, by their compilers. No device is needed."""
     return max([_plan(args, job) for job in _jobs(args)])
 
 
 def _plan(args: argparse.Namespace, job: Job) -> int:
     from forerun.api.exporting import plan_teacher_cache
 
-    plan = plan_teacher_cache(job, on=args.on, zone=args.zone, prices=args.prices)
+    plan = plan_teacher_cache(job, on=args.on, zone=args.zone, provider=args.provider, prices=args.prices)
     print(f"cache: {plan.description}")
     for one in plan.impossible:
         print(one.text)
@@ -55,7 +55,7 @@ def _plan(args: argparse.Namespace, job: Job) -> int:
             print(idle)
         if bill is None:
             need, limit = verdict.memory.peak_bytes, verdict.limit_bytes
-            print(f"{name}: does not fit, {Bytes(need)} of {Bytes(limit)} HBM; a smaller micro_batch may")
+            print(f"{name}: does not fit, {Bytes(need)} of {Bytes(limit)} memory; a smaller micro_batch may")
             continue
         hours = [Seconds(3600 * one) for one in (bill.hours.low, bill.hours.mid, bill.hours.high)]
         paid = [
@@ -67,7 +67,7 @@ def _plan(args: argparse.Namespace, job: Job) -> int:
             f"{name}: {hours[1]} ({hours[0]} to {hours[2]}), {bill.begin_seconds} of it before the first batch, "
             f"{' or '.join(paid) or 'no price is known'}; "
             f"{bill.batches} batches of {verdict.question.job.batch} rows, "
-            f"{Bytes(verdict.memory.peak_bytes)} of {Bytes(verdict.limit_bytes)} HBM"
+            f"{Bytes(verdict.memory.peak_bytes)} of {Bytes(verdict.limit_bytes)} memory"
         )
     print(
         "before the first batch: start and compile as in forerun plan, and the teacher's files. Not counted: shards "

@@ -28,7 +28,7 @@ COMMANDS = {
         job_options.add_tokenizer_options,
     ),
     "plan": Command(
-        "predict memory, time and cost without a TPU",
+        "predict memory, time and cost without a TPU or GPU",
         "forerun plan job.yaml --on v6e-1,v5e-8",
         job_options.add_plan_options,
     ),
@@ -161,7 +161,7 @@ def parser_of(name: str) -> Parser:
 def help_text() -> str:
     """Return the text of `forerun --help`."""
     lines = [
-        "forerun trains language models on TPU, GPU and CPU from one job file, and plans them without a TPU.",
+        "forerun trains language models on TPU, GPU and CPU from one job file, and plans them without a TPU or GPU.",
         "",
         "usage: forerun COMMAND ...",
         "",

@@ -155,9 +155,14 @@ class Plot(Element):
         self.add("line", css="marker", x1=x, x2=x, y1=8, y2=self.bottom)
         self.text(name, x - 8 if left else x + 8, 18, "marker-name", "end" if left else "start")
 
-    def point(self, x: float, y: float, css: str, title: str) -> None:
-        """Draw a dot."""
-        self.add("circle", title=title, css=css, cx=self.x(x), cy=self.y(y), r=DOT - 1)
+    def point(self, x: float, y: float, css: str, title: str, square: bool = False) -> None:
+        """Draw a dot, or a square."""
+        left, top, half = self.x(x), self.y(y), DOT - 1.5
+        if square:
+            side = 2 * half
+            self.add("rect", title=title, css=css, x=left - half, y=top - half, width=side, height=side)
+        else:
+            self.add("circle", title=title, css=css, cx=left, cy=top, r=DOT - 1)
 
     def names(self, points: Sequence[tuple[str, float, float]], above: int) -> None:
         """Write names next to points where space is free. Other names are visible only as tooltips.

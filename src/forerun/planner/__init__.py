@@ -1,7 +1,7 @@
-"""Prediction of memory, step time and cost of a job on TPU slices, without a TPU.
+"""Prediction of memory, step time and cost of a job on TPU slices and GPU machines, without the devices.
 
-The TPU compiler runs on any Linux host. It reports the memory of a program and dumps the scheduled program, from which
-the step time is simulated.
+The compilers of TPUs and GPUs run on any Linux host. They report the memory of a program and dump the scheduled
+program, from which the step time is simulated.
 
 - `compile`: run the compiler in a child process, and cache its results
 - `hlo`: parse the scheduled program

@@ -11,6 +11,7 @@ import pytest
 
 from forerun.cli.main import main
 from forerun.errors import UserError
+from forerun.installation import install_command
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import parse
@@ -43,7 +44,7 @@ class Compiler:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
     made = Compiler()
-    monkeypatch.setattr("forerun.api.planning.answers", made.answers)
+    monkeypatch.setattr("forerun.api.slice_compiler.answers", made.answers)
     return made
 
 
@@ -54,14 +55,61 @@ def job(tmp_path: Path) -> str:
     return str(file)
 
 
-def test_without_slices_all_generations_are_compared(compiler: Compiler, job: str, capsys: Any) -> None:
-    compiler.too_small = {"v4-8"}
+TPUS = ["v6e-1", "v5e-1", "v5p-8", "v4-8", "tpu7x-2x2x1"]
+GPUS = ["h100-1", "a100-80-1", "4090-1", "l4-1"]
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The packages of the compilers that are installed, whatever this machine has."""
+    packages = {"libtpu", "jax_cuda13_plugin"}
+    found = "forerun.planner.compile.installed_compilers.find_spec"
+    monkeypatch.setattr(found, lambda name: name if name in packages else None)
+    return packages
+
+
+def test_without_slices_all_generations_are_compared(
+    compiler: Compiler, installed: set[str], job: str, capsys: Any
+) -> None:
+    compiler.too_small = {"v4-8", "l4-1"}
     assert main(["plan", job, "--json"]) == 0
     first, second = compiler.rounds
-    assert first == ["v6e-1", "v5e-1", "v5p-8", "v4-8", "tpu7x-2x2x1"]
-    assert second[0] == "v4-16"
+    assert first == [*TPUS, *GPUS]
+    assert second == ["v4-16", "v6e-4", "v5e-4"]  # an L4 has no NVLink, so only one is compared
     printed = json.loads(capsys.readouterr().out)
     assert {row["slice"] for row in printed["slices"]} == {*first, *second}
+    assert {row["slice"] for row in printed["slices"] if row["platform"] == "gpu"} == set(GPUS)
+
+
+@pytest.mark.parametrize(
+    ("missing", "compiled", "extra"), [("jax_cuda13_plugin", TPUS, "plan-gpu"), ("libtpu", GPUS, "plan")]
+)
+def test_a_platform_without_its_compiler_is_omitted_and_the_report_says_how_to_include_it(
+    missing: str, compiled: list[str], extra: str, compiler: Compiler, installed: set[str], job: str, capsys: Any
+) -> None:
+    installed.remove(missing)
+    assert main(["plan", job]) == 0
+    assert set(compiler.rounds[0]) - {"v3-8", "v2-8"} == set(compiled)
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{'GPUs' if extra == 'plan-gpu' else 'TPUs'} are not compared" in text
+    assert install_command(extra) in text
+
+
+def test_without_any_compiler_the_plan_is_an_error(
+    compiler: Compiler, installed: set[str], job: str, capsys: Any
+) -> None:
+    installed.clear()
+    assert main(["plan", job]) == 2
+    assert "E-PLAN-004" in capsys.readouterr().err
+    assert compiler.rounds == []
+
+
+@pytest.mark.parametrize(("device", "compiled"), [("tpu", TPUS), ("gpu", GPUS)])
+def test_the_device_of_the_job_selects_the_platform(
+    device: str, compiled: list[str], compiler: Compiler, installed: set[str], job: str
+) -> None:
+    assert main(["plan", job, f"device={device}"]) == 0
+    assert set(compiler.rounds[0]) - {"v3-8", "v2-8"} == set(compiled)
 
 
 def test_named_slices_are_compiled_and_no_others(compiler: Compiler, job: str) -> None:
@@ -139,7 +187,7 @@ def test_a_slice_on_which_the_program_cannot_be_built_has_a_row(
             raise UserError("E-PLAN-999", "v3-8: no such kernel", why="v3 lacks it", fix="attention=xla")
         return made.verdict(question)
 
-    monkeypatch.setattr("forerun.api.planning.cached_fit_result", judge)
+    monkeypatch.setattr("forerun.api.slice_compiler.cached_fit_result", judge)
     page = tmp_path / "plan.html"
     assert main(["plan", job, "--on", "v3-8,v6e-1", "--json", "--html", str(page)]) == 0
     rows = {row["slice"]: row for row in json.loads(capsys.readouterr().out)["slices"]}

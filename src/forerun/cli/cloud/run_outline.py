@@ -104,7 +104,9 @@ def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) 
 
     print_warnings(loaded.job)
     zone = args.zones[0] if args.zones and not args.prices else None
-    found = plan(loaded.job, on=names or None, goal=args.goal, zone=zone, prices=args.prices)
+    # Without --on, compare TPU slices only: the cheapest GPU machines are of providers that `run` cannot rent from.
+    job = loaded.job if names or loaded.job.device != "auto" else loaded.job.model_copy(update={"device": "tpu"})
+    found = plan(job, on=names or None, goal=args.goal, zone=zone, prices=args.prices)
     found.print(SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS))
     found.require_fit()
     rows = {row["slice"]: row for row in found.rows if row["fits"] and not row["changes"]}

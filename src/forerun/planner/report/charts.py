@@ -88,6 +88,7 @@ class Point:
     hours: float
     usd: float
     spot: bool
+    gpu: bool = False
 
     @property
     def title(self) -> str:
@@ -102,6 +103,19 @@ def pareto(points: Sequence[Point]) -> list[Point]:
         if not front or point.usd < front[-1].usd:
             front.append(point)
     return front
+
+
+def money_legend(points: Sequence[Point]) -> list[tuple[str, str, str]]:
+    """Return the legend of the chart of time against cost: circles are TPUs, squares are GPUs."""
+    platforms = [(gpu, "GPU" if gpu else "TPU") for gpu in (False, True) if any(p.gpu == gpu for p in points)]
+    both = len(platforms) > 1
+    entries = []
+    for spot, way in ((False, "on demand"), (True, "spot, with preemptions and waiting")):
+        for gpu, platform in platforms:
+            if any(p.spot == spot and p.gpu == gpu for p in points):
+                css = f"{'spot' if spot else 'demand'}{'' if gpu else ' round'}"
+                entries.append((css, f"{platform} {way}" if both else way, ""))
+    return entries
 
 
 def money_chart(points: Sequence[Point]) -> dict[str, Plot]:
@@ -119,7 +133,7 @@ def money_chart(points: Sequence[Point]) -> dict[str, Plot]:
             if len(front) > 1:
                 plot.line([(p.hours, p.usd) for p in front], f"front{css}")
         for p in points:
-            plot.point(p.hours, p.usd, "dot spot" if p.spot else "dot", p.title)
+            plot.point(p.hours, p.usd, "dot spot" if p.spot else "dot", p.title, square=p.gpu)
         plot.names([(p.name, p.hours, p.usd) for p in ordered], above=sum(map(len, fronts.values())))
         return plot
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from forerun.hardware.slices import Slice
 from forerun.planner.compile.fit_result import FitResult
 from forerun.units import GIB, Count, Usd
 
@@ -69,3 +70,21 @@ def usd_text(usd: float) -> str:
 def rate_text(tokens_per_second: float | None) -> str:
     """Return a rate as a count, or `-` if it is unknown."""
     return "-" if tokens_per_second is None else str(Count(round(tokens_per_second)))
+
+
+def limit_text(v: FitResult) -> str:
+    """Return the resource that limits the step, with its name on the platform, or `-` if the time is unknown."""
+    if v.step is None:
+        return "-"
+    place = v.question.slice
+    if place.chip.gpu is None:
+        return v.step.limit
+    links = "network" if place.hosts > 1 else "NVLink" if place.chip.gpu.nvlink_bytes_per_second else "PCIe"
+    return {"ICI": links, "HBM": "memory"}.get(v.step.limit, v.step.limit)
+
+
+def places_text(places: Iterable[Slice], *, one: bool = False) -> str:
+    """Return what the places of a plan are called: slices (TPU), machines (GPU), or both. `one` is the singular."""
+    platforms = {place.platform for place in places}
+    names = [name for platform, name in (("tpu", "slice"), ("gpu", "machine")) if platform in platforms]
+    return (" or " if one else " and ").join(names if one else [f"{name}s" for name in names])

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 
 from forerun.config.load import dump
 from forerun.config.schema import Job
+from forerun.hardware.chips import Chip, chip_named
 from forerun.pages.render import Cell, render
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff, assumption_rows, job_cost_of
-from forerun.planner.report.charts import Point, memory_chart, money_chart, time_chart
+from forerun.planner.report.charts import Point, memory_chart, money_chart, money_legend, time_chart
 from forerun.planner.report.formatting import (
     doubt_notes,
     gib_text,
     hours_text,
+    limit_text,
+    places_text,
     range_text,
     rate_text,
     step_text,
     usd_text,
 )
-from forerun.planner.report.table import NO_GPUS, price_notes
+from forerun.planner.report.plan_notes import gpu_memory_note, place_text, price_notes
 from forerun.planner.time.chip_model import ChipModel, chip_model_of
-from forerun.planner.time.tpu_step_time import HIGH, LOW
 from forerun.units import Usd
 from forerun.version import __version__
 
@@ -55,7 +57,7 @@ def page(
     """
     rows = [(v, job_cost_of(v, tariff)) for v in verdicts]
     idle = [text for v in verdicts if (text := v.question.idle_text())]
-    prices = [line for line in price_notes(rows, tariff) if line != NO_GPUS]
+    platforms = {v.question.slice.platform for v in verdicts}
     points = _points(rows)
     return render(
         "plan.html.jinja",
@@ -66,19 +68,21 @@ def page(
         answer=headline(rows, tariff),
         fits=any(v.fits for v in verdicts),
         slices=[*(_slice(v, bill, tariff) for v, bill in rows), *map(_impossible_slice, impossible)],
-        notes=[*prices, *doubt_notes(verdicts), *idle, *(one.text for one in impossible), *notes],
+        notes=[*price_notes(rows, tariff), *doubt_notes(verdicts), *idle, *(one.text for one in impossible), *notes],
         memory=memory_chart(verdicts),
         time=time_chart(verdicts),
+        money_legend=money_legend(points),
         money=money_chart(points) if len({point.name for point in points}) > 1 else None,
         spot=[_spot(v, bill) for v, bill in rows if bill] if points else None,
         assumptions=[dict(zip(ASSUMPTION_HEADS, row, strict=True)) for row in assumption_rows()],
         prices=_prices(rows),
+        places=places_text(v.question.slice for v in verdicts).capitalize(),
+        gpu_memory=gpu_memory_note() if "gpu" in platforms else None,
         chips=_chips(verdicts),
-        low=f"{LOW:g}",
-        high=f"{HIGH:g}",
+        gpus=_gpus(verdicts),
+        ranges=_ranges(verdicts),
         job=dump(job),
         versions=_versions(),
-        no_gpus=NO_GPUS,
     )
 
 
@@ -109,7 +113,10 @@ def headline(rows: Rows, tariff: Tariff) -> str:
     fitting = [(v, bill) for v, bill in rows if bill]
     if not fitting:
         nearest = max((v for v, _ in rows), key=lambda v: v.spare_bytes / v.limit_bytes)
-        many = "The slice does not hold" if len(rows) == 1 else f"None of the {len(rows)} slices holds"
+        places = [v.question.slice for v, _ in rows]
+        many = f"None of the {len(rows)} {places_text(places)} holds"
+        if len(rows) == 1:
+            many = f"The {places_text(places, one=True)} does not hold"
         return (
             f"{many} the job. The nearest is {_name(nearest)}, {gib_text(-nearest.spare_bytes)} GiB per device short."
         )
@@ -120,7 +127,7 @@ def headline(rows: Rows, tariff: Tariff) -> str:
     usd, v, bill, offer = min(offers, key=lambda one: one[0])
     on_spot = offer is bill.spot
     hours = bill.spot_hours if on_spot and bill.spot_hours else bill.hours
-    text = f"Cheapest that fits: {_name(v)} {'on spot' if on_spot else 'on demand'} in {offer.price.zone}, "
+    text = f"Cheapest that fits: {_name(v)} {'on spot' if on_spot else 'on demand'} in {place_text(offer)}, "
     text += f"about {Usd(usd)} and {hours_text(hours.mid)} h"
     if on_spot and bill.on_demand:
         text += f" ({Usd(bill.on_demand.usd.mid)} and {hours_text(bill.hours.mid)} h on demand)"
@@ -130,7 +137,7 @@ def headline(rows: Rows, tariff: Tariff) -> str:
     if quick is not v:
         text += f" Fastest: {_name(quick)}, about {hours_text(quick_bill.hours.mid)} h{cost}."
     if tariff.max_usd is not None and usd > tariff.max_usd:
-        text += f" All slices cost more than ${tariff.max_usd:g}."
+        text += f" All {places_text(v.question.slice for v, _ in rows)} cost more than ${tariff.max_usd:g}."
     return text
 
 
@@ -142,7 +149,7 @@ def _slice(v: FitResult, bill: JobCost | None, tariff: Tariff) -> Row:
         "peak, GiB": f"{gib_text(v.memory.peak_bytes)} of {gib_text(v.limit_bytes)}",
         "step": Cell(step_text(v), range_text(v)) if v.step else None,
         "tokens/s": rate_text(v.tokens_per_second) if v.tokens_per_second else None,
-        "MFU, limit": Cell(f"{v.mfu:.0%}", v.step.limit) if v.step and v.mfu is not None else None,
+        "MFU, limit": Cell(f"{v.mfu:.0%}", limit_text(v)) if v.step and v.mfu is not None else None,
         "hours": hours_text(bill.hours.mid) if bill else None,
         "on demand": _dollars(bill.on_demand, tariff) if bill else None,
         "spot": _dollars(bill.spot, tariff) if bill else None,
@@ -157,16 +164,17 @@ def _dollars(offer: Offer | None, tariff: Tariff) -> Cell | None:
     if offer is None:
         return None
     over = tariff.max_usd is not None and offer.usd.mid > tariff.max_usd
-    return Cell(f"${usd_text(offer.usd.mid)}{' over' if over else ''}", offer.price.zone, "bad" if over else None)
+    return Cell(f"${usd_text(offer.usd.mid)}{' over' if over else ''}", place_text(offer), "bad" if over else None)
 
 
 def _points(rows: Rows) -> list[Point]:
     points = []
     for v, bill in rows:
+        gpu = v.question.slice.platform == "gpu"
         if bill and bill.on_demand:
-            points.append(Point(_name(v), bill.hours.mid, bill.on_demand.usd.mid, spot=False))
+            points.append(Point(_name(v), bill.hours.mid, bill.on_demand.usd.mid, spot=False, gpu=gpu))
         if bill and bill.spot and bill.spot_hours:
-            points.append(Point(_name(v), bill.spot_hours.mid, bill.spot.usd.mid, spot=True))
+            points.append(Point(_name(v), bill.spot_hours.mid, bill.spot.usd.mid, spot=True, gpu=gpu))
     return points
 
 
@@ -184,21 +192,54 @@ def _spot(v: FitResult, bill: JobCost) -> Row:
 
 
 def _prices(rows: Rows) -> list[Row]:
-    offers = dict.fromkeys(o.price for _, bill in rows if bill for o in (bill.on_demand, bill.spot) if o)
+    offers = {o.price: o for _, bill in rows if bill for o in (bill.on_demand, bill.spot) if o}
     spot = {p: f"${p.usd_per_chip_hour_spot:g} spot" if p.usd_per_chip_hour_spot else "no spot price" for p in offers}
     return [
         {
-            "chip and zone": f"{p.generation}, {p.zone}",
+            "chip and zone": f"{p.generation}, {place_text(offer)}",
             "price": f"${p.usd_per_chip_hour_on_demand:g} on demand, {spot[p]}",
-            "unit": "USD per chip-hour",
+            "unit": f"USD per {'GPU' if chip_named(p.generation).gpu else 'chip'}-hour",
             "source": f"{p.source}, {p.date}",
         }
-        for p in offers
+        for p, offer in offers.items()
+    ]
+
+
+def _ranges(verdicts: Sequence[FitResult]) -> str:
+    """Return the range of the step times of each platform, relative to the middle."""
+    found: dict[str, set[str]] = {}
+    for v in verdicts:
+        if v.step:
+            factors = f"{v.step.low_factor:g} to {v.step.high_factor:g}"
+            found.setdefault(v.question.slice.platform.upper(), set()).add(factors)
+    texts = [f"{' or '.join(sorted(ranges))} of the middle on {name}s" for name, ranges in found.items()]
+    return " and ".join(texts)
+
+
+def _gpus(verdicts: Sequence[FitResult]) -> list[Row]:
+    """Return the data-sheet figures of the GPUs, one row per figure."""
+    gpus = {chip.name: chip for v in verdicts if (chip := v.question.slice.chip).gpu}
+    figures: dict[str, Callable[[Chip], float | None]] = {
+        "bf16, FLOP/s": lambda chip: chip.bf16_flops,
+        "memory, B/s": lambda chip: chip.hbm_bytes_per_second,
+        "NVLink or PCIe one way, B/s": lambda chip: chip.link_bytes_per_second,
+        "network one way, B/s": lambda chip: chip.gpu.network_bytes_per_second if chip.gpu else None,
+        "memory of the device, B": lambda chip: chip.gpu.memory_bytes if chip.gpu else None,
+        "usable memory, B": lambda chip: chip.usable_bytes,
+    }
+    return [
+        {"per GPU": name, **{one: _figure(name, value) if (value := of(gpus[one])) else None for one in gpus}}
+        for name, of in figures.items()
+        if gpus
     ]
 
 
 def _chips(verdicts: Sequence[FitResult]) -> list[Row]:
-    machines = {v.question.slice.chip.name: chip_model_of(v.question.slice.chip) for v in verdicts}
+    """Return the assumptions about the TPU chips, one row per figure."""
+    chips = {chip.name: chip for v in verdicts if (chip := v.question.slice.chip).gpu is None}
+    if not chips:
+        return []
+    machines = {name: chip_model_of(chip) for name, chip in chips.items()}
     names = [one.name for one in fields(ChipModel)]
     figures = [{chip: _figure(name, getattr(one, name)) for chip, one in machines.items()} for name in names]
     return [{"per device": name, **row} for name, row in zip(names, figures, strict=True)]
@@ -219,7 +260,7 @@ def _name(v: FitResult) -> str:
 
 def _versions() -> str:
     found = [f"forerun {__version__}"]
-    for package in ("jax", "libtpu"):
+    for package in ("jax", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin"):
         try:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:

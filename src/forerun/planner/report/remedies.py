@@ -85,7 +85,7 @@ def _candidates(v: FitResult) -> Iterator[Remedy]:
 
 
 def _smaller_remats(remat: Remat) -> Iterator[tuple[str, Remat]]:
-    """Yield (overrides, policy) of remat policies that keep fewer activations in HBM."""
+    """Yield (overrides, policy) of remat policies that keep fewer activations in device memory."""
     if remat.policy in ("none", "dots"):
         yield "remat=full", Remat(policy="full")
     if remat != OFFLOAD:

@@ -1,26 +1,35 @@
-"""The default slices of a plan without --on: for each generation the smallest that may fit the job, and the next one.
+"""The default slices and GPU machines of a plan without --on.
 
-The choice is by formula, without compiling. Some data must be in HBM whatever the compiler does: weights, optimizer,
-gradients, and the layer inputs that even full remat keeps. A slice with less memory than that is skipped.
+They are the smallest of each generation that may fit the job, and the next one. The choice is by formula, without
+compiling. Some data must be in device memory whatever the compiler does: weights, optimizer, gradients, and the layer
+inputs that even full remat keeps. A slice with less memory than that is skipped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
-from forerun.config.schema import Mesh, Remat
+from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
-from forerun.hardware.slices import Slice, slices
+from forerun.hardware.chips import chip_named
+from forerun.hardware.gpu_names import LARGEST_NODES
+from forerun.hardware.slices import Slice, gpu_machines, slice_named, slices
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes
 
-MAX_COMPILES = 8
+Platform = Literal["tpu", "gpu"]
+PLATFORMS: tuple[Platform, ...] = ("tpu", "gpu")
+MAX_COMPILES = 12  # a minute and a half on two cores
 GENERATIONS = ("v6e", "v5e", "v5p", "v4", "tpu7x")  # in the order in which they are compiled
-OLD = ("v3", "v2")  # for small jobs only
+OLD = ("v3", "v2")  # for small jobs only, and only if no GPUs are compared
+# GPUs in the order in which they are compiled. At most MOST_GPUS of them are compiled. The GPUs without NVLink are for
+# jobs that fit one GPU: several of them spend most of a step in communication.
+GPUS = ("H100", "A100-80", "4090", "L4", "H200", "B200")
+MOST_GPUS = 4
 SMALL_BYTES = 8 * GIB
 LARGEST_CHIPS = 1024
 FLOAT_BYTES = {"float32": 4, "bfloat16": 2}
@@ -42,10 +51,11 @@ class SliceChoice:
 
     by_generation: dict[str, list[DefaultSlice]]
     left_out: tuple[str, ...]
+    postponed: tuple[str, ...] = ()  # generations that are named in the notes and not compiled
 
     def first(self) -> list[DefaultSlice]:
         """Return the smallest slice of each generation."""
-        return [own[0] for own in self.by_generation.values()]
+        return [own[0] for name, own in self.by_generation.items() if name not in self.postponed]
 
     def second(self, verdicts: Sequence[FitResult]) -> list[DefaultSlice]:
         """Return the next larger slices, first of generations whose smallest slice was too small.
@@ -54,6 +64,7 @@ class SliceChoice:
         """
         fits = {v.question.slice.chip.name: v.fits for v in verdicts}
         order = sorted(self.by_generation, key=lambda name: fits.get(name, False))  # stable
+        order = [name for name in order if name not in self.postponed]
         more = [self.by_generation[name][1] for name in order if len(self.by_generation[name]) > 1]
         return more[: max(0, MAX_COMPILES - len(verdicts))]
 
@@ -70,36 +81,63 @@ class SliceChoice:
         return notes
 
 
-def default_slices(resolved: ResolvedJob) -> SliceChoice:
-    """Return the slices of each generation to compile this job for.
+def platforms_of(job: Job) -> tuple[Platform, ...]:
+    """Return the platforms on which the job is planned: those that `device` names, or both."""
+    wanted = (job.device,) if isinstance(job.device, str) else job.device
+    named = tuple(one for one in PLATFORMS if one in wanted)
+    return named or PLATFORMS
+
+
+def default_slices(resolved: ResolvedJob, platforms: Sequence[Platform] = PLATFORMS) -> SliceChoice:
+    """Return the slices of each generation to compile this job for, and the GPU machines.
+
+    Args:
+        resolved: The job.
+        platforms: The platforms whose compiler is installed and which the job allows.
 
     Raises:
-        UserError: No slice can run the job, by formula.
+        UserError: No slice and no machine can run the job, by formula.
     """
     needs = Needs.of(resolved)
     chosen: dict[str, list[DefaultSlice]] = {}
     left_out: list[str] = []
     small = needs.state_bytes + needs.gradient_bytes <= SMALL_BYTES
-    for generation in (*GENERATIONS, *(OLD if small else ())):
+    for generation in _generations(platforms, small):
         own, why = _generation_slices(resolved, generation, needs)
-        if own and len(chosen) < MAX_COMPILES:
+        if own:
             chosen[generation] = own
         else:
-            left_out.append(f"{generation} ({why})")
-    if not small:
+            left_out.append(f"{_shown(generation)} ({why})")
+    if "tpu" in platforms and not small:
         resting = Bytes(needs.state_bytes + needs.gradient_bytes)
         left_out.append(f"v2 and v3 (for small jobs only; weights, optimizer and gradients are {resting})")
     if not chosen:
+        kinds = {"tpu": "slice of any generation", "gpu": "GPU machine"}
+        places = " and no ".join(kinds[platform] for platform in platforms)
         raise UserError(
             "E-PLAN-011",
-            "no slice of any generation can run this job",
+            f"no {places} can run this job",
             why="; ".join(left_out),
-            fix=_suggested_change(resolved, needs),
+            fix=_suggested_change(resolved, needs, platforms),
         )
-    return SliceChoice(chosen, tuple(left_out))
+    gpus = [name for name in chosen if name in GPUS]
+    return SliceChoice(chosen, tuple(left_out), tuple(gpus[MOST_GPUS:]))
 
 
-def _suggested_change(resolved: ResolvedJob, needs: Needs) -> str:
+def _generations(platforms: Sequence[Platform], small: bool) -> tuple[str, ...]:
+    """Return the generations to consider, in the order in which they are compiled."""
+    tpus = GENERATIONS if "tpu" in platforms else ()
+    if "gpu" in platforms:
+        return (*tpus, *GPUS)
+    return (*tpus, *(OLD if small else ()))
+
+
+def _shown(generation: str) -> str:
+    """Return a generation as the names of its slices and machines begin."""
+    return generation.lower()
+
+
+def _suggested_change(resolved: ResolvedJob, needs: Needs, platforms: Sequence[Platform]) -> str:
     """Return the mildest change with which the job may fit some slice, by the same formulas."""
     job = resolved.job
     wider = -(-job.batch // WIDE_BATCH) * WIDE_BATCH
@@ -114,17 +152,16 @@ def _suggested_change(resolved: ResolvedJob, needs: Needs) -> str:
     for words, change in changes:
         changed = resolved.with_values(**change)
         changed_needs = Needs.of(changed)
-        for generation in GENERATIONS:
+        for generation in _generations(platforms, small=False):
             own, _ = _generation_slices(changed, generation, changed_needs)
             if own:
                 return f"with {' '.join((words, *own[0].changes))} it might fit: --on {own[0].question.slice.name}"
-    known = [one for one in slices() if one.chips <= LARGEST_CHIPS]
+    known = [one for name in _generations(platforms, small=False) for one in _sizes(name)]
     room, name = max((one.devices * (one.chip.usable_bytes or 0), one.name) for one in known)
     resting = needs.state_bytes + needs.gradient_bytes
     if resting > room:
-        return (
-            f"make the model smaller: its weights, optimizer and gradients are {resting / room:.3g} x the HBM of {name}"
-        )
+        larger = f"{resting / room:.3g} x the memory of {name}"
+        return f"make the model smaller: its weights, optimizer and gradients are {larger}"
     return "make the sequence shorter or the model smaller; a batch that is a multiple of 256 allows the most slices"
 
 
@@ -159,9 +196,7 @@ def _generation_slices(resolved: ResolvedJob, generation: str, needs: Needs) -> 
     """Return at most two slices of a generation, and the reason against the last slice that was skipped."""
     own: list[DefaultSlice] = []
     why = f"its largest slice here has {LARGEST_CHIPS} chips"
-    for one in slices():
-        if one.chip.name != generation or one.chips > LARGEST_CHIPS:
-            continue
+    for one in _sizes(generation):
         candidate, trouble = _layout_on(resolved, one)
         if candidate is None:
             why = f"{one.name}: {trouble}"
@@ -174,6 +209,18 @@ def _generation_slices(resolved: ResolvedJob, generation: str, needs: Needs) -> 
         if len(own) == 2:
             break
     return own, why
+
+
+def _sizes(generation: str) -> list[Slice]:
+    """Return the slices of a TPU generation, or the machines of a GPU, smallest first."""
+    gpu = chip_named(generation).gpu
+    if gpu is None:
+        return [one for one in slices() if one.chip.name == generation and one.chips <= LARGEST_CHIPS]
+    own = [one for one in gpu_machines() if one.chip.name == generation]
+    if gpu.nvlink_bytes_per_second is None:
+        return own[:1]
+    nodes = [2**power for power in range(1, LARGEST_NODES.bit_length())]
+    return [*own, *(slice_named(f"{own[-1].name}x{count}") for count in nodes)]
 
 
 def _layout_on(resolved: ResolvedJob, slice_: Slice) -> tuple[DefaultSlice | None, str]:

@@ -13,14 +13,15 @@ from forerun.config.optimizer import ADAMW
 from forerun.config.schema import Job, Remat
 from forerun.hardware.chips import Chip
 from forerun.hardware.mesh import MeshShape
+from forerun.hardware.slices import Slice
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.parameter_axes import layer_matrix_count, matrix_count, outer_axes, parameter_count, shape_of
 from forerun.models.sizes import DecoderConfig
+from forerun.planner.search.link_speeds import LinkSpeeds
 from forerun.resolve.resolved_job import ResolvedJob
 
 BYTES = {"float32": 4, "bfloat16": 2}
 MATMUL_SHARE, COPY_SHARE = 0.75, 0.8  # shares of the data sheet's rates; only for estimates
-LINK_BYTES_PER_SECOND, HOST_BYTES_PER_SECOND = 45e9, 20e9
 ACCUMULATION_SECONDS = 2e-3
 
 
@@ -80,27 +81,32 @@ class Footprint:
     def lower_bound_seconds(self, chip: Chip, devices: int, remat: Remat | None = None) -> float:
         """Return the minimum seconds of a step, at the peak FLOP/s of the data sheet.
 
-        Without `remat`, the bound holds for all policies.
+        Without `remat`, the bound holds for all policies. It is 0 if no peak is known.
         """
         work = self.flops if remat is None else self.executed_flops(remat)
-        return work / ((chip.bf16_flops_per_device or float("inf")) * devices)
+        return work / (peak_flops_per_device(chip) * devices)
 
-    def guessed_seconds(self, chip: Chip, mesh: MeshShape, micro_batch: int, accumulation: int, remat: Remat) -> float:
+    def guessed_seconds(self, on: Slice, mesh: MeshShape, micro_batch: int, accumulation: int, remat: Remat) -> float:
         """Return an estimate of the seconds of a step, for ordering candidates.
 
         Computation, gathers of weights and host transfers overlap, so the longest of them counts. Other traffic is
         added to it.
         """
+        chip, links = on.chip, LinkSpeeds.of(on)
         work = self.lower_bound_seconds(chip, mesh.devices, remat) / MATMUL_SHARE
-        link = chip.link_bytes_per_second or LINK_BYTES_PER_SECOND
         passes = 3 if remat.policy != "none" else 2  # gather forward and backward, scatter gradients
         weights = self.parameters * self.compute_bytes / mesh.tp
-        gathered = 0.0 if mesh.fsdp == 1 else weights * passes * accumulation / (2 * link)
-        copies = 0.0 if mesh.data == 1 else 2 * weights / mesh.fsdp / (2 * link)
-        tokens = micro_batch * accumulation * self.sequence
-        width = self.widths.get("layer_in", 0)
-        split = 0.0 if mesh.tp == 1 else 8 * tokens * width * self.compute_bytes / (2 * link) / 2
-        host = 2 * self.host_bytes(mesh, micro_batch, remat) * accumulation / HOST_BYTES_PER_SECOND
+        gathered = copies = split = 0.0
+        if mesh.fsdp > 1:
+            gathered = weights * passes * accumulation / links.collective_bytes_per_second(mesh.fsdp, mesh.tp)
+        if mesh.data > 1:
+            rate = links.collective_bytes_per_second(mesh.data, mesh.fsdp * mesh.tp)
+            copies = 2 * weights / mesh.fsdp / rate
+        if mesh.tp > 1:
+            tokens = micro_batch * accumulation * self.sequence
+            activations = tokens * self.widths.get("layer_in", 0) * self.compute_bytes
+            split = 8 * activations / links.collective_bytes_per_second(mesh.tp, 1) / 2
+        host = 2 * self.host_bytes(mesh, micro_batch, remat) * accumulation / links.host_bytes_per_second
         rows = min(1.0, micro_batch * self.sequence / mesh.tp / 4096)  # with few rows the matrix unit is partly idle
         memory = accumulation * 3 * weights / ((chip.hbm_bytes_per_second or 1e12) * COPY_SHARE)
         core = max(work / (0.6 + 0.4 * rows), memory)
@@ -111,6 +117,15 @@ class Footprint:
             + split
             + accumulation * ACCUMULATION_SECONDS
         )
+
+
+def peak_flops_per_device(chip: Chip) -> float:
+    """Return the highest FLOP/s that one device can reach in training, or infinity if no figure is known.
+
+    A GPU without bfloat16 matmuls is bounded by its float16 peak: it computes bfloat16 more slowly than that.
+    """
+    fp16 = chip.gpu.fp16_flops if chip.gpu else None
+    return chip.bf16_flops_per_device or fp16 or math.inf
 
 
 def kept_names(remat: Remat) -> set[str]:

@@ -15,7 +15,7 @@ from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.report.formatting import seconds_text
-from forerun.planner.report.table import as_json as slices_json
+from forerun.planner.report.plan_json import as_json as slices_json
 from forerun.planner.search import job_file
 from forerun.planner.search.ranking import RankedPlan, equal_slices, ranked
 from forerun.planner.search.scoreboard import candidate_counts, print_ranking

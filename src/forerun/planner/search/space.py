@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from functools import cached_property
 
 from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape, check_model, divisors, resolve, valid_meshes
-from forerun.hardware.slices import Slice, slice_named, slices
+from forerun.hardware.slices import Slice
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.search.lower_bound import Footprint, footprint, kept_names
+from forerun.planner.search.search_slices import default_search_slices, named_exactly, slices_like
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
@@ -32,8 +32,6 @@ REMATS = (
 FOREIGN_REMATS = tuple(
     remat for remat in REMATS if remat.policy in ("full", "none")
 )  # only decoders have named residuals
-GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")  # without --on; v2 and v3 must be named there
-SIZES_PER_GENERATION = 3
 LARGEST_TP = 8
 COPIES = (1, 2, 4)  # numbers of copies of the weights to try, besides one copy on every device
 SAVED_MARGIN = 1.3  # the estimate of activations may be too high by this factor without ruling out a plan that fits
@@ -48,6 +46,11 @@ HOURS = "even at the chip's peak it takes more than --max-hours"
 MONEY = "even at the chip's peak it costs more than --max-usd"
 DEVICES = "the slice has fewer devices than the job asks for"
 NO_PRICE = "no price is known for the slice"
+NODES = "tensor parallelism across machines: their network is too slow for it"
+KERNEL = {  # attention kernels of the job that run on one platform only
+    "splash": ("tpu", "attention: splash is a kernel for TPUs; set attention=auto"),
+    "cudnn": ("gpu", "attention: cudnn is a kernel for GPUs; set attention=auto"),
+}
 
 Usd = Callable[[Slice], float | None]  # price of a complete slice per hour; None if it is unknown
 
@@ -130,17 +133,18 @@ class Space:
 
     def _seconds(self, one: Candidate) -> float:
         accumulation = one.accumulation(self.job.batch)
-        return self.sizes.guessed_seconds(one.slice.chip, one.mesh, one.micro_batch, accumulation, one.remat)
+        return self.sizes.guessed_seconds(one.slice, one.mesh, one.micro_batch, accumulation, one.remat)
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The user's limits and the prices of slices."""
+    """The user's limits, the prices of slices, and what prevents compiling for them."""
 
     usd_per_hour: Usd
     max_hours: float | None = None
     max_usd: float | None = None
     needs_price: bool = False  # whether slices without a price are ruled out
+    obstacle: Callable[[Slice], str | None] = lambda one: None  # the reason why a slice cannot be compiled for
 
 
 def remat_text(remat: Remat) -> str:
@@ -149,37 +153,6 @@ def remat_text(remat: Remat) -> str:
         return f"remat {remat.policy}"
     parts = [f"{verb} {'+'.join(names)}" for verb, names in (("keep", remat.keep), ("offload", remat.offload)) if names]
     return ", ".join(parts) or "remat named"
-
-
-def slices_like(pattern: str) -> list[Slice]:
-    """Return the slices of a comma-separated list of names and globs. Globs match standard slices only."""
-    chosen: dict[str, Slice] = {}
-    for part in pattern.split(","):
-        glob = part.strip().lower().replace("v5litepod", "v5e")
-        if any(mark in glob for mark in "*?["):
-            matches = [one for one in slices() if fnmatchcase(one.name, glob)]
-            if not matches:
-                raise UserError(
-                    "E-PLAN-003",
-                    f"--on {part.strip()} matches no slice",
-                    why="a pattern is compared with the names of standard slices, such as v6e-8 or v5p-16",
-                    fix="--on 'v6e-*', or choose from: forerun hardware slices",
-                )
-        else:
-            matches = [slice_named(part)]
-        chosen |= {one.name: one for one in matches}
-    return list(chosen.values())
-
-
-def default_search_slices(job: Job, sizes: Footprint) -> list[Slice]:
-    """Return, for each generation, the smallest slices whose HBM holds the weights and the optimizer."""
-    state = sizes.resting_bytes
-    chosen = []
-    for generation in GENERATIONS:
-        own = [one for one in slices() if one.chip.name == generation and one.devices >= (job.devices or 1)]
-        holding = [one for one in own if one.used_devices(job.devices) * (one.chip.usable_bytes or 0) > state]
-        chosen += holding[:SIZES_PER_GENERATION]
-    return chosen
 
 
 def space_of(resolved: ResolvedJob, on: str | None, bounds: Bounds) -> Space:
@@ -195,6 +168,7 @@ def space_of(resolved: ResolvedJob, on: str | None, bounds: Bounds) -> Space:
     """
     job, sizes = resolved.job, footprint(resolved)
     chosen = slices_like(on) if on else default_search_slices(job, sizes)
+    named = named_exactly(on)  # for these, a missing compiler is an error later
     remats = FOREIGN_REMATS if resolved.config is None else REMATS
     remats = (*(one for one in remats if not same_remat(one, job.remat)), job.remat)
     left: list[Candidate] = []
@@ -208,7 +182,9 @@ def space_of(resolved: ResolvedJob, on: str | None, bounds: Bounds) -> Space:
             continue
         own = _as_written(resolved, one)
         extra = [own.mesh] if own else []
-        for candidate, reason in _slice_candidates(resolved, sizes, one, remats, bounds, extra):
+        against = None if one.name in named else bounds.obstacle(one)
+        against = against or _slice_reason(job, sizes, one, bounds)
+        for candidate, reason in _slice_candidates(resolved, sizes, one, remats, against, extra):
             if reason:
                 dropped[candidate] = reason
             else:
@@ -243,15 +219,15 @@ def _slice_candidates(
     sizes: Footprint,
     on: Slice,
     remats: Sequence[Remat],
-    bounds: Bounds,
+    against: str | None,
     extra: Sequence[MeshShape],
 ) -> list[tuple[Candidate, str | None]]:
     """Return every candidate of a slice with the reason to rule it out, or None.
 
-    The meshes in `extra` (the job's own) are never ruled out as needless.
+    `against` is a reason that holds for all of them. The meshes in `extra` (the job's own) are never ruled out as
+    needless.
     """
     job = resolved.job
-    against = _slice_reason(job, sizes, on, bounds)
     roomy = _fsdp_has_room(job, sizes, on)
     found: list[tuple[Candidate, str | None]] = []
     for mesh in dict.fromkeys([*meshes(resolved.model_facts.heads, on.used_devices(job.devices)), *extra]):
@@ -264,7 +240,7 @@ def _slice_candidates(
             for remat in remats:
                 candidate = Candidate(on, mesh, micro, remat)
                 reason = against or _memory_reason(candidate, sizes)
-                reason = reason or (None if wanted else _needless_reason(mesh, roomy))
+                reason = reason or (None if wanted else _needless_reason(on, mesh, roomy))
                 found.append((candidate, reason))
     return found
 
@@ -276,7 +252,10 @@ def meshes(heads: int | None, devices: int) -> list[MeshShape]:
 
 
 def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str | None:
-    """Return the reason to rule out all candidates of a slice because of time or cost, or None."""
+    """Return the reason to rule out all candidates of a slice because of its platform, time or cost, or None."""
+    platform, reason = KERNEL.get(job.attention, (on.platform, ""))
+    if platform != on.platform:
+        return reason
     hours = sizes.lower_bound_seconds(on.chip, on.used_devices(job.devices)) * (job.steps or 0) / 3600
     usd = bounds.usd_per_hour(on)
     if bounds.max_hours is not None and hours > bounds.max_hours:
@@ -296,11 +275,14 @@ def _memory_reason(one: Candidate, sizes: Footprint) -> str | None:
     return SAVED if state + saved / SAVED_MARGIN > limit else None
 
 
-def _needless_reason(mesh: MeshShape, roomy: bool) -> str | None:
+def _needless_reason(on: Slice, mesh: MeshShape, roomy: bool) -> str | None:
     """Return the reason to rule out a mesh that another one surely beats, or None."""
+    if on.platform == "gpu" and mesh.tp > on.devices // on.hosts:
+        return NODES
     if roomy and mesh.tp > 2:
         return SPLIT
-    return MANY_COPIES if mesh.data not in COPIES and mesh.fsdp > 1 else None
+    one_per_machine = on.platform == "gpu" and mesh.data == on.hosts
+    return MANY_COPIES if mesh.data not in COPIES and mesh.fsdp > 1 and not one_per_machine else None
 
 
 def _fsdp_has_room(job: Job, sizes: Footprint, on: Slice) -> bool:

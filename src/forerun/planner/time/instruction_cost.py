@@ -12,6 +12,7 @@ import re
 from functools import lru_cache
 
 from forerun.planner.hlo import HBM, Computation, Instruction, Module
+from forerun.planner.time.gemm_shape import gemm_shape
 from forerun.planner.time.transfers import is_collective
 
 DEEPEST = 8  # levels of nested fusions that are examined
@@ -36,7 +37,8 @@ class InstructionWork:
             return _dot_flops(computation, x)
         if x.op == "convolution":
             return _convolution_flops(computation, x)
-        return 0.0
+        gemm = gemm_shape(computation, x) if x.op == "custom-call" else None
+        return gemm.flops if gemm else 0.0
 
     def _flops_in(self, name: str) -> float:
         computation = self.module.computations.get(name)

@@ -3,8 +3,8 @@
 The bound is computed separately from the simulation, so that it reveals a simulated time that is too short. For each
 matrix multiplication it takes the larger of two times: its FLOPs at peak, and its operands in HBM at peak bandwidth.
 The bound is their sum over the program, with loops multiplied out. A TPU has no cache: an operand that the compiler
-left in HBM is read again in each iteration of a loop. One that the compiler moved to on-chip memory is not counted.
-All other operations count as zero.
+left in HBM is read again in each iteration of a loop. One that the compiler moved to on-chip memory is not counted. On
+a GPU, operands may be in the L2 cache, so only bytes beyond its size count. All other operations count as zero.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from forerun.hardware.chips import Chip
-from forerun.planner.hlo import HBM, Computation, Instruction, Module
+from forerun.planner.hlo import HBM, ITEM_BYTES, Computation, Instruction, Module
+from forerun.planner.time.gemm_shape import gemm_shape, is_cublas_call
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.trip_counts import Loops
 
@@ -28,11 +29,16 @@ class PeakRates:
 
     flops: float
     hbm_bytes_per_second: float
+    fp8_flops: float = 0.0  # of operands of 8 bits; 0: the same as `flops`
+    cache_bytes: float = 0.0  # between HBM and the cores
 
     @classmethod
     def of(cls, chip: Chip) -> PeakRates:
-        assert chip.bf16_flops_per_device
         assert chip.hbm_bytes_per_second
+        if chip.gpu is not None:
+            flops = chip.bf16_flops or chip.gpu.fp16_flops or 0.0
+            return cls(flops, chip.hbm_bytes_per_second, chip.gpu.fp8_flops or 0.0, chip.gpu.l2_bytes)
+        assert chip.bf16_flops_per_device
         return cls(chip.bf16_flops_per_device, chip.hbm_bytes_per_second / chip.devices_per_chip)
 
 
@@ -81,15 +87,20 @@ class _Walk:
             return self.computation(x.attribute("body") or ""), self._loops.trips(computation, x)
         if x.op == "call":
             return self.computation(x.attribute("to_apply") or ""), 1
-        if x.op != "fusion" and x.op not in MATMULS:
+        if x.op != "fusion" and x.op not in MATMULS and not is_cublas_call(x):
             return TimeFloor(), 0
-        compute = self._work.flops(computation, x) / self.roof.flops
-        memory = self._operand_bytes(computation, x) / self.roof.hbm_bytes_per_second
+        compute = self._work.flops(computation, x) / self._peak_flops(computation, x)
+        moved = max(0.0, self._operand_bytes(computation, x) - self.roof.cache_bytes)
+        memory = moved / self.roof.hbm_bytes_per_second
         return (TimeFloor(compute=compute) if compute >= memory else TimeFloor(memory=memory)), 1
+
+    def _peak_flops(self, computation: Computation, x: Instruction) -> float:
+        gemm = gemm_shape(computation, x) if self.roof.fp8_flops else None
+        return self.roof.fp8_flops if gemm and ITEM_BYTES[gemm.operand] <= 1 else self.roof.flops
 
     def _operand_bytes(self, computation: Computation, x: Instruction) -> float:
         """Return the bytes in HBM that the matrix multiplications of `x` read, each array once."""
-        if x.op in MATMULS:
+        if x.op != "fusion":
             wanted = set(range(min(2, len(x.operands))))
         else:
             inner = self.module.computations.get(x.attribute("calls") or "")

@@ -16,6 +16,7 @@ LIMITS = {
     "collectives not hidden": "ICI",
     "host transfers not hidden": "host",
     "memory-bound rest": "HBM",
+    "network not hidden": "network",  # between machines with GPUs
 }
 
 
@@ -32,6 +33,7 @@ class StepTime:
     doubts: tuple[str, ...] = ()  # reasons why the time is less certain than its range suggests
     low_factor: float = 0.75  # low / mid, from published runs on the same platform
     high_factor: float = 1.25
+    links: str = "ICI"  # the name of the links between the devices: ICI, NVLink or PCIe
 
     @property
     def low_seconds(self) -> float:
@@ -43,11 +45,12 @@ class StepTime:
 
     @property
     def limit(self) -> str:
-        """The resource that limits most of the step's time: compute, HBM, ICI or host."""
+        """The resource that limits most of the step's time: compute, HBM, the links, network or host."""
         spent: dict[str, float] = {}
         for part, seconds in self.parts_seconds.items():
             spent[LIMITS[part]] = spent.get(LIMITS[part], 0.0) + seconds
-        return max(spent, key=lambda limit: spent[limit], default="compute")
+        slowest = max(spent, key=lambda limit: spent[limit], default="compute")
+        return self.links if slowest == LIMITS["collectives not hidden"] else slowest
 
     def times(self, factor: float) -> StepTime:
         """Return the time scaled by `factor`, but not below the floor."""

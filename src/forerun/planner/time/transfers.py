@@ -91,7 +91,7 @@ def copy_queue_and_seconds(machine: ChipModel, module: Module, x: Instruction) -
     The queue is "to host", "from host", or "dma" for transfers between HBM and VMEM.
     """
     inner = module.computations.get(x.attribute("calls") or "")
-    moved, to_host = _moved(x, inner)
+    moved, to_host = moved_bytes_and_direction(x, inner)
     if any(shape.space == HOST for shape in x.shapes):
         queue = "to host" if to_host else "from host"
         return queue, moved / machine.host_bytes_per_second + 2e-6
@@ -108,15 +108,15 @@ def payload_bytes(computation: Computation, module: Module, x: Instruction) -> f
         computation, x = inner, within
     if is_collective(x):
         return sum(operand.size_bytes for name in x.operands if (operand := computation.by_name.get(name)))
-    return _moved(x, inner)[0]
+    return moved_bytes_and_direction(x, inner)[0]
 
 
 def _arrays(x: Instruction) -> list[Shape]:
     return [s for s in x.shapes if s.space not in (SYNC, _SEMAPHORE) and s.dims]
 
 
-def _moved(x: Instruction, inner: Computation | None) -> tuple[float, bool]:
-    """Return (bytes, whether they move to the host)."""
+def moved_bytes_and_direction(x: Instruction, inner: Computation | None) -> tuple[float, bool]:
+    """Return (bytes, whether they move to the host) of an asynchronous copy or slice."""
     arrays = _arrays(x)
     smallest = min((s.size_bytes for s in arrays), default=0.0)
     if x.op.startswith("dynamic-update-slice"):

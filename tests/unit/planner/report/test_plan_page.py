@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -16,7 +17,7 @@ from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff, assumption_rows, job_cost_of
 from forerun.planner.memory.memory_report import MemoryReport
-from forerun.planner.report.charts import Point, money_chart, pareto
+from forerun.planner.report.charts import Point, money_chart, money_legend, pareto
 from forerun.planner.report.page import headline, page
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
@@ -164,7 +165,6 @@ def test_assumptions_prices_and_the_job_are_on_the_page() -> None:
         assert all(part in text for part in (name, value, meaning, source))
     assert "SkyPilot catalog, 2026-08-21" in text
     assert "steps: 5000" in text
-    assert "GPUs are not compared" in text
 
 
 @pytest.mark.parametrize("verdicts", [(LARGE,), (UNPRICED,), (SMALL,), (LARGE, UNPRICED)])
@@ -198,3 +198,36 @@ def test_ticks_are_round_and_few(bounds: tuple[float, float]) -> None:
     ticks = log_ticks(Scale(*bounds, log=True), 5)
     assert 1 <= len(ticks) <= 5
     assert all(10 ** bounds[0] <= tick <= 10 ** bounds[1] for tick in ticks)
+
+
+GPU = verdict_on("h100-8", 60, 0.9)
+
+
+def test_a_page_of_both_platforms_names_the_limit_of_gpus_and_both_ranges() -> None:
+    assert GPU.step is not None
+    wide = replace(GPU, step=replace(GPU.step, low_factor=0.7, high_factor=1.4))
+    text = "".join(read(made(SMALL, wide)).text)
+    assert "Slices and machines" in text
+    assert "Usable GPU memory is 90%" in text
+    assert "0.75 to 1.25 of the middle on TPUs and 0.7 to 1.4 of the middle on GPUs" in text
+    assert "450 G" in text  # NVLink of an H100, B/s one way
+    assert "Usable GPU memory" not in "".join(read(made(SMALL)).text)
+    assert "Chips, as the step time assumes them" not in "".join(read(made(GPU)).text)
+
+
+def test_the_platforms_have_markers_of_different_shape() -> None:
+    points = [Point("v6e-8", 2, 30, spot=False), Point("h100-8", 1, 40, spot=False, gpu=True)]
+    points += [Point("h100-8", 1.2, 20, spot=True, gpu=True)]
+    for plot in money_chart(points).values():
+        drawing = plot.__html__()
+        assert re.findall(r"<circle[^>]*><title>(\S+)", drawing) == ["v6e-8"]
+        assert re.findall(r"<rect[^>]*><title>(\S+)", drawing) == ["h100-8", "h100-8"]
+        for x, y in re.findall(r'<rect class="dot[^"]*" x="([\d.]+)" y="([\d.]+)"', drawing):
+            assert float(x) > 0
+            assert float(y) > 0
+    assert money_legend(points) == [
+        ("demand round", "TPU on demand", ""),
+        ("demand", "GPU on demand", ""),
+        ("spot", "GPU spot, with preemptions and waiting", ""),
+    ]
+    assert [name for _, name, _ in money_legend(points[:1])] == ["on demand"]

@@ -18,10 +18,11 @@ from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff, job_cost_of
 from forerun.planner.memory.memory_report import MemoryReport
-from forerun.planner.report.formatting import hours_text, usd_text
+from forerun.planner.report.formatting import hours_text, limit_text, usd_text
 from forerun.planner.report.misfit import does_not_fit, over_budget
+from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.remedies import Remedy, Tried
-from forerun.planner.report.table import as_json, print_table
+from forerun.planner.report.table import print_table
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes, Seconds
@@ -104,7 +105,6 @@ def test_notes_name_zone_date_and_what_has_no_price() -> None:
     text = " ".join(printed([SMALL, SPLIT], 120, notes=["omitted: v9"]))
     assert "list prices of 2026-08-21" in text
     assert "No price is known for tpu7x-2x2x1" in text
-    assert "GPUs are not compared" in text
     assert "omitted: v9" in text
     assert "in zone europe-west4-a" in " ".join(printed([SMALL], 120, tariff=Tariff(zone="europe-west4-a")))
 
@@ -136,6 +136,7 @@ def test_json_keys_are_frozen() -> None:
     [row] = as_json([SPLIT])["slices"]
     assert list(row) == [
         "slice",
+        "platform",
         "fits",
         "hbm_peak_bytes",
         "hbm_limit_bytes",
@@ -162,6 +163,7 @@ def test_json_keys_are_frozen() -> None:
         "hours_range",
         "cost_usd",
         "zone",
+        "provider",
         "within_max_usd",
         "spot",
         "checkpoint_every",
@@ -178,7 +180,7 @@ def test_json_keys_are_frozen() -> None:
     ledger = dict(row["hbm_ledger"])
     assert ledger.pop("host_offloaded") == row["host_bytes"]
     assert sum(ledger.values()) == row["hbm_peak_bytes"]
-    assert row["cost_usd"] == row["zone"] == {"on_demand": None, "spot": None}
+    assert row["cost_usd"] == row["zone"] == row["provider"] == {"on_demand": None, "spot": None}
 
 
 def test_json_of_time_and_money() -> None:
@@ -271,3 +273,56 @@ def test_why_a_time_is_uncertain_is_below_the_table() -> None:
     assert "~1.00 s" in text
     assert "(v5e-8): the moon is full." in text
     assert "~3.10 s" not in text
+
+
+GPU = verdict_on("h100-8", 60, 10, 20)
+CONSUMER = verdict_on("4090-1", 30, 10, 20)
+ROWS = ("v6e-1", "h100-8", "4090-1")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+def test_a_plan_of_both_platforms_fits_the_terminal(width: int) -> None:
+    lines = printed([SMALL, GPU, CONSUMER], width)
+    assert max(map(len, lines)) <= width
+    rows = {line.split()[0]: line for line in lines if line.split()[:1] and line.split()[0] in ROWS}
+    # 79.1 and 23.6 GiB x 0.90
+    assert re.search(r"yes .*60\.00 .*71\.19", rows["h100-8"])
+    assert re.search(r"8\.76 short .*30\.00 .*21\.24", rows["4090-1"])
+    text = " ".join(" ".join(lines).split())
+    assert text.count("Usable GPU memory is 90% of the device's") == 1
+    assert "GiB per chip or GPU. Memory is from the report of each platform's compiler." in text
+
+
+def test_a_plan_of_one_platform_has_its_own_words() -> None:
+    text = "\n".join(printed([GPU, CONSUMER], 200))
+    assert re.search(r"^machine +GPUs ", text, re.MULTILINE)
+    assert "GiB per GPU. Memory is from the GPU compiler's report." in text
+    text = "\n".join(printed([SMALL], 200))
+    assert re.search(r"^slice +chips ", text, re.MULTILINE)
+    assert "GPU" not in text
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "limit"),
+    [
+        ("v6e-8", "collectives not hidden", "ICI"),
+        ("h100-8", "collectives not hidden", "NVLink"),
+        ("l40s-8", "collectives not hidden", "PCIe"),
+        ("h100-8x2", "collectives not hidden", "network"),
+        ("v6e-8", "memory-bound rest", "HBM"),
+        ("h100-8", "memory-bound rest", "memory"),
+        ("h100-8", "matmul", "compute"),
+    ],
+)
+def test_a_limit_has_the_name_of_its_platform(name: str, part: str, limit: str) -> None:
+    made = replace(verdict_on(name, 10, 1, 2), step=StepTime(1.0, {part: 1.0}))
+    assert limit_text(made) == limit
+    [row] = as_json([made])["slices"]
+    assert (row["limit"], row["platform"]) == (limit, "tpu" if name.startswith("v") else "gpu")
+
+
+def test_a_job_that_fits_no_gpu_machine() -> None:
+    error = does_not_fit([CONSUMER])
+    assert_error(error, "E-PLAN-017", why="30.00 GiB per device", fix="a machine with more GPUs or memory")
+    assert "2 slices and machines" in does_not_fit([LARGE, CONSUMER]).what
+    assert "2 machines" in does_not_fit([CONSUMER, CONSUMER]).what

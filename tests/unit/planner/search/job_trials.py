@@ -31,12 +31,14 @@ from forerun.planner.cost.job_cost import ASSUMPTIONS, Tariff, job_cost_of
 from forerun.planner.memory.memory_report import MemoryReport
 from forerun.planner.report.misfit import does_not_fit, nearest, over_budget
 from forerun.planner.report.page import page
+from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.remedies import remedies
-from forerun.planner.report.table import as_json, print_table
+from forerun.planner.report.table import print_table
 from forerun.planner.search.default_slices import Needs, default_slices
 from forerun.planner.search.job_file import winning_job
 from forerun.planner.search.ranking import ranked, shown
-from forerun.planner.search.space import Bounds, Space, slices_like, space_of
+from forerun.planner.search.search_slices import slices_like
+from forerun.planner.search.space import Bounds, Space, space_of
 from forerun.planner.search.strategy import GOALS, Outcome, Strategy
 from forerun.planner.time.step_time import StepTime
 from forerun.resolve.resolved_job import ResolvedJob
@@ -133,7 +135,7 @@ class Trial:
         first = choice.first()
         verdicts = [made_up(one.question, n) for n, one in enumerate(first)]
         second = choice.second(verdicts)
-        assert len(first) + len(second) <= 8
+        assert len(first) + len(second) <= 12
         assert choice.notes(first + second) is not None
         self.planned = True
         self._told(resolved.job, verdicts, tariff)
@@ -259,7 +261,10 @@ def made_up(question: CompileRequest, n: int, seconds: float = 0.37, peak_bytes:
 
 
 def usd_per_hour(one: Slice, tariff: Tariff) -> float | None:
-    price = cheapest(one.chip.name, tariff.zone, hosts=one.hosts, override_file=tariff.prices_file)
+    per_host = one.chips // one.hosts
+    price = cheapest(
+        one.chip.name, tariff.zone, hosts=one.hosts, override_file=tariff.prices_file, chips_per_host=per_host
+    )
     return None if price is None else price.usd_per_chip_hour_on_demand * one.chips
 
 

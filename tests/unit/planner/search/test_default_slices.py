@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from error_assertions import assert_error
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import requests_of
 from forerun.planner.memory.memory_report import MemoryReport
-from forerun.planner.search.default_slices import MAX_COMPILES, DefaultSlice, Needs, default_slices
+from forerun.planner.search.default_slices import MAX_COMPILES, DefaultSlice, Needs, default_slices, platforms_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes, Seconds
 
@@ -41,8 +42,56 @@ def test_bytes_that_must_be_there() -> None:
 
 
 def test_a_small_job_asks_the_smallest_of_every_generation() -> None:
-    choice = default_slices(job(model="smollm2-135m"))
+    choice = default_slices(job(model="smollm2-135m"), ["tpu"])
     assert names(choice.first()) == ["v6e-1", "v5e-1", "v5p-8", "v4-8", "tpu7x-2x2x1", "v3-8", "v2-8"]
+
+
+TPUS = ["v6e-1", "v5e-1", "v5p-8", "v4-8", "tpu7x-2x2x1"]
+
+
+def test_a_small_job_asks_one_of_each_gpu_too() -> None:
+    choice = default_slices(job(model="smollm2-135m"))
+    assert names(choice.first()) == [*TPUS, "h100-1", "a100-80-1", "4090-1", "l4-1"]
+    [line] = [line for line in choice.notes(choice.first()) if "--on" in line]
+    assert {"h200-1", "b200-1"} <= set(line.split("--on ")[1].split(","))
+
+
+def test_gpus_without_nvlink_are_only_for_jobs_that_fit_one_gpu() -> None:
+    # 8.03B parameters x 16 bytes are 119.7 GiB: two H100 of 71.2 GiB, one H200 of 125.8 GiB.
+    choice = default_slices(job(model="llama3.1-8b", micro_batch=1), ["gpu"])
+    assert names(choice.first()) == ["h100-2", "a100-80-2", "h200-1", "b200-1"]
+    assert [line.split()[0] for line in choice.left_out] == ["4090", "l4"]
+
+
+def test_a_job_that_is_larger_than_a_machine_takes_several() -> None:
+    # 70.55B parameters x 16 bytes are 1,051 GiB, and eight H100 have 569.5 GiB.
+    large = job(model="llama3.1-70b", batch=512, micro_batch=1, remat={"policy": "named", "offload": ["layer_in"]})
+    choice = default_slices(large, ["gpu"])
+    assert names(choice.by_generation["H100"]) == ["h100-8x2", "h100-8x4"]
+    assert choice.first()[0].question.slice.hosts == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "platforms"),
+    [
+        ("auto", ("tpu", "gpu")),
+        ("cpu", ("tpu", "gpu")),
+        ("tpu", ("tpu",)),
+        ("gpu", ("gpu",)),
+        (["gpu", "cpu"], ("gpu",)),
+        (["gpu", "tpu"], ("tpu", "gpu")),
+    ],
+)
+def test_the_device_of_the_job_restricts_the_platforms(device: object, platforms: tuple[str, ...]) -> None:
+    assert platforms_of(job(device=device).job) == platforms
+
+
+def test_no_gpu_machine_can_run_the_job() -> None:
+    with pytest.raises(UserError) as caught:
+        default_slices(job(model={"layers": 1024, "embed": 1 << 18, "heads": 1024, "vocab": 512}), ["gpu"])
+    assert_error(caught.value, "E-PLAN-011", what="GPU machine", why="b200-8x64")
+    # 1,024 layers x 12 x 2^36 parameters x 16 bytes over 512 devices of 178.4 GiB x 0.90
+    assert "are 153 x the memory of b200-8x64" in caught.value.fix
 
 
 def test_a_large_job_starts_where_it_might_fit() -> None:
@@ -136,16 +185,16 @@ def test_usable_bytes_bound_the_smallest_slice() -> None:
 )
 def test_the_way_out_leads_out(values: dict[str, object], fix: str, mended: dict[str, object]) -> None:
     with pytest.raises(UserError) as caught:
-        default_slices(job(**values))
+        default_slices(job(**values), ["tpu"])
     assert caught.value.fix == fix
-    assert fix.split()[-1] in names(default_slices(job(**{**values, **mended})).first())
+    assert fix.split()[-1] in names(default_slices(job(**{**values, **mended}), ["tpu"]).first())
 
 
 def test_a_model_that_is_larger_than_any_slice() -> None:
     with pytest.raises(UserError) as caught:
         default_slices(job(model={"layers": 1024, "embed": 1 << 18, "heads": 1024, "vocab": 512}))
     # 1,024 layers x 12 x 2^36 parameters x 16 bytes over 2,048 devices of 94.75 GiB
-    assert "are 64.8 x the HBM of tpu7x-8x8x16" in caught.value.fix
+    assert "are 64.8 x the memory of tpu7x-8x8x16" in caught.value.fix
 
 
 def test_the_comparison_uses_the_devices_that_the_job_asks_for() -> None:

@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import pytest
 
-from forerun.config.schema import Job
+from forerun.config.schema import Job, Remat
 from forerun.hardware.mesh import MeshShape
+from forerun.hardware.slices import slice_named
 from forerun.models.decoder import Decoder
 from forerun.models.families.registry import FAMILIES
 from forerun.models.layer_kinds import LayerKind, LayerShape
@@ -180,6 +181,42 @@ def test_no_state_is_smaller_than_its_bound(name: str, method: str, tmp_path: Pa
     bound = footprint(ResolvedJob(wanted)).lower_bound_bytes(one)
     assert 0 <= held - bound <= COUNTERS_BYTES
     assert footprint(ResolvedJob(wanted)).lower_bound_bytes(MeshShape(2, 4, 2)) == bound / 8
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"), [("h100-8", 989), ("a100-80-1", 312), ("4090-1", 165), ("t4-1", 65), ("v6e-8", 918)]
+)
+def test_a_step_takes_at_least_its_flops_at_the_peak(name: str, teraflops: float) -> None:
+    """T4 has no bfloat16 matmuls: its peak is that of float16, which no emulation can exceed."""
+    sizes, on = footprint(ResolvedJob(job("llama3.2-1b"))), slice_named(name)
+    bound = sizes.lower_bound_seconds(on.chip, on.devices)
+    assert bound == pytest.approx(sizes.flops / (teraflops * 1e12 * on.devices))
+    mesh = MeshShape(1, on.devices, 1)
+    assert sizes.guessed_seconds(on, mesh, 1, 4, Remat(policy="full")) > bound
+
+
+def test_the_bound_without_a_known_peak_is_zero() -> None:
+    chip = replace(slice_named("v6e-8").chip, bf16_flops=None)
+    assert footprint(ResolvedJob(job("llama3.2-1b"))).lower_bound_seconds(chip, 8) == 0
+
+
+def test_communication_and_offload_follow_the_links() -> None:
+    """Eight GPUs over PCIe wait for the weights, over NVLink they do not."""
+    wanted = job("llama3.2-1b", batch=64, sequence=2048)
+    sizes, fsdp, copies = footprint(ResolvedJob(wanted)), MeshShape(1, 8, 1), MeshShape(8, 1, 1)
+    full = Remat(policy="full")
+
+    def ratio(name: str) -> float:
+        on = slice_named(name)
+        return sizes.guessed_seconds(on, fsdp, 1, 8, full) / sizes.guessed_seconds(on, copies, 1, 8, full)
+
+    assert ratio("4090-8") > 1.5
+    assert ratio("h100-8") < 1.3
+    near, far = slice_named("h100-8"), slice_named("h100-4x2")
+    assert sizes.guessed_seconds(far, copies, 8, 1, full) > sizes.guessed_seconds(near, copies, 8, 1, full)
+    offload = Remat(policy="named", offload=("layer_in",))
+    slow = sizes.guessed_seconds(slice_named("l4-1"), MeshShape(1, 1, 1), 1, 64, offload)
+    assert slow >= 2 * sizes.tokens * sizes.widths["layer_in"] * 2 / 32e9
 
 
 def test_counting_needs_no_jax(tmp_path: Path) -> None:

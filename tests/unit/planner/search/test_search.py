@@ -6,7 +6,7 @@ import io
 import itertools
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.hardware.slices import Slice
 from forerun.planner.compile import result_cache
 from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.fit_result import FitResult
@@ -305,6 +306,24 @@ def test_limits_that_nothing_keeps(compiler: list[CompileRequest]) -> None:
         searched(max_hours=0.0001)
     with pytest.raises(UserError, match="E-PLAN-018"):
         searched(goal="best")
+
+
+def without_the_gpu_compiler(targets: Iterable[Slice]) -> None:
+    if any(one.platform == "gpu" for one in targets):
+        raise UserError("E-PLAN-004", "the GPU compiler is not installed", why="", fix="install it")
+
+
+def test_a_missing_compiler_is_an_error_only_if_its_machines_are_asked_for(
+    compiler: list[CompileRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "require_compilers", without_the_gpu_compiler)
+    code, text = searched(on="v6e-4,h100-*", goal="fastest")
+    assert code == 0
+    assert {question.slice.name for question in compiler} == {"v6e-4"}
+    assert "the GPU compiler is not installed: install it" in text
+    for named in ("v6e-8,h100-8", "h100-*"):
+        with pytest.raises(UserError, match="E-PLAN-004"):
+            searched(on=named, goal="fastest")
 
 
 def test_the_written_job_is_the_winner(compiler: list[CompileRequest]) -> None:

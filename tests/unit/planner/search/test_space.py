@@ -13,7 +13,7 @@ from forerun.models.sizes import SIZES, decoder_config
 from forerun.nn.spec import count
 from forerun.planner.search import space as candidates
 from forerun.planner.search.lower_bound import footprint
-from forerun.planner.search.space import REMATS, Bounds, Space, slices_like, space_of
+from forerun.planner.search.space import REMATS, Bounds, Space, space_of
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
@@ -110,23 +110,6 @@ def test_two_spellings_of_a_remat_are_one_candidate() -> None:
     assert space("v6e-8", remat=remat).size == space("v6e-8").size
 
 
-def test_sensible_slices_hold_the_state() -> None:
-    found = space(None)
-    names = set(found.by_slice)
-    assert {"v6e-4", "v6e-8", "v6e-16", "v5p-8"} <= names
-    assert "v5e-4" not in names
-    assert not any(name.startswith(("v2", "v3")) for name in names)
-
-
-def test_globs() -> None:
-    assert [one.name for one in slices_like("v6e-?")] == ["v6e-1", "v6e-4", "v6e-8"]
-    assert [one.name for one in slices_like("v5litepod-8, v5e-8,v6e-1*")] == ["v5e-8", "v6e-1", "v6e-16", "v6e-128"]
-    with pytest.raises(UserError, match="E-PLAN-003"):
-        slices_like("v9*")
-    with pytest.raises(UserError, match="E-HARDWARE-019"):
-        slices_like("v5e-7")
-
-
 def test_every_candidate_uses_the_devices_that_the_job_asks_for() -> None:
     found = space("v6e-1,v6e-8", model="qwen3-0.6b", devices=2)
     assert {one.mesh.devices for one in found.candidates} == {2}
@@ -135,3 +118,48 @@ def test_every_candidate_uses_the_devices_that_the_job_asks_for() -> None:
     assert {one.slice.devices >= 2 for one in space(None, model="qwen3-0.6b", devices=2).candidates} == {True}
     with pytest.raises(UserError, match=r"devices=16.*v6e-8.*E-HARDWARE-017"):
         space("v6e-1,v6e-8", devices=16)
+
+
+def test_a_mixed_space_has_candidates_of_both_platforms() -> None:
+    found = space("v6e-8,h100-8,4090-8")
+    assert {one.slice.platform for one in found.candidates} == {"tpu", "gpu"}
+    for name in ("v6e-8", "h100-8"):
+        assert {one.remat for one in found.by_slice[name]} >= {REMATS[0], REMATS[1], REMATS[2]}
+    limit = slice_named("4090-8").chip.usable_bytes
+    state = footprint(job()).resting_bytes
+    assert {mesh.fsdp * mesh.tp * limit >= state for mesh in {one.mesh for one in found.by_slice["4090-8"]}} == {True}
+
+
+def test_tensor_parallelism_stays_within_a_machine() -> None:
+    values = {"model": "llama3.1-70b", "batch": 64}
+    apart, together = space("h100-4x4", **values), space("h100-8x2", **values)
+    assert apart.ruled_out[candidates.NODES] > 0
+    assert max(one.mesh.tp for one in apart.candidates) == 4
+    assert candidates.NODES not in together.ruled_out
+    assert max(one.mesh.tp for one in together.candidates) == 8
+    assert MeshShape(1, 16, 1) in {one.mesh for one in together.candidates}
+    own = space("h100-4x4", mesh={"fsdp": 2, "tp": 8}, **values)
+    assert str(own.as_written["h100-4x4"].mesh) == "1x2x8", "the user's own mesh is not ruled out"
+
+
+def test_a_copy_of_the_weights_in_each_machine_is_tried() -> None:
+    found = space("h100-8x8", model="llama3.2-1b", batch=64)
+    assert MeshShape(8, 8, 1) in {one.mesh for one in found.candidates}
+    assert MeshShape(16, 4, 1) not in {one.mesh for one in found.candidates}
+
+
+@pytest.mark.parametrize(("kernel", "left"), [("splash", "tpu"), ("cudnn", "gpu")])
+def test_a_kernel_of_one_platform_rules_out_the_other(kernel: str, left: str) -> None:
+    found = space("v6e-8,h100-8", attention=kernel)
+    assert {one.slice.platform for one in found.candidates} == {left}
+    assert found.ruled_out[candidates.KERNEL[kernel][1]] > 0
+
+
+def test_a_platform_without_a_compiler_is_ruled_out_unless_it_is_named() -> None:
+    without_gpu = Bounds(lambda one: 1.0, obstacle=lambda one: "not here" if one.platform == "gpu" else None)
+    for on in (None, "v6e-*,h100-*"):
+        found = space(on, without_gpu)
+        assert {one.slice.platform for one in found.candidates} == {"tpu"}
+        assert {one.slice.platform for one, reason in found.dropped.items() if reason == "not here"} == {"gpu"}
+    named = space("v6e-*,h100-8", without_gpu)
+    assert {one.slice.name for one in named.candidates} >= {"v6e-8", "h100-8"}

@@ -14,7 +14,8 @@ import pytest
 from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.chip_model import ChipModel, chip_model_of
-from forerun.planner.time.simulation import Simulation, Spent
+from forerun.planner.time.execution import Spent
+from forerun.planner.time.simulation import Simulation
 
 SAMPLES = Path(__file__).parent / "samples"
 MIB = 2**20

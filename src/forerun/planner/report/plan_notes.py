@@ -1,0 +1,120 @@
+"""Notes below the table of a plan: units, prices and checkpoints. The terminal and the HTML page share them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from forerun.hardware.gpus import MEMORY_SHARE
+from forerun.hardware.price import GOOGLE_CLOUD
+from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.cost.job_cost import JobCost, Offer, Tariff
+from forerun.planner.cost.save_interval import WASTE
+from forerun.planner.report.formatting import seconds_text
+
+SHORT_LIST = 4  # values that a note lists one by one
+
+
+def memory_notes(verdicts: Sequence[FitResult]) -> list[str]:
+    """Return notes on the memory: its unit, its source, and the limit of GPUs."""
+    places = [v.question.slice for v in verdicts]
+    chips = sorted({place.chip.name for place in places if place.chip.devices_per_chip == 2})
+    platforms = sorted({place.platform for place in places}, reverse=True)
+    unit = " or ".join({"tpu": "chip", "gpu": "GPU"}[platform] for platform in platforms)
+    source = (
+        f"{platforms[0].upper()} compiler's report" if len(platforms) == 1 else "report of each platform's compiler"
+    )
+    per = f"device; a chip of {' and '.join(chips)} is two devices" if chips else unit
+    notes = [f"GiB per {per}. Memory is from the {source}."]
+    if "gpu" in platforms:
+        notes.append(gpu_memory_note())
+    return notes
+
+
+def gpu_memory_note() -> str:
+    """Return how the usable memory of a GPU is chosen."""
+    return f"Usable GPU memory is {MEMORY_SHARE:.0%} of the device's, the share that forerun train reserves."
+
+
+def provider_of(offer: Offer | None) -> str | None:
+    """Return the provider of an offer, or None without an offer."""
+    return offer.price.provider if offer else None
+
+
+def save_notes(bills: Sequence[tuple[FitResult, JobCost]]) -> list[str]:
+    """Return an explanation of an automatic checkpoint.every, or a warning for each slice where it wastes time."""
+    chosen = [f"{bill.saves.every} on {_name(v)}" for v, bill in bills if v.question.job.checkpoint.every == "auto"]
+    if len(chosen) > SHORT_LIST:
+        steps = sorted(bill.saves.every for _, bill in bills)
+        chosen = [f"{steps[0]} to {steps[-1]} steps"]
+    if chosen:
+        return [f"checkpoint.every (auto): {', '.join(chosen)}. On {_name(bills[0][0])}, {_save_times(*bills[0])}."]
+    return [
+        f"Warning: checkpoint.every={bill.saves.every} takes "
+        + (f"{bill.save_waste:.0%} more time" if math.isfinite(bill.save_waste) else "infinitely more time")
+        + f" on {_name(v)} than checkpoint.every={bill.best_every} (assumed preemptions): {_save_times(v, bill)}."
+        for v, bill in bills
+        if bill.save_waste > WASTE
+    ]
+
+
+def _save_times(v: FitResult, bill: JobCost) -> str:
+    assert v.step is not None
+    pause, write, step = map(seconds_text, (bill.saves.pause_seconds, bill.saves.write_seconds, v.step.mid_seconds))
+    return (
+        f"a save of {bill.saves.state_bytes} pauses the run for {pause} and takes {write} to write; a step takes {step}"
+    )
+
+
+def price_notes(rows: Sequence[tuple[FitResult, JobCost | None]], tariff: Tariff) -> list[str]:
+    """Return notes on the prices: their date and zone, slices without a price, and the assumptions for spot."""
+    bills = [(v, bill) for v, bill in rows if bill]
+    if not bills:
+        return []
+    offers = [offer for _, bill in bills for offer in (bill.on_demand, bill.spot) if offer]
+    dates = sorted({offer.price.date for offer in offers})
+    notes = []
+    if offers:
+        mixed = any(provider_of(offer) != GOOGLE_CLOUD for offer in offers)
+        place = "provider and zone" if mixed else "zone"
+        where = f"zone {tariff.zone}" if tariff.zone else f"the cheapest {place} of each row (or: --zone ZONE)"
+        notes.append(f"Dollars: list prices of {' and '.join(dates)} in {where}, start and checkpoints included.")
+        if mixed:
+            notes += _provider_notes(bills)
+    lacking = [_name(v) for v, bill in bills if bill.on_demand is None]
+    if lacking:
+        place = f" in {tariff.zone}" if tariff.zone else ""
+        notes.append(f"No price is known{place} for {', '.join(lacking)}: set it with --prices FILE.")
+    cheapest = min((b for b in bills if b[1].spot), key=lambda b: b[1].spot.usd.mid, default=None)  # type: ignore[union-attr]
+    if cheapest:
+        v, bill = cheapest
+        assert bill.spot
+        notes.append(
+            f"Cheapest: {_name(v)} on spot in {place_text(bill.spot)}, {bill.preemptions:.1f} preemptions expected "
+            f"(assumed rate); it writes {bill.written_bytes} of checkpoints and metrics."
+        )
+    return [*notes, *save_notes(bills)]
+
+
+def place_text(offer: Offer) -> str:
+    """Return the zone of an offer, or its provider. A zone of another provider than Google Cloud has both."""
+    provider, place = offer.price.provider, offer.price.place
+    return place if provider in (GOOGLE_CLOUD, place) else f"{place} ({provider})"
+
+
+def _provider_notes(bills: Sequence[tuple[FitResult, JobCost]]) -> list[str]:
+    """Return a line for each way to pay that names the provider of each row."""
+    notes = []
+    for way, found in (("On demand", [b.on_demand for _, b in bills]), ("Spot", [b.spot for _, b in bills])):
+        names: dict[str, list[str]] = {}
+        for (v, _), offer in zip(bills, found, strict=True):
+            if offer is not None:
+                names.setdefault(provider_of(offer) or "", []).append(_name(v))
+        if names:
+            listed = "; ".join(f"{', '.join(rows)} from {provider}" for provider, rows in names.items())
+            notes.append(f"{way}: {listed}.")
+    return notes
+
+
+def _name(v: FitResult) -> str:
+    return v.question.slice.name

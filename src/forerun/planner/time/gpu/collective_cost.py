@@ -1,0 +1,74 @@
+"""The time of a collective of NCCL.
+
+NCCL chooses an algorithm and a protocol by the size of the message. The model has the ring, NVLink SHARP (NVLS) for an
+all-reduce within one machine, and two protocols: LL has a low latency and a part of the bandwidth, Simple the full
+bandwidth. The fastest combination counts. Bus bandwidth is defined as in nccl-tests (doc/PERFORMANCE.md): the bytes
+that each GPU must send in a ring, divided by the time.
+
+Between machines, each GPU has its own network adapter. A ring passes through all adapters of a machine, so its bus
+bandwidth is the sum of those adapters whose GPUs are in the group, but at most that of the links within the machine.
+"""
+
+from __future__ import annotations
+
+from forerun.planner.hlo import Computation, Instruction
+from forerun.planner.time.gpu.gpu_model import GpuModel
+from forerun.planner.time.gpu.replica_groups import GroupLayout, crosses_machines, group_layout
+
+LINKS, NETWORK = "links", "network"  # the queues of collectives
+
+
+def collective_queue_and_seconds(model: GpuModel, computation: Computation, x: Instruction) -> tuple[str, float]:
+    """Return (queue, seconds) of a collective. The queue names the slowest connection that it uses."""
+    op = x.op.removesuffix("-start")
+    size_bytes = sum(operand.size_bytes for name in x.operands if (operand := computation.by_name.get(name)))
+    if op == "collective-permute":
+        if crosses_machines(x, model.devices_per_host):
+            return NETWORK, protocol_seconds(model, size_bytes, model.network_bytes_per_second, 2)
+        return LINKS, protocol_seconds(model, size_bytes, model.link_bytes_per_second, 1)
+    layout = group_layout(x, model.devices_per_host)
+    if layout.devices < 2:
+        return LINKS, 0.0
+    queue = LINKS if layout.nodes == 1 else NETWORK
+    if op in ("all-to-all", "ragged-all-to-all"):
+        return queue, _all_to_all_seconds(model, size_bytes, layout)
+    return queue, ring_seconds(model, op, size_bytes, layout)
+
+
+def ring_seconds(model: GpuModel, op: str, operand_bytes: float, layout: GroupLayout) -> float:
+    """Return the time of an all-gather, all-reduce, reduce-scatter or broadcast. `operand_bytes` are per GPU."""
+    bandwidth = model.link_bytes_per_second
+    if layout.nodes > 1:
+        bandwidth = min(bandwidth, layout.devices_per_node * model.network_bytes_per_second)
+    elif op == "all-reduce" and layout.devices > 2:
+        bandwidth = max(bandwidth, model.nvls_bytes_per_second)
+    return protocol_seconds(model, sent_bytes(op, operand_bytes, layout.devices), bandwidth, layout.nodes)
+
+
+def sent_bytes(op: str, operand_bytes: float, devices: int) -> float:
+    """Return the bytes that each GPU sends in a ring: the numerator of the bus bandwidth."""
+    if op == "all-gather":
+        return operand_bytes * (devices - 1)
+    if op == "collective-broadcast":
+        return operand_bytes
+    others = (devices - 1) / devices
+    return operand_bytes * others * (2 if op == "all-reduce" else 1)
+
+
+def protocol_seconds(model: GpuModel, sent: float, bytes_per_second: float, nodes: int) -> float:
+    """Return the time with the faster of two protocols."""
+    latency = model.node_seconds * (nodes - 1)
+    low_latency = model.collective_seconds + sent / (bytes_per_second * model.latency_protocol_share)
+    bulk = model.bulk_collective_seconds + sent / bytes_per_second
+    return latency + min(low_latency, bulk)
+
+
+def _all_to_all_seconds(model: GpuModel, operand_bytes: float, layout: GroupLayout) -> float:
+    """Return the time of an all-to-all: each GPU sends an equal part to each other GPU."""
+    part = operand_bytes / layout.devices
+    within = part * (layout.devices_per_node - 1)
+    across = part * (layout.devices - layout.devices_per_node)
+    seconds = within / model.link_bytes_per_second
+    if layout.nodes > 1:
+        seconds = max(seconds, across / model.network_bytes_per_second)
+    return seconds + model.collective_seconds + model.node_seconds * (layout.nodes - 1)

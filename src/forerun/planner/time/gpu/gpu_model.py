@@ -56,8 +56,8 @@ RATES = {
 OTHER = GpuRates(0.70, 0.88, 0.55, 0.45, (128, 128), 0.60)  # a GPU that a user adds to the table
 
 # Factors for the assumptions above (above one: faster), fitted to published step times with
-# bench/accuracy/gpu_calibrate.py on the calibration half, 2026-11-18. They also contain what other programs lose and the
-# model does not know, such as lower clocks at the power limit. A factor is limited where a rate would exceed what any
+# bench/accuracy/gpu_calibrate.py on the calibration half, 2026-11-18. They also contain losses that the model
+# does not know, such as lower clocks at the power limit. A factor is limited where a rate would exceed what any
 # microbenchmark reaches.
 _AMPERE = {"gemm": 0.894, "attention": 0.984, "hbm": 1.03, "link": 0.879, "overhead": 1.009}  # 6 runs
 _HOPPER = {"gemm": 0.789, "attention": 0.917, "hbm": 1.03, "link": 0.98, "overhead": 0.99}  # 12 runs

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.hardware.gpu_memory import MEMORY_SHARE as MEMORY_SHARE
+from forerun.hardware.gpu_memory import memory_share
 from forerun.hardware.rows import Row
 from forerun.units import GIB, KIB, MIB
 
-# The share of a GPU's memory that `train` reserves for arrays. jax's own default is 0.75. The rest is for the CUDA
-# context, NCCL's buffers and libraries.
-MEMORY_SHARE = 0.90
 # The versions that are written into the description. They are those of the packages that the extra `cuda` installs.
 CUDA_RUNTIME, CUDA_DRIVER, CUDNN = "13.0.0", "13.0.0", "9.12.0"
 
@@ -39,7 +38,7 @@ class GpuSpecs:
     @property
     def usable_bytes(self) -> int:
         """The memory that `train` reserves for arrays."""
-        return int(self.memory_bytes * MEMORY_SHARE)
+        return int(self.memory_bytes * memory_share().share)
 
 
 def gpu_specs(row: Row) -> GpuSpecs:

@@ -61,8 +61,9 @@ def cudnn_attention(
     rows = q_BSHD.shape[0]
     if q_BSHD.size < OFFSET_LIMIT or rows == 1:
         return _attention(settings, q_BSHD, k_BSKD, v_BSKD, segments_BS)
-    parts = [jnp.split(x, [rows // 2]) for x in (q_BSHD, k_BSKD, v_BSKD, segments_BS)]
-    return jnp.concatenate([cudnn_attention(*part, settings) for part in zip(*parts, strict=True)])
+    q, k, v, segments = (jnp.split(x, [rows // 2]) for x in (q_BSHD, k_BSKD, v_BSKD, segments_BS))
+    halves = zip(q, k, v, segments, strict=True)
+    return jnp.concatenate([cudnn_attention(*half, settings) for half in halves])
 
 
 @jax.tree_util.register_dataclass

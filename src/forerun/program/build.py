@@ -58,7 +58,7 @@ class Program:
     schedule: Schedule  # NumPy scalars
     derived: Derived
     flops_per_step: float
-    compiler_options: dict[str, str | bool]
+    compiler_options: dict[str, str | bool | int]
 
     @property
     def tokens_per_step(self) -> int:

@@ -14,6 +14,7 @@ from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.models.base import Model, capabilities_of
 from forerun.nn.attention import Kernel
+from forerun.units import MIB
 
 BY_PLATFORM = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}
 RUNS_ON = {"splash": ("tpu",), "cudnn": ("gpu", "cuda")}  # xla runs anywhere
@@ -38,9 +39,14 @@ _OPTIONS: dict[str, dict[str, str]] = {
 }
 # cuBLAS computes all matmuls. Triton's would need autotuning on the device, so `plan` would compile another program
 # than `train`. The latency-hiding scheduler starts collectives early.
-_GPU_OPTIONS = {
+_GPU_OPTIONS: dict[str, bool | int] = {
     "xla_gpu_enable_triton_gemm": False,
     "xla_gpu_enable_latency_hiding_scheduler": True,
+    # Collectives smaller than this are combined. XLA combines up to 30 MB, and recipes for other trainers up to 8 GiB.
+    # Our step gathers each weight right before its matmul. So a small collective overlaps with the previous matmul, and
+    # a combined one delays the first matmul of a layer (bench/gpu_overlap.py).
+    "xla_gpu_all_gather_combine_threshold_bytes": 8 * MIB,
+    "xla_gpu_reduce_scatter_combine_threshold_bytes": 8 * MIB,
 }
 # The largest head of cuDNN's backward pass, for each generation of GPUs (the major number of the compute capability) on
 # which its flash attention takes packed sequences. cuDNN's frontend checks both (scaled_dot_product_flash_attention.h,
@@ -133,8 +139,8 @@ def _obstacle(
     return None
 
 
-def compiler_options(platform: str, device_kind: str) -> dict[str, str | bool]:
-    """Return the options for `lowered.compile`: strings for the TPU compiler, booleans for the GPU compiler.
+def compiler_options(platform: str, device_kind: str) -> dict[str, str | bool | int]:
+    """Return the options for `lowered.compile`: strings for the TPU compiler, typed values for the GPU compiler.
 
     A device without an entry uses the compiler's defaults.
     """

@@ -41,7 +41,7 @@ class Recording:
     rows: Rows
     flops_per_step: float
     tokens_per_step: int
-    compiler_options: dict[str, str | bool]
+    compiler_options: dict[str, str | bool | int]
 
     def trace(self) -> Any:
         """Return the traced step, ready to be lowered."""

@@ -34,7 +34,7 @@ def test_v6e_has_its_own_blocks_and_options() -> None:
 
 def test_options_are_for_tpus() -> None:
     assert kernels.compiler_options("cpu", "cpu") == {}
-    assert kernels.compiler_options("gpu", "TPU v6 lite") == {}
+    assert kernels.compiler_options("gpu", "TPU v6 lite") == kernels.compiler_options("cuda", "NVIDIA L4")
     assert kernels.compiler_options("tpu", "TPU of tomorrow") == {}
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -107,18 +108,19 @@ def write_page(record: dict[str, Any]) -> None:
         f"{place}: {TPU} ${prices[place][TPU][0]:.2f}, {GPU} ${prices[place][GPU][0]:.2f} ({prices[place][GPU][1]})"
         for place in prices
     )
-    text = f"""# LoRA of Gemma 4 31B on a v5p-8 and on two H100
-
-`python bench/tpu_against_gpu.py`, {record["date"]}, {versions}. Published: arXiv 2605.25645, abstract. The jobs are
-assumptions, because the abstract gives none: rank 16 on every matrix of the layers, full remat, one sequence at a time.
-The v5p-8 has fsdp=4, the GPUs have tp=2. The ranges combine those of both step times. Prices per hour on demand of
-2026-08: {offers}.
-
-{chr(10).join(lines)}
-
-The published ratios imply that two H100 cost {CHEAPER / FASTER:.2f} times as much per hour as a v5p-8. With the list
-prices of Google Cloud it is {hourly["gcp"]:.2f} times, and with the cheapest provider {hourly["cheapest"]:.2f} times.
-"""
+    about = (
+        f"`python bench/tpu_against_gpu.py`, {record['date']}, {versions}. Published: arXiv 2605.25645, abstract. The jobs "
+        "are assumptions, because the abstract gives none: rank 16 on every matrix of the layers, full remat, one "
+        "sequence at a time. The v5p-8 has fsdp=4, the GPUs have tp=2. The ranges combine those of both step times. "
+        f"Prices per hour on demand of 2026-08: {offers}."
+    )
+    end = (
+        f"The published ratios imply that two H100 cost {CHEAPER / FASTER:.2f} times as much per hour as a v5p-8. With "
+        f"the list prices of Google Cloud it is {hourly['gcp']:.2f} times, and with the cheapest provider "
+        f"{hourly['cheapest']:.2f} times."
+    )
+    heading, middle = "# LoRA of Gemma 4 31B on a v5p-8 and on two H100", "\n".join(lines)
+    text = f"{heading}\n\n{textwrap.fill(about, 120)}\n\n{middle}\n\n{textwrap.fill(end, 120)}\n"
     RESULTS.with_suffix(".md").write_text(text)
     print(text)
 

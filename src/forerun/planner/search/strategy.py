@@ -192,16 +192,19 @@ class Strategy:
     def _neighbours(self, known: Known, centre: Candidate) -> Iterator[Candidate]:
         """Yield the neighbours of `centre`, fastest by estimate first, without those that look too slow or too large.
 
-        Estimates are used only relative to those of the centre, whose compiled time and peak are known.
+        Candidates that are estimated to be faster than `centre` and to fit are yielded, too, wherever they are: the
+        first guesses may have missed them because of a wrong estimate of memory. Estimates are used only relative to
+        those of the centre, whose compiled time and peak are known.
         """
-        near = [one for one in self.space.by_slice[centre.slice.name] if one not in known and _near(centre, one)]
-        ratio = {one: self.space.guessed_seconds(one) / self.space.guessed_seconds(centre) for one in near}
+        group = [one for one in self.space.by_slice[centre.slice.name] if one not in known]
+        ratio = {one: self.space.guessed_seconds(one) / self.space.guessed_seconds(centre) for one in group}
         peak = known[centre].peak_bytes or 0
         limit = centre.slice.chip.usable_bytes or 0
         base = self.space.guessed_bytes(centre)
-        for one in sorted(near, key=lambda one: ratio[one]):
+        for one in sorted(group, key=lambda one: ratio[one]):
             larger = peak + self.space.guessed_bytes(one) - base
-            if ratio[one] <= SLOWER and larger <= limit * LARGER and not self._cannot_fit(known, one):
+            near = _near(centre, one) and ratio[one] <= SLOWER and larger <= limit * LARGER
+            if (near or (ratio[one] < 1 and larger <= limit)) and not self._cannot_fit(known, one):
                 yield one
 
 

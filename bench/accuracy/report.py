@@ -121,8 +121,8 @@ def not_predicted() -> str:
     return ("\n".join(lines) or "None.") + "\n"
 
 
-def picture(found: list[dict[str, Any]]) -> str:
-    """Return the SVG of predicted against published seconds, both logarithmic, with a band of 20 %."""
+def picture(found: list[dict[str, Any]], band: float = 0.2) -> str:
+    """Return the SVG of predicted against published seconds, both logarithmic, with a band around equal ones."""
     values = [row[key] for row in found for key in ("published_seconds", "seconds")]
     low, high = math.log10(min(values)) - 0.15, math.log10(max(values)) + 0.15
 
@@ -133,14 +133,15 @@ def picture(found: list[dict[str, Any]]) -> str:
         return SIZE - x(seconds)
 
     first, last, inner = 10**low, 10**high, SIZE - 2 * EDGE
-    band = " ".join(f"{x(p):.1f},{y(q):.1f}" for p, q in ((first, first * 0.8), (last, last * 0.8), (last, last * 1.2)))
-    band += f" {x(first):.1f},{y(first * 1.2):.1f}"
+    below, above = 1 - band, 1 + band
+    corners = ((first, first * below), (last, last * below), (last, last * above), (first, first * above))
+    edge = " ".join(f"{x(p):.1f},{y(q):.1f}" for p, q in corners)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {SIZE} {SIZE}" font-family="sans-serif" font-size="12">',
         f"<title>Predicted against published step time of {len(found)} runs</title>",
         f'<rect width="{SIZE}" height="{SIZE}" fill="#ffffff"/>',
         f'<clipPath id="plot"><rect x="{EDGE}" y="{EDGE}" width="{inner}" height="{inner}"/></clipPath>',
-        f'<polygon points="{band}" fill="#e8eef9" clip-path="url(#plot)"/>',
+        f'<polygon points="{edge}" fill="#e8eef9" clip-path="url(#plot)"/>',
         f'<line x1="{x(first):.1f}" y1="{y(first):.1f}" x2="{x(last):.1f}" y2="{y(last):.1f}" stroke="#b9c4d6"/>',
         f'<rect x="{EDGE}" y="{EDGE}" width="{inner}" height="{inner}" fill="none" stroke="#555"/>',
     ]

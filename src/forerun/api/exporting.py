@@ -13,6 +13,7 @@ from forerun.commands import cache_teacher as caching
 from forerun.commands.export import Exported as Export
 from forerun.commands.export_upload import export_and_push
 from forerun.config.schema import Job
+from forerun.hardware.prices import provider_names
 from forerun.inputs.job_corpus import open_corpus
 from forerun.inputs.resolve_job import resolve
 from forerun.inputs.stage_folder import run_of
@@ -140,6 +141,7 @@ def plan_teacher_cache(
     *,
     on: str | Sequence[str],
     zone: str | None = None,
+    provider: str | Sequence[str] = (),
     prices: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> TeacherCachePlan:
@@ -149,12 +151,13 @@ def plan_teacher_cache(
       job: a job with `distil.teacher` and `distil.cache`, or the path of a job file.
       on: slices such as `["v6e-1"]`.
       zone: use the prices of this zone; default: the cheapest zone of each chip.
+      provider: use only prices of this provider or these providers; default: the cheapest provider of each machine.
       prices: a file with prices that replace the list prices.
       progress: print progress to stderr.
     """
     job = prepared(job)
     slices = slices_named([on] if isinstance(on, str) else list(on))
-    tariff = Tariff(zone, None if prices is None else os.fspath(prices))
+    tariff = Tariff(zone, None if prices is None else os.fspath(prices), providers=provider_names(provider))
     tariff.check()
     slices, impossible = possible_slices(job, slices)
     caching.require_folder(job)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from forerun.doctor.machine import Finding, Machine
 from forerun.doctor.report import CHECKS
 from forerun.error_codes import Entry, code_of, entries
 from forerun.errors import UserError, did_you_mean
 from forerun.hardware import show
+from forerun.hardware.prices import provider_names
 
 TABLES = ("chips", "slices", "prices")
 
@@ -35,6 +36,7 @@ def hardware_table(
     *,
     prices: str | os.PathLike[str] | None = None,
     zone: str | None = None,
+    provider: str | Sequence[str] = (),
 ) -> str:
     """Return a table of the hardware that `plan` knows, as text, with the sources of its numbers.
 
@@ -42,6 +44,7 @@ def hardware_table(
       table: chips, slices or prices.
       prices: a file with prices that replace the list prices.
       zone: only the prices of this zone.
+      provider: only the prices of this provider or these providers, such as `"lambda"`.
 
     Raises:
       UserError: There is no such table.
@@ -51,7 +54,7 @@ def hardware_table(
         fix = f"did you mean '{near}'?" if near else "see: forerun hardware --help"
         raise UserError("E-COMMAND-013", f"there is no table '{table}'", why=f"tables: {', '.join(TABLES)}", fix=fix)
     if table == "prices":
-        return show.prices_table(None if prices is None else os.fspath(prices), zone)
+        return show.prices_table(None if prices is None else os.fspath(prices), zone, provider_names(provider))
     return show.chips_table() if table == "chips" else show.slices_table()
 
 

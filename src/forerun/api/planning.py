@@ -13,6 +13,7 @@ from forerun.api.jobs import prepared
 from forerun.api.slice_compiler import SliceCompiler, compare_default_slices
 from forerun.config.schema import Job
 from forerun.files import write_output
+from forerun.hardware.prices import provider_names
 from forerun.hardware.storage_table import StorageReads, storage_table
 from forerun.inputs.resolve_job import resolve
 from forerun.inputs.starting_weights import starting_weights
@@ -150,6 +151,7 @@ def plan(
     on: str | Sequence[str] | None = None,
     goal: Goal = "balanced",
     zone: str | None = None,
+    provider: str | Sequence[str] = (),
     prices: str | os.PathLike[str] | None = None,
     max_usd: float | None = None,
     calibrate: Sequence[str] = (),
@@ -163,6 +165,7 @@ def plan(
       on: slices and GPU machines such as `["v6e-1", "h100-8"]`; default: those of every generation that may fit.
       goal: how to order the slices: cheapest, fastest, or balanced (time x money).
       zone: use the prices of this zone; default: the cheapest zone of each chip.
+      provider: use only prices of this provider or these providers; default: the cheapest provider of each machine.
       prices: a file with prices that replace the list prices.
       max_usd: the budget. Rows above it are marked, and `Plan.require_fit` raises if nothing stays below it.
       calibrate: folders of finished runs whose measured times correct the predicted ones.
@@ -176,7 +179,7 @@ def plan(
       UserError: The job has a mistake, a slice does not exist, or the job cannot be built for any of the slices.
     """
     slices = slices_named([on] if isinstance(on, str) else list(on)) if on else []
-    tariff = _tariff(zone, prices, max_usd)
+    tariff = _tariff(zone, provider, prices, max_usd)
     resolved = resolve(prepared(job))
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=not progress)
     changes: dict[str, tuple[str, ...]] = {}
@@ -213,8 +216,10 @@ def plan(
     )
 
 
-def _tariff(zone: str | None, prices: str | os.PathLike[str] | None, max_usd: float | None = None) -> Tariff:
-    tariff = Tariff(zone, None if prices is None else os.fspath(prices), max_usd)
+def _tariff(
+    zone: str | None, provider: str | Sequence[str], prices: str | os.PathLike[str] | None, max_usd: float | None
+) -> Tariff:
+    tariff = Tariff(zone, None if prices is None else os.fspath(prices), max_usd, provider_names(provider))
     tariff.check()
     return tariff
 
@@ -273,6 +278,7 @@ def search(
     max_hours: float | None = None,
     max_usd: float | None = None,
     zone: str | None = None,
+    provider: str | Sequence[str] = (),
     prices: str | os.PathLike[str] | None = None,
     calibrate: Sequence[str] = (),
     use_cache: bool = True,
@@ -286,6 +292,7 @@ def search(
       max_hours: omit plans that take longer.
       max_usd: omit plans that cost more.
       zone: use the prices of this zone; default: the cheapest zone of each chip.
+      provider: use only prices of this provider or these providers; default: the cheapest provider of each machine.
       prices: a file with prices that replace the list prices.
       calibrate: folders of finished runs whose measured times correct the predicted ones.
       use_cache: use results of earlier compilations of the same program.
@@ -304,6 +311,7 @@ def search(
         max_usd=max_usd,
         on=on,
         zone=zone,
+        providers=provider_names(provider),
         prices_file=None if prices is None else os.fspath(prices),
         use_cache=use_cache,
         adjust=compiler.calibrated,

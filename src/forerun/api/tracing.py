@@ -53,6 +53,7 @@ def save_trace(
             "program": result.program,
             "forerun": __version__,
         },
+        devices_per_host=result.question.slice.devices // result.question.slice.hosts,
     )
     content = encoded(trace_content(simulated), compress=file.suffix == ".gz")
     write_output(file, content, fix="name another file with --trace")

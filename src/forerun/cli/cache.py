@@ -45,7 +45,7 @@ def _planned(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, job: Job) -> int:
     from forerun.api.exporting import plan_teacher_cache
 
-    plan = plan_teacher_cache(job, on=args.on, zone=args.zone, prices=args.prices)
+    plan = plan_teacher_cache(job, on=args.on, zone=args.zone, provider=args.provider, prices=args.prices)
     print(f"cache: {plan.description}")
     for one in plan.impossible:
         print(one.text)

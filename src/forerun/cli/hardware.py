@@ -10,5 +10,6 @@ from forerun.api.machine import TABLES, hardware_table
 def run(args: argparse.Namespace) -> int:
     """Print one table, or all of them."""
     tables = (args.table,) if args.table else TABLES
-    print("\n\n".join(hardware_table(table, prices=args.prices, zone=args.zone) for table in tables))
+    options = {"prices": args.prices, "zone": args.zone, "provider": args.provider}
+    print("\n\n".join(hardware_table(table, **options) for table in tables))
     return 0

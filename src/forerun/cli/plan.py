@@ -36,9 +36,10 @@ def run(args: argparse.Namespace) -> int:
         from forerun.planner.compile.request import slices_named
 
         slices_named(args.on)  # rejects an unknown slice before the slow imports
+    from forerun.hardware.prices import provider_names
     from forerun.planner.cost.job_cost import Tariff
 
-    Tariff(args.zone, args.prices, args.max_usd).check()
+    Tariff(args.zone, args.prices, args.max_usd, provider_names(args.provider)).check()
     jobs = [job] if job is not None else _stage_jobs(stages)
     if args.search:
         return _search(args, jobs[0])
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
         "on": args.on,
         "goal": args.goal,
         "zone": args.zone,
+        "provider": args.provider,
         "prices": args.prices,
         "max_usd": args.max_usd,
         "calibrate": args.calibrate or (),
@@ -94,6 +96,7 @@ def _show(args: argparse.Namespace, found: Plan | StagesPlan) -> int:
 def _search(args: argparse.Namespace, job: Job) -> int:
     """Search, print the ranking, and write the best plan as a job file."""
     from forerun.api.slice_compiler import SliceCompiler
+    from forerun.hardware.prices import provider_names
     from forerun.inputs.resolve_job import resolve
     from forerun.inputs.starting_weights import starting_weights
     from forerun.planner.search.search import run_search
@@ -109,6 +112,7 @@ def _search(args: argparse.Namespace, job: Job) -> int:
         max_usd=args.max_usd,
         on=args.on,
         zone=args.zone,
+        providers=provider_names(args.provider),
         prices_file=args.prices,
         out_path=Path(args.out) if args.out else None,
         use_cache=not args.no_cache,

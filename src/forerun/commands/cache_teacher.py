@@ -275,4 +275,4 @@ def price_of(chosen: DeviceChoice, seconds: float) -> str:
         return "no price is known for this device"
     chips = len(chosen.devices) / max(1, chip.devices_per_chip)
     usd = seconds / 3600 * chips * price.usd_per_chip_hour_on_demand
-    return f"{Usd(usd)} at the list price of {price.date} in {price.zone}"
+    return f"{Usd(usd)} at the list price of {price.date} in {price.place}"

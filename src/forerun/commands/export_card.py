@@ -74,4 +74,4 @@ def _cost(summary: dict[str, Any]) -> str:
     if price is None or not seconds:
         return "no price is known for this device"
     usd = seconds / 3600 * device["count"] * price.usd_per_chip_hour_on_demand
-    return f"${usd:,.2f} at the list price of {price.date} in {price.zone}, on demand"
+    return f"${usd:,.2f} at the list price of {price.date} in {price.place}, on demand"

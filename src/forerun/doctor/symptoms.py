@@ -1,6 +1,7 @@
-"""Common problems of training on TPUs, with their causes and fixes in forerun.
+"""Common problems of training on TPUs and GPUs, with their causes and fixes in forerun.
 
-They come from the troubleshooting sections of five TPU guides, with outdated facts corrected.
+Those of TPUs come from the troubleshooting sections of five guides, with outdated facts corrected. Those of GPUs are
+messages of jax, CUDA and NCCL.
 `docs/reference/doctor.md` has the same table, and `python -m forerun.doctor.symptoms` prints it.
 """
 
@@ -72,7 +73,7 @@ SYMPTOMS = (
     Symptom(
         "RESOURCE_EXHAUSTED, out of memory",
         "Weights, gradients, Adam's two moments and activations count, not weights alone: 12 bytes per parameter "
-        "before gradients. A v6e has 31.25 GiB to use, a v5e 15.75.",
+        "before gradients. A v6e has 31.25 GiB to use, a v5e 15.75, and jax uses 90 % of a GPU's memory.",
         "`forerun plan job.yaml --on v6e-1` shows beforehand what fills the memory. Then: smaller `micro_batch` "
         "(the batch stays the same), `remat: full`, more `mesh.fsdp`, shorter `sequence`. Fewer accumulation "
         "steps do not save memory.",
@@ -122,6 +123,30 @@ SYMPTOMS = (
         "Guides quote the price of one chip for a complete slice, or a spot price. v5e-8 is 8 x 1.20 = 9.60 USD/h in "
         "the US, v6e-1 is 2.70 and v6e-8 21.60 (on demand, 2026-08-21).",
         "`forerun hardware prices`, per chip-hour with date and zone; multiply by chips.",
+    ),
+    Symptom(
+        "a GPU is attached, but jax shows CPU: No visible GPU devices, Unable to load cuDNN",
+        "The NVIDIA driver is missing or too old, a container has no access to it, or only the plugins for `plan` are "
+        "installed.",
+        "`device: gpu` in the job prints the cause with its fix. CUDA 13 needs driver 580 or newer. In a container: "
+        "`docker run --gpus all`.",
+    ),
+    Symptom(
+        "no kernel image is available for execution on the device",
+        "The CUDA packages have no code for this generation of GPUs. CUDA 13 needs compute capability 7.5 or higher.",
+        "Use a newer GPU. For a very new GPU, upgrade jax and its CUDA packages together.",
+    ),
+    Symptom(
+        "CUDNN_STATUS_NOT_INITIALIZED, DNN library initialization failed",
+        "Another process uses the GPU's memory, or the driver is too old for cuDNN.",
+        "`nvidia-smi` lists processes and the driver. End the other process, or upgrade the driver.",
+    ),
+    Symptom(
+        "NCCL operation failed: unhandled system error",
+        "The GPUs or nodes cannot communicate: too little shared memory in a container, a firewall, or another node "
+        "failed first.",
+        "`NCCL_DEBUG=INFO` prints the cause. In a container: `docker run --shm-size=1g --ulimit memlock=-1`. On "
+        "several hosts the supervisors restart the run.",
     ),
 )
 

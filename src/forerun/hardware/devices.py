@@ -6,14 +6,18 @@ Cheap checks of the machine come first. jax opens only a platform that they have
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from forerun.errors import UserError
+from forerun.hardware.gpu_errors import gpu_cause
+from forerun.hardware.gpu_memory import reserve_memory_share
 from forerun.installation import install_command
 
 ORDER = ("tpu", "gpu", "cpu")
@@ -94,15 +98,23 @@ def _find_devices(machine: Probe, platform: str) -> tuple[Any, ...] | Absence:
     try:
         return machine.devices(platform)
     except RuntimeError as error:
-        lines = str(error).strip().splitlines()
-        why = f"jax could not open it: {lines[0] if lines else type(error).__name__}"
-        return Absence(why, _opening_fix(str(error)), attached=platform != "cpu")
+        return _opening_failure(platform, str(error) or type(error).__name__)
 
 
-def _opening_fix(text: str) -> str:
+def _opening_failure(platform: str, text: str) -> Absence:
+    """Return why jax could not open a platform, from its message."""
+    attached = platform != "cpu"
+    cause = gpu_cause(text) if platform == "gpu" else None
+    last = text.strip().splitlines()[-1 if cause else 0]  # the last line of a plugin's error names the library
+    why = f"jax could not open it: {last}"
+    if cause:
+        return Absence(f"{why}\n{cause.why}", cause.fix, attached)
     if re.search(r"already in use|lockfile|multi-process lock", text):
-        return "end the other process that uses the TPU; `forerun doctor` names it"
-    return "`forerun doctor` looks for the cause (another process on the TPU, versions that do not match)"
+        return Absence(why, "end the other process that uses the TPU; `forerun doctor` names it", attached)
+    fix = (
+        f"`forerun doctor` looks for the cause (another process on the {_LABELS[platform]}, versions that do not match)"
+    )
+    return Absence(why, fix, attached)
 
 
 def _chosen(
@@ -154,6 +166,25 @@ def _absent(order: tuple[str, ...], missing: Mapping[str, Absence]) -> UserError
     return UserError("E-HARDWARE-004", f"the job asks for {names}, and {lost}", why=whys, fix="\n".join(fixes))
 
 
+@contextmanager
+def _plugin_errors() -> Iterator[list[str]]:
+    """Collect the errors of jax's plugins inside the block. jax only logs them, with a traceback, and continues."""
+    errors: list[str] = []
+
+    def keep(record: logging.LogRecord) -> bool:
+        if record.exc_info is None or record.exc_info[1] is None:
+            return True
+        errors.append(f"{record.getMessage()}: {record.exc_info[1]}")
+        return False
+
+    logger = logging.getLogger("jax._src.xla_bridge")
+    logger.addFilter(keep)
+    try:
+        yield errors
+    finally:
+        logger.removeFilter(keep)
+
+
 def _counted(platform: str, count: int) -> str:
     return f"{count} {_LABELS[platform]} device{'s' if count != 1 else ''}"
 
@@ -196,7 +227,13 @@ class ThisMachine:
             # without a TPU must not print libtpu's errors. This has no effect if a backend is already open.
             name = ("cuda" if any(map(self.installed, _CUDA_PLUGINS)) else "rocm") if platform == "gpu" else platform
             jax.config.update("jax_platforms", "cpu" if platform == "cpu" else f"{name},cpu")
-        return tuple(jax.devices(platform))
+        if platform == "gpu":
+            reserve_memory_share(os.environ)  # the share that `plan` compares with; jax reads it when it opens the GPU
+        with _plugin_errors() as errors:
+            try:
+                return tuple(jax.devices(platform))
+            except (RuntimeError, AssertionError) as error:  # the assertion: JAX_PLATFORMS names only a failed plugin
+                raise RuntimeError("\n".join([str(error), *errors]).strip()) from error
 
     def attached_tpu(self) -> str | None:
         """Return the device file or PCI card that shows that a TPU is attached, or None."""

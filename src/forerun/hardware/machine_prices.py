@@ -28,11 +28,12 @@ class MachinePrice:
 
 def machine_prices(machine_type: str) -> dict[str, MachinePrice]:
     """Return the prices of a machine type such as `a3-highgpu-8g` by zone; an empty dictionary if none is known."""
-    return {price.zone: price for price in _shipped() if price.machine_type == machine_type}
+    return {price.zone: price for price in all_machine_prices() if price.machine_type == machine_type}
 
 
 @cache
-def _shipped() -> tuple[MachinePrice, ...]:
+def all_machine_prices() -> tuple[MachinePrice, ...]:
+    """Return the prices of all machine types in all zones."""
     return tuple(
         MachinePrice(
             row.text("machine_type"),

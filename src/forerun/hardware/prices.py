@@ -1,84 +1,88 @@
-"""Prices of chips per hour and zone, from the dated table `tables/prices.csv` and the user's price file."""
+"""Prices of chips per hour, provider and zone, from the dated tables and the user's price file.
+
+`tables/prices.csv` has TPUs, `tables/machines.csv` complete GPU machines of Google Cloud, and `tables/gpu_prices.csv`
+GPUs of other providers.
+"""
 
 from __future__ import annotations
 
-import datetime
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 from forerun.errors import UserError, did_you_mean
 from forerun.files import read_regular
-from forerun.hardware.chips import canonical_name, chip_named
-from forerun.hardware.rows import Row, Table, parsed, shipped
+from forerun.hardware.chips import chip_named
+from forerun.hardware.gpu_machine_types import gpus_of
+from forerun.hardware.machine_prices import all_machine_prices
+from forerun.hardware.price import ON_DEMAND, SPOT, Price, price_in
+from forerun.hardware.rows import Table, parsed, shipped
 from forerun.units import MIB
 
-ON_DEMAND, SPOT = "usd_per_chip_hour_on_demand", "usd_per_chip_hour_spot"
-COLUMNS = ("generation", "zone", "kind", ON_DEMAND, SPOT, "date", "source")
-REQUIRED = ("generation", "zone", ON_DEMAND, "date")
-KINDS = ("", "single", "pod")
+COLUMNS = ("generation", "zone", "kind", "provider", "chips", ON_DEMAND, SPOT, "machine_type", "date", "source")
+REQUIRED = ("generation", ON_DEMAND, "date")
 MAX_PRICES_BYTES = 8 * MIB
-
-
-@dataclass(frozen=True)
-class Price:
-    """USD per chip-hour in one zone.
-
-    For v2 and v3, `kind` is `single` for slices with one host and `pod` for larger ones. Otherwise it is empty.
-    """
-
-    generation: str
-    zone: str
-    usd_per_chip_hour_on_demand: float
-    usd_per_chip_hour_spot: float | None
-    date: str
-    source: str
-    kind: str = ""
 
 
 def prices(override_file: str | None = None) -> list[Price]:
     """Return the shipped prices, with those of the user's file added.
 
-    A row of the user's file replaces shipped rows of the same generation, zone and kind. Without a kind, it replaces
-    all kinds.
+    A row of the user's file replaces shipped rows of the same generation, provider, zone, kind and number of chips.
+    Without a kind, it replaces all kinds; without a number of chips, it replaces all numbers.
     """
     if override_file is None:
         return list(_shipped())
     own = _override(Path(override_file))
-    taken = {(price.generation, price.zone, price.kind) for price in own}
+    taken = {(one.generation, one.provider, one.zone, one.kind, one.chips) for one in own}
     kept = [
-        price
-        for price in _shipped()
-        if (price.generation, price.zone, price.kind) not in taken and (price.generation, price.zone, "") not in taken
+        one
+        for one in _shipped()
+        if not any(
+            (one.generation, one.provider, one.zone, kind, chips) in taken
+            for kind in {one.kind, ""}
+            for chips in {one.chips, None}
+        )
     ]
     return kept + own
 
 
 def cheapest(
-    chip_name: str, zone: str | None = None, spot: bool = False, hosts: int = 1, override_file: str | None = None
+    chip_name: str,
+    zone: str | None = None,
+    spot: bool = False,
+    hosts: int = 1,
+    override_file: str | None = None,
+    *,
+    chips_per_host: int | None = None,
+    providers: Sequence[str] = (),
 ) -> Price | None:
     """Return the lowest price of a chip, or None if no price is known.
 
     Args:
         chip_name: The chip.
-        zone: One zone; None is all zones.
+        zone: One zone of Google Cloud; None is all zones and providers.
         spot: Compare spot prices instead of on-demand prices.
         hosts: Hosts of the slice. It matters only for v2 and v3, where more than one host costs the pod price.
         override_file: The user's price file.
+        chips_per_host: GPUs of one machine: only prices of such machines count. None: machines of any size.
+        providers: Only prices of these providers; empty is all.
 
     Raises:
-        UserError: The zone has no price of any chip, or the chip or the file is invalid.
+        UserError: The zone or provider has no price of any chip, or the chip or the file is invalid.
     """
     known = prices(override_file)
     generation = chip_named(chip_name).name
     if zone is not None:
         check_zone(zone, known)
+    check_providers(providers, known)
     fitting = [
         price
         for price in known
         if price.generation == generation
         and zone in (None, price.zone)
+        and (not providers or price.provider in providers)
+        and (None in (price.chips, chips_per_host) or price.chips == chips_per_host)
         and price.kind in ("", "pod" if hosts > 1 else "single")
         and not (spot and price.usd_per_chip_hour_spot is None)
     ]
@@ -88,7 +92,7 @@ def cheapest(
 
 def check_zone(zone: str, known: list[Price]) -> None:
     """Raise an error if no price is known in the zone."""
-    zones = sorted({price.zone for price in known})
+    zones = sorted({price.zone for price in known if price.zone})
     if zone in zones:
         return
     near = did_you_mean(zone, zones)
@@ -100,13 +104,62 @@ def check_zone(zone: str, known: list[Price]) -> None:
     )
 
 
+def provider_names(provider: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of one or several providers in lower case, without duplicates."""
+    names = provider.split(",") if isinstance(provider, str) else provider
+    return tuple(dict.fromkeys(name.strip().lower() for name in names if name.strip()))
+
+
+def providers_of(known: Sequence[Price]) -> list[str]:
+    """Return the names of all providers with a price."""
+    return sorted({price.provider for price in known})
+
+
+def check_providers(providers: Sequence[str], known: Sequence[Price]) -> None:
+    """Raise an error if no price is known of one of the providers."""
+    names = providers_of(known) if providers else []
+    for provider in providers:
+        if provider not in names:
+            near = did_you_mean(provider.lower(), names)
+            raise UserError(
+                "E-HARDWARE-021",
+                f"no price of the provider {provider!r} is known" + (f": did you mean {near}?" if near else ""),
+                why=f"the price table has {', '.join(names)}",
+                fix=f"--provider {near or 'gcp'}, or add the provider to your own price file",
+            )
+
+
 def _usd(price: Price, spot: bool) -> float:
     return (price.usd_per_chip_hour_spot if spot else None) or price.usd_per_chip_hour_on_demand
 
 
 @cache
 def _shipped() -> tuple[Price, ...]:
-    return tuple(_price(row, "prices.csv") for row in shipped("prices.csv").rows)
+    tables = ("prices.csv", "gpu_prices.csv")
+    listed = [price_in(row, name) for name in tables for row in shipped(name).rows]
+    return (*listed, *_google_gpus())
+
+
+def _google_gpus() -> list[Price]:
+    """Return the prices of the GPU machines of Google Cloud, per GPU. The machine around the GPUs is included."""
+    found = []
+    for machine in all_machine_prices():
+        gpu, gpus = gpus_of(machine.machine_type) or ("", 0)
+        if gpus:
+            spot = None if machine.usd_per_hour_spot is None else machine.usd_per_hour_spot / gpus
+            found.append(
+                Price(
+                    gpu,
+                    machine.zone,
+                    machine.usd_per_hour_on_demand / gpus,
+                    spot,
+                    machine.date,
+                    machine.source,
+                    chips=gpus,
+                    machine_type=machine.machine_type,
+                )
+            )
+    return found
 
 
 def _override(path: Path) -> list[Price]:
@@ -121,7 +174,7 @@ def _override(path: Path) -> list[Price]:
             fix="check the path; it is a CSV file with the columns " + ",".join(COLUMNS),
         ) from error
     _check_columns(path, table)
-    return [_price(row, str(path)) for row in table.rows]
+    return [price_in(row, str(path)) for row in table.rows]
 
 
 def _check_columns(path: Path, table: Table) -> None:
@@ -139,50 +192,9 @@ def _check_columns(path: Path, table: Table) -> None:
         raise UserError(
             "E-HARDWARE-014",
             f"{path}: column {missing[0]!r} is missing",
-            why="needed: " + ",".join(REQUIRED) + "; optional: kind, " + SPOT + ", source",
+            why="needed: "
+            + ",".join(REQUIRED)
+            + "; optional: "
+            + ", ".join(column for column in COLUMNS if column not in REQUIRED),
             fix="add it to the header line",
         )
-
-
-def _price(row: Row, file: str) -> Price:
-    """Return the price in a row; raise an error that names the invalid cell."""
-    generation = canonical_name(row.text("generation"))
-    try:
-        generation = chip_named(generation).name
-    except UserError as error:
-        raise _wrong(file, row, "generation", error.why) from error
-    if not row.text("zone"):
-        raise _wrong(file, row, "zone", "a zone is needed, such as us-central1-a")
-    if row.text("kind") not in KINDS:
-        raise _wrong(file, row, "kind", "it is single, pod or empty")
-    if "" in row.cells:
-        raise _wrong(file, row, "source", "the line has more cells than the header; quote text that has a comma")
-    on_demand = _amount(row, ON_DEMAND, file)
-    if on_demand is None:
-        raise _wrong(file, row, ON_DEMAND, "a price in USD is needed; omit zones without a price")
-    try:
-        datetime.date.fromisoformat(row.text("date"))
-    except ValueError as error:
-        raise _wrong(file, row, "date", "every price needs its date: write it as 2026-08-21") from error
-    spot, source = _amount(row, SPOT, file), row.text("source") or file
-    return Price(generation, row.text("zone"), on_demand, spot, row.text("date"), source, row.text("kind"))
-
-
-def _amount(row: Row, column: str, file: str) -> float | None:
-    """Return the positive number in a cell, or None if it is empty."""
-    try:
-        value = row.number(column)
-    except ValueError as error:
-        raise _wrong(file, row, column, "it is not a number: write 2.70, without a currency sign") from error
-    if value is not None and not (value > 0 and math.isfinite(value)):
-        raise _wrong(file, row, column, "a price is a positive number")
-    return value
-
-
-def _wrong(file: str, row: Row, column: str, why: str) -> UserError:
-    return UserError(
-        "E-HARDWARE-015",
-        f"{file} line {row.line}, column {column}: {row.text(column)!r} is not usable",
-        why=why,
-        fix=f"edit line {row.line} of {file}",
-    )

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chips
+from forerun.hardware.gpu_names import GPU_COUNTS
 from forerun.hardware.gpus import MEMORY_SHARE
-from forerun.hardware.prices import check_zone, prices
-from forerun.hardware.slices import slices
+from forerun.hardware.price import Price
+from forerun.hardware.prices import check_providers, check_zone, prices
+from forerun.hardware.slices import gpu_machines, slices
 from forerun.units import GIB
 
 
@@ -70,7 +72,7 @@ def _gpu_lines() -> list[str]:
 
 
 def slices_table() -> str:
-    """Return the table of standard slices: chips, devices, hosts, memory, topology."""
+    """Return the table of standard slices and GPU machines: chips, devices, hosts, memory, topology."""
     head = ("slice", "chips", "devices", "hosts", "usable GiB", "topology")
     rows = [
         (
@@ -81,45 +83,77 @@ def slices_table() -> str:
             f"{(entry.chip.usable_bytes or 0) * entry.devices / GIB:,.0f}",
             entry.topology,
         )
-        for entry in slices()
+        for entry in (*slices(), *gpu_machines())
     ]
     notes = [
         "The number in a name counts TensorCores for v2, v3, v4, v5p (two per chip) and chips for v5e, v6e;",
         "tpu7x is named by its topology. v5litepod-8 is v5e-8. Other shapes: v5p:8x8x24.",
+        "A GPU machine is the GPU and the number of GPUs. h100-8x2 is two machines with 8 GPUs each.",
         "sources: Cloud TPU page of each generation; devices and hosts from libtpu 0.0.42, 2026-11",
     ]
     return "\n".join([*_aligned([head, *rows], left=1, rule_after=1), "", *notes])
 
 
-def prices_table(prices_file: str | None = None, zone: str | None = None) -> str:
-    """Return the table of prices by chip and zone, for all zones or one."""
+def prices_table(prices_file: str | None = None, zone: str | None = None, providers: Sequence[str] = ()) -> str:
+    """Return the tables of prices: TPUs by zone, and GPUs by provider. A zone or providers select rows."""
     known = prices(prices_file)
     if zone is not None:
         check_zone(zone, known)
-    order = {chip.name: index for index, chip in enumerate(chips())}
-    shown = sorted(
-        (price for price in known if zone in (None, price.zone)),
-        key=lambda price: (order[price.generation], price.usd_per_chip_hour_on_demand, price.zone, price.kind),
+    check_providers(providers, known)
+    shown = [one for one in known if zone in (None, one.zone) and (not providers or one.provider in providers)]
+    is_tpu = {chip.name: chip.is_tpu for chip in chips()}
+    tpus, gpus = ([one for one in shown if is_tpu[one.generation] is want] for want in (True, False))
+    blocks = [_tpu_prices(tpus)] if tpus else []
+    blocks += [_gpu_prices(gpus)] if gpus else []
+    notes = ["USD per chip-hour; multiply by the chips of the slice. Spot moves 2-3x within a year."]
+    if gpus:
+        notes += [
+            "GPUs: per GPU-hour in machines with 1, 2, 4 or 8 GPUs, in the cheapest zone of the provider.",
+            "gcp includes the machine. Two machines cost twice as much. spot: the lowest of the row.",
+        ]
+    sources = dict.fromkeys(f"  {price.date}  {price.source}" for price in shown)
+    return "\n".join(
+        [*"\n\n".join("\n".join(block) for block in blocks).splitlines(), "", *notes, "sources:", *sources]
     )
+
+
+def _tpu_prices(shown: Sequence[Price]) -> list[str]:
+    order = {chip.name: index for index, chip in enumerate(chips())}
     head = ("chip", "zone", "kind", "on demand", "spot", "as of")
     rows = [
         (
             price.generation,
-            price.zone,
+            price.place,
             price.kind or "-",
             f"{price.usd_per_chip_hour_on_demand:.4f}",
             "-" if price.usd_per_chip_hour_spot is None else f"{price.usd_per_chip_hour_spot:.4f}",
             price.date,
         )
-        for price in shown
+        for price in sorted(
+            shown, key=lambda one: (order[one.generation], one.usd_per_chip_hour_on_demand, one.place, one.kind)
+        )
     ]
-    sources = dict.fromkeys(f"  {price.date}  {price.source}" for price in shown)
-    notes = [
-        "USD per chip-hour; multiply by the chips of the slice. Spot moves 2-3x within a year.",
-        "sources:",
-        *sources,
-    ]
-    return "\n".join([*_aligned([head, *rows], left=3, rule_after=1), "", *notes])
+    return _aligned([head, *rows], left=3, rule_after=1)
+
+
+def _gpu_prices(shown: Sequence[Price]) -> list[str]:
+    head = ("GPU", "provider", *("1 GPU", "2 GPUs", "4 GPUs", "8 GPUs"), "spot", "as of")
+    order = {chip.name: index for index, chip in enumerate(chips())}
+    groups = sorted({(order[one.generation], one.generation, one.provider) for one in shown})
+    rows = []
+    for _, gpu, provider in groups:
+        own = [
+            one
+            for one in shown
+            if (one.generation, one.provider) == (gpu, provider) and one.chips in (None, *GPU_COUNTS)
+        ]
+        spot = min((one.usd_per_chip_hour_spot for one in own if one.usd_per_chip_hour_spot is not None), default=None)
+        by_count = [
+            min((one.usd_per_chip_hour_on_demand for one in own if one.chips in (None, count)), default=None)
+            for count in GPU_COUNTS
+        ]
+        rows.append((gpu, provider, *(_number(usd, 1, ".2f") for usd in (*by_count, spot)), max(o.date for o in own)))
+    return _aligned([head, *rows], left=2, rule_after=1)
 
 
 TABLES = {"chips": chips_table, "slices": slices_table}

@@ -194,7 +194,7 @@ def price_note(cost: StepCost) -> str:
     if price is None:
         return f"Cost: {cost.reason}." if cost.reason else ""
     return (
-        f"Price: ${price.usd_per_chip_hour_on_demand:g} per chip-hour on demand, {price.generation} in {price.zone}, "
+        f"Price: ${price.usd_per_chip_hour_on_demand:g} per chip-hour on demand, {price.generation} in {price.place}, "
         f"{price.date}. {cost.chips:g} chips. Your own price may differ."
     )
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_named
-from forerun.hardware.prices import Price, cheapest
+from forerun.hardware.price import Price
+from forerun.hardware.prices import cheapest
 from forerun.inputs.stage_folder import run_of
 from forerun.report.run_record import Row, RunRecord
 from forerun.report.run_status import RunStatus, status_of

@@ -55,7 +55,7 @@ def summary_of(
         "parameters": resolved.parameters,
         "trainable_parameters": resolved.trainable_parameters,
         "step_seconds": step_seconds,
-        "predicted_step_seconds": step.predicted_seconds(chip) if chip is not None and chip.is_tpu else None,
+        "predicted_step_seconds": step.predicted_seconds(chip) if chip is not None else None,
         "tokens_per_second": throughput.tokens_per_second(step_seconds) if step_seconds else None,
         "samples_per_second": throughput.samples_per_second(step_seconds) if step_seconds else None,
         "mfu": throughput.mfu(step_seconds) if step_seconds else None,

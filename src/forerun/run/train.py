@@ -17,6 +17,7 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
 from forerun.data.order.batches import Batches
+from forerun.errors import UserError
 from forerun.hardware import mesh
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.device_memory import DeviceMemory
@@ -45,6 +46,7 @@ from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.checkpoint_hook import retention_of, save_reporter
 from forerun.run.compile.compile_step import compile_step, use_cache
 from forerun.run.compile.program_record import program_record, write_program_record
+from forerun.run.device_errors import device_error
 from forerun.run.extension import extension_of, extensions_of, require_steps_left
 from forerun.run.finished_run import finished_summary
 from forerun.run.guard import guard_of
@@ -103,10 +105,21 @@ def train(
         with ExitStack() as closing:
             return _train(job, display, fresh, worker, times, profile, closing)
     except BaseException as error:
-        times.fail(error)
+        known = _device_error(error, worker)
+        times.fail(known or error)
+        if known is not None:
+            raise known from error
         raise
     finally:
         times.close()
+
+
+def _device_error(error: BaseException, worker: Worker) -> UserError | None:
+    """Return the error for the user if `error` comes from a device and has a known cause."""
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+        return None  # before the devices are open, asking for them would open them
+    devices = jax.devices()
+    return device_error(error, devices[0].device_kind, len(devices), worker.hosts)
 
 
 def _train(

@@ -13,9 +13,9 @@ SURFACE = {
     "check": "JOB KEY=VALUE --stage --on --all",
     "data": "JOB KEY=VALUE --stage --samples --full --html --shard --ray --verify --ledger",
     "tokenizer": "ACTION TEXTS --to --vocab --end --special --chat-template --split --normalize --compare",
-    "plan": "JOB KEY=VALUE --stage --on --zone --prices --max-usd --json --html --trace --calibrate --no-cache"
-    " --search --goal --max-hours --out",
-    "cache": "JOB KEY=VALUE --stage --on --zone --prices",
+    "plan": "JOB KEY=VALUE --stage --on --zone --provider --prices --max-usd --json --html --trace --calibrate"
+    " --no-cache --search --goal --max-hours --out",
+    "cache": "JOB KEY=VALUE --stage --on --zone --provider --prices",
     "train": "JOB KEY=VALUE --stage --fresh --take-over --profile --supervise --host --leader --secret",
     "profile": "JOB KEY=VALUE --stage --steps --warmup --to",
     "sweep": "JOB KEY=V1,V2 --parallel --stop-on-failure --dry-run",
@@ -38,7 +38,7 @@ SURFACE = {
     "fetch": "NAME --to --project",
     "manifest": "JOB KEY=VALUE --on --for --to --spot --queue --image --nodes --gpus --hours",
     "doctor": "KEY=VALUE --smoke --cloud --project --on --zones --spot --disk-gib",
-    "hardware": "TABLE --prices --zone",
+    "hardware": "TABLE --prices --zone --provider",
     "explain": "CODE",
     "schema": "--output",
 }

@@ -3,7 +3,7 @@
 import pytest
 
 from forerun.cloud.compute.machine_types import machine_shape
-from forerun.hardware.machine_prices import _shipped, machine_prices
+from forerun.hardware.machine_prices import all_machine_prices, machine_prices
 
 
 def test_prices_by_zone() -> None:
@@ -18,7 +18,7 @@ def test_unknown_machines_have_no_price() -> None:
 
 
 def test_every_row_is_a_machine_that_can_be_rented() -> None:
-    for price in _shipped():
+    for price in all_machine_prices():
         shape = machine_shape(price.machine_type)
         assert shape.chips > 0
         assert 0 < price.usd_per_hour(spot=True) <= price.usd_per_hour(spot=False)

@@ -54,14 +54,14 @@ def test_hostile_text_in_a_chart_stays_text(hostile_chart: Plot) -> None:
 def test_hostile_text_in_every_value_of_a_page_stays_text(hostile_chart: Plot) -> None:
     text = render(
         "plan.html.jinja",
-        **dict.fromkeys(("page_title", "name", "title", "today", "answer", "job", "versions", "no_gpus"), HOSTILE),
-        **{key: [{HOSTILE: HOSTILE}] for key in ("slices", "spot", "assumptions", "prices", "chips")},
+        **dict.fromkeys(("page_title", "name", "title", "today", "answer", "job", "versions"), HOSTILE),
+        **dict.fromkeys(("places", "gpu_memory", "ranges"), HOSTILE),
+        **{key: [{HOSTILE: HOSTILE}] for key in ("slices", "spot", "assumptions", "prices", "chips", "gpus")},
         **{key: {"legend": [(HOSTILE,) * 3], "bars": [(HOSTILE,) * 3]} for key in ("memory", "time")},
         notes=[HOSTILE],
         fits=True,
         money={HOSTILE: hostile_chart},
-        low=HOSTILE,
-        high=HOSTILE,
+        money_legend=[(HOSTILE,) * 3],
     )
     assert "alert(1)" in text
     assert SCRIPT not in text

@@ -127,6 +127,18 @@ def add_tokenizer_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_provider_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--provider`, which selects prices."""
+    parser.add_argument(
+        "--provider",
+        metavar="NAMES",
+        type=comma_list,
+        action="extend",
+        default=[],
+        help="use only prices of these providers, for example gcp,lambda (default: the cheapest)",
+    )
+
+
 def add_plan_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `forerun plan`."""
     add_job_arguments(parser)
@@ -138,6 +150,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="slices and GPU machines to plan for, for example v6e-8,h100-8 (default: those that may fit)",
     )
     parser.add_argument("--zone", metavar="ZONE", help="use the prices of this zone (default: the cheapest)")
+    add_provider_option(parser)
     parser.add_argument("--prices", metavar="FILE", help="use the prices in this file instead of list prices")
     parser.add_argument(
         "--max-usd", metavar="USD", type=dollars, help="budget: mark slices that cost more, and fail if all do"
@@ -175,6 +188,7 @@ def add_cache_options(parser: argparse.ArgumentParser) -> None:
         help="only predict size, time and price on these slices, for example v6e-1",
     )
     parser.add_argument("--zone", metavar="ZONE", help="with --on: use the prices of this zone (default: the cheapest)")
+    add_provider_option(parser)
     parser.add_argument(
         "--prices", metavar="FILE", help="with --on: use the prices in this file instead of list prices"
     )

@@ -51,6 +51,9 @@ def add_hardware_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", nargs="?", help="chips, slices or prices (default: all)")
     parser.add_argument("--prices", metavar="FILE", help="use the prices in this file instead of list prices")
     parser.add_argument("--zone", metavar="ZONE", help="only prices of this zone")
+    parser.add_argument(
+        "--provider", metavar="NAMES", type=comma_list, action="extend", default=[], help="only these providers"
+    )
 
 
 def add_explain_options(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 
 from forerun.errors import UserError
+from forerun.hardware.gpu_machine_types import gpus_of
 from forerun.hardware.slices import slice_named
 
 TPU_GENERATIONS = ("v5p", "v6e", "tpu7x")
@@ -20,18 +21,8 @@ _GPU_IMAGE = _IMAGES + "ubuntu-accelerator-2404-amd64-with-nvidia-580"
 _CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64"
 # Images need 10 GB. The installed packages (with CUDA), the compile cache and local data need the rest.
 _ACCELERATOR_DISK_GIB, _CPU_DISK_GIB = 100, 20
-_GPU_MACHINE = re.compile(r"(a2|a3)-([a-z]+)-(\d+)g|g2-standard-(\d+)")
+_GPU_MACHINE = re.compile(r"(a2|a3|a4)-([a-z]+)-(\d+)g|g2-standard-(\d+)")
 _CPU_MACHINE = re.compile(r"(e2|n1|n2|n2d|c3|c4|t2d)-[a-z]+(-\d+)?")
-# The chip (chips.csv) of each family of machines. Machine types include their GPUs: a request does not name them.
-_GPU_CHIPS = {
-    "a2-highgpu": "A100-40",
-    "a2-megagpu": "A100-40",
-    "a2-ultragpu": "A100-80",
-    "a3-highgpu": "H100",
-    "a3-megagpu": "H100",
-    "a3-edgegpu": "H100",
-}
-_G2_GPUS = {4: 1, 8: 1, 12: 1, 16: 1, 24: 2, 32: 1, 48: 4, 96: 8}  # by the number of virtual CPUs
 
 
 @dataclass(frozen=True)
@@ -75,11 +66,9 @@ def machine_shape(name: str) -> MachineShape:
     """
     if _CPU_MACHINE.fullmatch(name):
         return MachineShape(name, 1, None, "", 0, _CPU_IMAGE, _CPU_DISK_GIB)
-    if found := _GPU_MACHINE.fullmatch(name):
-        gpus = _G2_GPUS.get(int(found[4]), 0) if found[4] else int(found[3])
-        chip = "L4" if found[4] else _GPU_CHIPS.get(f"{found[1]}-{found[2]}", "")
-        if chip and gpus:
-            return MachineShape(name, 1, None, chip, gpus, _GPU_IMAGE, _ACCELERATOR_DISK_GIB)
+    if _GPU_MACHINE.fullmatch(name):
+        if found := gpus_of(name):
+            return MachineShape(name, 1, None, *found, _GPU_IMAGE, _ACCELERATOR_DISK_GIB)
     elif (slice := slice_named(name)).chip.name in TPU_GENERATIONS:
         generation = slice.chip.name
         topology = slice.topology.split(":")[1] if slice.hosts > 1 else None

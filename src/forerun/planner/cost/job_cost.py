@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 
-from forerun.hardware.prices import Price, cheapest, check_zone, prices
+from forerun.hardware.price import Price
+from forerun.hardware.prices import cheapest, check_providers, check_zone, prices
+from forerun.hardware.slices import Slice
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.save_interval import aligned, best_interval
 from forerun.planner.time.chip_model import host_bytes_per_second
@@ -69,17 +71,31 @@ def _with_unit(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Tariff:
-    """Zone, prices and budget of a job."""
+    """Zone, providers, prices and budget of a job."""
 
     zone: str | None = None  # None: the cheapest zone
     prices_file: str | None = None
     max_usd: float | None = None
+    providers: tuple[str, ...] = ()  # empty: the cheapest provider of each machine
 
     def check(self) -> None:
-        """Raise an error for an unknown zone or an invalid prices file, before anything is compiled."""
+        """Raise an error for an unknown zone or provider or an invalid prices file, before anything is compiled."""
         known = prices(self.prices_file)
         if self.zone is not None:
             check_zone(self.zone, known)
+        check_providers(self.providers, known)
+
+    def price_of(self, slice_: Slice, *, spot: bool = False) -> Price | None:
+        """Return the lowest price of a slice or GPU machine, or None if no price is known."""
+        return cheapest(
+            slice_.chip.name,
+            self.zone,
+            spot,
+            slice_.hosts,
+            self.prices_file,
+            chips_per_host=slice_.chips // slice_.hosts,
+            providers=self.providers,
+        )
 
 
 @dataclass(frozen=True)
@@ -267,7 +283,7 @@ def over_step(verdict: FitResult, of: Callable[[float], float]) -> Range:
 def offer(verdict: FitResult, tariff: Tariff, billed_hours: Range, *, spot: bool) -> Offer | None:
     """Return the cost of `billed_hours` at the cheapest known price of the slice, or None if no price is known."""
     slice_ = verdict.question.slice
-    price = cheapest(slice_.chip.name, tariff.zone, spot, slice_.hosts, tariff.prices_file)
+    price = tariff.price_of(slice_, spot=spot)
     if price is None:
         return None
     rate = price.usd_per_chip_hour_spot if spot else price.usd_per_chip_hour_on_demand

@@ -6,24 +6,26 @@ import math
 from collections.abc import Sequence
 
 from forerun.hardware.gpus import MEMORY_SHARE
+from forerun.hardware.price import GOOGLE_CLOUD
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff
 from forerun.planner.cost.save_interval import WASTE
 from forerun.planner.report.formatting import seconds_text
 
 SHORT_LIST = 4  # values that a note lists one by one
-GOOGLE = "gcp"  # the provider of TPUs
 
 
 def memory_notes(verdicts: Sequence[FitResult]) -> list[str]:
     """Return notes on the memory: its unit, its source, and the limit of GPUs."""
     places = [v.question.slice for v in verdicts]
     chips = sorted({place.chip.name for place in places if place.chip.devices_per_chip == 2})
-    platforms = {place.platform for place in places}
-    unit = {("tpu",): "chip", ("gpu",): "GPU"}.get(tuple(platforms), "chip or GPU")
-    compiler = {("tpu",): "TPU compiler's report", ("gpu",): "GPU compiler's report"}.get(tuple(platforms))
+    platforms = sorted({place.platform for place in places}, reverse=True)
+    unit = " or ".join({"tpu": "chip", "gpu": "GPU"}[platform] for platform in platforms)
+    source = (
+        f"{platforms[0].upper()} compiler's report" if len(platforms) == 1 else "report of each platform's compiler"
+    )
     per = f"device; a chip of {' and '.join(chips)} is two devices" if chips else unit
-    notes = [f"GiB per {per}. Memory is from the {compiler or 'report of the compiler of each platform'}."]
+    notes = [f"GiB per {per}. Memory is from the {source}."]
     if "gpu" in platforms:
         notes.append(gpu_memory_note())
     return notes
@@ -36,7 +38,7 @@ def gpu_memory_note() -> str:
 
 def provider_of(offer: Offer | None) -> str | None:
     """Return the provider of an offer, or None without an offer."""
-    return getattr(offer.price, "provider", "") or GOOGLE if offer else None
+    return offer.price.provider if offer else None
 
 
 def save_notes(bills: Sequence[tuple[FitResult, JobCost]]) -> list[str]:
@@ -73,7 +75,7 @@ def price_notes(rows: Sequence[tuple[FitResult, JobCost | None]], tariff: Tariff
     dates = sorted({offer.price.date for offer in offers})
     notes = []
     if offers:
-        mixed = any(provider_of(offer) != GOOGLE for offer in offers)
+        mixed = any(provider_of(offer) != GOOGLE_CLOUD for offer in offers)
         place = "provider and zone" if mixed else "zone"
         where = f"zone {tariff.zone}" if tariff.zone else f"the cheapest {place} of each row (or: --zone ZONE)"
         notes.append(f"Dollars: list prices of {' and '.join(dates)} in {where}, start and checkpoints included.")
@@ -95,9 +97,9 @@ def price_notes(rows: Sequence[tuple[FitResult, JobCost | None]], tariff: Tariff
 
 
 def place_text(offer: Offer) -> str:
-    """Return the zone of an offer, with its provider if that is not the one of TPUs."""
-    provider, zone = provider_of(offer), offer.price.zone
-    return zone if provider in (GOOGLE, zone) else f"{zone} ({provider})" if zone else str(provider)
+    """Return the zone of an offer, or its provider. A zone of another provider than Google Cloud has both."""
+    provider, place = offer.price.provider, offer.price.place
+    return place if provider in (GOOGLE_CLOUD, place) else f"{place} ({provider})"
 
 
 def _provider_notes(bills: Sequence[tuple[FitResult, JobCost]]) -> list[str]:

@@ -17,7 +17,6 @@ from forerun import interrupt
 from forerun.console import SafeConsole
 from forerun.errors import UserError
 from forerun.exit_codes import INTERRUPTED
-from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import Slice
 from forerun.planner.compile import result_cache
 from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped
@@ -50,6 +49,7 @@ def find_plans(
     max_usd: float | None = None,
     on: str | Sequence[str] | None = None,
     zone: str | None = None,
+    providers: Sequence[str] = (),
     prices_file: str | None = None,
     use_cache: bool = True,
     most_compiles: int = MAX_COMPILES,
@@ -64,6 +64,7 @@ def find_plans(
       max_usd: omit plans that cost more.
       on: slices or patterns; None means all slices.
       zone: the zone of the prices; None means the cheapest.
+      providers: the providers of the prices; empty means the cheapest.
       prices_file: a file with prices that replace the list prices.
       use_cache: use results of earlier compilations, and store new ones.
       most_compiles: the search ends after this many compilations.
@@ -72,7 +73,7 @@ def find_plans(
     Raises:
       UserError: All candidates are impossible or exceed the limits before anything is compiled.
     """
-    tariff = Tariff(zone, prices_file, max_usd)
+    tariff = Tariff(zone, prices_file, max_usd, tuple(providers))
     tariff.check()
     chosen_goal = _goal(goal)
     pattern = on if on is None or isinstance(on, str) else ",".join(on)
@@ -156,7 +157,7 @@ def _usd_per_hour(tariff: Tariff) -> Callable[[Slice], float | None]:
     """Return a function that gives the price of a slice per hour on demand, or None if it is unknown."""
 
     def of(one: Slice) -> float | None:
-        price = cheapest(one.chip.name, tariff.zone, hosts=one.hosts, override_file=tariff.prices_file)
+        price = tariff.price_of(one)
         return None if price is None else price.usd_per_chip_hour_on_demand * one.chips
 
     return of

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from forerun.hardware.chips import Chip
 from forerun.planner.hlo import Module
-from forerun.planner.time.gpu.gpu_step_time import gpu_step_time
+from forerun.planner.time.execution import ProgramSimulation
+from forerun.planner.time.gpu.gpu_step_time import gpu_simulation, gpu_step_time
 from forerun.planner.time.step_time import StepTime
-from forerun.planner.time.tpu_step_time import tpu_step_time
+from forerun.planner.time.tpu_step_time import tpu_simulation, tpu_step_time
 
 
 def step_time(
@@ -24,3 +25,8 @@ def step_time(
     if chip.gpu is not None:
         return gpu_step_time(scheduled, chip, model_flops, own_model, devices_per_host)
     return tpu_step_time(scheduled, chip, model_flops, own_model)
+
+
+def simulation_of(scheduled: Module, chip: Chip, devices_per_host: int = 8) -> ProgramSimulation:
+    """Return the simulation that predicts the time of a scheduled program."""
+    return gpu_simulation(scheduled, chip, devices_per_host) if chip.gpu else tpu_simulation(scheduled, chip)

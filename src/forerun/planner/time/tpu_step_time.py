@@ -19,5 +19,9 @@ VALIDATION = Validation(chips=("v4", "v5e", "v5p", "v6e", "tpu7x"), low=LOW, hig
 
 def tpu_step_time(scheduled: Module, chip: Chip, model_flops: float, own_model: bool) -> StepTime:
     """Return the predicted time of a program on a TPU slice. The arguments are those of `prediction.step_time`."""
-    simulation = Simulation(scheduled, chip_model_of(chip), chip.name)
-    return simulated_step_time(simulation, chip, model_flops, own_model, VALIDATION)
+    return simulated_step_time(tpu_simulation(scheduled, chip), chip, model_flops, own_model, VALIDATION)
+
+
+def tpu_simulation(scheduled: Module, chip: Chip) -> Simulation:
+    """Return the simulation of a program on one device of a TPU slice."""
+    return Simulation(scheduled, chip_model_of(chip), chip.name)

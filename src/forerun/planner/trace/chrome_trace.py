@@ -1,7 +1,7 @@
 """The file of a simulated timeline: trace events in JSON, as the JAX profiler writes them and Perfetto reads them.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Processes and threads have
-the names of a profile of a TPU, and so have the arguments of operations.
+the names of a profile of a TPU or GPU, and so have the arguments of operations.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from typing import Any
 from forerun.hardware.chips import Chip
 from forerun.planner.hlo import Module
 from forerun.planner.time.activity import CORE, Activity
-from forerun.planner.time.chip_model import chip_model_of
+from forerun.planner.time.prediction import simulation_of
 from forerun.planner.time.simulated_step_time import WORDS
-from forerun.planner.time.simulation import Simulation
 from forerun.planner.time.step_time import LIMITS, StepTime
 from forerun.planner.trace.operations import arguments_of, category_of
 from forerun.planner.trace.timeline import MAX_SPANS, Span, Timeline, timeline_of
@@ -34,6 +33,8 @@ QUEUES = {
     "to host": "Transfers to host",
     "dma": "DMA between HBM and VMEM",
     "sparse core": "SparseCore",
+    "links": "NCCL within the machine",
+    "network": "NCCL between machines",
 }
 ADDED = "added to reach the peak rates of the chip"
 
@@ -48,13 +49,13 @@ class SimulatedStep:
     chip: Chip
     step: StepTime
     facts: Mapping[str, Any] = field(default_factory=dict)
+    devices_per_host: int = 8
 
 
 def trace_content(simulated: SimulatedStep, max_spans: int = MAX_SPANS) -> dict[str, Any]:
     """Return the trace of a simulated step as a JSON object."""
     chip = simulated.chip
-    simulation = Simulation(simulated.module, chip_model_of(chip), chip.name)
-    timeline = timeline_of(simulation, max_spans)
+    timeline = timeline_of(simulation_of(simulated.module, chip, simulated.devices_per_host), max_spans)
     written = _Events(simulated, timeline)
     metadata = {
         "highres-ticks": True,
@@ -104,8 +105,8 @@ class _Events:
             yield from ({**event, "tid": number} for event in events)
 
     def _names(self, queues: Sequence[str]) -> Iterator[Event]:
-        chip = self.simulated.chip.name
-        yield _meta("process_name", 0, name=f"/device:TPU:0 (simulated {chip})")
+        chip = self.simulated.chip
+        yield _meta("process_name", 0, name=f"/device:{chip.platform.upper()}:0 (simulated {chip.name})")
         yield _meta("process_labels", 0, labels="simulated, not measured")
         yield _meta("process_sort_index", 0, sort_index=DEVICE)
         threads = {STEPS: "Steps", MODULES: "XLA Modules", OPERATIONS: "XLA Ops"}
@@ -182,16 +183,21 @@ class _Events:
         if span.iterations:
             return {"hlo_category": "collapsed iterations", "iterations": span.iterations}
         found = arguments_of(self.simulated.module, activity, is_transfer=span.lane != CORE)
-        return {"hlo_category": category_of(activity), "bound_by": _bound(activity), **found}
+        return {"hlo_category": category_of(activity), "bound_by": self._bound(activity), **found}
 
-
-def _bound(activity: Activity) -> str:
-    """Return what limits an activity: compute, HBM, ICI, host or the fixed overhead of an operation."""
-    if activity.lane != CORE:
-        return "ICI" if activity.lane.startswith("ici") else "host" if "host" in activity.lane else "HBM"
-    if not activity.kind:
-        return ""
-    return "overhead" if activity.overhead_seconds > activity.seconds / 2 else LIMITS[WORDS[activity.kind]]
+    def _bound(self, activity: Activity) -> str:
+        """Return what limits an activity: compute, HBM, links, network, host or the fixed overhead of an operation."""
+        if activity.lane != CORE:
+            lane = activity.lane
+            if lane == "links" or lane.startswith("ici"):
+                return self.step.links
+            return "host" if "host" in lane else "network" if lane == "network" else "HBM"
+        if not activity.kind:
+            return ""
+        if activity.overhead_seconds > activity.seconds / 2:
+            return "overhead"
+        part = WORDS[activity.kind]
+        return self.step.links if part == "collectives not hidden" else LIMITS[part]
 
 
 def _event(thread: int, name: str, start_ns: int, end_ns: int, args: dict[str, Any]) -> Event:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from forerun.planner.time.activity import CORE, Activity
-from forerun.planner.time.simulation import Simulation
+from forerun.planner.time.execution import ProgramSimulation
 
 MAX_SPANS = 60_000
 
@@ -47,7 +47,7 @@ class Timeline:
     shown_iterations: int | None
 
 
-def timeline_of(simulation: Simulation, max_spans: int = MAX_SPANS) -> Timeline:
+def timeline_of(simulation: ProgramSimulation, max_spans: int = MAX_SPANS) -> Timeline:
     """Simulate a program and return its timeline.
 
     Args:
@@ -62,7 +62,7 @@ def timeline_of(simulation: Simulation, max_spans: int = MAX_SPANS) -> Timeline:
     return Timeline(spans, seconds, shown if collapses else None)
 
 
-def _shown_iterations(simulation: Simulation, max_spans: int) -> int:
+def _shown_iterations(simulation: ProgramSimulation, max_spans: int) -> int:
     """Return the largest number of iterations per loop with which the timeline has at most `max_spans` spans."""
     longest = max((one.trips for one in _activities(simulation, simulation.module.entry, set())), default=1)
     least, most = 1, max(1, longest)
@@ -75,7 +75,7 @@ def _shown_iterations(simulation: Simulation, max_spans: int) -> int:
     return least
 
 
-def _activities(simulation: Simulation, name: str, seen: set[str]) -> Iterator[Activity]:
+def _activities(simulation: ProgramSimulation, name: str, seen: set[str]) -> Iterator[Activity]:
     """Yield the activities of a computation and of those that it calls, each computation once."""
     if name in seen:
         return
@@ -86,7 +86,7 @@ def _activities(simulation: Simulation, name: str, seen: set[str]) -> Iterator[A
             yield from _activities(simulation, activity.called, seen)
 
 
-def _count(simulation: Simulation, shown: int) -> int:
+def _count(simulation: ProgramSimulation, shown: int) -> int:
     """Return the number of spans if each loop shows `shown` iterations. An upper bound: it counts empty spans too."""
 
     @cache
@@ -104,7 +104,7 @@ def _count(simulation: Simulation, shown: int) -> int:
 class _Unrolled:
     """The spans of a simulation with `shown` iterations of each loop."""
 
-    def __init__(self, simulation: Simulation, shown: int) -> None:
+    def __init__(self, simulation: ProgramSimulation, shown: int) -> None:
         self.simulation, self.shown = simulation, shown
 
     def spans(self, name: str, at: float, depth: int) -> Iterator[Span]:

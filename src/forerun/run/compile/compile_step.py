@@ -100,7 +100,8 @@ class CompiledStep:
 
     def predicted_seconds(self, chip: Chip) -> float:
         """Return the seconds per step that `plan` predicts for this program on `chip`."""
-        return step_time(parse(self._executable.as_text()), chip).mid_seconds
+        devices_per_host = jax.local_device_count()
+        return step_time(parse(self._executable.as_text()), chip, devices_per_host=devices_per_host).mid_seconds
 
     @cached_property
     def _schedule(self) -> Schedule:

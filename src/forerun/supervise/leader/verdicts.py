@@ -64,6 +64,8 @@ def death(member: Member) -> str:
     hint = _HINTS.get(signal.Signals(-member.exit.code)) if -member.exit.code in _CAUSES else None
     if member.exit.code == -signal.SIGKILL and MARK in member.exit.tail:
         hint = f"{MARK}; give it more memory, or reduce batch, micro_batch or data.workers"
+    if "NCCL operation" in member.exit.tail:
+        hint = "GPUs could not communicate; NCCL_DEBUG=INFO on every host prints the cause"
     lines = [line for line in member.exit.tail.splitlines() if line.strip()]
     error_line = next((line for line in reversed(lines) if _ERROR_LINE.search(line)), lines[-1] if lines else "")
     last = f": {error_line.strip()[:200]}" if error_line and member.exit.code > 0 else ""

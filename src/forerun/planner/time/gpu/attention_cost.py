@@ -51,40 +51,33 @@ class AttentionShape:
         return forward * (BACKWARD_FLOPS if self.backward else 1.0)
 
 
+def is_fused_attention(x: Instruction) -> bool:
+    return x.op == "custom-call" and target_of(x).startswith(FUSED_ATTENTION)
+
+
 def attention_shape(computation: Computation, x: Instruction) -> AttentionShape | None:
     """Return the dimensions of a call of cuDNN's fused attention, or None for other instructions.
 
-    The operands are query, key and value as [batch, length, heads, head], or [batch, heads, length, head] where the
-    configuration says so.
+    The configuration of the call has the shape of the scores: batch, heads, queries and keys. The last dimension of the
+    first operand, the queries, is the size of a head.
     """
-    target = target_of(x) if x.op == "custom-call" else ""
-    if not target.startswith(FUSED_ATTENTION):
+    query = computation.operand(x, 0)
+    scores = re.search(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]', x.attributes)
+    if not is_fused_attention(x) or query is None or scores is None:
         return None
-    query, key = computation.operand(x, 0), computation.operand(x, 1)
-    if query is None or key is None or len(query.shapes[0].dims) != 4 or len(key.shapes[0].dims) != 4:
-        return None
-    batch, queries, heads, head = query.shapes[0].dims
-    keys = key.shapes[0].dims[1]
-    if '"is_flash_attention_bnth":true' in x.attributes or _layout_is_bnth(x):
-        heads, queries, keys = queries, heads, key.shapes[0].dims[2]
-    mask = re.search(r'"mask_type":"(\w+)"', x.attributes)
-    window = re.search(r'"sliding_window_length":"?(\d+)', x.attributes)
+    batch, heads, queries, keys = (int(number) for number in re.findall(r"\d+", scores[1]))
+    mask = re.search(r'"mask_type":\s*"(\w+)"', x.attributes)
+    window = re.search(r'"sliding_window_length":\s*"?(\d+)', x.attributes)
     return AttentionShape(
         batch,
         heads,
         queries,
         keys,
-        head,
-        causal="CAUSAL" in mask[1] if mask else "CAUSAL" in x.attributes,
+        query.shapes[0].dims[-1],
+        causal=mask is not None and "CAUSAL" in mask[1],
         window=int(window[1]) if window else 0,
-        backward="Backward" in target,
+        backward="Backward" in target_of(x),
     )
-
-
-def _layout_is_bnth(x: Instruction) -> bool:
-    """Return whether heads come before positions: the configuration then contracts dimension 3 with batch 0 and 1."""
-    found = re.search(r'"bmm1_dot_dimension_numbers":\{.*?"lhs_batch_dimensions":\[([^\]]*)\]', x.attributes)
-    return bool(found) and re.findall(r"\d+", found[1]) == ["0", "1"]
 
 
 def attention_seconds(model: GpuModel, shape: AttentionShape) -> float:

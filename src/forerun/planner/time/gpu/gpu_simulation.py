@@ -22,7 +22,7 @@ from forerun.planner.time.execution import (
     target_of,
 )
 from forerun.planner.time.gemm_shape import GemmShape, gemm_shape
-from forerun.planner.time.gpu.attention_cost import attention_seconds, attention_shape
+from forerun.planner.time.gpu.attention_cost import attention_seconds, attention_shape, is_fused_attention
 from forerun.planner.time.gpu.collective_cost import LINKS, NETWORK, collective_queue_and_seconds
 from forerun.planner.time.gpu.fusion_cost import host_bytes, memory_seconds
 from forerun.planner.time.gpu.gemm_cost import gemm_seconds
@@ -44,10 +44,21 @@ class GpuSimulation(ProgramSimulation):
         self.model = model
         self.work = InstructionWork(module)
         loops = (x for one in module.computations.values() for x in one.instructions if x.op == "while")
-        self.loop_bodies = {x.attribute("body") for x in loops}
+        self.loop_bodies = {x.attribute("body"): x.name for x in loops}
+        # The first call of fused attention processes all documents of usual rows. A loop whose number of iterations
+        # depends on data processes the rest, which is assumed to be empty (nn/gpu_attention.py).
+        self.attention_loops = {
+            name
+            for body, name in self.loop_bodies.items()
+            if any(is_fused_attention(x) for x in module.computations[body or ""].instructions)
+        }
 
     def run_of(self, computation: Computation) -> ComputationRun:
         return _GpuRun(self, computation)
+
+    @property
+    def guessed_loops(self) -> list[str]:
+        return [name for name in super().guessed_loops if name not in self.attention_loops]
 
     def gemms_in(self, computation: Computation, x: Instruction) -> list[GemmShape]:
         """Return the matrix multiplications of an instruction, including those inside a fusion."""
@@ -110,6 +121,12 @@ class _GpuRun(ComputationRun):
             self._custom_call(x)
         else:
             self._kernel(x)
+
+    def run_loop(self, x: Instruction) -> None:
+        self.sim.loops.trips(self.computation, x)
+        if x.name in self.sim.loops.guessed and x.name in self.sim.attention_loops:
+            return
+        super().run_loop(x)
 
     def _collective(self, around: Computation, x: Instruction, *, waits: bool = False) -> None:
         """Start a collective, or carry it out if the next instruction waits for it."""

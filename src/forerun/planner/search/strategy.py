@@ -13,7 +13,7 @@ and cost. The choice depends only on the results so far, so an interrupted searc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from forerun.config.schema import Remat
@@ -83,11 +83,15 @@ class Strategy:
     space: Space
     goal: Goal
     usd_per_second: Mapping[str, float | None]  # price of the complete slice, by its name
+    # Billed seconds of a run beside its steps, such as its start, per step and by the name of the slice. A short run on
+    # a slower machine may be cheaper because of them.
+    overhead_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def standing(self, one: Candidate, seconds: float) -> TimeAndCost:
-        """Return the time and cost of a step of `seconds` on the candidate's slice."""
+        """Return the time and cost of a step of `seconds` on the candidate's slice, with its share of the overhead."""
         rate = self.usd_per_second[one.slice.name]
-        return TimeAndCost(seconds, None if rate is None else rate * seconds)
+        billed = seconds + self.overhead_seconds.get(one.slice.name, 0.0)
+        return TimeAndCost(billed, None if rate is None else rate * billed)
 
     def best(self, known: Known, name: str) -> Candidate | None:
         """Return the candidate with the shortest known step on a slice, or None if none is known to fit."""

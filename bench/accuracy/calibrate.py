@@ -12,6 +12,7 @@ from __future__ import annotations
 import gzip
 import math
 import sys
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from predict import recorded, scheduled_path
@@ -36,18 +37,22 @@ def predicted(module: Module, run: Run, factors: np.ndarray) -> float:
     return Simulation(module, assumed(chip).with_shares(**shares), chip.name).run().seconds
 
 
-def residuals(modules: list[tuple[Run, Module]], factors: np.ndarray) -> np.ndarray:
-    errors = [math.log(predicted(module, run, factors) / run.seconds) / NOISE for run, module in modules]
-    return np.array([*errors, *(factors / np.array(list(PRIOR.values())))])
+Predict = Callable[[np.ndarray], list[float]]  # log(factor) of each part -> log(predicted / published) of each run
 
 
-def fit(modules: list[tuple[Run, Module]]) -> np.ndarray:
-    factors = np.zeros(len(PRIOR))
+def fit(predict: Predict, prior: Mapping[str, float] = PRIOR) -> np.ndarray:
+    """Return log(factor) of each part of the machine: the most probable ones, given the runs and the prior."""
+    widths = np.array(list(prior.values()))
+
+    def residuals(factors: np.ndarray) -> np.ndarray:
+        return np.array([*(error / NOISE for error in predict(factors)), *(factors / widths)])
+
+    factors = np.zeros(len(prior))
     for _ in range(TURNS):
-        now = residuals(modules, factors)
-        slopes = [(residuals(modules, factors + STEP * unit) - now) / STEP for unit in np.eye(len(PRIOR))]
+        now = residuals(factors)
+        slopes = [(residuals(factors + STEP * unit) - now) / STEP for unit in np.eye(len(prior))]
         weights = np.sqrt(np.minimum(1.0, FAR / np.maximum(np.abs(now), 1e-9)))
-        weights[len(modules) :] = 1.0
+        weights[-len(prior) :] = 1.0
         slope = np.stack(slopes, axis=1) * weights[:, None]
         factors = factors + np.linalg.lstsq(slope, -now * weights, rcond=None)[0]
     return factors
@@ -66,7 +71,11 @@ def main() -> int:
             for run in used
             if run.generation == generation
         ]
-        factors = fit(modules)
+        factors = fit(
+            lambda factors, chosen=modules: [
+                math.log(predicted(module, run, factors) / run.seconds) for run, module in chosen
+            ]
+        )
         print(generation, len(modules), {n: round(math.exp(f), 3) for n, f in zip(PRIOR, factors, strict=True)})
         for run, module in modules:
             before, after = (predicted(module, run, f) / run.seconds - 1 for f in (0 * factors, factors))

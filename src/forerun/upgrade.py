@@ -107,11 +107,19 @@ def _problem(find: Lookup, requirement: str) -> str | None:
         version = find(name).version
     except PackageNotFoundError:
         return f"{name} is not installed"
-    conditions = re.findall(r"(>=|<=|==)\s*([\w.*+!]+)", requirement)
-    if all(_satisfies(version, operator, limit) for operator, limit in conditions):
+    if meets(version, requirement):
         return None
-    limits = ",".join(f"{operator}{limit}" for operator, limit in conditions)
+    limits = ",".join(f"{operator}{limit}" for operator, limit in _conditions(requirement))
     return f"{name} {version}, but {name}{limits} is required"
+
+
+def meets(version: str, requirement: str) -> bool:
+    """Return whether a version meets a requirement such as `jax<=0.10.2,>=0.10.2`."""
+    return all(_satisfies(version, operator, limit) for operator, limit in _conditions(requirement))
+
+
+def _conditions(requirement: str) -> list[tuple[str, str]]:
+    return re.findall(r"(>=|<=|==)\s*([\w.*+!]+)", requirement)
 
 
 def _satisfies(version: str, operator: str, limit: str) -> bool:

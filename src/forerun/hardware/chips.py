@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Literal
@@ -87,9 +88,25 @@ _OTHER_NAMES = {
 
 
 def canonical_name(generation: str) -> str:
-    """Return the canonical spelling of a generation: `v5litepod` and `V5E` become `v5e`."""
+    """Return the canonical spelling of a chip: `v5litepod` and `V5E` become `v5e`, `RTX4090` becomes `4090`."""
     plain = generation.strip().lower()
-    return _OTHER_NAMES.get(plain, plain)
+    if plain in _OTHER_NAMES:
+        return _OTHER_NAMES[plain]
+    gpu = re.sub(r"^(nvidia-)?(geforce-|tesla-)?(rtx-?(?=[45]090))?", "", plain.replace(" ", "-"))
+    gpu = re.sub(r"-(sxm\d?|hbm3e?)(?=-|$)", "", gpu)
+    gpu = re.sub(r"(?<=\d)gb?$", "", gpu)
+    return {"h100-80": "h100", "h200-141": "h200", "b200-180": "b200"}.get(gpu, gpu)
+
+
+def require_compute_dtype(chip: Chip, dtype: str) -> None:
+    """Raise an error if the chip has no matrix unit for the dtype of a job's matrix multiplications."""
+    if dtype == "bfloat16" and chip.gpu and chip.bf16_flops is None:
+        raise UserError(
+            "E-HARDWARE-023",
+            f"{chip.name} cannot compute with bfloat16",
+            why="GPUs before compute capability 8.0 have no bfloat16 matrix unit; XLA would convert to float32",
+            fix="precision.compute=float32, which is slow on this GPU, or a newer GPU such as l4-1",
+        )
 
 
 # Values of jax's `device.device_kind`. For each TPU, the name that this jax version uses comes first.

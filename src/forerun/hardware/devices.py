@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from forerun.errors import UserError
 from forerun.hardware.gpu_errors import gpu_cause
+from forerun.hardware.gpu_memory import reserve_memory_share
 from forerun.installation import install_command
 
 ORDER = ("tpu", "gpu", "cpu")
@@ -226,6 +227,8 @@ class ThisMachine:
             # without a TPU must not print libtpu's errors. This has no effect if a backend is already open.
             name = ("cuda" if any(map(self.installed, _CUDA_PLUGINS)) else "rocm") if platform == "gpu" else platform
             jax.config.update("jax_platforms", "cpu" if platform == "cpu" else f"{name},cpu")
+        if platform == "gpu":
+            reserve_memory_share(os.environ)  # the share that `plan` compares with; jax reads it when it opens the GPU
         with _plugin_errors() as errors:
             try:
                 return tuple(jax.devices(platform))

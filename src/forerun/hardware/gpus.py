@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forerun.hardware.gpu_memory import MEMORY_SHARE as MEMORY_SHARE
+from forerun.hardware.gpu_memory import memory_share
 from forerun.hardware.rows import Row
 from forerun.units import GIB, KIB, MIB
 
-# The share of a GPU's memory that `train` reserves for arrays. jax's own default is 0.75. The rest is for the CUDA
-# context, NCCL's buffers and libraries.
-MEMORY_SHARE = 0.90
 # The versions that are written into the description. They are those of the packages that the extra `cuda` installs.
 CUDA_RUNTIME, CUDA_DRIVER, CUDNN = "13.0.0", "13.0.0", "9.12.0"
 
@@ -26,6 +25,7 @@ class GpuSpecs:
     network_bytes_per_second: float | None  # between machines
     gpus_per_host: int
     compute_capability: tuple[int, int]
+    has_accelerated_features: bool  # its code is compiled for this generation only (sm_90a)
     cores: int  # streaming multiprocessors
     fpus_per_core: int
     clock_hz: float
@@ -38,7 +38,7 @@ class GpuSpecs:
     @property
     def usable_bytes(self) -> int:
         """The memory that `train` reserves for arrays."""
-        return int(self.memory_bytes * MEMORY_SHARE)
+        return int(self.memory_bytes * memory_share().share)
 
 
 def gpu_specs(row: Row) -> GpuSpecs:
@@ -53,13 +53,14 @@ def gpu_specs(row: Row) -> GpuSpecs:
         network_bytes_per_second=_scaled(row, "network_gb_per_second", 1e9),
         gpus_per_host=int(row.text("gpus_per_host")),
         compute_capability=(int(major), int(minor)),
+        has_accelerated_features=row.text("accelerated") == "1",
         cores=int(row.text("cores")),
         fpus_per_core=int(row.text("fpus_per_core")),
         clock_hz=float(row.text("clock_ghz")) * 1e9,
         threads_per_core=int(row.text("threads_per_core")),
         shared_bytes_per_core=int(row.text("shared_kib_per_core")) * KIB,
         shared_bytes_per_block=int(row.text("shared_kib_per_block")) * KIB,
-        l2_bytes=int(row.text("l2_mib")) * MIB,
+        l2_bytes=int(float(row.text("l2_mib")) * MIB),
         device_kinds=tuple(row.text("device_kinds").split("|")),
     )
 
@@ -87,7 +88,8 @@ def target_description(specs: GpuSpecs, hbm_bytes_per_second: float) -> str:
         "registers_per_block_limit": 2**16,
     }
     lines = [f"  {name}: {value}" for name, value in device.items()]
-    lines.append(f"  cuda_compute_capability {{ major: {major} minor: {minor} }}")
+    features = " feature_extension: ACCELERATED_FEATURES" if specs.has_accelerated_features else ""
+    lines.append(f"  cuda_compute_capability {{ major: {major} minor: {minor}{features} }}")
     versions = {"runtime_version": CUDA_RUNTIME, "driver_version": CUDA_DRIVER, "dnn_version": CUDNN}
     lines += [f'  {name}: "{value}"' for name, value in versions.items()]
     kind = specs.device_kinds[0]

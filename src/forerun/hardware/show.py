@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chips
+from forerun.hardware.gpu_names import GPU_COUNTS
 from forerun.hardware.gpus import MEMORY_SHARE
 from forerun.hardware.price import Price
 from forerun.hardware.prices import check_providers, check_zone, prices
-from forerun.hardware.slices import GPU_COUNTS, gpu_machines, slices
+from forerun.hardware.slices import gpu_machines, slices
 from forerun.units import GIB
 
 

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from forerun.errors import UserError, did_you_mean
 from forerun.hardware.chips import Chip, canonical_name, chip_named, chips
+from forerun.hardware.gpu_names import GPU_COUNTS, GpuMachineName, gpu_machine_name, gpu_mistake
 from forerun.hardware.rows import shipped
 
 SHOW = "forerun hardware slices"
@@ -25,8 +26,6 @@ NAMED_BY_CORES = ("v2", "v3", "v4", "v5p")
 NAMED_BY_CHIPS = ("v5e", "v6e")
 # Chips in the largest single slice: v5p and v5e as in the sources of chips.csv, the others as generally known.
 LARGEST_CHIPS = {"v2": 256, "v3": 1024, "v4": 4096, "v5e": 256, "v5p": 6144, "v6e": 256, "tpu7x": 9216}
-GPU_COUNTS = (1, 2, 4, 8)  # GPUs of one machine
-LARGEST_NODES = 64
 CUBE = 4  # sides of large 3D slices are multiples of this
 
 
@@ -81,29 +80,12 @@ def slices() -> tuple[Slice, ...]:
 @cache
 def gpu_machines() -> tuple[Slice, ...]:
     """Return one machine of each GPU with each usual number of GPUs, smallest first."""
-    return tuple(_gpu_machine(chip, count, 1) for chip in chips() if chip.gpu for count in GPU_COUNTS)
+    return tuple(_gpu_machine(GpuMachineName(chip, count, 1)) for chip in chips() if chip.gpu for count in GPU_COUNTS)
 
 
-def _gpu_machine(chip: Chip, gpus: int, nodes: int) -> Slice:
-    name = f"{chip.name.lower()}-{gpus}" + (f"x{nodes}" if nodes > 1 else "")
-    return Slice(name, chip, gpus * nodes, gpus * nodes, nodes, f"1x{nodes}x{gpus}")
-
-
-def _gpu_machine_named(name: str) -> Slice | None:
-    """Return the GPU machine of a name such as `h100-8` or `h100-8x2`, or None if the name is not one of a GPU."""
-    found = re.fullmatch(r"(.+)-(\d+)(?:x(\d+))?", name.strip().lower())
-    chip = next((one for one in chips() if found and one.gpu and one.name.lower() == found[1]), None)
-    if found is None or chip is None:
-        return None
-    gpus, nodes = int(found[2]), int(found[3] or 1)
-    if gpus not in GPU_COUNTS or not 1 <= nodes <= LARGEST_NODES:
-        raise UserError(
-            "E-HARDWARE-020",
-            f"there is no machine {name!r}",
-            why=f"a machine has {', '.join(map(str, GPU_COUNTS))} GPUs, and a job at most {LARGEST_NODES} machines",
-            fix=f"for example {chip.name.lower()}-8, or {chip.name.lower()}-8x2 for two machines",
-        )
-    return _gpu_machine(chip, gpus, nodes)
+def _gpu_machine(name: GpuMachineName) -> Slice:
+    devices = name.gpus * name.nodes
+    return Slice(name.text, name.chip, devices, devices, name.nodes, f"1x{name.nodes}x{name.gpus}")
 
 
 def slice_named(name: str) -> Slice:
@@ -112,8 +94,8 @@ def slice_named(name: str) -> Slice:
     Raises:
         UserError: No such slice exists. The error suggests the nearest one.
     """
-    if (machine := _gpu_machine_named(name)) is not None:
-        return machine
+    if (machine := gpu_machine_name(name)) is not None:
+        return _gpu_machine(machine)
     generation, mark, size = _parts(name)
     wanted = f"{generation}{mark}{size}"
     standard = {known.name: known for known in slices()}
@@ -178,10 +160,6 @@ def _sides(text: str) -> tuple[int, ...]:
     return tuple(int(side) for side in text.split("x"))
 
 
-def _gpu_names() -> set[str]:
-    return {chip.name.lower() for chip in chips() if chip.gpu}
-
-
 def _common_mistake(generation: str, size: str) -> tuple[str, str | None] | None:
     """Return (why, suggested name) for common mistakes in names, or None. The suggestion may be None."""
     if generation == "v5":
@@ -192,10 +170,6 @@ def _common_mistake(generation: str, size: str) -> tuple[str, str | None] | None
         return "the seventh generation is called tpu7x and named by its topology", "tpu7x-2x2x1"
     if re.match(r"(tpu)?v?8", generation):
         return "the newest generation in the table is tpu7x", None
-    if generation == "a100":
-        return "A100 is two GPUs: a100-40 and a100-80, by their memory", f"a100-80-{size}" if size else "a100-80-8"
-    if generation in _gpu_names():
-        return "a GPU machine is the GPU and the number of GPUs", f"{generation}-8"
     if generation not in CORES_PER_CHIP:
         return None
     if re.fullmatch(r"\d+(x\d+)+", size):
@@ -234,11 +208,13 @@ def _nearest(generation: str, chips: float) -> str:
 
 
 def _unknown(name: str, wanted: str, confusion: tuple[str, str | None] | None) -> UserError:
+    confusion = gpu_mistake(name) or confusion
     if confusion:
         why, use = confusion
     else:
-        use = did_you_mean(wanted, [known.name for known in slices()])
-        why = f"known generations: {', '.join(CORES_PER_CHIP)}"
+        use = did_you_mean(wanted, [known.name for known in (*slices(), *gpu_machines())])
+        gpus = ", ".join(chip.name.lower() for chip in chips() if chip.gpu)
+        why = f"known generations of TPUs: {', '.join(CORES_PER_CHIP)}; GPUs: {gpus}"
     return UserError(
         "E-HARDWARE-019",
         f"no slice is called {name!r}" + (f": did you mean {use}?" if use else ""),

@@ -25,7 +25,7 @@ def test_tables_fit_a_terminal(name: str) -> None:
 
 def test_rows() -> None:
     assert line_of(chips_table(), "v6e") == "v6e 918 1,836 32 31.25 1,640 800 1 8 128"
-    assert line_of(chips_table(), "A100-80").startswith("A100-80 312 - 624 80 71.2 ")
+    assert line_of(chips_table(), "A100-80").startswith("A100-80 312 - 624 80 71.3 ")
     assert line_of(slices_table(), "v6e-8") == "v6e-8 8 8 1 250 v6e:2x4"
     assert line_of(prices_table(None, "us-central1-a"), "v6e") == "v6e us-central1-a - 2.7000 0.6518 2026-08-21"
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
@@ -12,6 +16,10 @@ from forerun.hardware.gpus import target_description
 from forerun.hardware.slices import Slice
 from forerun.installation import install_command
 from forerun.units import KIB
+from forerun.upgrade import meets
+
+# The packages of jax for CUDA, newest first: the plugin, and the runtime with the compiler.
+PLUGINS = tuple((f"jax-cuda{version}-plugin", f"jax-cuda{version}-pjrt") for version in (13, 12))
 
 
 @dataclass(frozen=True)
@@ -28,12 +36,19 @@ class InstalledCompiler:
     rejects: bool = True  # whether it fails on a program that is too large; otherwise our own limit decides
 
     def require(self) -> None:
-        """Raise an error if the compiler is not installed."""
+        """Raise an error if the compiler is not installed, or in another version than jax needs."""
         if not any(find_spec(package) for package in self.packages):
             raise UserError(
                 "E-PLAN-004",
                 f"{self.name} is not installed",
                 why=f"plan compiles with {self.package_text}",
+                fix=install_command(self.extra),
+            )
+        if self.extra == "plan-gpu" and (problem := plugin_problem(_versions(), _jax_requirements())):
+            raise UserError(
+                "E-PLAN-027",
+                f"{self.name} does not fit jax: {problem}",
+                why="jax's CUDA plugins are released together with jax and work only with that version",
                 fix=install_command(self.extra),
             )
 
@@ -51,7 +66,7 @@ TPU = InstalledCompiler(
 )
 GPU = InstalledCompiler(
     name="the GPU compiler",
-    packages=("jax_cuda13_plugin", "jax_cuda12_plugin"),
+    packages=tuple(plugin.replace("-", "_") for plugin, _ in PLUGINS),
     package_text="jax's CUDA plugin; it needs no GPU and no driver",
     extra="plan-gpu",
     address_space_bytes=2_500_000 * KIB,
@@ -59,6 +74,43 @@ GPU = InstalledCompiler(
     flags="--xla_gpu_autotune_level=0",
     rejects=False,
 )
+
+
+def plugin_problem(versions: Mapping[str, str], jax_requires: Iterable[str]) -> str | None:
+    """Return why the installed CUDA plugins do not fit jax, or None if they do or none is installed.
+
+    Args:
+        versions: The versions of installed packages, by name.
+        jax_requires: The requirements of jax, with those of its extras, which pin the plugins.
+    """
+    pins = {re.match(r"[\w-]+", line)[0]: line.partition(";")[0] for line in jax_requires}  # type: ignore[index]
+    for plugin, runtime in PLUGINS:
+        found, beside = versions.get(plugin), versions.get(runtime)
+        if found is None:
+            continue
+        pin = pins.get(plugin, f"{plugin}=={versions.get('jax', found)}")
+        if not meets(found, pin):
+            return f"{plugin} {found} next to jax {versions.get('jax')}"
+        if beside != found:
+            return f"{plugin} {found} next to {runtime} {beside or 'that is missing'}"
+        return None
+    return None
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("jax", *(name for pair in PLUGINS for name in pair)):
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
+@cache
+def _jax_requirements() -> tuple[str, ...]:
+    with suppress(metadata.PackageNotFoundError):
+        return tuple(metadata.requires("jax") or ())
+    return ()
 
 
 def compiler_for(target: Slice) -> InstalledCompiler:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.hardware.chips import require_compute_dtype
 from forerun.hardware.mesh import MeshShape, resolve
 from forerun.hardware.slices import Slice, slice_named
 from forerun.program.derive import Derived
@@ -55,7 +56,8 @@ class CompileRequest:
         )
 
     def derived(self) -> Derived:
-        """Return the values derived from the job and the slice; raise if the job cannot be split over it."""
+        """Return the values derived from the job and the slice; raise if the job cannot run on it."""
+        require_compute_dtype(self.slice.chip, self.job.precision.compute)
         return self.resolved.derived(self.mesh_shape())
 
     def to_json(self) -> str:

@@ -24,15 +24,21 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from forerun.hardware.gpus import target_description
+from forerun.hardware.slices import Slice
 from forerun.models.plugin import plugin_spec
 from forerun.planner.compile.compiler import Phase
 from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.installed_compilers import PLUGINS
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import Module
 from forerun.safe_text import redact, redacted_tree
 
 FORMAT = 1
-PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "jax-cuda12-plugin", "optax")
+PACKAGES = {
+    "tpu": ("jax", "jaxlib", "libtpu", "optax"),
+    "gpu": ("jax", "jaxlib", "optax", *(name for pair in PLUGINS for name in pair)),
+}
 SOURCE = Path(__file__).resolve().parents[2]
 PACKAGE_NAMES = ("nn", "models", "objectives", "methods", "program", "resolve", "hardware", "planner")
 # Modules that do not affect a result. All others count for the key, including those that are added later.
@@ -89,10 +95,8 @@ def key(question: CompileRequest) -> str:
         job["distil"] |= {"teacher": repr(question.resolved.teacher.config), "revision": None}
         job["distil"]["cache"] = not method.runs_teacher
         job["recording"] = question.recording
-    target = question.slice  # the topology of GPUs does not name the GPU
-    place = [target.chip.name, target.topology, target.topology_options]
-    asked = {"format": FORMAT, "job": job, "slice": place}
-    asked |= {"source": _own_source(), "versions": _versions(), "flags": _flags()}
+    asked = {"format": FORMAT, "job": job, "slice": _target(question.slice)}
+    asked |= {"source": _own_source(), "versions": _versions(question.slice.platform), "flags": _flags()}
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
@@ -192,10 +196,18 @@ def _decoded(kind: Any, value: Any) -> Any:
     return kind(value)
 
 
+def _target(one: Slice) -> list[Any]:
+    """Return what the compiler and the decision depend on. The topologies of all GPUs look the same."""
+    if one.chip.gpu is None:
+        return [one.topology, one.topology_options]
+    description = target_description(one.chip.gpu, one.chip.hbm_bytes_per_second or 0)
+    return [one.topology, one.chip.name, description, one.chip.usable_bytes]
+
+
 @cache
-def _versions() -> dict[str, str]:
+def _versions(platform: str) -> dict[str, str]:
     found = {}
-    for name in PACKAGES:
+    for name in PACKAGES[platform]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

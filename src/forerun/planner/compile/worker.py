@@ -13,12 +13,14 @@ import shutil
 import sys
 import threading
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
 from forerun.exit_codes import OUR_BUG
 from forerun.models.plugin import use_job_folder
+from forerun.planner.compile.device_memory_option import limited_memory
 from forerun.planner.compile.installed_compilers import compile_only_topology
 from forerun.planner.compile.request import CompileRequest, from_json
 
@@ -108,7 +110,9 @@ def _compile(question: CompileRequest, folder: Path) -> None:
         "tokens_per_step": program.tokens_per_step,
     }
     _write_atomically(folder / FACTS, facts)
-    lowered.compile(compiler_options=program.compiler_options)
+    gpu = question.slice.platform == "gpu"
+    with limited_memory(question.slice.chip.usable_bytes) if gpu else nullcontext():
+        lowered.compile(compiler_options=program.compiler_options)
 
 
 def _failure(error: Exception) -> dict[str, str]:

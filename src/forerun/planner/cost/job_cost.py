@@ -87,14 +87,13 @@ class Tariff:
 
     def price_of(self, slice_: Slice, *, spot: bool = False) -> Price | None:
         """Return the lowest price of a slice or GPU machine, or None if no price is known."""
-        per_host = slice_.chips // slice_.hosts if slice_.platform == "gpu" else None
         return cheapest(
             slice_.chip.name,
             self.zone,
             spot,
             slice_.hosts,
             self.prices_file,
-            chips_per_host=per_host,
+            chips_per_host=slice_.chips // slice_.hosts,
             providers=self.providers,
         )
 

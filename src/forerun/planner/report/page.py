@@ -223,8 +223,8 @@ def _gpus(verdicts: Sequence[FitResult]) -> list[Row]:
         "bf16, FLOP/s": lambda chip: chip.bf16_flops,
         "memory, B/s": lambda chip: chip.hbm_bytes_per_second,
         "NVLink or PCIe one way, B/s": lambda chip: chip.link_bytes_per_second,
-        "network one way, B/s": lambda chip: chip.gpu and chip.gpu.network_bytes_per_second,
-        "memory of the device, B": lambda chip: chip.gpu and chip.gpu.memory_bytes,
+        "network one way, B/s": lambda chip: chip.gpu.network_bytes_per_second if chip.gpu else None,
+        "memory of the device, B": lambda chip: chip.gpu.memory_bytes if chip.gpu else None,
         "usable memory, B": lambda chip: chip.usable_bytes,
     }
     return [

@@ -19,11 +19,13 @@ def memory_notes(verdicts: Sequence[FitResult]) -> list[str]:
     """Return notes on the memory: its unit, its source, and the limit of GPUs."""
     places = [v.question.slice for v in verdicts]
     chips = sorted({place.chip.name for place in places if place.chip.devices_per_chip == 2})
-    platforms = {place.platform for place in places}
-    unit = {("tpu",): "chip", ("gpu",): "GPU"}.get(tuple(platforms), "chip or GPU")
-    compiler = {("tpu",): "TPU compiler's report", ("gpu",): "GPU compiler's report"}.get(tuple(platforms))
+    platforms = sorted({place.platform for place in places}, reverse=True)
+    unit = " or ".join({"tpu": "chip", "gpu": "GPU"}[platform] for platform in platforms)
+    source = (
+        f"{platforms[0].upper()} compiler's report" if len(platforms) == 1 else "report of each platform's compiler"
+    )
     per = f"device; a chip of {' and '.join(chips)} is two devices" if chips else unit
-    notes = [f"GiB per {per}. Memory is from the {compiler or 'report of the compiler of each platform'}."]
+    notes = [f"GiB per {per}. Memory is from the {source}."]
     if "gpu" in platforms:
         notes.append(gpu_memory_note())
     return notes

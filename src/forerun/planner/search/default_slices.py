@@ -111,10 +111,11 @@ def default_slices(resolved: ResolvedJob, platforms: Sequence[Platform] = PLATFO
         resting = Bytes(needs.state_bytes + needs.gradient_bytes)
         left_out.append(f"v2 and v3 (for small jobs only; weights, optimizer and gradients are {resting})")
     if not chosen:
-        places = {("tpu",): "slice of any generation", ("gpu",): "GPU machine"}.get(tuple(platforms))
+        kinds = {"tpu": "slice of any generation", "gpu": "GPU machine"}
+        places = " and no ".join(kinds[platform] for platform in platforms)
         raise UserError(
             "E-PLAN-011",
-            f"no {places or 'slice of any generation and no GPU machine'} can run this job",
+            f"no {places} can run this job",
             why="; ".join(left_out),
             fix=_suggested_change(resolved, needs, platforms),
         )

@@ -104,16 +104,31 @@ def test_slice_versions_flags_and_source_count(monkeypatch: pytest.MonkeyPatch) 
     keys = {result_cache.key(question()), result_cache.key(question("v6e-8"))}
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=1")
     keys.add(result_cache.key(question()))
-    monkeypatch.setattr(result_cache, "_versions", lambda: {"libtpu": "0.0.1"})
+    monkeypatch.setattr(result_cache, "_versions", lambda platform: {"libtpu": "0.0.1"})
     keys.add(result_cache.key(question()))
     monkeypatch.setattr(result_cache, "_own_source", lambda: "edited")
     keys.add(result_cache.key(question()))
     assert len(keys) == 5
 
 
-def test_gpus_of_equal_topology_have_keys_of_their_own() -> None:
-    names = ("h100-8", "a100-80-8", "a100-40-8", "4090-8", "h100-4x2", "h100-8x2")
-    assert len({result_cache.key(question(name)) for name in names}) == len(names)
+def test_gpus_with_the_same_topology_have_different_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    machines = ("h100-8", "h200-8", "a100-80-8", "h100-4", "h100-8x2")
+    assert slice_named("h100-8").topology == slice_named("a100-80-8").topology
+    keys = {result_cache.key(question(name)) for name in machines}
+    assert len(keys) == len(machines)
+    one = question("h100-8")
+    less = replace(one, slice=replace(one.slice, chip=replace(one.slice.chip, usable_bytes=GIB)))
+    keys.add(result_cache.key(less))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_memory_limit_slop_factor=90")
+    keys.add(result_cache.key(one))
+    assert len(keys) == len(machines) + 2
+
+
+def test_a_platform_has_the_versions_of_its_own_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_cache.metadata, "version", lambda name: name)
+    assert {"jax-cuda13-plugin", "jax-cuda13-pjrt"} <= set(result_cache._versions.__wrapped__("gpu"))
+    assert "libtpu" not in result_cache._versions.__wrapped__("gpu")
+    assert "libtpu" in result_cache._versions.__wrapped__("tpu")
 
 
 def test_source_that_counts() -> None:

@@ -290,7 +290,7 @@ def test_a_plan_of_both_platforms_fits_the_terminal(width: int) -> None:
     assert re.search(r"8\.76 short .*30\.00 .*21\.24", rows["4090-1"])
     text = " ".join(" ".join(lines).split())
     assert text.count("Usable GPU memory is 90% of the device's") == 1
-    assert "GiB per chip or GPU. Memory is from the report of the compiler of each platform." in text
+    assert "GiB per chip or GPU. Memory is from the report of each platform's compiler." in text
 
 
 def test_a_plan_of_one_platform_has_its_own_words() -> None:

@@ -261,7 +261,10 @@ def made_up(question: CompileRequest, n: int, seconds: float = 0.37, peak_bytes:
 
 
 def usd_per_hour(one: Slice, tariff: Tariff) -> float | None:
-    price = cheapest(one.chip.name, tariff.zone, hosts=one.hosts, override_file=tariff.prices_file)
+    per_host = one.chips // one.hosts
+    price = cheapest(
+        one.chip.name, tariff.zone, hosts=one.hosts, override_file=tariff.prices_file, chips_per_host=per_host
+    )
     return None if price is None else price.usd_per_chip_hour_on_demand * one.chips
 
 

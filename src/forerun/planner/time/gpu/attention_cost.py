@@ -62,12 +62,12 @@ def attention_shape(computation: Computation, x: Instruction) -> AttentionShape 
     first operand, the queries, is the size of a head.
     """
     query = computation.operand(x, 0)
-    scores = re.search(r'"intermediate_tensor_shape":\{.*?"dimensions":\[([^\]]*)\]', x.attributes)
+    scores = re.search(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*\[([^\]]*)\]', x.attributes)
     if not is_fused_attention(x) or query is None or scores is None:
         return None
     batch, heads, queries, keys = (int(number) for number in re.findall(r"\d+", scores[1]))
-    mask = re.search(r'"mask_type":"(\w+)"', x.attributes)
-    window = re.search(r'"sliding_window_length":"?(\d+)', x.attributes)
+    mask = re.search(r'"mask_type":\s*"(\w+)"', x.attributes)
+    window = re.search(r'"sliding_window_length":\s*"?(\d+)', x.attributes)
     return AttentionShape(
         batch,
         heads,

@@ -51,10 +51,10 @@ def test_rates_are_near_published_ones(length: int, head: int, causal: bool, pub
     assert rate == pytest.approx(published, rel=0.12)
 
 
-def call(target: str, mask: str, window: int) -> AttentionShape | None:
+def call(target: str, mask: str, window: int, space: str = "") -> AttentionShape | None:
     scores = {"dimensions": ["2", "16", "1024", "1024"], "layout": {"minor_to_major": ["3", "2", "1", "0"]}}
     fields = {"intermediate_tensor_shape": scores, "mask_type": mask, "sliding_window_length": window}
-    config = json.dumps({"cudnn_fmha_backend_config": fields}, separators=(",", ":"))
+    config = json.dumps({"cudnn_fmha_backend_config": fields}, separators=("," + space, ":" + space))
     text = f"""HloModule m
 
 ENTRY %main (q: bf16[2,1024,16,64], k: bf16[2,1024,4,64]) -> bf16[2,16,1024,64] {{
@@ -71,6 +71,7 @@ backend_config={config}
 def test_calls() -> None:
     expected = AttentionShape(2, 16, 1024, 1024, 64, causal=True)
     assert call("__cudnn$fmhaSoftmax", "CAUSAL", 0) == expected
+    assert call("__cudnn$fmhaSoftmax", "CAUSAL", 0, space=" ") == expected  # as JAX writes it
     packed = call("__cudnn$fmhaSoftmaxBackward", "PADDING_CAUSAL", 256)
     assert packed == replace(expected, window=256, backward=True)
     assert call("__cudnn$fmhaScaleBiasSoftmax", "NO_MASK", 0) == replace(expected, causal=False)

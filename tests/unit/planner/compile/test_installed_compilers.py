@@ -1,0 +1,53 @@
+"""Versions of the GPU compiler that fit jax, and those that do not."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.errors import UserError
+from forerun.installation import install_command
+from forerun.planner.compile import installed_compilers
+from forerun.planner.compile.installed_compilers import GPU, plugin_problem
+
+PIN = 'jax-cuda13-plugin<=0.10.2,>=0.10.2; extra == "cuda13-local"'
+
+
+def versions(plugin: str = "0.10.2", runtime: str | None = "0.10.2") -> dict[str, str]:
+    found = {"jax": "0.10.2", "jax-cuda13-plugin": plugin}
+    return found if runtime is None else found | {"jax-cuda13-pjrt": runtime}
+
+
+def test_versions_that_fit() -> None:
+    assert plugin_problem(versions(), [PIN]) is None
+    assert plugin_problem(versions(), []) is None
+    assert plugin_problem({"jax": "0.10.2"}, [PIN]) is None
+    # jax decides which plugin it works with: a patch release of jax may keep the plugin.
+    assert plugin_problem(versions() | {"jax": "0.10.3"}, [PIN]) is None
+
+
+@pytest.mark.parametrize("requirements", [[PIN], []])
+def test_another_release_is_named(requirements: list[str]) -> None:
+    found = plugin_problem(versions("0.12.0", "0.12.0"), requirements)
+    assert found is not None
+    assert "jax-cuda13-plugin 0.12.0" in found
+    assert "jax 0.10.2" in found
+
+
+def test_both_plugins_are_of_one_release() -> None:
+    assert "jax-cuda13-pjrt 0.9.0" in str(plugin_problem(versions(runtime="0.9.0"), [PIN]))
+    assert "jax-cuda13-pjrt" in str(plugin_problem(versions(runtime=None), [PIN]))
+
+
+def test_plan_reports_a_mismatch_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed_compilers, "find_spec", lambda name: name)
+    monkeypatch.setattr(installed_compilers, "_versions", lambda: versions("0.12.0", "0.12.0"))
+    with pytest.raises(UserError, match="E-PLAN-027") as raised:
+        GPU.require()
+    assert raised.value.fix == install_command("plan-gpu")
+
+
+def test_no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed_compilers, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="E-PLAN-004") as raised:
+        GPU.require()
+    assert raised.value.fix == install_command("plan-gpu")

@@ -1,4 +1,4 @@
-"""A run on GPU nodes has one process per node, with all devices of the node. Here, two nodes have four CPU devices each.
+"""A run on GPU nodes has one process per node, with all devices of the node. Two nodes here have four CPU devices each.
 
 The mesh is that of two GPU nodes: fsdp crosses the nodes, and tp stays inside them.
 """

@@ -307,15 +307,15 @@ def test_a_plan_of_one_platform_has_its_own_words() -> None:
     [
         ("v6e-8", "collectives not hidden", "ICI"),
         ("h100-8", "collectives not hidden", "NVLink"),
-        ("l40s-8", "collectives not hidden", "PCIe"),
-        ("h100-8x2", "collectives not hidden", "network"),
+        ("h100-8x2", "network not hidden", "network"),
         ("v6e-8", "memory-bound rest", "HBM"),
         ("h100-8", "memory-bound rest", "memory"),
         ("h100-8", "matmul", "compute"),
     ],
 )
 def test_a_limit_has_the_name_of_its_platform(name: str, part: str, limit: str) -> None:
-    made = replace(verdict_on(name, 10, 1, 2), step=StepTime(1.0, {part: 1.0}))
+    links = "ICI" if name.startswith("v") else "NVLink"
+    made = replace(verdict_on(name, 10, 1, 2), step=StepTime(1.0, {part: 1.0}, links=links))
     assert limit_text(made) == limit
     [row] = as_json([made])["slices"]
     assert (row["limit"], row["platform"]) == (limit, "tpu" if name.startswith("v") else "gpu")

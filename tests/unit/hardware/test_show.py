@@ -49,3 +49,15 @@ def test_the_documentation_shows_real_output() -> None:
     for block in chips_table().split("\n\n")[:2]:
         assert block in page
     assert prices_table(None, "us-central1-a") in page
+    assert prices_table(None, None, ["lambda"]) in page
+
+
+def test_rows_of_gpus() -> None:
+    assert line_of(chips_table(), "H100") == "H100 989 1,979 1,979 80 71.2 3,352 450 64 50 9.0"
+    assert line_of(chips_table(), "T4") == "T4 - - 130 16 13.0 320 - 16 - 7.5"
+    assert line_of(slices_table(), "h100-8") == "h100-8 8 8 1 570 1x1x8"
+    table = prices_table(None, None, ["lambda"])
+    assert line_of(table, "H100") == "H100 lambda 4.29 4.19 4.09 3.99 - 2026-08-22"
+    assert "v6e" not in table
+    with pytest.raises(UserError, match="E-HARDWARE-021"):
+        prices_table(None, None, ["lamda"])

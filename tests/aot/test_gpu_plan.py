@@ -63,7 +63,7 @@ def test_a_small_job_fits_one_gpu(single: CompileResult) -> None:
     parameters = memory.weights_bytes / 4
     blocks = LAYERS * (EMBED * 4 * 128 * 4 + 2 * EMBED)  # attention and norms; the feed-forward layers come on top
     assert parameters > VOCAB * EMBED + blocks
-    assert memory.optimizer_bytes == pytest.approx(2 * memory.weights_bytes, abs=64)
+    assert memory.optimizer_bytes == pytest.approx(2 * memory.weights_bytes, rel=1e-4)
     assert memory.batch_bytes >= BATCH * SEQUENCE * 4
     assert memory.peak_bytes > 4 * memory.weights_bytes, "weights, two moments, and gradients"
     assert memory.host_bytes == 0
@@ -103,9 +103,11 @@ def test_a_job_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sum(answer.ledger.values()) == answer.memory.peak_bytes
     warned = WARNING.search(noise[0])
     assert warned, noise[0][-2000:]
-    # XLA keeps 95 % of what the arguments leave of its limit. jaxlib sets this limit to that of its allocator.
-    arguments = answer.memory.peak_bytes - answer.memory.working_bytes
-    assert int(warned[1]) == pytest.approx(0.95 * (limit - arguments) + arguments, rel=1e-3)
+    # XLA uses 95 % of what the arguments leave of its limit, and adds the results. jaxlib sets the limit to that of its
+    # allocator.
+    memory = answer.memory
+    arguments, results = memory.peak_bytes - memory.working_bytes, memory.weights_bytes + memory.optimizer_bytes
+    assert int(warned[1]) == pytest.approx(0.95 * (limit - arguments) + results, rel=1e-5)
 
 
 def trained_on(machine: str) -> Any:

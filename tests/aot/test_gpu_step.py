@@ -21,9 +21,10 @@ from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.nn.sharding import SMALLEST_SPLIT
 from forerun.planner.compile import compiler
-from forerun.planner.compile.installed_compilers import GPU
+from forerun.planner.compile.installed_compilers import GPU, compile_only_topology
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import HOST, Module, parse
+from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
 
 pytestmark = [
@@ -219,3 +220,17 @@ def test_golden_counts(compiled: CompiledTarget) -> None:
 )
 def test_notations_of_groups(text: str, groups: list[set[int]]) -> None:
     assert groups_of(text) == frozenset(map(frozenset, groups))
+
+
+def test_plan_and_train_order_the_devices_of_nodes_equally() -> None:
+    """jax lists GPUs by process and numbers them by node. The mesh follows the numbers, as in the topology of plan."""
+    machine, shape = slice_named("h100-8x2"), MeshShape(1, 4, 4)
+    devices = compile_only_topology(machine).devices
+    planned = make_mesh(shape, devices)
+    assert (make_mesh(shape, devices[::-1]).devices == planned.devices).all()
+    ids = [[device.id for device in group] for group in planned.devices.reshape(-1, shape.tp)]
+    assert ids == [list(range(first, first + 4)) for first in range(0, 16, 4)]
+    assert [{device.process_index for device in group} for group in planned.devices.reshape(-1, shape.tp)] == [
+        *[{0}] * 2,
+        *[{1}] * 2,
+    ]

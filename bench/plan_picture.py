@@ -1,6 +1,6 @@
 """Draw docs/assets/plan.svg: the table of a real plan, as a terminal shows it.
 
-python bench/plan_picture.py        # half a minute; needs libtpu (the `plan` extra), no TPU
+python bench/plan_picture.py        # a minute; needs the extras `plan` and `plan-gpu`, no TPU and no GPU
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 
 from forerun.config.load import load
-from forerun.planner.compile.compile_progress import Progress
+from forerun.planner.compile.compile_progress import CompileProgress
 from forerun.planner.compile.pool import answers
 from forerun.planner.compile.request import requests_of, slices_named
 from forerun.planner.cost.job_cost import Tariff
@@ -25,8 +25,8 @@ from forerun.resolve.resolved_job import ResolvedJob
 
 HERE = Path(__file__).resolve().parent
 PICTURE = HERE.parent / "docs" / "assets" / "plan.svg"
-JOB, SLICES = HERE / "jobs" / "llama3.1-8b.yaml", ("v5e-8", "v4-16", "v6e-8", "v5p-16")
-COLUMNS, CHARACTER_WIDTH = 116, 12
+JOB, SLICES = HERE / "jobs" / "lora-llama3.1-8b.yaml", ("v5e-8", "v6e-8", "h100-1", "h100-8", "a100-80-8", "4090-1")
+COLUMNS, CHARACTER_WIDTH = 118, 12
 FONT = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 # Dark, because a dark terminal is readable on white and on dark pages.
 THEME = TerminalTheme(
@@ -48,7 +48,7 @@ THEME = TerminalTheme(
 def main() -> int:
     job = load(JOB, ()).job
     questions = requests_of(ResolvedJob(job), slices_named(SLICES))
-    with Progress(questions) as progress:
+    with CompileProgress(questions) as progress:
         verdicts = in_order(answers(questions, progress.phase), "balanced", Tariff())
     note = order_note(verdicts, "balanced", Tariff())
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="standard")

@@ -61,6 +61,8 @@ def summaries(found: list[dict[str, Any]]) -> str:
 
 
 def goal(held: list[dict[str, Any]]) -> str:
+    if not held:
+        return "The held-out half is not predicted yet.\n"
     s = summary(held)
     words = {True: "reached", False: "missed"}
     return (

@@ -118,7 +118,7 @@ def test_job_that_does_not_fit_beside_one_that_does(tmp_path: Path) -> None:
     assert alone.returncode == 2
     assert f"{peak - 15.75:.2f} short" in alone.stdout
     assert "[E-PLAN-017]\n" in alone.stderr
-    assert f"  why: v5e-8 needs {peak:.2f} GiB of HBM" in alone.stderr
+    assert f"  why: v5e-8 needs {peak:.2f} GiB per device" in alone.stderr
     assert "micro_batch=" in alone.stderr
 
 

@@ -55,7 +55,7 @@ def _need(args: argparse.Namespace) -> CloudNeed:
     """Return what the job and the options need. Nothing is planned, so that the check takes seconds."""
     from forerun.api.jobs import open_job
     from forerun.cloud.checks.cloud_need import CloudNeed
-    from forerun.cloud.compute.machine_types import is_machine_type
+    from forerun.cloud.compute.machine_types import is_machine_type, rented_name
     from forerun.hardware.slices import slice_named
 
     words = list(args.overrides)
@@ -64,11 +64,12 @@ def _need(args: argparse.Namespace) -> CloudNeed:
     if args.spot:
         values["capacity"] = "spot"
     if args.on:
-        values |= {"slice": args.on, "zones": tuple(args.zones) or tuple(_cheapest_zones(args.on, spot=args.spot))}
-        if is_machine_type(args.on) or slice_named(args.on).chip.name == "tpu7x":
+        name = rented_name(args.on)
+        values |= {"slice": name, "zones": tuple(args.zones) or tuple(_cheapest_zones(name, spot=args.spot))}
+        if is_machine_type(name) or slice_named(name).chip.name == "tpu7x":
             values["provider"] = "compute"
-        if not is_machine_type(args.on):
-            values["hosts"] = slice_named(args.on).hosts
+        if not is_machine_type(name):
+            values["hosts"] = slice_named(name).hosts
     if job is not None:
         values |= _job_values(job, tuple(words[1:]))
     return CloudNeed(**values)

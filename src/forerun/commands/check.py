@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forerun.models.layer_kinds import LayerShape
     from forerun.models.sizes import DecoderConfig
     from forerun.program.derive import Derived
+    from forerun.program.kernels import AttentionChoice
     from forerun.resolve.resolved_job import ResolvedJob
 
 READ_BYTES = 64 << 20  # data up to this size is tokenized just to report the steps of an epoch
@@ -77,7 +78,7 @@ class Outcome:
     place: Place
     derived: Derived
     chunk: int
-    kernel: str
+    attention: AttentionChoice
     validation: tuple[tuple[str, str], ...] = ()  # for each part, the number of held-out documents and their share
     forms: tuple[tuple[str, str], ...] = ()  # for each part that is not plain text, its form and how it is read
 
@@ -131,8 +132,8 @@ def place_on(name: str, job: Job) -> Place:
     from forerun.hardware.slices import slice_named
 
     found = slice_named(name)
-    kind, devices = f"TPU {found.chip.name}", found.used_devices(job.devices)
-    return Place(found.name, f"--on {name}", devices, "tpu", kind, device_kind_of(found.chip) or kind)
+    kind, devices = f"{found.platform.upper()} {found.chip.name}", found.used_devices(job.devices)
+    return Place(found.name, f"--on {name}", devices, found.platform, kind, device_kind_of(found.chip) or kind)
 
 
 def place_here(job: Job, warn: Callable[[str], None]) -> Place:
@@ -158,11 +159,11 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     resolved = resolve(job, corpus)
     resolved.require_mesh(shape)
     derived = resolved.derived(shape, None if corpus is None else corpus.rows.epoch)
-    kernel = resolved.kernel(place.platform, place.jax_kind)
+    choice = resolved.attention(place.platform, place.jax_kind)
     parts = () if corpus is None else corpus.parts
     held = tuple((one.number, one.asked) for part in parts if (one := part.held_out) is not None)
     forms = tuple((part.source.form, ", ".join(part.read_as)) for part in parts if part.source.form != "text")
-    return Outcome(resolved, place, derived, resolved.loss_chunk(derived), kernel.name, held, forms)
+    return Outcome(resolved, place, derived, resolved.loss_chunk(derived), choice, held, forms)
 
 
 def _corpus(job: Job, warn: Callable[[str], None]) -> Corpus | None:
@@ -262,8 +263,8 @@ def derived_rows(outcome: Outcome) -> list[Row]:
     if (cache := bucket_cache(job.data)) is not None:
         rows.append(Row("local cache", str(Bytes(cache.limit_bytes)), cache.reason))
     if resolved.model.heads is not None:
-        why = f"auto: for {place.kind}" if job.attention == "auto" else "the job's"
-        rows.append(Row("attention kernel", outcome.kernel, why))
+        why = f"auto: {outcome.attention.obstacle or f'for {place.kind}'}" if job.attention == "auto" else "the job's"
+        rows.append(Row("attention kernel", outcome.attention.kernel.name, why))
     rows.append(Row("remat", job.remat.policy, _REMAT[job.remat.policy]))
     logits = Bytes(4 * outcome.derived.micro_batch * outcome.chunk * resolved.model.vocab)
     pieces = f"{outcome.chunk} of {job.sequence} positions at a time: {logits} of logits on a device at most"

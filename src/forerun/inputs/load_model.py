@@ -102,7 +102,9 @@ def load_model(
     check_model(shape, model.heads, shape.data_parallel, None)
     grid = make_mesh(shape, chosen.devices)
     first = chosen.devices[0]
-    compute = Compute(jnp.dtype(dtype), kernels.attention("auto", first.platform, first.device_kind, dtype, model))
+    capability = kernels.compute_capability(first)
+    choice = kernels.attention("auto", first.platform, first.device_kind, dtype, model, capability)
+    compute = Compute(jnp.dtype(dtype), choice.kernel)
     wanted = abstract_plain_params(model, grid, dtype)
     step = None
     snapshot = found.snapshot

@@ -8,6 +8,7 @@ of the same segment.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import Literal
@@ -18,6 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
+from forerun.nn.gpu_attention import FlashSettings, cudnn_attention, cudnn_supports
 from forerun.nn.kv_cache import CachedLayer
 from forerun.nn.layers import soft_cap
 
@@ -31,6 +33,7 @@ class Kernel:
     name: Literal["splash", "cudnn", "xla"]
     block: int = 512  # largest block length of splash, and queries per block of xla; cudnn ignores it
     fused_backward: bool = False  # splash only: compute all gradients in one kernel
+    largest_head: int = 128  # cudnn only: layers with larger heads use xla
 
 
 @jax.named_scope("attention")
@@ -48,8 +51,8 @@ def attention(
     """Return causal softmax attention within each segment, [B, S, H, D].
 
     The residuals of the backward pass are named `attention_out`, so that a remat policy can keep or offload them. For
-    splash these are the output and the log-sum-exp of the scores. If they are kept, the backward pass does not run the
-    forward kernel again.
+    splash and cudnn these are the output and the log-sum-exp of the scores. If they are kept, the backward pass does
+    not run the forward kernel again.
 
     Args:
         q_BSHD: Queries. H is a multiple of K.
@@ -59,13 +62,14 @@ def attention(
         window: The number of positions that a query sees, including its own, or None for all.
         kernel: The kernel that computes the attention.
         scale: The factor for the scores, or None for D ** -0.5.
-        softcap: The soft cap, which is applied to the scaled scores, or None. The cudnn kernel ignores it.
+        softcap: The soft cap, which is applied to the scaled scores, or None.
     """
     scores = Scores(q_BSHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
     if kernel.name == "splash":
-        return _splash(q_BSHD, k_BSKD, v_BSKD, segments_BS, scores, kernel)
-    if kernel.name == "cudnn":
-        return checkpoint_name(_cudnn(q_BSHD, k_BSKD, v_BSKD, segments_BS, scores), RESIDUAL)
+        return _split(partial(_splash_local, scores=scores, kernel=kernel), q_BSHD, k_BSKD, v_BSKD, segments_BS)
+    if kernel.name == "cudnn" and cudnn_supports(q_BSHD, softcap, kernel.largest_head):
+        settings = FlashSettings(scores.scale, window, RESIDUAL)
+        return _split(partial(cudnn_attention, settings=settings), q_BSHD, k_BSKD, v_BSKD, segments_BS)
     return checkpoint_name(_blockwise(q_BSHD, k_BSKD, v_BSKD, segments_BS, scores, kernel.block), RESIDUAL)
 
 
@@ -153,22 +157,6 @@ class Scores:
         return (behind >= 0) if self.window is None else (behind >= 0) & (behind < self.window)
 
 
-def _cudnn(
-    q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Scores
-) -> jax.Array:
-    """Return attention by cuDNN. The kernel implements causality and the window; only segments need a mask."""
-    return jax.nn.dot_product_attention(
-        q_BSHD,
-        k_BSKD,
-        v_BSKD,
-        mask=segments_BS[:, None, :, None] == segments_BS[:, None, None, :],
-        is_causal=True,
-        scale=scores.scale,
-        local_window_size=None if scores.window is None else (scores.window - 1, 0),
-        implementation="cudnn",
-    )
-
-
 def _blockwise(
     q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Scores, block: int
 ) -> jax.Array:
@@ -212,22 +200,20 @@ def _softmax_attention(
     return out.reshape(B, T, H, D)
 
 
-def _splash(
+def _split(
+    run: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
     q_BSHD: jax.Array,
     k_BSKD: jax.Array,
     v_BSKD: jax.Array,
     segments_BS: jax.Array,
-    scores: Scores,
-    kernel: Kernel,
 ) -> jax.Array:
-    """Return attention by the splash kernel, which each device runs on its own rows and heads."""
+    """Return attention by a kernel that each device runs on its own rows and heads."""
     sizes = sharding.ambient_sizes()
-    # The partitioner cannot split a Pallas kernel, so `shard_map` splits rows and heads explicitly. If tp does not
-    # divide the kv heads, repeat them: every device then has the kv heads of its query heads.
+    # The partitioner cannot split a kernel, so `shard_map` splits rows and heads explicitly. If tp does not divide the
+    # kv heads, repeat them: every device then has the kv heads of its query heads.
     if k_BSKD.shape[2] % sizes.get("tp", 1):
         groups = q_BSHD.shape[2] // k_BSKD.shape[2]
         k_BSKD, v_BSKD = (jnp.repeat(x, groups, axis=2) for x in (k_BSKD, v_BSKD))
-    run = partial(_splash_local, scores=scores, kernel=kernel)
     if math.prod(sizes.values()) == 1:
         return run(q_BSHD, k_BSKD, v_BSKD, segments_BS)
     heads = PartitionSpec(sharding.BATCH_AXES, None, "tp", None)

@@ -154,10 +154,11 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     Raises:
       UserError: the job names an attention kernel that does not run on the devices.
     """
-    platform, kind = mesh.devices.flat[0].platform, mesh.devices.flat[0].device_kind
+    first = mesh.devices.flat[0]
+    platform, kind = first.platform, first.device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
-        attention=kernels.job_attention(job, model, platform, kind),
+        attention=kernels.job_attention(job, model, platform, kind, kernels.compute_capability(first)).kernel,
         remat=job.remat,
     )
     method = method_of(job, loss_chunk(job, model, derived))

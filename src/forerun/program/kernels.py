@@ -5,8 +5,13 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
+from typing import Any
+
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.hardware.chips import chip_of_device_kind
 from forerun.models.base import Model, capabilities_of
 from forerun.nn.attention import Kernel
 from forerun.units import MIB
@@ -43,11 +48,30 @@ _GPU_OPTIONS: dict[str, bool | int] = {
     "xla_gpu_all_gather_combine_threshold_bytes": 8 * MIB,
     "xla_gpu_reduce_scatter_combine_threshold_bytes": 8 * MIB,
 }
+# The largest head of cuDNN's backward pass, for each generation of GPUs (the major number of the compute capability) on
+# which its flash attention takes packed sequences. cuDNN's frontend checks both (scaled_dot_product_flash_attention.h,
+# sdpa_support_surface.h). For generation 12, no public source says that packed sequences work.
+_LARGEST_HEADS = {9: 256, 10: 128}
 # Mosaic cannot pass bfloat16 operands to the matrix unit of v2 and v3, so the splash kernel does not compile there.
 _WITHOUT_SPLASH = ("TPU v2", "TPU v3")
 
 
-def attention(wanted: str, platform: str, device_kind: str, compute: str, model: Model | None = None) -> Kernel:
+@dataclass(frozen=True)
+class AttentionChoice:
+    """An attention kernel, and why it is not the platform's own one."""
+
+    kernel: Kernel
+    obstacle: str | None = None
+
+
+def attention(
+    wanted: str,
+    platform: str,
+    device_kind: str,
+    compute: str,
+    model: Model | None = None,
+    capability: tuple[int, int] | None = None,
+) -> AttentionChoice:
     """Return the attention kernel for a device.
 
     Args:
@@ -56,30 +80,50 @@ def attention(wanted: str, platform: str, device_kind: str, compute: str, model:
       device_kind: JAX's name of the device, for example "TPU v6 lite".
       compute: the job's `precision.compute`.
       model: checked for what a kernel does not support, such as a soft cap on the scores.
+      capability: the compute capability of a GPU, or None to look it up in the table of GPUs.
 
     Raises:
       UserError: the kernel that the job names cannot run.
     """
     capped = model is not None and capabilities_of(model).attention_softcap is not None
-    if wanted == "auto":
-        wanted = BY_PLATFORM.get(platform, "xla")
-        if _obstacle(wanted, platform, device_kind, compute, capped):
-            wanted = "xla"
-    elif obstacle := _obstacle(wanted, platform, device_kind, compute, capped):
-        raise UserError(
-            "E-PROGRAM-003", f"attention: {wanted} does not run here", why=obstacle, fix="set attention=auto"
-        )
-    if wanted == "splash" and device_kind == "TPU v6 lite":
-        return _V6E_SPLASH
-    return Kernel(wanted)  # type: ignore[arg-type]
+    capability = capability or _capability_of_kind(device_kind)
+    name = BY_PLATFORM.get(platform, "xla") if wanted == "auto" else wanted
+    obstacle = _obstacle(name, platform, device_kind, compute, capped, capability)
+    if obstacle and wanted != "auto":
+        raise UserError("E-PROGRAM-003", f"attention: {name} does not run here", why=obstacle, fix="set attention=auto")
+    if obstacle:
+        return AttentionChoice(Kernel("xla"), obstacle)
+    if name == "splash" and device_kind == "TPU v6 lite":
+        return AttentionChoice(_V6E_SPLASH)
+    if name == "cudnn" and capability is not None:
+        return AttentionChoice(Kernel("cudnn", largest_head=_LARGEST_HEADS[capability[0]]))
+    return AttentionChoice(Kernel(name))  # type: ignore[arg-type]
 
 
-def job_attention(job: Job, model: Model, platform: str, device_kind: str) -> Kernel:
+def job_attention(
+    job: Job, model: Model, platform: str, device_kind: str, capability: tuple[int, int] | None = None
+) -> AttentionChoice:
     """Return the kernel that a job uses for `model`, its own model or its teacher, on this kind of device."""
-    return attention(job.attention, platform, device_kind, job.precision.compute, model)
+    return attention(job.attention, platform, device_kind, job.precision.compute, model, capability)
 
 
-def _obstacle(name: str, platform: str, device_kind: str, compute: str, capped: bool) -> str | None:
+def compute_capability(device: Any) -> tuple[int, int] | None:
+    """Return the compute capability of a jax device, or None if it is not a GPU."""
+    text = getattr(device, "compute_capability", None)
+    if not isinstance(text, str) or not re.fullmatch(r"\d+\.\d+", text):
+        return None
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+def _capability_of_kind(device_kind: str) -> tuple[int, int] | None:
+    chip = chip_of_device_kind(device_kind)
+    return chip.gpu.compute_capability if chip is not None and chip.gpu is not None else None
+
+
+def _obstacle(
+    name: str, platform: str, device_kind: str, compute: str, capped: bool, capability: tuple[int, int] | None
+) -> str | None:
     """Return why a kernel cannot run on a device, or None if it can."""
     if platform not in RUNS_ON.get(name, (platform,)):
         return f"{name} is a kernel for {RUNS_ON[name][0].upper()}s, the device is a {platform.upper()}"
@@ -89,6 +133,9 @@ def _obstacle(name: str, platform: str, device_kind: str, compute: str, capped: 
         return "cuDNN's attention has no soft cap on its scores, which this model has"
     if name == "cudnn" and compute != "bfloat16":
         return f"cuDNN's attention takes bfloat16, and precision.compute is {compute}"
+    if name == "cudnn" and (capability is None or capability[0] not in _LARGEST_HEADS):
+        has = "an unknown one" if capability is None else f"{capability[0]}.{capability[1]}"
+        return f"cuDNN's attention for packed documents needs compute capability 9 or 10, {device_kind} has {has}"
     return None
 
 

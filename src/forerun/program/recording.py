@@ -76,10 +76,11 @@ def build_recording(job: Job, teacher: Model, vocab: int, mesh: Mesh, shape: Mes
       vocab: the size of the student's vocabulary.
       mesh: the devices, with the shape `shape`.
     """
-    platform, kind = mesh.devices.flat[0].platform, mesh.devices.flat[0].device_kind
+    first = mesh.devices.flat[0]
+    platform, kind = first.platform, first.device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
-        attention=kernels.job_attention(job, teacher, platform, kind),
+        attention=kernels.job_attention(job, teacher, platform, kind, kernels.compute_capability(first)).kernel,
     )
     per_device = job.micro_batch or max(1, job.batch // shape.data_parallel)
     common, top_k, temperatures = cache_settings_of(job, teacher, vocab)

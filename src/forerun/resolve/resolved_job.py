@@ -22,9 +22,9 @@ from forerun.resolve.model_facts import ModelFacts
 if TYPE_CHECKING:
     from forerun.methods.method import Method
     from forerun.models.base import Model
-    from forerun.nn.attention import Kernel
     from forerun.nn.spec import Tree
     from forerun.program.build import Program
+    from forerun.program.kernels import AttentionChoice
     from forerun.program.recording import Recording
 
 
@@ -113,8 +113,8 @@ class ResolvedJob:
 
         return sum(one.size for one in jax.tree.leaves(self.specs, is_leaf=is_spec) if one.trainable)
 
-    def kernel(self, platform: str, device_kind: str) -> Kernel:
-        """Return the attention kernel of the Program on this kind of device. Imports jax."""
+    def attention(self, platform: str, device_kind: str) -> AttentionChoice:
+        """Return the attention kernel of the Program on this kind of device, and why. Imports jax."""
         from forerun.program.kernels import job_attention
 
         return job_attention(self.job, self.model, platform, device_kind)

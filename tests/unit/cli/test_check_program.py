@@ -100,7 +100,7 @@ def test_kernel_on_a_slice_is_that_of_the_program(slice_name: str, model: str, d
     write_job(f"model: {model}")
     program = program_on("tpu", SLICES[slice_name])
     place = check.place_on(slice_name, load("job.yaml").job)
-    assert resolve(load("job.yaml").job).kernel(place.platform, place.jax_kind) == program.compute.attention
+    assert resolve(load("job.yaml").job).attention(place.platform, place.jax_kind).kernel == program.compute.attention
     assert derived("--on", slice_name)["attention kernel"][0] == program.compute.attention.name
 
 

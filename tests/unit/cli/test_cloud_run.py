@@ -13,6 +13,7 @@ from forerun.cli.main import main
 from forerun.cli.words import parser_of
 from forerun.cloud.record.entries import CloudRun
 from forerun.errors import UserError
+from forerun.planner.compile.installed_compilers import InstalledCompiler
 
 JOB = """\
 name: tiny
@@ -82,12 +83,52 @@ def test_a_bucket_of_the_job_is_used(job: Path) -> None:
         ([*BUCKET, "--on", "v5e-8", "--max-usd", "0.01"], "E-CLOUD-060"),
         ([*BUCKET, "--on", "v5e-9", "--max-usd", "5"], "E-HARDWARE-019"),
         ([*BUCKET, "--on", "v5e-8", "--zones", "mars-1", "--max-usd", "5"], "E-CLOUD-053"),
+        (["device=gpu", *BUCKET, "--on", "4090-1", "--max-usd", "5"], "E-CLOUD-020"),
+        (["device=gpu", *BUCKET, "--on", "h100-8x2", "--max-usd", "5"], "E-CLOUD-020"),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_rented(job: Path, words: list[str], code: str) -> None:
     with pytest.raises(UserError) as raised:
         outlined(job, *words)
     assert raised.value.code == code
+
+
+@pytest.mark.parametrize("name", ["h100-8", "a3-highgpu-8g"])
+def test_a_gpu_machine_is_rented_with_its_plan(job: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    asked: list[object] = []
+    row = {
+        "hours": 3.0,
+        "step_seconds": {"low": 0.4, "mid": 0.5, "high": 0.6},
+        "spot": {"overhead": 0.5, "preemptions": 1.0},
+        "program": "abc",
+    }
+
+    def planned(args: object, loaded: object, names: list[str]) -> tuple[dict[str, object], int]:
+        asked.extend(names)
+        return {"h100-8": row}, 6
+
+    monkeypatch.setattr("forerun.cli.cloud.run_outline._planned", planned)
+    monkeypatch.setattr(InstalledCompiler, "require", lambda compiler: None)
+    run = outlined(job, "device=gpu", *BUCKET, "--on", name, "--zones", "us-central1-a")
+    assert asked == ["h100-8"]
+    assert [(one.provider, one.slice, one.hours, one.program) for one in run.options] == [
+        ("compute", "a3-highgpu-8g", 3.0, "abc")
+    ]
+    # Twice the planned cost: 2 x 3 h x $87.8325.
+    assert (run.device, run.max_usd) == ("gpu", 527.0)
+
+
+def test_without_the_gpu_compiler_a_gpu_machine_needs_a_cap(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(compiler: InstalledCompiler) -> None:
+        raise UserError("E-PLAN-004", "not installed", why="", fix="install it")
+
+    monkeypatch.setattr(InstalledCompiler, "require", missing)
+    words = ["device=gpu", *BUCKET, "--on", "h100-8"]
+    with pytest.raises(UserError, match="E-CLOUD-059"):
+        outlined(job, *words)
+    run = outlined(job, *words, "--max-usd", "200")
+    assert {one.slice for one in run.options} == {"a3-highgpu-8g"}
+    assert run.options[0].hours is None
 
 
 def test_the_startup_script_is_printed_without_credentials(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def test_the_rope_switch_is_the_shortest_original_context(kinds: Any, expected: 
 
 @pytest.mark.parametrize(("model", "kernel"), [(Custom(), "cudnn"), (WithConfig(), "xla"), (Declaring(), "xla")])
 def test_a_soft_cap_excludes_cudnn(model: Any, kernel: str) -> None:
-    assert kernels.attention("auto", "gpu", "H100", "bfloat16", model).name == kernel
+    assert kernels.attention("auto", "gpu", "NVIDIA H200", "bfloat16", model).kernel.name == kernel
     assert _fit(Compute(attention=kernels.Kernel("cudnn")), model).attention.name == kernel
 
 

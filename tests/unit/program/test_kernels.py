@@ -7,6 +7,8 @@ from forerun.models.decoder import Decoder
 from forerun.models.sizes import DecoderConfig
 from forerun.program import kernels
 
+H100 = "NVIDIA H100 80GB HBM3"
+
 
 @pytest.mark.parametrize(
     ("platform", "kind", "name"),
@@ -14,17 +16,17 @@ from forerun.program import kernels
         ("tpu", "TPU v5 lite", "splash"),
         ("tpu", "TPU v6 lite", "splash"),
         ("tpu", "TPU v3", "xla"),
-        ("gpu", "NVIDIA H100 80GB HBM3", "cudnn"),
+        ("gpu", H100, "cudnn"),
         ("cpu", "cpu", "xla"),
     ],
 )
 def test_auto_takes_the_device_s_own(platform: str, kind: str, name: str) -> None:
-    assert kernels.attention("auto", platform, kind, "bfloat16").name == name
+    assert kernels.attention("auto", platform, kind, "bfloat16").kernel.name == name
 
 
 def test_v6e_has_its_own_blocks_and_options() -> None:
-    assert kernels.attention("auto", "tpu", "TPU v6 lite", "bfloat16") == kernels.Kernel("splash", 2048, True)
-    assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16") == kernels.Kernel("splash")
+    assert kernels.attention("auto", "tpu", "TPU v6 lite", "bfloat16").kernel == kernels.Kernel("splash", 2048, True)
+    assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16").kernel == kernels.Kernel("splash")
     only_there = "xla_tpu_scoped_vmem_limit_kib"
     assert only_there in kernels.compiler_options("tpu", "TPU v6 lite")
     assert only_there not in kernels.compiler_options("tpu", "TPU v5 lite")
@@ -53,12 +55,12 @@ def test_a_kernel_that_the_device_lacks(wanted: str, platform: str, kind: str, c
 
 
 def test_auto_on_a_gpu_in_float32_takes_what_runs() -> None:
-    assert kernels.attention("auto", "gpu", "NVIDIA L4", "float32").name == "xla"
+    assert kernels.attention("auto", "gpu", "NVIDIA L4", "float32").kernel.name == "xla"
 
 
 def test_a_soft_cap_is_not_cudnn_s() -> None:
     capped = Decoder(DecoderConfig(2, 32, 2, 2, 16, 64, 64, attention_softcap=50.0))
-    assert kernels.attention("auto", "gpu", "H100", "bfloat16", capped).name == "xla"
-    assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16", capped).name == "splash"
+    assert kernels.attention("auto", "gpu", H100, "bfloat16", capped).kernel.name == "xla"
+    assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16", capped).kernel.name == "splash"
     with pytest.raises(UserError, match="no soft cap"):
-        kernels.attention("cudnn", "gpu", "H100", "bfloat16", capped)
+        kernels.attention("cudnn", "gpu", H100, "bfloat16", capped)

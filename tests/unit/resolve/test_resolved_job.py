@@ -90,7 +90,7 @@ def test_program_has_the_facts_of_the_job() -> None:
     program = resolved.program(MeshShape(1, 1, 1), jax.devices()[:1])
     assert sum(leaf.size for leaf in jax.tree.leaves(program.learning)) == resolved.trainable_parameters
     device = jax.devices()[0]
-    assert program.compute.attention == resolved.kernel(device.platform, device.device_kind)
+    assert program.compute.attention == resolved.attention(device.platform, device.device_kind).kernel
     assert program.derived == resolved.derived(MeshShape(1, 1, 1))
     assert program.model == resolved.model
 

@@ -41,8 +41,11 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
     on_cpu = job.device == "cpu" or job.device == ("cpu",)
     rows: dict[str, dict[str, Any]] = {}
     names = [args.on, *args.alternatives] if args.on else []
-    if not (on_cpu or (args.on and (is_gpu_machine(args.on) or args.on.startswith(SSH)))):
-        rows, steps = _planned(args, loaded, names)
+    slices = [] if on_cpu or any(name.startswith(SSH) for name in names) else _planned_slices(names)
+    if slices or not (on_cpu or names):
+        by_slice, steps = _planned(args, loaded, list(dict.fromkeys(slices)))
+        pairs = zip(names, slices, strict=True) if slices else ((one, one) for one in by_slice)
+        rows = {name: by_slice[slice_] for name, slice_ in pairs if slice_ in by_slice}
         names = list(rows)
     elif not names:
         raise UserError(
@@ -96,6 +99,29 @@ def _bucket_folder(args: argparse.Namespace, loaded: LoadedJob) -> str:
     return f"{folder.rstrip('/')}/{loaded.job.name}"
 
 
+def _planned_slices(names: Sequence[str]) -> list[str]:
+    """Return the slices to plan for `names`: `h100-8` for `a3-highgpu-8g`; empty if one of them cannot be planned."""
+    from forerun.cloud.compute.machine_types import is_machine_type, planned_name, rented_name
+    from forerun.hardware.slices import slice_named
+    from forerun.planner.compile.installed_compilers import compiler_for
+
+    found = []
+    for name in names:
+        rented_name(name)  # raises if it cannot be rented
+        planned = planned_name(name) if is_machine_type(name) else name
+        if planned is None:
+            return []
+        slice_ = slice_named(planned)
+        if slice_.platform == "gpu":
+            try:
+                compiler_for(slice_).require()
+            except UserError as error:
+                tell(f"warning: {name} is not planned: {error.what}; {error.fix}")
+                return []
+        found.append(slice_.name)
+    return found
+
+
 def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) -> tuple[dict[str, Any], int | None]:
     """Return the rows of the plan that fit, best first or in the order of --on and --or, and the steps of the job."""
     from forerun.api.planning import PIPED_COLUMNS, plan
@@ -106,7 +132,9 @@ def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) 
     zone = args.zones[0] if args.zones and not args.prices else None
     # Without --on, compare TPU slices only: the cheapest GPU machines are of providers that `run` cannot rent from.
     job = loaded.job if names or loaded.job.device != "auto" else loaded.job.model_copy(update={"device": "tpu"})
-    found = plan(job, on=names or None, goal=args.goal, zone=zone, prices=args.prices)
+    # A price file may have other providers, for machines that the user rents in another way.
+    provider = () if args.prices else "gcp"
+    found = plan(job, on=names or None, goal=args.goal, zone=zone, provider=provider, prices=args.prices)
     found.print(SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS))
     found.require_fit()
     rows = {row["slice"]: row for row in found.rows if row["fits"] and not row["changes"]}

@@ -10,7 +10,8 @@ import re
 from dataclasses import dataclass
 
 from forerun.errors import UserError
-from forerun.hardware.gpu_machine_types import gpus_of
+from forerun.hardware.gpu_machine_types import gpus_of, usual_machine_type
+from forerun.hardware.gpu_names import GPU_COUNTS
 from forerun.hardware.slices import slice_named
 
 TPU_GENERATIONS = ("v5p", "v6e", "tpu7x")
@@ -58,14 +59,35 @@ def is_machine_type(name: str) -> bool:
     return bool(_GPU_MACHINE.fullmatch(name) or _CPU_MACHINE.fullmatch(name))
 
 
+def rented_name(name: str) -> str:
+    """Return the machine type of a GPU machine such as `h100-8`. The names of others are returned unchanged.
+
+    Raises:
+      UserError: Compute Engine has no such machine.
+    """
+    if is_machine_type(name) or (found := slice_named(name)).platform == "tpu":
+        return name
+    machine_type = usual_machine_type(found.chip.name, found.chips) if found.hosts == 1 else None
+    if machine_type is None:
+        raise _without_machines(name)
+    return machine_type
+
+
+def planned_name(name: str) -> str | None:
+    """Return the slice that is planned for a GPU machine type: `h100-8` for `a3-highgpu-8g`; None without one."""
+    gpu, gpus = gpus_of(name) or ("", 0)
+    return f"{gpu.lower()}-{gpus}" if gpus in GPU_COUNTS else None
+
+
 def machine_shape(name: str) -> MachineShape:
-    """Return the machines of a TPU slice (`v6e-16`) or of a machine type (`a3-highgpu-8g`, `e2-small`).
+    """Return the machines of a slice (`v6e-16`, `h100-8`) or of a machine type (`a3-highgpu-8g`, `e2-small`).
 
     Raises:
       UserError: Compute Engine does not have such machines.
     """
     if _CPU_MACHINE.fullmatch(name):
         return MachineShape(name, 1, None, "", 0, _CPU_IMAGE, _CPU_DISK_GIB)
+    name = rented_name(name)
     if _GPU_MACHINE.fullmatch(name):
         if found := gpus_of(name):
             return MachineShape(name, 1, None, *found, _GPU_IMAGE, _ACCELERATOR_DISK_GIB)
@@ -80,9 +102,13 @@ def machine_shape(name: str) -> MachineShape:
         }[generation]
         image = _TPU_IMAGES[generation]
         return MachineShape(machine, slice.hosts, topology, generation, slice.chips, image, _ACCELERATOR_DISK_GIB)
-    raise UserError(
+    raise _without_machines(name)
+
+
+def _without_machines(name: str) -> UserError:
+    return UserError(
         "E-CLOUD-020",
         f"Compute Engine has no machines for {name!r}",
-        why="it has the TPU generations v5p, v6e and tpu7x, and the GPU machine types of a2, a3 and g2",
+        why="it has the TPU generations v5p, v6e and tpu7x, and single GPU machines of the types a2, a3, a4 and g2",
         fix="use the Cloud TPU API for older TPU generations, or another slice: forerun hardware slices",
     )

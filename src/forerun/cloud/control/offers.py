@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from forerun.cloud.compute.machine_types import rented_name
 from forerun.cloud.provider import Capacity
 from forerun.cloud.record.entries import Option
 from forerun.errors import UserError
@@ -38,7 +39,7 @@ def slice_offers(
     """Return a slice in each of its zones: in the order of `zones`, or the cheapest zones.
 
     Args:
-      name: a slice, or a GPU machine type.
+      name: a slice, a GPU machine (`h100-8`), or a GPU machine type (`a3-highgpu-8g`).
       row: the row of the plan for this slice; None if it was not planned.
       provider: `tpu` or `compute`; None: the Cloud TPU API for the generations that it has.
       usd_per_hour: the price of the slice in all `zones`, for machines without a price in the tables.
@@ -46,8 +47,9 @@ def slice_offers(
     Raises:
       UserError: No price is known, so no budget could be kept.
     """
+    name = rented_name(name)
     if is_gpu_machine(name):
-        return _gpu_offers(name, capacity, zones, usd_per_hour)
+        return _gpu_offers(name, capacity, zones, usd_per_hour, row)
     slice_ = slice_named(name)
     known = _rates(slice_, capacity, prices_file)
     if usd_per_hour is not None:
@@ -62,24 +64,30 @@ def slice_offers(
 def _option(
     slice_: Slice, zone: str, capacity: Capacity, usd_per_chip_hour: float, row: Mapping[str, Any] | None, provider: Any
 ) -> Option:
-    usd_per_hour = usd_per_chip_hour * slice_.chips
-    hours = preemptions = step = None
-    if row is not None:
-        hours, step = row["hours"], (row["step_seconds"] or {}).get("mid")
-        if capacity == "spot" and row["spot"] and hours is not None:
-            hours, preemptions = hours * (1 + row["spot"]["overhead"]), row["spot"]["preemptions"]
     return Option(
         provider=_provider(slice_.chip.name, provider),
         slice=slice_.name,
         zone=zone,
         capacity=capacity,
         hosts=slice_.hosts,
-        usd_per_hour=usd_per_hour,
-        step_seconds=step,
-        hours=hours,
-        program="" if row is None else row["program"] or "",
-        preemptions=preemptions,
+        usd_per_hour=usd_per_chip_hour * slice_.chips,
+        **_planned(row, capacity),
     )
+
+
+def _planned(row: Mapping[str, Any] | None, capacity: Capacity) -> dict[str, Any]:
+    """Return the values of an option that are from the plan: times, preemptions and the program."""
+    if row is None:
+        return {}
+    hours, preemptions = row["hours"], None
+    if capacity == "spot" and row["spot"] and hours is not None:
+        hours, preemptions = hours * (1 + row["spot"]["overhead"]), row["spot"]["preemptions"]
+    return {
+        "step_seconds": (row["step_seconds"] or {}).get("mid"),
+        "hours": hours,
+        "program": row["program"] or "",
+        "preemptions": preemptions,
+    }
 
 
 def _provider(generation: str, asked: str | None) -> str:
@@ -111,7 +119,13 @@ def _rate(price: Price, capacity: Capacity) -> float:
     return price.usd_per_chip_hour_on_demand if spot is None else spot
 
 
-def _gpu_offers(name: str, capacity: Capacity, zones: Sequence[str], usd_per_hour: float | None) -> list[Option]:
+def _gpu_offers(
+    name: str,
+    capacity: Capacity,
+    zones: Sequence[str],
+    usd_per_hour: float | None,
+    row: Mapping[str, Any] | None,
+) -> list[Option]:
     prices = {zone: price.usd_per_hour(spot=capacity == "spot") for zone, price in machine_prices(name).items()}
     if usd_per_hour is not None:
         prices = dict.fromkeys(zones or prices, usd_per_hour)
@@ -125,7 +139,7 @@ def _gpu_offers(name: str, capacity: Capacity, zones: Sequence[str], usd_per_hou
             fix=f"look the price up at cloud.google.com/compute/gpus-pricing; for example: --on {name} "
             "--zones us-central1-a --usd-per-hour 88.5",
         )
-    return [Option("compute", name, zone, capacity, 1, prices[zone]) for zone in chosen]
+    return [Option("compute", name, zone, capacity, 1, prices[zone], **_planned(row, capacity)) for zone in chosen]
 
 
 def _without_price(name: str, capacity: Capacity, missing: Sequence[str], known: Sequence[str]) -> UserError:

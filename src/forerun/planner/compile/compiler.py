@@ -33,7 +33,7 @@ from forerun.planner.compile.installed_compilers import compiler_for
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.worker import ERROR, FACTS
 from forerun.planner.hlo import Module, parse
-from forerun.planner.memory.breakdown import PADDING, ModelShapes, ledger
+from forerun.planner.memory.breakdown import PADDING, ModelShapes, hidden_bytes, ledger
 from forerun.planner.memory.memory_report import (
     ASSIGNMENT,
     REPORT,
@@ -215,7 +215,7 @@ def _watch(
         if facts and (answer := _accepted(folder, facts, child.pid, quiet_seconds=0 if ended else QUIET_SECONDS)):
             limit = question.slice.chip.usable_bytes
             if not compiler_for(question.slice).rejects:
-                return replace(answer, accepted=answer.memory.peak_bytes <= limit)
+                return _own_decision(answer, folder / SETTLED, limit)
             # Near the limit our figure is too coarse to decide: wait until the compiler does.
             clear = answer.memory.peak_bytes <= limit - LIMIT_ROUNDING_BYTES
             if clear or ended or any(folder.glob(TAKEN)):
@@ -225,6 +225,13 @@ def _watch(
         require_disk(folder, at_least_bytes=MIB)
         if stop.wait(POLL_SECONDS):
             raise Stopped
+
+
+def _own_decision(answer: CompileResult, files: Path, limit: int) -> CompileResult:
+    """Return the result of a compiler that rejects nothing: our limit decides, with estimated workspaces included."""
+    texts = newest(files, ASSIGNMENT), newest(files, LIVE_RANGES)
+    peak = answer.memory.peak_bytes + hidden_bytes(parse(newest(files, SCHEDULED)), *texts)
+    return replace(answer, memory=replace(answer.memory, peak_bytes=Bytes(peak)), accepted=peak <= limit)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

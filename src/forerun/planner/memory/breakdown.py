@@ -12,11 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.planner.hlo import Instruction, Module, Shape, shapes_in
+from forerun.planner.memory.library_workspace import hidden_workspaces, is_attention_call, is_workspace
 from forerun.units import Bytes
 
 _HEAP = re.compile(r"^allocation \d+: size \d+, preallocated-temp:")
 _VALUE = re.compile(r"^ value: <\d+ ([\w.\-<>]+)(\{[\d,]*\})? .*?\(size=(\d+),offset=(\d+)\)(?:: (.*))?")
 _RANGE = re.compile(r"^    ([\w.\-<>]+)(\{[\d,]*\}):(\d+)-(\d+)$")
+
+_LOSS = re.compile(r"[/(]loss[/)]")
 
 GRADIENTS = "gradients"
 ACTIVATIONS = "saved activations"
@@ -24,6 +27,7 @@ GATHERED = "weights in use"
 LOSS = "logits and loss"
 KERNELS = "attention kernels"
 OPTIMIZER = "optimizer update"
+WORKSPACE = "library workspace"
 WORKING = "working activations"
 PADDING = "padding"
 GAPS = "gaps between buffers"
@@ -40,6 +44,7 @@ class Value:
     begins: int  # first and last position in the schedule at which it is alive
     ends: int
     content: int  # size without padding
+    is_hidden: bool = False  # a workspace that the program lacks
 
 
 @dataclass(frozen=True)
@@ -48,13 +53,27 @@ class ModelShapes:
 
     layers: int | None
     weights: frozenset[tuple[int, ...]]  # stacked weights are included with and without their layer dimension
+    tables: frozenset[tuple[int, ...]] = frozenset()  # matrices that are not stacked, such as the embedding
 
     @classmethod
     def of(cls, layers: int | None, local_shapes: Sequence[Sequence[int]]) -> ModelShapes:
         """Return the facts for weights with these shapes. Weights whose first dimension is `layers` are stacked."""
         whole = {tuple(shape) for shape in local_shapes}
         one_layer = {shape[1:] for shape in whole if shape[:1] == (layers,)}
-        return cls(layers, frozenset(whole | one_layer | {(1, *shape) for shape in one_layer}))
+        tables = {shape for shape in whole if len(shape) == 2 and shape[0] != layers}
+        return cls(layers, frozenset(whole | one_layer | {(1, *shape) for shape in one_layer}), frozenset(tables))
+
+    def is_gathered_table(self, dims: tuple[int, ...]) -> bool:
+        """Return whether a value has the shape of a matrix that is not stacked, or of its shards from some devices."""
+        if len(dims) != 2 or not all(dims):
+            return False
+        (rows, columns), tables = dims, (table for table in self.tables if all(table))
+        return any((rows == r and columns % c == 0) or (columns == c and rows % r == 0) for r, c in tables)
+
+    def is_transposed_stack(self, dims: tuple[int, ...]) -> bool:
+        """Return whether a value is a stacked weight with its dimensions in another order, as on GPUs."""
+        stacks = (shape for shape in self.weights if len(shape) >= 3 and shape[0] == self.layers != 1)
+        return any(sorted(dims) == sorted(shape) for shape in stacks)
 
 
 def ledger(
@@ -77,8 +96,9 @@ def ledger(
     """
     parts = {PADDING: 0, **arguments}
     made = {x.name: x for computation in module.computations.values() for x in computation.instructions}
-    for value, size in alive_at_peak(temporaries(assignment, live_ranges)):
-        kind = _kind(made.get(value.name), value.index, shapes)
+    values = [*temporaries(assignment, live_ranges), *hidden_values(module, assignment, live_ranges)]
+    for value, size in alive_at_peak(values):
+        kind = WORKSPACE if value.is_hidden else _kind(made.get(value.name), value.index, shapes)
         content = min(size, value.content)
         parts[kind] = parts.get(kind, 0) + content
         parts[PADDING] += size - content
@@ -101,6 +121,34 @@ def temporaries(assignment: str, live_ranges: str) -> list[Value]:
                 content = shapes[0].content_bytes if len(shapes) == 1 else size
                 values.append(Value(m[1], index, int(m[4]), size, *alive[key], content))
     return values
+
+
+def hidden_values(module: Module, assignment: str, live_ranges: str) -> list[Value]:
+    """Return the estimated workspaces of kernels, each above the heap and alive while its kernel runs."""
+    sizes = dict(hidden_workspaces(module))
+    if not sizes:
+        return []
+    top, found = heap_bytes(assignment), {}
+    for line in live_ranges.splitlines():
+        if (m := _RANGE.match(line)) and m[1] in sizes:
+            moment = min(int(m[3]), found[m[1]].begins if m[1] in found else int(m[3]))
+            found[m[1]] = Value(m[1], (), top, sizes[m[1]], moment, moment, sizes[m[1]], is_hidden=True)
+    return list(found.values())
+
+
+def hidden_bytes(module: Module, assignment: str, live_ranges: str) -> int:
+    """Return the bytes that estimated workspaces add to the compiler's total."""
+    hidden = hidden_values(module, assignment, live_ranges)
+    if not hidden:
+        return 0
+    values, top = [*temporaries(assignment, live_ranges), *hidden], heap_bytes(assignment)
+    most = max(sum(size for _, size in _live_values(values, one.begins)) for one in hidden)
+    return max(most - top, 0)
+
+
+def heap_bytes(assignment: str) -> int:
+    """Return the size of the heap of temporary values in HBM."""
+    return sum(int(line.split()[3].rstrip(",")) for line in assignment.splitlines() if _HEAP.match(line))
 
 
 def alive_at_peak(values: Sequence[Value]) -> list[tuple[Value, int]]:
@@ -132,7 +180,11 @@ def _kind(x: Instruction | None, index: tuple[int, ...], shapes: ModelShapes) ->
     shape = x.shapes[index[0]] if index and index[0] < len(x.shapes) else x.shapes[0] if x.shapes else None
     where = x.op_name()
     backward = "transpose(" in where
-    if "/loss/" in where:
+    if is_workspace(x, index):
+        return WORKSPACE
+    if _LOSS.search(where):
+        if shape is not None and shapes.is_gathered_table(shape.dims):
+            return GRADIENTS if shape.dtype == "f32" else GATHERED
         return GRADIENTS if "->VE" in where else LOSS
     if "/optimizer/" in where:
         return OPTIMIZER
@@ -142,7 +194,9 @@ def _kind(x: Instruction | None, index: tuple[int, ...], shapes: ModelShapes) ->
         return GRADIENTS if backward or shape.dtype == "f32" else GATHERED
     if "all-gather" in x.op or "all-gather" in x.name:
         return GATHERED
-    return KERNELS if "/attention/" in where and x.op == "custom-call" else WORKING
+    if shape is not None and shapes.is_transposed_stack(shape.dims):
+        return GRADIENTS if backward else GATHERED
+    return KERNELS if "/attention/" in where and is_attention_call(x) else WORKING
 
 
 def _is_saved(shape: Shape, x: Instruction, shapes: ModelShapes) -> bool:

@@ -73,14 +73,11 @@ def rate_text(tokens_per_second: float | None) -> str:
 
 
 def limit_text(v: FitResult) -> str:
-    """Return the resource that limits the step, with its name on the platform, or `-` if the time is unknown."""
+    """Return what limits the step, or `-` if the time is unknown. Not every GPU has HBM, so it is called memory."""
     if v.step is None:
         return "-"
-    place = v.question.slice
-    if place.chip.gpu is None:
-        return v.step.limit
-    links = "network" if place.hosts > 1 else "NVLink" if place.chip.gpu.nvlink_bytes_per_second else "PCIe"
-    return {"ICI": links, "HBM": "memory"}.get(v.step.limit, v.step.limit)
+    gpu = v.question.slice.platform == "gpu"
+    return "memory" if gpu and v.step.limit == "HBM" else v.step.limit
 
 
 def places_text(places: Iterable[Slice], *, one: bool = False) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from forerun.hardware.gpus import MEMORY_SHARE
+from forerun.hardware.gpu_memory import memory_share
 from forerun.hardware.price import GOOGLE_CLOUD
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff
@@ -33,7 +33,9 @@ def memory_notes(verdicts: Sequence[FitResult]) -> list[str]:
 
 def gpu_memory_note() -> str:
     """Return how the usable memory of a GPU is chosen."""
-    return f"Usable GPU memory is {MEMORY_SHARE:.0%} of the device's, the share that forerun train reserves."
+    share = memory_share()
+    source = f"set by {share.variable}" if share.variable else "the share that forerun train reserves"
+    return f"Usable GPU memory is {share.share:.0%} of the device's, {source}."
 
 
 def provider_of(offer: Offer | None) -> str | None:

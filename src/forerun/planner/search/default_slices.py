@@ -14,7 +14,8 @@ from typing import Any, Literal
 from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_named
-from forerun.hardware.slices import LARGEST_NODES, Slice, gpu_machines, slice_named, slices
+from forerun.hardware.gpu_names import LARGEST_NODES
+from forerun.hardware.slices import Slice, gpu_machines, slice_named, slices
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.resolve.resolved_job import ResolvedJob

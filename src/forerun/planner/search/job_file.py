@@ -67,6 +67,8 @@ def winning_job(
 ) -> str:
     """Return the best plan as the YAML text of a job. Loading it gives exactly the job that was compiled.
 
+    Only `device` is changed if the job names other devices than those of the plan.
+
     Args:
         resolved: The job before the search.
         best: The plan to write.
@@ -75,14 +77,22 @@ def winning_job(
         as_written: The plan with the job's own values, or None if it was not compiled or does not fit.
         note: A remark for the first line, for example that the search was interrupted.
     """
-    chosen = best.candidate.changed(resolved).job
+    chosen = _runs_there(best.candidate.changed(resolved).job, best.candidate.slice.platform)
     reasons = _reasons(resolved.job, best, others)
+    if chosen.device != resolved.job.device:
+        reasons["device"] = [f"The job named {resolved.job.device!r}. The plan is for {best.candidate.slice.name}."]
     tree = _job_fields(chosen)
     lines = [*_heading(best, goal, as_written, note), ""]
     for name, value in tree.items():
         lines += [f"# {line}" for line in reasons.get(name, [])]
         lines.append(_entry(name, value))
     return "\n".join(lines) + "\n"
+
+
+def _runs_there(job: Job, platform: str) -> Job:
+    """Return the job with `device` set to the platform, unless it allows that platform already."""
+    allowed = (job.device,) if isinstance(job.device, str) else job.device
+    return job if {"auto", platform} & {*allowed} else job.model_copy(update={"device": platform})
 
 
 def _job_fields(job: Job) -> dict[str, Any]:
@@ -113,8 +123,12 @@ def _heading(best: RankedPlan, goal: str, as_written: RankedPlan | None, note: s
     verdict, name = best.verdict, best.candidate.slice.name
     step = verdict.step
     assert step is not None
-    lines = [f"{MARK}: the {goal} plan that it found{f' ({note})' if note else ''}.", f"# Slice: {name}"]
+    lines = [
+        f"{MARK}: the {goal} plan that it found{f' ({note})' if note else ''}.",
+        f"# {'Slice' if best.candidate.slice.platform == 'tpu' else 'Machine'}: {name}",
+    ]
     cost = "no price known" if best.usd is None else f"{Usd(best.usd)} on demand"
+    cost += f" ({best.provider})" if best.provider else ""
     per_chip = (verdict.tokens_per_second or 0) / best.candidate.slice.chips
     lines += [
         f"# Predicted: {seconds_text(step.mid_seconds)} a step ({seconds_text(step.low_seconds)} to "

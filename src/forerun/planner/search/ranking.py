@@ -22,6 +22,7 @@ class RankedPlan:
     usd: float | None  # None: no price is known
     within: bool  # whether it is within the user's limits
     on_front: bool = False  # whether no other plan beats it in both time and cost
+    provider: str | None = None  # of the price
 
     @property
     def step_seconds(self) -> float:
@@ -57,7 +58,9 @@ def _found(one: Candidate, verdict: FitResult, tariff: Tariff, max_hours: float 
     assert bill is not None
     usd = bill.on_demand.usd.mid if bill.on_demand else None
     cheap = tariff.max_usd is None or (usd is not None and usd <= tariff.max_usd)
-    return RankedPlan(one, verdict, bill.hours.mid, usd, cheap and (max_hours is None or bill.hours.mid <= max_hours))
+    within = cheap and (max_hours is None or bill.hours.mid <= max_hours)
+    provider = bill.on_demand.price.provider if bill.on_demand else None
+    return RankedPlan(one, verdict, bill.hours.mid, usd, within, provider=provider)
 
 
 def equal_slices(found: Sequence[RankedPlan], goal: Goal) -> list[str]:

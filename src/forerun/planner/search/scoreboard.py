@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forerun.console import SafeConsole, SafeLive, can_redraw
+from forerun.hardware.price import GOOGLE_CLOUD
 from forerun.planner.report.formatting import gib_text, hours_text, rate_text, seconds_text, step_text
 from forerun.planner.search.ranking import RankedPlan, shown
 from forerun.planner.search.space import Candidate, remat_text
@@ -132,9 +133,11 @@ def print_ranking(console: Console, found: Sequence[RankedPlan], title: str) -> 
 def _table(rows: Sequence[RankedPlan], dropped: Sequence[str], plain: bool) -> Table:
     table = Table(box=box.ASCII2 if plain else box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     cells = [_cells(n, one, plain) for n, one in enumerate(rows)]
-    left = ("", "slice", "mesh", "remat", "limits")
+    left = ("", "slice", "mesh", "remat", "provider", "limits")
+    unneeded = {"limits"} if all(one.within for one in rows) else set()
+    unneeded |= {"provider"} if all(one.provider in (GOOGLE_CLOUD, None) for one in rows) else set()
     for heading in cells[0] if cells else ():
-        if heading not in dropped and not (heading == "limits" and all(one.within for one in rows)):
+        if heading not in dropped and heading not in unneeded:
             table.add_column(heading, justify="left" if heading in left else "right", no_wrap=True, vertical="bottom")
     kept = [str(column.header) for column in table.columns]
     for n, row in enumerate(cells):
@@ -157,6 +160,7 @@ def _cells(n: int, one: RankedPlan, plain: bool) -> dict[str, Text | str]:
         "tokens/s\nper chip": rate_text(per_chip),
         "hours": hours_text(one.hours),
         "cost": "no price" if one.usd is None else str(Usd(one.usd)),
+        "provider": one.provider or "-",
         "limits": "" if one.within else Text("over", style="red"),
     }
 

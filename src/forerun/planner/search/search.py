@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -23,7 +24,7 @@ from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped
 from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.installed_compilers import require_compilers
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.cost.job_cost import Tariff
+from forerun.planner.cost.job_cost import ASSUMPTIONS, Tariff
 from forerun.planner.search import job_file
 from forerun.planner.search.outcome import Adjust, Exploration, SearchOutcome
 from forerun.planner.search.ranking import ranked
@@ -77,14 +78,14 @@ def find_plans(
     tariff.check()
     chosen_goal = _goal(goal)
     pattern = on if on is None or isinstance(on, str) else ",".join(on)
-    bounds = Bounds(_usd_per_hour(tariff), max_hours, max_usd, chosen_goal != "fastest", _missing_compiler)
-    space = space_of(resolved, pattern, bounds)
+    bounds = price_bounds(tariff, needs_price=chosen_goal != "fastest", max_hours=max_hours)
+    space = space_of(resolved, pattern, replace(bounds, obstacle=_missing_compiler))
     if not space.candidates:
         asked = {one.slice.name: one.slice for one in space.dropped}
         if all(map(_missing_compiler, asked.values())):
             require_compilers(asked.values())
         raise _nothing_left(space)
-    strategy = Strategy(space, chosen_goal, _usd_per_second(space, bounds))
+    strategy = strategy_of(space, chosen_goal, tariff)
     found = Exploration(adjust=adjust)
     if use_cache:
         recall(space, found)
@@ -153,22 +154,28 @@ def _missing_compiler(target: Slice) -> str | None:
     return None
 
 
-def _usd_per_hour(tariff: Tariff) -> Callable[[Slice], float | None]:
-    """Return a function that gives the price of a slice per hour on demand, or None if it is unknown."""
+def price_bounds(tariff: Tariff, *, needs_price: bool, max_hours: float | None = None) -> Bounds:
+    """Return the limits of a search with the prices of a tariff, per slice and hour on demand."""
 
-    def of(one: Slice) -> float | None:
+    def usd_per_hour(one: Slice) -> float | None:
         price = tariff.price_of(one)
         return None if price is None else price.usd_per_chip_hour_on_demand * one.chips
 
-    return of
+    return Bounds(usd_per_hour, max_hours, tariff.max_usd, needs_price)
 
 
-def _usd_per_second(space: Space, bounds: Bounds) -> dict[str, float | None]:
+def strategy_of(space: Space, goal: Goal, tariff: Tariff) -> Strategy:
+    """Return the strategy for a space, with the prices of its slices and the time that every run needs beside steps."""
+    usd_per_hour = price_bounds(tariff, needs_price=False).usd_per_hour
     rates: dict[str, float | None] = {}
+    overheads: dict[str, float] = {}
     for name, group in space.by_slice.items():
-        rate = bounds.usd_per_hour(group[0].slice)
+        rate = usd_per_hour(group[0].slice)
         rates[name] = None if rate is None else rate / 3600
-    return rates
+        written = space.sizes.resting_bytes / group[0].slice.hosts / ASSUMPTIONS.bucket_bytes_per_second
+        begin = ASSUMPTIONS.start_seconds + ASSUMPTIONS.compile_seconds
+        overheads[name] = (begin + written) / (space.job.steps or 1)
+    return Strategy(space, goal, rates, overheads)
 
 
 def recall(space: Space, found: Exploration) -> None:

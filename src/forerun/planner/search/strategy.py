@@ -13,7 +13,7 @@ and cost. The choice depends only on the results so far, so an interrupted searc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from forerun.config.schema import Remat
@@ -83,11 +83,15 @@ class Strategy:
     space: Space
     goal: Goal
     usd_per_second: Mapping[str, float | None]  # price of the complete slice, by its name
+    # Billed seconds of a run beside its steps, such as its start, per step and by the name of the slice. A short run on
+    # a slower machine may be cheaper because of them.
+    overhead_seconds: Mapping[str, float] = field(default_factory=dict)
 
     def standing(self, one: Candidate, seconds: float) -> TimeAndCost:
-        """Return the time and cost of a step of `seconds` on the candidate's slice."""
+        """Return the time and cost of a step of `seconds` on the candidate's slice, with its share of the overhead."""
         rate = self.usd_per_second[one.slice.name]
-        return TimeAndCost(seconds, None if rate is None else rate * seconds)
+        billed = seconds + self.overhead_seconds.get(one.slice.name, 0.0)
+        return TimeAndCost(billed, None if rate is None else rate * billed)
 
     def best(self, known: Known, name: str) -> Candidate | None:
         """Return the candidate with the shortest known step on a slice, or None if none is known to fit."""
@@ -192,16 +196,19 @@ class Strategy:
     def _neighbours(self, known: Known, centre: Candidate) -> Iterator[Candidate]:
         """Yield the neighbours of `centre`, fastest by estimate first, without those that look too slow or too large.
 
-        Estimates are used only relative to those of the centre, whose compiled time and peak are known.
+        Candidates that are estimated to be faster than `centre` and to fit are yielded, too, wherever they are: the
+        first guesses may have missed them because of a wrong estimate of memory. Estimates are used only relative to
+        those of the centre, whose compiled time and peak are known.
         """
-        near = [one for one in self.space.by_slice[centre.slice.name] if one not in known and _near(centre, one)]
-        ratio = {one: self.space.guessed_seconds(one) / self.space.guessed_seconds(centre) for one in near}
+        group = [one for one in self.space.by_slice[centre.slice.name] if one not in known]
+        ratio = {one: self.space.guessed_seconds(one) / self.space.guessed_seconds(centre) for one in group}
         peak = known[centre].peak_bytes or 0
         limit = centre.slice.chip.usable_bytes or 0
         base = self.space.guessed_bytes(centre)
-        for one in sorted(near, key=lambda one: ratio[one]):
+        for one in sorted(group, key=lambda one: ratio[one]):
             larger = peak + self.space.guessed_bytes(one) - base
-            if ratio[one] <= SLOWER and larger <= limit * LARGER and not self._cannot_fit(known, one):
+            near = _near(centre, one) and ratio[one] <= SLOWER and larger <= limit * LARGER
+            if (near or (ratio[one] < 1 and larger <= limit)) and not self._cannot_fit(known, one):
                 yield one
 
 

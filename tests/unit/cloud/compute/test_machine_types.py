@@ -2,7 +2,7 @@
 
 import pytest
 
-from forerun.cloud.compute.machine_types import is_machine_type, machine_shape
+from forerun.cloud.compute.machine_types import is_machine_type, machine_shape, planned_name, rented_name
 from forerun.errors import UserError
 
 
@@ -19,6 +19,8 @@ from forerun.errors import UserError
         ("tpu7x-2x2x1", "tpu7x-standard-4t", 1, None),
         ("tpu7x-4x4x4", "tpu7x-standard-4t", 16, "4x4x4"),
         ("a3-highgpu-8g", "a3-highgpu-8g", 1, None),
+        ("h100-8", "a3-highgpu-8g", 1, None),
+        ("l4-2", "g2-standard-24", 1, None),
         ("e2-small", "e2-small", 1, None),
     ],
 )
@@ -38,6 +40,8 @@ def test_machines_of_a_slice(slice: str, machine: str, hosts: int, topology: str
         ("g2-standard-12", "L4", 1),
         ("g2-standard-24", "L4", 2),
         ("g2-standard-96", "L4", 8),
+        ("a3-ultragpu-8g", "H200", 8),
+        ("a4-highgpu-8g", "B200", 8),
         ("v6e-16", "v6e", 16),
         ("e2-small", "", 0),
     ],
@@ -54,7 +58,7 @@ def test_images_by_generation() -> None:
     assert not machine_shape("e2-small").image.count("accelerator")
 
 
-@pytest.mark.parametrize("name", ["v5e-8", "v4-8", "v2-8", "g2-standard-5", "a2-tinygpu-1g"])
+@pytest.mark.parametrize("name", ["v5e-8", "v4-8", "g2-standard-5", "a2-tinygpu-1g", "4090-1", "h200-4", "h100-8x2"])
 def test_machines_that_compute_engine_does_not_have(name: str) -> None:
     with pytest.raises(UserError) as caught:
         machine_shape(name)
@@ -66,3 +70,27 @@ def test_names_of_slices_are_no_machine_types() -> None:
     assert is_machine_type("e2-small")
     assert not is_machine_type("v6e-8")
     assert not is_machine_type("tpu7x-2x2x1")
+
+
+@pytest.mark.parametrize(
+    ("machine", "planned"),
+    [
+        ("a3-highgpu-8g", "h100-8"),
+        ("a3-megagpu-8g", "h100-8"),
+        ("a3-ultragpu-8g", "h200-8"),
+        ("a2-highgpu-2g", "a100-40-2"),
+        ("a2-ultragpu-1g", "a100-80-1"),
+        ("g2-standard-48", "l4-4"),
+        ("a2-megagpu-16g", None),
+        ("e2-small", None),
+    ],
+)
+def test_the_slice_that_is_planned_for_a_machine_type(machine: str, planned: str | None) -> None:
+    assert planned_name(machine) == planned
+    assert rented_name(machine) == machine
+
+
+def test_machines_by_the_names_of_slices() -> None:
+    for name in ("h100-1", "h100-8", "a100-40-4", "a100-80-8", "h200-8", "b200-8", "l4-1", "l4-8"):
+        assert planned_name(rented_name(name)) == name
+    assert rented_name("v6e-8") == "v6e-8"

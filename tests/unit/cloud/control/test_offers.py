@@ -65,6 +65,15 @@ def test_compute_engine_is_used_where_it_must_be_or_where_the_user_wants_it() ->
     assert (gpu[0].provider, gpu[0].hosts, gpu[0].usd_per_hour) == ("compute", 1, 88.5)
 
 
+def test_a_gpu_machine_is_rented_with_its_plan() -> None:
+    (one,) = slice_offers("h100-8", "spot", ["us-central1-a"], row=ROW)
+    assert (one.provider, one.slice, one.hosts) == ("compute", "a3-highgpu-8g", 1)
+    assert one.usd_per_hour == pytest.approx(52.6991)
+    assert (one.hours, one.step_seconds, one.preemptions, one.program) == (2.5, 0.5, 0.6, "abc")
+    (same,) = slice_offers("a3-highgpu-8g", "spot", ["us-central1-a"], row=ROW)
+    assert same == one
+
+
 def test_prices_of_gpu_machines() -> None:
     """The catalog has the machine for 9.46006 and its eight GPUs for 78.3724; spot 5.6759 and 47.0232."""
     (on_demand,) = slice_offers("a3-highgpu-8g", "on-demand", ["us-central1-a"])
@@ -83,6 +92,8 @@ def test_prices_of_gpu_machines() -> None:
         ("a3-highgpu-8g", {"zones": ["us-west9-a"]}, "E-CLOUD-052"),
         ("a3-highgpu-3g", {}, "E-CLOUD-052"),
         ("v6e-8", {"zones": ["us-west9-z"]}, "E-CLOUD-053"),
+        ("4090-1", {}, "E-CLOUD-020"),
+        ("h100-8x2", {}, "E-CLOUD-020"),
     ],
 )
 def test_a_slice_without_price_or_api_is_refused(name: str, options: dict[str, object], code: str) -> None:

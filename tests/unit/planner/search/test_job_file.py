@@ -38,9 +38,9 @@ JOB = ResolvedJob(
 KEEP = Remat(policy="named", keep=("attention_out",), offload=("layer_in",))
 
 
-def found(mesh: str, micro: int, remat: Remat, seconds: float, peak: float) -> RankedPlan:
+def found(mesh: str, micro: int, remat: Remat, seconds: float, peak: float, on: str = "v6e-8") -> RankedPlan:
     shape = MeshShape(*(int(side) for side in mesh.split("x")))
-    one = Candidate(slice_named("v6e-8"), shape, micro, remat)
+    one = Candidate(slice_named(on), shape, micro, remat)
     memory = MemoryReport(*(Bytes(n * GIB) for n in (peak, 4, 8, 0, 0)))
     step = StepTime(seconds, {"matmul": seconds})
     verdict = FitResult(one.question(JOB), memory, True, Seconds(9), "0123456789ab", mesh, 1e15, 24 * 8192, {}, step)
@@ -61,6 +61,28 @@ def test_loads_as_the_job_that_was_compiled(tmp_path: Path) -> None:
     write(path, winning_job(JOB, BEST, OTHERS, "cheapest", OTHERS[1]))
     assert load(path).job == BEST.candidate.changed(JOB).job
     assert [entry.name for entry in tmp_path.iterdir()] == ["best.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("device", "on", "written"),
+    [
+        (["tpu", "cpu"], "h100-8", "gpu"),
+        ("cpu", "h100-8", "gpu"),
+        ("cpu", "v6e-8", "tpu"),
+        (["tpu", "gpu"], "h100-8", ("tpu", "gpu")),
+        ("gpu", "h100-8", "gpu"),
+        ("auto", "h100-8", "auto"),
+    ],
+)
+def test_the_file_runs_on_the_devices_of_the_plan(device: object, on: str, written: object, tmp_path: Path) -> None:
+    wanted = ResolvedJob(Job.model_validate({**JOB.job.model_dump(), "device": device}))
+    best = found("1x8x1", 3, KEEP, 2.87, 27.3, on)
+    text = winning_job(wanted, best, [best], "cheapest", None)
+    write(tmp_path / "best.yaml", text)
+    loaded = load(tmp_path / "best.yaml").job
+    assert loaded.device == written
+    assert loaded.model_copy(update={"device": wanted.job.device}) == best.candidate.changed(wanted).job
+    assert f": {on}" in text.splitlines()[1]
 
 
 def test_reasons() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.hardware.slices import Slice
+from forerun.hardware.slices import Slice, slice_named
 from forerun.planner.compile import result_cache
 from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.fit_result import FitResult
@@ -324,6 +324,29 @@ def test_a_missing_compiler_is_an_error_only_if_its_machines_are_asked_for(
     for named in ("v6e-8,h100-8", "h100-*"):
         with pytest.raises(UserError, match="E-PLAN-004"):
             searched(on=named, goal="fastest")
+
+
+def test_machines_are_ranked_by_the_price_of_a_provider(compiler: list[CompileRequest]) -> None:
+    """In this compiler a step depends on the number of devices only, so the cheapest machine wins."""
+    code, text = searched(on="v6e-1,h100-1,a100-80-1,4090-1", as_json=True)
+    best = json.loads(text)["plans"][0]
+    least = {name: Tariff().price_of(slice_named(name)) for name in ("v6e-1", "h100-1", "a100-80-1", "4090-1")}
+    rates = {name: price.usd_per_chip_hour_on_demand for name, price in least.items() if price}
+    assert (code, best["slice"]) == (0, min(rates, key=lambda name: rates[name]))
+    _, google = searched(on="v6e-1,h100-1,a100-80-1", as_json=True, providers=("gcp",))
+    assert {plan["provider"]["on_demand"] for plan in json.loads(google)["plans"]} == {"gcp"}
+
+
+def test_a_short_run_counts_its_start() -> None:
+    """Ten steps take no time beside the start: the machine with the lowest price per hour is the cheapest."""
+    space = space_of(job(steps=10, model="qwen3-0.6b"), "h100-8,4090-1", bounds())
+    fast, cheap = space.by_slice["h100-8"][0], space.by_slice["4090-1"][0]
+    short = search.strategy_of(space, "cheapest", Tariff())
+    assert short.standing(cheap, 4.0).score("cheapest") < short.standing(fast, 0.1).score("cheapest")
+    long = search.strategy_of(
+        space_of(job(steps=10**7, model="qwen3-0.6b"), "h100-8,4090-1", bounds()), "cheapest", Tariff()
+    )
+    assert long.standing(cheap, 4.0).score("cheapest") > long.standing(fast, 0.1).score("cheapest")
 
 
 def test_the_written_job_is_the_winner(compiler: list[CompileRequest]) -> None:

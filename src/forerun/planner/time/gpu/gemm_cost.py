@@ -17,7 +17,7 @@ SPLITS = (1, 2, 4, 8, 16)
 # Smaller tiles load more operands per FLOP. Their rate relative to the largest tile: assumed, 2026-11.
 SMALLER_TILES = ((1, 1, 1.0), (1, 2, 0.93), (2, 2, 0.82), (2, 4, 0.65))
 # Filling the pipeline and writing the tile takes as long as this many elements of K.
-START_K = 128
+START_K = 64
 EIGHT_BITS = ("f8e4m3fn", "f8e5m2", "f8e4m3", "s8", "u8")
 
 

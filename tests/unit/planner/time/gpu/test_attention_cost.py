@@ -10,7 +10,7 @@ import pytest
 from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.gpu.attention_cost import AttentionShape, attention_seconds, attention_shape
-from forerun.planner.time.gpu.gpu_model import gpu_model_of
+from forerun.planner.time.gpu.gpu_model import assumed_gpu
 
 SHAPE = AttentionShape(batch=2, heads=16, queries=512, keys=512, head=128, causal=True)
 
@@ -47,7 +47,7 @@ def test_pairs(causal: bool, window: int) -> None:
 )
 def test_rates_are_near_published_ones(length: int, head: int, causal: bool, published: float) -> None:
     shape = AttentionShape(16384 // length, 2048 // head, length, length, head, causal)
-    rate = shape.flops / attention_seconds(gpu_model_of(chip_named("h100"), 8), shape) / 1e12
+    rate = shape.flops / attention_seconds(assumed_gpu(chip_named("h100"), 8), shape) / 1e12
     assert rate == pytest.approx(published, rel=0.12)
 
 

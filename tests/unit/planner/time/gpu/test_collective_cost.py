@@ -9,7 +9,7 @@ import pytest
 from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.gpu.collective_cost import collective_queue_and_seconds, ring_seconds
-from forerun.planner.time.gpu.gpu_model import GpuModel, gpu_model_of
+from forerun.planner.time.gpu.gpu_model import GpuModel, assumed_gpu
 from forerun.planner.time.gpu.replica_groups import GroupLayout
 
 GB = 1e9
@@ -17,7 +17,7 @@ NODE = GroupLayout(8, 1)
 
 
 def model(chip: str = "h100", **changes: float) -> GpuModel:
-    return replace(gpu_model_of(chip_named(chip), 8), **changes)
+    return replace(assumed_gpu(chip_named(chip), 8), **changes)
 
 
 def without_latency(chip: str = "h100") -> GpuModel:

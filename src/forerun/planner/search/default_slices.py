@@ -23,7 +23,7 @@ from forerun.units import GIB, Bytes
 
 Platform = Literal["tpu", "gpu"]
 PLATFORMS: tuple[Platform, ...] = ("tpu", "gpu")
-MAX_COMPILES = 12  # a minute and a half on two cores
+MAX_COMPILES = 12  # about a minute on two idle cores for a small model
 GENERATIONS = ("v6e", "v5e", "v5p", "v4", "tpu7x")  # in the order in which they are compiled
 OLD = ("v3", "v2")  # for small jobs only, and only if no GPUs are compared
 # GPUs in the order in which they are compiled. At most MOST_GPUS of them are compiled. The GPUs without NVLink are for

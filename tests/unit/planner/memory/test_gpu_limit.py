@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from forerun.hardware.gpu_memory import MemoryShare
+from forerun.hardware.rows import shipped
 from forerun.hardware.slices import slice_named
 from forerun.planner.memory.gpu_limit import limit_text
+
+MEMORY_GIB = float(next(row.text("memory_gib") for row in shipped("gpus.csv").rows if row.text("name") == "4090"))
 
 
 def test_limit_of_a_gpu() -> None:
     found = limit_text(slice_named("4090-1"), MemoryShare(0.9))
     assert found is not None
-    assert "21.24 GiB = 23.60 GiB of memory x 0.90" in found  # 23.6 GiB in the table
+    assert f"{0.9 * MEMORY_GIB:.2f} GiB = {MEMORY_GIB:.2f} GiB of memory x 0.90" in found
     assert "train" in found
 
 
 def test_the_user_s_share_is_named() -> None:
     found = limit_text(slice_named("4090-8"), MemoryShare(0.5, "XLA_CLIENT_MEM_FRACTION"))
     assert found is not None
-    assert "11.80 GiB" in found
+    assert f"{0.5 * MEMORY_GIB:.2f} GiB" in found
     assert "XLA_CLIENT_MEM_FRACTION" in found
 
 

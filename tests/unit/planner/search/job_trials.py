@@ -210,7 +210,9 @@ class Trial:
             text = winning_job(resolved, order[0], order, goal, None)
             path = self.folder / f"winner-{self.file.seed}.yaml"
             path.write_text(text, "utf-8")
-            assert load(path).job == order[0].candidate.changed(resolved).job
+            winner, planned = load(path).job, order[0].candidate.changed(resolved).job
+            assert winner.model_copy(update={"device": planned.device}) == planned
+            assert winner.device in (planned.device, order[0].candidate.slice.platform)
 
 
 def layout(job: Job, question: CompileRequest, batch: int) -> None:

@@ -16,6 +16,7 @@ import tempfile
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "gpu_memory.json"
@@ -71,7 +72,24 @@ def main() -> int:
     known = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     known[f"jax-{version('jax')}"] = {"date": datetime.now(UTC).date().isoformat(), "targets": rows}
     RESULTS.write_text(json.dumps(known, indent=2) + "\n", "utf-8")
+    RESULTS.with_suffix(".md").write_text(table(known), "utf-8")
     return 0
+
+
+def table(known: dict[str, dict[str, list[dict[str, Any]]]]) -> str:
+    """Return the results of all versions as a table for the documentation."""
+    lines = [
+        "| jax | job | machine | report, bytes | more, bytes | host, bytes |",
+        "| --- | --- | --- | ---: | ---: | ---: |",
+    ]
+    for name, one in known.items():
+        for row in one["targets"]:
+            job = f"{row['job']} `{' '.join(row['overrides'])}`" if row["overrides"] else row["job"]
+            more = row["report_peak_bytes"] - row["arguments_and_temporaries_bytes"]
+            figures = (row["report_peak_bytes"], more, row["report_host_bytes"])
+            cells = (name.removeprefix("jax-"), job, row["machine"], *(f"{figure:,}" for figure in figures))
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ from forerun.nn.kv_cache import CachedLayer
 from forerun.nn.layers import soft_cap
 
 RESIDUAL = "attention_out"
+# Limits of plain XLA attention: the float32 scores of one block of queries on a device, and queries per block. A block
+# of 512 queries would have 4 GiB of scores for 2 rows of 32,768 positions and 32 heads.
+SCORES_BYTES, SMALLEST_BLOCK = 1 << 30, 64
 
 
 @dataclass(frozen=True)
@@ -171,6 +174,7 @@ def _blockwise(
         seen = scores.seen(behind_TS) & (segments_BT[:, :, None] == segments_BS[:, None, :])
         return _softmax_attention(queries, k_BSKD, v_BSKD, seen, scores)
 
+    block = _block_length(q_BSHD.shape, block)
     if 2 * block >= S or S % block:
         return some(q_BSHD, segments_BS, 0)
 
@@ -184,6 +188,17 @@ def _blockwise(
     segments = jnp.moveaxis(segments_BS.reshape(B, blocks, block), 1, 0)
     out = jax.lax.map(jax.checkpoint(one), (queries, segments, jnp.arange(blocks) * block))
     return jnp.moveaxis(out, 0, 1).reshape(q_BSHD.shape)
+
+
+def _block_length(shape_BSHD: tuple[int, ...], block: int) -> int:
+    """Return the number of queries in a block: at most `block`, and less if the scores would exceed their limit."""
+    B, S, H, _ = shape_BSHD
+    sizes = sharding.ambient_sizes()
+    rows = max(1, B // math.prod(sizes.get(axis, 1) for axis in sharding.BATCH_AXES))
+    heads = max(1, H // sizes.get("tp", 1))
+    while block > SMALLEST_BLOCK and block % 2 == 0 and 4 * rows * heads * block * S > SCORES_BYTES:
+        block //= 2
+    return block
 
 
 def _softmax_attention(

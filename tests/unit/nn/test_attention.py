@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from forerun.nn import sharding
-from forerun.nn.attention import Kernel, attention
+from forerun.nn.attention import Kernel, _block_length, attention
 
 Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
@@ -84,6 +84,23 @@ def test_blockwise_never_holds_all_scores() -> None:
 
     scores_bytes = 2 * 64 * 64 * 4
     assert largest(512) >= scores_bytes > largest(8)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "heads", "tp", "expected"),
+    [
+        (2, 4096, 32, 1, 512),
+        (2, 32768, 32, 1, 128),
+        (2, 32768, 32, 2, 256),
+        (64, 32768, 64, 1, 64),
+        (64, 96, 8, 1, 512),
+    ],
+)
+def test_blocks_shrink_with_the_scores(rows: int, length: int, heads: int, tp: int, expected: int) -> None:
+    """At most 1 GiB of float32 scores: rows x heads x block x length x 4 bytes."""
+    mesh = Mesh(np.array(jax.devices()[:tp]).reshape(1, 1, tp), sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+    with jax.set_mesh(mesh):
+        assert _block_length((rows, length, heads, 128), 512) == expected
 
 
 def test_whole_of_bfloat16_is_near() -> None:

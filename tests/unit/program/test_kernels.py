@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import jax
 import pytest
 
 from forerun.errors import UserError
+from forerun.hardware.chips import Chip, chips
 from forerun.models.decoder import Decoder
 from forerun.models.sizes import DecoderConfig
 from forerun.program import kernels
@@ -64,3 +68,39 @@ def test_a_soft_cap_is_not_cudnn_s() -> None:
     assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16", capped).kernel.name == "splash"
     with pytest.raises(UserError, match="no soft cap"):
         kernels.attention("cudnn", "gpu", H100, "bfloat16", capped)
+
+
+@pytest.mark.parametrize(
+    ("capability", "kernel"),
+    [
+        ((7, 5), kernels.Kernel("xla")),
+        ((8, 0), kernels.Kernel("xla")),
+        ((8, 9), kernels.Kernel("xla")),
+        ((9, 0), kernels.Kernel("cudnn", largest_head=256)),
+        ((10, 0), kernels.Kernel("cudnn", largest_head=128)),
+        ((10, 3), kernels.Kernel("cudnn", largest_head=128)),
+        ((12, 0), kernels.Kernel("xla")),
+        (None, kernels.Kernel("xla")),
+    ],
+)
+def test_cudnn_needs_a_gpu_with_packed_sequences(capability: tuple[int, int] | None, kernel: kernels.Kernel) -> None:
+    found = kernels.attention("auto", "gpu", "NVIDIA of tomorrow", "bfloat16", capability=capability)
+    assert found.kernel == kernel
+    assert (found.obstacle is None) == (kernel.name == "cudnn")
+    if capability is not None and found.obstacle is not None:
+        assert "{}.{}".format(*capability) in found.obstacle
+
+
+@pytest.mark.parametrize(("text", "expected"), [("9.0", (9, 0)), ("12.0", (12, 0)), ("gfx942", None), (None, None)])
+def test_the_compute_capability_is_the_device_s(text: str | None, expected: tuple[int, int] | None) -> None:
+    assert kernels.compute_capability(SimpleNamespace(compute_capability=text)) == expected
+    assert kernels.compute_capability(jax.devices("cpu")[0]) is None
+
+
+@pytest.mark.parametrize("chip", [chip for chip in chips() if chip.gpu], ids=lambda chip: chip.name)
+def test_the_table_has_the_capability_of_each_gpu(chip: Chip) -> None:
+    assert chip.gpu is not None
+    capability = chip.gpu.compute_capability
+    for kind in chip.gpu.device_kinds:
+        by_table = kernels.attention("auto", "gpu", kind, "bfloat16")
+        assert by_table == kernels.attention("auto", "gpu", kind, "bfloat16", capability=capability)

@@ -130,7 +130,8 @@ def hidden_values(module: Module, assignment: str, live_ranges: str) -> list[Val
     sizes = dict(hidden_workspaces(module))
     if not sizes:
         return []
-    top, found = heap_bytes(assignment), {}
+    top = heap_bytes(assignment)
+    found: dict[str, Value] = {}
     for line in live_ranges.splitlines():
         if (m := _RANGE.match(line)) and m[1] in sizes:
             moment = min(int(m[3]), found[m[1]].begins if m[1] in found else int(m[3]))

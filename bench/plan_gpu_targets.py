@@ -76,18 +76,17 @@ def main() -> int:
 
 
 def write_page(record: dict[str, Any]) -> None:
-    """Write the record as a Markdown page, and print it."""
+    """Write the record as Markdown, which docs/gpu.md includes, and print it."""
     versions = ", ".join(f"{name} {number}" for name, number in record["versions"].items())
     idle = record["cpu_seconds"] / record["cores"]
     about = (
-        f"`python bench/plan_gpu_targets.py`, {record['date']}, {versions}. {record['plans']} plans without the cache took "
-        f"{record['wall_seconds']:.0f} s on {record['cores']} cores (target: {record['target_seconds']} s), at a load of "
-        f"{record['load_before']} before the start. They used {record['cpu_seconds']:.0f} s of CPU time, which is "
-        f"{idle:.0f} s on {record['cores']} cores that do nothing else. Hours and dollars are of 1,000 steps, on demand at "
-        "the cheapest provider. `~` marks uncertain times."
+        f"`python bench/plan_gpu_targets.py`, {record['date']}, {versions}. {record['plans']} plans without the cache "
+        f"took {record['wall_seconds']:.0f} s on {record['cores']} cores (target: {record['target_seconds']} s), at a "
+        f"load of {record['load_before']} before the start. They used {record['cpu_seconds']:.0f} s of CPU time, which "
+        f"is {idle:.0f} s on {record['cores']} cores that do nothing else. Hours and dollars are of 1,000 steps, on "
+        "demand at the cheapest provider. `~` marks uncertain times."
     )
-    heading = "# Three jobs on TPU slices and GPU machines"
-    text = f"{heading}\n\n{textwrap.fill(about, 120)}\n\n{table(record['targets'])}"
+    text = f"{textwrap.fill(about, 120, break_on_hyphens=False)}\n\n{table(record['targets'])}"
     RESULTS.with_suffix(".md").write_text(text)
     print(text)
 

@@ -43,7 +43,7 @@ from forerun.resolve.resolved_job import ResolvedJob
 
 RESULTS = Path(__file__).resolve().parent / "results" / "search_gpu.json"
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin")
-ON = "v5e-1,v6e-1,a100-80-1,h100-1,4090-1,h100-2"
+ON = "h100-1,4090-1,v6e-1,v5e-1,a100-80-1"
 JOB = {"model": "qwen3-0.6b", "sequence": 2048, "batch": 4, "steps": 20_000}
 AT_ONCE = 2
 TARIFF = Tariff()
@@ -65,7 +65,7 @@ def main() -> int:
         for n, (one, answer) in enumerate(done):
             answers[one] = answer
             print(f"{n + 1}/{len(candidates)} {one}: {as_text(answer)}", flush=True)
-    record = {
+    record: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "versions": {name: version(name) for name in PACKAGES},
         "job": JOB,
@@ -90,19 +90,24 @@ def whole_space() -> Space:
 def answer_of(space: Space, one: Candidate, folder: Path, *, again: bool) -> Answer:
     """Return the kept result of a candidate, with a new time if `again` is set; compile it if there is none."""
     path = folder / f"{str(one).replace(' ', '_').replace(',', '')}.pickle.xz"
-    kept: list[Module] = []
     if path.exists():
-        answer, module = pickle.loads(lzma.decompress(path.read_bytes()))
-        if again and module is not None:
+        answer, module = read(path)
+        if again and module is not None and isinstance(answer, FitResult):
             answer = with_new_time(answer, module)
             write(path, answer, module)
-        return answer  # type: ignore[no-any-return]
+        return answer
+    kept: list[Module] = []
     try:
         answer = verdict(one.question(space.resolved), threading.Event(), keep=kept.append)
     except CompilerFailure as failure:
         answer = str(failure).splitlines()[0][:200]
     write(path, answer, kept[0] if kept else None)
     return answer
+
+
+def read(path: Path) -> tuple[Answer, Module | None]:
+    kept: tuple[Answer, Module | None] = pickle.loads(lzma.decompress(path.read_bytes()))
+    return kept
 
 
 def write(path: Path, answer: Answer, module: Module | None) -> None:

@@ -83,7 +83,7 @@ def kept(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_page(record: dict[str, Any]) -> None:
-    """Write the ratios as a Markdown page, and print it."""
+    """Write the ratios as Markdown, which docs/gpu.md includes, and print it."""
     prices = record["usd_per_hour"]
     hourly = {place: prices[place][GPU][0] / prices[place][TPU][0] for place in prices}
     lines = [
@@ -109,8 +109,8 @@ def write_page(record: dict[str, Any]) -> None:
         for place in prices
     )
     about = (
-        f"`python bench/tpu_against_gpu.py`, {record['date']}, {versions}. Published: arXiv 2605.25645, abstract. The jobs "
-        "are assumptions, because the abstract gives none: rank 16 on every matrix of the layers, full remat, one "
+        f"`python bench/tpu_against_gpu.py`, {record['date']}, {versions}. Published: arXiv 2605.25645, abstract. The "
+        "jobs are assumptions, because the abstract gives none: rank 16 on every matrix of the layers, full remat, one "
         "sequence at a time. The v5p-8 has fsdp=4, the GPUs have tp=2. The ranges combine those of both step times. "
         f"Prices per hour on demand of 2026-08: {offers}."
     )
@@ -119,8 +119,8 @@ def write_page(record: dict[str, Any]) -> None:
         f"the list prices of Google Cloud it is {hourly['gcp']:.2f} times, and with the cheapest provider "
         f"{hourly['cheapest']:.2f} times."
     )
-    heading, middle = "# LoRA of Gemma 4 31B on a v5p-8 and on two H100", "\n".join(lines)
-    text = f"{heading}\n\n{textwrap.fill(about, 120)}\n\n{middle}\n\n{textwrap.fill(end, 120)}\n"
+    middle = "\n".join(lines)
+    text = f"{textwrap.fill(about, 120, break_on_hyphens=False)}\n\n{middle}\n\n{textwrap.fill(end, 120)}\n"
     RESULTS.with_suffix(".md").write_text(text)
     print(text)
 

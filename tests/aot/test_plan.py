@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from forerun.planner.compile.installed_compilers import GPU
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
@@ -92,6 +94,26 @@ def test_small_job_with_its_ledger() -> None:
     counters_and_norms = 64 + 4 * 64  # the guard keeps the gradient norms of 64 steps
     assert 2 * ledger["weights"] <= ledger["optimizer"] <= 2 * ledger["weights"] + counters_and_norms, "two moments"
     assert 0 < ledger["padding"] < 0.01 * row["hbm_peak_bytes"]
+
+
+@pytest.mark.skipif(not any(map(find_spec, GPU.packages)), reason="jax's CUDA plugin is not installed")
+def test_a_tpu_slice_and_a_gpu_machine_in_one_plan(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    shape = "{layers: 2, embed: 256, heads: 4, kv_heads: 4, head_dim: 64, mlp: 1024, vocab: 512, tied: false}"
+    job.write_text(f"model: {shape}\ndata: x\nsequence: 256\nbatch: 8\nsteps: 9\n")
+    done = plan(job, "--on", "v5e-1,h100-1", "--json")
+    assert done.returncode == 0, done.stderr
+    rows = {row["slice"]: row for row in slices_of(done)}
+    assert {name: row["platform"] for name, row in rows.items()} == {"v5e-1": "tpu", "h100-1": "gpu"}
+    assert rows["h100-1"]["hbm_limit_bytes"] == int(int(79.1 * GIB) * 0.9)
+    embed, vocab, mlp = 256, 512, 1024
+    least = 4 * (2 * vocab * embed + 2 * (4 * embed**2 + 3 * embed * mlp))  # float32, without norms
+    for row in rows.values():
+        assert row["fits"]
+        assert row["step_seconds"]["mid"] > 0
+        assert row["cost_usd"]["on_demand"] > 0
+        assert row["provider"]["on_demand"]
+        assert least <= row["hbm_weights_bytes"] <= 1.1 * least
 
 
 def test_large_job_on_1024_chips() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -28,7 +29,7 @@ import sys
 from forerun.config.load import load
 from forerun.planner.search.search import run_search
 from forerun.resolve.resolved_job import ResolvedJob
-code = run_search(ResolvedJob(load(sys.argv[1]).job), goal="cheapest", on=sys.argv[2])
+code = run_search(ResolvedJob(load(sys.argv[1]).job), goal="cheapest", on=sys.argv[2], as_json=len(sys.argv) > 3)
 assert "jax" not in sys.modules, "the compilers have processes of their own"
 sys.exit(code)
 """
@@ -64,3 +65,19 @@ def test_search_then_the_same_again(tmp_path: Path) -> None:
     planned = python(tmp_path, "-m", "forerun.cli.main", "plan", written, "--on", "v5e-1", "--json")
     assert f'"program": "{program[1]}"' in planned.stdout, planned.stderr
     assert load(written).job.batch == 1
+
+
+def test_search_over_a_tpu_and_a_gpu(tmp_path: Path) -> None:
+    """Both compilers answer, and the written job is the program that was compiled for the winner."""
+    (tmp_path / "tiny.yaml").write_text(JOB + "remat: {policy: none}\n")
+    ran = python(tmp_path, "-c", SEARCH, "tiny.yaml", "v5e-1,h100-1", "--json")
+    assert ran.returncode == 0, ran.stderr
+    answer = json.loads(ran.stdout)
+    assert answer["candidates"] == 12
+    assert {plan["slice"] for plan in answer["plans"]} == {"v5e-1", "h100-1"}
+    dollars = [plan["cost_usd"]["on_demand"] for plan in answer["plans"]]
+    assert dollars == sorted(dollars)
+    best = answer["plans"][0]
+    planned = python(tmp_path, "-m", "forerun.cli.main", "plan", answer["written"], "--on", best["slice"], "--json")
+    [again] = json.loads(planned.stdout)["slices"]
+    assert (again["program"], again["step_seconds"]) == (best["program"], best["step_seconds"])

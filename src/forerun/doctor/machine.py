@@ -14,10 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
+from forerun.doctor.compiler_probe import failure_of_gpu_compiler
 from forerun.doctor.device_probe import DeviceProbe, look
 from forerun.hardware.devices import ThisMachine
 from forerun.hardware.tpu_hosts import attribute
 from forerun.hardware.tpu_lock import Lock, read_lock
+from forerun.planner.compile.installed_compilers import PLUGINS
 
 Status = Literal["ok", "warn", "FAIL"]
 PACKAGES = (
@@ -30,6 +32,7 @@ PACKAGES = (
     "optax",
     "orbax-checkpoint",
     "torch-xla",
+    *(name for pair in PLUGINS for name in pair),
 )
 
 
@@ -54,6 +57,7 @@ class Machine:
     attached_tpu: str | None = None
     lock: Lock | None = None
     sight: Callable[[], DeviceProbe] = DeviceProbe
+    gpu_compiler_failure: Callable[[], str | None] = lambda: None  # compiles a tiny program
     runs_free_bytes: int = 0
     cache_folder: str = ""
     jax_bytecode: str = ""  # path of the bytecode of jax/__init__.py, whether it exists or not
@@ -74,6 +78,7 @@ class Machine:
             attached_tpu=ThisMachine().attached_tpu(),
             lock=read_lock(),
             sight=cache(look),
+            gpu_compiler_failure=cache(failure_of_gpu_compiler),
             runs_free_bytes=shutil.disk_usage(_existing(Path("runs"))).free,
             cache_folder=cache_folder(os.environ),
             jax_bytecode=_bytecode("jax"),

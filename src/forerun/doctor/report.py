@@ -14,6 +14,7 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     versions.check_python,
     versions.check_jax,
     versions.check_libtpu,
+    versions.check_gpu_compiler,
     versions.check_libraries,
     versions.check_torch_xla,
     accelerators.check_devices,

@@ -7,6 +7,7 @@ from fnmatch import fnmatch
 
 from forerun.doctor.machine import Finding, Machine
 from forerun.installation import install_command
+from forerun.planner.compile.installed_compilers import PLUGINS, plugin_problem
 
 OLDEST_PYTHON = (3, 11)
 NEEDED = ("optax", "orbax-checkpoint", "numpy")
@@ -51,6 +52,21 @@ def check_libtpu(machine: Machine) -> Finding:
         why = f"{found}, but jax {machine.versions.get('jax')} pins {pin}; other versions cannot load its programs"
         return Finding("libtpu", "FAIL", why, f"pip install 'libtpu=={pin}'")
     return Finding("libtpu", "ok", f"{found}" + (f", as jax pins it ({pin})" if pin else ""))
+
+
+def check_gpu_compiler(machine: Machine) -> Finding:
+    """Check jax's CUDA plugins, which contain the GPU compiler: installed, of jax's release, and able to compile."""
+    name = "gpu compiler"
+    found = next(((plugin, machine.versions[plugin]) for plugin, _ in PLUGINS if machine.versions.get(plugin)), None)
+    if found is None:
+        why = "not installed: `forerun plan` cannot compile for GPUs (it needs no GPU)"
+        return Finding(name, "warn", why, install_command("plan-gpu"))
+    if problem := plugin_problem(machine.versions, machine.jax_requires):
+        return Finding(name, "FAIL", f"{problem}: they are released together", install_command("plan-gpu"))
+    if failure := machine.gpu_compiler_failure():
+        fix = f"pip uninstall -y {found[0]} && {install_command('plan-gpu')}"
+        return Finding(name, "FAIL", f"{found[0]} {found[1]} cannot compile a tiny program: {failure}", fix)
+    return Finding(name, "ok", f"{found[0]} {found[1]}, which compiles for GPUs without one")
 
 
 def libtpu_pin(jax_requires: tuple[str, ...]) -> str | None:

@@ -15,6 +15,7 @@ from forerun.units import GIB
 
 DOCTOR_PAGE = Path(__file__).parents[3] / "docs/reference/doctor.md"
 VERSIONS = dict.fromkeys(("jax", "jaxlib", "libtpu", "optax", "orbax-checkpoint", "numpy"), "1.0")
+VERSIONS |= dict.fromkeys(("jax-cuda13-plugin", "jax-cuda13-pjrt"), "1.0")
 
 
 def well(**inputs: object) -> Machine:

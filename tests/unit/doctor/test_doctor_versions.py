@@ -1,11 +1,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
+from dataclasses import replace
 
 import pytest
 
+from forerun.doctor.compiler_probe import PASSED, failure_of_gpu_compiler
 from forerun.doctor.machine import Machine
 from forerun.doctor.versions import (
+    check_gpu_compiler,
     check_jax,
     check_libraries,
     check_libtpu,
@@ -23,6 +27,46 @@ def machine(attached_tpu: str | None = None, **versions: str | None) -> Machine:
     merged = GOOD | {"numpy": "2.4"} | {name.replace("_", "-"): version for name, version in versions.items()}
     present = {name: version for name, version in merged.items() if version}
     return Machine(versions=present, jax_requires=REQUIRES, attached_tpu=attached_tpu)
+
+
+GPU = {"jax_cuda13_plugin": "0.10.2", "jax_cuda13_pjrt": "0.10.2"}
+
+
+def test_gpu_compiler() -> None:
+    missing = check_gpu_compiler(machine())
+    assert (missing.status, missing.fix) == ("warn", install_command("plan-gpu"))
+    good = check_gpu_compiler(machine(**GPU))
+    assert (good.status, good.fix) == ("ok", "")
+    assert "jax-cuda13-plugin 0.10.2" in good.found
+
+
+@pytest.mark.parametrize("changed", [{"jax_cuda13_plugin": "0.9.0"}, {"jax_cuda13_pjrt": "0.9.0"}])
+def test_gpu_compiler_of_another_release(changed: dict[str, str]) -> None:
+    found = check_gpu_compiler(machine(**(GPU | changed)))
+    assert (found.status, found.fix) == ("FAIL", install_command("plan-gpu"))
+    assert "0.9.0" in found.found
+
+
+def test_gpu_compiler_that_fails() -> None:
+    broken = replace(machine(**GPU), gpu_compiler_failure=lambda: "it ended with code -6: no target")
+    found = check_gpu_compiler(broken)
+    assert found.status == "FAIL"
+    assert "no target" in found.found
+    assert found.fix.endswith(install_command("plan-gpu"))
+
+
+def test_the_probe_of_the_gpu_compiler_reports_what_its_process_prints() -> None:
+    def program(text: str) -> tuple[str, ...]:
+        return (sys.executable, "-S", "-c", text)
+
+    assert failure_of_gpu_compiler(command=program(f"print({PASSED!r})")) is None
+    failure = failure_of_gpu_compiler(command=program("import sys; sys.exit('no plugin')"))
+    assert failure is not None
+    assert "no plugin" in failure
+    assert "code 1" in failure
+    slow = failure_of_gpu_compiler(0.2, program("import time; time.sleep(60)"))
+    assert slow is not None
+    assert "0.2 s" in slow
 
 
 def test_python() -> None:

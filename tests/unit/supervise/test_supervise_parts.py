@@ -231,6 +231,15 @@ def test_deaths_in_words() -> None:
     assert "signal 60" in verdicts.death(member(0, -60))
 
 
+def test_a_host_that_lost_a_peer_is_not_the_cause() -> None:
+    lost = member(0, 1, tail="JaxRuntimeError: INTERNAL: NCCL operation ncclGroupEnd() failed: remote process exited")
+    crashed = member(1, 1, tail="ValueError: no")
+    assert verdicts.first_cause([lost, crashed]) == crashed
+    assert verdicts.first_cause([lost]) == lost
+    assert "NCCL_DEBUG=INFO" in verdicts.death(lost)
+    assert "NCCL_DEBUG=INFO" not in verdicts.death(crashed)
+
+
 def test_restarts_without_progress_come_later_and_later() -> None:
     delays = [Limits().restart_delay_seconds(fruitless) for fruitless in range(1, 10)]
     assert delays == [0, 1, 2, 4, 8, 16, 32, 60, 60]

@@ -15,7 +15,7 @@ from forerun.planner.hlo import Instruction, Module, Shape, shapes_in
 from forerun.planner.memory.library_workspace import hidden_workspaces, is_attention_call, is_workspace
 from forerun.units import Bytes
 
-_HEAP = re.compile(r"^allocation \d+: size \d+, preallocated-temp:")
+_HEAP = re.compile(r"^allocation \d+: size (\d+), (?:page \d+, )?preallocated-temp:")  # newer versions have pages
 _VALUE = re.compile(r"^ value: <\d+ ([\w.\-<>]+)(\{[\d,]*\})? .*?\(size=(\d+),offset=(\d+)\)(?:: (.*))?")
 _RANGE = re.compile(r"^    ([\w.\-<>]+)(\{[\d,]*\}):(\d+)-(\d+)$")
 
@@ -109,17 +109,19 @@ def ledger(
 def temporaries(assignment: str, live_ranges: str) -> list[Value]:
     """Return the temporary values in the heap of HBM."""
     alive = {(m[1], m[2]): (int(m[3]), int(m[4])) for line in live_ranges.splitlines() if (m := _RANGE.match(line))}
-    values, inside = [], False
+    values, inside, base, size = [], False, 0, 0
     for line in assignment.splitlines():
         if line.startswith("allocation"):
-            inside = _HEAP.match(line) is not None
+            heap = _HEAP.match(line)
+            inside = heap is not None
+            base, size = (base + size, int(heap[1])) if heap else (base, size)  # a page follows the one before
         elif inside and (m := _VALUE.match(line)):
             key = (m[1], m[2] or "{}")
             if key in alive:
                 index = tuple(int(n) for n in key[1].strip("{}").split(",") if n)
-                size, shapes = int(m[3]), shapes_in(m[5] or "")
-                content = shapes[0].content_bytes if len(shapes) == 1 else size
-                values.append(Value(m[1], index, int(m[4]), size, *alive[key], content))
+                own, shapes = int(m[3]), shapes_in(m[5] or "")
+                content = shapes[0].content_bytes if len(shapes) == 1 else own
+                values.append(Value(m[1], index, base + int(m[4]), own, *alive[key], content))
     return values
 
 
@@ -128,7 +130,8 @@ def hidden_values(module: Module, assignment: str, live_ranges: str) -> list[Val
     sizes = dict(hidden_workspaces(module))
     if not sizes:
         return []
-    top, found = heap_bytes(assignment), {}
+    top = heap_bytes(assignment)
+    found: dict[str, Value] = {}
     for line in live_ranges.splitlines():
         if (m := _RANGE.match(line)) and m[1] in sizes:
             moment = min(int(m[3]), found[m[1]].begins if m[1] in found else int(m[3]))
@@ -148,7 +151,7 @@ def hidden_bytes(module: Module, assignment: str, live_ranges: str) -> int:
 
 def heap_bytes(assignment: str) -> int:
     """Return the size of the heap of temporary values in HBM."""
-    return sum(int(line.split()[3].rstrip(",")) for line in assignment.splitlines() if _HEAP.match(line))
+    return sum(int(found[1]) for line in assignment.splitlines() if (found := _HEAP.match(line)))
 
 
 def alive_at_peak(values: Sequence[Value]) -> list[tuple[Value, int]]:

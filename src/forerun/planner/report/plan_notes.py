@@ -78,9 +78,14 @@ def price_notes(rows: Sequence[tuple[FitResult, JobCost | None]], tariff: Tariff
     notes = []
     if offers:
         mixed = any(provider_of(offer) != GOOGLE_CLOUD for offer in offers)
-        place = "provider and zone" if mixed else "zone"
-        where = f"zone {tariff.zone}" if tariff.zone else f"the cheapest {place} of each row (or: --zone ZONE)"
-        notes.append(f"Dollars: list prices of {' and '.join(dates)} in {where}, start and checkpoints included.")
+        where = "in the cheapest zone of each row (or: --zone ZONE)"
+        if tariff.zone:
+            where = f"in zone {tariff.zone}"
+        elif tariff.providers:
+            where = f"of {' and '.join(tariff.providers)}, in the cheapest zone of each row"
+        elif mixed:
+            where = "of the cheapest provider of each row (or: --provider NAME)"
+        notes.append(f"Dollars: list prices of {' and '.join(dates)} {where}, start and checkpoints included.")
         if mixed:
             notes += _provider_notes(bills)
     lacking = [_name(v) for v, bill in bills if bill.on_demand is None]

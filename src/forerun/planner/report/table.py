@@ -62,6 +62,14 @@ class Column:
     heading: str | None = None
 
 
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a table, and the spaces between them in addition to one."""
+
+    columns: Sequence[Column]
+    padding: int = 0
+
+
 def print_table(
     console: Console,
     verdicts: Sequence[FitResult],
@@ -85,7 +93,7 @@ def print_table(
     console.width = max(console.width, widths[chosen])  # prefer a wrapped line to a truncated figure
     console.print(Text(title, style="bold"), "", sep="\n")
     console.print(tables[chosen])
-    has_bar = any(column.key == BAR for column in layouts[chosen])
+    has_bar = any(column.key == BAR for column in layouts[chosen].columns)
     console.print(
         "", _notes(rows, tariff, ascii_only if has_bar else None, [*(one.text for one in impossible), *notes]), sep="\n"
     )
@@ -123,14 +131,15 @@ def _columns(verdicts: Sequence[FitResult], tariff: Tariff) -> list[Column]:
     return [column for column in columns if column.key not in unneeded]
 
 
-def _layouts(columns: Sequence[Column], ascii_only: bool) -> list[list[Column]]:
-    """Return lists of columns, from the widest layout to the narrowest."""
-    layouts = [_with_bar(columns, BAR_WIDTHS[0], ascii_only)]
+def _layouts(columns: Sequence[Column], ascii_only: bool) -> list[Layout]:
+    """Return the layouts from the widest to the narrowest."""
+    layouts = [Layout(_with_bar(columns, BAR_WIDTHS[0], ascii_only), padding=1)]
     for n in range(1, len(DROPPED_WITH_BAR) + 1):
         kept = [c for c in columns if c.key not in DROPPED_WITH_BAR[:n]]
-        layouts += [_with_bar(kept, width, ascii_only) for width in BAR_WIDTHS]
+        layouts += [Layout(_with_bar(kept, width, ascii_only), padding=1) for width in BAR_WIDTHS]
+    layouts.append(Layout(_with_bar(kept, BAR_WIDTHS[-1], ascii_only)))
     for n in range(len(DROPPED_WHEN_NARROW) + 1):
-        layouts.append([c for c in columns if c.key not in (*DROPPED_WITH_BAR, *DROPPED_WHEN_NARROW[:n])])
+        layouts.append(Layout([c for c in kept if c.key not in DROPPED_WHEN_NARROW[:n]]))
     return layouts
 
 
@@ -140,12 +149,9 @@ def _with_bar(columns: Sequence[Column], width: int, ascii_only: bool) -> list[C
     return [bar if column.key == "usable" else column for column in columns]
 
 
-def _table(
-    columns: Sequence[Column], rows: Sequence[PlanRow], ascii_only: bool, impossible: Sequence[Impossible] = ()
-) -> Table:
-    lines = box.ASCII2 if ascii_only else box.SIMPLE_HEAD
-    roomy = any(column.key == BAR for column in columns)  # without the bar the terminal is narrow
-    table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, 1 if roomy else 0, 0, 0))
+def _table(layout: Layout, rows: Sequence[PlanRow], ascii_only: bool, impossible: Sequence[Impossible] = ()) -> Table:
+    lines, columns = box.ASCII2 if ascii_only else box.SIMPLE_HEAD, layout.columns
+    table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, layout.padding, 0, 0))
     for column in columns:
         heading = "" if column.key == "range" else column.heading or column.key
         table.add_column(heading, justify=column.justify, no_wrap=True, vertical="bottom")

@@ -23,9 +23,9 @@ from forerun.units import GIB, Bytes
 
 Platform = Literal["tpu", "gpu"]
 PLATFORMS: tuple[Platform, ...] = ("tpu", "gpu")
-MAX_COMPILES = 12  # a minute and a half on two cores
-GENERATIONS = ("v6e", "v5e", "v5p", "v4", "tpu7x")  # in the order in which they are compiled
-OLD = ("v3", "v2")  # for small jobs only, and only if no GPUs are compared
+MAX_COMPILES = 12  # A small model takes about a minute on two idle cores.
+GENERATIONS = ("v6e", "v5e", "v5p", "v4", "tpu7x")  # In the order in which they are compiled.
+OLD = ("v3", "v2")  # For small jobs only, and only if no GPUs are compared.
 # GPUs in the order in which they are compiled. At most MOST_GPUS of them are compiled. The GPUs without NVLink are for
 # jobs that fit one GPU: several of them spend most of a step in communication.
 GPUS = ("H100", "A100-80", "4090", "L4", "H200", "B200")

@@ -188,7 +188,7 @@ def _nothing_found(
         return UserError(
             "E-PLAN-020",
             f"none of the {len(found.verdicts)} plans that were compiled fits",
-            why=f"the compiler rejected all of them; {short}",
+            why=f"all of them need more memory than their devices have; {short}",
             fix="allow larger slices: --on 'v5p-*', or choose from: forerun hardware slices",
         )
     cheap = min((one.usd for one in ranking if one.usd is not None), default=None)

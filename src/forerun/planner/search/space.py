@@ -13,6 +13,7 @@ from functools import cached_property
 
 from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
+from forerun.hardware.chips import require_compute_dtype
 from forerun.hardware.mesh import MeshShape, check_model, divisors, resolve, valid_meshes
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.request import CompileRequest
@@ -256,6 +257,10 @@ def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str 
     platform, reason = KERNEL.get(job.attention, (on.platform, ""))
     if platform != on.platform:
         return reason
+    try:
+        require_compute_dtype(on.chip, job.precision.compute)
+    except UserError as error:
+        return error.what
     hours = sizes.lower_bound_seconds(on.chip, on.used_devices(job.devices)) * (job.steps or 0) / 3600
     usd = bounds.usd_per_hour(on)
     if bounds.max_hours is not None and hours > bounds.max_hours:

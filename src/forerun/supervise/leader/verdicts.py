@@ -36,16 +36,24 @@ def first_cause(members: Iterable[Member]) -> Member | None:
     """Return the host whose worker caused the failure of the others, or None if no worker failed on its own.
 
     When one worker fails, its peers fail too: jax aborts (SIGABRT) and gloo raises an exception. Exits that a failed
-    peer cannot cause therefore rank first: certain signals, then errors of the user or of storage. SIGABRT ranks last.
+    peer cannot cause therefore rank first: certain signals, then errors of the user or of storage. SIGABRT and errors of
+    NCCL rank last.
     """
 
     def rank(member: Member) -> int:
         code = member.exit.code if member.exit else 0
         if -code in _CAUSES:
             return 0
-        return 1 if code in (USER_MISTAKE, STORAGE_FAILED) else 2 if code != -signal.SIGABRT else 3
+        if code in (USER_MISTAKE, STORAGE_FAILED):
+            return 1
+        return 3 if code == -signal.SIGABRT or _lost_peer(member) else 2
 
     return min(filter(died, members), key=rank, default=None)
+
+
+def _lost_peer(member: Member) -> bool:
+    """Return whether NCCL failed, which a GPU of another host can cause."""
+    return member.exit is not None and "NCCL operation" in member.exit.tail
 
 
 def is_storage(member: Member | None) -> bool:
@@ -64,7 +72,7 @@ def death(member: Member) -> str:
     hint = _HINTS.get(signal.Signals(-member.exit.code)) if -member.exit.code in _CAUSES else None
     if member.exit.code == -signal.SIGKILL and MARK in member.exit.tail:
         hint = f"{MARK}; give it more memory, or reduce batch, micro_batch or data.workers"
-    if "NCCL operation" in member.exit.tail:
+    if _lost_peer(member):
         hint = "GPUs could not communicate; NCCL_DEBUG=INFO on every host prints the cause"
     lines = [line for line in member.exit.tail.splitlines() if line.strip()]
     error_line = next((line for line in reversed(lines) if _ERROR_LINE.search(line)), lines[-1] if lines else "")

@@ -96,6 +96,15 @@ def test_the_fullest_moment_against_painting_bytes(seed: int) -> None:
     assert sum(size for _, size in alive_at_peak(values)) == painted
 
 
+def test_pages_of_a_heap_follow_each_other() -> None:
+    """jax 0.12 writes `page 0`. Offsets count from the start of their page."""
+    paged = ASSIGNMENT.replace("1000, preallocated", "1000, page 0, preallocated")
+    assert temporaries(paged, LIVE) == temporaries(ASSIGNMENT, LIVE)
+    second = "allocation 9: size 50, page 1, preallocated-temp:\n value: <8 more @0> (size=50,offset=0): f32[12]{0}\n"
+    found = temporaries(paged + second, LIVE + "    more{}:1-30\n")
+    assert [(value.name, value.offset) for value in found][-1] == ("more", 1000)
+
+
 def test_gradients_are_weight_shaped_and_backward() -> None:
     program = PROGRAM.replace("jit(step)/jvp()/convert", "jit(step)/transpose(jvp())/dot").replace(
         "all-gather(", "copy("

@@ -327,3 +327,16 @@ def test_a_job_that_fits_no_gpu_machine() -> None:
     assert_error(error, "E-PLAN-017", why="30.00 GiB per device", fix="a machine with more GPUs or memory")
     assert "2 slices and machines" in does_not_fit([LARGE, CONSUMER]).what
     assert "2 machines" in does_not_fit([CONSUMER, CONSUMER]).what
+
+
+def test_notes_name_the_provider_of_each_row() -> None:
+    text = " ".join(" ".join(printed([SMALL, GPU], 120)).split())
+    row = as_json([GPU])["slices"][0]
+    assert row["provider"]["on_demand"] not in (None, "gcp")
+    assert f"On demand: v6e-1 from gcp; h100-8 from {row['provider']['on_demand']}." in text
+    assert "--provider NAME" in text
+    [google] = as_json([GPU], Tariff(providers=("gcp",)))["slices"]
+    assert google["provider"] == {"on_demand": "gcp", "spot": "gcp"}
+    assert google["cost_usd"]["on_demand"] > row["cost_usd"]["on_demand"]
+    assert "from gcp;" not in " ".join(printed([SMALL, GPU], 120, tariff=Tariff(providers=("gcp",))))
+    assert "from" not in " ".join(line for line in printed([SMALL], 120) if line.startswith("On demand"))

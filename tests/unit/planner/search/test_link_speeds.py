@@ -28,7 +28,6 @@ def test_a_ring_of_tpus_uses_both_directions_of_a_link() -> None:
         ("h100-8x2", 2, 8, 50 * NETWORK_SHARE),  # every GPU has one partner in the other machine
         ("h100-8x2", 16, 1, 8 * 50 * NETWORK_SHARE),  # eight GPUs of a machine share the traffic; less than NVLink
         ("b200-8x2", 4, 4, 2 * 50 * NETWORK_SHARE),
-        ("4090-8x2", 16, 1, 8 * 1.5 * NETWORK_SHARE),
     ],
 )
 def test_gpus(name: str, size: int, stride: int, gigabytes_per_second: float) -> None:

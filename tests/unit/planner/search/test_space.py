@@ -163,3 +163,11 @@ def test_a_platform_without_a_compiler_is_ruled_out_unless_it_is_named() -> None
         assert {one.slice.platform for one, reason in found.dropped.items() if reason == "not here"} == {"gpu"}
     named = space("v6e-*,h100-8", without_gpu)
     assert {one.slice.name for one in named.candidates} >= {"v6e-8", "h100-8"}
+
+
+def test_a_gpu_without_bfloat16_is_ruled_out() -> None:
+    found = space("*4-1", model="qwen3-0.6b", batch=4)
+    assert {one.slice.name for one in found.candidates} == {"l4-1"}
+    assert len({reason for one, reason in found.dropped.items() if one.slice.name == "t4-1"}) == 1
+    in_float32 = space("t4-1", model="smollm2-135m", batch=4, precision={"compute": "float32"})
+    assert in_float32.candidates

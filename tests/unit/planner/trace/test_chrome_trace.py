@@ -19,6 +19,7 @@ from forerun.planner.time.step_time import StepTime
 from forerun.planner.trace.chrome_trace import ADDED, SimulatedStep, encoded, trace_content
 
 SAMPLE = Path(__file__).parents[1] / "time" / "samples" / "qwen3_06b_tpu7x.txt.xz"
+GPU_SAMPLE = SAMPLE.with_name("qwen3_06b_h100.txt.xz")
 CHIP = chip_named("tpu7x")
 
 TABLES = """FileNames
@@ -184,3 +185,17 @@ def test_compression_keeps_the_content(content: dict[str, Any]) -> None:
     packed = encoded(content, compress=True)
     assert json.loads(gzip.decompress(packed)) == json.loads(encoded(content, compress=False))
     assert packed == encoded(content, compress=True)
+
+
+def test_a_gpu_program() -> None:
+    gpu, module = chip_named("h100"), parse(lzma.decompress(GPU_SAMPLE.read_bytes()).decode())
+    step = step_time(module, gpu, devices_per_host=8)
+    content = trace_content(SimulatedStep(module, gpu, step, devices_per_host=8))
+    lanes = threads(content)
+    assert leaf_nanoseconds(lanes["XLA Ops"]) == round(step.mid_seconds * 1e9)
+    assert {event["args"]["bound_by"] for event in lanes["NCCL within the machine"]} == {"NVLink"}
+    assert "NCCL between machines" not in lanes
+    process = next(e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name")
+    assert process.startswith("/device:GPU:0")
+    two_machines = trace_content(SimulatedStep(module, gpu, step, devices_per_host=4))
+    assert {e["args"]["bound_by"] for e in threads(two_machines)["NCCL between machines"]} == {"network"}

@@ -30,6 +30,7 @@ class FitResult:
     ledger: Mapping[str, Bytes]  # contents of the memory at its peak; adds up to the peak
     step: StepTime | None  # None if the job does not fit
     saved_bytes: int | None = None  # of a checkpoint, over all devices; None: all weights and the optimizer
+    attention: compiler.AttentionKernel | None = None  # None for a model without attention
 
     @property
     def limit_bytes(self) -> Bytes:
@@ -81,4 +82,5 @@ def verdict(
         answer.ledger,
         answer.step,
         answer.saved_bytes,
+        answer.attention,
     )

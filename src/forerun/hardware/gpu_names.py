@@ -69,9 +69,10 @@ def gpu_mistake(name: str) -> tuple[str, str | None] | None:
         r"(?P<gpu>.+?)[x:](?P<gpus>\d+)(?:x(?P<nodes>\d+))?",
         r"(?P<gpu>.+)-(?P<gpus>\d+)(?:x(?P<nodes>\d+))?",
     ):
-        parts = (found := re.fullmatch(pattern, plain)) and found.groupdict()
-        if not parts:
+        found = re.fullmatch(pattern, plain)
+        if found is None:
             continue
+        parts = found.groupdict()
         if parts["gpu"] == "a100":
             return "A100 is two GPUs: a100-40 and a100-80, by their memory", _suggested("a100-80", parts)
         if chip := _gpu(parts["gpu"]):

@@ -44,7 +44,7 @@ def outline(args: argparse.Namespace, loaded: LoadedJob) -> CloudRun:
     slices = [] if on_cpu or any(name.startswith(SSH) for name in names) else _planned_slices(names)
     if slices or not (on_cpu or names):
         by_slice, steps = _planned(args, loaded, list(dict.fromkeys(slices)))
-        pairs = zip(names, slices, strict=True) if slices else ((one, one) for one in by_slice)
+        pairs = list(zip(names, slices, strict=True)) if slices else [(one, one) for one in by_slice]
         rows = {name: by_slice[slice_] for name, slice_ in pairs if slice_ in by_slice}
         names = list(rows)
     elif not names:

@@ -69,7 +69,10 @@ QUICKLY = (
 )
 # Whole runs first, a thousand short ones last: two workers end together only if what is long does not begin last.
 ORDER = ("cloud", "e2e", "docs", "faults", "aot", "real_weights", "contract")
-NEEDS = {"aot": ("libtpu",), "torch": ("torch", "transformers", "lm_eval", "peft", "compressed_tensors")}
+NEEDS = {
+    "aot": ("libtpu", "jax_cuda13_plugin"),
+    "torch": ("torch", "transformers", "lm_eval", "peft", "compressed_tensors"),
+}
 
 
 @pytest.fixture(autouse=True, scope="module")

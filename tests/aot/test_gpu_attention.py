@@ -16,11 +16,14 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from forerun.config.schema import Job
+from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.nn import sharding
 from forerun.nn.attention import attention
 from forerun.planner.compile.installed_compilers import GPU, compile_only_topology
 from forerun.program import kernels
+from forerun.resolve.resolved_job import ResolvedJob
 
 pytestmark = [
     pytest.mark.aot,
@@ -128,6 +131,26 @@ def test_other_programs_use_xla_in_blocks(machine: str, softcap: float | None, d
     assert not _kernels(text)
     assert _largest_buffer(text) < S * S
     assert not _repeats(text)
+
+
+@pytest.mark.parametrize(("keep", "forwards"), [(["attention_out"], 1), ([], 2)])
+def test_kept_residuals_leave_one_forward_kernel_in_the_program(keep: list[str], forwards: int) -> None:
+    """Each pass over the layers is a loop with one kernel, and a second one for documents beyond the first call."""
+    job = Job.model_validate(
+        {
+            "model": {"layers": 2, "embed": 128, "heads": 2, "kv_heads": 1, "head_dim": 64, "vocab": 256},
+            "data": "nothing",
+            "sequence": 256,
+            "batch": 1,
+            "steps": 10,
+            "remat": {"policy": "named", "keep": keep},
+        }
+    )
+    devices = compile_only_topology(slice_named("h100-1")).devices
+    program = ResolvedJob(job).program(MeshShape(1, 1, 1), devices)
+    text = program.trace().lower(lowering_platforms=("cuda",)).as_text()
+    lowered = Counter(re.findall(r"custom_call @(__cudnn\$\w+)", text))
+    assert lowered == {FORWARD: 2 * forwards, BACKWARD: 2}
 
 
 def test_the_search_for_buffers_finds_them() -> None:

@@ -133,7 +133,7 @@ def test_a_cancelled_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(compiler, "_start", started)
     with pytest.raises(Stopped):
-        compiler.ask(request("h100-1"), stop, lambda phase: stop.set() if phase == "lower" else None)
+        compiler.ask(request("h100-1"), stop, lambda phase: stop.set() if phase == "compile" else None)
     assert children[0].poll() is not None
     assert list(tmp_path.iterdir()) == []
 

@@ -18,10 +18,11 @@ def chips_table() -> str:
     """Return the tables of TPU chips and of GPUs: rates, memory, links."""
     sources = [f"  {chip.name:9} {chip.date}  {chip.source}" for chip in chips()]
     notes = [
-        "-: no figure found. Rates are those of the data sheet, dense, for a complete chip.",
-        "HBM: as the vendor states it. usable: TPU: the limit of the compiler. GPU: the share",
-        f"({MEMORY_SHARE:.0%}) of its memory that train reserves. ICI: all links, both ways.",
-        "NVLink, PCIe, network: one way. network: per GPU, between machines.",
+        "-: no figure found. Rates: data sheet, dense, of a complete chip.",
+        "HBM: as the vendor states it. usable: of a TPU the limit of the compiler, of a",
+        f"GPU the share ({MEMORY_SHARE:.0%}) of its memory that train reserves.",
+        "ICI: all links, both ways. NVLink, PCIe, network: one way. network: per GPU,",
+        "between machines.",
     ]
     return "\n".join([*_tpu_lines(), "", *_gpu_lines(), "", *notes, "sources:", *sources])
 
@@ -49,8 +50,8 @@ def _tpu_lines() -> list[str]:
 
 
 def _gpu_lines() -> list[str]:
-    head = ("GPU", "bf16", "fp8", "int8", "HBM", "usable", "HBM", "NVLink", "PCIe", "network", "sm")
-    units = ("", "TFLOP/s", "TFLOP/s", "TOP/s", "GB", "GiB", "GB/s", "GB/s", "GB/s", "GB/s", "")
+    head = ("GPU", "bf16", "fp8", "int8", "HBM", "usable", "HBM", "NVLink", "PCIe", "network")
+    units = ("", "TFLOP/s", "TFLOP/s", "TOP/s", "GB", "GiB", "GB/s", "GB/s", "GB/s", "GB/s")
     rows = [
         (
             chip.name,
@@ -63,7 +64,6 @@ def _gpu_lines() -> list[str]:
             _number(gpu.nvlink_bytes_per_second, 1e9),
             _number(gpu.pcie_bytes_per_second, 1e9),
             _number(gpu.network_bytes_per_second, 1e9, ",.4g"),
-            "{}.{}".format(*gpu.compute_capability),
         )
         for chip in chips()
         if (gpu := chip.gpu)
@@ -86,10 +86,12 @@ def slices_table() -> str:
         for entry in (*slices(), *gpu_machines())
     ]
     notes = [
-        "The number in a name counts TensorCores for v2, v3, v4, v5p (two per chip) and chips for v5e, v6e;",
-        "tpu7x is named by its topology. v5litepod-8 is v5e-8. Other shapes: v5p:8x8x24.",
-        "A GPU machine is the GPU and the number of GPUs. h100-8x2 is two machines with 8 GPUs each.",
-        "sources: Cloud TPU page of each generation; devices and hosts from libtpu 0.0.42, 2026-11",
+        "The number in a name counts TensorCores for v2, v3, v4, v5p (two per chip) and",
+        "chips for v5e, v6e; tpu7x is named by its topology. v5litepod-8 is v5e-8.",
+        "Other shapes: v5p:8x8x24. A GPU machine is the GPU and the number of GPUs.",
+        "h100-8x2 is two machines with 8 GPUs each.",
+        "sources: Cloud TPU page of each generation; devices and hosts from",
+        "libtpu 0.0.42, 2026-11",
     ]
     return "\n".join([*_aligned([head, *rows], left=1, rule_after=1), "", *notes])
 
@@ -105,11 +107,12 @@ def prices_table(prices_file: str | None = None, zone: str | None = None, provid
     tpus, gpus = ([one for one in shown if is_tpu[one.generation] is want] for want in (True, False))
     blocks = [_tpu_prices(tpus)] if tpus else []
     blocks += [_gpu_prices(gpus)] if gpus else []
-    notes = ["USD per chip-hour; multiply by the chips of the slice. Spot moves 2-3x within a year."]
+    notes = ["USD per chip-hour; multiply by the chips of the slice.", "Spot moves 2-3x within a year."]
     if gpus:
         notes += [
-            "GPUs: per GPU-hour in machines with 1, 2, 4 or 8 GPUs, in the cheapest zone of the provider.",
-            "gcp includes the machine. Two machines cost twice as much. spot: the lowest of the row.",
+            "GPUs: per GPU-hour in machines with 1, 2, 4 or 8 GPUs, in the cheapest zone of",
+            "the provider. gcp includes the machine. Two machines cost twice as much.",
+            "spot: the lowest of the row.",
         ]
     sources = dict.fromkeys(f"  {price.date}  {price.source}" for price in shown)
     return "\n".join(

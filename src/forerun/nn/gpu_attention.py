@@ -1,4 +1,4 @@
-"""Causal attention by cuDNN's flash kernel, with each packed document as a sequence of its own.
+"""Causal attention by cuDNN's flash kernel, with each packed document as a separate sequence.
 
 XLA compiles the custom calls `__cudnn$fmhaSoftmax` and `__cudnn$fmhaSoftmaxBackward` to cuDNN graphs. jax has a wrapper
 for them, but this module emits them itself (see docs/adr/0027-gpu-attention.md):

@@ -113,11 +113,11 @@ class ResolvedJob:
 
         return sum(one.size for one in jax.tree.leaves(self.specs, is_leaf=is_spec) if one.trainable)
 
-    def attention(self, platform: str, device_kind: str) -> AttentionChoice:
+    def attention(self, platform: str, device_kind: str, capability: tuple[int, int] | None = None) -> AttentionChoice:
         """Return the attention kernel of the Program on this kind of device, and why. Imports jax."""
         from forerun.program.kernels import job_attention
 
-        return job_attention(self.job, self.model, platform, device_kind)
+        return job_attention(self.job, self.model, platform, device_kind, capability)
 
     def loss_chunk(self, derived: Derived) -> int:
         """Return how many positions have logits in memory at one time. Imports jax."""

@@ -40,6 +40,7 @@ from forerun.inputs.starting_weights import starting_weights
 from forerun.inputs.teacher_targets import with_teacher_targets
 from forerun.methods.kept import rounding_messages
 from forerun.program.build import Program
+from forerun.program.kernels import compute_capability
 from forerun.program.state import State
 from forerun.report.report_file import write_report
 from forerun.resolve.resolved_job import ResolvedJob
@@ -172,6 +173,8 @@ def _train(
     worker.pulse.fact("data and cache digest", corpus.digest)
     program = program_on(resolved, chosen, corpus.rows.epoch)
     display.say(described(resolved, program))
+    if (text := gpu_attention(resolved, chosen)) is not None:
+        display.say(text)
     for text, is_warning in rounding_messages(job):
         (display.warn if is_warning else display.say)(text)
     folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)
@@ -282,6 +285,15 @@ def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:
 def program_on(resolved: ResolvedJob, chosen: DeviceChoice, rows: int | None) -> Program:
     """Return the Program on the chosen devices. `rows` is the number of rows of an epoch, None if it is unknown."""
     return resolved.program(mesh_on(resolved.job, chosen), chosen.devices, rows)
+
+
+def gpu_attention(resolved: ResolvedJob, chosen: DeviceChoice) -> str | None:
+    """Return a line about the attention kernel on GPUs, where it depends on the generation; None on other devices."""
+    first = chosen.devices[0]
+    if resolved.model.heads is None or (capability := compute_capability(first)) is None:
+        return None
+    choice = resolved.attention(first.platform, first.device_kind, capability)
+    return f"attention: {choice.kernel.name}{f', because {choice.obstacle}' if choice.obstacle else ''}"
 
 
 def batches_of(job: Job, program: Program, corpus: Corpus) -> Batches:

@@ -125,6 +125,18 @@ def test_the_budget_decides_on_the_exit_code(compiler: Compiler, job: str, capsy
     assert main(["plan", job, "--on", "v6e-1", "--max-usd", "500"]) == 0
 
 
+def test_the_provider_of_the_prices_can_be_chosen(compiler: Compiler, job: str, capsys: Any) -> None:
+    words = ["plan", job, "--on", "h100-8", "--json"]
+    found = []
+    for options in ([], ["--provider", "gcp"], ["--provider", "Lambda,gcp"]):
+        assert main([*words, *options]) == 0
+        (row,) = json.loads(capsys.readouterr().out)["slices"]
+        found.append((row["provider"]["on_demand"], row["cost_usd"]["on_demand"] / row["hours"] / 8))
+    # From the catalog of 2026-08-22: vast, the machine of Google Cloud in us-east4 with its GPUs, and lambda.
+    assert [provider for provider, _ in found] == ["vast", "gcp", "lambda"]
+    assert [usd for _, usd in found] == pytest.approx([1.8675, 10.979, 3.99], rel=1e-3)
+
+
 def test_a_page_is_written_even_if_nothing_fits(compiler: Compiler, job: str, tmp_path: Path) -> None:
     compiler.too_small = {"v5e-8"}
     page = tmp_path / "plan.html"
@@ -142,6 +154,7 @@ def test_a_page_is_written_even_if_nothing_fits(compiler: Compiler, job: str, tm
         (["--trace", "step.json", "--search"], "E-PLAN-025"),
         (["--trace", "step.json", "--on", "v5e-8,v6e-8"], "E-PLAN-024"),
         (["--zone", "us-centra1-b"], "did you mean us-central1-b?"),
+        (["--provider", "gcp", "--provider", "lamda"], "E-HARDWARE-021"),
         (["--prices", "{folder}/none.csv"], "cannot be read"),
         (["--max-usd", "-3"], "not an amount of dollars"),
     ],

@@ -18,6 +18,7 @@ def line_of(text: str, start: str) -> str:
 def test_tables_fit_a_terminal(name: str) -> None:
     text = table(name)
     assert max(len(line) for line in text.splitlines()) <= 100
+    assert max(len(line) for line in text.split("sources")[0].splitlines()) <= 80
     assert all(line == line.rstrip() for line in text.splitlines())
     assert "sources" in text
     assert "2026" in text
@@ -49,3 +50,15 @@ def test_the_documentation_shows_real_output() -> None:
     for block in chips_table().split("\n\n")[:2]:
         assert block in page
     assert prices_table(None, "us-central1-a") in page
+    assert prices_table(None, None, ["lambda"]) in page
+
+
+def test_rows_of_gpus() -> None:
+    assert line_of(chips_table(), "H100") == "H100 989 1,979 1,979 80 71.2 3,352 450 64 50"
+    assert line_of(chips_table(), "T4") == "T4 - - 130 16 13.0 320 - 16 -"
+    assert line_of(slices_table(), "h100-8") == "h100-8 8 8 1 570 1x1x8"
+    table = prices_table(None, None, ["lambda"])
+    assert line_of(table, "H100") == "H100 lambda 4.29 4.19 4.09 3.99 - 2026-08-22"
+    assert "v6e" not in table
+    with pytest.raises(UserError, match="E-HARDWARE-021"):
+        prices_table(None, None, ["lamda"])

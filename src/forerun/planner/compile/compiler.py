@@ -73,6 +73,14 @@ class CompilerFailure(RuntimeError):
 
 
 @dataclass(frozen=True)
+class AttentionKernel:
+    """The attention kernel of a program, and why it is not the platform's own one."""
+
+    kernel: str
+    obstacle: str | None = None
+
+
+@dataclass(frozen=True)
 class CompileResult:
     """Result of one compile. `accepted` is the compiler's decision whether the program fits HBM."""
 
@@ -85,6 +93,7 @@ class CompileResult:
     ledger: Mapping[str, Bytes] = field(default_factory=dict)  # contents of the memory; adds up to the peak
     step: StepTime | None = None  # None for a program that was not accepted
     saved_bytes: int | None = None  # of a checkpoint
+    attention: AttentionKernel | None = None  # None for a model without attention
     module: Module | None = field(default=None, repr=False)  # the scheduled program, if it was accepted
 
 
@@ -252,7 +261,17 @@ def _read(path: Path) -> dict[str, Any]:
 def _answer(folder: Path, facts: dict[str, Any], accepted: bool) -> CompileResult:
     memory = memory_report(folder, facts["arguments"])
     work = facts["flops_per_step"], facts["tokens_per_step"]
-    return CompileResult(memory, accepted, facts["program"], facts["mesh"], *work, saved_bytes=facts["saved_bytes"])
+    known = facts.get("attention")
+    attention = None if known is None else AttentionKernel(**known)
+    return CompileResult(
+        memory,
+        accepted,
+        facts["program"],
+        facts["mesh"],
+        *work,
+        saved_bytes=facts["saved_bytes"],
+        attention=attention,
+    )
 
 
 def _accepted(

@@ -19,11 +19,17 @@ _VARINT, _MESSAGE = 0, 2
 
 @contextmanager
 def limited_memory(limit_bytes: int) -> Iterator[None]:
-    """Compile with `limit_bytes` as the memory of the device, as jaxlib does with the limit of its allocator."""
+    """Compile with `limit_bytes` as the memory of the device, as jaxlib does with the limit of its allocator.
+
+    If a version of jax lacks the internal function, XLA uses its own limit. tests/aot/test_gpu_plan.py notices that.
+    """
     from jax._src import compiler
     from jaxlib import _jax
 
-    own: Any = compiler.get_compile_options
+    own: Any = getattr(compiler, "get_compile_options", None)
+    if own is None:
+        yield
+        return
 
     def with_limit(*args: Any, **values: Any) -> Any:
         options = own(*args, **values)

@@ -21,7 +21,7 @@ class FitResult:
 
     question: CompileRequest
     memory: MemoryReport
-    fits: bool  # as the compiler decided
+    fits: bool  # as the TPU compiler decided; for a GPU, whether the peak is within the limit
     compile_seconds: Seconds  # from the start of the compiler's process to its decision
     program: str  # hash of the lowered program
     mesh: str
@@ -30,13 +30,12 @@ class FitResult:
     ledger: Mapping[str, Bytes]  # contents of the memory at its peak; adds up to the peak
     step: StepTime | None  # None if the job does not fit
     saved_bytes: int | None = None  # of a checkpoint, over all devices; None: all weights and the optimizer
+    attention: compiler.AttentionKernel | None = None  # None for a model without attention
 
     @property
     def limit_bytes(self) -> Bytes:
-        """HBM of one device that the compiler can use, known to 0.01 GiB."""
-        usable = self.question.slice.chip.usable_bytes
-        assert usable is not None, "TPU chips all have it"
-        return Bytes(usable)
+        """Memory of one device that a program can use: of a TPU known to 0.01 GiB, of a GPU the share of `train`."""
+        return Bytes(self.question.slice.chip.usable_bytes)
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -83,4 +82,5 @@ def verdict(
         answer.ledger,
         answer.step,
         answer.saved_bytes,
+        answer.attention,
     )

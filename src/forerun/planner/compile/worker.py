@@ -63,6 +63,18 @@ def local_weights(program: Any) -> list[tuple[int, ...]]:
     return [leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(params)]
 
 
+def attention_kernel(question: CompileRequest, program: Any) -> dict[str, str | None] | None:
+    """Return the attention kernel of the program and why it is not the platform's own, or None without attention."""
+    from forerun.program.kernels import compute_capability, job_attention
+
+    if program.model.heads is None:
+        return None
+    first = program.mesh.devices.flat[0]
+    capability = compute_capability(first)
+    choice = job_attention(question.job, program.model, first.platform, first.device_kind, capability)
+    return {"kernel": choice.kernel.name, "obstacle": choice.obstacle}
+
+
 def saved_bytes(program: Any) -> int:
     """Return the bytes of one checkpoint, with each array counted once. A recording has no checkpoints: 0."""
     import jax
@@ -108,6 +120,7 @@ def _compile(question: CompileRequest, folder: Path) -> None:
         "layers": capabilities_of(program.model).layers,
         "flops_per_step": program.flops_per_step,
         "tokens_per_step": program.tokens_per_step,
+        "attention": attention_kernel(question, program),
     }
     _write_atomically(folder / FACTS, facts)
     gpu = question.slice.platform == "gpu"

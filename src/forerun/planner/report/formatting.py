@@ -49,6 +49,18 @@ def doubt_notes(verdicts: Sequence[FitResult]) -> list[str]:
     ]
 
 
+def attention_notes(verdicts: Sequence[FitResult]) -> list[str]:
+    """Return a line for each attention kernel on GPU machines, with the machines and why it is not cuDNN's."""
+    machines: dict[tuple[str, str | None], list[str]] = {}
+    for v in verdicts:
+        if v.attention is not None and v.question.slice.platform == "gpu":
+            machines.setdefault((v.attention.kernel, v.attention.obstacle), []).append(v.question.slice.name)
+    return [
+        f"Attention on {', '.join(dict.fromkeys(names))}: {kernel}{f', because {obstacle}' if obstacle else ''}."
+        for (kernel, obstacle), names in machines.items()
+    ]
+
+
 def range_text(v: FitResult) -> str:
     """Return the range of a step's time as `(low-high)`, in the unit that `step_text` uses."""
     if v.step is None:

@@ -16,6 +16,7 @@ from forerun.planner.compile.request import Impossible
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff, assumption_rows, job_cost_of
 from forerun.planner.report.charts import Point, memory_chart, money_chart, money_legend, time_chart
 from forerun.planner.report.formatting import (
+    attention_notes,
     doubt_notes,
     gib_text,
     hours_text,
@@ -68,7 +69,14 @@ def page(
         answer=headline(rows, tariff),
         fits=any(v.fits for v in verdicts),
         slices=[*(_slice(v, bill, tariff) for v, bill in rows), *map(_impossible_slice, impossible)],
-        notes=[*price_notes(rows, tariff), *doubt_notes(verdicts), *idle, *(one.text for one in impossible), *notes],
+        notes=[
+            *price_notes(rows, tariff),
+            *attention_notes(verdicts),
+            *doubt_notes(verdicts),
+            *idle,
+            *(one.text for one in impossible),
+            *notes,
+        ],
         memory=memory_chart(verdicts),
         time=time_chart(verdicts),
         money_legend=money_legend(points),
@@ -103,7 +111,13 @@ def compact_page(
         answer=headline(rows, tariff),
         fits=any(v.fits for v in verdicts),
         slices=[*(_slice(v, bill, tariff) for v, bill in rows), *map(_impossible_slice, impossible)],
-        notes=[*price_notes(rows, tariff), *doubt_notes(verdicts), *(one.text for one in impossible), *notes],
+        notes=[
+            *price_notes(rows, tariff),
+            *attention_notes(verdicts),
+            *doubt_notes(verdicts),
+            *(one.text for one in impossible),
+            *notes,
+        ],
         memory=memory_chart(verdicts),
     )
 

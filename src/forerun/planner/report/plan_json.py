@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from forerun.planner.compile.fit_result import FitResult
@@ -50,6 +51,7 @@ def _slice_json(v: FitResult, tariff: Tariff, changes: Sequence[str]) -> dict[st
         "devices_used": v.question.devices,
         "mesh": v.mesh,
         "program": v.program,
+        "attention": None if v.attention is None else asdict(v.attention),
         "hbm_weights_bytes": int(v.memory.weights_bytes),
         "hbm_optimizer_bytes": int(v.memory.optimizer_bytes),
         "hbm_batch_bytes": int(v.memory.batch_bytes),

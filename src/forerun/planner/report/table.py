@@ -15,6 +15,7 @@ from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff, job_cost_of
 from forerun.planner.report.formatting import (
+    attention_notes,
     doubt_notes,
     gib_text,
     hours_text,
@@ -216,6 +217,8 @@ def _notes(rows: Sequence[PlanRow], tariff: Tariff, ascii_only: bool | None, mor
         if row.verdict.memory.host_bytes >= GIB / 100:
             waiting = f"{_name(row.verdict)}: {row.verdict.memory.host_bytes} per device are in host memory"
             notes.append(f"\n{waiting}", style="yellow")
+    for line in attention_notes([row.verdict for row in rows]):
+        notes.append(f"\n{line}", style="dim")
     for line in doubt_notes([row.verdict for row in rows]):
         notes.append(f"\n{line}", style="yellow")
     for row in rows:

@@ -36,8 +36,8 @@ def first_cause(members: Iterable[Member]) -> Member | None:
     """Return the host whose worker caused the failure of the others, or None if no worker failed on its own.
 
     When one worker fails, its peers fail too: jax aborts (SIGABRT) and gloo raises an exception. Exits that a failed
-    peer cannot cause therefore rank first: certain signals, then errors of the user or of storage. SIGABRT and errors of
-    NCCL rank last.
+    peer cannot cause therefore rank first: certain signals, then errors of the user or of storage. SIGABRT and NCCL's
+    errors rank last.
     """
 
     def rank(member: Member) -> int:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
 import pytest
 
 from forerun.errors import UserError
 from forerun.installation import install_command
 from forerun.planner.compile import installed_compilers
 from forerun.planner.compile.installed_compilers import GPU, plugin_problem
+from forerun.upgrade import meets
+
+ROOT = Path(__file__).resolve().parents[4]
 
 PIN = 'jax-cuda13-plugin<=0.10.2,>=0.10.2; extra == "cuda13-local"'
 
@@ -44,6 +52,26 @@ def test_plan_reports_a_mismatch_with_its_fix(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UserError, match="E-PLAN-027") as raised:
         GPU.require()
     assert raised.value.fix == install_command("plan-gpu")
+
+
+def test_the_extra_is_the_one_of_jax_that_pins_only_the_plugins() -> None:
+    """jax's own metadata is the oracle: its extra has the plugin of its release, without the packages of CUDA."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    (wanted,) = extras["plan-gpu"]
+    name = wanted.removeprefix("jax[").removesuffix("]")
+    pins = [line for line in metadata.requires("jax") or () if line.endswith(f'extra == "{name}"')]
+    assert sorted(re.split(r"[<>=\[ ]", line)[0] for line in pins) == ["jax-cuda13-plugin", "jaxlib"]
+    assert not any("with-cuda" in line for line in pins)
+    assert all(meets(metadata.version("jax"), line) for line in pins)
+
+
+@pytest.mark.parametrize("lock", ["py311", "py313"])
+def test_locks_have_the_plugins_of_their_jax(lock: str) -> None:
+    text = (ROOT / "requirements" / f"{lock}.lock").read_text("utf-8")
+    found = dict(re.findall(r"^(jax|jax-cuda13-plugin|jax-cuda13-pjrt)(?:\[[^\]]*\])?==(\S+)", text, re.MULTILINE))
+    assert len(found) == 3
+    assert len(set(found.values())) == 1
+    assert "nvidia-" not in text, "the compiler needs no package of CUDA"
 
 
 def test_no_gpu_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,31 @@ def test_no_price_of_tpu7x_is_known() -> None:
     assert bill.on_demand is None
 
 
+def test_gpu_machines_cost_their_number_of_gpus_and_machines() -> None:
+    """$3.99 per GPU-hour in a machine with eight GPUs, and no spot price."""
+    tariff = Tariff(providers=("lambda",))
+    for name, gpus in (("h100-8", 8), ("h100-8x2", 16)):
+        bill = job_cost_of(verdict_on(name), tariff)
+        assert bill is not None
+        assert bill.on_demand is not None
+        assert bill.on_demand.usd.mid == pytest.approx(bill.hours.mid * gpus * 3.99)
+        assert (bill.on_demand.price.provider, bill.spot) == ("lambda", None)
+
+
+def test_the_cheapest_provider_of_each_machine_and_of_spot() -> None:
+    machine = slice_named("a100-80-8")
+    on_demand, spot = Tariff().price_of(machine), Tariff().price_of(machine, spot=True)
+    assert on_demand is not None
+    assert spot is not None
+    assert (on_demand.provider, on_demand.usd_per_chip_hour_on_demand) == ("primeintellect", 1.035)
+    assert (spot.provider, spot.usd_per_chip_hour_spot) == ("azure", 0.45059)
+
+
+def test_unknown_provider_is_reported_before_compiling() -> None:
+    with pytest.raises(UserError, match="E-HARDWARE-021"):
+        Tariff(providers=("gpc",)).check()
+
+
 def test_what_does_not_fit_has_no_bill() -> None:
     assert job_cost_of(verdict_on("v6e-1", None), Tariff()) is None
 

@@ -146,6 +146,7 @@ def test_json_keys_are_frozen() -> None:
         "devices_used",
         "mesh",
         "program",
+        "attention",
         "hbm_weights_bytes",
         "hbm_optimizer_bytes",
         "hbm_batch_bytes",

@@ -132,9 +132,12 @@ def test_the_page_shows_every_run_with_its_error() -> None:
 
 
 def test_a_recorded_prediction_follows_from_its_program() -> None:
-    """The constants of the model are those of the recorded figures."""
+    """The constants of the model are those of the recorded figures, up to rounded peaks in the table of GPUs.
+
+    The table was rounded after the only prediction of the held-out half, which is not repeated for that.
+    """
     row = next(row for row in ROWS if row["name"] == SAMPLE)
     machine, module = slice_named(row["slice"]), parse(lzma.decompress(PROGRAM.read_bytes()).decode())
     step = step_time(module, machine.chip, row["flops_per_step"] / machine.devices, devices_per_host=1)
-    assert step.mid_seconds == pytest.approx(row["seconds"], rel=1e-6)
-    assert (step.low_seconds, step.high_seconds) == pytest.approx((row["low_seconds"], row["high_seconds"]))
+    assert step.mid_seconds == pytest.approx(row["seconds"], rel=1e-3)
+    assert (step.low_seconds, step.high_seconds) == pytest.approx((row["low_seconds"], row["high_seconds"]), rel=1e-3)

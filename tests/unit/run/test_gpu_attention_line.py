@@ -1,0 +1,38 @@
+"""The line about the attention kernel that `train` prints on GPUs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forerun.config.schema import Job
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.train import gpu_attention
+
+
+def _line(kind: str, platform: str, capability: str | None, **job: Any) -> str | None:
+    model = {"layers": 2, "embed": 64, "heads": 2, "vocab": 128}
+    made = Job.model_validate({"model": model, "data": "nothing", "sequence": 64, "batch": 1, "steps": 1, **job})
+    device = SimpleNamespace(platform=platform, device_kind=kind, compute_capability=capability)
+    return gpu_attention(ResolvedJob(made), SimpleNamespace(devices=[device]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "capability", "expected"),
+    [("NVIDIA H20", "9.0", "attention: cudnn"), ("NVIDIA A10G", "8.6", "attention: xla, because ")],
+)
+def test_a_gpu_of_no_table_has_a_kernel_by_its_capability(kind: str, capability: str, expected: str) -> None:
+    line = _line(kind, "gpu", capability)
+    assert line is not None
+    assert line.startswith(expected)
+    assert (capability in line) == ("because" in line)
+
+
+def test_a_named_kernel_has_no_reason() -> None:
+    assert _line("NVIDIA H20", "gpu", "9.0", attention="xla") == "attention: xla"
+
+
+def test_other_devices_have_no_line() -> None:
+    assert _line("TPU v5 lite", "tpu", None) is None

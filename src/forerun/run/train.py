@@ -173,8 +173,8 @@ def _train(
     worker.pulse.fact("data and cache digest", corpus.digest)
     program = program_on(resolved, chosen, corpus.rows.epoch)
     display.say(described(resolved, program))
-    if (text := gpu_attention(resolved, chosen)) is not None:
-        display.say(text)
+    if (kernel := gpu_attention(resolved, chosen)) is not None:
+        display.say(kernel)
     for text, is_warning in rounding_messages(job):
         (display.warn if is_warning else display.say)(text)
     folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)

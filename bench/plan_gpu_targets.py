@@ -82,8 +82,8 @@ def write_page(record: dict[str, Any]) -> None:
     about = (
         f"`python bench/plan_gpu_targets.py`, {record['date']}, {versions}. {record['plans']} plans without the cache "
         f"took {record['wall_seconds']:.0f} s on {record['cores']} cores (target: {record['target_seconds']} s), at a "
-        f"load of {record['load_before']} before the start. They used {record['cpu_seconds']:.0f} s of CPU time, which "
-        f"is {idle:.0f} s on {record['cores']} cores that do nothing else. Hours and dollars are of 1,000 steps, on "
+        f"load of {record['load_before']} before the start. They used {record['cpu_seconds']:.0f} s of CPU time, so "
+        f"{record['cores']} idle cores need at least {idle:.0f} s. Hours and dollars are of 1,000 steps, on "
         "demand at the cheapest provider. `~` marks uncertain times."
     )
     text = f"{textwrap.fill(about, 120, break_on_hyphens=False)}\n\n{table(record['targets'])}"

@@ -43,7 +43,7 @@ from forerun.resolve.resolved_job import ResolvedJob
 
 RESULTS = Path(__file__).resolve().parent / "results" / "search_gpu.json"
 PACKAGES = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin")
-ON = "h100-1,4090-1,v6e-1,v5e-1,a100-80-1"
+ON = "v5e-1,h100-1,4090-1"
 JOB = {"model": "qwen3-0.6b", "sequence": 2048, "batch": 4, "steps": 20_000}
 AT_ONCE = 2
 TARIFF = Tariff()

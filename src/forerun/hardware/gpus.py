@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forerun.hardware.gpu_memory import MEMORY_SHARE as MEMORY_SHARE
 from forerun.hardware.gpu_memory import memory_share
 from forerun.hardware.rows import Row
 from forerun.units import GIB, KIB, MIB

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from forerun.errors import UserError
 from forerun.hardware.chips import chips
+from forerun.hardware.gpu_memory import memory_share
 from forerun.hardware.gpu_names import GPU_COUNTS
-from forerun.hardware.gpus import MEMORY_SHARE
 from forerun.hardware.price import Price
 from forerun.hardware.prices import check_providers, check_zone, prices
 from forerun.hardware.slices import gpu_machines, slices
@@ -20,7 +20,7 @@ def chips_table() -> str:
     notes = [
         "-: no figure found. Rates: data sheet, dense, of a complete chip.",
         "HBM: as the vendor states it. usable: of a TPU the limit of the compiler, of a",
-        f"GPU the share ({MEMORY_SHARE:.0%}) of its memory that train reserves.",
+        f"GPU the share ({memory_share().share:.0%}) of its memory that train reserves.",
         "ICI: all links, both ways. NVLink, PCIe, network: one way. network: per GPU,",
         "between machines.",
     ]

@@ -63,7 +63,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """The columns of a table, and the spaces between them in addition to one."""
 
     columns: Sequence[Column]
@@ -131,15 +131,15 @@ def _columns(verdicts: Sequence[FitResult], tariff: Tariff) -> list[Column]:
     return [column for column in columns if column.key not in unneeded]
 
 
-def _layouts(columns: Sequence[Column], ascii_only: bool) -> list[Layout]:
+def _layouts(columns: Sequence[Column], ascii_only: bool) -> list[TableLayout]:
     """Return the layouts from the widest to the narrowest."""
-    layouts = [Layout(_with_bar(columns, BAR_WIDTHS[0], ascii_only), padding=1)]
+    layouts = [TableLayout(_with_bar(columns, BAR_WIDTHS[0], ascii_only), padding=1)]
     for n in range(1, len(DROPPED_WITH_BAR) + 1):
         kept = [c for c in columns if c.key not in DROPPED_WITH_BAR[:n]]
-        layouts += [Layout(_with_bar(kept, width, ascii_only), padding=1) for width in BAR_WIDTHS]
-    layouts.append(Layout(_with_bar(kept, BAR_WIDTHS[-1], ascii_only)))
+        layouts += [TableLayout(_with_bar(kept, width, ascii_only), padding=1) for width in BAR_WIDTHS]
+    layouts.append(TableLayout(_with_bar(kept, BAR_WIDTHS[-1], ascii_only)))
     for n in range(len(DROPPED_WHEN_NARROW) + 1):
-        layouts.append(Layout([c for c in kept if c.key not in DROPPED_WHEN_NARROW[:n]]))
+        layouts.append(TableLayout([c for c in kept if c.key not in DROPPED_WHEN_NARROW[:n]]))
     return layouts
 
 
@@ -149,7 +149,9 @@ def _with_bar(columns: Sequence[Column], width: int, ascii_only: bool) -> list[C
     return [bar if column.key == "usable" else column for column in columns]
 
 
-def _table(layout: Layout, rows: Sequence[PlanRow], ascii_only: bool, impossible: Sequence[Impossible] = ()) -> Table:
+def _table(
+    layout: TableLayout, rows: Sequence[PlanRow], ascii_only: bool, impossible: Sequence[Impossible] = ()
+) -> Table:
     lines, columns = box.ASCII2 if ascii_only else box.SIMPLE_HEAD, layout.columns
     table = Table(box=lines, show_edge=False, pad_edge=False, padding=(0, layout.padding, 0, 0))
     for column in columns:

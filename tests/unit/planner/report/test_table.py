@@ -14,11 +14,12 @@ from rich.console import Console
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
+from forerun.planner.compile.compiler import AttentionKernel
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.cost.job_cost import Tariff, job_cost_of
 from forerun.planner.memory.memory_report import MemoryReport
-from forerun.planner.report.formatting import hours_text, limit_text, usd_text
+from forerun.planner.report.formatting import attention_notes, hours_text, limit_text, usd_text
 from forerun.planner.report.misfit import does_not_fit, over_budget
 from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.remedies import Remedy, Tried
@@ -340,3 +341,24 @@ def test_notes_name_the_provider_of_each_row() -> None:
     assert google["cost_usd"]["on_demand"] > row["cost_usd"]["on_demand"]
     assert "from gcp;" not in " ".join(printed([SMALL, GPU], 120, tariff=Tariff(providers=("gcp",))))
     assert "from" not in " ".join(line for line in printed([SMALL], 120) if line.startswith("On demand"))
+
+
+def test_the_attention_of_gpus_is_reported_with_its_reason() -> None:
+    why = "the GPU is old"
+    found = [
+        replace(verdict_on(name, 12, 2, 4), attention=AttentionKernel(kernel, obstacle))
+        for name, kernel, obstacle in (
+            ("v6e-1", "splash", None),
+            ("h100-1", "cudnn", None),
+            ("h100-8", "cudnn", None),
+            ("a100-80-1", "xla", why),
+        )
+    ]
+    assert attention_notes(found) == [
+        "Attention on h100-1, h100-8: cudnn.",
+        f"Attention on a100-80-1: xla, because {why}.",
+    ]
+    rows = as_json(found)["slices"]
+    assert [row["attention"]["kernel"] for row in rows] == ["splash", "cudnn", "cudnn", "xla"]
+    assert [row["attention"]["obstacle"] for row in rows] == [None, None, None, why]
+    assert as_json([SMALL])["slices"][0]["attention"] is None, "a model without attention"

@@ -161,7 +161,7 @@ def parser_of(name: str) -> Parser:
 def help_text() -> str:
     """Return the text of `forerun --help`."""
     lines = [
-        "forerun trains language models on TPU, GPU and CPU from one job file, and plans them without a TPU or GPU.",
+        "forerun plans and trains language models on TPU, GPU and CPU from one job file.",
         "",
         "usage: forerun COMMAND ...",
         "",

@@ -102,7 +102,7 @@ class TokenSequences:
 
 
 def by_group(run: Callable[[jax.Array | int], Any], sequences: TokenSequences, size: int) -> Any:
-    """Return the arrays [B, S, ...] of `run(group)`, each token from the run of its own group.
+    """Return the arrays [B, S, ...] of `run(group)`, each token from the run of its group.
 
     Usually all sequences are in group 0. The loop over the other groups then costs one comparison.
     """

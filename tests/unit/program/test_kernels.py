@@ -87,8 +87,6 @@ def test_cudnn_needs_a_gpu_with_packed_sequences(capability: tuple[int, int] | N
     found = kernels.attention("auto", "gpu", "NVIDIA of tomorrow", "bfloat16", capability=capability)
     assert found.kernel == kernel
     assert (found.obstacle is None) == (kernel.name == "cudnn")
-    if capability is not None and found.obstacle is not None:
-        assert "{}.{}".format(*capability) in found.obstacle
 
 
 @pytest.mark.parametrize(("text", "expected"), [("9.0", (9, 0)), ("12.0", (12, 0)), ("gfx942", None), (None, None)])

@@ -5,13 +5,12 @@ python bench/accuracy/gpu_report.py
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
 
 from gpu_evaluate import ORDER, recorded, summary
 from gpu_runs import GENERATIONS, runs
-from report import COLOURS, PAGE, ROOT, picture
+from report import COLOURS, ROOT, picture, run_table, write_blocks
 
 PICTURE = ROOT / "docs" / "assets" / "accuracy-gpu.svg"
 MEDIAN, SHARE_WITHIN, SHARE_COVERED = 0.10, 0.90, 0.80
@@ -19,13 +18,7 @@ MEDIAN, SHARE_WITHIN, SHARE_COVERED = 0.10, 0.90, 0.80
 
 def main() -> int:
     found = recorded()
-    text = PAGE.read_text()
-    for name, block in blocks(found).items():
-        text, count = re.subn(
-            rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL
-        )
-        assert count == 1, f"{PAGE} has no place for {name}"
-    PAGE.write_text(text)
+    write_blocks(blocks(found))
     PICTURE.write_text(picture([row for row in _predicted(found) if row["half"] in COLOURS], band=0.25))
     return 0
 
@@ -39,7 +32,7 @@ def blocks(found: list[dict[str, Any]]) -> dict[str, str]:
     return {
         "gpu summary": summaries(found),
         "gpu goal": goal(_predicted(found, "held-out")),
-        **{f"gpu {half}": table(_predicted(found, half)) for half in ORDER},
+        **{f"gpu {half}": run_table(_predicted(found, half)) for half in ORDER},
         "gpu not predicted": not_predicted(found),
         "gpu sources": sources(),
     }
@@ -71,17 +64,6 @@ def goal(held: list[dict[str, Any]]) -> str:
         f"- 90 % within 25 %: {s['within_25_percent']:.0%}, {words[s['within_25_percent'] >= SHARE_WITHIN]};\n"
         f"- 80 % in the printed range: {s['covered']:.0%}, {words[s['covered'] >= SHARE_COVERED]}.\n"
     )
-
-
-def table(some: list[dict[str, Any]]) -> str:
-    lines = ["| run | published s | predicted s | error | range s |", "|---|---|---|---|---|"]
-    for row in some:
-        star = r" \*" if row["recomputed_by_compiler"] else ""
-        lines.append(
-            f"| {row['name']}{star} | {row['published_seconds']:.3f} | {row['seconds']:.3f} | {row['error']:+.1%} "
-            f"| {row['low_seconds']:.3f} to {row['high_seconds']:.3f} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def not_predicted(found: list[dict[str, Any]]) -> str:

@@ -25,15 +25,20 @@ COLOURS = {"calibration": "#8a8f98", "held-out": "#1f6feb"}  # runs that are not
 
 def main() -> int:
     found = rows(replay=False)
+    write_blocks(blocks(found))
+    PICTURE.write_text(picture([row for row in found if row["half"] in COLOURS]))
+    return 0
+
+
+def write_blocks(texts: dict[str, str]) -> None:
+    """Replace the generated parts of the page, each between its markers."""
     text = PAGE.read_text()
-    for name, block in blocks(found).items():
+    for name, block in texts.items():
         text, count = re.subn(
             rf"(<!-- {name} -->\n).*?(<!-- end {name} -->)", lambda m, b=block: m[1] + b + m[2], text, flags=re.DOTALL
         )
         assert count == 1, f"{PAGE} has no place for {name}"
     PAGE.write_text(text)
-    PICTURE.write_text(picture([row for row in found if row["half"] in COLOURS]))
-    return 0
 
 
 def blocks(found: list[dict[str, Any]]) -> dict[str, str]:
@@ -87,8 +92,13 @@ def summary_line(half: str, generation: str, some: list[dict[str, Any]]) -> list
 
 
 def table(some: list[dict[str, Any]]) -> str:
+    return run_table(sorted(some, key=lambda row: (GENERATIONS.index(row["generation"]), row["name"])))
+
+
+def run_table(some: list[dict[str, Any]]) -> str:
+    """Return a table with a line for each run, in their order."""
     lines = ["| run | published s | predicted s | error | range s |", "|---|---|---|---|---|"]
-    for row in sorted(some, key=lambda row: (GENERATIONS.index(row["generation"]), row["name"])):
+    for row in some:
         star = r" \*" if row["recomputed_by_compiler"] else ""
         lines.append(
             f"| {row['name']}{star} | {row['published_seconds']:.3f} | {row['seconds']:.3f} | {row['error']:+.1%} "

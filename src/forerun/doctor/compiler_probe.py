@@ -5,9 +5,7 @@ The compiler needs no GPU. A compiler that aborts or hangs ends only the child, 
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+from forerun.doctor.child_process import ending_of, run_module
 
 MACHINE = "h100-1"
 PASSED = "forerun-compiled"
@@ -15,24 +13,10 @@ PASSED = "forerun-compiled"
 
 def failure_of_gpu_compiler(timeout_seconds: float = 120, command: tuple[str, ...] | None = None) -> str | None:
     """Return why the GPU compiler cannot compile a tiny program, or None if it can."""
-    started = command or (sys.executable, "-P", "-m", "forerun.doctor.compiler_probe")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "JAX_PLATFORMS": "cpu"}
-    try:
-        done = subprocess.run(
-            started,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_seconds,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired:
+    done = run_module("forerun.doctor.compiler_probe", timeout_seconds, command, JAX_PLATFORMS="cpu")
+    if done is None:
         return f"no result within {timeout_seconds:g} s"
-    if PASSED in done.stdout.split():
-        return None
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return f"it ended with code {done.returncode}: {last[:200]}"
+    return None if PASSED in done.stdout.split() else f"it {ending_of(done)}"
 
 
 def _compile_tiny_program() -> None:

@@ -7,10 +7,9 @@ A runtime that hangs or aborts ends only the child, not `forerun doctor`. The ch
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import asdict, dataclass
+
+from forerun.doctor.child_process import ending_of, run_module
 
 ANSWER = "forerun-sight "
 
@@ -30,26 +29,13 @@ class DeviceProbe:
 
 def look(timeout_seconds: float = 120, command: tuple[str, ...] | None = None) -> DeviceProbe:
     """Start the child process and return its result. A timeout or a crash is returned as an error."""
-    started = command or (sys.executable, "-P", "-m", "forerun.doctor.device_probe")
-    # Pass the module path on, so that the child finds forerun even if it is not installed.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    try:
-        done = subprocess.run(
-            started,
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout_seconds,
-            env=environment,
-        )
-    except subprocess.TimeoutExpired:
+    done = run_module("forerun.doctor.device_probe", timeout_seconds, command)
+    if done is None:
         return DeviceProbe(error=f"no answer from jax within {timeout_seconds:g} s")
     for line in done.stdout.splitlines():
         if line.startswith(ANSWER):
             return DeviceProbe(**json.loads(line.removeprefix(ANSWER)))
-    last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-    return DeviceProbe(error=f"jax ended with code {done.returncode}: {last[:200]}")
+    return DeviceProbe(error=f"jax {ending_of(done)}")
 
 
 def _find_devices() -> DeviceProbe:

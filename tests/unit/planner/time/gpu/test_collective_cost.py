@@ -8,7 +8,7 @@ import pytest
 
 from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import parse
-from forerun.planner.time.gpu.collective_cost import collective_queue_and_seconds, ring_seconds
+from forerun.planner.time.gpu.collective_cost import collective_queue_and_seconds, ring_seconds, tree_seconds
 from forerun.planner.time.gpu.gpu_model import GpuModel, assumed_gpu
 from forerun.planner.time.gpu.replica_groups import GroupLayout
 
@@ -76,6 +76,20 @@ def test_small_messages_take_the_latency_of_the_low_latency_protocol() -> None:
     assert ring_seconds(gpu, "all-reduce", 8, NODE) == pytest.approx(gpu.collective_seconds, rel=1e-4)
     two = ring_seconds(gpu, "all-reduce", 8, GroupLayout(16, 2))
     assert two == pytest.approx(gpu.collective_seconds + gpu.node_seconds, rel=1e-4)
+
+
+def test_trees_are_for_small_all_reduces_of_many_machines() -> None:
+    """The constants are those of NCCL's tuning.cc: log2(nodes) hops, and 0.92 of the bandwidth."""
+    gpu = model()
+    many, two = GroupLayout(512, 64), GroupLayout(16, 2)
+    assert tree_seconds(gpu, 8, many) == pytest.approx(gpu.collective_seconds + 6 * gpu.node_seconds, rel=1e-3)
+    assert ring_seconds(gpu, "all-reduce", 8, many) == pytest.approx(
+        gpu.collective_seconds + 63 * gpu.node_seconds, rel=1e-3
+    )
+    size = 64 * GB
+    for layout in (many, two):
+        ratio = tree_seconds(gpu, size, layout) / ring_seconds(gpu, "all-reduce", size, layout)
+        assert ratio == pytest.approx(1 / 0.92, rel=1e-2)
 
 
 def collective(line: str) -> tuple[str, float]:

@@ -168,18 +168,23 @@ def _blockwise(
     Long sequences process their queries in blocks, so that the S x S scores are never in memory together.
     """
     B, S, H, D = q_BSHD.shape
-
-    def some(queries: jax.Array, segments_BT: jax.Array, start: jax.Array | int) -> jax.Array:
-        behind_TS = start + jnp.arange(queries.shape[1])[:, None] - jnp.arange(S)[None, :]
-        seen = scores.seen(behind_TS) & (segments_BT[:, :, None] == segments_BS[:, None, :])
-        return _softmax_attention(queries, k_BSKD, v_BSKD, seen, scores)
-
     block = _block_length(q_BSHD.shape, block)
     if 2 * block >= S or S % block:
-        return some(q_BSHD, segments_BS, 0)
+        seen = scores.seen(jnp.arange(S)[:, None] - jnp.arange(S)) & (
+            segments_BS[:, :, None] == segments_BS[:, None, :]
+        )
+        return _softmax_attention(q_BSHD, k_BSKD, v_BSKD, seen, scores)
+
+    # A block of queries sees only the keys of its window, up to the last query. Without a window, these are all keys.
+    length = S if scores.window is None else min(S, block + scores.window - 1)
 
     def one(piece: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        return some(*piece)
+        queries, segments_BT, start = piece
+        first = 0 if length == S else jnp.maximum(0, start + block - length)
+        k, v, segments_BL = (_keys_from(x, first, length) for x in (k_BSKD, v_BSKD, segments_BS))
+        behind_TL = start + jnp.arange(block)[:, None] - (first + jnp.arange(length))
+        seen = scores.seen(behind_TL) & (segments_BT[:, :, None] == segments_BL[:, None, :])
+        return _softmax_attention(queries, k, v, seen, scores)
 
     # `lax.map` runs one block after the other. `jax.checkpoint` makes the backward pass recompute the scores of a
     # block; otherwise it would keep the scores of all blocks, which is the S x S memory again.
@@ -188,6 +193,11 @@ def _blockwise(
     segments = jnp.moveaxis(segments_BS.reshape(B, blocks, block), 1, 0)
     out = jax.lax.map(jax.checkpoint(one), (queries, segments, jnp.arange(blocks) * block))
     return jnp.moveaxis(out, 0, 1).reshape(q_BSHD.shape)
+
+
+def _keys_from(x_BS: jax.Array, first: jax.Array | int, length: int) -> jax.Array:
+    """Return `length` positions of an array [B, S, ...], or the array itself if these are all."""
+    return x_BS if length == x_BS.shape[1] else jax.lax.dynamic_slice_in_dim(x_BS, first, length, axis=1)
 
 
 def _block_length(shape_BSHD: tuple[int, ...], block: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -65,6 +66,19 @@ def test_xla_is_plain_softmax(window: int | None, block: int) -> None:
     arrays = drawn(24, heads=4, kv_heads=2, width=8)
     got = attention(*arrays, window=window, kernel=Kernel("xla", block=block))
     np.testing.assert_allclose(got, plain(*arrays, window), rtol=0, atol=1e-5)
+
+
+def test_a_block_with_a_window_reads_only_the_keys_of_its_window() -> None:
+    q, segments = jax.ShapeDtypeStruct((1, 4096, 2, 8), jnp.float32), jax.ShapeDtypeStruct((1, 4096), jnp.int32)
+
+    def shapes(window: int | None) -> set[tuple[int, ...]]:
+        run = partial(attention, window=window, kernel=Kernel("xla", block=512))
+        text = jax.jit(run).lower(q, q, q, segments).as_text()
+        return {tuple(map(int, sizes.split("x")[:-1])) for sizes in re.findall(r"tensor<((?:\d+x)+f32)>", text)}
+
+    assert (1, 2, 1, 512, 4096) in shapes(None)
+    assert (1, 2, 1, 512, 512 + 127) in shapes(128)
+    assert (1, 2, 1, 512, 4096) not in shapes(128)
 
 
 @pytest.mark.parametrize("window", [None, 5])

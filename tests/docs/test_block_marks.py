@@ -15,7 +15,10 @@ from forerun.cli import words
 from forerun.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted(path for kind in ("tutorials", "how-to") for path in (ROOT / "docs" / kind).rglob("*.md"))
+PAGES = [
+    *sorted(path for kind in ("tutorials", "how-to") for path in (ROOT / "docs" / kind).rglob("*.md")),
+    ROOT / "docs" / "gpu.md",
+]
 MARKED = [(page, block) for page in PAGES for block in blocks_of(page) if block.reason is not None]
 LANGUAGES = {"bash", "sh", "console", "python", "yaml", "json", "text", "toml", "jinja", ""}
 MAX_MARKED_SHARE = 0.5

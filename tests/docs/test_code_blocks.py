@@ -1,4 +1,4 @@
-"""Every code block of the tutorials and how-to guides runs, or says why not.
+"""Every code block of the tutorials, the how-to guides and the page on GPUs runs, or says why not.
 
 A block that cannot run has the line `<!-- not run: REASON -->` before it. `<!-- run with: KEY=VALUE ... -->` adds
 overrides to its commands, and `<!-- run first: COMMAND -->` prepares what it needs. `train`, `cache` and `sweep` run
@@ -21,7 +21,10 @@ from code_blocks import blocks_of
 ROOT = Path(__file__).resolve().parents[2]
 SUPPORT = ROOT / "tests" / "support"
 sys.path.append(str(ROOT / "tests" / "unit" / "hub"))
-PAGES = sorted(path for kind in ("tutorials", "how-to") for path in (ROOT / "docs" / kind).rglob("*.md"))
+PAGES = [
+    *sorted(path for kind in ("tutorials", "how-to") for path in (ROOT / "docs" / kind).rglob("*.md")),
+    ROOT / "docs" / "gpu.md",
+]
 MODELS = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen2.5-0.5B", "HuggingFaceTB/SmolLM2-135M",
           "HuggingFaceTB/SmolLM2-135M-Instruct", "HuggingFaceTB/SmolLM2-360M", "google/gemma-3-4b-it",
           "owner/name")  # fmt: skip

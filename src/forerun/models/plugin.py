@@ -31,6 +31,10 @@ class Plugin:
     protocol: str  # the class that documents the required members
 
 
+# Packages that jax imports when it opens a backend, which a plug-in may cause while it is imported: all modules of the
+# namespace `jax_plugins`, and the libraries of CUDA and of TPUs. They never come from the job's folder.
+_PACKAGES_OF_BACKENDS = ("jax_plugins", "nvidia", "libtpu")
+
 _job_folder: Path | None = None
 _found_there: set[str] = set()  # top-level modules that a finder found in a job's folder
 
@@ -93,9 +97,7 @@ class _JobFolderFinder:
     ) -> ModuleSpec | None:
         if path is not None or threading.get_ident() != self._thread:
             return None
-        # jax imports all modules of this namespace package. It searches for the package when jax is imported. This
-        # check covers a jax release that searches later, when a plug-in starts a backend.
-        if fullname == "jax_plugins":
+        if fullname in _PACKAGES_OF_BACKENDS:
             return None
         found = PathFinder.find_spec(fullname, [self._folder])
         if found is not None:

@@ -11,6 +11,7 @@ import pytest
 
 from forerun.models.plugin import import_plugin, plugin_spec, use_job_folder
 
+BACKENDS = ("jax_plugins", "nvidia", "libtpu")  # jax imports them when it opens a backend
 PROBE = """\
 import importlib.util
 import threading
@@ -28,7 +29,8 @@ other = threading.Thread(target=look)
 other.start()
 other.join()
 found["here"] = importlib.util.find_spec("late_plugin_probe")
-found["jax_plugins"] = importlib.util.find_spec("jax_plugins")
+for name in ("jax_plugins", "nvidia", "libtpu"):
+    found[name] = importlib.util.find_spec(name)
 """
 
 
@@ -37,7 +39,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "plugin_probe.py").write_text(PROBE)
     for name in ("beside_plugin_probe", "late_plugin_probe", "json"):
         (tmp_path / f"{name}.py").write_text("")
-    (tmp_path / "jax_plugins" / "evil").mkdir(parents=True)
+    for name in BACKENDS:
+        (tmp_path / name / "evil").mkdir(parents=True)
     monkeypatch.delitem(sys.modules, "jax_plugins", raising=False)
     use_job_folder(tmp_path)
     yield tmp_path
@@ -51,8 +54,9 @@ def test_the_folder_is_searched_by_the_import_only(folder: Path) -> None:
     found = import_plugin("plugin_probe").found
     assert found["here"].origin == str(folder / "late_plugin_probe.py")
     assert found["thread"] is None
-    namespace = found["jax_plugins"]  # an installed plug-in of jax may have one
-    assert namespace is None or str(folder / "jax_plugins") not in namespace.submodule_search_locations
+    for name in BACKENDS:
+        spec = found[name]  # the package may be installed
+        assert spec is None or str(folder / name) not in (spec.submodule_search_locations or ())
     assert (sys.path, sys.meta_path) == (paths, finders)
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("late_plugin_probe")

@@ -136,7 +136,7 @@ def test_check(root: Path, shell: dict[str, str]) -> None:
 def test_plan(root: Path, shell: dict[str, str]) -> None:
     ran = run(only("plan"), root, shell)
     assert ran.code == 0, ran.err
-    for name in ("v6e-1", "v5e-8"):
+    for name in ("v6e-1", "h100-1"):
         assert re.search(rf"^\s*{name}\s.*\syes\s", ran.out, re.M), ran.out
 
 

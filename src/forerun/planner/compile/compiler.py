@@ -135,7 +135,8 @@ def _with_details(answer: CompileResult, folder: Path, question: CompileRequest)
     facts, memory = _read(folder / FACTS), answer.memory
     settled = answer.accepted or not compiler_for(question.slice).rejects
     files = folder / SETTLED if settled else folder
-    module, assignment = parse(newest(files, SCHEDULED if settled else UNSCHEDULED)), newest(files, ASSIGNMENT)
+    module = answer.module or parse(newest(files, SCHEDULED if settled else UNSCHEDULED))
+    assignment = newest(files, ASSIGNMENT)
     arguments = {
         "weights": memory.weights_bytes,
         "optimizer": memory.optimizer_bytes,
@@ -152,7 +153,7 @@ def _with_details(answer: CompileResult, folder: Path, question: CompileRequest)
         ModelShapes.of(facts["layers"], facts["weights"]),
     )
     if not answer.accepted:
-        return replace(answer, ledger=parts)
+        return replace(answer, ledger=parts, module=None)
     flops, own_model = answer.flops_per_step / question.devices, question.resolved.model_facts.is_plugin
     step = step_time(module, question.slice.chip, flops, own_model, question.slice.devices // question.slice.hosts)
     return replace(answer, ledger=parts, step=step, module=module)
@@ -238,9 +239,10 @@ def _watch(
 
 def _own_decision(answer: CompileResult, files: Path, limit: int) -> CompileResult:
     """Return the result of a compiler that rejects nothing: our limit decides, with estimated workspaces included."""
-    texts = newest(files, ASSIGNMENT), newest(files, LIVE_RANGES)
-    peak = answer.memory.peak_bytes + hidden_bytes(parse(newest(files, SCHEDULED)), *texts)
-    return replace(answer, memory=replace(answer.memory, peak_bytes=Bytes(peak)), accepted=peak <= limit)
+    module = parse(newest(files, SCHEDULED))
+    peak = answer.memory.peak_bytes + hidden_bytes(module, newest(files, ASSIGNMENT), newest(files, LIVE_RANGES))
+    memory = replace(answer.memory, peak_bytes=Bytes(peak))
+    return replace(answer, memory=memory, accepted=peak <= limit, module=module)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

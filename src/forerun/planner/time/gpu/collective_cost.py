@@ -16,9 +16,7 @@ from forerun.planner.time.gpu.gpu_model import GpuModel
 from forerun.planner.time.gpu.replica_groups import GroupLayout, crosses_machines, group_layout
 
 LINKS, NETWORK = "links", "network"  # the queues of collectives
-TREE_SHARE = (
-    0.92  # bus bandwidth of trees relative to the ring, as NCCL's own tuning model assumes (src/graph/tuning.cc)
-)
+TREE_SHARE = 0.92  # bus bandwidth of trees relative to the ring, in NCCL's own tuning model (src/graph/tuning.cc)
 
 
 def collective_queue_and_seconds(model: GpuModel, computation: Computation, x: Instruction) -> tuple[str, float]:

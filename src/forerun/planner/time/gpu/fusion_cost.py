@@ -22,5 +22,4 @@ def host_bytes(computation: Computation, x: Instruction, work: InstructionWork) 
     if not any(shape.space == HOST for y in (x, *operands) if y for shape in y.shapes):
         return 0.0
     # A slice of a stacked array moves between the host and the device: the smaller side is what moves.
-    inside = min(sum(s.size_bytes for s in x.shapes), max(1.0, work.hbm_bytes(computation, x)))
-    return inside
+    return min(sum(s.size_bytes for s in x.shapes), max(1.0, work.hbm_bytes(computation, x)))

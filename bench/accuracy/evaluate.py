@@ -58,13 +58,14 @@ def rows(replay: bool) -> list[dict[str, Any]]:
     return found
 
 
-def summary(some: list[dict[str, Any]]) -> dict[str, float | int]:
+def summary(some: list[dict[str, Any]], percent: int = 20) -> dict[str, float | int]:
+    """Return the figures of some runs, with the share whose error is at most `percent`."""
     errors = [abs(row["error"]) for row in some]
     inside = [row["low_seconds"] <= row["published_seconds"] <= row["high_seconds"] for row in some]
     return {
         "runs": len(some),
         "median_error": statistics.median(errors),
-        "within_20_percent": sum(error <= 0.2 for error in errors) / len(errors),
+        f"within_{percent}_percent": sum(error <= percent / 100 for error in errors) / len(errors),
         "worst_error": max(errors),
         "covered": sum(inside) / len(inside),
     }

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+import evaluate
 from gpu_predict import compiled, program_file
 from gpu_runs import GENERATIONS, generation, half, halves, runs
 from runs import Run
@@ -24,7 +24,7 @@ from forerun.planner.time.prediction import step_time
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "gpu_accuracy.jsonl"
 ORDER = ("calibration", "held-out", "not counted")
-WITHIN = 0.25
+PERCENT = 25
 
 
 def predicted(run: Run, known: dict[str, Any]) -> dict[str, Any]:
@@ -63,15 +63,7 @@ def rows(wanted: str | None) -> list[dict[str, Any]]:
 
 
 def summary(some: list[dict[str, Any]]) -> dict[str, float | int]:
-    errors = [abs(row["error"]) for row in some]
-    inside = [row["low_seconds"] <= row["published_seconds"] <= row["high_seconds"] for row in some]
-    return {
-        "runs": len(some),
-        "median_error": statistics.median(errors),
-        "within_25_percent": sum(error <= WITHIN for error in errors) / len(errors),
-        "worst_error": max(errors),
-        "covered": sum(inside) / len(inside),
-    }
+    return evaluate.summary(some, PERCENT)
 
 
 def recorded() -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from jax import monitoring
 
 from forerun.errors import UserError
 from forerun.hardware.chips import Chip
+from forerun.hardware.slices import slice_of_devices
 from forerun.objectives.batch import Batch
 from forerun.planner.hlo import parse
 from forerun.planner.time.prediction import step_time
@@ -100,8 +101,8 @@ class CompiledStep:
 
     def predicted_seconds(self, chip: Chip) -> float:
         """Return the seconds per step that `plan` predicts for this program on `chip`."""
-        devices_per_host = jax.local_device_count()
-        return step_time(parse(self._executable.as_text()), chip, devices_per_host=devices_per_host).mid_seconds
+        slice = slice_of_devices(chip, list(self._program.mesh.devices.flat))
+        return step_time(parse(self._executable.as_text()), slice).mid_seconds
 
     @cached_property
     def _schedule(self) -> Schedule:

@@ -22,6 +22,7 @@ from forerun.objectives.batch import Batch
 from forerun.planner.hlo import parse
 from forerun.planner.time.prediction import step_time
 from forerun.program.build import Program, program_hash
+from forerun.program.compiler_options import compile_lowered
 from forerun.program.schedule import Schedule
 from forerun.program.state import Metrics, State
 from forerun.program.step import Step
@@ -160,7 +161,7 @@ def compile_step(program: Program, display: Display, name: str = "") -> Compiled
     with display.phase("compile") as phase, count_events(CACHE_HIT) as counts:
         times, keys = CompileTimes(), [f"program {hash}", *([f"job {name}"] if name else [])]
         phase.expected_seconds = times.expected_seconds(*keys)
-        executable = lowered.compile(compiler_options=program.compiler_options or None)
+        executable = compile_lowered(lowered, program.compiler_options)
         cached = counts[CACHE_HIT] > 0
         if not cached:
             times.record(phase.elapsed_seconds, *keys)

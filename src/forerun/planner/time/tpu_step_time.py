@@ -5,7 +5,7 @@ The middle of the range is the simulated time, with the assumptions of `chip_mod
 
 from __future__ import annotations
 
-from forerun.hardware.chips import Chip
+from forerun.hardware.slices import Slice
 from forerun.planner.hlo import Module
 from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.simulated_step_time import Validation, simulated_step_time
@@ -16,11 +16,11 @@ from forerun.planner.time.tpu_range import tpu_range
 VALIDATION = Validation(chips=("v4", "v5e", "v5p", "v6e", "tpu7x"), range_of=tpu_range)
 
 
-def tpu_step_time(scheduled: Module, chip: Chip, model_flops: float, own_model: bool) -> StepTime:
+def tpu_step_time(scheduled: Module, slice: Slice, model_flops: float, own_model: bool) -> StepTime:
     """Return the predicted time of a program on a TPU slice. The arguments are those of `prediction.step_time`."""
-    return simulated_step_time(tpu_simulation(scheduled, chip), chip, model_flops, own_model, VALIDATION)
+    return simulated_step_time(tpu_simulation(scheduled, slice), slice.chip, model_flops, own_model, VALIDATION)
 
 
-def tpu_simulation(scheduled: Module, chip: Chip) -> Simulation:
+def tpu_simulation(scheduled: Module, slice: Slice) -> Simulation:
     """Return the simulation of a program on one device of a TPU slice."""
-    return Simulation(scheduled, chip_model_of(chip), chip.name)
+    return Simulation(scheduled, chip_model_of(slice.chip), slice.chip.name)

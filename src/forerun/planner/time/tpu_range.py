@@ -40,20 +40,25 @@ _RECOMPUTED = re.compile(r"\.remat")
 
 
 def tpu_range(simulation: ProgramSimulation, step_seconds: float, doubts: Collection[str]) -> StepRange:
-    """Return the range of a step on TPUs.
+    """Return the range of a step on TPUs. The arguments are those of `range_terms`."""
+    assert isinstance(simulation, Simulation)
+    return step_range(range_terms(simulation, step_seconds, doubts))
+
+
+def range_terms(simulation: Simulation, step_seconds: float, doubts: Collection[str] = ()) -> list[RangeTerm]:
+    """Return the causes of uncertainty of a step.
 
     Args:
-        simulation: The simulation of the program, after its run.
+        simulation: The simulation of the program.
         step_seconds: The predicted time.
         doubts: The reasons to doubt the time.
     """
-    assert isinstance(simulation, Simulation)
     seconds = seconds_by_cause(simulation)
     terms = part_terms({cause: spent / step_seconds for cause, spent in seconds.items()})
     terms += transfer_terms(simulation, step_seconds)
     terms += [DOUBTS[doubt] for doubt in doubts if doubt in DOUBTS]
     terms.append(RangeTerm("the start of a short step", 1.0, 0.0, START_SECONDS / step_seconds))
-    return step_range(terms)
+    return terms
 
 
 def seconds_by_cause(simulation: Simulation) -> dict[str, float]:

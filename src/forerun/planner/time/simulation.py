@@ -10,6 +10,7 @@ be limited only by HBM.
 from __future__ import annotations
 
 import re
+from copy import copy
 from typing import ClassVar
 
 from forerun.planner.hlo import Computation, Instruction, Module
@@ -46,6 +47,13 @@ class Simulation(ProgramSimulation):
 
     def run_of(self, computation: Computation) -> ComputationRun:
         return _Run(self, computation)
+
+    def on(self, machine: ChipModel) -> Simulation:
+        """Return a simulation of the same program on another machine. Both share what does not depend on it."""
+        other = copy(self)
+        other.machine = machine
+        other.forget()
+        return other
 
 
 class _Run(ComputationRun):

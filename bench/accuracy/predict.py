@@ -33,7 +33,7 @@ from forerun.planner.hlo import Module, parse
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy.jsonl"
 CACHE = Path(os.environ.get("FORERUN_ACCURACY_CACHE", Path.home() / ".cache" / "forerun" / "accuracy"))
 WORKER = Path(__file__).resolve().parent / "tpu_worker.py"
-AT_ONCE = 2
+AT_ONCE = int(os.environ.get("FORERUN_ACCURACY_AT_ONCE", "2"))
 _writing = threading.Lock()
 _here = threading.local()
 

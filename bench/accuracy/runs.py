@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import flags
+from tpu_worker import LOOP
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
@@ -384,7 +385,7 @@ def marin() -> list[Run]:
     """Return speedruns of marin-community: Levanter, FSDP, float32 weights, bfloat16 compute, full remat.
 
     Splash attention did not support heads of 64 in August 2025 (jax issue 30861). Levanter used its own loop over
-    blocks instead, which forerun does not have. Those runs are compiled with forerun's XLA attention and not counted.
+    blocks instead (models/flash_attention.py), which loop_attention.py compiles.
     """
     found = []
     with PUBLISHED.open() as file:
@@ -416,7 +417,7 @@ def marin() -> list[Run]:
                         "remat": "full",
                         "attention": "auto" if model["head_dim"] % 128 == 0 else "xla",
                     },
-                    unlike="" if model["head_dim"] % 128 == 0 else "attention over heads of 64 by Levanter's own loop",
+                    kernel=None if model["head_dim"] % 128 == 0 else LOOP,
                     flags=flags.MARIN if row["date"] < MARIN_FLAGS_UNTIL else flags.MARIN_LATER,
                 )
             )

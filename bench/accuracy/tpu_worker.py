@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 
 SETTINGS = "FORERUN_ACCURACY_SETTINGS"  # the environment variable: {"options": ..., "kernel": ...}, both may be null
+LOOP = {"name": "loop"}  # loop_attention.py instead of a kernel
 
 if __name__ == "__main__":
+    from forerun.nn import attention
     from forerun.nn.attention import Kernel
     from forerun.planner.compile.worker import main
     from forerun.program import build, kernels
@@ -22,7 +24,11 @@ if __name__ == "__main__":
     settings = json.loads(os.environ[SETTINGS])
     if settings["options"] is not None:
         build.compiler_options = lambda *_: CompilerOptions(settings["options"])  # type: ignore[assignment]
-    if settings["kernel"] is not None:
+    if settings["kernel"] == LOOP:
+        from loop_attention import loop_attention
+
+        attention._blockwise = loop_attention  # `attention: xla` in the job
+    elif settings["kernel"] is not None:
         choice = kernels.AttentionChoice(Kernel(**settings["kernel"]))
         kernels.attention = lambda *_, **__: choice  # type: ignore[assignment]
     sys.exit(main(Path(sys.argv[1])))

@@ -17,7 +17,8 @@ from forerun.planner.time.chip_model import ChipModel
 from forerun.planner.time.execution import ProgramSimulation
 from forerun.planner.time.simulated_step_time import OWN_MODEL, ROOFLINE, UNKNOWN_CHIP
 from forerun.planner.time.simulation import Simulation
-from forerun.planner.time.splash_cost import COUNTED, kernel_shape
+from forerun.planner.time.splash_cost import kernel_shape
+from forerun.planner.time.splash_cycles import COUNTED
 from forerun.planner.time.uncertainty import RangeTerm, StepRange, part_terms, step_range
 
 # Collectives and host transfers may take this much longer or shorter. Links: rates of published microbenchmarks against

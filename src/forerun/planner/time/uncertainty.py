@@ -40,7 +40,7 @@ class RangeTerm:
 
 
 @dataclass(frozen=True)
-class StepRange:
+class TimeRange:
     """The range of a step relative to its predicted time, and the causes that contribute most, largest first."""
 
     low_factor: float
@@ -83,7 +83,7 @@ def part_terms(shares: Mapping[str, float]) -> list[RangeTerm]:
     return [term(cause, share) for cause, share in shares.items() if share > 0]
 
 
-def step_range(terms: Iterable[RangeTerm], scale: float = SCALE) -> StepRange:
+def time_range(terms: Iterable[RangeTerm], scale: float = SCALE) -> TimeRange:
     """Combine independent terms and the common one into a range.
 
     The error of a time is a ratio: a step that can take 1.25 times as long can as well take 1 / 1.25 of the time.
@@ -95,4 +95,4 @@ def step_range(terms: Iterable[RangeTerm], scale: float = SCALE) -> StepRange:
     ordered = sorted(found[1:], key=lambda x: -x.effect)
     least = MATTERS * max((x.effect for x in found), default=0.0)
     reasons = tuple(x for x in ordered[:MOST_REASONS] if x.effect >= least)
-    return StepRange(1 / (1 + shorter), 1 + longer, reasons)
+    return TimeRange(1 / (1 + shorter), 1 + longer, reasons)

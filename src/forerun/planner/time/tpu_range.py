@@ -17,7 +17,8 @@ from forerun.planner.time.chip_model import ChipModel
 from forerun.planner.time.execution import ProgramSimulation
 from forerun.planner.time.simulated_step_time import OWN_MODEL, ROOFLINE, UNKNOWN_CHIP
 from forerun.planner.time.simulation import Simulation
-from forerun.planner.time.splash_cost import COUNTED, kernel_shape
+from forerun.planner.time.splash_cost import kernel_shape
+from forerun.planner.time.splash_cycles import COUNTED
 from forerun.planner.time.uncertainty import RangeTerm, TimeRange, part_terms, time_range
 
 # Collectives and host transfers may take this much longer or shorter. Links: rates of published microbenchmarks against
@@ -92,7 +93,7 @@ def _causes(simulation: Simulation, computation: str, activity: Activity) -> Ite
     if activity.kind == "attention":
         shape = kernel_shape(simulation.module.computations[computation], activity.instruction)
         counted = shape and (simulation.chip, shape.head, shape.block, shape.kind) in COUNTED
-        yield ("attention kernels" if counted else "attention kernels by share of peak"), activity.seconds
+        yield ("attention kernels" if counted else "attention kernels of another shape"), activity.seconds
     elif activity.kind in KINDS:
         yield KINDS[activity.kind], activity.seconds - activity.overhead_seconds
         yield "overheads of short operations", activity.overhead_seconds

@@ -34,6 +34,13 @@ class CompilerOptions:
     values: dict[str, Value] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
 
+    def by_reason(self) -> dict[str, list[str]]:
+        """Return each reason with its options as `name=value`."""
+        found: dict[str, list[str]] = {}
+        for name, value in self.values.items():
+            found.setdefault(self.reasons[name], []).append(f"{name}={_text(value)}")
+        return found
+
 
 _OVERLAP_V5E = "weights are gathered while matmuls that do not need them run"
 _WINDOWS = "matmuls split into steps that wait for each other would be slower"

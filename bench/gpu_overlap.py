@@ -22,7 +22,7 @@ from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler
 from forerun.planner.compile.request import CompileRequest
-from forerun.program import kernels
+from forerun.program.compiler_options import compiler_options
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, MIB
 
@@ -33,8 +33,9 @@ VARIABLE = "FORERUN_BENCH_GPU_OPTIONS"
 PATCH = f"""
 import json, os
 if os.environ.get({VARIABLE!r}):
-    from forerun.program import kernels
-    kernels.compiler_options = lambda platform, kind: json.loads(os.environ[{VARIABLE!r}])
+    from forerun.program import build, compiler_options
+    options = compiler_options.CompilerOptions(json.loads(os.environ[{VARIABLE!r}]))
+    build.compiler_options = lambda *layout: options
 """
 PLAIN = {"xla_gpu_enable_triton_gemm": False}
 SCHEDULER = PLAIN | {"xla_gpu_enable_latency_hiding_scheduler": True}
@@ -42,8 +43,8 @@ PIPELINED = {f"xla_gpu_enable_pipelined_{kind}": True for kind in ("all_gather",
 SETS: dict[str, dict[str, Any]] = {
     "defaults of XLA": PLAIN,
     "scheduler": SCHEDULER,
-    "forerun": dict(kernels.compiler_options("gpu", "")),
-    "forerun, pipelined": kernels.compiler_options("gpu", "") | PIPELINED,
+    "forerun": dict(compiler_options("gpu", "").values),
+    "forerun, pipelined": compiler_options("gpu", "").values | PIPELINED,
     # NVIDIA/JAX-Toolbox, docs/frameworks/maxtext/README.md, July 2026
     "recipe for MaxText": SCHEDULER
     | PIPELINED

@@ -28,8 +28,8 @@ import jax
 import numpy as np
 
 from forerun.config.schema import Job
-from forerun.hardware.chips import chip_named
 from forerun.hardware.mesh import MeshShape
+from forerun.hardware.slices import slice_named
 from forerun.models.registry import model_of
 from forerun.planner.hlo import parse
 from forerun.planner.time.prediction import step_time
@@ -160,7 +160,7 @@ def on_tpu() -> dict[str, Any]:
     one = topologies.get_topology_desc(platform="tpu", topology_name="v6e:1x1", chips_per_host_bounds=(1, 1, 1)).devices
     steps = pair(QUICKSTART, one, MeshShape(1, 1, 1))
     predicted = {
-        f"{said}_predicted_seconds": step_time(parse(steps[guarded][1].as_text()), chip_named("v6e")).mid_seconds
+        f"{said}_predicted_seconds": step_time(parse(steps[guarded][1].as_text()), slice_named("v6e-1")).mid_seconds
         for guarded, said in ((False, "plain"), (True, "guarded"))
     }
     return {**memory(steps), **predicted}

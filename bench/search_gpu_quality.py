@@ -119,7 +119,7 @@ def write(path: Path, answer: Answer, module: Module | None) -> None:
 def with_new_time(answer: FitResult, module: Module) -> FitResult:
     question = answer.question
     on, flops = question.slice, answer.flops_per_step / question.devices
-    return replace(answer, step=step_time(module, on.chip, flops, False, on.devices // on.hosts))
+    return replace(answer, step=step_time(module, on, flops, False))
 
 
 def searched(space: Space, goal: Goal, answers: Mapping[Candidate, Answer]) -> dict[str, Any]:

@@ -25,10 +25,10 @@ from forerun.planner.time.simulation import Simulation
 def replayed(run: Run) -> dict[str, Any]:
     """Return the model's prediction for the scheduled program of this run."""
     scheduled = gzip.decompress(scheduled_path(run).read_bytes()).decode()
-    module, chip = parse(scheduled), slice_named(run.slice).chip
-    step = step_time(module, chip)
+    module, slice = parse(scheduled), slice_named(run.slice)
+    step = step_time(module, slice)
     return {
-        "uncalibrated_seconds": Simulation(module, assumed(chip), chip.name).run().seconds,
+        "uncalibrated_seconds": Simulation(module, assumed(slice.chip), slice.chip.name).run().seconds,
         "seconds": step.mid_seconds,
         "low_seconds": step.low_seconds,
         "high_seconds": step.high_seconds,

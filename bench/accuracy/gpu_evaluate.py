@@ -31,12 +31,7 @@ def predicted(run: Run, known: dict[str, Any]) -> dict[str, Any]:
     """Return the prediction for the stored program of a run, and its error: predicted / published - 1."""
     machine = slice_named(run.slice)
     module = parse(gzip.decompress(program_file(run).read_bytes()).decode())
-    step = step_time(
-        module,
-        machine.chip,
-        known["flops_per_step"] / machine.devices,
-        devices_per_host=machine.devices // machine.hosts,
-    )
+    step = step_time(module, machine, known["flops_per_step"] / machine.devices)
     return {
         "published_seconds": run.seconds,
         "seconds": step.mid_seconds,

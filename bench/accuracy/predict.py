@@ -1,4 +1,4 @@
-"""Compile every published run and record the predicted step time. Runs that are already recorded are skipped.
+"""Compile every published run and record the predicted step time. Runs that are recorded and stored are skipped.
 
 python bench/accuracy/predict.py [name ...]    # ten minutes or so; needs libtpu (the `plan` extra), no TPU
 
@@ -13,15 +13,18 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from runs import Run, runs
+from tpu_worker import SETTINGS
 
 from forerun.errors import UserError
 from forerun.planner.compile import compiler
@@ -29,14 +32,23 @@ from forerun.planner.hlo import Module, parse
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy.jsonl"
 CACHE = Path(os.environ.get("FORERUN_ACCURACY_CACHE", Path.home() / ".cache" / "forerun" / "accuracy"))
+WORKER = Path(__file__).resolve().parent / "tpu_worker.py"
 AT_ONCE = 2
 _writing = threading.Lock()
 _here = threading.local()
 
 
 def job_hash(run: Run) -> str:
-    """Return the hash of the compile request: the job and its slice."""
-    return hashlib.sha256(run.question().to_json().encode()).hexdigest()[:12]
+    """Return the hash of the run's slice, job and flags. It does not change when the job format gains a key."""
+    content: list[Any] = [run.slice, run.job]
+    if run.flags is not None or run.kernel is not None:
+        content.append(own_settings(run))
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def own_settings(run: Run) -> dict[str, Any]:
+    """Return the settings of a run that replace forerun's own, for tpu_worker.py."""
+    return {"options": None if run.flags is None else run.flags.values, "kernel": run.kernel}
 
 
 def scheduled_path(run: Run) -> Path:
@@ -58,11 +70,21 @@ def recomputed_by_compiler(scheduled: str) -> int:
 
 
 def is_current(run: Run, row: dict[str, Any] | None) -> bool:
-    return row is not None and (row["job"], row["libtpu"]) == (job_hash(run), version("libtpu"))
+    """Whether the run is recorded and its scheduled program is stored."""
+    if row is None or (row["job"], row["libtpu"]) != (job_hash(run), version("libtpu")):
+        return False
+    return scheduled_path(run).exists() or not row.get("seconds")
 
 
 class Truncated(Exception):
     """Raised if the compiler has not finished writing the program."""
+
+
+def _start_own_worker(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
+    """Start tpu_worker.py instead of the module after `-m`, with the settings of the run that this thread compiles."""
+    module = command.index("-m")
+    options["env"] = {**options["env"], SETTINGS: json.dumps(_here.settings)}
+    return subprocess.Popen([*command[:module], str(WORKER), *command[module + 2 :]], **options)
 
 
 def _keep_scheduled(scheduled: str) -> Module:
@@ -74,6 +96,7 @@ def _keep_scheduled(scheduled: str) -> Module:
 
 def predict(run: Run) -> dict[str, Any]:
     started = time.perf_counter()
+    _here.settings = own_settings(run)
     row: dict[str, Any] = {"name": run.name, "slice": run.slice, "job": job_hash(run), "libtpu": version("libtpu")}
     try:
         try:
@@ -101,6 +124,7 @@ def record(row: dict[str, Any]) -> None:
 
 def main(names: list[str]) -> int:
     compiler.parse = _keep_scheduled
+    compiler.subprocess = SimpleNamespace(Popen=_start_own_worker, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     known = recorded()
     wanted = [run for run in runs() if not is_current(run, known.get(run.name))]
     wanted = [run for run in wanted if not names or any(name in run.name for name in names)]

@@ -12,9 +12,11 @@ import csv
 import hashlib
 import json
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import flags
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
@@ -25,6 +27,7 @@ HERE = Path(__file__).resolve().parent
 PUBLISHED = HERE / "published.csv"
 TOKENIZER_VOCAB = 128_256  # the Llama 3 tokenizer, of all Marin runs
 SHORTEST_SECONDS = 0.1  # shorter Marin steps measure the loader, the logging and Python
+MARIN_FLAGS_UNTIL = "2025-09-25"
 SEEN = ("tpu-recipes/llama3.1-8b",)
 LATER = ("tpuchat/164m",)
 
@@ -40,10 +43,16 @@ class Run:
     derived: str = ""  # how `seconds` was computed, if it was not published
     note: str = ""
     unlike: str = ""  # why forerun has no equivalent program; such a run is listed, but in no calibration or summary
+    flags: flags.Flags | None = None  # of the measured program; None: forerun's own options
+    kernel: dict[str, Any] | None = None  # settings of its attention kernel, if they are not forerun's own
 
     @property
     def generation(self) -> str:
         return slice_named(self.slice).chip.name
+
+    def as_forerun_compiles(self) -> Run:
+        """Return the run with forerun's own compiler options and kernel settings."""
+        return replace(self, flags=None, kernel=None)
 
     def question(self) -> CompileRequest:
         content = {"name": "accuracy", "data": "none", "steps": 1000, **self.job}
@@ -96,7 +105,7 @@ def trillium() -> list[Run]:
     found = []
     # The 8B recipes also offload the out projection's output, which forerun does not name: it is computed again.
     offloaded = _named(_QKV)
-    for chips, each, seconds in (
+    for chips, each, seconds in (  # the recipes for up to 32 chips switch windowed einsums off
         (8, 3, 3.443),
         (16, 3, 3.393),
         (32, 3, 3.495),
@@ -112,6 +121,7 @@ def trillium() -> list[Run]:
                 seconds,
                 f"{_RECIPES}/trillium/Llama3.1-8B-MaxText/v6e-{chips}/README.md",
                 {"model": "llama3.1-8b", "sequence": 8192, "batch": each * chips, "remat": offloaded},
+                flags=flags.TRILLIUM_8B_NO_WINDOWS if chips <= 32 else flags.TRILLIUM_8B,
             )
         )
     found.append(
@@ -128,6 +138,7 @@ def trillium() -> list[Run]:
                 "batch": 48,
                 "remat": offloaded,
             },
+            flags=flags.TRILLIUM_MISTRAL,
         )
     )
     for chips, each, seconds, bf16 in (
@@ -153,6 +164,7 @@ def trillium() -> list[Run]:
                 f"{_RECIPES}/trillium/Llama3.1-70B-MaxText/v6e-{chips}/README.md",
                 job,
                 note="bf16 weights" if bf16 else "",
+                flags=flags.TRILLIUM_70B_NO_WINDOWS if chips == 32 else flags.TRILLIUM_70B,
             )
         )
     found.append(
@@ -170,6 +182,7 @@ def trillium() -> list[Run]:
                 "remat": _named(("query", "key", "value")),
             },
             note="batch from published tokens/s (2 a chip; its table says 3)",
+            flags=flags.TRILLIUM_LLAMA2,
         )
     )
     found.append(
@@ -195,6 +208,7 @@ def trillium() -> list[Run]:
                 "remat": "full",
             },
             note="gated MLP of equal weights instead of two matrices",
+            flags=flags.TRILLIUM_GPT3,
         )
     )
     return found
@@ -214,6 +228,8 @@ def v5p_recipe() -> list[Run]:
                 "batch": 1024,
                 "remat": _named(("attention_out",)),
             },
+            flags=flags.V5P_405B,
+            kernel={"name": "splash", "block": 2048},
             note="its recipe also offloads the MLP's output, which forerun does not name",
         )
     ]
@@ -230,6 +246,8 @@ def ironwood() -> list[Run]:
             seconds,
             f"{_RECIPES}/ironwood/README.md, llama3.1-70b/8k-bf16-tpu7x-4x4x4/run_recipe.sh",
             {"model": "llama3.1-70b", "sequence": 8192, "batch": batch, "remat": kept},
+            flags=flags.IRONWOOD_70B,
+            kernel={"name": "splash", "block": 2048, "fused_backward": True},
         )
         for topology, batch, seconds in (("4x4x4", 256, 12.20), ("4x8x8", 1024, 12.27))
     ]
@@ -246,117 +264,117 @@ def ironwood() -> list[Run]:
                 "batch": 1536,
                 "remat": _named(("layer_in",), ("key", "value")),
             },
+            flags=flags.IRONWOOD_405B,
+            kernel={"name": "splash", "block": 2048, "fused_backward": True},
             note="its recipe also offloads the MLP's output, which forerun does not name",
         )
     )
     return found
 
 
-def _default_size(scale: int) -> dict[str, Any]:
-    """Return the model of MaxText's `global_parameter_scale`: heads and mlp double first, then embed, then layers."""
+# MaxText published its tables for v4, v5e and v5p in 2023. Its default model had two MLP matrices (relu), heads of 256
+# and tied embeddings then, and its scripts had other batches than today's. The formula for TFLOP/s is that of the
+# commit that published a table.
+_MAXTEXT_2023 = {"v4": "281e04bf3", "v5e": "9bc243c95", "v5p": "76bd53b0f"}
+_ATTENTION_FLOPS = {"v4": 0.0, "v5e": 12.0, "v5p": 6.0}  # times layers x heads x head width x sequence, per token
+_GATED = "gated MLP of equal weights instead of two matrices"
+
+
+def _default_size(scale: int) -> dict[str, int]:
+    """Return the sizes of MaxText's `global_parameter_scale` of 2023: heads and mlp double, then embed, then layers."""
     base, rest = divmod(scale.bit_length() - 1, 3)
-    heads = 16 << (base + (rest > 0))
-    return {
-        "layers": 16 << base,
-        "embed": 2048 << (base + (rest > 1)),
-        "heads": heads,
-        "kv_heads": heads,
-        "head_dim": 128,
-        "mlp": 7168 << (base + (rest > 0)),
-        "vocab": 32000,
-        "tied": False,
-    }
+    wide = base + (rest > 0)
+    sizes = {"layers": 16 << base, "embed": 2560 << (base + (rest > 1)), "heads": 8 << wide, "mlp": 8192 << wide}
+    return sizes | {"head_dim": 256, "vocab": 32768}
 
 
-def full_attention_flops(model: dict[str, Any], sequence: int) -> float:
-    """Return the FLOPs per token as MaxText counted before its pull request 1988.
+def published_flops(sizes: dict[str, int], sequence: int, attention_flops: float) -> float:
+    """Return the FLOPs per token as MaxText counted: 6 per weight, and attention by the formula of its date."""
+    width = sizes["heads"] * sizes["head_dim"]
+    layer = sizes["embed"] * (4 * width + 2 * sizes["mlp"])
+    weights = sizes["layers"] * layer + sizes["vocab"] * sizes["embed"]
+    return 6.0 * weights + attention_flops * sizes["layers"] * width * sequence
 
-    It counts 6 per weight, and attention over all positions, also those that the causal mask excludes.
+
+def _from_tflops(sizes: dict[str, int], generation: str, each: float, tflops: float) -> tuple[float, str]:
+    factor = _ATTENTION_FLOPS[generation]
+    seconds = published_flops(sizes, 2048, factor) * 2048 * each / (tflops * 1e12)
+    attention = f" + {factor:g} L H D S" if factor else ""
+    return seconds, f"(6 N{attention}) x {each:g} x 2048 tokens / {tflops:g} TFLOP/s"
+
+
+def gated(sizes: dict[str, int], tp: int = 1) -> dict[str, Any]:
+    """Return the model with three MLP matrices instead of two, with about as many weights.
+
+    The width of a shard is a multiple of 128, as in the published model, because others are slower.
     """
-    width = model["heads"] * model["head_dim"]
-    layer = model["embed"] * (2 * width + 2 * model["kv_heads"] * model["head_dim"] + 3 * model["mlp"])
-    weights = model["layers"] * layer + model["vocab"] * model["embed"]
-    return 6.0 * weights + 12.0 * model["layers"] * width * sequence
-
-
-def _from_tflops(model: dict[str, Any], sequence: int, each: float, tflops: float) -> tuple[float, str]:
-    seconds = full_attention_flops(model, sequence) * sequence * each / (tflops * 1e12)
-    return seconds, f"(6 N + 12 L H D S) x {each:g} x {sequence} tokens / {tflops:g} TFLOP/s"
+    step = 128 * tp
+    return {**sizes, "kv_heads": sizes["heads"], "mlp": round(sizes["mlp"] * 2 / 3 / step) * step, "tied": True}
 
 
 def maxtext_defaults() -> list[Run]:
-    """Return MaxText's default sizes on v5e and v5p, with the scripts next to the published tables."""
+    """Return MaxText's default sizes on v5e and v5p, with the scripts of the commits that published the tables."""
     found = []
-    offloaded = _named(("query", "key", "value"))
     for generation, chips, scale, each, tp, remat, tflops in (
         ("v5e", 256, 16, 6, 1, "full", 120),
         ("v5e", 256, 32, 4, 1, "full", 132),
         ("v5e", 256, 64, 2, 1, "full", 118),
-        ("v5e", 256, 128, 1, 16, offloaded, 110),
-        ("v5p", 64, 32, 6, 4, "dots", 328),
-        ("v5p", 64, 64, 3, 4, "dots", 323),
-        ("v5p", 128, 128, 1, 8, "dots", 315),
-        ("v5p", 256, 128, 1, 8, "dots", 316),
-        ("v5p", 512, 256, 1, 8, "dots", 308),
-        ("v5p", 512, 512, 2, 8, "full", 294),
+        ("v5e", 256, 128, 1, 16, "full", 110),
+        ("v5p", 64, 32, 8, 4, "dots", 328),
+        ("v5p", 64, 64, 4, 4, "dots", 323),
+        ("v5p", 128, 128, 2, 8, "dots", 315),
+        ("v5p", 256, 128, 2, 8, "dots", 316),
+        ("v5p", 512, 256, 2, 8, "dots", 308),
+        ("v5p", 512, 512, 2, 16, "full", 294),
         ("v5p", 1024, 1024, 2, 16, "full", 254),
         ("v5p", 2048, 1024, 2, 16, "full", 297),
     ):
-        model = _default_size(scale)
-        seconds, formula = _from_tflops(model, 2048, each, tflops)
+        sizes = _default_size(scale)
+        seconds, formula = _from_tflops(sizes, generation, each, tflops)
         name = f"{generation}-{chips * (2 if generation == 'v5p' else 1)}"
+        place = "configs/v5p" if generation == "v5p" else "configs/largest_job"
         found.append(
             Run(
                 f"default-{scale}b {name}",
                 f"maxtext/default {generation} {'tp' if tp > 1 else 'fsdp'}",
                 name,
                 seconds,
-                f"AI-Hypercomputer/maxtext@e591f30cb:src/maxtext/configs/tpu/{generation}/README.md and {scale}b.sh",
+                f"AI-Hypercomputer/maxtext@{_MAXTEXT_2023[generation]}:MaxText/{place}/{scale}b.sh and base.yml",
                 {
-                    "model": model,
+                    "model": gated(sizes, tp),
                     "sequence": 2048,
                     "batch": each * chips,
                     "mesh": {"tp": tp},
                     "remat": remat,
                 },
                 derived=formula,
+                note=_GATED,
+                flags=flags.DEFAULT_V5E if generation == "v5e" else flags.DEFAULT_V5P,
             )
         )
     return found
 
 
 def v4_maxtext() -> list[Run]:
-    """Return MaxText's v4 runs of 2023.
-
-    They had two MLP matrices of width F and heads of 256. Here, three matrices of width 2/3 F have the same weights and
-    FLOPs.
-    """
+    """Return MaxText's v4 runs of April 2023."""
     found = []
-    for scale, slice_name, chips, each, layers, embed, heads, mlp, tflops in (
-        (22, "v4-128", 64, 13, 48, 6144, 24, 24576, 156),
-        (52, "v4:4x4x12", 192, 7, 32, 12288, 32, 49152, 154),
+    for scale, script, slice_name, chips, each, layers, embed, heads, mlp, tflops in (
+        (22, "v4-128", "v4-128", 64, 16, 48, 6144, 24, 24576, 156),
+        (52, "v4-384", "v4:4x4x12", 192, 10, 32, 12288, 32, 49152, 154),
     ):
-        model = {
-            "layers": layers,
-            "embed": embed,
-            "heads": heads,
-            "kv_heads": heads,
-            "head_dim": 256,
-            "mlp": mlp * 2 // 3,
-            "vocab": 32000,
-            "tied": False,
-        }
-        seconds, formula = _from_tflops(model, 2048, each, tflops)
+        sizes = {"layers": layers, "embed": embed, "heads": heads, "mlp": mlp, "head_dim": 256, "vocab": 32768}
+        seconds, formula = _from_tflops(sizes, "v4", each, tflops)
         found.append(
             Run(
                 f"default-{scale}b {slice_name}",
                 "maxtext/default v4",
                 slice_name,
                 seconds,
-                f"AI-Hypercomputer/maxtext@e591f30cb:src/maxtext/configs/tpu/v4/README.md and {scale}b.sh",
-                {"model": model, "sequence": 2048, "batch": each * chips, "remat": "full"},
+                f"AI-Hypercomputer/maxtext@{_MAXTEXT_2023['v4']}:README.md and MaxText/configs/1x{script}.sh",
+                {"model": gated(sizes), "sequence": 2048, "batch": each * chips, "remat": "full", "attention": "xla"},
                 derived=formula,
-                note="gated MLP of equal weights instead of two matrices",
+                note=_GATED,
+                flags=flags.DEFAULT_V4,
             )
         )
     return found
@@ -399,6 +417,7 @@ def marin() -> list[Run]:
                         "attention": "auto" if model["head_dim"] % 128 == 0 else "xla",
                     },
                     unlike="" if model["head_dim"] % 128 == 0 else "attention over heads of 64 by Levanter's own loop",
+                    flags=flags.MARIN if row["date"] < MARIN_FLAGS_UNTIL else flags.MARIN_LATER,
                 )
             )
     return found
@@ -434,6 +453,7 @@ def tpuchat() -> list[Run]:
             },
             derived=f"64 x 2048 tokens / {rate:,} tokens/s",
             unlike="no scan over its layers; norms, RoPE and logits in bfloat16",
+            flags=flags.COLAB,
         )
         for name, rate in (("v6e-1", 433_606), ("v5e-1", 148_829))
         for seconds in (round(64 * 2048 / rate, 4),)

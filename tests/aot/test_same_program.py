@@ -84,7 +84,7 @@ def test_train_predicts_what_plan_predicts(tmp_path: Path) -> None:
     found = calibration([str(tmp_path / name) for name in "abc"])
     assert found.applied(answer.step, "v5e").mid_seconds == pytest.approx(1.2 * answer.step.mid_seconds)
     assert found.applied(answer.step, "v6e") == answer.step
-    assert step_time(parse(executable.as_text()), chip_named("v5e")).mid_seconds == mine
+    assert step_time(parse(executable.as_text()), slice_named("v5e-8")).mid_seconds == mine
 
 
 if __name__ == "__main__":

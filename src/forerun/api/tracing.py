@@ -42,7 +42,7 @@ def save_trace(
     job = result.question.job
     simulated = SimulatedStep(
         module=_program(result, programs, announce),
-        chip=result.question.slice.chip,
+        slice=result.question.slice,
         step=result.step,
         facts={
             "job": job.name,
@@ -53,7 +53,6 @@ def save_trace(
             "program": result.program,
             "forerun": __version__,
         },
-        devices_per_host=result.question.slice.devices // result.question.slice.hosts,
     )
     content = encoded(trace_content(simulated), compress=file.suffix == ".gz")
     write_output(file, content, fix="name another file with --trace")

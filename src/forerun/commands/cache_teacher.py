@@ -29,6 +29,7 @@ from forerun.inputs.load_model import pretrained_params
 from forerun.inputs.resolve_job import require_positions, resolve
 from forerun.inputs.teacher_targets import public_name, row_count, rows_digest
 from forerun.inputs.teacher_tokenizer import require_same_tokenizer
+from forerun.program.compiler_options import compile_lowered
 from forerun.program.fingerprint import tree_fingerprint
 from forerun.program.recording import READ, Recording, cache_settings_of, recording_shape
 from forerun.progress import TaskSpeed
@@ -70,7 +71,7 @@ def cache(job: Job, display: Display) -> Written:
     # Program and weights.
     program = resolved.recording(recording_shape(len(chosen.devices)), chosen.devices)
     with display.phase("compile"):
-        run = program.trace().lower().compile(compiler_options=program.compiler_options or None)
+        run = compile_lowered(program.trace().lower(), program.compiler_options)
     with display.phase("teacher", str(teacher.section.name)):
         params = pretrained_params(teacher.section, program.params)
         number = weights_number(program, params)

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from forerun.config import limits
 from forerun.config.checkpoint import Checkpoint, PositiveInt
+from forerun.config.compiler_flags import OptionValue, require_compiler_flags
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
 from forerun.config.early_start import require_early_start
@@ -251,6 +252,11 @@ class Job(Section):
     attention: Literal["auto", "splash", "cudnn", "xla"] = about(
         "attention kernel", "auto: splash on TPU, cuDNN on GPU, XLA elsewhere", "auto"
     )
+    compiler_options: dict[str, OptionValue] = Field(
+        default_factory=dict,
+        description="options of the XLA compiler that replace or extend forerun's own; null removes one",
+        json_schema_extra={"reason": "forerun chooses the fastest for the devices and the mesh"},
+    )
     loss_chunk: PositiveInt | None = about(
         "positions whose logits are in memory at one time", "keeps a device's logits under 512 MiB", None
     )
@@ -306,6 +312,12 @@ class Job(Section):
             raise JobValueError("E-JOB-041", "steps and epochs are both given: keep one")
         require_early_start(self)
         return self
+
+    @field_validator("compiler_options")
+    @classmethod
+    def _compiler_flags(cls, options: dict[str, OptionValue]) -> dict[str, OptionValue]:
+        require_compiler_flags(options)
+        return options
 
     @model_validator(mode="after")
     def _one_objective(self) -> Job:

@@ -123,6 +123,7 @@ def _prepare_data(bench: Bench) -> str:
 
 def _compiled_step(bench: Bench) -> str:
     """Compile the training step and run it once."""
+    from forerun.program.compiler_options import compile_lowered
     from forerun.run.placement import Placement
     from forerun.run.train import batches_of, program_on
 
@@ -130,7 +131,7 @@ def _compiled_step(bench: Bench) -> str:
     job = resolved.job
     program = program_on(resolved, bench.made["chosen"], corpus.rows.epoch)
     batches = batches_of(job, program, corpus)
-    executable = program.trace().lower().compile(compiler_options=program.compiler_options or None)
+    executable = compile_lowered(program.trace().lower(), program.compiler_options)
     schedule = program.placed_schedule()
 
     def step(state: Any, batch: Any) -> Any:
@@ -147,6 +148,7 @@ def _compiled_step(bench: Bench) -> str:
 def _gradients(bench: Bench) -> str:
     """Compare the gradient norms of the same batch on one device and on all devices."""
     from forerun.hardware.devices import DeviceChoice
+    from forerun.program.compiler_options import compile_lowered
     from forerun.run.placement import Placement
     from forerun.run.train import batches_of, program_on
 
@@ -160,7 +162,7 @@ def _gradients(bench: Bench) -> str:
         job = resolved.job
         program = program_on(resolved, these, corpus.rows.epoch)
         batch = Placement(program.batch)(batches_of(job, program, corpus).batch_at(0))
-        step = program.trace().lower().compile(compiler_options=program.compiler_options or None)
+        step = compile_lowered(program.trace().lower(), program.compiler_options)
         norms.append(float(step(program.initial_state(job.seed), batch, program.placed_schedule())[1].grad_norm))
     apart = abs(norms[0] - norms[1]) / norms[0]
     if apart > 2e-2:  # smaller differences come from bfloat16 sums in another order

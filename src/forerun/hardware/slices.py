@@ -10,6 +10,8 @@ The name of a GPU machine is the GPU and the number of GPUs: `h100-8`, `a100-80-
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from math import prod
@@ -52,6 +54,10 @@ class Slice:
     @property
     def platform(self) -> Literal["tpu", "gpu"]:
         return self.chip.platform
+
+    @property
+    def devices_per_host(self) -> int:
+        return self.devices // self.hosts
 
     def used_devices(self, wanted: int | None) -> int:
         """Return the number of devices that a job with `devices: wanted` uses on this slice; None means all.
@@ -106,6 +112,28 @@ def slice_named(name: str) -> Slice:
     if mark == ":" and re.fullmatch(r"\d+(x\d+)+", size):
         return _explicit(name, generation, _sides(size))
     raise _unknown(name, wanted, _common_mistake(generation, size))
+
+
+def slice_of_devices(chip: Chip, devices: Sequence[Any]) -> Slice:
+    """Return the slice that consists of some jax devices of one chip generation.
+
+    Devices of a TPU have coordinates, and the slice is the smallest box that contains them. If a job uses a part of a
+    slice, its box is smaller than the slice and has no wrap-around links. Devices without coordinates are assumed to be
+    in one row.
+    """
+    hosts = Counter(getattr(device, "process_index", 0) for device in devices)
+    if chip.gpu:
+        return _gpu_machine(GpuMachineName(chip, max(hosts.values()), len(hosts)))
+    count = -(-len(devices) // chip.devices_per_chip)
+    coordinates = [tuple(device.coords) for device in devices if getattr(device, "coords", None)]
+    sides = tuple(max(axis) - min(axis) + 1 for axis in zip(*coordinates, strict=True)) or (count, 1)
+    flat = chip.name in ("v2", "v3", *NAMED_BY_CHIPS)
+    sides = sides[:2] if flat else (*sides, 1)[:3]
+    for known in slices():
+        if known.chip.name == chip.name and known.shape == sides:
+            return known
+    topology = f"{chip.name}:{'x'.join(map(str, sides))}"
+    return Slice(topology, chip, prod(sides), prod(sides) * chip.devices_per_chip, len(hosts), topology)
 
 
 def _parts(name: str) -> tuple[str, str, str]:

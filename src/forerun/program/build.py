@@ -32,6 +32,7 @@ from forerun.objectives.base import Objective, Sums
 from forerun.objectives.batch import Batch
 from forerun.objectives.cross_entropy import chunk_length
 from forerun.program import kernels, optimizer
+from forerun.program.compiler_options import Value, compiler_options
 from forerun.program.derive import Derived
 from forerun.program.guard import Rule
 from forerun.program.schedule import Schedule, rate_at
@@ -58,7 +59,7 @@ class Program:
     schedule: Schedule  # NumPy scalars
     derived: Derived
     flops_per_step: float
-    compiler_options: dict[str, str | bool | int]
+    compiler_options: dict[str, Value]
 
     @property
     def tokens_per_step(self) -> int:
@@ -209,7 +210,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         schedule=schedule,
         derived=derived,
         flops_per_step=method.flops_per_token(model, job.sequence) * derived.tokens_per_step,
-        compiler_options=kernels.compiler_options(platform, kind),
+        compiler_options=compiler_options(platform, kind, derived.mesh, job.compiler_options).values,
     )
 
 

@@ -1,6 +1,6 @@
-"""The attention kernel and the compiler options for each kind of device.
+"""The attention kernel for each kind of device.
 
-`plan` and `train` use the same tables, so the planned program is the one that runs.
+`plan` and `train` use the same table, so the planned program is the one that runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.models.base import Model, capabilities_of
 from forerun.nn.attention import Kernel
-from forerun.units import MIB
 
 BY_PLATFORM = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}
 RUNS_ON = {"splash": ("tpu",), "cudnn": ("gpu", "cuda")}  # xla runs anywhere
@@ -22,32 +21,6 @@ RUNS_ON = {"splash": ("tpu",), "cudnn": ("gpu", "cuda")}  # xla runs anywhere
 # v6e has enough vector memory for long blocks and a fused backward kernel. llama3.1-8b on v6e-8, compiled and
 # simulated: 3.4 s per step, against 5.1 s with blocks of 512 and no fusion (bench/plan_targets.py compiles this job).
 _V6E_SPLASH = Kernel("splash", block=2048, fused_backward=True)
-_OPTIONS: dict[str, dict[str, str]] = {
-    # All-gathers of weights overlap with matmuls that do not need them. Only on v5e: for other chips, the compiler of
-    # libtpu 0.0.50 rejects this fusion, because it may give wrong results or hang. Older versions accept it silently.
-    "TPU v5 lite": {
-        "xla_tpu_enable_async_collective_fusion": "true",
-        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": "true",
-        "xla_tpu_overlap_compute_collective_tc": "true",
-        "xla_enable_async_all_gather": "true",
-    },
-    "TPU v6 lite": {
-        "xla_tpu_scoped_vmem_limit_kib": "98304",
-        "xla_tpu_enable_windowed_einsum_for_all_gather": "false",
-        "xla_tpu_enable_windowed_einsum_for_reduce_scatter": "false",
-    },
-}
-# cuBLAS computes all matmuls. Triton's would need autotuning on the device, so `plan` would compile another program
-# than `train`. The latency-hiding scheduler starts collectives early.
-_GPU_OPTIONS: dict[str, bool | int] = {
-    "xla_gpu_enable_triton_gemm": False,
-    "xla_gpu_enable_latency_hiding_scheduler": True,
-    # Collectives smaller than this are combined. XLA combines up to 30 MB, and recipes for other trainers up to 8 GiB.
-    # Our step gathers each weight right before its matmul. So a small collective overlaps with the previous matmul, and
-    # a combined one delays the first matmul of a layer (bench/gpu_overlap.py).
-    "xla_gpu_all_gather_combine_threshold_bytes": 8 * MIB,
-    "xla_gpu_reduce_scatter_combine_threshold_bytes": 8 * MIB,
-}
 # The largest head of cuDNN's backward pass, for each generation of GPUs (the major number of the compute capability) on
 # which its flash attention takes packed sequences. cuDNN's frontend checks both (scaled_dot_product_flash_attention.h,
 # sdpa_support_surface.h). For generation 12, no public source says that packed sequences work.
@@ -137,13 +110,3 @@ def _obstacle(
         # Without the name of the device, so that a plan prints the reason once for all such GPUs.
         return "cuDNN's attention for packed documents needs compute capability 9 or 10 (H100, H200, B200)"
     return None
-
-
-def compiler_options(platform: str, device_kind: str) -> dict[str, str | bool | int]:
-    """Return the options for `lowered.compile`: strings for the TPU compiler, typed values for the GPU compiler.
-
-    A device without an entry uses the compiler's defaults.
-    """
-    if platform in ("gpu", "cuda"):
-        return dict(_GPU_OPTIONS)
-    return dict(_OPTIONS.get(device_kind, {})) if platform == "tpu" else {}

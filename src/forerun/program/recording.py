@@ -23,6 +23,7 @@ from forerun.objectives.cross_entropy import chunk_length
 from forerun.objectives.distil import REST
 from forerun.objectives.record import Record, record
 from forerun.program import kernels
+from forerun.program.compiler_options import Value, compiler_options
 from forerun.program.state import abstract_params
 
 Rows = dict[str, Any]  # tokens, segments and positions, each [B, S]
@@ -41,7 +42,7 @@ class Recording:
     rows: Rows
     flops_per_step: float
     tokens_per_step: int
-    compiler_options: dict[str, str | bool | int]
+    compiler_options: dict[str, Value]
 
     def trace(self) -> Any:
         """Return the traced step, ready to be lowered."""
@@ -102,5 +103,5 @@ def build_recording(job: Job, teacher: Model, vocab: int, mesh: Mesh, shape: Mes
         rows=dict.fromkeys(READ, ids),
         flops_per_step=teacher.flops_per_token(job.sequence) / 3 * count * job.sequence,
         tokens_per_step=count * job.sequence,
-        compiler_options=kernels.compiler_options(platform, kind),
+        compiler_options=compiler_options(platform, kind, shape, job.compiler_options).values,
     )

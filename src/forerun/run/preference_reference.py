@@ -33,6 +33,7 @@ from forerun.objectives.batch import Batch
 from forerun.objectives.pairs import PAIRS
 from forerun.objectives.preference import Preference
 from forerun.program.build import Program
+from forerun.program.compiler_options import compile_lowered
 from forerun.program.fingerprint import tree_fingerprint
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.placement import Placement
@@ -185,8 +186,7 @@ class ReferenceModel:
             with jax.set_mesh(program.mesh):
                 everywhere = NamedSharding(program.mesh, PartitionSpec())
                 lowered = jax.jit(log_probabilities, out_shardings=everywhere).lower(self._params, like)
-            options: Any = program.compiler_options or None
-            self._run = lowered.compile(compiler_options=options)
+            self._run = compile_lowered(lowered, program.compiler_options)
         return self._run, Placement(like), like.tokens.shape[1]
 
     def _begun(self) -> str:

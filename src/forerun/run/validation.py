@@ -20,6 +20,7 @@ from forerun.objectives.base import LOSS
 from forerun.objectives.batch import Batch
 from forerun.objectives.preference import ACCURACY
 from forerun.program.build import Program
+from forerun.program.compiler_options import compile_lowered
 from forerun.program.state import State
 from forerun.run.placement import Placement
 from forerun.supervise.worker.worker import Worker
@@ -109,11 +110,10 @@ class Validation:
         self._placed, rows = Placement(like), like.tokens.shape[1]
         self._batches = [*batches_of(corpus.kept, rows, job.validation.batches, self._placed.held)]
         with display.phase("compile validation") as phase:
-            options: Any = program.compiler_options or None
             with jax.set_mesh(program.mesh):
                 lowered = jax.jit(program.evaluate).lower(program.state.params, like)
             require_nats(self._nats, [LOSS, *lowered.out_info.told])
-            self._run = lowered.compile(compiler_options=options)
+            self._run = compile_lowered(lowered, program.compiler_options)
             phase.detail = f"{min(len(corpus.kept), rows * job.validation.batches)} of {len(corpus.kept)} rows"
 
     def is_due(self, step: int) -> bool:

@@ -21,7 +21,7 @@ from forerun.errors import UserError
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 KEYS = """
-name seed device devices sequence batch micro_batch steps epochs attention loss_chunk log_every runs
+name seed device devices sequence batch micro_batch steps epochs attention compiler_options loss_chunk log_every runs
 model.name model.layers model.embed model.heads model.kv_heads model.head_dim model.mlp model.vocab model.tied
 model.qkv_bias model.qk_norm model.window model.rope_theta model.norm_eps model.options
 model.new_tokens model.new_special_tokens model.first_new_token

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from forerun.errors import UserError
-from forerun.hardware.slices import slice_named, slices
+from forerun.hardware.chips import chip_named
+from forerun.hardware.slices import slice_named, slice_of_devices, slices
 
 
 @pytest.mark.parametrize(
@@ -106,3 +109,32 @@ def test_every_listed_slice_is_found_by_its_name_and_its_topology() -> None:
         for side in entry.shape:
             sides *= side
         assert entry.chips == sides
+
+
+@dataclass(frozen=True)
+class FakeDevice:
+    coords: tuple[int, ...] | None
+    process_index: int
+
+
+@pytest.mark.parametrize(
+    ("chip", "sides", "cores", "name"),
+    [
+        ("v5e", (2, 4, 1), 1, "v5e-8"),
+        ("v5p", (2, 2, 4), 1, "v5p-32"),
+        ("tpu7x", (2, 2, 1), 2, "tpu7x-2x2x1"),
+        ("v6e", (1, 3, 1), 1, "v6e:1x3"),  # a part of a slice
+    ],
+)
+def test_slice_of_running_tpu_devices(chip: str, sides: tuple[int, int, int], cores: int, name: str) -> None:
+    boxes = [(x, y, z) for z in range(sides[2]) for y in range(sides[1]) for x in range(sides[0])]
+    devices = [FakeDevice(coords, index // 4) for index, coords in enumerate(boxes) for _ in range(cores)]
+    found = slice_of_devices(chip_named(chip), devices)
+    assert (found.name, found.devices) == (name, len(devices))
+
+
+def test_slice_of_running_gpus_and_of_devices_without_coordinates() -> None:
+    gpus = [FakeDevice(None, index // 8) for index in range(16)]
+    found = slice_of_devices(chip_named("h100"), gpus)
+    assert (found.devices, found.hosts, found.devices_per_host) == (16, 2, 8)
+    assert slice_of_devices(chip_named("v5e"), [FakeDevice(None, 0)] * 6).shape == (6, 1)

@@ -28,18 +28,9 @@ def test_auto_takes_the_device_s_own(platform: str, kind: str, name: str) -> Non
     assert kernels.attention("auto", platform, kind, "bfloat16").kernel.name == name
 
 
-def test_v6e_has_its_own_blocks_and_options() -> None:
+def test_v6e_has_its_own_blocks() -> None:
     assert kernels.attention("auto", "tpu", "TPU v6 lite", "bfloat16").kernel == kernels.Kernel("splash", 2048, True)
     assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16").kernel == kernels.Kernel("splash")
-    only_there = "xla_tpu_scoped_vmem_limit_kib"
-    assert only_there in kernels.compiler_options("tpu", "TPU v6 lite")
-    assert only_there not in kernels.compiler_options("tpu", "TPU v5 lite")
-
-
-def test_options_are_for_tpus() -> None:
-    assert kernels.compiler_options("cpu", "cpu") == {}
-    assert kernels.compiler_options("gpu", "TPU v6 lite") == kernels.compiler_options("cuda", "NVIDIA L4")
-    assert kernels.compiler_options("tpu", "TPU of tomorrow") == {}
 
 
 @pytest.mark.parametrize(

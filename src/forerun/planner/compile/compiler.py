@@ -155,7 +155,7 @@ def _with_details(answer: CompileResult, folder: Path, question: CompileRequest)
     if not answer.accepted:
         return replace(answer, ledger=parts, module=None)
     flops, own_model = answer.flops_per_step / question.devices, question.resolved.model_facts.is_plugin
-    step = step_time(module, question.slice.chip, flops, own_model, question.slice.devices // question.slice.hosts)
+    step = step_time(module, question.slice, flops, own_model)
     return replace(answer, ledger=parts, step=step, module=module)
 
 

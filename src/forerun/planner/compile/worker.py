@@ -107,6 +107,7 @@ def _compile(question: CompileRequest, folder: Path) -> None:
     """Lower the program, write its facts, and compile it."""
     from forerun.models.base import capabilities_of
     from forerun.program.build import program_hash
+    from forerun.program.compiler_options import compile_lowered
 
     program = program_for(question)
     # jax has no default for GPUs here: its platform "gpu" may be CUDA or ROCm.
@@ -125,7 +126,7 @@ def _compile(question: CompileRequest, folder: Path) -> None:
     _write_atomically(folder / FACTS, facts)
     gpu = question.slice.platform == "gpu"
     with limited_memory(question.slice.chip.usable_bytes) if gpu else nullcontext():
-        lowered.compile(compiler_options=program.compiler_options)
+        compile_lowered(lowered, program.compiler_options)
 
 
 def _failure(error: Exception) -> dict[str, str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forerun.hardware.chips import Chip
+from forerun.hardware.slices import Slice
 from forerun.planner.hlo import Module
 from forerun.planner.time.activity import CORE, Activity
 from forerun.planner.time.prediction import simulation_of
@@ -43,19 +43,18 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """A program, the chip that runs it, and the predicted step time. `facts` are shown with the trace."""
+    """A program, the slice that runs it, and the predicted step time. `facts` are shown with the trace."""
 
     module: Module
-    chip: Chip
+    slice: Slice
     step: StepTime
     facts: Mapping[str, Any] = field(default_factory=dict)
-    devices_per_host: int = 8
 
 
 def trace_content(simulated: SimulatedStep, max_spans: int = MAX_SPANS) -> dict[str, Any]:
     """Return the trace of a simulated step as a JSON object."""
-    chip = simulated.chip
-    timeline = timeline_of(simulation_of(simulated.module, chip, simulated.devices_per_host), max_spans)
+    chip = simulated.slice.chip
+    timeline = timeline_of(simulation_of(simulated.module, simulated.slice), max_spans)
     written = _Events(simulated, timeline)
     metadata = {
         "highres-ticks": True,
@@ -105,7 +104,7 @@ class _Events:
             yield from ({**event, "tid": number} for event in events)
 
     def _names(self, queues: Sequence[str]) -> Iterator[Event]:
-        chip = self.simulated.chip
+        chip = self.simulated.slice.chip
         yield _meta("process_name", 0, name=f"/device:{chip.platform.upper()}:0 (simulated {chip.name})")
         yield _meta("process_labels", 0, labels="simulated, not measured")
         yield _meta("process_sort_index", 0, sort_index=DEVICE)

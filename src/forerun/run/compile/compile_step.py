@@ -17,10 +17,12 @@ from jax import monitoring
 
 from forerun.errors import UserError
 from forerun.hardware.chips import Chip
+from forerun.hardware.slices import slice_of_devices
 from forerun.objectives.batch import Batch
 from forerun.planner.hlo import parse
 from forerun.planner.time.prediction import step_time
 from forerun.program.build import Program, program_hash
+from forerun.program.compiler_options import compile_lowered
 from forerun.program.schedule import Schedule
 from forerun.program.state import Metrics, State
 from forerun.program.step import Step
@@ -100,8 +102,8 @@ class CompiledStep:
 
     def predicted_seconds(self, chip: Chip) -> float:
         """Return the seconds per step that `plan` predicts for this program on `chip`."""
-        devices_per_host = jax.local_device_count()
-        return step_time(parse(self._executable.as_text()), chip, devices_per_host=devices_per_host).mid_seconds
+        slice = slice_of_devices(chip, list(self._program.mesh.devices.flat))
+        return step_time(parse(self._executable.as_text()), slice).mid_seconds
 
     @cached_property
     def _schedule(self) -> Schedule:
@@ -159,7 +161,7 @@ def compile_step(program: Program, display: Display, name: str = "") -> Compiled
     with display.phase("compile") as phase, count_events(CACHE_HIT) as counts:
         times, keys = CompileTimes(), [f"program {hash}", *([f"job {name}"] if name else [])]
         phase.expected_seconds = times.expected_seconds(*keys)
-        executable = lowered.compile(compiler_options=program.compiler_options or None)
+        executable = compile_lowered(lowered, program.compiler_options)
         cached = counts[CACHE_HIT] > 0
         if not cached:
             times.record(phase.elapsed_seconds, *keys)

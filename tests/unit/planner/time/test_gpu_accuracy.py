@@ -138,6 +138,6 @@ def test_a_recorded_prediction_follows_from_its_program() -> None:
     """
     row = next(row for row in ROWS if row["name"] == SAMPLE)
     machine, module = slice_named(row["slice"]), parse(lzma.decompress(PROGRAM.read_bytes()).decode())
-    step = step_time(module, machine.chip, row["flops_per_step"] / machine.devices, devices_per_host=1)
+    step = step_time(module, machine, row["flops_per_step"] / machine.devices)
     assert step.mid_seconds == pytest.approx(row["seconds"], rel=1e-3)
     assert (step.low_seconds, step.high_seconds) == pytest.approx((row["low_seconds"], row["high_seconds"]), rel=1e-3)

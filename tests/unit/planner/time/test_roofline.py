@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from forerun.hardware.chips import chip_named
+from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.calibration import Calibration
 from forerun.planner.time.chip_model import chip_model_of
@@ -70,7 +71,7 @@ BY_HAND = TOKENS * 2 * UNITS * UNITS / V3_BYTES_PER_SECOND  # 9.5 ms: the matrix
 
 
 def test_a_matrix_in_hbm_is_read_again_for_each_token() -> None:
-    found = step_time(parse(RECURRENT), chip_named("v3"))
+    found = step_time(parse(RECURRENT), slice_named("v3-8"))
     assert found.mid_seconds >= BY_HAND
     assert found.low_seconds >= BY_HAND
     assert found.mid_seconds == pytest.approx(BY_HAND, rel=0.3), "little else happens"
@@ -98,13 +99,13 @@ def test_a_simulation_below_the_floor_is_not_printed(monkeypatch: pytest.MonkeyP
         return spent
 
     monkeypatch.setattr(Simulation, "run", too_fast)
-    found = step_time(parse(RECURRENT), chip_named("v3"))
+    found = step_time(parse(RECURRENT), slice_named("v3-8"))
     assert found.mid_seconds == found.low_seconds == found.floor_seconds >= BY_HAND
     assert sum(found.parts_seconds.values()) == pytest.approx(found.mid_seconds)
     assert found.limit == "HBM"
     assert ROOFLINE in found.doubts
     flops = V3_FLOPS  # a second of them
-    found = step_time(parse(RECURRENT), chip_named("v3"), model_flops=flops)
+    found = step_time(parse(RECURRENT), slice_named("v3-8"), model_flops=flops)
     assert found.mid_seconds == pytest.approx(1.0), "MFU is 100 % at most"
 
 
@@ -118,7 +119,7 @@ def test_a_calibration_stops_at_the_floor() -> None:
 
 
 def test_what_published_runs_do_not_cover_is_marked() -> None:
-    found = step_time(parse(RECURRENT), chip_named("v3"), own_model=True)
+    found = step_time(parse(RECURRENT), slice_named("v3-8"), own_model=True)
     assert set(found.doubts) == {UNKNOWN_CHIP, OWN_MODEL, SHORT}
 
 

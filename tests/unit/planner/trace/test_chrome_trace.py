@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from forerun.hardware.chips import chip_named
+from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import Module, parse
 from forerun.planner.time.prediction import step_time
 from forerun.planner.time.step_time import StepTime
@@ -20,7 +20,7 @@ from forerun.planner.trace.chrome_trace import ADDED, SimulatedStep, encoded, tr
 
 SAMPLE = Path(__file__).parents[1] / "time" / "samples" / "qwen3_06b_tpu7x.txt.xz"
 GPU_SAMPLE = SAMPLE.with_name("qwen3_06b_h100.txt.xz")
-CHIP = chip_named("tpu7x")
+SLICE = slice_named("tpu7x-2x2x1")
 
 TABLES = """FileNames
 1 "/home/someone/site-packages/forerun/nn/attention.py"
@@ -57,12 +57,12 @@ def module() -> Module:
 
 @pytest.fixture(scope="module")
 def step(module: Module) -> StepTime:
-    return step_time(module, CHIP)
+    return step_time(module, SLICE)
 
 
 @pytest.fixture(scope="module")
 def content(module: Module, step: StepTime) -> dict[str, Any]:
-    return trace_content(SimulatedStep(module, CHIP, step, {"job": "tale"}))
+    return trace_content(SimulatedStep(module, SLICE, step, {"job": "tale"}))
 
 
 def nanoseconds(event: dict[str, Any]) -> tuple[int, int]:
@@ -143,7 +143,7 @@ def test_it_is_labelled_as_simulated(content: dict[str, Any]) -> None:
 
 
 def test_collapsed_iterations_keep_the_length(module: Module, step: StepTime, content: dict[str, Any]) -> None:
-    short = trace_content(SimulatedStep(module, CHIP, step), max_spans=2500)
+    short = trace_content(SimulatedStep(module, SLICE, step), max_spans=2500)
     assert len(short["traceEvents"]) < len(content["traceEvents"])
     shown = short["metadata"]["loop_iterations_shown"]
     assert isinstance(shown, int)
@@ -156,14 +156,14 @@ def test_collapsed_iterations_keep_the_length(module: Module, step: StepTime, co
 @pytest.mark.parametrize("factor", [1.5, 2.0])
 def test_calibration_scales_the_step(module: Module, step: StepTime, factor: float) -> None:
     scaled = step.times(factor)
-    lanes = threads(trace_content(SimulatedStep(module, CHIP, scaled), max_spans=2500))
+    lanes = threads(trace_content(SimulatedStep(module, SLICE, scaled), max_spans=2500))
     assert leaf_nanoseconds(lanes["XLA Ops"]) == round(scaled.mid_seconds * 1e9)
 
 
 def test_a_floor_above_the_simulation_is_visible(module: Module, step: StepTime) -> None:
     floor = step.mid_seconds + 0.25
     raised = replace(step, mid_seconds=floor, floor_seconds=floor)
-    operations = threads(trace_content(SimulatedStep(module, CHIP, raised), max_spans=2500))["XLA Ops"]
+    operations = threads(trace_content(SimulatedStep(module, SLICE, raised), max_spans=2500))["XLA Ops"]
     [added] = [event for event in operations if event["name"] == ADDED]
     assert added["dur"] == pytest.approx(0.25e6, rel=1e-6)
     assert leaf_nanoseconds(operations) == round(floor * 1e9)
@@ -172,7 +172,7 @@ def test_a_floor_above_the_simulation_is_visible(module: Module, step: StepTime)
 def test_source_and_place_in_the_model() -> None:
     """A MiB read and one written. The folders of the machine are not part of a file that users share."""
     small = parse(SMALL)
-    operations = threads(trace_content(SimulatedStep(small, CHIP, step_time(small, CHIP))))["XLA Ops"]
+    operations = threads(trace_content(SimulatedStep(small, SLICE, step_time(small, SLICE))))["XLA Ops"]
     assert [(e["name"], e["args"]["source"], e["args"]["tf_op"]) for e in operations] == [
         ("x", "forerun/nn/attention.py:17", "jit(step)/attention/neg"),
         ("y", "model.py:4", "jit(step)/own/neg"),
@@ -188,14 +188,14 @@ def test_compression_keeps_the_content(content: dict[str, Any]) -> None:
 
 
 def test_a_gpu_program() -> None:
-    gpu, module = chip_named("h100"), parse(lzma.decompress(GPU_SAMPLE.read_bytes()).decode())
-    step = step_time(module, gpu, devices_per_host=8)
-    content = trace_content(SimulatedStep(module, gpu, step, devices_per_host=8))
+    gpu, module = slice_named("h100-8"), parse(lzma.decompress(GPU_SAMPLE.read_bytes()).decode())
+    step = step_time(module, gpu)
+    content = trace_content(SimulatedStep(module, gpu, step))
     lanes = threads(content)
     assert leaf_nanoseconds(lanes["XLA Ops"]) == round(step.mid_seconds * 1e9)
     assert {event["args"]["bound_by"] for event in lanes["NCCL within the machine"]} == {"NVLink"}
     assert "NCCL between machines" not in lanes
     process = next(e["args"]["name"] for e in content["traceEvents"] if e["name"] == "process_name")
     assert process.startswith("/device:GPU:0")
-    two_machines = trace_content(SimulatedStep(module, gpu, step, devices_per_host=4))
+    two_machines = trace_content(SimulatedStep(module, slice_named("h100-4x2"), step))
     assert {e["args"]["bound_by"] for e in threads(two_machines)["NCCL between machines"]} == {"network"}

@@ -59,9 +59,6 @@ def _marin(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, **more:
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama2-70b": _dims(80, 8192, 64, 8, 28672, 32000),
-    # Two MLP matrices of width F: three of 2/3 F have the same weights.
-    "maxtext-22b": _dims(48, 6144, 24, 24, 24576 * 2 // 3, 32768, tied=True),
-    "maxtext-52b": _dims(32, 12288, 32, 32, 49152 * 2 // 3, 32768, tied=True, head_dim=256),
     "fuji-7b": _dims(32, 4096, 32, 32, 11008, 32768, tied=True),
     "fuji-70b": _dims(80, 8192, 64, 8, 28672, 32768),
     "honeycrisp-3b": _dims(26, 3072, 24, 8, 8064, 49152, tied=True, qk_norm=True),
@@ -133,9 +130,6 @@ FLAGS: dict[str, Flags] = {
     "MARIN_LATER": flags.MARIN_LATER,
     "NONE": Flags("its script sets no flags: the compiler's defaults"),
     "UNKNOWN": Flags("its source says only that collectives are asynchronous", known=False),
-    "MAXTEXT_2023": Flags(
-        "AI-Hypercomputer/maxtext@cf466fafe:MaxText/configs/1xv4-128.sh", parsed("--xla_enable_async_all_gather=true")
-    ),
     "MAXTEXT_V5P": Flags(
         "AI-Hypercomputer/maxtext@92e59fdf:benchmarks/xla_flags_library.py", parsed(f"{_PARALLEL} {_GATHER}")
     ),
@@ -216,12 +210,9 @@ def _seconds(row: dict[str, str]) -> tuple[float, str]:
         return published, ""
     if row["unit"] == "tokens/s/chip":
         return tokens / published, f"{tokens:,.0f} tokens per chip / {published:g} tokens/s"
-    work = 6.0 * weights(MODELS[row["model"]]) * tokens
-    if row["unit"] == "% MFU, 6 N":
-        peak = PEAK_TFLOPS[machine.chip.name]
-        return work / (published / 100 * peak * 1e12), f"6 N x {tokens:,.0f} / ({published:g} % of {peak} TFLOP/s)"
-    assert row["unit"] == "TFLOP/s/chip, 6 N", row
-    return work / (published * 1e12), f"6 N x {tokens:,.0f} / {published:g} TFLOP/s"
+    assert row["unit"] == "% MFU, 6 N", row
+    work, peak = 6.0 * weights(MODELS[row["model"]]) * tokens, PEAK_TFLOPS[machine.chip.name]
+    return work / (published / 100 * peak * 1e12), f"6 N x {tokens:,.0f} / ({published:g} % of {peak} TFLOP/s)"
 
 
 def weights(model: dict[str, Any]) -> int:

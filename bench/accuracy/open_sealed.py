@@ -5,9 +5,9 @@ python bench/accuracy/open_sealed.py --again          # opens them again; the pa
 python bench/accuracy/open_sealed.py --development    # the unused development runs instead; writes nothing
 python bench/accuracy/open_sealed.py --page           # only write the page again from the recorded results
 
-It needs the programs that compile_unused.py stores. Results are in bench/results/sealed.jsonl, one line for each run and
-opening. A run counts with the flags of its framework. If that program does not fit or was not compiled, it counts with
-forerun's own options, if that one fits. If the flags are unknown, both results are recorded.
+It needs the programs that compile_unused.py stores. Results are in bench/results/sealed.jsonl, one line for each run
+and opening. A run counts with the flags of its framework. If that program does not fit or was not compiled, it counts
+with forerun's own options, if that one fits. If the flags are unknown, both results are recorded.
 """
 
 from __future__ import annotations

@@ -53,8 +53,13 @@ class Run:
         return slice_named(self.slice).chip.name
 
     def as_forerun_compiles(self) -> Run:
-        """Return the run with forerun's own compiler options and kernel settings."""
-        return replace(self, flags=None, kernel=None)
+        """Return the run with forerun's own compiler options."""
+        return replace(self, flags=None)
+
+    def variants(self) -> list[Run]:
+        """Return the run and, if its flags are not certain, the run with the other flags."""
+        other = self.flags.alternative if self.flags else None
+        return [self, replace(self, flags=other)] if other else [self]
 
     def question(self) -> CompileRequest:
         content = {"name": "accuracy", "data": "none", "steps": 1000, **self.job}

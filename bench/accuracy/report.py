@@ -20,7 +20,8 @@ PAGE = ROOT / "docs" / "explanation" / "accuracy.md"
 PICTURE = ROOT / "docs" / "assets" / "accuracy.svg"
 GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 SIZE, EDGE = 520, 56
-COLOURS = {"development": "#1f6feb"}  # runs that are not counted are not drawn
+# Runs that are not counted are not drawn.
+COLOURS = {"calibration": "#8a8f98", "held-out": "#1f6feb", "development": "#1f6feb"}
 
 
 def main() -> int:
@@ -162,9 +163,10 @@ def picture(found: list[dict[str, Any]], band: float = 0.2) -> str:
                 at = f'cx="{x(row["published_seconds"]):.1f}" cy="{y(row["seconds"]):.1f}"'
                 title = f"<title>{row['name']}: {row['error']:+.1%}</title>"
                 parts.append(f'<circle {at} r="4.5" fill="{colour}" fill-opacity="0.8">{title}</circle>')
-    for number, (half, colour) in enumerate(COLOURS.items()):
+    drawn = [half for half in COLOURS if any(row["half"] == half for row in found)]
+    for number, half in enumerate(drawn):
         top = EDGE + 20 + 18 * number
-        parts.append(f'<circle cx="{EDGE + 16}" cy="{top - 4}" r="4.5" fill="{colour}"/>')
+        parts.append(f'<circle cx="{EDGE + 16}" cy="{top - 4}" r="4.5" fill="{COLOURS[half]}"/>')
         parts.append(f'<text x="{EDGE + 26}" y="{top}">{half}</text>')
     parts.append(f'<text x="{SIZE / 2}" y="{SIZE - 14}" text-anchor="middle">published seconds a step</text>')
     middle = SIZE / 2

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import flags
-from tpu_worker import LOOP
+from tpu_worker import LOOP, PLAIN
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
@@ -369,7 +369,7 @@ def v4_maxtext() -> list[Run]:
                 seconds,
                 f"AI-Hypercomputer/maxtext@{_MAXTEXT_2023['v4']}:README.md and MaxText/configs/1x{script}.sh",
                 {
-                    "model": {**sizes, "kv_heads": heads, "tied": True},
+                    "model": {**sizes, "kv_heads": heads, "tied": True, "qk_norm": True},
                     "sequence": 2048,
                     "batch": each * chips,
                     "remat": "full",
@@ -378,6 +378,7 @@ def v4_maxtext() -> list[Run]:
                 derived=formula,
                 layers="parallel",
                 flags=flags.DEFAULT_V4,
+                kernel=PLAIN,
             )
         )
     return found

@@ -11,6 +11,7 @@ from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.simulated_step_time import Validation, simulated_step_time
 from forerun.planner.time.simulation import Simulation
 from forerun.planner.time.step_time import StepTime
+from forerun.planner.time.torus import Torus
 
 # Published / predicted seconds of the calibration half lay between 0.75 and 1.21 (bench/accuracy), rounded outward.
 LOW, HIGH = 0.75, 1.25
@@ -24,4 +25,4 @@ def tpu_step_time(scheduled: Module, slice: Slice, model_flops: float, own_model
 
 def tpu_simulation(scheduled: Module, slice: Slice) -> Simulation:
     """Return the simulation of a program on one device of a TPU slice."""
-    return Simulation(scheduled, chip_model_of(slice.chip), slice.chip.name)
+    return Simulation(scheduled, chip_model_of(slice.chip), slice.chip.name, Torus.of(slice))

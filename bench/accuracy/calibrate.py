@@ -21,8 +21,8 @@ from runs import Run, halves, runs
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import Module, parse
 from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.simulation import Simulation
-from forerun.planner.time.torus import Torus
 
 # Standard deviations of log(factor) before any run is known: matmuls are known from dumped code, links and hosts from
 # data sheets. NOISE is the standard deviation of the log(error) that the model cannot explain.

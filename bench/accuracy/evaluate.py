@@ -18,9 +18,9 @@ from runs import Run, halves, runs
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.prediction import step_time
 from forerun.planner.time.simulation import Simulation
-from forerun.planner.time.torus import Torus
 
 
 def replayed(run: Run) -> dict[str, Any]:

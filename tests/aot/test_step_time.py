@@ -11,8 +11,8 @@ from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.chip_model import chip_model_of
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.simulation import Simulation
-from forerun.planner.time.torus import Torus
 
 pytestmark = pytest.mark.aot
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from forerun.data.corpus import Corpus
     from forerun.models.layer_kinds import LayerShape
     from forerun.models.sizes import DecoderConfig
+    from forerun.program.compiler_options import CompilerOptions
     from forerun.program.derive import Derived
     from forerun.program.kernels import AttentionChoice
     from forerun.resolve.resolved_job import ResolvedJob
@@ -79,6 +80,7 @@ class Outcome:
     derived: Derived
     chunk: int
     attention: AttentionChoice
+    options: CompilerOptions
     validation: tuple[tuple[str, str], ...] = ()  # for each part, the number of held-out documents and their share
     forms: tuple[tuple[str, str], ...] = ()  # for each part that is not plain text, its form and how it is read
 
@@ -151,6 +153,7 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     """Do what `train` does before it compiles, and return the values that follow from the job."""
     from forerun.hardware import mesh
     from forerun.inputs.resolve_job import resolve
+    from forerun.program.compiler_options import compiler_options
 
     shape = mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, place.devices, place.title)
     corpus = _corpus(job, warn)
@@ -160,10 +163,11 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     resolved.require_mesh(shape)
     derived = resolved.derived(shape, None if corpus is None else corpus.rows.epoch)
     choice = resolved.attention(place.platform, place.jax_kind)
+    options = compiler_options(place.platform, place.jax_kind, shape, job.compiler_options)
     parts = () if corpus is None else corpus.parts
     held = tuple((one.number, one.asked) for part in parts if (one := part.held_out) is not None)
     forms = tuple((part.source.form, ", ".join(part.read_as)) for part in parts if part.source.form != "text")
-    return Outcome(resolved, place, derived, resolved.loss_chunk(derived), choice, held, forms)
+    return Outcome(resolved, place, derived, resolved.loss_chunk(derived), choice, options, held, forms)
 
 
 def _corpus(job: Job, warn: Callable[[str], None]) -> Corpus | None:
@@ -265,6 +269,7 @@ def derived_rows(outcome: Outcome) -> list[Row]:
     if resolved.model.heads is not None:
         why = f"auto: {outcome.attention.obstacle or f'for {place.kind}'}" if job.attention == "auto" else "the job's"
         rows.append(Row("attention kernel", outcome.attention.kernel.name, why))
+    rows += [Row("compiler", ", ".join(options), why) for why, options in outcome.options.by_reason().items()]
     rows.append(Row("remat", job.remat.policy, _REMAT[job.remat.policy]))
     logits = Bytes(4 * outcome.derived.micro_batch * outcome.chunk * resolved.model.vocab)
     pieces = f"{outcome.chunk} of {job.sequence} positions at a time: {logits} of logits on a device at most"

@@ -21,6 +21,8 @@ class ChipModel:
     hbm_bytes_per_second: float  # achievable, not the data sheet's
     link_bytes_per_second: float  # one ICI link, one way
     host_bytes_per_second: float  # device <-> host memory, one way
+    cores: int = 1  # TensorCores of the device
+    matrix_unit: int = 128  # rows and columns of a matrix unit
     attention_share: float = 1.0  # speed of attention kernels relative to their counted cycles
     op_seconds: float = 0.4e-6  # overhead between two fusions
     dma_seconds: float = 0.3e-6  # latency of a copy between HBM and VMEM
@@ -68,6 +70,10 @@ REACHED = {
     "v6e": AchievableRates(0.86, 0.90, 30e9, 1.75e9, 90e9),
     "tpu7x": AchievableRates(0.83, 0.87, 30e9, 1.90e9, 90e9),
 }
+# TensorCores of a device. jax's `pltpu.get_tpu_info_for_chip` has the same numbers.
+CORES = {"v4": 2, "v5p": 2}
+# Rows and columns of a matrix unit. Google Cloud's pages state 256 for v6e and tpu7x, and 128 for all before.
+MATRIX_UNIT = {"v6e": 256, "tpu7x": 256}
 
 
 # Factors for the assumptions above (above one: faster), fitted to published step times with
@@ -98,6 +104,8 @@ def assumed(chip: Chip) -> ChipModel:
         hbm_bytes_per_second=chip.hbm_bytes_per_second / chip.devices_per_chip * reached.hbm,
         link_bytes_per_second=reached.link_bytes_per_second,
         host_bytes_per_second=reached.host_bytes_per_second,
+        cores=CORES.get(chip.name, 1),
+        matrix_unit=MATRIX_UNIT.get(chip.name, 128),
     )
 
 

@@ -74,6 +74,10 @@ class ProgramSimulation(ABC):
             self._activities[name] = run.activities
         return self._done[name]
 
+    def forget(self) -> None:
+        """Discard the results, so that the next run simulates the program again."""
+        self._done, self._activities = {}, {}
+
     def activities(self, name: str) -> list[Activity]:
         """Return what the device does during one execution of a computation, after `run`."""
         return self._activities[name]

@@ -7,15 +7,15 @@ a dynamic-update-slice writes only its update, in place. Bytes that a collective
 
 from __future__ import annotations
 
-import math
-import re
 from functools import lru_cache
 
 from forerun.planner.hlo import HBM, Computation, Instruction, Module
 from forerun.planner.time.gemm_shape import gemm_shape
+from forerun.planner.time.matrix_work import convolution_product, dot_product
 from forerun.planner.time.transfers import is_collective
 
 DEEPEST = 8  # levels of nested fusions that are examined
+PRODUCTS = {"dot": dot_product, "convolution": convolution_product}
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -23,26 +23,41 @@ class InstructionWork:
     """FLOPs and HBM bytes of a module's instructions, including those inside fusions.
 
     FLOPs are cached by called computation.
+
+    Args:
+        module: The program.
+        matrix_unit: Rows and columns of a TPU's matrix unit, for `unit_flops`.
     """
 
-    def __init__(self, module: Module) -> None:
-        self.module = module
+    def __init__(self, module: Module, matrix_unit: int = 1) -> None:
+        self.module, self.matrix_unit = module, matrix_unit
         self.flops_in = lru_cache(None)(self._flops_in)  # one cache per instance, which ends with the instance
+        self.unit_flops_in = lru_cache(None)(self._unit_flops_in)
 
     def flops(self, computation: Computation, x: Instruction) -> float:
         """Return the FLOPs of the matrix multiplications in `x`, two per multiply-add."""
         if x.op == "fusion":
             return self.flops_in(x.attribute("calls") or "")
-        if x.op == "dot":
-            return _dot_flops(computation, x)
-        if x.op == "convolution":
-            return _convolution_flops(computation, x)
+        if x.op in PRODUCTS:
+            product = PRODUCTS[x.op](computation, x)
+            return product.flops if product else 0.0
         gemm = gemm_shape(computation, x) if x.op == "custom-call" else None
         return gemm.flops if gemm else 0.0
 
     def _flops_in(self, name: str) -> float:
         computation = self.module.computations.get(name)
         return sum(self.flops(computation, x) for x in computation.instructions) if computation else 0.0
+
+    def unit_flops(self, computation: Computation, x: Instruction) -> float:
+        """Return the FLOPs of the matrix units, with those that padding to their size wastes."""
+        if x.op == "fusion":
+            return self.unit_flops_in(x.attribute("calls") or "")
+        product = PRODUCTS[x.op](computation, x) if x.op in PRODUCTS else None
+        return product.unit_flops(self.matrix_unit) if product else 0.0
+
+    def _unit_flops_in(self, name: str) -> float:
+        computation = self.module.computations.get(name)
+        return sum(self.unit_flops(computation, x) for x in computation.instructions) if computation else 0.0
 
     def hbm_bytes(self, computation: Computation, x: Instruction) -> float:
         """Return the bytes that `x` reads from HBM plus those that it writes there."""
@@ -130,68 +145,3 @@ def _is_same_array(computation: Computation, parameter: Instruction) -> bool:
     while x is not None and x.op == "bitcast":
         x = computation.operand(x, 0)
     return x is parameter
-
-
-def _dot_flops(computation: Computation, x: Instruction) -> float:
-    left = computation.operand(x, 0)
-    found = re.search(r"lhs_contracting_dims=\{([\d,]*)\}", x.attributes)
-    if left is None or found is None:
-        return 0.0
-    contracted = math.prod(left.shapes[0].dims[int(d)] for d in found[1].split(",") if d)
-    return 2.0 * math.prod(x.shapes[0].dims) * contracted
-
-
-def _convolution_flops(computation: Computation, x: Instruction) -> float:
-    """Return the FLOPs of a convolution.
-
-    The TPU compiler writes every matmul as a convolution, and may put batch dimensions into its window. So padding must
-    not be counted as work.
-    """
-    left, right = computation.operand(x, 0), computation.operand(x, 1)
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", x.attributes)
-    if left is None or right is None or labels is None:
-        return 0.0
-    lhs, rhs, out = labels[1], labels[2], labels[3]
-    window = _Window(x.attributes, sum(letter.isdigit() for letter in lhs))
-    pairs = 1
-    for dim in range(window.dims):
-        pairs *= window.valid_pairs(
-            dim, left.shapes[0].dims[lhs.index(str(dim))], x.shapes[0].dims[out.index(str(dim))]
-        )
-    groups = re.search(r"batch_group_count=(\d+)", x.attributes)
-    batch = left.shapes[0].dims[lhs.index("b")] // (int(groups[1]) if groups else 1)
-    inputs = right.shapes[0].dims[rhs.index("i")]
-    return 2.0 * batch * x.shapes[0].dims[out.index("f")] * inputs * pairs
-
-
-class _Window:
-    """The `window={size=.. stride=.. pad=.. lhs_dilate=.. rhs_dilate=..}` of a convolution."""
-
-    def __init__(self, attributes: str, dims: int) -> None:
-        self.dims = dims
-        found = re.search(r"window=\{([^}]*)\}", attributes)
-        text = found[1] if found else ""
-
-        def values(key: str, default: str) -> list[str]:
-            match = re.search(rf"\b{key}=(\S+)", text)
-            return match[1].split("x") if match else [default] * dims
-
-        self.size = [int(v) for v in values("size", "1")]
-        self.stride = [int(v) for v in values("stride", "1")]
-        self.before = [int(v.split("_")[0]) for v in values("pad", "0_0")]
-        self.spread = [int(v) for v in values("lhs_dilate", "1")]
-        self.reach = [int(v) for v in values("rhs_dilate", "1")]
-
-    def valid_pairs(self, dim: int, length: int, outputs: int) -> int:
-        """Return the number of (output, tap) pairs along one dimension that fall on data and not on padding."""
-        spread, stride = self.spread[dim], self.stride[dim]
-        extent = (length - 1) * spread + 1
-        pairs = 0
-        for tap in range(self.size[dim]):
-            offset = tap * self.reach[dim] - self.before[dim]
-            if spread == 1 and stride == 1:
-                pairs += max(0, min(outputs - 1, length - 1 - offset) - max(0, -offset) + 1)
-            else:
-                places = range(offset, offset + outputs * stride, stride)
-                pairs += sum(0 <= place < extent and place % spread == 0 for place in places)
-        return pairs

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from forerun.hardware.chips import Chip
 from forerun.planner.time.execution import ProgramSimulation, Spent
 from forerun.planner.time.roofline import PeakRates, time_floor
 from forerun.planner.time.step_time import LIMITS, StepTime
+from forerun.planner.time.uncertainty import TimeRange
 
 # The simulation's kinds of time, and the part of a step that each is reported as.
 WORDS = {
@@ -31,13 +33,21 @@ UNKNOWN_KERNEL = "a kernel of unknown cost"
 ROOFLINE = "a lower bound: the simulation was below the chip's peak rates"
 
 
+# Returns the range of a step from its simulation, its predicted seconds and its doubts.
+RangeOf = Callable[[ProgramSimulation, float, Collection[str]], TimeRange]
+
+
+def flat_range(low: float, high: float) -> RangeOf:
+    """Return a function that gives every step the same range."""
+    return lambda simulation, seconds, doubts: TimeRange(low, high)
+
+
 @dataclass(frozen=True)
 class Validation:
     """What the comparison with published runs covers on one platform, and the range that it found."""
 
     chips: tuple[str, ...]  # chips with at least one published run
-    low: float  # least published / predicted seconds of the calibration half, rounded outward
-    high: float
+    range_of: RangeOf
 
 
 def simulated_step_time(
@@ -65,7 +75,7 @@ def simulated_step_time(
     roof = PeakRates.of(chip)
     floor, model_seconds = time_floor(simulation.module, roof), model_flops / roof.flops
     least = max(floor.seconds, model_seconds)
-    doubts = [
+    possible = [
         (chip.name not in validation.chips, UNKNOWN_CHIP),
         (own_model, OWN_MODEL),
         (max(spent.seconds, least) < SHORTEST_SECONDS, SHORT),
@@ -73,6 +83,8 @@ def simulated_step_time(
         (spent.by_kind["kernels"] > 0, UNKNOWN_KERNEL),
         (spent.seconds < least, ROOFLINE),
     ]
+    doubts = tuple(text for holds, text in possible if holds)
+    time_range = validation.range_of(simulation, max(spent.seconds, least), doubts)
     parts = _reported_parts(spent)
     if spent.seconds < least:
         # Add the difference to the part that bounds the floor, so that the parts still add up to the total.
@@ -82,9 +94,10 @@ def simulated_step_time(
         mid_seconds=max(spent.seconds, least),
         parts_seconds=parts,
         floor_seconds=least,
-        doubts=tuple(text for holds, text in doubts if holds),
-        low_factor=validation.low,
-        high_factor=validation.high,
+        doubts=doubts,
+        low_factor=time_range.low_factor,
+        high_factor=time_range.high_factor,
+        range_reasons=time_range.reasons,
         links=links,
     )
 

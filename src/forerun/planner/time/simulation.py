@@ -10,15 +10,16 @@ be limited only by HBM.
 from __future__ import annotations
 
 import re
+from copy import copy
 from typing import ClassVar
 
 from forerun.planner.hlo import Computation, Instruction, Module
 from forerun.planner.time.chip_model import ChipModel
-from forerun.planner.time.collective_cost import OFFLOADED, CollectiveCost
+from forerun.planner.time.collectives.collective_cost import OFFLOADED, CollectiveCost
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.execution import ComputationRun, ProgramSimulation, called_by, collective_in, target_of
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.splash_cost import kernel_seconds, kernel_shape
-from forerun.planner.time.torus import Torus
 from forerun.planner.time.transfers import (
     COLLECTIVES,
     copy_queue_and_seconds,
@@ -45,10 +46,17 @@ class Simulation(ProgramSimulation):
         super().__init__(module)
         self.machine, self.chip = machine, chip
         self.collectives = CollectiveCost(module, machine, torus)
-        self.work = InstructionWork(module)
+        self.work = InstructionWork(module, machine.matrix_unit)
 
     def run_of(self, computation: Computation) -> ComputationRun:
         return _Run(self, computation)
+
+    def on(self, machine: ChipModel) -> Simulation:
+        """Return a simulation of the same program on another machine. Both share what does not depend on it."""
+        other = copy(self)
+        other.machine = machine
+        other.forget()
+        return other
 
 
 class _Run(ComputationRun):
@@ -144,7 +152,8 @@ class _Run(ComputationRun):
             return  # scalars: the scalar unit computes them beside the vector unit, at no cost
         flops = self.sim.work.flops(self.computation, x)
         touched = self.sim.work.hbm_bytes(self.computation, x)
-        computing = flops / (machine.matmul_flops * machine.matmul_share)
+        unit_flops = self.sim.work.unit_flops(self.computation, x) if flops else 0.0
+        computing = unit_flops / (machine.matmul_flops * machine.matmul_share)
         moving = touched / machine.hbm_bytes_per_second
         # A fusion is assumed to overlap its computation with its transfers, so the slower of both counts. Vector
         # arithmetic is not modelled: outside matmuls and attention, HBM is assumed to be the limit.

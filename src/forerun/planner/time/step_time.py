@@ -1,13 +1,15 @@
 """The predicted time of one step: a range, and the parts of its middle.
 
-The middle of the range is the simulated time. Low and high are the deviations of published runs from it
-(docs/explanation/accuracy.md lists them all).
+The middle of the range is the simulated time. Low and high follow from the uncertainty of the step's parts, which is
+scaled to published runs (docs/explanation/accuracy.md lists them all).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from forerun.planner.time.uncertainty import RangeTerm
 
 # The resource that limits each part.
 LIMITS = {
@@ -31,8 +33,9 @@ class StepTime:
     parts_seconds: Mapping[str, float]  # by the keys of LIMITS; they add up to mid_seconds
     floor_seconds: float = 0.0
     doubts: tuple[str, ...] = ()  # reasons why the time is less certain than its range suggests
-    low_factor: float = 0.75  # low / mid, from published runs on the same platform
+    low_factor: float = 0.75  # low / mid
     high_factor: float = 1.25
+    range_reasons: tuple[RangeTerm, ...] = ()  # the largest causes of the range, except the common one
     links: str = "ICI"  # the name of the links between the devices: ICI, NVLink or PCIe
 
     @property
@@ -57,3 +60,9 @@ class StepTime:
         factor = max(factor, self.floor_seconds / self.mid_seconds)
         parts = {part: seconds * factor for part, seconds in self.parts_seconds.items()}
         return replace(self, mid_seconds=self.mid_seconds * factor, parts_seconds=parts)
+
+    def narrowed(self, share: float, least: float) -> StepTime:
+        """Return the time with `share` of its range, but at least `least` to both sides, relative to the middle."""
+        shorter, longer = 1 / self.low_factor - 1, self.high_factor - 1
+        low, high = 1 / (1 + max(share * shorter, least)), 1 + max(share * longer, least)
+        return replace(self, low_factor=low, high_factor=high)

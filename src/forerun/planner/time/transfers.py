@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from forerun.planner.hlo import HBM, HOST, SYNC, Computation, Instruction, Module, Shape
 from forerun.planner.time.chip_model import ChipModel
-from forerun.planner.time.replica_groups import source_target_pairs
+from forerun.planner.time.collectives.replica_groups import source_target_pairs
 
 COLLECTIVES = (
     "all-gather",

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from forerun.planner.compile import compiler
-from forerun.planner.time.tpu_step_time import HIGH, LOW
 
 ROOT = Path(__file__).resolve().parents[4]
 BENCH = ROOT / "bench" / "accuracy"
@@ -60,8 +59,7 @@ def test_recorded_rows_are_the_published_runs(bench: ModuleType) -> None:
     for row in COUNTED:
         assert row["published_seconds"] == pytest.approx(published[row["name"]])
         assert row["error"] == pytest.approx(row["seconds"] / row["published_seconds"] - 1)
-        assert row["low_seconds"] == pytest.approx(LOW * row["seconds"])
-        assert row["high_seconds"] == pytest.approx(HIGH * row["seconds"])
+        assert row["low_seconds"] < row["seconds"] < row["high_seconds"]
         assert sum(row["parts_seconds"].values()) == pytest.approx(row["seconds"])
 
 

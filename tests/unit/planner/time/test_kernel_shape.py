@@ -75,5 +75,5 @@ def test_flops_by_visiting_blocks(sequence: int, block: int) -> None:
     blocks = sequence // block
     visited = sum(1 for row in range(blocks) for column in range(blocks) if column <= row)
     for kind, matmuls in (("forward", 2), ("dq", 3), ("dkv", 4), ("backward", 5)):
-        shape = KernelShape(kind, 6, sequence, sequence, 128, block)
+        shape = KernelShape(kind, 2, 3, sequence, sequence, 128, block)
         assert shape.flops == pytest.approx(matmuls * 6 * visited * 2 * block * block * 128)

@@ -27,6 +27,7 @@ MACHINE = ChipModel(
     hbm_bytes_per_second=MIB,
     link_bytes_per_second=MIB,
     host_bytes_per_second=MIB / 4,
+    matrix_unit=1,
     op_seconds=0.0,
     dma_seconds=0.0,
     hop_seconds=0.0,

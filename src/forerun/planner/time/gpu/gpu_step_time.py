@@ -9,13 +9,13 @@ from forerun.hardware.chips import Chip
 from forerun.planner.hlo import Module
 from forerun.planner.time.gpu.gpu_model import gpu_model_of
 from forerun.planner.time.gpu.gpu_simulation import GpuSimulation
-from forerun.planner.time.simulated_step_time import Validation, simulated_step_time
+from forerun.planner.time.simulated_step_time import Validation, flat_range, simulated_step_time
 from forerun.planner.time.step_time import StepTime
 
 # Published / predicted seconds of the calibration half lay between 0.73 and 1.18 in 22 of 25 runs (bench/accuracy),
 # rounded outward. The other three, at 0.57 to 0.61, have programs that differ much from the published ones.
 LOW, HIGH = 0.70, 1.25
-VALIDATION = Validation(chips=("A100-40", "A100-80", "H100", "H200", "B200", "4090"), low=LOW, high=HIGH)
+VALIDATION = Validation(("A100-40", "A100-80", "H100", "H200", "B200", "4090"), flat_range(LOW, HIGH))
 
 
 def gpu_step_time(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from forerun.planner.hlo import parse
-from forerun.planner.time.replica_groups import Groups, mesh_of, replica_groups, source_target_pairs
+from forerun.planner.time.collectives.replica_groups import Groups, mesh_of, replica_groups, source_target_pairs
 
 GRID = np.arange(64).reshape(2, 8, 4)
 

@@ -11,8 +11,8 @@ import pytest
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.chip_model import ChipModel, chip_model_of
-from forerun.planner.time.collective_cost import CollectiveCost
-from forerun.planner.time.torus import Torus
+from forerun.planner.time.collectives.collective_cost import CollectiveCost
+from forerun.planner.time.collectives.torus import Torus
 
 MIB = 2**20
 LINK = 100e9

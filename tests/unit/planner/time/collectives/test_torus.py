@@ -9,7 +9,7 @@ from jax.experimental import mesh_utils
 
 from forerun.hardware.chips import device_kind_of
 from forerun.hardware.slices import Slice, slice_named, slices
-from forerun.planner.time.torus import RingPath, Torus
+from forerun.planner.time.collectives.torus import RingPath, Torus
 
 LARGEST = 512  # devices; larger slices follow the same rules and take longer
 

@@ -14,13 +14,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forerun.planner.time.torus import Coordinate, Torus
+from forerun.planner.time.collectives.torus import Coordinate, Torus
 
 SMALLEST_SIDE = 4  # chips; with a shorter axis, v5e and v6e use one ring through both axes
 
 
 @dataclass(frozen=True)
-class Strategy:
+class CollectiveStrategy:
     """The rings of a collective.
 
     `phases` has the devices of the ring of each phase, in the order of the first color. A single phase is one ring
@@ -53,16 +53,16 @@ class GroupShape:
         return cls(axes, sides, complete, len(group) // max(len(chips), 1))
 
 
-def stated_strategy(text: str) -> Strategy | None:
+def stated_strategy(text: str) -> CollectiveStrategy | None:
     """Return the strategy that the attributes of a collective state, or None. Only compiled programs state it."""
     found = re.search(r"cores:\{([\d ]+)\}", text)
     if found:
-        return Strategy(tuple(int(count) for count in found[1].split()))
+        return CollectiveStrategy(tuple(int(count) for count in found[1].split()))
     found = re.search(r"1DAllGather.*?group_size = (\d+)", text)
-    return Strategy((int(found[1]),)) if found else None
+    return CollectiveStrategy((int(found[1]),)) if found else None
 
 
-def expected_strategy(op: str, torus: Torus, shape: GroupShape, devices: int, offloaded: bool) -> Strategy:
+def expected_strategy(op: str, torus: Torus, shape: GroupShape, devices: int, offloaded: bool) -> CollectiveStrategy:
     """Return the strategy that the compiler is expected to choose.
 
     Args:
@@ -75,5 +75,5 @@ def expected_strategy(op: str, torus: Torus, shape: GroupShape, devices: int, of
     several = len(shape.axes) > 1 and shape.complete
     if torus.orders_rings:
         several = several and min(shape.sides) >= SMALLEST_SIDE
-        return Strategy(shape.sides if several and op == "all-reduce" else (devices,))
-    return Strategy(shape.sides if several and (op == "all-reduce" or offloaded) else (devices,))
+        return CollectiveStrategy(shape.sides if several and op == "all-reduce" else (devices,))
+    return CollectiveStrategy(shape.sides if several and (op == "all-reduce" or offloaded) else (devices,))

@@ -11,9 +11,14 @@ from functools import cached_property
 
 from forerun.planner.hlo import SYNC, Computation, Instruction, Module
 from forerun.planner.time.chip_model import ChipModel
-from forerun.planner.time.collective_strategy import GroupShape, Strategy, expected_strategy, stated_strategy
-from forerun.planner.time.replica_groups import Groups, mesh_of, replica_groups, source_target_pairs
-from forerun.planner.time.torus import Coordinate, RingPath, Torus
+from forerun.planner.time.collectives.collective_strategy import (
+    CollectiveStrategy,
+    GroupShape,
+    expected_strategy,
+    stated_strategy,
+)
+from forerun.planner.time.collectives.replica_groups import Groups, mesh_of, replica_groups, source_target_pairs
+from forerun.planner.time.collectives.torus import Coordinate, RingPath, Torus
 from forerun.planner.time.transfers import is_collective
 
 _SEMAPHORE = 4  # memory space
@@ -71,9 +76,9 @@ class CollectiveCost:
         # An all-reduce is a reduce-scatter and an all-gather.
         return fixed + (2 if op == "all-reduce" else 1) * once
 
-    def _expected(self, op: str, groups: Groups, offloaded: bool) -> Strategy:
+    def _expected(self, op: str, groups: Groups, offloaded: bool) -> CollectiveStrategy:
         if self.torus is None or self._places is None:
-            return Strategy((len(groups[0]),))
+            return CollectiveStrategy((len(groups[0]),))
         shape = GroupShape.of(self.torus, [self._places[member] for member in groups[0]])
         return expected_strategy(op, self.torus, shape, len(groups[0]), offloaded)
 

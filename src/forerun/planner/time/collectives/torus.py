@@ -23,6 +23,7 @@ _CLOSED_FROM = 16  # chips of the shortest closed axis of two-dimensional slices
 _RING_OF_4, _RING_OF_8 = (0, 1, 3, 2), (0, 1, 2, 3, 7, 6, 5, 4)
 _RING_OF_16 = (0, 1, 2, 3, 7, 6, 5, 9, 10, 11, 15, 14, 13, 12, 8, 4)
 _TRAY_OF_8 = (0, 1, 2, 3, 6, 7, 4, 5)
+_SMALL_RINGS: dict[Coordinate, tuple[int, ...]] = {(2, 2): _RING_OF_4, (2, 4): _RING_OF_8}
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _small_order(torus: Torus, mesh: tuple[int, ...]) -> tuple[int, ...] | None:
     if torus.orders_rings:
         if torus.sides == (4, 4) and max(mesh) == 16:
             return _RING_OF_16
-        return {(2, 2): _RING_OF_4, (2, 4): _RING_OF_8}.get(torus.sides)
+        return _SMALL_RINGS.get(torus.sides)
     flat = len(torus.sides) == 2
     if torus.cores == 2 and flat and torus.devices > 8 and mesh[-1] != 8:
         return tuple(range(torus.devices))

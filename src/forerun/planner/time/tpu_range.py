@@ -1,0 +1,129 @@
+"""The range of a predicted step on TPUs: the uncertain parts of its simulation.
+
+Most parts have an uncertainty that is a share of their time. Transfers are different: they overlap with other work, so
+a slower link can make a hidden transfer visible, and a faster one can hide it. The program is therefore simulated again
+with slower and faster transfers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from forerun.planner.time.activity import CORE, Activity
+from forerun.planner.time.chip_model import ChipModel
+from forerun.planner.time.execution import ProgramSimulation
+from forerun.planner.time.simulated_step_time import OWN_MODEL, ROOFLINE, UNKNOWN_CHIP
+from forerun.planner.time.simulation import Simulation
+from forerun.planner.time.splash_cost import kernel_shape
+from forerun.planner.time.splash_cycles import COUNTED
+from forerun.planner.time.uncertainty import RangeTerm, TimeRange, part_terms, time_range
+
+# Collectives and host transfers may take this much longer or shorter. Links: rates of published microbenchmarks against
+# the data sheet, and the compiler's choice of a route. Host: PCIe is shared by the chips of a host.
+COLLECTIVES_FACTOR, HOST_FACTOR = 1.35, 1.35
+START_SECONDS = 2e-3  # assumed, 2026-11: time between two steps if the host cannot start the next one early
+# Doubts that concern the complete step, and their effect. The range of a roofline has no end below it.
+DOUBTS = {
+    UNKNOWN_CHIP: RangeTerm("a generation without published runs", 1.0, 0.15, 0.25),
+    OWN_MODEL: RangeTerm("a custom model", 1.0, 0.12, 0.18),
+    ROOFLINE: RangeTerm("a step at the roofline", 1.0, 0.0, 0.30),
+}
+KINDS = {
+    "matmul": "matmul",
+    "memory": "memory-bound operations",
+    "dma": "memory-bound operations",
+    "kernels": "kernels of unknown cost",
+}
+_RECOMPUTED = re.compile(r"\.remat")
+
+
+def tpu_range(simulation: ProgramSimulation, step_seconds: float, doubts: Collection[str]) -> TimeRange:
+    """Return the range of a step on TPUs. The arguments are those of `range_terms`."""
+    assert isinstance(simulation, Simulation)
+    return time_range(range_terms(simulation, step_seconds, doubts))
+
+
+def range_terms(simulation: Simulation, step_seconds: float, doubts: Collection[str] = ()) -> list[RangeTerm]:
+    """Return the causes of uncertainty of a step.
+
+    Args:
+        simulation: The simulation of the program.
+        step_seconds: The predicted time.
+        doubts: The reasons to doubt the time.
+    """
+    seconds = seconds_by_cause(simulation)
+    terms = part_terms({cause: spent / step_seconds for cause, spent in seconds.items()})
+    terms += transfer_terms(simulation, step_seconds)
+    terms += [DOUBTS[doubt] for doubt in doubts if doubt in DOUBTS]
+    terms.append(RangeTerm("the start of a short step", 1.0, 0.0, START_SECONDS / step_seconds))
+    return terms
+
+
+def seconds_by_cause(simulation: Simulation) -> dict[str, float]:
+    """Return the seconds of a step that are subject to each cause of `uncertainty.RELATIVE`.
+
+    The same second may have several causes: a recomputed matmul counts as a matmul and as recomputed.
+    """
+    done: dict[str, dict[str, float]] = {}
+
+    def within(name: str) -> dict[str, float]:
+        if name not in done:
+            simulation.spent_in(name)
+            found: defaultdict[str, float] = defaultdict(float)
+            for activity in simulation.activities(name):
+                if activity.called:
+                    for cause, seconds in within(activity.called).items():
+                        found[cause] += activity.trips * seconds
+                    if activity.instruction.name in simulation.guessed_loops:
+                        found["loops of unknown length"] += activity.seconds
+                elif activity.lane == CORE:
+                    for cause, seconds in _causes(simulation, name, activity):
+                        found[cause] += seconds
+            done[name] = found
+        return done[name]
+
+    return dict(within(simulation.module.entry))
+
+
+def _causes(simulation: Simulation, computation: str, activity: Activity) -> Iterator[tuple[str, float]]:
+    """Yield the causes of uncertainty of one activity of the core, with their seconds."""
+    if activity.kind == "attention":
+        shape = kernel_shape(simulation.module.computations[computation], activity.instruction)
+        counted = shape and (simulation.chip, shape.head, shape.block, shape.kind) in COUNTED
+        yield ("attention kernels" if counted else "attention kernels of another shape"), activity.seconds
+    elif activity.kind in KINDS:
+        yield KINDS[activity.kind], activity.seconds - activity.overhead_seconds
+        yield "overheads of short operations", activity.overhead_seconds
+    if _RECOMPUTED.search(activity.instruction.name):
+        yield "recomputation for lack of HBM", activity.seconds
+
+
+def transfer_terms(simulation: Simulation, step_seconds: float) -> list[RangeTerm]:
+    """Return the terms of collectives and host transfers. A program without them has none."""
+    spent = simulation.run()
+    machine = simulation.machine
+    busy = {"collectives": "ici", "host": "host"}
+    speeds = {"collectives": (_links, COLLECTIVES_FACTOR), "host": (_host, HOST_FACTOR)}
+    names = {"collectives": "collectives not hidden", "host": "host transfers not hidden"}
+    terms = []
+    for kind, (change, factor) in speeds.items():
+        if not any(busy[kind] in queue and seconds for queue, seconds in spent.busy.items()):
+            continue
+        slower, faster = (simulation.on(change(machine, x)).run().seconds for x in (1 / factor, factor))
+        effects = max(0.0, spent.seconds - faster), max(0.0, slower - spent.seconds)
+        shorter, longer = (effect / step_seconds for effect in effects)
+        terms.append(RangeTerm(names[kind], spent.by_kind[kind] / step_seconds, shorter, longer))
+    return terms
+
+
+def _links(machine: ChipModel, factor: float) -> ChipModel:
+    """Return a machine whose collectives are faster by `factor`."""
+    latencies = {"hop_seconds": machine.hop_seconds / factor, "collective_seconds": machine.collective_seconds / factor}
+    return replace(machine.with_shares(link=factor), **latencies)
+
+
+def _host(machine: ChipModel, factor: float) -> ChipModel:
+    return machine.with_shares(host=factor)

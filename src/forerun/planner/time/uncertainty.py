@@ -1,0 +1,98 @@
+"""The range of a predicted step time, from the uncertainty of each part of the step.
+
+Each part has a relative uncertainty with a physical reason (`RELATIVE`). The parts are assumed to be independent, so
+their effects on the step add up in quadrature. One common term is always included: another version of the compiler, and
+overheads of the training loop. One factor, `SCALE`, multiplies all effects. It is the only figure that is fitted to
+published runs (bench/accuracy/calibrate.py), so that about 85 to 90 % of them are inside their ranges.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+SCALE = 1.3  # bench/accuracy/calibrate.py
+MATTERS = 0.25  # terms with at least this share of the largest effect are reasons for the range
+MOST_REASONS = 3
+
+
+@dataclass(frozen=True)
+class RelativeError:
+    """How much shorter or longer than predicted a part can be, as shares of its predicted time."""
+
+    shorter: float
+    longer: float
+
+
+@dataclass(frozen=True)
+class RangeTerm:
+    """A cause of uncertainty, and how much shorter or longer the step can be because of it."""
+
+    cause: str
+    share: float  # of the step's time that the cause affects
+    shorter: float  # as a share of the predicted step
+    longer: float
+
+    @property
+    def effect(self) -> float:
+        return max(self.shorter, self.longer)
+
+
+@dataclass(frozen=True)
+class TimeRange:
+    """The range of a step relative to its predicted time, and the causes that contribute most, largest first."""
+
+    low_factor: float
+    high_factor: float
+    reasons: tuple[RangeTerm, ...] = ()
+
+
+COMMON = RangeTerm("compiler version and training loop", 1.0, 0.05, 0.06)
+# The uncertainty of each kind of time. "Assumed" figures have no better source (2026-11).
+RELATIVE: dict[str, RelativeError] = {
+    # Fusions reach 62 to 98 % of the matrix unit's peak in dumped code. The mean of a program varies by 5 %.
+    "matmul": RelativeError(0.05, 0.05),
+    # Cycles of the compiler's final code: what varies is the number of skipped blocks and the overlap of loads.
+    "attention kernels": RelativeError(0.05, 0.05),
+    # Scaled from the nearest shape that was counted. Counted shapes differ from such a scaling by up to this much.
+    "attention kernels of another shape": RelativeError(0.15, 0.15),
+    # HBM traffic alone is a lower bound of a kernel's time. Assumed: a kernel can take twice as long.
+    "kernels of unknown cost": RelativeError(0.10, 1.00),
+    # Copies reach 83 to 90 % of the data sheet's bandwidth. Vector arithmetic is not modelled and adds time.
+    "memory-bound operations": RelativeError(0.12, 0.18),
+    # The overhead of a fusion is assumed, so it may be missing or twice as long.
+    "overheads of short operations": RelativeError(1.00, 1.00),
+    # The trip count is the largest constant of the condition. The data may end the loop earlier.
+    "loops of unknown length": RelativeError(0.50, 0.50),
+    # Another version of the compiler may have enough memory without this work.
+    "recomputation for lack of HBM": RelativeError(0.80, 0.20),
+    # No published run shows how fast a sparse core is. Assumed.
+    "sparse cores": RelativeError(0.40, 0.40),
+}
+
+
+def term(cause: str, share: float) -> RangeTerm:
+    """Return the term of a part that takes `share` of the step."""
+    relative = RELATIVE[cause]
+    return RangeTerm(cause, share, share * relative.shorter, share * relative.longer)
+
+
+def part_terms(shares: Mapping[str, float]) -> list[RangeTerm]:
+    """Return a term for each part of a step. The keys of `shares` are causes of RELATIVE."""
+    return [term(cause, share) for cause, share in shares.items() if share > 0]
+
+
+def time_range(terms: Iterable[RangeTerm], scale: float = SCALE) -> TimeRange:
+    """Combine independent terms and the common one into a range.
+
+    The error of a time is a ratio: a step that can take 1.25 times as long can as well take 1 / 1.25 of the time.
+    """
+    found = [COMMON, *terms]
+    shorter, longer = (
+        scale * math.hypot(*sides) for sides in zip(*((x.shorter, x.longer) for x in found), strict=True)
+    )
+    ordered = sorted(found[1:], key=lambda x: -x.effect)
+    least = MATTERS * max((x.effect for x in found), default=0.0)
+    reasons = tuple(x for x in ordered[:MOST_REASONS] if x.effect >= least)
+    return TimeRange(1 / (1 + shorter), 1 + longer, reasons)

@@ -1,0 +1,70 @@
+"""Matrix multiplications: their dimensions, and the padding to the matrix unit, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from forerun.planner.hlo import parse
+from forerun.planner.time.instruction_cost import InstructionWork
+from forerun.planner.time.matrix_work import MatrixProduct
+
+
+@pytest.mark.parametrize(
+    ("product", "unit", "rows", "tiles"),
+    [
+        (MatrixProduct(1, 4096, 4096, 2048), 128, 4096, 32 * 16),  # no padding
+        (MatrixProduct(16, 512, 2048, 64), 128, 512, 16 * 16),  # scores of a head of 64: half of each tile is empty
+        (MatrixProduct(16, 512, 2048, 128), 128, 512, 16 * 16),  # so a head of 128 takes as long
+        (MatrixProduct(16, 512, 2048, 128), 256, 512, 16 * 8),  # and half of a larger unit is empty
+        (MatrixProduct(16, 512, 64, 2048), 128, 64, 16 * 4 * 16),  # held: the probabilities; rows: the head
+        (MatrixProduct(1, 8, 2048, 2048), 128, 64, 16 * 16),  # few rows: loading the tiles takes half of 128 rows
+        (MatrixProduct(1, 32, 512, 512, passes=6), 128, 6 * 64, 4 * 4),
+    ],
+)
+def test_rows_of_the_matrix_unit(product: MatrixProduct, unit: int, rows: int, tiles: int) -> None:
+    assert product.unit_flops(unit) == 2 * unit * unit * rows * tiles
+
+
+def test_padding_never_lowers_the_work() -> None:
+    for m, n, k in ((1, 1, 1), (7, 300, 129), (512, 64, 64), (129, 8, 4096)):
+        product = MatrixProduct(3, m, n, k)
+        assert product.unit_flops(256) >= product.flops == 2 * 3 * m * n * k
+
+
+BATCHED = "window={size=16 stride=15 lhs_dilate=16}, dim_labels=0bf_0oi->0bf"
+CASES = {
+    # Scores of 16 heads: the heads are a window of which each output sees one position.
+    f"f32[16,512,2048] convolution(%p, %q), {BATCHED}": ("bf16[16,512,64]", "bf16[16,2048,64]", (16, 512, 2048, 64)),
+    # A projection: 8 heads of 64 are contracted together.
+    "bf16[1024,1,512] convolution(%p, %q), window={size=8}, dim_labels=b0f_0io->b0f": (
+        "bf16[1024,8,64]",
+        "bf16[8,64,512]",
+        (1, 1024, 512, 512),
+    ),
+    # Its opposite: 512 inputs become 8 heads of 64, written as a window that slides over padding.
+    "bf16[1024,8,64] convolution(%p, %q), window={size=8 pad=7_7 rhs_reversal=1}, dim_labels=b0f_0io->b0f": (
+        "bf16[1024,1,512]",
+        "bf16[8,512,64]",
+        (1, 1024, 512, 512),
+    ),
+    "bf16[4,128,64] dot(%p, %q), lhs_batch_dims={0}, rhs_batch_dims={0}, lhs_contracting_dims={2}, "
+    "rhs_contracting_dims={1}": ("bf16[4,128,32]", "bf16[4,32,64]", (4, 128, 64, 32)),
+}
+
+
+@pytest.mark.parametrize(("line", "case"), CASES.items())
+def test_dimensions_of_instructions(line: str, case: tuple[str, str, tuple[int, int, int, int]]) -> None:
+    left, right, (batch, m, n, k) = case
+    text = f"""HloModule m
+
+ENTRY %main (p: {left}, q: {right}) -> f32[1] {{
+  %p = {left} parameter(0)
+  %q = {right} parameter(1)
+  ROOT %x = {line}
+}}
+"""
+    module = parse(text)
+    main = module.computations["main"]
+    work = InstructionWork(module, 128)
+    assert work.flops(main, main.root) == 2 * batch * m * n * k
+    assert work.unit_flops(main, main.root) == MatrixProduct(batch, m, n, k).unit_flops(128)

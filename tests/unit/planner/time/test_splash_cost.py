@@ -1,0 +1,89 @@
+"""The time of splash kernels: cycles per block by hand, cores that share a kernel, and shapes that were not counted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forerun.hardware.chips import chip_named
+from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.splash_cost import KernelShape, cores_used, kernel_seconds, padded_flops
+from forerun.planner.time.splash_cycles import COUNTED, BlockCycles, block_cycles
+
+RESULTS = Path(__file__).parents[4] / "bench" / "results" / "kernel_cycles.json"
+KINDS = ("forward", "dq", "dkv", "backward")
+
+
+def test_cycles_of_a_causal_kernel_by_hand() -> None:
+    """v5e, 2 x 3 programs of 4 x 4 blocks of 512, of which 10 are on or below the diagonal."""
+    machine = assumed(chip_named("v5e"))
+    shape = KernelShape("forward", 2, 3, 2048, 2048, 128, 512)
+    counted = COUNTED["v5e", 128, 512, "forward"]
+    per_program = 10 * counted.main + 4 * counted.per_row + 16 * counted.visit
+    assert kernel_seconds(machine, "v5e", shape) == pytest.approx(6 * per_program / machine.clock_hz)
+
+
+def test_the_matrix_unit_needs_more_cycles_than_the_code_has() -> None:
+    """A dkv kernel of v5e gives its unit 4 x 512 x 512 x 128 multiply-adds, of which it does 4 x 128 x 128 a cycle."""
+    machine = assumed(chip_named("v5e"))
+    shape = KernelShape("dkv", 1, 1, 512, 512, 64, 512)
+    counted = COUNTED["v5e", 64, 512, "dkv"]
+    assert counted.main < 2048
+    cycles = kernel_seconds(machine, "v5e", shape) * machine.clock_hz
+    assert cycles == pytest.approx(2048 + counted.visit + counted.per_row, rel=0.002)
+
+
+@pytest.mark.parametrize(("chip", "head", "width"), [("v5e", 64, 128), ("v5e", 80, 128), ("v5p", 192, 256)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_is_padded_to_the_matrix_unit(chip: str, head: int, width: int, kind: str) -> None:
+    machine = assumed(chip_named(chip))
+    narrow, wide = (KernelShape(kind, 2, 8, 4096, 4096, size, 512) for size in (head, width))
+    assert padded_flops(machine, narrow) == pytest.approx(padded_flops(machine, wide))
+    assert padded_flops(replace(machine, matrix_unit=256), narrow) == pytest.approx(wide.flops * 256 / width)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "heads", "cores"),
+    [("forward", 1, 8, 2), ("forward", 1, 1, 1), ("dq", 1, 8, 1), ("dkv", 1, 8, 1), ("dq", 2, 8, 2), ("dkv", 13, 8, 2)],
+)
+def test_two_cores_share_parallel_dimensions(kind: str, batch: int, heads: int, cores: int) -> None:
+    shape = KernelShape(kind, batch, heads, 1024, 1024, 128, 512)
+    assert cores_used(2, shape) == cores
+    assert cores_used(1, shape) == 1
+    machine = assumed(chip_named("v5p"))
+    alone = kernel_seconds(replace(machine, cores=1, matmul_flops=machine.matmul_flops / 2), "v5p", shape)
+    assert kernel_seconds(machine, "v5p", shape) == pytest.approx(alone / cores)
+
+
+def test_shapes_that_were_not_counted() -> None:
+    known = COUNTED["v5e", 128, 512, "dq"]
+    assert block_cycles("v5e", 80, 512, "dq") == known, "padded to 128 lanes"
+    half = block_cycles("v5e", 128, 256, "dq")
+    assert half is not None
+    assert half.main == pytest.approx(known.main / 4, abs=1)
+    assert half.visit == known.visit
+    wide = block_cycles("v5e", 1024, 512, "dq")
+    assert wide is not None
+    assert wide.main >= 4 * known.main
+    fused = block_cycles("v5e", 128, 512, "backward")
+    assert fused is not None
+    assert fused.main == round((known.main + COUNTED["v5e", 128, 512, "dkv"].main) * 5 / 7)
+    assert block_cycles("v3", 128, 512, "dq") is None
+
+
+def test_a_chip_without_counts_has_the_time_of_its_matrix_unit() -> None:
+    machine = assumed(chip_named("v3"))
+    shape = KernelShape("dq", 2, 2, 1024, 1024, 128, 512)
+    assert kernel_seconds(machine, "v3", shape) == pytest.approx(
+        shape.flops / (machine.matmul_flops * machine.matmul_share)
+    )
+
+
+def test_the_table_is_the_recorded_one() -> None:
+    for row in json.loads(RESULTS.read_text()):
+        if row["batch"] == 2:
+            key = row["chip"], row["head"], row["block"], row["kind"]
+            assert COUNTED[key] == BlockCycles(row["main"], row["row"], row["visit"])

@@ -47,7 +47,7 @@ class Simulation(ProgramSimulation):
     def __init__(self, module: Module, machine: ChipModel, chip: str) -> None:
         super().__init__(module)
         self.machine, self.chip = machine, chip
-        self.work = InstructionWork(module, machine.matrix_unit)
+        self.work = InstructionWork(module, machine.matrix_unit, machine.division_ops)
 
     def run_of(self, computation: Computation) -> ComputationRun:
         return _Run(self, computation)
@@ -156,12 +156,13 @@ class _Run(ComputationRun):
         flops = self.sim.work.flops(self.computation, x)
         touched = self.sim.work.hbm_bytes(self.computation, x)
         unit_flops = self.sim.work.unit_flops(self.computation, x) if flops else 0.0
-        computing = unit_flops / (machine.matmul_flops * machine.matmul_share)
-        moving = self._hbm_seconds(touched, computing)
-        # A fusion is assumed to overlap its computation with its transfers, so the slower of both counts. Vector
-        # arithmetic is not modelled: outside matmuls and attention, HBM is assumed to be the limit.
-        kind = "matmul" if flops and computing >= moving else "memory"
-        seconds = max(computing, moving) + machine.op_seconds
+        multiplying = unit_flops / (machine.matmul_flops * machine.matmul_share)
+        elementwise = self.sim.work.vector_ops(self.computation, x) / machine.vector_ops_per_second
+        moving = self._hbm_seconds(touched, max(multiplying, elementwise))
+        # The units of a core work in the same cycles, and transfers overlap with them. So the slowest one counts.
+        # Vector arithmetic limits only random numbers and arrays that are not in HBM, and counts as "memory".
+        kind = "matmul" if flops and multiplying >= max(moving, elementwise) else "memory"
+        seconds = max(multiplying, elementwise, moving) + machine.op_seconds
         self.advance(kind, seconds, flops=flops, size_bytes=touched, overhead_seconds=machine.op_seconds)
         self.spent.flops["matmul"] += flops
 

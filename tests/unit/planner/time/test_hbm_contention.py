@@ -10,7 +10,7 @@ from forerun.planner.time.execution import Spent
 from forerun.planner.time.simulation import Simulation
 
 MIB = 1 << 20
-MACHINE = ChipModel(1.0, 1.0, 1.0, MIB, MIB, MIB, matrix_unit=1, op_seconds=0.0, dma_seconds=0.0)
+MACHINE = ChipModel(1e9, 1.0, 1.0, MIB, MIB, MIB, matrix_unit=1, op_seconds=0.0, dma_seconds=0.0)
 PART = "bf16[4096,128]{1,0:T(8,128)(2,1)}"  # one MiB
 NEAR = "bf16[4096,128]{1,0:T(8,128)(2,1)S(1)}"
 FLAG = "u32[]{:S(2)}"

@@ -17,6 +17,7 @@ from forerun.planner.time.vector_work import vector_ops
 
 DEEPEST = 8  # levels of nested fusions that are examined
 PRODUCTS = {"dot": dot_product, "convolution": convolution_product}
+LAZY = ("pad", "convert", "copy", "transpose", "reshape")  # each element of the result needs one of the operand
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -33,6 +34,7 @@ class InstructionWork:
 
     def __init__(self, module: Module, matrix_unit: int = 1, division_ops: float = 1.0) -> None:
         self.module, self.matrix_unit, self.division_ops = module, matrix_unit, division_ops
+        self.is_tpu = matrix_unit > 1
         self.flops_in = lru_cache(None)(self._flops_in)  # one cache per instance, which ends with the instance
         self.unit_flops_in = lru_cache(None)(self._unit_flops_in)
         self.vector_ops_in = lru_cache(None)(self._vector_ops_in)
@@ -131,6 +133,10 @@ class InstructionWork:
                 continue  # updated in place, only grouped, or read by the interconnect: the core reads nothing
             elif user.op in ("bitcast", "get-tuple-element") or self._is_alias(user):
                 total += self._read_bytes(computation, user, whole, depth + 1)
+            elif user.op in LAZY and self.is_tpu and not user.is_root and depth < DEEPEST:
+                # A fusion computes only the elements that are needed, for example a slice of a padded array.
+                needed = self._read_bytes(computation, user, user.size_bytes, depth + 1)
+                total += whole * needed / user.size_bytes
             elif user.op == "fusion" and depth < DEEPEST:
                 inner = self.module.computations[user.attribute("calls") or ""]
                 parameter = inner.parameters().get(number)

@@ -21,6 +21,7 @@ from runs import Run, halves, runs
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import Module, parse
 from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.simulation import Simulation
 
 # Standard deviations of log(factor) before any run is known: matmuls are known from dumped code, links and hosts from
@@ -32,9 +33,9 @@ TURNS, STEP = 4, 0.02
 
 
 def predicted(module: Module, run: Run, factors: np.ndarray) -> float:
-    chip = slice_named(run.slice).chip
+    slice = slice_named(run.slice)
     shares = {name: math.exp(value) for name, value in zip(PRIOR, factors, strict=True)}
-    return Simulation(module, assumed(chip).with_shares(**shares), chip.name).run().seconds
+    return Simulation(module, assumed(slice.chip).with_shares(**shares), slice.chip.name, Torus.of(slice)).run().seconds
 
 
 Predict = Callable[[np.ndarray], list[float]]  # log(factor) of each part -> log(predicted / published) of each run

@@ -33,7 +33,7 @@ from forerun.planner.hlo import Module, parse
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy.jsonl"
 CACHE = Path(os.environ.get("FORERUN_ACCURACY_CACHE", Path.home() / ".cache" / "forerun" / "accuracy"))
 WORKER = Path(__file__).resolve().parent / "tpu_worker.py"
-AT_ONCE = 2
+AT_ONCE = int(os.environ.get("FORERUN_ACCURACY_AT_ONCE", "2"))
 _writing = threading.Lock()
 _here = threading.local()
 
@@ -41,14 +41,15 @@ _here = threading.local()
 def job_hash(run: Run) -> str:
     """Return the hash of the run's slice, job and flags. It does not change when the job format gains a key."""
     content: list[Any] = [run.slice, run.job]
-    if run.flags is not None or run.kernel is not None:
+    if run.flags is not None or run.kernel is not None or run.layers:
         content.append(own_settings(run))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def own_settings(run: Run) -> dict[str, Any]:
     """Return the settings of a run that replace forerun's own, for tpu_worker.py."""
-    return {"options": None if run.flags is None else run.flags.values, "kernel": run.kernel}
+    settings = {"options": None if run.flags is None else run.flags.values, "kernel": run.kernel}
+    return {**settings, "layers": run.layers} if run.layers else settings
 
 
 def scheduled_path(run: Run) -> Path:
@@ -56,9 +57,10 @@ def scheduled_path(run: Run) -> Path:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
+    """Return the recorded rows by `job_hash`."""
     if not RESULTS.exists():
         return {}
-    return {row["name"]: row for row in map(json.loads, RESULTS.read_text().splitlines())}
+    return {row["job"]: row for row in map(json.loads, RESULTS.read_text().splitlines())}
 
 
 def recomputed_by_compiler(scheduled: str) -> int:
@@ -98,6 +100,7 @@ def predict(run: Run) -> dict[str, Any]:
     started = time.perf_counter()
     _here.settings = own_settings(run)
     row: dict[str, Any] = {"name": run.name, "slice": run.slice, "job": job_hash(run), "libtpu": version("libtpu")}
+    row |= {"flags": run.flags.label if run.flags else "forerun's own"}
     try:
         try:
             answer = compiler.ask(run.question(), threading.Event(), lambda phase: None)
@@ -126,7 +129,8 @@ def main(names: list[str]) -> int:
     compiler.parse = _keep_scheduled
     compiler.subprocess = SimpleNamespace(Popen=_start_own_worker, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     known = recorded()
-    wanted = [run for run in runs() if not is_current(run, known.get(run.name))]
+    all_runs = [variant for run in runs() for variant in run.variants()]
+    wanted = [run for run in all_runs if not is_current(run, known.get(job_hash(run)))]
     wanted = [run for run in wanted if not names or any(name in run.name for name in names)]
     wanted.sort(key=lambda run: run.generation == "tpu7x")  # last, because each takes minutes
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -282,6 +282,7 @@ def search(
     prices: str | os.PathLike[str] | None = None,
     calibrate: Sequence[str] = (),
     use_cache: bool = True,
+    compile_all: bool = False,
 ) -> SearchResult:
     """Search slices, meshes, micro-batch sizes and remat policies for the best plan.
 
@@ -296,6 +297,7 @@ def search(
       prices: a file with prices that replace the list prices.
       calibrate: folders of finished runs whose measured times correct the predicted ones.
       use_cache: use results of earlier compilations of the same program.
+      compile_all: compile all candidates that may fit, also those that are not expected to win.
 
     Returns:
       The plans that fit within the limits, best first.
@@ -315,6 +317,7 @@ def search(
         prices_file=None if prices is None else os.fspath(prices),
         use_cache=use_cache,
         adjust=compiler.calibrated,
+        compile_all=compile_all,
     )
     outcome.require_plan()
     return SearchResult(goal, outcome.interrupted, outcome)

@@ -137,6 +137,7 @@ def _search(args: argparse.Namespace, job: Job) -> int:
         use_cache=not args.no_cache,
         adjust=compiler.calibrated,
         as_json=args.json,
+        compile_all=args.search == "all",
     )
 
 

@@ -168,6 +168,13 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="search slices, meshes, micro-batch sizes and remat policies for the best plan",
     )
     parser.add_argument(
+        "--search-all",
+        dest="search",
+        action="store_const",
+        const="all",
+        help="like --search, but compile all candidates that may fit, also those that are not expected to win",
+    )
+    parser.add_argument(
         "--goal",
         choices=("cheapest", "fastest", "balanced"),
         default="balanced",

@@ -1,7 +1,7 @@
 """Lower bounds and estimates of a job's memory and time, without a compiler.
 
-`lower_bound_bytes` and `lower_bound_seconds` are never above the true values, so a search may prune by them. The other
-numbers are estimates: they order candidates, or prune with a margin.
+`lower_bound_bytes`, `lower_bound_seconds` and `lower_bound_step_seconds` are never above the true values, so a search
+may prune by them. The other numbers are estimates: they order candidates, or prune with a margin.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from forerun.resolve.resolved_job import ResolvedJob
 BYTES = {"float32": 4, "bfloat16": 2}
 MATMUL_SHARE, COPY_SHARE = 0.75, 0.8  # shares of the data sheet's rates; only for estimates
 ACCUMULATION_SECONDS = 2e-3
+SAVED_PASSES = (
+    3  # times that a saved activation moves between HBM and the cores; fitted to bench/results/search_quality
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,18 @@ class Footprint:
         work = self.flops if remat is None else self.executed_flops(remat)
         return work / (peak_flops_per_device(chip) * devices)
 
+    def lower_bound_step_seconds(self, chip: Chip, mesh: MeshShape) -> float:
+        """Return the minimum seconds of a step on a mesh, at the peak rates of the data sheet.
+
+        Every step needs the FLOPs of the forward and backward pass. It also reads all weights and optimizer state from
+        HBM, and writes them if all weights are trained. Both may overlap, so the longer one counts. Recomputation is
+        not counted: the compiler can remove it from a program with one layer.
+        """
+        passes = 2 if self.learned >= self.parameters else 1
+        moved = passes * self.lower_bound_bytes(mesh) - (chip.gpu.l2_bytes if chip.gpu else 0)
+        rate = chip.hbm_bytes_per_second / chip.devices_per_chip if chip.hbm_bytes_per_second else math.inf
+        return max(self.lower_bound_seconds(chip, mesh.devices), moved / rate)
+
     def guessed_seconds(self, on: Slice, mesh: MeshShape, micro_batch: int, accumulation: int, remat: Remat) -> float:
         """Return an estimate of the seconds of a step, for ordering candidates.
 
@@ -108,8 +123,10 @@ class Footprint:
             split = 8 * activations / links.collective_bytes_per_second(mesh.tp, 1) / 2
         host = 2 * self.host_bytes(mesh, micro_batch, remat) * accumulation / links.host_bytes_per_second
         rows = min(1.0, micro_batch * self.sequence / mesh.tp / 4096)  # with few rows the matrix unit is partly idle
-        memory = accumulation * 3 * weights / ((chip.hbm_bytes_per_second or 1e12) * COPY_SHARE)
-        core = max(work / (0.6 + 0.4 * rows), memory)
+        copy_rate = (chip.hbm_bytes_per_second or 1e12) * COPY_SHARE
+        memory = accumulation * 3 * weights / copy_rate
+        kept = accumulation * (self.saved_bytes(mesh, micro_batch, remat) + self.host_bytes(mesh, micro_batch, remat))
+        core = max(work / (0.6 + 0.4 * rows), memory) + SAVED_PASSES * kept / copy_rate
         return (
             max(core, gathered, host)
             + 0.15 * min(core, gathered)

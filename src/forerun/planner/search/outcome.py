@@ -19,6 +19,7 @@ from forerun.planner.report.plan_json import as_json as slices_json
 from forerun.planner.search import job_file
 from forerun.planner.search.ranking import RankedPlan, equal_slices, ranked
 from forerun.planner.search.scoreboard import candidate_counts, print_ranking
+from forerun.planner.search.search_ending import SearchEnding
 from forerun.planner.search.space import Candidate, Space
 from forerun.planner.search.strategy import Goal, Outcome
 from forerun.units import GIB, Bytes, Seconds, Usd
@@ -59,6 +60,7 @@ class SearchOutcome:
       tariff: the prices and the budget.
       max_hours: the limit of the time, or None.
       seconds: the time that the search took.
+      ending: why the search stopped.
     """
 
     space: Space
@@ -67,6 +69,7 @@ class SearchOutcome:
     tariff: Tariff
     max_hours: float | None
     seconds: Seconds
+    ending: SearchEnding
 
     @cached_property
     def ranking(self) -> list[RankedPlan]:
@@ -99,7 +102,7 @@ class SearchOutcome:
             console.print(
                 f"interrupted after {self.seconds}: these are the plans found so far; run the same command to continue"
             )
-        name, counts = self.space.job.name, "\n".join(candidate_counts(*self._counts().values()))
+        name, counts = self.space.job.name, "\n".join(candidate_counts(*self._counts().values(), self.ending))
         if not self.has_plan:
             if self.ranking:
                 print_ranking(console, self.ranking, f"{name}: nothing within the limits")
@@ -137,7 +140,8 @@ class SearchOutcome:
     def to_dict(self) -> dict[str, Any]:
         """Return the outcome as `plan --search --json` prints it, without the name of the written file."""
         counts = {**self._counts(), "failed": len(self.found.failures)}
-        return {"goal": self.goal, "seconds": round(float(self.seconds), 1), **counts, "plans": self.rows()}
+        seconds, stopped = round(float(self.seconds), 1), self.ending.to_dict()
+        return {"goal": self.goal, "seconds": seconds, **counts, "stopped": stopped, "plans": self.rows()}
 
     def job_text(self) -> str:
         """Return the best plan as a job file, with the reason of each chosen value as a comment."""

@@ -17,6 +17,7 @@ from forerun.console import SafeConsole, SafeLive, can_redraw
 from forerun.hardware.price import GOOGLE_CLOUD
 from forerun.planner.report.formatting import gib_text, hours_text, rate_text, seconds_text, step_text
 from forerun.planner.search.ranking import RankedPlan, shown
+from forerun.planner.search.search_ending import SearchEnding
 from forerun.planner.search.space import Candidate, remat_text
 from forerun.units import Seconds, Usd
 
@@ -173,19 +174,22 @@ def candidate_counts(
     too_large: int,
     failures: Mapping[Candidate, str],
     left: int,
+    ending: SearchEnding,
 ) -> list[str]:
-    """Return lines that account for every candidate of the space: compiled, ruled out, failed, or not compiled."""
+    """Return lines that account for every candidate of the space: compiled, ruled out, failed, or not compiled.
+
+    The last line is the reason why the search stopped.
+    """
     asked = f"{compiled} compiled, {recalled} from the cache" if recalled else f"{compiled} compiled"
     lines = [
         f"{space_size} candidates: {asked} ({too_large} of them do not fit), {ruled_out.total()} ruled out by formula"
     ]
     lines += [f"  {count:>5}  {reason}" for reason, count in ruled_out.most_common()]
     if left:
-        lines.append(
-            f"  {left:>5}  not compiled: not a neighbour of a best plan, or estimated to be slower or too large"
-        )
+        lines.append(f"{left} candidates not compiled:")
+        lines += [f"  {count:>5}  {reason}" for reason, count in ending.reason_counts()]
     for one, text in list(failures.items())[:3]:
         lines.append(f"  the compiler failed on {one}: {text.splitlines()[0][:160]}")
     if len(failures) > 3:
         lines.append(f"  and on {len(failures) - 3} more")
-    return lines
+    return [*lines, f"stopped: {ending.text()}"]

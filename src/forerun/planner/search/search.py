@@ -29,6 +29,7 @@ from forerun.planner.search import job_file
 from forerun.planner.search.outcome import Adjust, Exploration, SearchOutcome
 from forerun.planner.search.ranking import ranked
 from forerun.planner.search.scoreboard import Scoreboard, best_text
+from forerun.planner.search.search_ending import ending_of
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
 from forerun.planner.search.strategy import GOALS, Goal, Strategy
 from forerun.resolve.resolved_job import ResolvedJob
@@ -53,7 +54,8 @@ def find_plans(
     providers: Sequence[str] = (),
     prices_file: str | None = None,
     use_cache: bool = True,
-    most_compiles: int = MAX_COMPILES,
+    most_compiles: int | None = None,
+    compile_all: bool = False,
     adjust: Adjust = lambda answer: answer,
 ) -> SearchOutcome:
     """Search slices, meshes, micro-batch sizes and remat policies, and return everything that was found.
@@ -68,7 +70,8 @@ def find_plans(
       providers: the providers of the prices; empty means the cheapest.
       prices_file: a file with prices that replace the list prices.
       use_cache: use results of earlier compilations, and store new ones.
-      most_compiles: the search ends after this many compilations.
+      most_compiles: the search ends after this many compilations; None means 150, or no limit with `compile_all`.
+      compile_all: compile all candidates that may fit, also those that are not expected to win.
       adjust: corrects each result after the cache, for example by a calibration.
 
     Raises:
@@ -85,7 +88,9 @@ def find_plans(
         if all(map(_missing_compiler, asked.values())):
             require_compilers(asked.values())
         raise _nothing_left(space)
-    strategy = strategy_of(space, chosen_goal, tariff)
+    strategy = replace(strategy_of(space, chosen_goal, tariff), compile_all=compile_all)
+    if most_compiles is None:
+        most_compiles = len(space.candidates) if compile_all else MAX_COMPILES
     found = Exploration(adjust=adjust)
     if use_cache:
         recall(space, found)
@@ -94,7 +99,8 @@ def find_plans(
         require_compilers(space.by_slice[name][0].slice for name in space.by_slice)
         with Scoreboard(space.size, found.recalled) as board:
             explore(strategy, found, tariff, max_hours, board, use_cache=use_cache, most_compiles=most_compiles)
-    return SearchOutcome(space, found, chosen_goal, tariff, max_hours, Seconds(time.monotonic() - started))
+    ending = ending_of(strategy, found.known, interrupted=found.interrupted)
+    return SearchOutcome(space, found, chosen_goal, tariff, max_hours, Seconds(time.monotonic() - started), ending)
 
 
 def run_search(

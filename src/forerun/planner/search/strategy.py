@@ -1,32 +1,37 @@
-"""The choice of the next candidate to compile.
+"""The choice of the next candidate to compile, and the decision to stop.
 
 On one slice, cost is proportional to time. So the search looks for the shortest step of each slice:
 
 1. Compile the best guess, then smaller programs until one fits.
-2. Compile the neighbours of the best candidate (another remat, the next micro-batch, the next mesh) until none is
-   better.
+2. Predict the other candidates of the slice from the compiled ones, each with an error. Compile the one with the
+   largest expected gain. Stop if none is left that may win.
 
-Slices compete by the goal. A slice is skipped if even its lower bound could not win or reach the Pareto front of time
-and cost. The choice depends only on the results so far, so an interrupted search resumes where it stopped.
+A candidate cannot win if it cannot fit, or if a found plan beats its lower bound in time and cost: both are proofs. A
+candidate is not expected to win if its predicted memory is too large, or if a found plan beats its predicted time even
+with a margin for the error: both are predictions. The choice depends only on the results so far, so an interrupted
+search resumes where it stopped.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Literal
 
 from forerun.config.schema import Remat
 from forerun.planner.search.lower_bound import kept_names
+from forerun.planner.search.regression import Estimate
 from forerun.planner.search.space import Candidate, Space
+from forerun.planner.search.step_model import StepModel
 
 Goal = Literal["cheapest", "fastest", "balanced"]
 GOALS: tuple[Goal, ...] = ("cheapest", "fastest", "balanced")
 FIRST_ROOM = 0.95  # share of HBM that a first guess may fill by the estimate
 TRIES = 5  # guesses on a slice on which nothing fits
-REFINE = 1.3  # refine a slice only if a step shorter by this factor would reach the front
-SLOWER = 1.25  # skip a neighbour that is estimated slower by this factor
-LARGER = 1.2  # skip a neighbour that is estimated to exceed the limit by this factor
+ERRORS = 1.5  # standard deviations: a candidate may be this much better than its prediction
+LEAST_GAIN = 0.01  # a shorter step by this share is not worth a compile
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,29 @@ class TimeAndCost:
         return self.usd if goal == "cheapest" else self.usd * self.seconds
 
 
+class Rejection(Enum):
+    """Why a candidate is not compiled."""
+
+    MEMORY_PROOF = "cannot fit: a smaller program did not fit"
+    TIME_PROOF = "cannot win: its lower bound is above the best plan"
+    MEMORY_PREDICTION = "predicted to be too large"
+    TIME_PREDICTION = "predicted to be slower than the best plan"
+    GIVEN_UP = "on a slice where nothing fitted"
+
+    @property
+    def is_proof(self) -> bool:
+        return self in (Rejection.MEMORY_PROOF, Rejection.TIME_PROOF)
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """The prospects of a candidate that is not compiled."""
+
+    seconds: Estimate
+    gain: float  # expected, as a share of the slice's best step
+    rejection: Rejection | None  # None: it may win
+
+
 @dataclass(frozen=True)
 class Strategy:
     """A search strategy for one space and goal. It has no state: the results so far are passed as `known`."""
@@ -86,6 +114,7 @@ class Strategy:
     # Billed seconds of a run beside its steps, such as its start, per step and by the name of the slice. A short run on
     # a slower machine may be cheaper because of them.
     overhead_seconds: Mapping[str, float] = field(default_factory=dict)
+    compile_all: bool = False  # whether candidates that are not expected to win are compiled, too
 
     def standing(self, one: Candidate, seconds: float) -> TimeAndCost:
         """Return the time and cost of a step of `seconds` on the candidate's slice, with its share of the overhead."""
@@ -112,7 +141,8 @@ class Strategy:
     def proposals(self, known: Known) -> Iterator[Candidate]:
         """Yield candidates, most promising first; some may be known already.
 
-        First come guesses on slices without a result that fits, then neighbours of the best on slices that may win.
+        First come guesses on slices without a result that fits, then candidates that may win or reach the Pareto front
+        of time and cost, on the slice of the best plan first. With `compile_all`, all others follow.
         """
         best = {name: self.best(known, name) for name in self.space.by_slice}
         points = [self._found(known, one) for one in best.values() if one]
@@ -121,11 +151,44 @@ class Strategy:
                 yield from self._guesses(known, name)
         found = sorted((one for one in best.values() if one), key=lambda one: self._found(known, one).score(self.goal))
         for n, one in enumerate(found):
-            hoped = self.standing(one, self._seconds(known, one) / REFINE)
-            if n == 0 or not any(point.beats(hoped) for point in points):
-                yield from self._neighbours(known, one)
+            yield from self._promising(known, one, points)
             if n == 0 and one.slice.name in self.space.as_written:
                 yield self.space.as_written[one.slice.name]
+        if self.compile_all:
+            yield from self.space.candidates
+
+    def rejected(self, known: Known) -> dict[Candidate, Rejection]:
+        """Return the reasons against all candidates that are not compiled. Candidates worth a compile are omitted."""
+        best = {name: self.best(known, name) for name in self.space.by_slice}
+        points = [self._found(known, one) for one in best.values() if one]
+        reasons: dict[Candidate, Rejection] = {}
+        for name, one in best.items():
+            if one is not None:
+                found = {other: outlook.rejection for other, outlook in self._outlooks(known, one, points).items()}
+                reasons |= {other: reason for other, reason in found.items() if reason}
+                continue
+            hopeless = self._hopeless(name, points)
+            for other in self.space.by_slice[name]:
+                if other not in known:
+                    larger = Rejection.MEMORY_PROOF if self._cannot_fit(known, other) else Rejection.GIVEN_UP
+                    reasons[other] = Rejection.TIME_PROOF if hopeless else larger
+        return reasons
+
+    def nearest(self, known: Known) -> Estimate | None:
+        """Return the best prediction among the candidates that are rejected by their predicted time.
+
+        It is relative to the best step of the same slice: a middle of 1.06 means 6 % slower. None means that no
+        candidate is rejected by its time.
+        """
+        best = {name: self.best(known, name) for name in self.space.by_slice}
+        points = [self._found(known, one) for one in best.values() if one]
+        found = []
+        for one in filter(None, best.values()):
+            own = math.log(self._seconds(known, one))
+            for outlook in self._outlooks(known, one, points).values():
+                if outlook.rejection is Rejection.TIME_PREDICTION:
+                    found.append(Estimate(outlook.seconds.log_mean - own, outlook.seconds.deviation))
+        return min(found, key=lambda estimate: estimate.log_mean, default=None)
 
     def _seconds(self, known: Known, one: Candidate) -> float:
         seconds = known[one].seconds
@@ -136,9 +199,10 @@ class Strategy:
         return self.standing(one, self._seconds(known, one))
 
     def _hopeless(self, name: str, points: list[TimeAndCost]) -> bool:
-        """Return whether a found plan beats the slice in time and cost even at the chip's peak FLOP/s."""
-        one = self.space.by_slice[name][0]
-        ideal = self.standing(one, self.space.sizes.lower_bound_seconds(one.slice.chip, one.mesh.devices))
+        """Return whether a found plan beats the slice in time and cost even at the chip's peak rates."""
+        group = self.space.by_slice[name]
+        bound = min(self.space.sizes.lower_bound_step_seconds(one.slice.chip, one.mesh) for one in group)
+        ideal = self.standing(group[0], bound)
         return any(point.beats(ideal) for point in points)
 
     def _promise(self, name: str) -> float:
@@ -193,41 +257,54 @@ class Strategy:
             for other, outcome in known.items()
         )
 
-    def _neighbours(self, known: Known, centre: Candidate) -> Iterator[Candidate]:
-        """Yield the neighbours of `centre`, fastest by estimate first, without those that look too slow or too large.
+    def _promising(self, known: Known, centre: Candidate, points: list[TimeAndCost]) -> list[Candidate]:
+        """Return the candidates of a slice that may win, with the largest expected gain first."""
+        open_ones = [
+            (-outlook.gain, n, one)
+            for n, (one, outlook) in enumerate(self._outlooks(known, centre, points).items())
+            if outlook.rejection is None
+        ]
+        return [one for _, _, one in sorted(open_ones)]
 
-        Candidates that are estimated to be faster than `centre` and to fit are yielded, too, wherever they are: the
-        first guesses may have missed them because of a wrong estimate of memory. Estimates are used only relative to
-        those of the centre, whose compiled time and peak are known.
-        """
-        group = [one for one in self.space.by_slice[centre.slice.name] if one not in known]
-        ratio = {one: self.space.guessed_seconds(one) / self.space.guessed_seconds(centre) for one in group}
-        peak = known[centre].peak_bytes or 0
-        limit = centre.slice.chip.usable_bytes or 0
-        base = self.space.guessed_bytes(centre)
-        for one in sorted(group, key=lambda one: ratio[one]):
-            larger = peak + self.space.guessed_bytes(one) - base
-            near = _near(centre, one) and ratio[one] <= SLOWER and larger <= limit * LARGER
-            if (near or (ratio[one] < 1 and larger <= limit)) and not self._cannot_fit(known, one):
-                yield one
+    def _outlooks(self, known: Known, centre: Candidate, points: list[TimeAndCost]) -> dict[Candidate, Outlook]:
+        """Return the prospects of all candidates that are not compiled, on the slice of its best candidate."""
+        group = self.space.by_slice[centre.slice.name]
+        results = {one: known[one] for one in group if one in known}
+        model = StepModel(
+            self.space,
+            {one: result.seconds for one, result in results.items() if result.seconds},
+            {one: result.peak_bytes for one, result in results.items() if result.peak_bytes},
+        )
+        rest = [one for one in group if one not in known]
+        estimates = zip(rest, model.seconds(rest), model.peak_bytes(rest), strict=True)
+        return {one: self._outlook(known, one, centre, points, time, peak) for one, time, peak in estimates}
 
+    def _outlook(
+        self,
+        known: Known,
+        one: Candidate,
+        centre: Candidate,
+        points: list[TimeAndCost],
+        time: Estimate,
+        peak: Estimate,
+    ) -> Outlook:
+        limit = one.slice.chip.usable_bytes or 0
 
-def _near(centre: Candidate, one: Candidate) -> bool:
-    """Return whether `one` is a neighbour: the same mesh with a similar micro-batch, or the next mesh.
+        def beaten(seconds: float) -> bool:
+            standing = self.standing(one, seconds)
+            return any(point.beats(standing) for point in points)
 
-    With the same mesh, the micro-batch may differ by a factor of 2, or of 4 with the same remat. The next mesh moves a
-    factor of 2 between two axes, or has no fsdp. It must have the same remat.
-    """
-    step = max(centre.micro_batch, one.micro_batch) / min(centre.micro_batch, one.micro_batch)
-    if one.mesh == centre.mesh:
-        return step <= 2 or (step <= 4 and one.remat == centre.remat)
-    here, there = centre.mesh, one.mesh
-    ratios = [
-        max(a, b) // min(a, b) for a, b in ((here.data, there.data), (here.fsdp, there.fsdp), (here.tp, there.tp))
-    ]
-    moved = sum(ratio > 1 for ratio in ratios)
-    next_mesh = (moved == 2 and max(ratios) <= 2) or (there.fsdp == 1 and there.tp == here.tp)
-    return next_mesh and one.remat == centre.remat and step <= 2
+        rejection = None
+        if self._cannot_fit(known, one):
+            rejection = Rejection.MEMORY_PROOF
+        elif beaten(self.space.sizes.lower_bound_step_seconds(one.slice.chip, one.mesh)):
+            rejection = Rejection.TIME_PROOF
+        elif peak.low(ERRORS) > limit:
+            rejection = Rejection.MEMORY_PREDICTION
+        elif beaten(time.low(ERRORS) / (1 - LEAST_GAIN)):
+            rejection = Rejection.TIME_PREDICTION
+        gain = time.expected_gain(self._seconds(known, centre)) * peak.probability_below(limit)
+        return Outlook(time, gain, rejection)
 
 
 def _saves_no_more(little: Remat, much: Remat) -> bool:

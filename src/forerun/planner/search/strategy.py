@@ -69,6 +69,10 @@ class TimeAndCost:
             and (self.seconds < other.seconds or self.usd < other.usd)
         )
 
+    def equals_or_beats(self, other: TimeAndCost) -> bool:
+        """Return whether `other` cannot win against this point, nor reach the Pareto front beside it."""
+        return self == other or self.beats(other)
+
     def score(self, goal: Goal) -> float:
         """Return the value that the goal minimises.
 
@@ -175,19 +179,21 @@ class Strategy:
         return reasons
 
     def nearest(self, known: Known) -> Estimate | None:
-        """Return the best prediction among the candidates that are rejected by their predicted time.
+        """Return the best prediction among the candidates that are rejected by it, on the slice of the best plan.
 
-        It is relative to the best step of the same slice: a middle of 1.06 means 6 % slower. None means that no
-        candidate is rejected by its time.
+        It is relative to the step of that plan: a middle of 1.06 means 6 % slower. None means that no candidate of the
+        slice is rejected by its time.
         """
-        best = {name: self.best(known, name) for name in self.space.by_slice}
-        points = [self._found(known, one) for one in best.values() if one]
-        found = []
-        for one in filter(None, best.values()):
-            own = math.log(self._seconds(known, one))
-            for outlook in self._outlooks(known, one, points).values():
-                if outlook.rejection is Rejection.TIME_PREDICTION:
-                    found.append(Estimate(outlook.seconds.log_mean - own, outlook.seconds.deviation))
+        fitting = filter(None, (self.best(known, name) for name in self.space.by_slice))
+        best = min(fitting, key=lambda one: self._found(known, one).score(self.goal), default=None)
+        if best is None:
+            return None
+        own = math.log(self._seconds(known, best))
+        found = [
+            Estimate(outlook.seconds.log_mean - own, outlook.seconds.deviation)
+            for outlook in self._outlooks(known, best, [self._found(known, best)]).values()
+            if outlook.rejection is Rejection.TIME_PREDICTION
+        ]
         return min(found, key=lambda estimate: estimate.log_mean, default=None)
 
     def _seconds(self, known: Known, one: Candidate) -> float:
@@ -201,9 +207,11 @@ class Strategy:
     def _hopeless(self, name: str, points: list[TimeAndCost]) -> bool:
         """Return whether a found plan beats the slice in time and cost even at the chip's peak rates."""
         group = self.space.by_slice[name]
-        bound = min(self.space.sizes.lower_bound_step_seconds(one.slice.chip, one.mesh) for one in group)
-        ideal = self.standing(group[0], bound)
-        return any(point.beats(ideal) for point in points)
+        ideal = self.standing(group[0], min(map(self._bound_seconds, group)))
+        return any(point.equals_or_beats(ideal) for point in points)
+
+    def _bound_seconds(self, one: Candidate) -> float:
+        return self.space.sizes.lower_bound_step_seconds(one.slice.chip, one.mesh)
 
     def _promise(self, name: str) -> float:
         """Return the estimated score of a slice's first guess; smaller is better."""
@@ -290,18 +298,15 @@ class Strategy:
     ) -> Outlook:
         limit = one.slice.chip.usable_bytes or 0
 
-        def beaten(seconds: float) -> bool:
-            standing = self.standing(one, seconds)
-            return any(point.beats(standing) for point in points)
-
+        hoped = self.standing(one, time.low(ERRORS) / (1 - LEAST_GAIN))
         rejection = None
         if self._cannot_fit(known, one):
             rejection = Rejection.MEMORY_PROOF
-        elif beaten(self.space.sizes.lower_bound_step_seconds(one.slice.chip, one.mesh)):
+        elif any(point.equals_or_beats(self.standing(one, self._bound_seconds(one))) for point in points):
             rejection = Rejection.TIME_PROOF
         elif peak.low(ERRORS) > limit:
             rejection = Rejection.MEMORY_PREDICTION
-        elif beaten(time.low(ERRORS) / (1 - LEAST_GAIN)):
+        elif any(point.beats(hoped) for point in points):
             rejection = Rejection.TIME_PREDICTION
         gain = time.expected_gain(self._seconds(known, centre)) * peak.probability_below(limit)
         return Outlook(time, gain, rejection)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.config.schema import Job
+from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler
 from forerun.planner.compile.request import CompileRequest
@@ -43,8 +44,8 @@ PIPELINED = {f"xla_gpu_enable_pipelined_{kind}": True for kind in ("all_gather",
 SETS: dict[str, dict[str, Any]] = {
     "defaults of XLA": PLAIN,
     "scheduler": SCHEDULER,
-    "forerun": dict(compiler_options("gpu", "").values),
-    "forerun, pipelined": compiler_options("gpu", "").values | PIPELINED,
+    "forerun": dict(compiler_options("gpu", "", MeshShape(1, 8, 1)).values),
+    "forerun, pipelined": compiler_options("gpu", "", MeshShape(1, 8, 1)).values | PIPELINED,
     # NVIDIA/JAX-Toolbox, docs/frameworks/maxtext/README.md, July 2026
     "recipe for MaxText": SCHEDULER
     | PIPELINED

@@ -33,7 +33,7 @@ from forerun.planner.hlo import Module, parse
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy.jsonl"
 CACHE = Path(os.environ.get("FORERUN_ACCURACY_CACHE", Path.home() / ".cache" / "forerun" / "accuracy"))
 WORKER = Path(__file__).resolve().parent / "tpu_worker.py"
-AT_ONCE = 2
+AT_ONCE = int(os.environ.get("FORERUN_ACCURACY_AT_ONCE", "2"))
 _writing = threading.Lock()
 _here = threading.local()
 
@@ -41,14 +41,15 @@ _here = threading.local()
 def job_hash(run: Run) -> str:
     """Return the hash of the run's slice, job and flags. It does not change when the job format gains a key."""
     content: list[Any] = [run.slice, run.job]
-    if run.flags is not None or run.kernel is not None:
+    if run.flags is not None or run.kernel is not None or run.layers:
         content.append(own_settings(run))
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def own_settings(run: Run) -> dict[str, Any]:
     """Return the settings of a run that replace forerun's own, for tpu_worker.py."""
-    return {"options": None if run.flags is None else run.flags.values, "kernel": run.kernel}
+    settings = {"options": None if run.flags is None else run.flags.values, "kernel": run.kernel}
+    return {**settings, "layers": run.layers} if run.layers else settings
 
 
 def scheduled_path(run: Run) -> Path:

@@ -4,8 +4,8 @@ python bench/accuracy/ranges.py            # needs the programs of predict.py; p
 python bench/accuracy/ranges.py --write    # also writes the section "Ranges" of docs/explanation/accuracy.md
 python bench/accuracy/ranges.py --own-options    # the programs that forerun compiles with its own options
 
-The scale is chosen so that SHARE of the runs are inside their ranges, rounded up to 0.05. It is tested by leaving out one
-family after the other: the scale that the other families give is applied to the runs of that family.
+The scale is chosen so that SHARE of the runs are inside their ranges, rounded up to 0.05. It is tested by leaving out
+one family after the other: the scale that the other families give is applied to the runs of that family.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from forerun.planner.hlo import parse
 from forerun.planner.time.prediction import step_time
 from forerun.planner.time.tpu_range import range_terms
 from forerun.planner.time.tpu_step_time import tpu_simulation
-from forerun.planner.time.uncertainty import SCALE, RangeTerm, StepRange, step_range
+from forerun.planner.time.uncertainty import SCALE, RangeTerm, TimeRange, time_range
 
 SHARE = 0.88
 STEP = 0.05
-FLAT = StepRange(0.75, 1.25)
+FLAT = TimeRange(0.75, 1.25)
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,18 @@ class RangedRun:
     floor_seconds: float
     terms: Sequence[RangeTerm]
 
-    def range_at(self, scale: float) -> StepRange:
-        found = step_range(self.terms, scale)
-        return StepRange(max(found.low_factor, self.floor_seconds / self.seconds), found.high_factor, found.reasons)
+    def range_at(self, scale: float) -> TimeRange:
+        found = time_range(self.terms, scale)
+        return TimeRange(max(found.low_factor, self.floor_seconds / self.seconds), found.high_factor, found.reasons)
 
-    def covers(self, found: StepRange) -> bool:
+    def covers(self, found: TimeRange) -> bool:
         return found.low_factor <= self.run.seconds / self.seconds <= found.high_factor
 
     def least_scale(self) -> float:
         """Return the smallest scale whose range has the published time; infinite if it is below the floor."""
         if self.run.seconds < self.floor_seconds:
             return math.inf
-        ratio, unit = self.run.seconds / self.seconds, step_range(self.terms, 1.0)
+        ratio, unit = self.run.seconds / self.seconds, time_range(self.terms, 1.0)
         return (ratio - 1) / (unit.high_factor - 1) if ratio >= 1 else (1 / ratio - 1) / (1 / unit.low_factor - 1)
 
 
@@ -76,7 +76,7 @@ def scale_for(found: Sequence[RangedRun], share: float = SHARE) -> float:
     return math.inf
 
 
-def half_width(found: StepRange) -> float:
+def half_width(found: TimeRange) -> float:
     return (found.high_factor - found.low_factor) / 2
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import flags
+from tpu_worker import LOOP
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
@@ -45,6 +46,7 @@ class Run:
     unlike: str = ""  # why forerun has no equivalent program; such a run is listed, but in no calibration or summary
     flags: flags.Flags | None = None  # of the measured program; None: forerun's own options
     kernel: dict[str, Any] | None = None  # settings of its attention kernel, if they are not forerun's own
+    layers: str = ""  # of published_layers.py, if they are not forerun's own
 
     @property
     def generation(self) -> str:
@@ -199,7 +201,7 @@ def trillium() -> list[Run]:
                     "heads": 96,
                     "kv_heads": 96,
                     "head_dim": 128,
-                    "mlp": 49152 * 2 // 3,
+                    "mlp": 49152,
                     "vocab": 50304,
                     "tied": True,
                 },
@@ -207,7 +209,7 @@ def trillium() -> list[Run]:
                 "batch": 768,
                 "remat": "full",
             },
-            note="gated MLP of equal weights instead of two matrices",
+            layers="sequential",
             flags=flags.TRILLIUM_GPT3,
         )
     )
@@ -272,12 +274,11 @@ def ironwood() -> list[Run]:
     return found
 
 
-# MaxText published its tables for v4, v5e and v5p in 2023. Its default model had two MLP matrices (relu), heads of 256
-# and tied embeddings then, and its scripts had other batches than today's. The formula for TFLOP/s is that of the
-# commit that published a table.
+# MaxText published its tables for v4, v5e and v5p in 2023. Its default model had two MLP matrices in parallel with
+# attention, heads of 256 and tied embeddings then, and its scripts had other batches than today's. The formula for
+# TFLOP/s is that of the commit that published a table.
 _MAXTEXT_2023 = {"v4": "281e04bf3", "v5e": "9bc243c95", "v5p": "76bd53b0f"}
 _ATTENTION_FLOPS = {"v4": 0.0, "v5e": 12.0, "v5p": 6.0}  # times layers x heads x head width x sequence, per token
-_GATED = "gated MLP of equal weights instead of two matrices"
 
 
 def _default_size(scale: int) -> dict[str, int]:
@@ -301,15 +302,6 @@ def _from_tflops(sizes: dict[str, int], generation: str, each: float, tflops: fl
     seconds = published_flops(sizes, 2048, factor) * 2048 * each / (tflops * 1e12)
     attention = f" + {factor:g} L H D S" if factor else ""
     return seconds, f"(6 N{attention}) x {each:g} x 2048 tokens / {tflops:g} TFLOP/s"
-
-
-def gated(sizes: dict[str, int], tp: int = 1) -> dict[str, Any]:
-    """Return the model with three MLP matrices instead of two, with about as many weights.
-
-    The width of a shard is a multiple of 128, as in the published model, because others are slower.
-    """
-    step = 128 * tp
-    return {**sizes, "kv_heads": sizes["heads"], "mlp": round(sizes["mlp"] * 2 / 3 / step) * step, "tied": True}
 
 
 def maxtext_defaults() -> list[Run]:
@@ -341,14 +333,14 @@ def maxtext_defaults() -> list[Run]:
                 seconds,
                 f"AI-Hypercomputer/maxtext@{_MAXTEXT_2023[generation]}:MaxText/{place}/{scale}b.sh and base.yml",
                 {
-                    "model": gated(sizes, tp),
+                    "model": {**sizes, "kv_heads": sizes["heads"], "tied": True},
                     "sequence": 2048,
                     "batch": each * chips,
                     "mesh": {"tp": tp},
                     "remat": remat,
                 },
                 derived=formula,
-                note=_GATED,
+                layers="parallel",
                 flags=flags.DEFAULT_V5E if generation == "v5e" else flags.DEFAULT_V5P,
             )
         )
@@ -371,9 +363,15 @@ def v4_maxtext() -> list[Run]:
                 slice_name,
                 seconds,
                 f"AI-Hypercomputer/maxtext@{_MAXTEXT_2023['v4']}:README.md and MaxText/configs/1x{script}.sh",
-                {"model": gated(sizes), "sequence": 2048, "batch": each * chips, "remat": "full", "attention": "xla"},
+                {
+                    "model": {**sizes, "kv_heads": heads, "tied": True},
+                    "sequence": 2048,
+                    "batch": each * chips,
+                    "remat": "full",
+                    "attention": "xla",
+                },
                 derived=formula,
-                note=_GATED,
+                layers="parallel",
                 flags=flags.DEFAULT_V4,
             )
         )
@@ -384,7 +382,7 @@ def marin() -> list[Run]:
     """Return speedruns of marin-community: Levanter, FSDP, float32 weights, bfloat16 compute, full remat.
 
     Splash attention did not support heads of 64 in August 2025 (jax issue 30861). Levanter used its own loop over
-    blocks instead, which forerun does not have. Those runs are compiled with forerun's XLA attention and not counted.
+    blocks instead (models/flash_attention.py), which loop_attention.py compiles.
     """
     found = []
     with PUBLISHED.open() as file:
@@ -416,7 +414,7 @@ def marin() -> list[Run]:
                         "remat": "full",
                         "attention": "auto" if model["head_dim"] % 128 == 0 else "xla",
                     },
-                    unlike="" if model["head_dim"] % 128 == 0 else "attention over heads of 64 by Levanter's own loop",
+                    kernel=None if model["head_dim"] % 128 == 0 else LOOP,
                     flags=flags.MARIN if row["date"] < MARIN_FLAGS_UNTIL else flags.MARIN_LATER,
                 )
             )
@@ -449,10 +447,11 @@ def tpuchat() -> list[Run]:
                 "batch": 64,
                 "micro_batch": 4,
                 "remat": "none",
+                "unroll": True,
                 "precision": {"params": "bfloat16"},
             },
             derived=f"64 x 2048 tokens / {rate:,} tokens/s",
-            unlike="no scan over its layers; norms, RoPE and logits in bfloat16",
+            note="norms, RoPE and logits in bfloat16 there",
             flags=flags.COLAB,
         )
         for name, rate in (("v6e-1", 433_606), ("v5e-1", 148_829))

@@ -1,4 +1,4 @@
-"""The compiler's child process with the compiler flags and the attention kernel of a published run.
+"""The compiler's child process with the compiler flags, the attention and the layers of a published run.
 
 Some published flags are refused in a job, because the newest compiler calls them unsafe on this chip, or because they
 change results. Such a program is only compiled here, never run.
@@ -11,9 +11,15 @@ import os
 import sys
 from pathlib import Path
 
-SETTINGS = "FORERUN_ACCURACY_SETTINGS"  # the environment variable: {"options": ..., "kernel": ...}, both may be null
+# The environment variable with options, kernel and layers as JSON. Forerun's own replace those that are null.
+SETTINGS = "FORERUN_ACCURACY_SETTINGS"
+LOOP = {"name": "loop"}  # loop_attention.py instead of a kernel
 
 if __name__ == "__main__":
+    import published_layers
+    from loop_attention import loop_attention
+
+    from forerun.nn import attention
     from forerun.nn.attention import Kernel
     from forerun.planner.compile.worker import main
     from forerun.program import build, kernels
@@ -22,7 +28,11 @@ if __name__ == "__main__":
     settings = json.loads(os.environ[SETTINGS])
     if settings["options"] is not None:
         build.compiler_options = lambda *_: CompilerOptions(settings["options"])  # type: ignore[assignment]
-    if settings["kernel"] is not None:
+    if settings["kernel"] == LOOP:
+        attention._blockwise = loop_attention  # `attention: xla` in the job
+    elif settings["kernel"] is not None:
         choice = kernels.AttentionChoice(Kernel(**settings["kernel"]))
         kernels.attention = lambda *_, **__: choice  # type: ignore[assignment]
+    if settings.get("layers"):
+        published_layers.use(settings["layers"])
     sys.exit(main(Path(sys.argv[1])))

@@ -73,7 +73,7 @@ def _compiled(
     q, kv, segments = array(1, S, 4, head), array(1, S, 2, head), array(1, S, dtype="int32")
     with jax.set_mesh(mesh):
         lowered = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).trace(q, kv, kv, segments)
-        options = {**compiler_options("gpu", first.device_kind).values, "xla_gpu_autotune_level": 0}
+        options = {**compiler_options("gpu", first.device_kind, MeshShape(1, 1, 1)).values, "xla_gpu_autotune_level": 0}
         return lowered.lower(lowering_platforms=("cuda",)).compile(compiler_options=options).as_text()
 
 

@@ -252,6 +252,11 @@ class Job(Section):
     attention: Literal["auto", "splash", "cudnn", "xla"] = about(
         "attention kernel", "auto: splash on TPU, cuDNN on GPU, XLA elsewhere", "auto"
     )
+    unroll: bool = about(
+        "run the layers one after the other, without a loop over them",
+        "no: a loop compiles in seconds, however many layers there are",
+        False,
+    )
     compiler_options: dict[str, OptionValue] = Field(
         default_factory=dict,
         description="options of the XLA compiler that replace or extend forerun's own; null removes one",

@@ -41,6 +41,7 @@ MAY_CHANGE = (
     "micro_batch",
     "remat",
     "loss_chunk",
+    "unroll",
     "steps",
 )
 

@@ -131,7 +131,9 @@ class Decoder:
             # One step per layer kind: windows and RoPE are static, so each kind has its own code in the scan body.
             steps = [silent(step(kind, shared, keeps=kind.stack_name in kept and not shared)) for kind in section.kinds]
             blocks = with_layer_inputs(getattr(params, section.name), section, inputs_LBSP)
-            (x_BSE, after), _ = _through_section(section, steps, (x_BSE, {} if shared else kept), blocks)
+            (x_BSE, after), _ = _through_section(
+                section, steps, (x_BSE, {} if shared else kept), blocks, compute.unroll
+            )
             kept = kept if shared else after
         return self._readout(params, x_BSE, compute)
 
@@ -368,9 +370,11 @@ def _plus(y: jax.Array, bias: jax.Array | None) -> jax.Array:
     return y if bias is None else y + bias.astype(y.dtype)
 
 
-def _through_section(section: Section, steps: list[StepWithOutput], carry: Any, blocks: Any) -> tuple[Any, Any]:
+def _through_section(
+    section: Section, steps: list[StepWithOutput], carry: Any, blocks: Any, unroll: bool = False
+) -> tuple[Any, Any]:
     """Return the carry after the layers of a section, and their outputs as `through` returns them."""
-    return through(steps, carry, blocks, section.stack_names, scanned=section.scanned)
+    return through(steps, carry, blocks, section.stack_names, scanned=section.scanned, unroll=unroll)
 
 
 def _part(

@@ -110,7 +110,8 @@ class Gpt2:
             return self.block(block, x_BSE, attend)
 
         x_BSE = self._embed(params, tokens_BS, positions_BS, compute)
-        return self._readout(params, per_layer([compute.checkpointed(layer)], x_BSE, params.blocks), compute)
+        x_BSE = per_layer([compute.checkpointed(layer)], x_BSE, params.blocks, unroll=compute.unroll)
+        return self._readout(params, x_BSE, compute)
 
     def unstacked(self, params: Gpt2Params[jax.Array]) -> Gpt2Params[jax.Array]:
         """Return `params` with separate layers, for `extend` on a CPU. The arrays of `params` are deleted."""

@@ -6,6 +6,9 @@ period from all of them. Layers at the end that do not fill a period are in sepa
 
 For generation on a CPU, a stack may also be a tuple of layers, which run one after the other without a scan. A CPU
 copies the weights of a layer out of its stack before it multiplies by them, and a decoded token uses them only once.
+
+With `unroll`, training has no scan either: the values that the backward pass needs are not copied into stacks. The
+parameters stay stacked, so checkpoints do not depend on it.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ StepWithOutput = Callable[[Any, Any], tuple[Any, Any]]  # (carry, one layer's we
 _ONLY = ""  # the name of a stack without a name
 
 
-def per_layer(steps: Sequence[Step], carry: Any, blocks: Any, tail: Any = None) -> Any:
+def per_layer(steps: Sequence[Step], carry: Any, blocks: Any, tail: Any = None, *, unroll: bool = False) -> Any:
     """Return the carry after all layers.
 
     Args:
@@ -33,19 +36,20 @@ def per_layer(steps: Sequence[Step], carry: Any, blocks: Any, tail: Any = None) 
         carry: The input of the first layer.
         blocks: The weights of the layers, stacked or in a tuple.
         tail: The weights of the layers at the end that do not fill a period, or None.
+        unroll: Whether the layers run one after the other without a scan.
     """
-    carry, _ = per_layer_with_outputs([silent(step) for step in steps], carry, blocks, tail)
+    carry, _ = per_layer_with_outputs([silent(step) for step in steps], carry, blocks, tail, unroll=unroll)
     return carry
 
 
 def per_layer_with_outputs(
-    steps: Sequence[StepWithOutput], carry: Any, blocks: Any, tail: Any = None
+    steps: Sequence[StepWithOutput], carry: Any, blocks: Any, tail: Any = None, *, unroll: bool = False
 ) -> tuple[Any, Any]:
     """Return the carry after all layers, and the outputs of the layers: stacked, or in tuples if `blocks` is a tuple.
 
     The arguments are those of `per_layer`, but each step also returns an output.
     """
-    carry, outputs = through(steps, carry, blocks)
+    carry, outputs = through(steps, carry, blocks, unroll=unroll)
     if tail is None:
         return carry, joined([outputs])
     count = len(tail) if isinstance(tail, tuple) else jax.tree.leaves(tail)[0].shape[0]
@@ -60,6 +64,7 @@ def through(
     names: Sequence[str] | None = None,
     *,
     scanned: bool = True,
+    unroll: bool = False,
 ) -> tuple[Any, Any]:
     """Return the carry after the layers of one section, and the outputs of its layers.
 
@@ -69,6 +74,7 @@ def through(
         blocks: The weights: a stack, a tuple of layers, or a mapping from names to stacks or tuples.
         names: The stack of each step, or None if `blocks` is not a mapping.
         scanned: Whether a scan runs over the periods. Otherwise the layers fill at most one period.
+        unroll: Whether all periods run without a scan.
 
     Returns:
         The carry, and the outputs by the name of their stack, or without names if `names` is None. The outputs of a
@@ -79,6 +85,9 @@ def through(
     period = Counter(order)
     if isinstance(next(iter(stacks.values())), tuple):
         carry, outputs = _one_by_one(steps, order, carry, stacks)
+    elif unroll:
+        carry, lists = _one_by_one(steps, order, carry, {name: _layers(stack) for name, stack in stacks.items()})
+        outputs = {name: jax.tree.map(lambda *parts: jnp.stack(parts), *each) for name, each in lists.items()}
     elif not scanned:
         carry, outputs = _unrolled(steps, order, carry, stacks)
     elif len(steps) == 1:
@@ -130,6 +139,14 @@ def _unrolled(
         carry, output = step(carry, jax.tree.map(lambda leaf, n=n: leaf[n], stacks[name]))
         outputs[name].append(output)
     return carry, {name: jax.tree.map(lambda *parts: jnp.stack(parts), *each) for name, each in outputs.items()}
+
+
+def _layers(stack: Any) -> tuple[Any, ...]:
+    """Return the layers of a stack. Their gradients are concatenated once; indexing would add a stack per layer."""
+    leaves, structure = jax.tree.flatten(stack)
+    count = leaves[0].shape[0]
+    pieces = [jax.lax.split(leaf, (1,) * count) for leaf in leaves]
+    return tuple(jax.tree.unflatten(structure, [jnp.squeeze(piece[n], 0) for piece in pieces]) for n in range(count))
 
 
 def unstacked(params: Any, stacks: Sequence[Stack]) -> Any:

@@ -1,4 +1,4 @@
-"""Settings of how a model is computed: dtype, attention kernel and remat policy."""
+"""Settings of how a model is computed: dtype, attention kernel, remat policy and loop over the layers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ class Compute:
     dtype: Any = jnp.float32
     attention: Kernel = Kernel("xla")
     remat: Remat = Remat()
+    unroll: bool = False  # run the layers one after the other instead of in a scan
 
     def checkpointed(self, layer: F) -> F:
         """Return `layer` with the remat policy applied, or `layer` itself for the policy "none".
@@ -42,8 +43,9 @@ class Compute:
                 offload_src="device",
                 offload_dst="pinned_host",
             )
-        # Layers run inside a scan: forward and backward pass are separate loops, which XLA cannot merge.
-        return jax.checkpoint(layer, policy=policy, prevent_cse=False)  # type: ignore[return-value]
+        # Inside a scan, forward and backward pass are separate loops, which XLA cannot merge. Without a scan, it would
+        # find that the backward pass computes the same values again, and keep them instead.
+        return jax.checkpoint(layer, policy=policy, prevent_cse=self.unroll)  # type: ignore[return-value]
 
 
 def residual(x: jax.Array, name: str) -> jax.Array:

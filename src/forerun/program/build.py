@@ -161,6 +161,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         dtype=jnp.dtype(job.precision.compute),
         attention=kernels.job_attention(job, model, platform, kind, kernels.compute_capability(first)).kernel,
         remat=job.remat,
+        unroll=job.unroll,
     )
     method = method_of(job, loss_chunk(job, model, derived))
     before = spec.cast(model.specs(), jnp.dtype(job.precision.params))

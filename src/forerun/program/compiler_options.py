@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,21 +42,50 @@ class CompilerOptions:
         return found
 
 
-_OVERLAP_V5E = "weights are gathered while matmuls that do not need them run"
-_WINDOWS = "matmuls split into steps that wait for each other would be slower"
-_TPU: dict[str, tuple[Option, ...]] = {
-    # Only on v5e: for other chips, the compiler of libtpu 0.0.50 rejects this fusion, because it may give wrong results
-    # or hang. Older versions accept it silently.
+def _always(mesh: MeshShape) -> bool:
+    return True
+
+
+def _is_split(mesh: MeshShape) -> bool:
+    return mesh.devices > 1
+
+
+def _is_tensor_parallel(mesh: MeshShape) -> bool:
+    return mesh.tp > 1
+
+
+_GATHER_EARLY = "weights are gathered while matmuls that do not need them run"
+_NO_WINDOWS = "complete matmuls after a gather are faster than matmuls in steps that wait for their transfers"
+_SPARSE_CORES = "sparse cores move data while the matrix units compute; their speed is assumed, not measured"
+_WITHOUT_WINDOWS = (
+    Option("xla_tpu_enable_windowed_einsum_for_all_gather", "false", _NO_WINDOWS),
+    Option("xla_tpu_enable_windowed_einsum_for_reduce_scatter", "false", _NO_WINDOWS),
+)
+_ON_SPARSE_CORES = (
+    Option("xla_tpu_enable_sparse_core_collective_offload_all_gather", "true", _SPARSE_CORES),
+    Option("xla_tpu_enable_sparse_core_collective_offload_all_reduce", "true", _SPARSE_CORES),
+    Option("xla_tpu_use_tc_device_shape_on_sc", "true", _SPARSE_CORES),
+    Option("xla_sc_disable_megacore_partitioning", "true", _SPARSE_CORES),
+)
+# For each kind of device, the options of each layout. bench/compiler_options.py compares them with the earlier ones.
+_TPU: dict[str, tuple[tuple[Callable[[MeshShape], bool], tuple[Option, ...]], ...]] = {
     "TPU v5 lite": (
-        Option("xla_tpu_enable_async_collective_fusion", "true", _OVERLAP_V5E),
-        Option("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", _OVERLAP_V5E),
-        Option("xla_tpu_overlap_compute_collective_tc", "true", _OVERLAP_V5E),
-        Option("xla_enable_async_all_gather", "true", _OVERLAP_V5E),
+        # Only on v5e: for other chips, the compiler of libtpu 0.0.50 rejects this fusion, because it may give wrong
+        # results or hang. Older versions accept it silently.
+        (
+            _is_split,
+            (
+                Option("xla_tpu_enable_async_collective_fusion", "true", _GATHER_EARLY),
+                Option("xla_tpu_enable_async_collective_fusion_fuse_all_gather", "true", _GATHER_EARLY),
+                Option("xla_tpu_overlap_compute_collective_tc", "true", _GATHER_EARLY),
+                Option("xla_enable_async_all_gather", "true", _GATHER_EARLY),
+            ),
+        ),
+        (_is_tensor_parallel, _WITHOUT_WINDOWS),
     ),
     "TPU v6 lite": (
-        Option("xla_tpu_scoped_vmem_limit_kib", "98304", "larger blocks of matmuls fit the vector memory"),
-        Option("xla_tpu_enable_windowed_einsum_for_all_gather", "false", _WINDOWS),
-        Option("xla_tpu_enable_windowed_einsum_for_reduce_scatter", "false", _WINDOWS),
+        (_always, (Option("xla_tpu_scoped_vmem_limit_kib", "98304", "larger blocks of matmuls fit the memory"),)),
+        (_is_split, _WITHOUT_WINDOWS + _ON_SPARSE_CORES),
     ),
 }
 _COMBINE = "a small collective overlaps with the previous matmul, a combined one delays the next (bench/gpu_overlap.py)"
@@ -82,7 +111,7 @@ _WITHOUT_DANGER = ("TPU v5 lite",)
 
 
 def compiler_options(
-    platform: str, device_kind: str, mesh: MeshShape | None = None, own: Mapping[str, Value | None] | None = None
+    platform: str, device_kind: str, mesh: MeshShape, own: Mapping[str, Value | None] | None = None
 ) -> CompilerOptions:
     """Return the options for `lowered.compile`: strings for the TPU compiler, typed values for the GPU compiler.
 
@@ -98,8 +127,7 @@ def compiler_options(
       UserError: an option of the job is unsafe on this kind of device.
     """
     platform = "gpu" if platform == "cuda" else platform
-    table = _TPU.get(device_kind, ()) if platform == "tpu" else _GPU if platform == "gpu" else ()
-    chosen = {one.name: (one.value, one.reason) for one in table}
+    chosen = {one.name: (one.value, one.reason) for one in _table(platform, device_kind, mesh)}
     for name, value in (own or {}).items():
         if platform not in _FOREIGN or _FOREIGN[platform].match(name):
             continue
@@ -116,6 +144,14 @@ def compiler_options(
     return CompilerOptions(
         {name: value for name, (value, _) in chosen.items()}, {name: reason for name, (_, reason) in chosen.items()}
     )
+
+
+def _table(platform: str, device_kind: str, mesh: MeshShape) -> list[Option]:
+    """Return forerun's own options for a layout of devices."""
+    if platform == "gpu":
+        return list(_GPU)
+    groups = _TPU.get(device_kind, ()) if platform == "tpu" else ()
+    return [option for applies, options in groups if applies(mesh) for option in options]
 
 
 def _is_unsafe(name: str, value: Value | None, platform: str, device_kind: str) -> bool:

@@ -44,7 +44,7 @@ qat.weights qat.group qat.activations qat.scales qat.targets
 distil.teacher distil.revision distil.cache distil.top_k distil.temperature distil.soft distil.anchor
 distil.anchor_share
 guard.spike guard.window guard.skips guard.in_a_row guard.compare_every
-validation.every validation.batches validation.patience
+validation.every unroll validation.batches validation.patience
 checkpoint.every checkpoint.folder checkpoint.keep checkpoint.keep_every checkpoint.keep_best
 sample.prompt sample.tokens sample.temperature sample.every sample.prompts
 track.to track.url track.experiment track.project track.entity

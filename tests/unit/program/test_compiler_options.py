@@ -20,9 +20,9 @@ UNSAFE = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"
 
 
 def test_a_platform_without_a_table_has_no_options() -> None:
-    assert compiler_options("cpu", "cpu").values == {}
-    assert compiler_options("tpu", "TPU of tomorrow").values == {}
-    assert compiler_options("gpu", "TPU v6 lite") == compiler_options("cuda", "NVIDIA L4")
+    assert compiler_options("cpu", "cpu", MESHES[1]).values == {}
+    assert compiler_options("tpu", "TPU of tomorrow", MESHES[1]).values == {}
+    assert compiler_options("gpu", "TPU v6 lite", MESHES[1]) == compiler_options("cuda", "NVIDIA L4", MESHES[3])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,13 +67,13 @@ def test_options_of_the_job_replace_extend_and_remove() -> None:
 )
 def test_options_of_another_platform_are_ignored(platform: str, used: set[str]) -> None:
     names = ("xla_tpu_a", "xla_sc_b", "xla_gpu_c", "xla_cpu_d", "xla_latency_x")
-    found = compiler_options(platform, "a device", None, dict.fromkeys(names, 1))
+    found = compiler_options(platform, "a device", MESHES[1], dict.fromkeys(names, 1))
     assert {name for name, reason in found.reasons.items() if reason == FROM_JOB} == used
     assert found.values[min(used)] == ("1" if platform == "tpu" else 1)
 
 
 def test_options_are_grouped_by_their_reason() -> None:
-    found = compiler_options("gpu", "a GPU", None, {"xla_gpu_c": True, "xla_gpu_d": 2})
+    found = compiler_options("gpu", "a GPU", MESHES[1], {"xla_gpu_c": True, "xla_gpu_d": 2})
     assert found.by_reason()[FROM_JOB] == ["xla_gpu_c=true", "xla_gpu_d=2"]
     assert sum(map(len, found.by_reason().values())) == len(found.values)
 

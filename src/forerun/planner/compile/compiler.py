@@ -1,8 +1,8 @@
 """A compiler in a child process, which is killed as soon as the memory of the program is known.
 
 A compiler dumps the scheduled program, its buffers and its memory report, and only then generates code. Generating
-code takes nearly all of the time. So these files are copied early: as soon as the compiler has closed them all and none
-has changed for a moment (tpu7x writes them twice, with the same buffers).
+code takes nearly all of the time. So these files are copied early: as soon as their contents show that all are complete
+(`forerun.planner.compile.dump`).
 
 If a program is too large for a TPU, the compile ends with an error, and the report is complete then, too. If its peak
 is very close to the limit, this module waits until the compiler accepts or rejects it. The GPU compiler never rejects a
@@ -19,9 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from typing import Any
 from forerun.errors import StorageError, UserError
 from forerun.memory_limit import address_space_bytes, require_address_space
 from forerun.models.plugin import job_folder
+from forerun.planner.compile.dump import LIVE_RANGES, SCHEDULED, SETTLED, TAKEN, UNSCHEDULED, copy_dump
 from forerun.planner.compile.installed_compilers import compiler_for
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.worker import ERROR, FACTS
@@ -36,26 +35,18 @@ from forerun.planner.hlo import Module, parse
 from forerun.planner.memory.breakdown import PADDING, ModelShapes, hidden_bytes, ledger
 from forerun.planner.memory.memory_report import (
     ASSIGNMENT,
-    REPORT,
     MemoryReport,
     Unreadable,
     argument_padding,
     memory_report,
     newest,
-    newest_file,
 )
 from forerun.planner.time.prediction import step_time
 from forerun.planner.time.step_time import StepTime
 from forerun.units import MIB, Bytes
 
-SCHEDULED = "*after_optimizations.txt"
-UNSCHEDULED = "*after_optimizations_before_buffer_assignment.txt"  # dump of a program that does not fit
-TAKEN = "*after_optimizations_after_buffer_assignment.txt"  # written once the compiler has accepted the program
-SETTLED = "settled"  # the folder of the copies
-LIVE_RANGES = "*-live-range.txt"
 NOISE = "stderr"
-POLL_SECONDS = 0.05
-QUIET_SECONDS = 0.5  # since the last write; the compiler writes all files within milliseconds
+POLL_SECONDS = 0.02
 DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
 LIMIT_ROUNDING_BYTES = 6 * MIB  # limits are known to 0.01 GiB; for peaks closer than this, wait for the compiler
 SHOWN_LINES, SHOWN_COLUMNS = 12, 300
@@ -222,7 +213,7 @@ def _watch(
         facts = _read(folder / FACTS)
         if phase != (phase := "compile" if facts else "lower"):
             on_phase(phase)
-        if facts and (answer := _accepted(folder, facts, child.pid, quiet_seconds=0 if ended else QUIET_SECONDS)):
+        if facts and (answer := _accepted(folder, facts, child.pid, ended)):
             limit = question.slice.chip.usable_bytes
             if not compiler_for(question.slice).rejects:
                 return _own_decision(answer, folder / SETTLED, limit)
@@ -276,48 +267,12 @@ def _answer(folder: Path, facts: dict[str, Any], accepted: bool) -> CompileResul
     )
 
 
-def _accepted(
-    folder: Path, facts: dict[str, Any], pid: int, quiet_seconds: float = QUIET_SECONDS
-) -> CompileResult | None:
+def _accepted(folder: Path, facts: dict[str, Any], pid: int, ended: bool = False) -> CompileResult | None:
     """Return the result, or None if the compiler (process `pid`) has not written all files yet."""
     try:
-        return _answer(_copy_dump(folder, pid, quiet_seconds), facts, accepted=True)
+        return _answer(copy_dump(folder, pid, ended), facts, accepted=True)
     except (Unreadable, FileNotFoundError):
         return None
-
-
-def _copy_dump(folder: Path, pid: int, quiet_seconds: float) -> Path:
-    """Return a folder with copies of the program and its reports that are consistent with each other.
-
-    Raise Unreadable if a file may still be incomplete.
-    """
-    copies = folder / SETTLED
-    copies.mkdir(exist_ok=True)
-    patterns = (SCHEDULED, ASSIGNMENT, LIVE_RANGES, REPORT)
-    before = [newest_file(folder, pattern) for pattern in patterns]
-    written = [path.stat().st_mtime_ns for path in before]
-    if time.time_ns() - max(written) < quiet_seconds * 1e9:
-        raise Unreadable("the compiler may still be writing")
-    if not _open_files(pid).isdisjoint(map(os.path.realpath, before)):
-        raise Unreadable("the compiler has not closed its files: the disk may be full or the machine busy")
-    for path in before:
-        shutil.copy(path, copies / path.name)
-    if [path.stat().st_mtime_ns for path in before] != written:
-        raise Unreadable("the compiler is writing")
-    text = newest(copies, SCHEDULED)
-    if "\nENTRY " not in text or not text.rstrip().endswith("\n}"):
-        raise Unreadable("the scheduled program has no end")
-    return copies
-
-
-def _open_files(pid: int) -> set[str]:
-    """Return the paths that a process has open; none if it has ended."""
-    found: set[str] = set()
-    with suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                found.add(os.readlink(f"/proc/{pid}/fd/{name}"))
-    return found
 
 
 def _rejected(folder: Path, question: CompileRequest) -> CompileResult:

@@ -9,6 +9,7 @@ from forerun.planner.compile.fit_result import FitResult
 from forerun.units import GIB, Count, Usd
 
 UNCERTAIN = "~"
+WIDE = 1.15  # a range that ends here or beyond gets a note with its main cause
 
 
 def gib_text(n: int) -> str:
@@ -30,7 +31,7 @@ def _digits(value: float) -> str:
 
 
 def step_text(v: FitResult) -> str:
-    """Return the time of a step, or `-` if it is unknown. `~` marks a time that is less certain than its range."""
+    """Return the time of a step, or `-` if it is unknown. `~` marks a time that published runs say little about."""
     if v.step is None:
         return "-"
     return f"{UNCERTAIN if v.step.doubts else ''}{seconds_text(v.step.mid_seconds)}"
@@ -47,6 +48,27 @@ def doubt_notes(verdicts: Sequence[FitResult]) -> list[str]:
         f"{UNCERTAIN} uncertain{'' if len(names) == timed else f' ({chr(44).join(names)})'}: {doubt}."
         for doubt, names in concerned.items()
     ]
+
+
+def range_notes(verdicts: Sequence[FitResult]) -> list[str]:
+    """Return a line for each main cause of wide ranges, with the affected slices and the cause's share of the step.
+
+    Causes that concern a complete step are doubts, which `doubt_notes` has.
+    """
+    found: dict[str, list[tuple[str, float]]] = {}
+    for v in verdicts:
+        if v.step is None or max(v.step.high_factor, 1 / v.step.low_factor) < WIDE:
+            continue
+        if reason := next((one for one in v.step.range_reasons if one.share < 1), None):
+            found.setdefault(reason.cause, []).append((v.question.slice.name, reason.share))
+    timed = sum(v.step is not None for v in verdicts)
+    notes = []
+    for cause, concerned in found.items():
+        names, shares = ", ".join(name for name, _ in concerned), sorted({f"{share:.0%}" for _, share in concerned})
+        least, most = (f"{of(share for _, share in concerned):.0%}" for of in (min, max))
+        where = "" if len(concerned) == timed else f" ({names})"
+        notes.append(f"Wide range{where}: {cause}, {least if len(shares) == 1 else f'{least} to {most}'} of the step.")
+    return notes
 
 
 def attention_notes(verdicts: Sequence[FitResult]) -> list[str]:

@@ -22,6 +22,7 @@ from forerun.planner.report.formatting import (
     hours_text,
     limit_text,
     places_text,
+    range_notes,
     range_text,
     rate_text,
     step_text,
@@ -29,6 +30,7 @@ from forerun.planner.report.formatting import (
 )
 from forerun.planner.report.plan_notes import gpu_memory_note, place_text, price_notes
 from forerun.planner.time.chip_model import ChipModel, chip_model_of
+from forerun.planner.time.step_time import StepTime
 from forerun.units import Usd
 from forerun.version import __version__
 
@@ -73,6 +75,7 @@ def page(
             *price_notes(rows, tariff),
             *attention_notes(verdicts),
             *doubt_notes(verdicts),
+            *range_notes(verdicts),
             *idle,
             *(one.text for one in impossible),
             *notes,
@@ -115,6 +118,7 @@ def compact_page(
             *price_notes(rows, tariff),
             *attention_notes(verdicts),
             *doubt_notes(verdicts),
+            *range_notes(verdicts),
             *(one.text for one in impossible),
             *notes,
         ],
@@ -220,14 +224,17 @@ def _prices(rows: Rows) -> list[Row]:
 
 
 def _ranges(verdicts: Sequence[FitResult]) -> str:
-    """Return the range of the step times of each platform, relative to the middle."""
-    found: dict[str, set[str]] = {}
+    """Return the widest range of the step times of each platform, relative to the middle."""
+    found: dict[str, list[StepTime]] = {}
     for v in verdicts:
         if v.step:
-            factors = f"{v.step.low_factor:g} to {v.step.high_factor:g}"
-            found.setdefault(v.question.slice.platform.upper(), set()).add(factors)
-    texts = [f"{' or '.join(sorted(ranges))} of the middle on {name}s" for name, ranges in found.items()]
-    return " and ".join(texts)
+            found.setdefault(v.question.slice.platform.upper(), []).append(v.step)
+    return " and ".join(
+        f"{'' if len({(one.low_factor, one.high_factor) for one in steps}) == 1 else 'within '}"
+        f"{min(round(one.low_factor, 2) for one in steps):g} to {max(round(one.high_factor, 2) for one in steps):g} "
+        f"of the middle on {name}s"
+        for name, steps in found.items()
+    )
 
 
 def _gpus(verdicts: Sequence[FitResult]) -> list[Row]:

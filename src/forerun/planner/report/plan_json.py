@@ -83,6 +83,7 @@ def _time_json(v: FitResult) -> dict[str, Any]:
         "limit": limit_text(v) if step else None,
         "floor_seconds": step.floor_seconds if step else None,
         "uncertain": list(step.doubts) if step else [],
+        "range_causes": [asdict(reason) for reason in step.range_reasons] if step else [],
     }
 
 

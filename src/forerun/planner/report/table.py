@@ -20,6 +20,7 @@ from forerun.planner.report.formatting import (
     gib_text,
     hours_text,
     limit_text,
+    range_notes,
     range_text,
     rate_text,
     step_text,
@@ -223,6 +224,8 @@ def _notes(rows: Sequence[PlanRow], tariff: Tariff, ascii_only: bool | None, mor
         notes.append(f"\n{line}", style="dim")
     for line in doubt_notes([row.verdict for row in rows]):
         notes.append(f"\n{line}", style="yellow")
+    for line in range_notes([row.verdict for row in rows]):
+        notes.append(f"\n{line}", style="dim")
     for row in rows:
         if idle := row.verdict.question.idle_text():
             notes.append(f"\n{idle}", style="yellow")

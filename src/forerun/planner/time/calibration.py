@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from forerun.errors import UserError
 from forerun.files import read_regular
 from forerun.planner.time.step_time import StepTime
 from forerun.units import MIB
+
+SHARED = 0.5  # share of the error's variance that all runs on a chip have in common (assumed, 2026-11)
 
 
 @dataclass(frozen=True)
@@ -20,10 +23,14 @@ class Calibration:
 
     factors: Mapping[str, float]
     runs: Mapping[str, int]  # number of runs behind each factor
+    spreads: Mapping[str, float] = field(default_factory=dict)  # largest deviation of a run from its chip's factor
 
     def applied(self, step: StepTime, chip: str) -> StepTime:
-        """Return `step` scaled by the factor of `chip`."""
-        return step.times(self.factors.get(chip, 1.0))
+        """Return `step` scaled by the factor of `chip`. Its range is narrower, but has the spread of the runs."""
+        if chip not in self.factors:
+            return step
+        share = remaining_share(self.runs[chip])
+        return step.times(self.factors[chip]).narrowed(share, self.spreads.get(chip, 0.0))
 
     def told(self) -> str:
         """Return a line for the report, such as `calibrated by your runs: v6e x 1.04 (3 runs)`."""
@@ -45,7 +52,21 @@ def calibration(folders: Sequence[str]) -> Calibration:
         chip, ratio = _ratio(Path(folder))
         ratios.setdefault(chip, []).append(ratio)
     factors = {chip: statistics.median(values) for chip, values in ratios.items()}
-    return Calibration(factors, {chip: len(values) for chip, values in ratios.items()})
+    spreads = {
+        chip: max(max(ratio / factors[chip], factors[chip] / ratio) - 1 for ratio in values)
+        for chip, values in ratios.items()
+    }
+    return Calibration(factors, {chip: len(values) for chip, values in ratios.items()}, spreads)
+
+
+def remaining_share(runs: int) -> float:
+    """Return the share of a range that remains after a calibration by a number of runs on the same chip.
+
+    The error of a prediction has a part that all runs on a chip share, and one of the single program. The runs reveal
+    the shared part, with an uncertainty that decreases with their number. The other part remains.
+    """
+    alone = 1 - SHARED
+    return math.sqrt(alone + 1 / (1 / SHARED + runs / alone))
 
 
 def _ratio(folder: Path) -> tuple[str, float]:

@@ -9,7 +9,7 @@ from forerun.hardware.chips import Chip
 from forerun.planner.time.execution import ProgramSimulation, Spent
 from forerun.planner.time.roofline import PeakRates, time_floor
 from forerun.planner.time.step_time import LIMITS, StepTime
-from forerun.planner.time.uncertainty import StepRange
+from forerun.planner.time.uncertainty import TimeRange
 
 # The simulation's kinds of time, and the part of a step that each is reported as.
 WORDS = {
@@ -34,12 +34,12 @@ ROOFLINE = "a lower bound: the simulation was below the chip's peak rates"
 
 
 # Returns the range of a step from its simulation, its predicted seconds and its doubts.
-RangeOf = Callable[[ProgramSimulation, float, Collection[str]], StepRange]
+RangeOf = Callable[[ProgramSimulation, float, Collection[str]], TimeRange]
 
 
 def flat_range(low: float, high: float) -> RangeOf:
     """Return a function that gives every step the same range."""
-    return lambda simulation, seconds, doubts: StepRange(low, high)
+    return lambda simulation, seconds, doubts: TimeRange(low, high)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def simulated_step_time(
         (spent.seconds < least, ROOFLINE),
     ]
     doubts = tuple(text for holds, text in possible if holds)
-    step_range = validation.range_of(simulation, max(spent.seconds, least), doubts)
+    time_range = validation.range_of(simulation, max(spent.seconds, least), doubts)
     parts = _reported_parts(spent)
     if spent.seconds < least:
         # Add the difference to the part that bounds the floor, so that the parts still add up to the total.
@@ -95,9 +95,9 @@ def simulated_step_time(
         parts_seconds=parts,
         floor_seconds=least,
         doubts=doubts,
-        low_factor=step_range.low_factor,
-        high_factor=step_range.high_factor,
-        range_reasons=step_range.reasons,
+        low_factor=time_range.low_factor,
+        high_factor=time_range.high_factor,
+        range_reasons=time_range.reasons,
         links=links,
     )
 

@@ -60,3 +60,9 @@ class StepTime:
         factor = max(factor, self.floor_seconds / self.mid_seconds)
         parts = {part: seconds * factor for part, seconds in self.parts_seconds.items()}
         return replace(self, mid_seconds=self.mid_seconds * factor, parts_seconds=parts)
+
+    def narrowed(self, share: float, least: float) -> StepTime:
+        """Return the time with `share` of its range, but at least `least` to both sides, relative to the middle."""
+        shorter, longer = 1 / self.low_factor - 1, self.high_factor - 1
+        low, high = 1 / (1 + max(share * shorter, least)), 1 + max(share * longer, least)
+        return replace(self, low_factor=low, high_factor=high)

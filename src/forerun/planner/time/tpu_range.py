@@ -17,8 +17,9 @@ from forerun.planner.time.chip_model import ChipModel
 from forerun.planner.time.execution import ProgramSimulation
 from forerun.planner.time.simulated_step_time import OWN_MODEL, ROOFLINE, UNKNOWN_CHIP
 from forerun.planner.time.simulation import Simulation
-from forerun.planner.time.splash_cost import COUNTED, kernel_shape
-from forerun.planner.time.uncertainty import RangeTerm, StepRange, part_terms, step_range
+from forerun.planner.time.splash_cost import kernel_shape
+from forerun.planner.time.splash_cycles import COUNTED
+from forerun.planner.time.uncertainty import RangeTerm, TimeRange, part_terms, time_range
 
 # Collectives and host transfers may take this much longer or shorter. Links: rates of published microbenchmarks against
 # the data sheet, and the compiler's choice of a route. Host: PCIe is shared by the chips of a host.
@@ -39,10 +40,10 @@ KINDS = {
 _RECOMPUTED = re.compile(r"\.remat")
 
 
-def tpu_range(simulation: ProgramSimulation, step_seconds: float, doubts: Collection[str]) -> StepRange:
+def tpu_range(simulation: ProgramSimulation, step_seconds: float, doubts: Collection[str]) -> TimeRange:
     """Return the range of a step on TPUs. The arguments are those of `range_terms`."""
     assert isinstance(simulation, Simulation)
-    return step_range(range_terms(simulation, step_seconds, doubts))
+    return time_range(range_terms(simulation, step_seconds, doubts))
 
 
 def range_terms(simulation: Simulation, step_seconds: float, doubts: Collection[str] = ()) -> list[RangeTerm]:
@@ -92,7 +93,7 @@ def _causes(simulation: Simulation, computation: str, activity: Activity) -> Ite
     if activity.kind == "attention":
         shape = kernel_shape(simulation.module.computations[computation], activity.instruction)
         counted = shape and (simulation.chip, shape.head, shape.block, shape.kind) in COUNTED
-        yield ("attention kernels" if counted else "attention kernels by share of peak"), activity.seconds
+        yield ("attention kernels" if counted else "attention kernels of another shape"), activity.seconds
     elif activity.kind in KINDS:
         yield KINDS[activity.kind], activity.seconds - activity.overhead_seconds
         yield "overheads of short operations", activity.overhead_seconds

@@ -40,7 +40,7 @@ class RangeTerm:
 
 
 @dataclass(frozen=True)
-class StepRange:
+class TimeRange:
     """The range of a step relative to its predicted time, and the causes that contribute most, largest first."""
 
     low_factor: float
@@ -55,8 +55,8 @@ RELATIVE: dict[str, RelativeError] = {
     "matmul": RelativeError(0.05, 0.05),
     # Cycles of the compiler's final code: what varies is the number of skipped blocks and the overlap of loads.
     "attention kernels": RelativeError(0.05, 0.05),
-    # The share of peak of counted kernels differs by this much between block sizes and head widths.
-    "attention kernels by share of peak": RelativeError(0.20, 0.20),
+    # Scaled from the nearest shape that was counted. Counted shapes differ from such a scaling by up to this much.
+    "attention kernels of another shape": RelativeError(0.15, 0.15),
     # HBM traffic alone is a lower bound of a kernel's time. Assumed: a kernel can take twice as long.
     "kernels of unknown cost": RelativeError(0.10, 1.00),
     # Copies reach 83 to 90 % of the data sheet's bandwidth. Vector arithmetic is not modelled and adds time.
@@ -83,7 +83,7 @@ def part_terms(shares: Mapping[str, float]) -> list[RangeTerm]:
     return [term(cause, share) for cause, share in shares.items() if share > 0]
 
 
-def step_range(terms: Iterable[RangeTerm], scale: float = SCALE) -> StepRange:
+def time_range(terms: Iterable[RangeTerm], scale: float = SCALE) -> TimeRange:
     """Combine independent terms and the common one into a range.
 
     The error of a time is a ratio: a step that can take 1.25 times as long can as well take 1 / 1.25 of the time.
@@ -95,4 +95,4 @@ def step_range(terms: Iterable[RangeTerm], scale: float = SCALE) -> StepRange:
     ordered = sorted(found[1:], key=lambda x: -x.effect)
     least = MATTERS * max((x.effect for x in found), default=0.0)
     reasons = tuple(x for x in ordered[:MOST_REASONS] if x.effect >= least)
-    return StepRange(1 / (1 + shorter), 1 + longer, reasons)
+    return TimeRange(1 / (1 + shorter), 1 + longer, reasons)

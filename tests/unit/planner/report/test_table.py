@@ -25,6 +25,7 @@ from forerun.planner.report.plan_json import as_json
 from forerun.planner.report.remedies import Remedy, Tried
 from forerun.planner.report.table import print_table
 from forerun.planner.time.step_time import StepTime
+from forerun.planner.time.uncertainty import RangeTerm
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, Bytes, Seconds
 
@@ -161,6 +162,7 @@ def test_json_keys_are_frozen() -> None:
         "limit",
         "floor_seconds",
         "uncertain",
+        "range_causes",
         "hours",
         "hours_range",
         "cost_usd",
@@ -275,6 +277,34 @@ def test_why_a_time_is_uncertain_is_below_the_table() -> None:
     assert "~1.00 s" in text
     assert "(v5e-8): the moon is full." in text
     assert "~3.10 s" not in text
+
+
+def ranged(slice_name: str, cause: str, share: float, high: float) -> FitResult:
+    reasons = (RangeTerm("the start of a short step", 1.0, 0.0, 0.2), RangeTerm(cause, share, share / 3, share / 3))
+    step = StepTime(1.0, {"matmul": 1.0}, low_factor=1 / high, high_factor=high, range_reasons=reasons)
+    return replace(verdict_on(slice_name, 8, 1, 2), step=step)
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_main_cause_of_a_wide_range_is_below_the_table(width: int) -> None:
+    wide = [ranged("v5e-8", "collectives not hidden", 0.22, 1.2), ranged("v6e-8", "collectives not hidden", 0.31, 1.3)]
+    lines = printed([*wide, ranged("v5e-16", "matmul", 0.9, 1.08)], width)
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    assert "(v5e-8, v6e-8): collectives not hidden, 22% to 31% of the step." in text
+    assert "start of a short step" not in text, "a doubt has its own line"
+    assert "matmul" not in text, "the range of v5e-16 is not wide"
+    assert "(0.83-1.20)" in text
+
+
+def test_causes_of_the_range_in_json() -> None:
+    [row] = as_json([ranged("v5e-8", "collectives not hidden", 0.3, 1.2)])["slices"]
+    assert row["range_causes"][1] == {
+        "cause": "collectives not hidden",
+        "share": 0.3,
+        "shorter": pytest.approx(0.1),
+        "longer": pytest.approx(0.1),
+    }
 
 
 GPU = verdict_on("h100-8", 60, 10, 20)

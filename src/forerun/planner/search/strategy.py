@@ -7,8 +7,9 @@ On one slice, cost is proportional to time. So the search looks for the shortest
    largest expected gain. Stop if none is left that may win.
 
 A candidate cannot win if it cannot fit, or if a found plan beats its lower bound in time and cost: both are proofs. A
-candidate is not expected to win if its predicted memory is too large, or if a found plan beats its predicted time even
-with a margin for the error: both are predictions. The choice depends only on the results so far, so an interrupted
+candidate is not expected to win if its predicted memory is too large, or if the best plan beats its predicted time even
+with a margin for the error: both are predictions. Candidates that are expected to reach the Pareto front of time and
+cost are compiled, too. The choice depends only on the results so far, so an interrupted
 search resumes where it stopped.
 """
 
@@ -31,6 +32,7 @@ GOALS: tuple[Goal, ...] = ("cheapest", "fastest", "balanced")
 FIRST_ROOM = 0.95  # share of HBM that a first guess may fill by the estimate
 TRIES = 5  # guesses on a slice on which nothing fits
 ERRORS = 1.5  # standard deviations: a candidate may be this much better than its prediction
+LOOK_AHEAD = 20  # compiles
 LEAST_GAIN = 0.01  # a shorter step by this share is not worth a compile
 
 
@@ -161,6 +163,21 @@ class Strategy:
         if self.compile_all:
             yield from self.space.candidates
 
+    def expected_compiles(self, known: Known) -> int:
+        """Return the number of candidates that the search will still compile if all results are as predicted.
+
+        The prediction looks at most LOOK_AHEAD compiles ahead, unless all candidates are compiled.
+        """
+        if self.compile_all:
+            return len(self.space.candidates) - len(known)
+        imagined = dict(known)
+        while len(imagined) - len(known) < LOOK_AHEAD and (one := self.next(imagined)) is not None:
+            model = self._model(imagined, one.slice.name)
+            [seconds], [peak] = model.seconds([one]), model.peak_bytes([one])
+            fits = peak.mid <= (one.slice.chip.usable_bytes or 0)
+            imagined[one] = Outcome(seconds.mid if fits else None, int(peak.mid))
+        return len(imagined) - len(known)
+
     def rejected(self, known: Known) -> dict[Candidate, Rejection]:
         """Return the reasons against all candidates that are not compiled. Candidates worth a compile are omitted."""
         best = {name: self.best(known, name) for name in self.space.by_slice}
@@ -276,16 +293,19 @@ class Strategy:
 
     def _outlooks(self, known: Known, centre: Candidate, points: list[TimeAndCost]) -> dict[Candidate, Outlook]:
         """Return the prospects of all candidates that are not compiled, on the slice of its best candidate."""
-        group = self.space.by_slice[centre.slice.name]
-        results = {one: known[one] for one in group if one in known}
-        model = StepModel(
+        model = self._model(known, centre.slice.name)
+        rest = [one for one in self.space.by_slice[centre.slice.name] if one not in known]
+        estimates = zip(rest, model.seconds(rest), model.peak_bytes(rest), strict=True)
+        return {one: self._outlook(known, one, centre, points, time, peak) for one, time, peak in estimates}
+
+    def _model(self, known: Known, name: str) -> StepModel:
+        """Return the model of a slice, as learned from the known results."""
+        results = {one: known[one] for one in self.space.by_slice[name] if one in known}
+        return StepModel(
             self.space,
             {one: result.seconds for one, result in results.items() if result.seconds},
             {one: result.peak_bytes for one, result in results.items() if result.peak_bytes},
         )
-        rest = [one for one in group if one not in known]
-        estimates = zip(rest, model.seconds(rest), model.peak_bytes(rest), strict=True)
-        return {one: self._outlook(known, one, centre, points, time, peak) for one, time, peak in estimates}
 
     def _outlook(
         self,
@@ -298,7 +318,8 @@ class Strategy:
     ) -> Outlook:
         limit = one.slice.chip.usable_bytes or 0
 
-        hoped = self.standing(one, time.low(ERRORS) / (1 - LEAST_GAIN))
+        hoped, expected = (self.standing(one, seconds / (1 - LEAST_GAIN)) for seconds in (time.low(ERRORS), time.mid))
+        may_win = hoped.score(self.goal) <= min(point.score(self.goal) for point in points)
         rejection = None
         if self._cannot_fit(known, one):
             rejection = Rejection.MEMORY_PROOF
@@ -306,7 +327,7 @@ class Strategy:
             rejection = Rejection.TIME_PROOF
         elif peak.low(ERRORS) > limit:
             rejection = Rejection.MEMORY_PREDICTION
-        elif any(point.beats(hoped) for point in points):
+        elif not may_win and any(point.beats(expected) for point in points):
             rejection = Rejection.TIME_PREDICTION
         gain = time.expected_gain(self._seconds(known, centre)) * peak.probability_below(limit)
         return Outlook(time, gain, rejection)

@@ -59,6 +59,7 @@ class Simulation(ProgramSimulation):
         """Return a simulation of the same program on another machine. Both share what does not depend on it."""
         other = copy(self)
         other.machine = machine
+        other.collectives = CollectiveCost(self.module, machine, self.collectives.torus)
         other.forget()
         return other
 

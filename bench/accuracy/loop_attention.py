@@ -1,7 +1,7 @@
 """Attention of published runs without a kernel. It is only compiled (tpu_worker.py), never run.
 
-`plain_attention` has all scores in the compute dtype, as MaxText had until the summer of 2023. There, all scores were in
-memory at one time; today's compiler needs too much memory for that, so queries are in blocks here.
+`plain_attention` has its scores in the compute dtype, as MaxText had until the summer of 2023. There, all scores were
+in memory at one time; today's compiler needs too much memory for that, so queries are in blocks here.
 
 `loop_attention` has loops over blocks of 1,024, as Levanter did in 2025 for heads that the splash kernel rejected. For
 each block of queries, a loop over the blocks of keys up to the diagonal keeps a running maximum and sum, all in the

@@ -108,6 +108,10 @@ def _named(offload: tuple[str, ...] = (), keep: tuple[str, ...] = ()) -> dict[st
     return {"policy": "named", "offload": list(offload), "keep": list(keep)}
 
 
+# Their blocks are 1,024 or 2,048 queries by 512 keys; forerun's are square.
+_UNFUSED_V6E = {"name": "splash", "block": 1024}
+
+
 def trillium() -> list[Run]:
     found = []
     # The 8B recipes also offload the out projection's output, which forerun does not name: it is computed again.
@@ -190,6 +194,7 @@ def trillium() -> list[Run]:
             },
             note="batch from published tokens/s (2 a chip; its table says 3)",
             flags=flags.TRILLIUM_LLAMA2,
+            kernel=_UNFUSED_V6E,
         )
     )
     found.append(
@@ -216,6 +221,7 @@ def trillium() -> list[Run]:
             },
             layers="sequential",
             flags=flags.TRILLIUM_GPT3,
+            kernel=_UNFUSED_V6E,
         )
     )
     return found

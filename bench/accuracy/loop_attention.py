@@ -33,7 +33,8 @@ def loop_attention(
 def plain_attention(
     q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Any, block: int
 ) -> jax.Array:
-    """Return causal attention within each segment, [B, S, H, D], with the scores of `block` queries at one time."""
+    """Return causal attention within each segment, [B, S, H, D], with the scores of 128 queries at one time."""
+    block = 128
     B, S, H, D = q_BSHD.shape
     K = k_BSKD.shape[2]
     places = jnp.arange(S)

@@ -28,8 +28,9 @@ class ChipModel:
     attention_share: float = 1.0  # speed of attention kernels relative to their counted cycles
     op_seconds: float = 0.4e-6  # overhead between two fusions
     dma_seconds: float = 0.3e-6  # latency of a copy between HBM and VMEM
-    hop_seconds: float = 0.5e-6  # latency of a collective per device of its ring
+    hop_seconds: float = 0.2e-6  # latency of a collective per link of its rings
     collective_seconds: float = 2e-6  # fixed latency of a collective
+    offload_seconds: float = 13e-6  # fixed latency of a collective that a sparse core carries out
 
     @property
     def vector_ops_per_second(self) -> float:
@@ -74,7 +75,7 @@ REACHED = {
     "v5e": AchievableRates(0.86, 0.92, 15e9, 1.50e9, 45e9),
     "v5p": AchievableRates(0.86, 0.90, 15e9, 1.75e9, 90e9),
     "v6e": AchievableRates(0.86, 0.90, 30e9, 1.75e9, 90e9),
-    "tpu7x": AchievableRates(0.83, 0.87, 30e9, 1.90e9, 100e9),
+    "tpu7x": AchievableRates(0.83, 0.87, 30e9, 1.90e9, 90e9),
 }
 # TensorCores of a device. jax's `pltpu.get_tpu_info_for_chip` has the same numbers.
 CORES = {"v4": 2, "v5p": 2}

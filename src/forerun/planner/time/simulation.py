@@ -18,12 +18,13 @@ from typing import ClassVar
 
 from forerun.planner.hlo import Computation, Instruction, Module
 from forerun.planner.time.chip_model import ChipModel
+from forerun.planner.time.collectives.collective_cost import OFFLOADED, CollectiveCost
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.execution import ComputationRun, ProgramSimulation, called_by, collective_in, target_of
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.splash_cost import kernel_seconds, kernel_shape
 from forerun.planner.time.transfers import (
     COLLECTIVES,
-    collective_seconds,
     copy_queue_and_seconds,
     goes_back,
     is_collective,
@@ -42,11 +43,13 @@ class Simulation(ProgramSimulation):
         module: The scheduled program.
         machine: The rates and latencies of the device.
         chip: The name of the chip generation, which selects the counted cycles of attention kernels.
+        torus: The links between the devices. None is a closed ring for each group of a collective.
     """
 
-    def __init__(self, module: Module, machine: ChipModel, chip: str) -> None:
+    def __init__(self, module: Module, machine: ChipModel, chip: str, torus: Torus | None = None) -> None:
         super().__init__(module)
         self.machine, self.chip = machine, chip
+        self.collectives = CollectiveCost(module, machine, torus)
         self.work = InstructionWork(module, machine.matrix_unit, machine.division_ops)
 
     def run_of(self, computation: Computation) -> ComputationRun:
@@ -56,6 +59,7 @@ class Simulation(ProgramSimulation):
         """Return a simulation of the same program on another machine. Both share what does not depend on it."""
         other = copy(self)
         other.machine = machine
+        other.collectives = CollectiveCost(self.module, machine, self.collectives.torus)
         other.forget()
         return other
 
@@ -75,7 +79,7 @@ class _Run(ComputationRun):
 
     def synchronous(self, x: Instruction) -> None:
         if x.op in COLLECTIVES:
-            self.block("ici", collective_seconds(self.sim.machine, self.computation, x))
+            self.block("ici", self.sim.collectives.seconds(self.computation, x))
         elif x.op != "fusion" or not self._collective_fusion(x):
             self._on_core(x)
 
@@ -96,13 +100,13 @@ class _Run(ComputationRun):
         """Return (queue, seconds) of an asynchronous operation; the seconds are without waiting for the queue."""
         machine, module = self.sim.machine, self.sim.module
         if is_collective(x):
-            seconds = collective_seconds(machine, self.computation, x)
+            seconds = self.sim.collectives.seconds(self.computation, x)
             if x.op != "collective-permute-start":
                 return "ici", seconds
             return ("ici back" if goes_back(x) else "ici forth"), seconds  # one direction of one ring
         called = called_by(module, x) if x.op == "async-start" else None
         if called and (collective := collective_in(called)):
-            return "ici", collective_seconds(machine, called, collective)
+            return "ici", self.sim.collectives.seconds(called, collective, OFFLOADED in x.attributes)
         if called and "execution_thread" in x.attributes:  # a thread other than the TensorCore's
             return "sparse core", self.sim.spent_in(called.name).seconds
         return copy_queue_and_seconds(machine, module, x)
@@ -130,7 +134,7 @@ class _Run(ComputationRun):
         channel = re.search(r"channel_id=(\d+)", collective.attributes) if collective else None
         key = f"channel {channel[1]}" if channel else ""
         if role == "AsyncCollectiveStart" and collective:
-            self.launch(key, "ici", collective_seconds(self.sim.machine, inner, collective))
+            self.launch(key, "ici", self.sim.collectives.seconds(inner, collective))
             return True
         if role == "AsyncCollectiveDone":
             self.wait(key)
@@ -139,7 +143,7 @@ class _Run(ComputationRun):
         # time is that of its computation, so it is simulated as work of the core.
         if collective is None or "async_collective_fusion_config" in collective.attributes:
             return False
-        seconds = collective_seconds(self.sim.machine, inner, collective)
+        seconds = self.sim.collectives.seconds(inner, collective)
         # An all-reduce of which each device keeps a slice is a reduce-scatter, which sends half as much.
         scattered = collective.op == "all-reduce" and any(y.op == "dynamic-slice" for y in inner.instructions)
         self.block("ici", seconds / 2 if scattered else seconds)

@@ -1,9 +1,11 @@
-"""Attention as Levanter computed it in 2025 for heads that the splash kernel rejected: loops over blocks of 1,024.
+"""Attention of published runs without a kernel. It is only compiled (tpu_worker.py), never run.
 
-Queries and keys are split into blocks. For each block of queries, a loop over the blocks of keys up to the diagonal
-keeps a running maximum and sum, all in the compute dtype. The backward pass computes the scores again. Here, the outer
-loops are unrolled, so that the compiler knows how often each inner loop runs; the work is the same. This module is only
-compiled for comparison with published runs (tpu_worker.py).
+`plain_attention` computes all scores in the compute dtype, as MaxText did until the summer of 2023.
+
+`loop_attention` has loops over blocks of 1,024, as Levanter did in 2025 for heads that the splash kernel rejected. For
+each block of queries, a loop over the blocks of keys up to the diagonal keeps a running maximum and sum, all in the
+compute dtype. The backward pass computes the scores again. Here, the outer loops are unrolled, so that the compiler
+knows how often each inner loop runs; the work is the same.
 """
 
 from __future__ import annotations
@@ -25,6 +27,20 @@ def loop_attention(
     K = k_BSKD.shape[2]
     q = (q_BSHD * jnp.asarray(scores.scale, q_BSHD.dtype)).reshape(B, S, K, H // K, D)
     return _attention(q, k_BSKD, v_BSKD, segments_BS).reshape(q_BSHD.shape)
+
+
+def plain_attention(
+    q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Any, block: int
+) -> jax.Array:
+    """Return causal attention within each segment, [B, S, H, D], with all scores at one time."""
+    B, S, H, D = q_BSHD.shape
+    K = k_BSKD.shape[2]
+    q = (q_BSHD * jnp.asarray(scores.scale, q_BSHD.dtype)).reshape(B, S, K, H // K, D)
+    found = jnp.einsum("BTKGD,BSKD->BKGTS", q, k_BSKD)
+    places = jnp.arange(S)
+    seen = (places[:, None] >= places) & (segments_BS[:, :, None] == segments_BS[:, None, :])
+    shares = jax.nn.softmax(jnp.where(seen[:, None, None], found, jnp.asarray(HIDDEN, found.dtype)), axis=-1)
+    return jnp.einsum("BKGTS,BSKD->BTKGD", shares, v_BSKD).reshape(q_BSHD.shape)
 
 
 @jax.custom_vjp

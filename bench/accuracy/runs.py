@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import flags
-from tpu_worker import LOOP
+from tpu_worker import LOOP, PLAIN
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
@@ -53,8 +53,13 @@ class Run:
         return slice_named(self.slice).chip.name
 
     def as_forerun_compiles(self) -> Run:
-        """Return the run with forerun's own compiler options and kernel settings."""
-        return replace(self, flags=None, kernel=None)
+        """Return the run with forerun's own compiler options."""
+        return replace(self, flags=None)
+
+    def variants(self) -> list[Run]:
+        """Return the run and, if its flags are not certain, the run with the other flags."""
+        other = self.flags.alternative if self.flags else None
+        return [self, replace(self, flags=other)] if other else [self]
 
     def question(self) -> CompileRequest:
         content = {"name": "accuracy", "data": "none", "steps": 1000, **self.job}
@@ -364,7 +369,7 @@ def v4_maxtext() -> list[Run]:
                 seconds,
                 f"AI-Hypercomputer/maxtext@{_MAXTEXT_2023['v4']}:README.md and MaxText/configs/1x{script}.sh",
                 {
-                    "model": {**sizes, "kv_heads": heads, "tied": True},
+                    "model": {**sizes, "kv_heads": heads, "tied": True, "qk_norm": True},
                     "sequence": 2048,
                     "batch": each * chips,
                     "remat": "full",
@@ -373,6 +378,7 @@ def v4_maxtext() -> list[Run]:
                 derived=formula,
                 layers="parallel",
                 flags=flags.DEFAULT_V4,
+                kernel=PLAIN,
             )
         )
     return found

@@ -59,7 +59,8 @@ class Simulation(ProgramSimulation):
         """Return a simulation of the same program on another machine. Both share what does not depend on it."""
         other = copy(self)
         other.machine = machine
-        other.collectives = CollectiveCost(self.module, machine, self.collectives.torus)
+        other.collectives = copy(self.collectives)
+        other.collectives.machine = machine
         other.forget()
         return other
 

@@ -1,4 +1,4 @@
-"""forerun's compiler options: the compiler of each generation accepts them, and `plan` reports those that it rejects."""
+"""forerun's compiler options: compilers accept them, and `plan` reports those that they reject."""
 
 from __future__ import annotations
 

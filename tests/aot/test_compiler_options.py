@@ -36,7 +36,9 @@ def loss(weights: tuple[jax.Array, jax.Array], rows: jax.Array) -> jax.Array:
 def lowered(slice_name: str, shape: MeshShape) -> Any:
     """Return a gradient with the collectives of a training step: gathers, reductions and scatters of weights."""
     where = slice_named(slice_name)
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=where.topology, **where.topology_options).devices
+    devices = topologies.get_topology_desc(
+        platform="tpu", topology_name=where.topology, **where.topology_options
+    ).devices
     mesh = make_mesh(shape, devices)
     weight = jax.ShapeDtypeStruct((1024, 4096), jnp.bfloat16, sharding=NamedSharding(mesh, WEIGHTS))
     rows = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16, sharding=NamedSharding(mesh, ROWS))

@@ -167,7 +167,7 @@ class _Run(ComputationRun):
         touched = self.sim.work.hbm_bytes(self.computation, x)
         unit_flops = self.sim.work.unit_flops(self.computation, x) if flops else 0.0
         multiplying = unit_flops / (machine.matmul_flops * machine.matmul_share)
-        elementwise = self.sim.work.vector_ops(self.computation, x) / machine.vector_ops_per_second
+        elementwise = self.sim.work.vector_work(self.computation, x).operations / machine.vector_ops_per_second
         moving = self._hbm_seconds(touched, max(multiplying, elementwise))
         # The units of a core work in the same cycles, and transfers overlap with them. So the slowest one counts.
         # Vector arithmetic limits only random numbers and arrays that are not in HBM, and counts as "memory".

@@ -99,7 +99,10 @@ def main(arguments: list[str]) -> int:
     side = side_of()
     wanted = [run for run in unused_runs() if given.side in (None, side[run.family])]
     wanted = [run for run in wanted if not given.names or any(name in run.name for name in given.names)]
-    wanted.sort(key=lambda run: run.generation == "tpu7x")  # last, because each takes minutes
+    # Those that take minutes are last.
+    wanted.sort(
+        key=lambda run: (run.generation == "tpu7x") + (run.generation == "v4") + 2 * run.job.get("unroll", False)
+    )
     for run in (variant for one in wanted for variant in variants(one, given.own_options)):
         if given.again or not compile_file(run).exists():
             store(run, compile_run(run))

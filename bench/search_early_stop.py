@@ -12,13 +12,15 @@ run continues where it stopped. Step times are predictions, not measured on TPUs
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
 import random
 import resource
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.fit_result import verdict
+from forerun.planner.compile.warm_workers import warm_workers
 from forerun.planner.search.search_ending import SearchEnding, ending_of
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
 from forerun.planner.search.strategy import Outcome, Strategy
@@ -119,8 +122,8 @@ def compile_missing(seeds: range) -> None:
 
 
 def compiled(space: Space, one: Candidate) -> dict[str, Any]:
-    """Compile a candidate, and return its result and the CPU time of this process and its ended children."""
-    began = sum(cpu_seconds())
+    """Compile a candidate, and return its result and the CPU time that it took."""
+    began = cpu_seconds()
     try:
         answer = verdict(one.question(space.resolved), threading.Event())
     except CompilerFailure as failure:
@@ -128,15 +131,19 @@ def compiled(space: Space, one: Candidate) -> dict[str, Any]:
     else:
         seconds = answer.step.mid_seconds if answer.step else None
         found = {"step_seconds": seconds, "peak_bytes": int(answer.memory.peak_bytes)}
-        if answer.step:
-            found["parts_seconds"] = {name: round(s, 7) for name, s in answer.step.parts_seconds.items()}
-    return {**found, "cpu_seconds": round(sum(cpu_seconds()) - began, 2)}
+    return {**found, "cpu_seconds": round(cpu_seconds() - began, 2)}
 
 
-def cpu_seconds() -> Iterator[float]:
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        used = resource.getrusage(who)
-        yield used.ru_utime + used.ru_stime
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, of its children, and of their children that ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    total = sum(one.ru_utime + one.ru_stime for one in used)
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text("utf-8").split():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                fields = Path(f"/proc/{child}/stat").read_text("utf-8").rpartition(")")[2].split()
+                total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # user and system, own and children's
+    return total
 
 
 @dataclass(frozen=True)
@@ -239,7 +246,8 @@ def main() -> int:
     args = parser.parse_args()
     seeds = range(args.seed, args.seed + args.count)
     if not args.report and not args.write:
-        compile_missing(seeds)
+        with warm_workers():
+            compile_missing(seeds)
     answers = recorded()
     found = [one for seed in seeds if seed in answers and (one := compared(random_job(seed), answers[seed]))]
     text = report(found)

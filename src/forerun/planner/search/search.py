@@ -24,6 +24,7 @@ from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped
 from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.installed_compilers import require_compilers
 from forerun.planner.compile.request import CompileRequest
+from forerun.planner.compile.warm_workers import warm_workers
 from forerun.planner.cost.job_cost import ASSUMPTIONS, Tariff
 from forerun.planner.search import job_file
 from forerun.planner.search.outcome import Adjust, Exploration, SearchOutcome
@@ -222,7 +223,7 @@ def explore(
     running: dict[Future[FitResult], Candidate] = {}
     finished: list[tuple[Candidate, str]] = []
     resolved = strategy.space.resolved
-    with interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
+    with warm_workers(), interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
         try:
             while True:
                 # One compile always runs, so that the search continues on a machine with little memory.

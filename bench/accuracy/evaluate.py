@@ -1,6 +1,6 @@
 """Simulate the recorded programs again with the current constants of the step-time model, and print a summary.
 
-python bench/accuracy/evaluate.py             # table and summary of both halves; needs the cache of predict.py
+python bench/accuracy/evaluate.py             # table and summary of the runs; needs the cache of predict.py
 python bench/accuracy/evaluate.py --record    # also writes the new figures into bench/results/accuracy.jsonl
 """
 
@@ -12,12 +12,13 @@ import statistics
 import sys
 from typing import Any
 
-from predict import RESULTS, recomputed_by_compiler, recorded, scheduled_path
-from runs import Run, halves, runs
+from predict import RESULTS, job_hash, recomputed_by_compiler, recorded, scheduled_path
+from runs import Run, runs
 
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.chip_model import assumed
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.prediction import step_time
 from forerun.planner.time.simulation import Simulation
 
@@ -28,7 +29,7 @@ def replayed(run: Run) -> dict[str, Any]:
     module, slice = parse(scheduled), slice_named(run.slice)
     step = step_time(module, slice)
     return {
-        "uncalibrated_seconds": Simulation(module, assumed(slice.chip), slice.chip.name).run().seconds,
+        "uncalibrated_seconds": Simulation(module, assumed(slice.chip), slice.chip.name, Torus.of(slice)).run().seconds,
         "seconds": step.mid_seconds,
         "low_seconds": step.low_seconds,
         "high_seconds": step.high_seconds,
@@ -38,23 +39,24 @@ def replayed(run: Run) -> dict[str, Any]:
 
 
 def rows(replay: bool) -> list[dict[str, Any]]:
-    """Return a row for each published run that compiled, with its error: predicted / published - 1."""
-    all_runs, known = runs(), recorded()
-    half_of = halves(all_runs)
+    """Return a row for each published run that compiled, with its error: predicted / published - 1.
+
+    A run whose flags are not certain has a second row, with `half` "other flags".
+    """
+    known = recorded()
     found = []
-    for run in all_runs:
-        row = known.get(run.name)
-        if row is None or not row.get("seconds"):
-            continue
-        if replay:
-            row |= replayed(run)
-        row |= {
-            "half": "not counted" if run.unlike else half_of[run.family],
-            "generation": run.generation,
-            "family": run.family,
-        }
-        row |= {"published_seconds": run.seconds, "error": row["seconds"] / run.seconds - 1}
-        found.append(row)
+    for run in runs():
+        for number, variant in enumerate(run.variants()):
+            row = known.get(job_hash(variant), {"name": run.name, "slice": run.slice, "job": job_hash(variant)})
+            if replay and scheduled_path(variant).exists():
+                row |= replayed(variant)
+            if not row.get("seconds"):
+                continue
+            half = "not counted" if run.unlike else "development"
+            row |= {"half": "other flags" if number else half, "generation": run.generation, "family": run.family}
+            row |= {"flags": variant.flags.label if variant.flags else "forerun's own"}
+            row |= {"published_seconds": run.seconds, "error": row["seconds"] / run.seconds - 1}
+            found.append(row)
     return found
 
 
@@ -90,13 +92,15 @@ def main(arguments: list[str]) -> int:
             f"{row['half'][:4]} {row['name'][:48]:48} {row['published_seconds']:8.3f} {row['seconds']:8.3f} "
             f"{row['error']:+7.1%}  {parts}"
         )
-    for half in ("calibration", "held-out", "not counted"):
+    for half in ("development", "other flags", "not counted"):
         chosen = [row for row in found if row["half"] == half]
         for generation in ("all", *sorted({row["generation"] for row in chosen})):
             some = [row for row in chosen if generation in ("all", row["generation"])]
             print(half, generation, {k: round(v, 3) for k, v in summary(some).items()} if some else "none")
     if "--record" in arguments:
-        others = [row for name, row in recorded().items() if name not in {row["name"] for row in found}]
+        current = {job_hash(variant) for run in runs() for variant in run.variants()}
+        shown = {row["job"] for row in found}
+        others = [row for job, row in recorded().items() if job in current - shown]
         RESULTS.write_text("".join(json.dumps(row) + "\n" for row in (*found, *others)))
     return 0
 

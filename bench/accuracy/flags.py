@@ -20,7 +20,9 @@ class Flags:
 
     source: str  # repository@commit:path, or why they are assumed
     values: dict[str, str] = field(default_factory=dict)
-    known: bool = True  # False: the source does not say which flags the run used
+    known: bool = True  # False: the source does not say which flags the run had
+    alternative: Flags | None = None  # if it is not certain that the run had `values`
+    label: str = ""  # of flags that have an alternative, or are one
 
 
 def parsed(text: str) -> dict[str, str]:
@@ -104,13 +106,18 @@ IRONWOOD_405B = Flags(
 
 # MaxText's scripts of its default sizes, from the commits that published the tables. Those for v5e fuse all-gathers
 # with matmuls that do not need them. Today's compiler would split the matmuls that need them into windows, and leave no
-# all-gather to fuse. So windows are off there.
+# all-gather to fuse. So windows are off there. The compiler's default of 2023 is unknown.
 _NO_WINDOWS_EITHER = (
     "--xla_tpu_enable_windowed_einsum_for_all_gather=false --xla_tpu_enable_windowed_einsum_for_reduce_scatter=false"
 )
+_LARGEST_JOB = "AI-Hypercomputer/maxtext@9bc243c95:MaxText/configs/largest_job/16b.sh to 128b.sh"
 DEFAULT_V5E = Flags(
-    "AI-Hypercomputer/maxtext@9bc243c95:MaxText/configs/largest_job/16b.sh to 128b.sh",
+    f"{_LARGEST_JOB}; windowed einsums off",
     parsed(f"{_DATA_PARALLEL} {_GATHER_FUSION} {_NO_WINDOWS_EITHER}"),
+    alternative=Flags(
+        _LARGEST_JOB, parsed(f"{_DATA_PARALLEL} {_GATHER_FUSION}"), label="windowed einsums by today's default"
+    ),
+    label="windowed einsums off",
 )
 _OVERLAP_V5P = (
     "--xla_tpu_megacore_fusion_allow_ags=false --xla_enable_async_collective_permute=true "
@@ -126,11 +133,17 @@ DEFAULT_V4 = Flags(
     parsed("--xla_enable_async_all_gather=true TPU_MEGACORE=MEGACORE_DENSE"),
 )
 
-# Marin set LIBTPU_INIT_ARGS for all runs on its clusters until 25 September 2025, and nothing after that.
+# Marin set LIBTPU_INIT_ARGS for all runs on its clusters until 25 September 2025, and nothing after that. A run of the
+# next weeks may have been started from an older checkout.
 MARIN = Flags(
     "marin-community/marin@7178fd23:marin/run/vars.py",
     parsed(f"--xla_tpu_scoped_vmem_limit_kib=81920 {_GATHER_FUSION} {_DATA_PARALLEL} {_OVERLAP_V5P}"),
+    label="Marin's flags until September 2025",
 )
-MARIN_LATER = Flags("marin-community/marin@237910db:src/marin/run/vars.py has no flags any more", known=False)
+MARIN_LATER = Flags(
+    "marin-community/marin@237910db:src/marin/run/vars.py has no flags any more",
+    alternative=MARIN,
+    label="no flags",
+)
 
 COLAB = Flags("a notebook that sets no flags: the compiler's defaults")

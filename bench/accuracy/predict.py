@@ -57,9 +57,10 @@ def scheduled_path(run: Run) -> Path:
 
 
 def recorded() -> dict[str, dict[str, Any]]:
+    """Return the recorded rows by `job_hash`."""
     if not RESULTS.exists():
         return {}
-    return {row["name"]: row for row in map(json.loads, RESULTS.read_text().splitlines())}
+    return {row["job"]: row for row in map(json.loads, RESULTS.read_text().splitlines())}
 
 
 def recomputed_by_compiler(scheduled: str) -> int:
@@ -99,6 +100,7 @@ def predict(run: Run) -> dict[str, Any]:
     started = time.perf_counter()
     _here.settings = own_settings(run)
     row: dict[str, Any] = {"name": run.name, "slice": run.slice, "job": job_hash(run), "libtpu": version("libtpu")}
+    row |= {"flags": run.flags.label if run.flags else "forerun's own"}
     try:
         try:
             answer = compiler.ask(run.question(), threading.Event(), lambda phase: None)
@@ -127,7 +129,8 @@ def main(names: list[str]) -> int:
     compiler.parse = _keep_scheduled
     compiler.subprocess = SimpleNamespace(Popen=_start_own_worker, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     known = recorded()
-    wanted = [run for run in runs() if not is_current(run, known.get(run.name))]
+    all_runs = [variant for run in runs() for variant in run.variants()]
+    wanted = [run for run in all_runs if not is_current(run, known.get(job_hash(run)))]
     wanted = [run for run in wanted if not names or any(name in run.name for name in names)]
     wanted.sort(key=lambda run: run.generation == "tpu7x")  # last, because each takes minutes
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from evaluate import rows, summary, uncalibrated
-from predict import recorded
-from runs import halves, runs
+from predict import job_hash, recorded
+from runs import runs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "explanation" / "accuracy.md"
 PICTURE = ROOT / "docs" / "assets" / "accuracy.svg"
 GENERATIONS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 SIZE, EDGE = 520, 56
-COLOURS = {"calibration": "#8a8f98", "held-out": "#1f6feb"}  # runs that are not counted are not drawn
+# Runs that are not counted are not drawn.
+COLOURS = {"calibration": "#8a8f98", "held-out": "#1f6feb", "development": "#1f6feb"}
 
 
 def main() -> int:
@@ -43,42 +44,48 @@ def write_blocks(texts: dict[str, str]) -> None:
 
 def blocks(found: list[dict[str, Any]]) -> dict[str, str]:
     """Return the generated parts of the page by the names of their markers."""
-    held = [row for row in found if row["half"] == "held-out"]
-    calibration = [row for row in found if row["half"] == "calibration"]
+    development = [row for row in found if row["half"] == "development"]
     return {
-        "summary": summaries(found),
-        "goal": goal(held),
-        "held-out": table(held),
-        "calibration": table(calibration),
-        "not counted": table([row for row in found if row["half"] == "not counted"]),
-        "if counted": if_counted(found),
+        "summary": summaries(development),
+        "development": table(development),
+        "other flags": other_flags(found),
+        "flags": flag_sources(),
         "not predicted": not_predicted(),
     }
 
 
-def summaries(found: list[dict[str, Any]]) -> str:
+def summaries(development: list[dict[str, Any]]) -> str:
     lines = ["| runs of | generation | runs | median error | within 20 % | worst | in the printed range |"]
     lines.append("|---|---|---|---|---|---|---|")
-    for half in ("held-out", "calibration"):
-        own = [row for row in found if row["half"] == half]
-        for generation in ("all", *GENERATIONS):
-            lines += summary_line(half, generation, [r for r in own if generation in ("all", r["generation"])])
-        same = [row for row in own if not row["recomputed_by_compiler"]]
-        lines += summary_line(half, r"all, without \*", same)
-    held = [uncalibrated(row) for row in found if row["half"] == "held-out"]
-    lines += summary_line("held-out", "all, before calibration", held)
+    for generation in ("all", *GENERATIONS):
+        some = [row for row in development if generation in ("all", row["generation"])]
+        lines += summary_line("development", generation, some)
+    same = [row for row in development if not row["recomputed_by_compiler"]]
+    lines += summary_line("development", r"all, without \*", same)
+    lines += summary_line("development", "all, before calibration", [uncalibrated(row) for row in development])
     return "\n".join(lines) + "\n"
 
 
-def goal(held: list[dict[str, Any]]) -> str:
-    s = summary(held)
-    words = {True: "reached", False: "missed"}
-    return (
-        f"Goals for the {s['runs']} held-out runs:\n\n"
-        f"- median error of at most 7 %: {s['median_error']:.1%}, {words[s['median_error'] <= 0.07]};\n"
-        f"- 90 % within 20 %: {s['within_20_percent']:.0%}, {words[s['within_20_percent'] >= 0.9]};\n"
-        f"- 80 % in the printed range: {s['covered']:.0%}, {words[s['covered'] >= 0.8]}.\n"
-    )
+def other_flags(found: list[dict[str, Any]]) -> str:
+    """Return the table of runs whose flags are not certain, with the results of both sets."""
+    first = {row["name"]: row for row in found if row["half"] == "development"}
+    lines = ["| run | published s | flags | error | other flags | error |", "|---|---|---|---|---|---|"]
+    for row in found:
+        if row["half"] == "other flags" and row["name"] in first:
+            used = first[row["name"]]
+            lines.append(
+                f"| {row['name']} | {row['published_seconds']:.3f} | {used['flags']} | {used['error']:+.1%} "
+                f"| {row['flags']} | {row['error']:+.1%} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def flag_sources() -> str:
+    """Return the list of sources of the flags, each with its runs."""
+    by_source: dict[str, list[str]] = {}
+    for run in runs():
+        by_source.setdefault(run.flags.source if run.flags else "forerun's own", []).append(run.name)
+    return "".join(f"- {', '.join(names)}: `{source}`\n" for source, names in by_source.items())
 
 
 def summary_line(half: str, generation: str, some: list[dict[str, Any]]) -> list[str]:
@@ -107,21 +114,12 @@ def run_table(some: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def if_counted(found: list[dict[str, Any]]) -> str:
-    half_of = halves(runs())
-    s = summary([row for row in found if half_of[row["family"]] == "held-out"])
-    return (
-        f"If those of held-out families were counted, the held-out half would have {s['runs']} runs, a median error of "
-        f"{s['median_error']:.1%}, {s['within_20_percent']:.0%} within 20 % and {s['covered']:.0%} in the range.\n"
-    )
-
-
 def not_predicted() -> str:
     """Return the list of runs that could not be predicted, with the reasons."""
     known = recorded()
     lines = []
     for run in runs():
-        row = known.get(run.name)
+        row = known.get(job_hash(run))
         if row is None:
             lines.append(f"- {run.name}: not compiled yet")
         elif not row.get("seconds"):
@@ -165,9 +163,10 @@ def picture(found: list[dict[str, Any]], band: float = 0.2) -> str:
                 at = f'cx="{x(row["published_seconds"]):.1f}" cy="{y(row["seconds"]):.1f}"'
                 title = f"<title>{row['name']}: {row['error']:+.1%}</title>"
                 parts.append(f'<circle {at} r="4.5" fill="{colour}" fill-opacity="0.8">{title}</circle>')
-    for number, (half, colour) in enumerate(COLOURS.items()):
+    drawn = [half for half in COLOURS if any(row["half"] == half for row in found)]
+    for number, half in enumerate(drawn):
         top = EDGE + 20 + 18 * number
-        parts.append(f'<circle cx="{EDGE + 16}" cy="{top - 4}" r="4.5" fill="{colour}"/>')
+        parts.append(f'<circle cx="{EDGE + 16}" cy="{top - 4}" r="4.5" fill="{COLOURS[half]}"/>')
         parts.append(f'<text x="{EDGE + 26}" y="{top}">{half}</text>')
     parts.append(f'<text x="{SIZE / 2}" y="{SIZE - 14}" text-anchor="middle">published seconds a step</text>')
     middle = SIZE / 2

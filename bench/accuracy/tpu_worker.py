@@ -13,11 +13,11 @@ from pathlib import Path
 
 # The environment variable with options, kernel and layers as JSON. Forerun's own replace those that are null.
 SETTINGS = "FORERUN_ACCURACY_SETTINGS"
-LOOP = {"name": "loop"}  # loop_attention.py instead of a kernel
+LOOP, PLAIN = {"name": "loop"}, {"name": "plain"}  # loop_attention.py instead of a kernel: `attention: xla` in the job
 
 if __name__ == "__main__":
     import published_layers
-    from loop_attention import loop_attention
+    from loop_attention import loop_attention, plain_attention
 
     from forerun.nn import attention
     from forerun.nn.attention import Kernel
@@ -28,8 +28,8 @@ if __name__ == "__main__":
     settings = json.loads(os.environ[SETTINGS])
     if settings["options"] is not None:
         build.compiler_options = lambda *_: CompilerOptions(settings["options"])  # type: ignore[assignment]
-    if settings["kernel"] == LOOP:
-        attention._blockwise = loop_attention  # `attention: xla` in the job
+    if settings["kernel"] in (LOOP, PLAIN):
+        attention._blockwise = loop_attention if settings["kernel"] == LOOP else plain_attention
     elif settings["kernel"] is not None:
         choice = kernels.AttentionChoice(Kernel(**settings["kernel"]))
         kernels.attention = lambda *_, **__: choice  # type: ignore[assignment]

@@ -11,6 +11,7 @@ from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.chip_model import chip_model_of
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.simulation import Simulation
 
 pytestmark = pytest.mark.aot
@@ -38,7 +39,7 @@ def test_matmul_flops(slice_name: str, fields: dict[str, Any], scheduled_program
     job = Job.model_validate({"model": MODEL, "data": "nothing", "sequence": SEQUENCE, "steps": 10, **fields})
     wanted = slice_named(slice_name)
     module = parse(scheduled_program(job, slice_name))
-    spent = Simulation(module, chip_model_of(wanted.chip), wanted.chip.name).run()
+    spent = Simulation(module, chip_model_of(wanted.chip), wanted.chip.name, Torus.of(wanted)).run()
     assert spent.flops["matmul"] == pytest.approx(matmul_flops(job.batch * SEQUENCE // wanted.devices), rel=0.02)
     assert sum(spent.by_kind.values()) == pytest.approx(spent.seconds)
     if "mesh" in fields:

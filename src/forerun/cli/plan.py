@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,24 @@ if TYPE_CHECKING:
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan, write its page, and fail if no slice fits within the budget."""
+    from forerun.planner.compile.shared_template import is_wanted
+    from forerun.planner.compile.warm_workers import warm_workers
+
+    shared = is_wanted(os.environ, sys.stdout.isatty())
+    with warm_workers(shared=shared) as workers:
+        # The template imports jax while this process reads the job. If results are stored, it may not be needed.
+        if not shared and (os.cpu_count() or 1) > 1 and (args.no_cache or not _has_stored_results()):
+            workers.prepare()
+        return _run(args)
+
+
+def _has_stored_results() -> bool:
+    from forerun.planner.compile.result_folder import folder
+
+    return any(folder().glob("*.json"))
+
+
+def _run(args: argparse.Namespace) -> int:
     from forerun.api.jobs import load_job
     from forerun.cli.options.stage_choice import chosen_stages, require_one
 

@@ -30,6 +30,7 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     environment_checks.check_disk,
     environment_checks.check_cache,
     environment_checks.check_bytecode,
+    environment_checks.check_workers,
     environment_checks.check_memory,
     environment_checks.check_shm,
 )

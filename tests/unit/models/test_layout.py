@@ -41,8 +41,8 @@ MODELS = {
 }
 
 
-def losses(model: Any, remat: Remat, *, unroll: bool) -> tuple[np.ndarray, Any, str]:
-    """Return the mean of all logits squared, its gradient, and the program's text."""
+def lowered(model: Any, remat: Remat, *, unroll: bool) -> tuple[Any, Any]:
+    """Return the lowered program of a loss (the mean of all logits squared) and its gradient, and the parameters."""
     tokens = jax.random.randint(jax.random.key(1), (2, 8), 0, 50)
     segments, positions = jnp.ones_like(tokens), jnp.broadcast_to(jnp.arange(8), (2, 8))
     params = spec.initial(model.specs(), jax.random.key(0))
@@ -51,8 +51,13 @@ def losses(model: Any, remat: Remat, *, unroll: bool) -> tuple[np.ndarray, Any, 
         read = model.apply(params, tokens, segments, positions, Compute(remat=remat, unroll=unroll))
         return jnp.mean(read.logits() ** 2)
 
-    lowered = jax.jit(jax.value_and_grad(loss)).lower(params)
-    return *lowered.compile()(params), lowered.as_text()
+    return jax.jit(jax.value_and_grad(loss)).lower(params), params
+
+
+def losses(model: Any, remat: Remat, *, unroll: bool) -> tuple[np.ndarray, Any, str]:
+    """Return the loss, its gradient, and the program's text."""
+    program, params = lowered(model, remat, unroll=unroll)
+    return *program.compile()(params), program.as_text()
 
 
 @pytest.mark.parametrize(
@@ -72,7 +77,8 @@ def test_named_residuals_are_kept_without_a_scan() -> None:
     """With every residual kept, the backward pass computes fewer matmuls than with none."""
 
     def matmuls(*keep: str) -> int:
-        return losses(MODELS["one kind"], Remat(policy="named", keep=keep), unroll=True)[2].count("dot_general")
+        program, _ = lowered(MODELS["one kind"], Remat(policy="named", keep=keep), unroll=True)
+        return program.as_text().count("dot_general")
 
     assert matmuls("query", "key", "value", "attention_out") < matmuls("layer_in")
 

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,15 @@ from forerun.models.plugin import job_folder
 from forerun.planner.compile.dump import LIVE_RANGES, SCHEDULED, SETTLED, TAKEN, UNSCHEDULED, copy_dump
 from forerun.planner.compile.installed_compilers import compiler_for
 from forerun.planner.compile.request import CompileRequest
+from forerun.planner.compile.template import FOLDER_PREFIX, NOISE
+from forerun.planner.compile.warm_workers import (
+    ForkedWorker,
+    LostWorker,
+    WarmWorkers,
+    Worker,
+    base_environment,
+    current,
+)
 from forerun.planner.compile.worker import ERROR, FACTS
 from forerun.planner.hlo import Module, parse
 from forerun.planner.memory.breakdown import PADDING, ModelShapes, hidden_bytes, ledger
@@ -45,7 +55,6 @@ from forerun.planner.time.prediction import step_time
 from forerun.planner.time.step_time import StepTime
 from forerun.units import MIB, Bytes
 
-NOISE = "stderr"
 POLL_SECONDS = 0.02
 DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
 LIMIT_ROUNDING_BYTES = 6 * MIB  # limits are known to 0.01 GiB; for peaks closer than this, wait for the compiler
@@ -108,9 +117,19 @@ def ask(question: CompileRequest, stop: threading.Event, on_phase: Phase) -> Com
     compiler.require()
     require_address_space(compiler.address_space_bytes, compiler.name)
     require_disk(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix="forerun-plan-", ignore_cleanup_errors=True) as name:
+    if (warm := current()) is not None:
+        with suppress(LostWorker):  # the template failed: a worker that starts from nothing gives the same answer
+            return _ask_worker(question, stop, on_phase, lambda folder: _start_warm(warm, question, folder))
+    return _ask_worker(question, stop, on_phase, lambda folder: _start(question, folder))
+
+
+def _ask_worker(
+    question: CompileRequest, stop: threading.Event, on_phase: Phase, start: Callable[[Path], Worker]
+) -> CompileResult:
+    """Start a worker in a new folder, wait for its answer, and end it."""
+    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        child = _start(question, folder)
+        child = start(folder)
         try:
             answer = _watch(child, folder, question, stop, on_phase)
         finally:
@@ -162,18 +181,32 @@ def require_disk(folder: Path, at_least_bytes: int = DISK_BYTES) -> None:
         )
 
 
-def _start(question: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
-    """Start the child process, which dumps to `folder`, and send it the request."""
+def _environment(question: CompileRequest, folder: Path) -> dict[str, str]:
+    """Return the environment of a compile that dumps to `folder`."""
     compiler = compiler_for(question.slice)
     flags = (os.environ.get("XLA_FLAGS", ""), DUMP_FLAGS.format(folder=folder), compiler.flags)
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": " ".join(filter(None, flags)),
-        **compiler.environment,
-        "JAX_ENABLE_COMPILATION_CACHE": "false",  # a cached program would not be dumped
-    }
+    return base_environment() | {"XLA_FLAGS": " ".join(filter(None, flags)), **compiler.environment}
+
+
+def _start_warm(warm: WarmWorkers, question: CompileRequest, folder: Path) -> ForkedWorker:
+    """Send the request to a template process, which forks a worker for it."""
+    plugins = job_folder()
+    worker = warm.start(
+        {
+            "question": question.to_json(),
+            "folder": str(folder),
+            "environment": _environment(question, folder),
+            "directory": os.getcwd(),
+            "plugins": None if plugins is None else str(plugins),
+        }
+    )
+    if worker is None:
+        raise LostWorker
+    return worker
+
+
+def _start(question: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
+    """Start a worker from nothing, which dumps to `folder`, and send it the request."""
     plugins = job_folder()
     with (folder / NOISE).open("wb") as noise:  # compilers log a lot; shown only if it fails
         child = subprocess.Popen(
@@ -188,7 +221,7 @@ def _start(question: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
             stdin=subprocess.PIPE,
             stdout=noise,
             stderr=noise,
-            env=env,
+            env=_environment(question, folder),
             bufsize=0,
             start_new_session=True,  # its own process group, which _end kills
         )
@@ -201,7 +234,7 @@ def _start(question: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _watch(
-    child: subprocess.Popen[bytes], folder: Path, question: CompileRequest, stop: threading.Event, on_phase: Phase
+    child: Worker, folder: Path, question: CompileRequest, stop: threading.Event, on_phase: Phase
 ) -> CompileResult:
     """Poll the child's files until there is a result. Raise if the child fails or `stop` is set."""
     phase = ""
@@ -222,6 +255,7 @@ def _watch(
             if clear or ended or any(folder.glob(TAKEN)):
                 return answer
         if ended:
+            assert child.returncode is not None
             raise _no_result_error(child.returncode, folder, question)
         require_disk(folder, at_least_bytes=MIB)
         if stop.wait(POLL_SECONDS):
@@ -236,8 +270,12 @@ def _own_decision(answer: CompileResult, files: Path, limit: int) -> CompileResu
     return replace(answer, memory=memory, accepted=peak <= limit, module=module)
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _end(child: Worker) -> None:
     """Kill the child's process group if it still runs, and reap it."""
+    if isinstance(child, ForkedWorker):
+        child.end()
+        return
+    assert isinstance(child, subprocess.Popen)
     if child.poll() is None:
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -31,6 +31,7 @@ from forerun.planner.compile.compiler import Phase
 from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.installed_compilers import PLUGINS
 from forerun.planner.compile.request import CompileRequest
+from forerun.planner.compile.result_folder import folder as folder
 from forerun.planner.hlo import Module
 from forerun.safe_text import redact, redacted_tree
 
@@ -54,6 +55,8 @@ UNCOUNTED = {
     "planner/compile/compile_progress.py",
     "planner/compile/pool.py",
     "planner/compile/result_cache.py",
+    "planner/compile/result_folder.py",
+    "planner/compile/shared_template.py",
     "planner/time/calibration.py",
 }
 UNCOUNTED_PACKAGES = ("planner/cost/", "planner/report/", "planner/search/", "planner/trace/")
@@ -63,11 +66,6 @@ OUTSIDE = {"name", "seed", "device", "devices", "data", "steps", "epochs", "chec
 SCHEDULE = ("lr", "warmup", "final_lr", "decay", "power", "cycles", "weight_decay")
 FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 JAX_SETTINGS_OF_OUR_OWN = ("JAX_PLATFORMS", "JAX_ENABLE_COMPILATION_CACHE", "JAX_COMPILATION_CACHE_DIR")
-
-
-def folder() -> Path:
-    """Return the folder of stored results: `forerun/verdicts` in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forerun" / "verdicts"
 
 
 def key(question: CompileRequest) -> str:

@@ -90,10 +90,14 @@ def main(folder: Path) -> int:
     if not asked:  # the parent died before it sent a request
         shutil.rmtree(folder, ignore_errors=True)
         return 1
-    question = from_json(asked)
+    return answer(asked, folder)
+
+
+def answer(asked: str, folder: Path) -> int:
+    """Compile a request in the form of `CompileRequest.to_json`, and return the exit code. Stdin is the parent's."""
     threading.Thread(target=_leave_with_parent, args=(folder,), daemon=True).start()
     try:
-        _compile(question, folder)
+        _compile(from_json(asked), folder)
     except UserError as error:
         _write_atomically(folder / ERROR, error.parts())
         return UserError.exit_code

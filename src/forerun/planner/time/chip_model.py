@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from forerun.hardware.chips import Chip
+from forerun.planner.time.vector_work import LANES_PER_CYCLE
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,18 @@ class ChipModel:
     host_bytes_per_second: float  # device <-> host memory, one way
     cores: int = 1  # TensorCores of the device
     matrix_unit: int = 128  # rows and columns of a matrix unit
+    division_ops: float = 1.0  # operations of the vector unit for one division
     attention_share: float = 1.0  # speed of attention kernels relative to their counted cycles
     op_seconds: float = 0.4e-6  # overhead between two fusions
     dma_seconds: float = 0.3e-6  # latency of a copy between HBM and VMEM
-    hop_seconds: float = 0.5e-6  # latency of a collective per device of its ring
+    hop_seconds: float = 0.2e-6  # latency of a collective per link of its rings
     collective_seconds: float = 2e-6  # fixed latency of a collective
+    offload_seconds: float = 13e-6  # fixed latency of a collective that a sparse core carries out
+
+    @property
+    def vector_ops_per_second(self) -> float:
+        """Operations of the vector units, each for one element of 32 bits."""
+        return self.cores * LANES_PER_CYCLE * self.clock_hz
 
     def with_shares(
         self, *, matmul: float = 1.0, hbm: float = 1.0, link: float = 1.0, host: float = 1.0, attention: float = 1.0
@@ -67,12 +75,16 @@ REACHED = {
     "v5e": AchievableRates(0.86, 0.92, 15e9, 1.50e9, 45e9),
     "v5p": AchievableRates(0.86, 0.90, 15e9, 1.75e9, 90e9),
     "v6e": AchievableRates(0.86, 0.90, 30e9, 1.75e9, 90e9),
-    "tpu7x": AchievableRates(0.83, 0.87, 30e9, 1.90e9, 100e9),
+    "tpu7x": AchievableRates(0.83, 0.87, 30e9, 1.90e9, 90e9),
 }
 # TensorCores of a device. jax's `pltpu.get_tpu_info_for_chip` has the same numbers.
 CORES = {"v4": 2, "v5p": 2}
 # Rows and columns of a matrix unit. Google Cloud's pages state 256 for v6e and tpu7x, and 128 for all before.
 MATRIX_UNIT = {"v6e": 256, "tpu7x": 256}
+# Operations of the vector unit for one division: v5e needs 3.6 cycles per 1,024 elements, v6e 0.8, with four operations
+# per cycle (dumped code). v2 to v5p are assumed to equal v5e, and tpu7x to equal v6e (assumed, 2026-11).
+DIVISION_OPS = {"v6e": 4.0, "tpu7x": 4.0}
+SLOW_DIVISION_OPS = 14.0
 
 
 # Factors for the assumptions above (above one: faster), fitted to published step times with
@@ -105,6 +117,7 @@ def assumed(chip: Chip) -> ChipModel:
         host_bytes_per_second=reached.host_bytes_per_second,
         cores=CORES.get(chip.name, 1),
         matrix_unit=MATRIX_UNIT.get(chip.name, 128),
+        division_ops=DIVISION_OPS.get(chip.name, SLOW_DIVISION_OPS),
     )
 
 

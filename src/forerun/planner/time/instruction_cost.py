@@ -1,4 +1,4 @@
-"""The work of one instruction: FLOPs for the matrix unit, and bytes read from and written to HBM.
+"""The work of one instruction: for the matrix unit, for the vector unit, and bytes read from and written to HBM.
 
 Only bytes that are really touched count. A fusion that uses one slice of a stacked weight reads only the slice, and
 a dynamic-update-slice writes only its update, in place. Bytes that a collective inside a fusion sends do not count:
@@ -13,9 +13,11 @@ from forerun.planner.hlo import HBM, Computation, Instruction, Module
 from forerun.planner.time.gemm_shape import gemm_shape
 from forerun.planner.time.matrix_work import convolution_product, dot_product
 from forerun.planner.time.transfers import is_collective
+from forerun.planner.time.vector_work import vector_ops
 
 DEEPEST = 8  # levels of nested fusions that are examined
 PRODUCTS = {"dot": dot_product, "convolution": convolution_product}
+LAZY = ("pad", "convert", "copy", "transpose", "reshape")  # each element of the result needs one of the operand
 SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -27,12 +29,15 @@ class InstructionWork:
     Args:
         module: The program.
         matrix_unit: Rows and columns of a TPU's matrix unit, for `unit_flops`.
+        division_ops: Operations of a TPU's vector unit for one division, for `vector_ops`.
     """
 
-    def __init__(self, module: Module, matrix_unit: int = 1) -> None:
-        self.module, self.matrix_unit = module, matrix_unit
+    def __init__(self, module: Module, matrix_unit: int = 1, division_ops: float = 1.0) -> None:
+        self.module, self.matrix_unit, self.division_ops = module, matrix_unit, division_ops
+        self.is_tpu = matrix_unit > 1
         self.flops_in = lru_cache(None)(self._flops_in)  # one cache per instance, which ends with the instance
         self.unit_flops_in = lru_cache(None)(self._unit_flops_in)
+        self.vector_ops_in = lru_cache(None)(self._vector_ops_in)
 
     def flops(self, computation: Computation, x: Instruction) -> float:
         """Return the FLOPs of the matrix multiplications in `x`, two per multiply-add."""
@@ -58,6 +63,16 @@ class InstructionWork:
     def _unit_flops_in(self, name: str) -> float:
         computation = self.module.computations.get(name)
         return sum(self.unit_flops(computation, x) for x in computation.instructions) if computation else 0.0
+
+    def vector_ops(self, computation: Computation, x: Instruction) -> float:
+        """Return the operations of the vector unit, each for one element."""
+        if x.op == "fusion":
+            return self.vector_ops_in(x.attribute("calls") or "")
+        return vector_ops(computation, x, self.division_ops)
+
+    def _vector_ops_in(self, name: str) -> float:
+        computation = self.module.computations.get(name)
+        return sum(self.vector_ops(computation, x) for x in computation.instructions) if computation else 0.0
 
     def hbm_bytes(self, computation: Computation, x: Instruction) -> float:
         """Return the bytes that `x` reads from HBM plus those that it writes there."""
@@ -118,6 +133,10 @@ class InstructionWork:
                 continue  # updated in place, only grouped, or read by the interconnect: the core reads nothing
             elif user.op in ("bitcast", "get-tuple-element") or self._is_alias(user):
                 total += self._read_bytes(computation, user, whole, depth + 1)
+            elif user.op in LAZY and self.is_tpu and not user.is_root and depth < DEEPEST:
+                # A fusion computes only the elements that are needed, for example a slice of a padded array.
+                needed = self._read_bytes(computation, user, user.size_bytes, depth + 1)
+                total += whole * needed / user.size_bytes
             elif user.op == "fusion" and depth < DEEPEST:
                 inner = self.module.computations[user.attribute("calls") or ""]
                 parameter = inner.parameters().get(number)

@@ -3,29 +3,34 @@
 An asynchronous operation runs on its queue: ICI, to host, from host, DMA between HBM and VMEM, or sparse core. The core
 waits only for the part of it that is not finished when it reaches the operation's `-done`.
 
-Not modelled: contention between queues for HBM, several slices over DCN, and power limits. A sparse core is assumed to
+The core and the DMA queue share the bandwidth of HBM. While both use it, each gets half.
+
+Not modelled: contention of other queues for HBM, several slices over DCN, and power limits. A sparse core is assumed to
 be limited only by HBM.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from copy import copy
 from typing import ClassVar
 
 from forerun.planner.hlo import Computation, Instruction, Module
 from forerun.planner.time.chip_model import ChipModel
+from forerun.planner.time.collectives.collective_cost import OFFLOADED, CollectiveCost
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.execution import ComputationRun, ProgramSimulation, called_by, collective_in, target_of
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.splash_cost import kernel_seconds, kernel_shape
 from forerun.planner.time.transfers import (
     COLLECTIVES,
-    collective_seconds,
     copy_queue_and_seconds,
     goes_back,
     is_collective,
 )
 
+HBM_QUEUE = "hbm"  # seconds of HBM bandwidth that the core and its copies use
 KERNEL = "tpu_custom_call"  # the target of Pallas kernels
 FREE_TARGETS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}
 FREE_TARGETS |= {"PrepareAsyncCallStart", "PrepareAsyncCallDone"}
@@ -38,12 +43,14 @@ class Simulation(ProgramSimulation):
         module: The scheduled program.
         machine: The rates and latencies of the device.
         chip: The name of the chip generation, which selects the counted cycles of attention kernels.
+        torus: The links between the devices. None is a closed ring for each group of a collective.
     """
 
-    def __init__(self, module: Module, machine: ChipModel, chip: str) -> None:
+    def __init__(self, module: Module, machine: ChipModel, chip: str, torus: Torus | None = None) -> None:
         super().__init__(module)
         self.machine, self.chip = machine, chip
-        self.work = InstructionWork(module, machine.matrix_unit)
+        self.collectives = CollectiveCost(module, machine, torus)
+        self.work = InstructionWork(module, machine.matrix_unit, machine.division_ops)
 
     def run_of(self, computation: Computation) -> ComputationRun:
         return _Run(self, computation)
@@ -52,6 +59,8 @@ class Simulation(ProgramSimulation):
         """Return a simulation of the same program on another machine. Both share what does not depend on it."""
         other = copy(self)
         other.machine = machine
+        other.collectives = copy(self.collectives)
+        other.collectives.machine = machine
         other.forget()
         return other
 
@@ -59,7 +68,7 @@ class Simulation(ProgramSimulation):
 class _Run(ComputationRun):
     """One execution of one computation on a TPU."""
 
-    queues_that_limit: ClassVar[tuple[str, ...]] = ("ici", "from host", "to host")
+    queues_that_limit: ClassVar[tuple[str, ...]] = ("ici", "from host", "to host", HBM_QUEUE)
 
     def __init__(self, simulation: Simulation, computation: Computation) -> None:
         super().__init__(simulation, computation)
@@ -71,7 +80,7 @@ class _Run(ComputationRun):
 
     def synchronous(self, x: Instruction) -> None:
         if x.op in COLLECTIVES:
-            self.block("ici", collective_seconds(self.sim.machine, self.computation, x))
+            self.block("ici", self.sim.collectives.seconds(self.computation, x))
         elif x.op != "fusion" or not self._collective_fusion(x):
             self._on_core(x)
 
@@ -81,6 +90,8 @@ class _Run(ComputationRun):
             self.prepared[x.name] = queue, seconds  # an async-update brings its operands; it begins there
             return
         self.launch(x.name, queue, seconds)
+        if queue == "dma":
+            self.spent.busy[HBM_QUEUE] += seconds - self.sim.machine.dma_seconds
         if x.op == "collective-permute-start":
             # Each direction has its own queue, but queues_that_limit knows only "ici". A permute uses one of the two
             # directions, hence half of the link time.
@@ -90,13 +101,13 @@ class _Run(ComputationRun):
         """Return (queue, seconds) of an asynchronous operation; the seconds are without waiting for the queue."""
         machine, module = self.sim.machine, self.sim.module
         if is_collective(x):
-            seconds = collective_seconds(machine, self.computation, x)
+            seconds = self.sim.collectives.seconds(self.computation, x)
             if x.op != "collective-permute-start":
                 return "ici", seconds
             return ("ici back" if goes_back(x) else "ici forth"), seconds  # one direction of one ring
         called = called_by(module, x) if x.op == "async-start" else None
         if called and (collective := collective_in(called)):
-            return "ici", collective_seconds(machine, called, collective)
+            return "ici", self.sim.collectives.seconds(called, collective, OFFLOADED in x.attributes)
         if called and "execution_thread" in x.attributes:  # a thread other than the TensorCore's
             return "sparse core", self.sim.spent_in(called.name).seconds
         return copy_queue_and_seconds(machine, module, x)
@@ -124,7 +135,7 @@ class _Run(ComputationRun):
         channel = re.search(r"channel_id=(\d+)", collective.attributes) if collective else None
         key = f"channel {channel[1]}" if channel else ""
         if role == "AsyncCollectiveStart" and collective:
-            self.launch(key, "ici", collective_seconds(self.sim.machine, inner, collective))
+            self.launch(key, "ici", self.sim.collectives.seconds(inner, collective))
             return True
         if role == "AsyncCollectiveDone":
             self.wait(key)
@@ -133,7 +144,7 @@ class _Run(ComputationRun):
         # time is that of its computation, so it is simulated as work of the core.
         if collective is None or "async_collective_fusion_config" in collective.attributes:
             return False
-        seconds = collective_seconds(self.sim.machine, inner, collective)
+        seconds = self.sim.collectives.seconds(inner, collective)
         # An all-reduce of which each device keeps a slice is a reduce-scatter, which sends half as much.
         scattered = collective.op == "all-reduce" and any(y.op == "dynamic-slice" for y in inner.instructions)
         self.block("ici", seconds / 2 if scattered else seconds)
@@ -150,14 +161,50 @@ class _Run(ComputationRun):
         flops = self.sim.work.flops(self.computation, x)
         touched = self.sim.work.hbm_bytes(self.computation, x)
         unit_flops = self.sim.work.unit_flops(self.computation, x) if flops else 0.0
-        computing = unit_flops / (machine.matmul_flops * machine.matmul_share)
-        moving = touched / machine.hbm_bytes_per_second
-        # A fusion is assumed to overlap its computation with its transfers, so the slower of both counts. Vector
-        # arithmetic is not modelled: outside matmuls and attention, HBM is assumed to be the limit.
-        kind = "matmul" if flops and computing >= moving else "memory"
-        seconds = max(computing, moving) + machine.op_seconds
+        multiplying = unit_flops / (machine.matmul_flops * machine.matmul_share)
+        elementwise = self.sim.work.vector_ops(self.computation, x) / machine.vector_ops_per_second
+        moving = self._hbm_seconds(touched, max(multiplying, elementwise))
+        # The units of a core work in the same cycles, and transfers overlap with them. So the slowest one counts.
+        # Vector arithmetic limits only random numbers and arrays that are not in HBM, and counts as "memory".
+        kind = "matmul" if flops and multiplying >= max(moving, elementwise) else "memory"
+        seconds = max(multiplying, elementwise, moving) + machine.op_seconds
         self.advance(kind, seconds, flops=flops, size_bytes=touched, overhead_seconds=machine.op_seconds)
         self.spent.flops["matmul"] += flops
+
+    def _hbm_seconds(self, touched: float, computing: float) -> float:
+        """Return the time in which the core moves `touched` bytes between HBM and itself, from now on.
+
+        Copies that are in flight use HBM, too. They get its bandwidth while the core does not need it, and half of it
+        while the core does. So the core delays them, and they delay the core.
+
+        Args:
+            touched: The bytes that the core reads and writes.
+            computing: The seconds that the core computes meanwhile.
+        """
+        alone = touched / self.sim.machine.hbm_bytes_per_second
+        self.spent.busy[HBM_QUEUE] += alone
+        shared = alone + min(alone, max(0.0, self.free_at["dma"] - self.spent.seconds))
+        if computing < shared:
+            self._delay_copies(self.spent.seconds, lambda left: min(alone, left))
+        else:  # copies use the bandwidth that the core leaves
+            self._delay_copies(self.spent.seconds, lambda left: alone if left > computing - alone else 0.0)
+        return shared
+
+    def call(self, name: str, trips: int = 1, pause_seconds: float = 0.0, pause: str = "") -> None:
+        """Run another computation `trips` times, which delays the copies in flight by its own use of HBM."""
+        begin, used = self.spent.seconds, trips * self.simulation.spent_in(name).busy[HBM_QUEUE]
+        super().call(name, trips, pause_seconds, pause)
+        unused = self.spent.seconds - begin - used
+        self._delay_copies(begin, lambda left: used if left > unused else 0.0)
+
+    def _delay_copies(self, begin: float, delay: Callable[[float], float]) -> None:
+        """Let the copies that are in flight at `begin` end later. `delay` gets the seconds that a copy still needs."""
+        if self.free_at["dma"] <= begin:
+            return
+        self.free_at["dma"] += delay(self.free_at["dma"] - begin)
+        for key, (end, queue) in self.ends.items():
+            if queue == "dma" and end > begin:
+                self.ends[key] = end + delay(end - begin), queue
 
     def _kernel(self, x: Instruction) -> None:
         """Run a custom call: a splash attention kernel, an unknown kernel, or a helper of the compiler."""
@@ -170,7 +217,7 @@ class _Run(ComputationRun):
             # "kernels" marks the prediction as uncertain.
             touched = self.sim.work.hbm_bytes(self.computation, x)
             kind = "kernels" if target == KERNEL else "memory"
-            self.advance(kind, touched / self.sim.machine.hbm_bytes_per_second, size_bytes=touched)
+            self.advance(kind, self._hbm_seconds(touched, 0.0), size_bytes=touched)
             return
         self.advance("attention", kernel_seconds(self.sim.machine, self.sim.chip, shape), flops=shape.flops)
         self.spent.flops["attention"] += shape.flops

@@ -78,15 +78,14 @@ def _block(x: Instruction, key: str, sequence: int) -> int:
 
 
 def kernel_seconds(machine: ChipModel, chip: str, shape: KernelShape) -> float:
-    """Return the time of a splash kernel."""
-    shared = cores_used(machine.cores, shape)
-    core_flops = machine.matmul_flops / machine.cores
-    matrix_seconds = padded_flops(machine, shape) / (core_flops * shared)
+    """Return the time of a splash kernel: that of the core with the most blocks."""
+    share = busiest_share(machine.cores, shape)
+    matrix_seconds = share * padded_flops(machine, shape) / (machine.matmul_flops / machine.cores)
     counted = block_cycles(chip, shape.head, shape.block, shape.kind)
     if counted is None:
         return matrix_seconds / machine.matmul_share / machine.attention_share
     rows, columns = max(1, shape.sequence // shape.block), max(1, shape.keys // shape.block)
-    visits = shape.programs * rows * columns / shared
+    visits = share * shape.programs * rows * columns
     overhead = visits * (counted.visit + counted.per_row / columns) / machine.clock_hz
     computing = visits * shape.share_visited * counted.main / machine.clock_hz
     return (max(computing, matrix_seconds) + overhead) / machine.attention_share
@@ -101,12 +100,11 @@ def padded_flops(machine: ChipModel, shape: KernelShape) -> float:
     return shape.flops * width / shape.head
 
 
-def cores_used(cores: int, shape: KernelShape) -> int:
-    """Return the number of cores of a device that share a kernel.
+def busiest_share(cores: int, shape: KernelShape) -> float:
+    """Return the share of the kernel's blocks that the busiest core of a device visits.
 
-    The compiler splits only parallel dimensions: the batch of each kernel, and the heads of the forward kernel. The
+    The compiler splits one parallel dimension, as evenly as it can: the batch, or the heads of the forward kernel. The
     limits of the loops in the dumped code show it.
     """
-    if shape.batch >= cores or (shape.kind == "forward" and shape.heads >= cores):
-        return cores
-    return 1
+    dimensions = (shape.batch, shape.heads) if shape.kind == "forward" else (shape.batch,)
+    return min(math.ceil(size / cores) / size for size in dimensions)

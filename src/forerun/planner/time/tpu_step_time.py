@@ -8,6 +8,7 @@ from __future__ import annotations
 from forerun.hardware.slices import Slice
 from forerun.planner.hlo import Module
 from forerun.planner.time.chip_model import chip_model_of
+from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.simulated_step_time import Validation, simulated_step_time
 from forerun.planner.time.simulation import Simulation
 from forerun.planner.time.step_time import StepTime
@@ -23,4 +24,4 @@ def tpu_step_time(scheduled: Module, slice: Slice, model_flops: float, own_model
 
 def tpu_simulation(scheduled: Module, slice: Slice) -> Simulation:
     """Return the simulation of a program on one device of a TPU slice."""
-    return Simulation(scheduled, chip_model_of(slice.chip), slice.chip.name)
+    return Simulation(scheduled, chip_model_of(slice.chip), slice.chip.name, Torus.of(slice))

@@ -1,14 +1,13 @@
-"""The time of a single transfer between chips, between device and host, or between HBM and VMEM.
+"""The time of a single transfer between device and host, or between HBM and VMEM.
 
 The simulation decides how much of this time overlaps with other work.
 """
 
 from __future__ import annotations
 
-import re
-
 from forerun.planner.hlo import HBM, HOST, SYNC, Computation, Instruction, Module, Shape
 from forerun.planner.time.chip_model import ChipModel
+from forerun.planner.time.collectives.replica_groups import source_target_pairs
 
 COLLECTIVES = (
     "all-gather",
@@ -20,7 +19,6 @@ COLLECTIVES = (
     "collective-broadcast",
 )
 _SEMAPHORE = 4  # memory space
-_LONGEST_RING = 16  # devices of the longest ring along one axis of a torus
 
 
 def is_collective(x: Instruction) -> bool:
@@ -29,60 +27,11 @@ def is_collective(x: Instruction) -> bool:
 
 def goes_back(x: Instruction) -> bool:
     """Return whether a collective-permute sends backwards around its ring, as seen from its first device."""
-    pairs = [(int(source), int(target)) for source, target in re.findall(r"\{(\d+),(\d+)\}", _pairs(x))]
+    pairs = source_target_pairs(x)
     first = min((min(pair) for pair in pairs), default=0)
     receivers = [target for source, target in pairs if source == first]
     senders = [source for source, target in pairs if target == first]
     return bool(senders) and (not receivers or receivers[0] > senders[0])
-
-
-def _pairs(x: Instruction) -> str:
-    found = re.search(r"source_target_pairs=\{(\{.*?\})\}", x.attributes)
-    return found[1] if found else ""
-
-
-def group_size(x: Instruction) -> int:
-    """Return the number of devices that take part in one instance of a collective."""
-    mesh = re.search(r"replica_groups=mesh\[([^\]]*)\]\s*\{([^}]*)\}", x.attributes)
-    if mesh:
-        sizes = {name: int(size) for name, size in re.findall(r"'(\w+)'=(\d+)", mesh[1])}
-        devices = 1
-        for name in re.findall(r"'(\w+)'", mesh[2]):
-            devices *= sizes.get(name, 1)
-        return devices
-    if found := re.search(r"replica_groups=\[(\d+),(\d+)\]", x.attributes):
-        return int(found[2])
-    if found := re.search(r"replica_groups=\{\{([\d,]*)\}", x.attributes):
-        return len(found[1].split(","))
-    return 1
-
-
-def collective_seconds(machine: ChipModel, computation: Computation, x: Instruction) -> float:
-    """Return the time of a collective on the ICI links.
-
-    A collective is modelled as a ring that sends in both directions. The compiler may use several rings ("colors"),
-    which multiply the bandwidth. A collective-permute sends over one link in one direction.
-    """
-    op = x.op.removesuffix("-start")
-    arrays = [shape for shape in x.shapes if shape.space not in (SYNC, _SEMAPHORE)]
-    if op == "collective-permute":
-        moved = max((shape.size_bytes for shape in arrays), default=0.0)
-        return moved / machine.link_bytes_per_second + machine.collective_seconds
-    devices = group_size(x)
-    into = sum(operand.size_bytes for name in x.operands if (operand := computation.by_name.get(name)))
-    others = (devices - 1) / devices  # share of the data that is on other devices
-    if op == "all-gather":
-        # The result of an asynchronous all-gather is a tuple that also has the operand, so compute the size instead.
-        whole = into * devices if x.op.endswith("-start") else sum(shape.size_bytes for shape in arrays)
-        sent = whole * others
-    elif op in ("all-to-all", "ragged-all-to-all"):
-        ring = min(devices, _LONGEST_RING)
-        sent = into * (ring * ring // 4) / ring  # each part takes the shorter way: ring / 4 links on average
-    else:
-        sent = into * others * (2 if op == "all-reduce" else 1)  # an all-reduce is a reduce-scatter and an all-gather
-    rings = re.search(r"colors:(\d+)", x.attributes)
-    bandwidth = 2 * machine.link_bytes_per_second * (int(rings[1]) if rings else 1)
-    return sent / bandwidth + machine.collective_seconds + machine.hop_seconds * devices
 
 
 def copy_queue_and_seconds(machine: ChipModel, module: Module, x: Instruction) -> tuple[str, float]:

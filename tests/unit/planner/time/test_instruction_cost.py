@@ -236,3 +236,28 @@ def test_rows_of_a_table() -> None:
   %n = s32[16]{0:T(1024)} parameter(1)
   %y = f32[16,128]{1,0:T(8,128)} fusion(%t, %n), kind=kLoop, calls=%looked_up"""
     assert hbm_bytes(entry, others=others) == 16 * 128 * 4 * 2 + 1024 * 4
+
+
+def test_a_slice_of_a_padded_array_reads_only_its_part() -> None:
+    """A windowed matmul reads [8, 128] of each half of [16, 2 x 128]: the padding and the other rows are not read."""
+    fused = """%fused (p: f32[16,128], i: s32[]) -> f32[8,256] {
+  %p = f32[16,128]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %z = s32[] constant(0)
+  %c = f32[] constant(0)
+  %wide = f32[16,256]{1,0} pad(%p, %c), padding=0_0x0_128
+  %half = bf16[16,256]{1,0} convert(%wide)
+  %part = bf16[8,256]{1,0} dynamic-slice(%half, %i, %z), dynamic_slice_sizes={8,256}
+  ROOT %n = f32[8,256]{1,0} convert(%part)
+}
+"""
+    module = module_of(
+        """  %a = f32[16,128]{1,0} parameter(0)
+  %i = s32[] constant(0)
+  %y = f32[8,256]{1,0:S(1)} fusion(%a, %i), kind=kLoop, calls=%fused""",
+        fused,
+    )
+    main = module.computations["main"]
+    index = 4
+    assert InstructionWork(module, 128).hbm_bytes(main, main.by_name["y"]) == 8 * 128 * 4 + index
+    assert InstructionWork(module).hbm_bytes(main, main.by_name["y"]) == 16 * 128 * 4 + index, "GPUs: not changed"

@@ -10,7 +10,7 @@ import pytest
 
 from forerun.hardware.chips import chip_named
 from forerun.planner.time.chip_model import assumed
-from forerun.planner.time.splash_cost import KernelShape, cores_used, kernel_seconds, padded_flops
+from forerun.planner.time.splash_cost import KernelShape, busiest_share, kernel_seconds, padded_flops
 from forerun.planner.time.splash_cycles import COUNTED, BlockCycles, block_cycles
 
 RESULTS = Path(__file__).parents[4] / "bench" / "results" / "kernel_cycles.json"
@@ -46,25 +46,39 @@ def test_a_head_is_padded_to_the_matrix_unit(chip: str, head: int, width: int, k
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch", "heads", "cores"),
-    [("forward", 1, 8, 2), ("forward", 1, 1, 1), ("dq", 1, 8, 1), ("dkv", 1, 8, 1), ("dq", 2, 8, 2), ("dkv", 13, 8, 2)],
+    ("kind", "batch", "heads", "share"),
+    [
+        ("forward", 1, 8, 1 / 2),
+        ("forward", 1, 1, 1),
+        ("forward", 3, 4, 1 / 2),
+        ("dq", 1, 8, 1),
+        ("dkv", 1, 8, 1),
+        ("dq", 2, 8, 1 / 2),
+        ("dkv", 3, 4, 2 / 3),
+        ("dkv", 13, 8, 7 / 13),
+    ],
 )
-def test_two_cores_share_parallel_dimensions(kind: str, batch: int, heads: int, cores: int) -> None:
+def test_two_cores_share_parallel_dimensions(kind: str, batch: int, heads: int, share: float) -> None:
     shape = KernelShape(kind, batch, heads, 1024, 1024, 128, 512)
-    assert cores_used(2, shape) == cores
-    assert cores_used(1, shape) == 1
+    assert busiest_share(2, shape) == pytest.approx(share)
+    assert busiest_share(1, shape) == 1
     machine = assumed(chip_named("v5p"))
     alone = kernel_seconds(replace(machine, cores=1, matmul_flops=machine.matmul_flops / 2), "v5p", shape)
-    assert kernel_seconds(machine, "v5p", shape) == pytest.approx(alone / cores)
+    assert kernel_seconds(machine, "v5p", shape) == pytest.approx(alone * share)
+
+
+def test_the_recorded_loops_are_shared_as_computed() -> None:
+    rows = [row for row in json.loads(RESULTS.read_text()) if row["chip"] in ("v4", "v5p")]
+    assert {row["batch"] for row in rows} >= {1, 2, 3}
+    for row in rows:
+        shape = KernelShape(row["kind"], row["batch"], 4, 1024, 1024, row["head"], row["block"])
+        assert row["share"] == pytest.approx(busiest_share(2, shape), abs=1e-3)
 
 
 def test_shapes_that_were_not_counted() -> None:
     known = COUNTED["v5e", 128, 512, "dq"]
     assert block_cycles("v5e", 80, 512, "dq") == known, "padded to 128 lanes"
-    half = block_cycles("v5e", 128, 256, "dq")
-    assert half is not None
-    assert half.main == pytest.approx(known.main / 4, abs=1)
-    assert half.visit == known.visit
+    assert block_cycles("v5e", 128, 1024, "dq") == BlockCycles(4 * known.main, 2 * known.per_row, known.visit)
     wide = block_cycles("v5e", 1024, 512, "dq")
     assert wide is not None
     assert wide.main >= 4 * known.main

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from forerun.planner.hlo import Module, parse
 from forerun.planner.time.chip_model import ChipModel
-from forerun.planner.time.transfers import collective_seconds, copy_queue_and_seconds, goes_back, group_size
+from forerun.planner.time.transfers import copy_queue_and_seconds, goes_back
 
 MIB = 2**20
 LINK, HBM, HOST = 100e9, 1e12, 20e9
@@ -26,7 +24,6 @@ MACHINE = ChipModel(
 )
 MIB_ARRAY = "bf16[1,4096,128]{2,1,0:T(8,128)(2,1)}"  # one MiB
 WHOLE = "bf16[8,4096,128]{2,1,0:T(8,128)(2,1)}"
-EIGHT = "replica_groups={{0,1,2,3,4,5,6,7}}"
 
 
 def module_of(line: str, others: str = "") -> Module:
@@ -42,70 +39,6 @@ ENTRY %main (part: {MIB_ARRAY}, whole: {WHOLE}) -> () {{
 }}
 """
     )
-
-
-def collective(line: str, machine: ChipModel = MACHINE) -> float:
-    main = module_of(line).computations["main"]
-    return collective_seconds(machine, main, main.by_name["y"])
-
-
-@pytest.mark.parametrize(
-    ("groups", "devices"),
-    [
-        ("replica_groups={{0,1,2,3},{4,5,6,7}}", 4),
-        ("replica_groups=[4,2]<=[8]", 2),
-        ("replica_groups=[2,4]<=[4,2]T(1,0)", 4),
-        ("replica_groups=mesh['data'=2,'fsdp'=8,'tp'=4] {'fsdp'}", 8),
-        ("replica_groups=mesh['axis_0'=2,'axis_1'=8,'axis_2'=4] {'axis_0','axis_1'}", 16),
-    ],
-)
-def test_group_size(groups: str, devices: int) -> None:
-    main = module_of(f"{MIB_ARRAY} all-reduce(%part), channel_id=1, {groups}, to_apply=%add").computations["main"]
-    assert group_size(main.by_name["y"]) == devices
-
-
-@pytest.mark.parametrize(
-    ("line", "mib_through_a_link"),
-    [
-        # Seven of eight parts arrive, half of them from either side.
-        (f"{WHOLE} all-gather(%part), {EIGHT}, dimensions={{0}}", 7 / 2),
-        (f"({MIB_ARRAY}, {WHOLE}) all-gather-start(%part), {EIGHT}, dimensions={{0}}", 7 / 2),
-        (
-            f"(({MIB_ARRAY}, {MIB_ARRAY}), ({WHOLE}, {WHOLE})) all-gather-start(%part, %part), {EIGHT}",
-            7,
-        ),
-        (f"({WHOLE}, {WHOLE}) all-gather(%part, %part), {EIGHT}, dimensions={{0}}", 7),
-        (f"{MIB_ARRAY} reduce-scatter(%whole), {EIGHT}, dimensions={{0}}, to_apply=%add", 7 / 2),
-        # A reduce-scatter and an all-gather.
-        (f"{WHOLE} all-reduce(%whole), {EIGHT}, to_apply=%add", 7),
-        (f"{MIB_ARRAY} collective-permute(%part), source_target_pairs={{{{0,1}},{{1,0}}}}", 1),
-        (
-            f"({MIB_ARRAY}, {MIB_ARRAY}, u32[]{{:S(2)}}, u32[]{{:S(2)}}) collective-permute-start(%part), "
-            "source_target_pairs={{0,1},{1,0}}",
-            1,
-        ),
-        (f"{WHOLE} all-gather(%part), replica_groups={{{{0}},{{1}}}}, dimensions={{0}}", 0),
-    ],
-)
-def test_bytes_over_a_ring(line: str, mib_through_a_link: float) -> None:
-    assert collective(line) == pytest.approx(mib_through_a_link * MIB / LINK)
-
-
-@pytest.mark.parametrize("devices", [1, 2, 4, 5, 8, 16])
-def test_all_to_all_by_counting_hops(devices: int) -> None:
-    """Every device sends a part to every other, the shorter way round; the busiest link says how long it takes."""
-    groups = ",".join(map(str, range(devices)))
-    line = f"{WHOLE} all-to-all(%whole), replica_groups={{{{{groups}}}}}, dimensions={{0}}"
-    part = 8 * MIB / devices
-    hops = sum(min(away, devices - away) for away in range(devices)) * devices
-    per_link = hops * part / (2 * devices)
-    assert collective(line) == pytest.approx(per_link / LINK)
-
-
-def test_latency() -> None:
-    machine = replace(MACHINE, hop_seconds=3e-6, collective_seconds=5e-6)
-    line = f"{WHOLE} all-gather(%part), {EIGHT}, dimensions={{0}}"
-    assert collective(line, machine) - collective(line) == pytest.approx(5e-6 + 8 * 3e-6)
 
 
 @pytest.mark.parametrize(

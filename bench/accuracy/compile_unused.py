@@ -2,8 +2,8 @@
 
 python bench/accuracy/compile_unused.py [--side sealed|development] [--own-options] [--again] [name ...]
 
-Each run is compiled with the flags of its framework; a run whose flags are unknown also with forerun's own, as every
-run with --own-options. The programs are stored outside the repository (FORERUN_ACCURACY_CACHE, or
+Each run is compiled with the flags of its framework; a run whose flags are not certain also with the other flags, and
+with --own-options also with forerun's own. The programs are stored outside the repository (FORERUN_ACCURACY_CACHE, or
 ~/.cache/forerun/accuracy), each with a JSON file about its compile. Runs that are stored already are skipped.
 """
 
@@ -43,10 +43,8 @@ def compiled(run: Run) -> dict[str, Any] | None:
 
 
 def variants(run: Run, own_options: bool = False) -> list[Run]:
-    """Return the run as it was compiled, and as forerun compiles it if its flags are unknown or it is asked for."""
-    if own_options or (run.flags is not None and not run.flags.known):
-        return [run, run.as_forerun_compiles()]
-    return [run]
+    """Return the run with each of its possible flags, and as forerun compiles it if it is asked for."""
+    return [*run.variants(), run.as_forerun_compiles()] if own_options else run.variants()
 
 
 def _no_prediction(*_: Any, **__: Any) -> StepTime | None:
@@ -99,7 +97,10 @@ def main(arguments: list[str]) -> int:
     side = side_of()
     wanted = [run for run in unused_runs() if given.side in (None, side[run.family])]
     wanted = [run for run in wanted if not given.names or any(name in run.name for name in given.names)]
-    wanted.sort(key=lambda run: run.generation == "tpu7x")  # last, because each takes minutes
+    # Those that take minutes are last.
+    wanted.sort(
+        key=lambda run: (run.generation == "tpu7x") + (run.generation == "v4") + 2 * run.job.get("unroll", False)
+    )
     for run in (variant for one in wanted for variant in variants(one, given.own_options)):
         if given.again or not compile_file(run).exists():
             store(run, compile_run(run))

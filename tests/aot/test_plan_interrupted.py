@@ -71,8 +71,8 @@ def begun(temp: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def compilers_in(temp: Path) -> list[int]:
-    """Handles of the compilers that are alive; one that has ended has no command line."""
-    found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if str(temp) in command_of(pid)]
+    """Handles of the compilers that are alive: their output is in a folder of `temp`. One that has ended has none."""
+    found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if output_of(pid).startswith(f"{temp}/")]
     assert len(found) <= 2
     pidfds = []
     for pid in found:
@@ -81,9 +81,9 @@ def compilers_in(temp: Path) -> list[int]:
     return pidfds
 
 
-def command_of(pid: int) -> str:
+def output_of(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
+        return os.readlink(f"/proc/{pid}/fd/1")
     except OSError:
         return ""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from forerun.commands.job_figures import JobFigures, OptimizerFigures, TargetFigures
     from forerun.config.load import LoadedJob
     from forerun.config.schema import Job
     from forerun.data.corpus import Corpus
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from forerun.models.sizes import DecoderConfig
     from forerun.program.compiler_options import CompilerOptions
     from forerun.program.derive import Derived
-    from forerun.program.kernels import AttentionChoice
     from forerun.resolve.resolved_job import ResolvedJob
 
 READ_BYTES = 64 << 20  # data up to this size is tokenized just to report the steps of an epoch
@@ -79,8 +79,11 @@ class Outcome:
     place: Place
     derived: Derived
     chunk: int
-    attention: AttentionChoice
+    kernel: str
+    obstacle: str | None  # why it is not the platform's own kernel
     options: CompilerOptions
+    figures_key: str | None
+    known_figures: JobFigures | None  # None: `derived_rows` computes them
     validation: tuple[tuple[str, str], ...] = ()  # for each part, the number of held-out documents and their share
     forms: tuple[tuple[str, str], ...] = ()  # for each part that is not plain text, its form and how it is read
 
@@ -138,19 +141,32 @@ def place_on(name: str, job: Job) -> Place:
     return Place(found.name, f"--on {name}", devices, found.platform, kind, device_kind_of(found.chip) or kind)
 
 
+THIS_MACHINE = "this machine"
+
+
 def place_here(job: Job, warn: Callable[[str], None]) -> Place:
+    from forerun.hardware.cpu_devices import CpuWithoutJax
     from forerun.hardware.devices import choose
 
-    chosen = choose(job.device, job.devices)
+    chosen = choose(job.device, job.devices, CpuWithoutJax())
     if chosen.warning:
         warn(chosen.warning)
     first = chosen.devices[0]
     kind = first.device_kind
-    return Place("this machine", chosen.reason, len(chosen.devices), chosen.platform, kind, kind)
+    return Place(THIS_MACHINE, chosen.reason, len(chosen.devices), chosen.platform, kind, kind)
+
+
+def _prepare_jax(place: Place) -> None:
+    """Restrict jax to the CPU, if the place is this machine's CPU: jax must not open or report other platforms."""
+    from forerun.hardware.devices import ThisMachine
+
+    if place.title == THIS_MACHINE and place.platform == "cpu":
+        ThisMachine().devices("cpu")
 
 
 def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     """Do what `train` does before it compiles, and return the values that follow from the job."""
+    from forerun.commands import job_figures
     from forerun.hardware import mesh
     from forerun.inputs.resolve_job import resolve
     from forerun.program.compiler_options import compiler_options
@@ -160,14 +176,22 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     for text in () if corpus is None else corpus.warnings:
         warn(text)
     resolved = resolve(job, corpus)
-    resolved.require_mesh(shape)
+    name = job_figures.key(resolved, place.platform, place.jax_kind, shape)
+    known = job_figures.load_figures(name)
+    if known is None:
+        _prepare_jax(place)
+        resolved.require_mesh(shape)
     derived = resolved.derived(shape, None if corpus is None else corpus.rows.epoch)
-    choice = resolved.attention(place.platform, place.jax_kind)
+    if known is None:
+        choice = resolved.attention(place.platform, place.jax_kind)
+        chunk, kernel, obstacle = resolved.loss_chunk(derived), choice.kernel.name, choice.obstacle
+    else:
+        chunk, kernel, obstacle = known.chunk, known.kernel, known.obstacle
     options = compiler_options(place.platform, place.jax_kind, shape, job.compiler_options)
     parts = () if corpus is None else corpus.parts
     held = tuple((one.number, one.asked) for part in parts if (one := part.held_out) is not None)
     forms = tuple((part.source.form, ", ".join(part.read_as)) for part in parts if part.source.form != "text")
-    return Outcome(resolved, place, derived, resolved.loss_chunk(derived), choice, options, held, forms)
+    return Outcome(resolved, place, derived, chunk, kernel, obstacle, options, name, known, held, forms)
 
 
 def _corpus(job: Job, warn: Callable[[str], None]) -> Corpus | None:
@@ -241,20 +265,20 @@ def derived_rows(outcome: Outcome) -> list[Row]:
     from forerun.methods.description import description
     from forerun.units import Bytes, Count
 
-    resolved, place = outcome.resolved, outcome.place
+    resolved, place, figures = outcome.resolved, outcome.place, _figures(outcome)
     job, method = resolved.job, description(resolved.job)
     is_pretrained = resolved.model_facts.checkpoint is not None
     rows = [
         Row("devices", f"{place.devices} x {place.kind}", place.reason),
-        Row("parameters", str(Count(resolved.parameters)), _dimensions(resolved)),
+        Row("parameters", str(Count(figures.parameters)), _dimensions(resolved)),
         Row(
             "method",
             ", ".join(method) or "none",
             "; ".join(method.values()) or "trains the weights of the model itself",
         ),
-        Row("trainable", str(Count(resolved.trainable_parameters)), _trainable_share(resolved)),
-        *_target_rows(resolved),
-        Row("optimizer", job.optimizer.name, _optimizer_state(resolved)),
+        Row("trainable", str(Count(figures.trainable_parameters)), _trainable_share(figures)),
+        *(Row(f"target {one.name}", one.layers, one.sizes) for one in figures.targets),
+        Row("optimizer", job.optimizer.name, _optimizer_state(job, figures.optimizer)),
         Row("weights", "pretrained" if is_pretrained else "random", starting_weights(job)),
     ]
     family = resolved.model_facts.family
@@ -266,59 +290,88 @@ def derived_rows(outcome: Outcome) -> list[Row]:
     rows += [Row("validation", count, share) for count, share in outcome.validation]
     if (cache := bucket_cache(job.data)) is not None:
         rows.append(Row("local cache", str(Bytes(cache.limit_bytes)), cache.reason))
-    if resolved.model.heads is not None:
-        why = f"auto: {outcome.attention.obstacle or f'for {place.kind}'}" if job.attention == "auto" else "the job's"
-        rows.append(Row("attention kernel", outcome.attention.kernel.name, why))
+    if figures.heads is not None:
+        why = f"auto: {outcome.obstacle or f'for {place.kind}'}" if job.attention == "auto" else "the job's"
+        rows.append(Row("attention kernel", outcome.kernel, why))
     rows += [Row("compiler", ", ".join(options), why) for why, options in outcome.options.by_reason().items()]
     rows.append(Row("remat", job.remat.policy, _REMAT[job.remat.policy]))
-    logits = Bytes(4 * outcome.derived.micro_batch * outcome.chunk * resolved.model.vocab)
+    logits = Bytes(4 * outcome.derived.micro_batch * outcome.chunk * figures.vocab)
     pieces = f"{outcome.chunk} of {job.sequence} positions at a time: {logits} of logits on a device at most"
     rows.append(Row("loss chunk", str(outcome.chunk), pieces))
     return rows
 
 
-def _optimizer_state(resolved: ResolvedJob) -> str:
-    from forerun.config.optimizer import MUON
+def _figures(outcome: Outcome) -> JobFigures:
+    """Return the figures of the job: the stored ones, or new ones, which are then stored."""
+    if outcome.known_figures is not None:
+        return outcome.known_figures
+    from forerun.commands.job_figures import JobFigures, store_figures
+
+    resolved = outcome.resolved
+    figures = JobFigures(
+        parameters=resolved.parameters,
+        trainable_parameters=resolved.trainable_parameters,
+        heads=resolved.model.heads,
+        vocab=resolved.model.vocab,
+        chunk=outcome.chunk,
+        kernel=outcome.kernel,
+        obstacle=outcome.obstacle,
+        targets=_targets(resolved),
+        optimizer=_optimizer_figures(resolved),
+    )
+    store_figures(outcome.figures_key, figures)
+    return figures
+
+
+def _optimizer_figures(resolved: ResolvedJob) -> OptimizerFigures:
+    from forerun.commands.job_figures import OptimizerFigures
     from forerun.methods.names import module_names
     from forerun.methods.parameter_groups import group_numbers
     from forerun.program.sizes import resting
-    from forerun.units import Bytes, Count
 
     sizes, job = resting(resolved.job), resolved.job
     if job.optimizer.groups:
         group_numbers(resolved.specs, job.optimizer.groups, module_names(job.model))  # raises if a name is wrong
-    each = sizes.optimizer_bytes / max(1, sizes.learned)
-    text = f"{Bytes(sizes.optimizer_bytes)} of state, {each:.3g} bytes per trained parameter"
+    return OptimizerFigures(sizes.optimizer_bytes, sizes.learned, sizes.linear)
+
+
+def _optimizer_state(job: Job, figures: OptimizerFigures) -> str:
+    from forerun.config.optimizer import MUON
+    from forerun.units import Bytes, Count
+
+    each = figures.state_bytes / max(1, figures.learned)
+    text = f"{Bytes(figures.state_bytes)} of state, {each:.3g} bytes per trained parameter"
     if job.optimizer.name == MUON:
-        text += f"; Muon trains {Count(sizes.linear)} parameters, AdamW {Count(sizes.learned - sizes.linear)}"
+        text += f"; Muon trains {Count(figures.linear)} parameters, AdamW {Count(figures.learned - figures.linear)}"
     return text
 
 
-def _trainable_share(resolved: ResolvedJob) -> str:
+def _trainable_share(figures: JobFigures) -> str:
     from forerun.units import Count
 
-    more = resolved.trainable_parameters - resolved.parameters
+    more = figures.trainable_parameters - figures.parameters
     if more == 0:
         return "all parameters"
     if more > 0:
         return f"all parameters, and {Count(more)} that the method adds"
-    return f"{100 * resolved.trainable_parameters / resolved.parameters:.3g} % of the number of parameters"
+    return f"{100 * figures.trainable_parameters / figures.parameters:.3g} % of the number of parameters"
 
 
-def _target_rows(resolved: ResolvedJob) -> list[Row]:
-    """Return a row for each module with adapters: in how many layers it has one, and the parameters."""
+def _targets(resolved: ResolvedJob) -> tuple[TargetFigures, ...]:
+    """Return for each module with adapters in how many layers it has one, and the parameters."""
+    from forerun.commands.job_figures import TargetFigures
     from forerun.methods.target_matches import job_coverage
     from forerun.units import Count
 
     coverage = job_coverage(resolved.job)
     if coverage is None:
-        return []
-    rows = []
+        return ()
+    found = []
     for match in coverage.matches:
         layers = f"{match.layers} of {coverage.layers} layers" if match.layers else "-"
         sizes = f"adapters have {Count(match.trainable)} parameters, their matrices {Count(match.matrices)}"
-        rows.append(Row(f"target {match.name}", layers, f"{sizes} ({100 * match.share:.3g} %)"))
-    return rows
+        found.append(TargetFigures(match.name, layers, f"{sizes} ({100 * match.share:.3g} %)"))
+    return tuple(found)
 
 
 def _dimensions(resolved: ResolvedJob) -> str:

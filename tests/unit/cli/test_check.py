@@ -205,7 +205,7 @@ def test_devices_that_are_here_and_their_warning(job: str, capsys: Capture, monk
     device = types.SimpleNamespace(device_kind="cpu")
     asked: list[tuple[object, object]] = []
 
-    def choose(wanted: object, count: object) -> devices.DeviceChoice:
+    def choose(wanted: object, count: object, probe: object = None) -> devices.DeviceChoice:
         asked.append((wanted, count))
         return devices.DeviceChoice(
             platform="cpu", devices=(device, device), reason="the second choice", warning="no TPU, so cpu"

@@ -111,7 +111,7 @@ def test_kernel_here_is_that_of_the_program(
     place: tuple[str, str], compute: str, model: str, derived: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = devices.DeviceChoice(place[0], (FakeDevice(*place),), "for the test")
-    monkeypatch.setattr(devices, "choose", lambda wanted, number: chosen)
+    monkeypatch.setattr(devices, "choose", lambda wanted, number, probe=None: chosen)
     write_job(f"model: {model}\nprecision: {{compute: {compute}}}")
     program = program_on(*place)
     assert derived()["attention kernel"][0] == program.compute.attention.name

@@ -66,11 +66,11 @@ def key(environment: Mapping[str, str]) -> str:
             versions[name] = metadata.version(name)
     variables = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
     limits = [resource.getrlimit(resource.RLIMIT_AS), os.nice(0)]
-    content = [sys.executable, sys.version, sys.path, versions, variables, limits, list(_source_state())]
+    content = [sys.executable, sys.version, sys.path, versions, variables, limits, list(source_state())]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _source_state() -> Iterator[tuple[str, int, int]]:
+def source_state() -> Iterator[tuple[str, int, int]]:
     """Yield the name, the size and the time of each source file of forerun."""
     for place, folders, names in os.walk(SOURCE):
         folders[:] = sorted(name for name in folders if name != "__pycache__")

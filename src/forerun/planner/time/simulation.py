@@ -59,7 +59,8 @@ class Simulation(ProgramSimulation):
         """Return a simulation of the same program on another machine. Both share what does not depend on it."""
         other = copy(self)
         other.machine = machine
-        other.collectives = CollectiveCost(self.module, machine, self.collectives.torus)
+        other.collectives = copy(self.collectives)
+        other.collectives.machine = machine
         other.forget()
         return other
 
@@ -106,7 +107,7 @@ class _Run(ComputationRun):
             return ("ici back" if goes_back(x) else "ici forth"), seconds  # one direction of one ring
         called = called_by(module, x) if x.op == "async-start" else None
         if called and (collective := collective_in(called)):
-            return "ici", self.sim.collectives.seconds(called, collective, OFFLOADED in x.attributes)
+            return "ici", self.sim.collectives.seconds(called, collective, offloaded=OFFLOADED in x.attributes)
         if called and "execution_thread" in x.attributes:  # a thread other than the TensorCore's
             return "sparse core", self.sim.spent_in(called.name).seconds
         return copy_queue_and_seconds(machine, module, x)
@@ -143,10 +144,9 @@ class _Run(ComputationRun):
         # time is that of its computation, so it is simulated as work of the core.
         if collective is None or "async_collective_fusion_config" in collective.attributes:
             return False
-        seconds = self.sim.collectives.seconds(inner, collective)
         # An all-reduce of which each device keeps a slice is a reduce-scatter, which sends half as much.
         scattered = collective.op == "all-reduce" and any(y.op == "dynamic-slice" for y in inner.instructions)
-        self.block("ici", seconds / 2 if scattered else seconds)
+        self.block("ici", self.sim.collectives.seconds(inner, collective, scattered=scattered))
         return True
 
     def _on_core(self, x: Instruction) -> None:

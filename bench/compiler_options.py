@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from forerun.config.load import load
-from forerun.config.schema import Job
 from forerun.hardware.chips import device_kind_of
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler
@@ -52,43 +51,23 @@ OLD: dict[str, dict[str, str]] = {
     },
 }
 _SEARCHED = "remat={policy: named, keep: [attention_out], offload: [layer_in]}"  # what `plan --search` finds
-# MaxText's default size of 128B parameters (global_parameter_scale=128), with the remat of its script for v5e.
-_DEFAULT_128B = {
-    "model": {
-        "layers": 64,
-        "embed": 8192,
-        "heads": 128,
-        "kv_heads": 128,
-        "head_dim": 128,
-        "mlp": 57344,
-        "vocab": 32000,
-        "tied": False,
-    },
-    "sequence": 2048,
-    "batch": 256,
-    "remat": {"policy": "named", "offload": ["query", "key", "value"]},
-}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A job of bench/jobs, or its keys, on a slice."""
+    """A job of bench/jobs on a slice."""
 
-    job: str | dict[str, Any]
+    job: str
     slice: str
     overrides: tuple[str, ...] = ()
-    name: str = ""
 
     @property
     def label(self) -> str:
-        return " ".join((self.name or str(self.job), self.slice, *self.overrides))
+        return " ".join((self.job, self.slice, *self.overrides))
 
     def question(self, options: dict[str, Any] | None = None) -> CompileRequest:
         """Return the compile request with these options, or with the default ones."""
-        if isinstance(self.job, str):
-            job = load(HERE / "jobs" / f"{self.job}.yaml", self.overrides).job
-        else:
-            job = Job.model_validate_json(json.dumps({"name": "bench", "data": "none", "steps": 1000, **self.job}))
+        job = load(HERE / "jobs" / f"{self.job}.yaml", self.overrides).job
         question = requests_of(ResolvedJob(job), [slice_named(self.slice)])[0]
         if options is None:
             return question
@@ -119,7 +98,7 @@ CASES = (
     Case("llama3.1-8b", "tpu7x-2x2x1", ("batch=32", "micro_batch=8", "mesh.tp=4")),
     Case("llama3.1-8b-1024-chips", "v5p-2048"),
     Case("llama3.1-70b", "v6e-256"),
-    Case(_DEFAULT_128B | {"mesh": {"tp": 16}}, "v5e-256", name="default-128b tp 16"),
+    Case("default-128b", "v5e-256"),
     Case("lora-qwen3-0.6b", "v6e-1"),
     Case("lora-llama3.1-8b", "v5e-8"),
     Case("qlora-llama3.1-8b", "v6e-1"),

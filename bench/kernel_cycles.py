@@ -29,7 +29,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "kernel_cycles.json"
 TOPOLOGIES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
 # Kernel blocks as `program/kernels.py` chooses them: the longest block, and shorter ones for short sequences.
 SHAPES = [
-    *((chip, 128, 512, batch) for chip in ("v5p", "v4") for batch in (1, 3)),
+    *((chip, 128, 512, batch) for chip, batch in (("v5p", 1), ("v5p", 3), ("v4", 1), ("v4", 7))),
     *((chip, head, 512, 2) for chip in ("v5e", "v5p", "v4") for head in (128, 64, 256)),
     *(("v6e", head, block, 2) for block in (1024, 2048) for head in (128, 64, 256)),
     *(("tpu7x", head, 512, 2) for head in (128, 64, 256)),

@@ -12,12 +12,15 @@ run continues where it stopped. Step times are predictions, not measured on TPUs
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
+import os
 import random
 import resource
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,10 +31,16 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.fit_result import verdict
+from forerun.planner.compile.warm_workers import warm_workers
+from forerun.planner.search.search_ending import SearchEnding, ending_of
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
+from forerun.planner.search.strategy import Outcome, Strategy
 from forerun.resolve.resolved_job import ResolvedJob
 
-RESULTS = Path(__file__).resolve().parent / "results" / "search_early_stop.jsonl"
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results" / "search_early_stop.jsonl"
+PAGE = HERE.parent / "docs" / "how-to" / "search.md"
+BEGIN, END = "<!-- early stop -->", "<!-- end early stop -->"
 JOBS = 20
 SLICES = ("v5e-1", "v6e-1", "v5e-4", "v6e-4", "v5p-8", "v4-8", "v5e-8", "v6e-8")
 NAMED = ("smollm2-135m", "smollm2-360m", "qwen2.5-0.5b", "qwen3-0.6b", "llama3.2-1b", "qwen2.5-1.5b", "qwen3-1.7b")
@@ -113,8 +122,8 @@ def compile_missing(seeds: range) -> None:
 
 
 def compiled(space: Space, one: Candidate) -> dict[str, Any]:
-    """Compile a candidate, and return its result and the CPU time of this process and its ended children."""
-    began = sum(cpu_seconds())
+    """Compile a candidate, and return its result and the CPU time that it took."""
+    began = cpu_seconds()
     try:
         answer = verdict(one.question(space.resolved), threading.Event())
     except CompilerFailure as failure:
@@ -122,15 +131,110 @@ def compiled(space: Space, one: Candidate) -> dict[str, Any]:
     else:
         seconds = answer.step.mid_seconds if answer.step else None
         found = {"step_seconds": seconds, "peak_bytes": int(answer.memory.peak_bytes)}
-        if answer.step:
-            found["parts_seconds"] = {name: round(s, 7) for name, s in answer.step.parts_seconds.items()}
-    return {**found, "cpu_seconds": round(sum(cpu_seconds()) - began, 2)}
+    return {**found, "cpu_seconds": round(cpu_seconds() - began, 2)}
 
 
-def cpu_seconds() -> Iterator[float]:
-    for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN):
-        used = resource.getrusage(who)
-        yield used.ru_utime + used.ru_stime
+def cpu_seconds() -> float:
+    """Return the CPU time of this process, of its children, and of their children that ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    total = sum(one.ru_utime + one.ru_stime for one in used)
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text("utf-8").split():
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                fields = Path(f"/proc/{child}/stat").read_text("utf-8").rpartition(")")[2].split()
+                total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # user and system, own and children's
+    return total
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The search with the early stop against all candidates, for one job whose candidates are all compiled."""
+
+    job: RandomJob
+    space: Space
+    asked: tuple[Candidate, ...]  # in the order of the search
+    answers: dict[str, dict[str, Any]]
+    ending: SearchEnding
+
+    @property
+    def candidates(self) -> int:
+        return len(self.space.candidates)
+
+    @property
+    def winner(self) -> Candidate:
+        return self._best(self.asked)
+
+    @property
+    def best(self) -> Candidate:
+        """The best of all candidates."""
+        return self._best(self.space.candidates)
+
+    @property
+    def regret(self) -> float:
+        """How much longer the step of the winner is than the best step, as a share."""
+        return self._seconds(self.winner) / self._seconds(self.best) - 1
+
+    @property
+    def winner_place(self) -> int:
+        """The number of compiles until the winner was compiled."""
+        return self.asked.index(self.winner) + 1
+
+    def cpu_seconds(self, candidates: Sequence[Candidate]) -> float:
+        return sum(self.answers[str(one)]["cpu_seconds"] for one in candidates)
+
+    def _best(self, candidates: Sequence[Candidate]) -> Candidate:
+        return min(candidates, key=self._seconds)
+
+    def _seconds(self, one: Candidate) -> float:
+        return self.answers[str(one)].get("step_seconds") or math.inf
+
+    def row(self) -> list[str]:
+        return [
+            str(self.job.seed),
+            self.job.text,
+            self.job.on,
+            str(self.candidates),
+            str(len(self.asked)),
+            str(self.winner_place),
+            f"{self.cpu_seconds(self.asked):.0f}",
+            f"{self.cpu_seconds(self.space.candidates):.0f}",
+            self.ending.cause,
+            "yes" if self.winner == self.best else "no",
+            f"{100 * self.regret:.1f} %",
+        ]
+
+
+def compared(job: RandomJob, answers: dict[str, dict[str, Any]]) -> Comparison | None:
+    """Run the search on recorded results; None if some candidates are not compiled yet."""
+    space = job.space()
+    if any(str(one) not in answers for one in space.candidates):
+        return None
+    strategy = Strategy(space, "cheapest", {name: 1.0 for name in space.by_slice})
+    known: dict[Candidate, Outcome] = {}
+    while (one := strategy.next(known)) is not None:
+        known[one] = Outcome(answers[str(one)].get("step_seconds"), answers[str(one)].get("peak_bytes"))
+    return Comparison(job, space, tuple(known), answers, ending_of(strategy, known, interrupted=False))
+
+
+def report(found: Sequence[Comparison]) -> str:
+    """Return the table as Markdown, with a summary."""
+    heads = ("job", "model and batch", "slice", "candidates", "compiled", "winner after", "CPU s", "CPU s of all",
+             "stopped by", "same winner", "regret")  # fmt: skip
+    rows = [list(heads), ["---"] * len(heads), *(one.row() for one in found)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    asked, every = sum(len(one.asked) for one in found), sum(one.candidates for one in found)
+    early = sum(one.cpu_seconds(one.asked) for one in found)
+    full = sum(one.cpu_seconds(one.space.candidates) for one in found)
+    same = sum(one.winner == one.best for one in found)
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"The early stop compiled {asked} of {every} candidates in {early:.0f} of {full:.0f} CPU seconds. It found",
+            f"the best plan of all candidates for {same} of {len(found)} jobs. The largest regret is"
+            f" {100 * max((one.regret for one in found), default=0.0):.1f} %.",
+        ]
+    )
 
 
 def main() -> int:
@@ -138,10 +242,21 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="the first job")
     parser.add_argument("--count", type=int, default=JOBS, help="the number of jobs")
     parser.add_argument("--report", action="store_true", help="compile nothing")
+    parser.add_argument("--write", action="store_true", help="compile nothing, and write the table to the page")
     args = parser.parse_args()
     seeds = range(args.seed, args.seed + args.count)
-    if not args.report:
-        compile_missing(seeds)
+    if not args.report and not args.write:
+        with warm_workers():
+            compile_missing(seeds)
+    answers = recorded()
+    found = [one for seed in seeds if seed in answers and (one := compared(random_job(seed), answers[seed]))]
+    text = report(found)
+    print(text)
+    if len(found) < len(seeds):
+        print(f"{len(seeds) - len(found)} jobs are not compiled completely", file=sys.stderr)
+    if args.write:
+        before, rest = PAGE.read_text("utf-8").split(BEGIN)
+        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", "utf-8")
     return 0
 
 

@@ -1,28 +1,33 @@
-"""Calibrate the step-time model: one factor per generation and part of the machine, from the calibration half.
+"""Calibrate the step-time model: one factor per generation and part of the machine, from the development runs.
 
 python bench/accuracy/calibrate.py      # needs the cache of predict.py; prints factors for planner/time/chip_model.py
 
 The fit is least squares on log(predicted / published), with a prior on each factor, so a factor changes only if the
 runs give evidence for it. Programs in which the compiler recomputes for lack of HBM differ from the measured ones and
 are excluded. The method is Gauss-Newton with finite differences. Nothing else is fitted.
+
+Each run is printed with three errors: without factors, with them, and with factors from the other families of its
+generation. Factors are worth having only if the last ones are smaller than the first.
 """
 
 from __future__ import annotations
 
 import gzip
 import math
+import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from predict import recorded, scheduled_path
-from runs import Run, halves, runs
+from more_runs import development_runs
+from predict import recomputed_by_compiler, scheduled_path
+from runs import Run, runs
 
 from forerun.hardware.slices import slice_named
-from forerun.planner.hlo import Module, parse
-from forerun.planner.time.chip_model import assumed
-from forerun.planner.time.collectives.torus import Torus
-from forerun.planner.time.simulation import Simulation
+from forerun.planner.hlo import parse
+from forerun.planner.time.chip_model import CALIBRATED, assumed
+from forerun.planner.time.tpu_step_time import tpu_simulation
 
 # Standard deviations of log(factor) before any run is known: matmuls are known from dumped code, links and hosts from
 # data sheets. NOISE is the standard deviation of the log(error) that the model cannot explain.
@@ -30,12 +35,32 @@ PRIOR = {"matmul": 0.08, "hbm": 0.15, "link": 0.2, "host": 0.3, "attention": 0.1
 NOISE = 0.10  # two published times of one program differ by as much
 FAR = 2.0  # runs with an error of more than FAR x NOISE count less (Huber)
 TURNS, STEP = 4, 0.02
+LEAST_RUNS = 3
 
 
-def predicted(module: Module, run: Run, factors: np.ndarray) -> float:
-    slice = slice_named(run.slice)
-    shares = {name: math.exp(value) for name, value in zip(PRIOR, factors, strict=True)}
-    return Simulation(module, assumed(slice.chip).with_shares(**shares), slice.chip.name, Torus.of(slice)).run().seconds
+@dataclass(frozen=True)
+class Slopes:
+    """A published run: log(predicted / published) without factors, and its change with log(factor) of each part."""
+
+    run: Run
+    error: float
+    slopes: np.ndarray
+
+    def error_with(self, factors: np.ndarray) -> float:
+        return self.error + float(self.slopes @ factors)
+
+
+def slopes_of(run: Run) -> Slopes:
+    """Simulate a run with and without a small factor for each part. Larger factors are extrapolated."""
+    module, slice = parse(gzip.decompress(scheduled_path(run).read_bytes()).decode()), slice_named(run.slice)
+    simulation, machine = tpu_simulation(module, slice), assumed(slice.chip)
+
+    def log_error(**shares: float) -> float:
+        return math.log(simulation.on(machine.with_shares(**shares)).run().seconds / run.seconds)
+
+    error = log_error()
+    slopes = [(log_error(**{part: math.exp(STEP)}) - error) / STEP for part in PRIOR]
+    return Slopes(run, error, np.array(slopes))
 
 
 Predict = Callable[[np.ndarray], list[float]]  # log(factor) of each part -> log(predicted / published) of each run
@@ -59,29 +84,48 @@ def fit(predict: Predict, prior: Mapping[str, float] = PRIOR) -> np.ndarray:
     return factors
 
 
-def main() -> int:
-    all_runs, known = runs(), recorded()
-    half_of = halves(all_runs)
-    used = [run for run in all_runs if half_of[run.family] == "calibration" and not run.unlike]
-    used = [
-        run for run in used if known.get(run.name, {}).get("seconds") and not known[run.name]["recomputed_by_compiler"]
+def factors_of(chosen: Sequence[Slopes]) -> np.ndarray:
+    """Return log(factor) of each part from some runs of a generation. Fewer than three runs give no factors."""
+    if len(chosen) < LEAST_RUNS:
+        return np.zeros(len(PRIOR))
+    return fit(lambda factors: [one.error_with(factors) for one in chosen])
+
+
+def left_out(found: Sequence[Slopes]) -> list[float]:
+    """Return the errors of all runs, each with the factors that the other families of its generation give."""
+    return [
+        one.error_with(factors_of([other for other in found if other.run.family != one.run.family])) for one in found
     ]
-    for generation in sorted({run.generation for run in used}):
-        modules = [
-            (run, parse(gzip.decompress(scheduled_path(run).read_bytes()).decode()))
-            for run in used
-            if run.generation == generation
-        ]
-        factors = fit(
-            lambda factors, chosen=modules: [
-                math.log(predicted(module, run, factors) / run.seconds) for run, module in chosen
-            ]
-        )
-        print(generation, len(modules), {n: round(math.exp(f), 3) for n, f in zip(PRIOR, factors, strict=True)})
-        for run, module in modules:
-            before, after = (predicted(module, run, f) / run.seconds - 1 for f in (0 * factors, factors))
-            print(f"  {run.name:44} {before:+.1%} -> {after:+.1%}")
+
+
+def summary(errors: Sequence[float]) -> str:
+    sizes = [abs(math.expm1(error)) for error in errors]
+    return f"median {statistics.median(sizes):.1%}, mean {statistics.mean(sizes):.1%}, worst {max(sizes):.1%}"
+
+
+def main() -> int:
+    chosen = [run for run in (*runs(), *development_runs()) if not run.unlike and scheduled_path(run).exists()]
+    found = [slopes_of(run) for run in chosen if not recomputed(run)]
+    now, before, after = [], [], []
+    for generation in sorted({one.run.generation for one in found}):
+        some = [one for one in found if one.run.generation == generation]
+        factors = factors_of(some)
+        committed = np.log([CALIBRATED.get(generation, {}).get(part, 1.0) for part in PRIOR])
+        print(generation, len(some), {n: round(math.exp(f), 3) for n, f in zip(PRIOR, factors, strict=True)})
+        alone = left_out(some)
+        for one, error in zip(some, alone, strict=True):
+            values = (one.error, one.error_with(factors), error)
+            print(f"  {one.run.name:48} " + " -> ".join(f"{math.expm1(value):+7.1%}" for value in values))
+        now += [one.error_with(committed) for one in some]
+        before, after = [*before, *(one.error for one in some)], [*after, *alone]
+    print("without factors:", summary(before))
+    print("with the factors of chip_model.py:", summary(now))
+    print("with factors from the other families:", summary(after))
     return 0
+
+
+def recomputed(run: Run) -> bool:
+    return recomputed_by_compiler(gzip.decompress(scheduled_path(run).read_bytes()).decode()) > 0
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ class Flags:
 
     source: str  # repository@commit:path, or why they are assumed
     values: dict[str, str] = field(default_factory=dict)
+    known: bool = True  # False: the source does not say which flags the run had
     alternative: Flags | None = None  # if it is not certain that the run had `values`
     label: str = ""  # of flags that have an alternative, or are one
 
@@ -113,7 +114,9 @@ _LARGEST_JOB = "AI-Hypercomputer/maxtext@9bc243c95:MaxText/configs/largest_job/1
 DEFAULT_V5E = Flags(
     f"{_LARGEST_JOB}; windowed einsums off",
     parsed(f"{_DATA_PARALLEL} {_GATHER_FUSION} {_NO_WINDOWS_EITHER}"),
-    Flags(_LARGEST_JOB, parsed(f"{_DATA_PARALLEL} {_GATHER_FUSION}"), label="windowed einsums by today's default"),
+    alternative=Flags(
+        _LARGEST_JOB, parsed(f"{_DATA_PARALLEL} {_GATHER_FUSION}"), label="windowed einsums by today's default"
+    ),
     label="windowed einsums off",
 )
 _OVERLAP_V5P = (

@@ -1,6 +1,7 @@
 """Attention of published runs without a kernel. It is only compiled (tpu_worker.py), never run.
 
-`plain_attention` computes all scores in the compute dtype, as MaxText did until the summer of 2023.
+`plain_attention` has its scores in the compute dtype, as MaxText had until the summer of 2023. There, all scores were
+in memory at one time; today's compiler needs too much memory for that, so queries are in blocks here.
 
 `loop_attention` has loops over blocks of 1,024, as Levanter did in 2025 for heads that the splash kernel rejected. For
 each block of queries, a loop over the blocks of keys up to the diagonal keeps a running maximum and sum, all in the
@@ -32,15 +33,26 @@ def loop_attention(
 def plain_attention(
     q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Any, block: int
 ) -> jax.Array:
-    """Return causal attention within each segment, [B, S, H, D], with all scores at one time."""
+    """Return causal attention within each segment, [B, S, H, D], with the scores of 128 queries at one time."""
+    block = 128
     B, S, H, D = q_BSHD.shape
     K = k_BSKD.shape[2]
-    q = (q_BSHD * jnp.asarray(scores.scale, q_BSHD.dtype)).reshape(B, S, K, H // K, D)
-    found = jnp.einsum("BTKGD,BSKD->BKGTS", q, k_BSKD)
     places = jnp.arange(S)
-    seen = (places[:, None] >= places) & (segments_BS[:, :, None] == segments_BS[:, None, :])
-    shares = jax.nn.softmax(jnp.where(seen[:, None, None], found, jnp.asarray(HIDDEN, found.dtype)), axis=-1)
-    return jnp.einsum("BKGTS,BSKD->BTKGD", shares, v_BSKD).reshape(q_BSHD.shape)
+
+    @jax.checkpoint
+    def one(piece: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        q, segments, start = piece
+        found = jnp.einsum("BTKGD,BSKD->BKGTS", q, k_BSKD)
+        seen = (start + jnp.arange(block))[:, None] >= places
+        seen &= segments[:, :, None] == segments_BS[:, None, :]
+        shares = jax.nn.softmax(jnp.where(seen[:, None, None], found, jnp.asarray(HIDDEN, found.dtype)), axis=-1)
+        return jnp.einsum("BKGTS,BSKD->BTKGD", shares, v_BSKD)
+
+    q = (q_BSHD * jnp.asarray(scores.scale, q_BSHD.dtype)).reshape(B, S // block, block, K, H // K, D)
+    segments = segments_BS.reshape(B, S // block, block)
+    starts = jnp.arange(S // block) * block
+    out = jax.lax.map(one, (jnp.moveaxis(q, 1, 0), jnp.moveaxis(segments, 1, 0), starts))
+    return jnp.moveaxis(out, 0, 1).reshape(q_BSHD.shape)
 
 
 @jax.custom_vjp

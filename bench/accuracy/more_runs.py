@@ -129,7 +129,7 @@ FLAGS: dict[str, Flags] = {
     "MARIN": flags.MARIN,
     "MARIN_LATER": flags.MARIN_LATER,
     "NONE": Flags("its script sets no flags: the compiler's defaults"),
-    "UNKNOWN": Flags("its source says only that collectives are asynchronous", known=False),
+    "UNKNOWN": Flags("its source says only that collectives are asynchronous: the compiler's defaults"),
     "MAXTEXT_V5P": Flags(
         "AI-Hypercomputer/maxtext@92e59fdf:benchmarks/xla_flags_library.py", parsed(f"{_PARALLEL} {_GATHER}")
     ),

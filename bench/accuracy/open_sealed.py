@@ -7,7 +7,7 @@ python bench/accuracy/open_sealed.py --page           # only write the page agai
 
 It needs the programs that compile_unused.py stores. Results are in bench/results/sealed.jsonl, one line for each run
 and opening. A run counts with the flags of its framework. If that program does not fit or was not compiled, it counts
-with forerun's own options, if that one fits. If the flags are unknown, both results are recorded.
+with forerun's own options, if that one fits. If the flags are not certain, both results are recorded.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def result(run: Run) -> dict[str, Any]:
         why = about.get("failure") or f"does not fit: {about.get('hbm_peak_bytes', 0) / 2**30:.1f} GiB"
         return row | {"fits": False, "reason": why if about else "not compiled"}
     row |= predicted(counted) | {"own_options": counted is own}
-    if counted is run and run.flags is not None and not run.flags.known and fits(own):
-        row["own_options_seconds"] = predicted(own)["seconds"]
+    others = [other for other in run.variants()[1:] if fits(other)]
+    row["other_flags_seconds"] = [predicted(other)["seconds"] for other in others]
     return row | {"error": row["seconds"] / run.seconds - 1}
 
 

@@ -102,7 +102,7 @@ class SearchOutcome:
             console.print(
                 f"interrupted after {self.seconds}: these are the plans found so far; run the same command to continue"
             )
-        name, counts = self.space.job.name, "\n".join(candidate_counts(*self._counts().values(), self.ending))
+        name, counts = self.space.job.name, "\n".join(candidate_counts(self.ending, *self._counts().values()))
         if not self.has_plan:
             if self.ranking:
                 print_ranking(console, self.ranking, f"{name}: nothing within the limits")

@@ -19,6 +19,7 @@ from forerun.planner.report.formatting import gib_text, hours_text, rate_text, s
 from forerun.planner.search.ranking import RankedPlan, shown
 from forerun.planner.search.search_ending import SearchEnding
 from forerun.planner.search.space import Candidate, remat_text
+from forerun.planner.search.strategy import LOOK_AHEAD
 from forerun.units import Seconds, Usd
 
 ROWS = 12
@@ -61,7 +62,7 @@ class Scoreboard:
             one: The candidate.
             word: The result as a short text.
             best: The best plan so far as text.
-            still_open: Number of candidates that the search would still compile, as far as it knows now.
+            still_open: Number of candidates that the search will still compile if all results are as predicted.
             workers: Number of compiles in parallel.
         """
         seconds = time.monotonic() - self._running.pop(one)
@@ -69,7 +70,7 @@ class Scoreboard:
         self._best, self._open, self._workers = best, still_open, max(1, workers)
         if not self._live and not self._quiet:
             count = len(self._seconds)
-            line = f"[{count}, about {still_open} more{self._eta_text()}] {one}: {word} after {seconds:.1f} s"
+            line = f"[{count}, {self._more_text()}{self._eta_text()}] {one}: {word} after {seconds:.1f} s"
             print(line, file=self._stream, flush=True)
 
     def eta_seconds(self) -> float | None:
@@ -78,6 +79,9 @@ class Scoreboard:
             return None
         recent = self._seconds[-20:]
         return self._open * sum(recent) / len(recent) / self._workers
+
+    def _more_text(self) -> str:
+        return f"{'at least' if self._open >= LOOK_AHEAD else 'about'} {self._open} more"
 
     def _eta_text(self) -> str:
         eta = self.eta_seconds()
@@ -88,11 +92,12 @@ class Scoreboard:
         now = time.monotonic()
         head = Text.assemble(
             (f"{self._space_size} candidates", "bold"),
-            f" · {self._recalled} from the cache · {len(self._seconds)} compiled · about {self._open} more",
-            f" · {Seconds(now - self._began)} so far",
-            f" · ETA {Seconds(self.eta_seconds() or 0)}" if self._seconds else "",
+            f" · {self._recalled} from the cache · {len(self._seconds)} compiled · {self._more_text()}",
         )
-        lines: list[Text] = [head]
+        clock = f"{Seconds(now - self._began)} so far"
+        if self._seconds:
+            clock += f" · ETA {Seconds(self.eta_seconds() or 0)}"
+        lines: list[Text] = [head, Text(clock)]  # two lines, so that neither wraps at 80 columns
         for one, began in list(self._running.items()):
             frame = FRAMES[int(now * 8) % len(FRAMES)]
             lines.append(Text.assemble((frame, "cyan"), f" {one}", (f"  {now - began:.0f} s", "dim")))
@@ -167,6 +172,7 @@ def _cells(n: int, one: RankedPlan, plain: bool) -> dict[str, Text | str]:
 
 
 def candidate_counts(
+    ending: SearchEnding,
     space_size: int,
     ruled_out: Counter[str],
     compiled: int,
@@ -174,7 +180,6 @@ def candidate_counts(
     too_large: int,
     failures: Mapping[Candidate, str],
     left: int,
-    ending: SearchEnding,
 ) -> list[str]:
     """Return lines that account for every candidate of the space: compiled, ruled out, failed, or not compiled.
 

@@ -24,6 +24,7 @@ from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped
 from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.installed_compilers import require_compilers
 from forerun.planner.compile.request import CompileRequest
+from forerun.planner.compile.warm_workers import warm_workers
 from forerun.planner.cost.job_cost import ASSUMPTIONS, Tariff
 from forerun.planner.search import job_file
 from forerun.planner.search.outcome import Adjust, Exploration, SearchOutcome
@@ -220,8 +221,9 @@ def explore(
     stop = threading.Event()
     workers = cores or os.cpu_count() or 1
     running: dict[Future[FitResult], Candidate] = {}
+    finished: list[tuple[Candidate, str]] = []
     resolved = strategy.space.resolved
-    with interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
+    with warm_workers(), interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
         try:
             while True:
                 # One compile always runs, so that the search continues on a machine with little memory.
@@ -232,6 +234,12 @@ def explore(
                         break
                     board.started(one)
                     running[pool.submit(ask, one.question(resolved), stop, lambda phase: None)] = one
+                # Looking ahead takes up to a second in a large space, so the next compiles start before it.
+                for one, word in finished:
+                    best = next(iter(ranked(found.verdicts, strategy.goal, tariff, max_hours)), None)
+                    more = min(strategy.expected_compiles(found.known), most_compiles - found.compiled)
+                    board.finished(one, word, best_text(best), more, workers)
+                finished.clear()
                 if not running:
                     return
                 done, _ = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
@@ -240,8 +248,7 @@ def explore(
                     word = _record_result(future, one, found, resolved, use_cache)
                     if KILLED in word:  # probably out of memory: avoid parallel compiles from now on
                         workers = 1
-                    best = next(iter(ranked(found.verdicts, strategy.goal, tariff, max_hours)), None)
-                    board.finished(one, word, best_text(best), _open_questions(strategy, found), workers)
+                    finished.append((one, word))
         except KeyboardInterrupt:
             found.interrupted = True
         finally:
@@ -279,12 +286,6 @@ def _record_result(
     if not answer.fits or answer.step is None:
         return f"{-answer.spare_bytes / GIB:.2f} GiB too large"
     return f"{answer.step.mid_seconds:.3g} s a step"
-
-
-def _open_questions(strategy: Strategy, found: Exploration) -> int:
-    """Return the number of candidates that the strategy would still compile, as far as it knows now."""
-    known = found.known
-    return len({one for one in strategy.proposals(known) if one not in known})
 
 
 def available_bytes() -> int:

@@ -22,7 +22,8 @@ class SearchEnding:
         user pressed Ctrl-C.
       rejections: the number of candidates that were not compiled, by reason.
       open_count: the number of candidates that were not compiled although they may win.
-      nearest: the predicted step of the nearest candidate, relative to the best step; None if no prediction was needed.
+      nearest: the predicted step of the nearest candidate on the slice of the best plan, relative to the best step;
+        None if no candidate there was rejected by its predicted time.
     """
 
     cause: Cause
@@ -42,8 +43,10 @@ class SearchEnding:
         if self.cause == "bound":
             return f"none of the {left} candidates left can win (bound)"
         if self.nearest is None:
-            return f"the {left} candidates left are predicted to be too large"
-        return f"the {left} candidates left are predicted to be {_distance(self.nearest)} (prediction, not a proof)"
+            return f"none of the {left} candidates left is expected to win (a prediction, no proof)"
+        larger = " or too large" if self.rejections[Rejection.MEMORY_PREDICTION] else ""
+        distance = f"the {left} candidates left are predicted to be {_slower(self.nearest)}{larger}"
+        return f"{distance} (a prediction, no proof; --search-all compiles them)"
 
     def reason_counts(self) -> list[tuple[str, int]]:
         """Return why candidates were not compiled, with their numbers, most frequent first."""
@@ -62,12 +65,12 @@ class SearchEnding:
         }
 
 
-def _distance(nearest: Estimate) -> str:
+def _slower(nearest: Estimate) -> str:
     """Return how much slower the nearest candidate is, with its error."""
     percent, error = 100 * (nearest.mid - 1), 100 * nearest.deviation
     if percent < 0.5:
-        return f"no more than 1 % faster (the nearest: {percent:+.1f} % ± {error:.1f} %)"
-    return f"slower by at least {percent:.0f} % (± {error:.0f} %) or too large"
+        return f"not better than the best plan by more than 1 % (the nearest: {percent:+.1f} % ± {error:.1f} %)"
+    return f"slower by at least {percent:.0f} % (± {error:.0f} %)"
 
 
 def ending_of(strategy: Strategy, known: Known, *, interrupted: bool) -> SearchEnding:

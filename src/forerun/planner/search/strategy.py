@@ -7,8 +7,9 @@ On one slice, cost is proportional to time. So the search looks for the shortest
    largest expected gain. Stop if none is left that may win.
 
 A candidate cannot win if it cannot fit, or if a found plan beats its lower bound in time and cost: both are proofs. A
-candidate is not expected to win if its predicted memory is too large, or if a found plan beats its predicted time even
-with a margin for the error: both are predictions. The choice depends only on the results so far, so an interrupted
+candidate is not expected to win if its predicted memory is too large, or if the best plan beats its predicted time even
+with a margin for the error: both are predictions. Candidates that are expected to reach the Pareto front of time and
+cost are compiled, too. The choice depends only on the results so far, so an interrupted
 search resumes where it stopped.
 """
 
@@ -31,6 +32,7 @@ GOALS: tuple[Goal, ...] = ("cheapest", "fastest", "balanced")
 FIRST_ROOM = 0.95  # share of HBM that a first guess may fill by the estimate
 TRIES = 5  # guesses on a slice on which nothing fits
 ERRORS = 1.5  # standard deviations: a candidate may be this much better than its prediction
+LOOK_AHEAD = 20  # compiles
 LEAST_GAIN = 0.01  # a shorter step by this share is not worth a compile
 
 
@@ -68,6 +70,10 @@ class TimeAndCost:
             and self.usd <= other.usd
             and (self.seconds < other.seconds or self.usd < other.usd)
         )
+
+    def equals_or_beats(self, other: TimeAndCost) -> bool:
+        """Return whether `other` cannot win against this point, nor reach the Pareto front beside it."""
+        return self == other or self.beats(other)
 
     def score(self, goal: Goal) -> float:
         """Return the value that the goal minimises.
@@ -157,6 +163,21 @@ class Strategy:
         if self.compile_all:
             yield from self.space.candidates
 
+    def expected_compiles(self, known: Known) -> int:
+        """Return the number of candidates that the search will still compile if all results are as predicted.
+
+        The prediction looks at most LOOK_AHEAD compiles ahead, unless all candidates are compiled.
+        """
+        if self.compile_all:
+            return len(self.space.candidates) - len(known)
+        imagined = dict(known)
+        while len(imagined) - len(known) < LOOK_AHEAD and (one := self.next(imagined)) is not None:
+            model = self._model(imagined, one.slice.name)
+            [seconds], [peak] = model.seconds([one]), model.peak_bytes([one])
+            fits = peak.mid <= (one.slice.chip.usable_bytes or 0)
+            imagined[one] = Outcome(seconds.mid if fits else None, int(peak.mid))
+        return len(imagined) - len(known)
+
     def rejected(self, known: Known) -> dict[Candidate, Rejection]:
         """Return the reasons against all candidates that are not compiled. Candidates worth a compile are omitted."""
         best = {name: self.best(known, name) for name in self.space.by_slice}
@@ -175,19 +196,21 @@ class Strategy:
         return reasons
 
     def nearest(self, known: Known) -> Estimate | None:
-        """Return the best prediction among the candidates that are rejected by their predicted time.
+        """Return the best prediction among the candidates that are rejected by it, on the slice of the best plan.
 
-        It is relative to the best step of the same slice: a middle of 1.06 means 6 % slower. None means that no
-        candidate is rejected by its time.
+        It is relative to the step of that plan: a middle of 1.06 means 6 % slower. None means that no candidate of the
+        slice is rejected by its time.
         """
-        best = {name: self.best(known, name) for name in self.space.by_slice}
-        points = [self._found(known, one) for one in best.values() if one]
-        found = []
-        for one in filter(None, best.values()):
-            own = math.log(self._seconds(known, one))
-            for outlook in self._outlooks(known, one, points).values():
-                if outlook.rejection is Rejection.TIME_PREDICTION:
-                    found.append(Estimate(outlook.seconds.log_mean - own, outlook.seconds.deviation))
+        fitting = filter(None, (self.best(known, name) for name in self.space.by_slice))
+        best = min(fitting, key=lambda one: self._found(known, one).score(self.goal), default=None)
+        if best is None:
+            return None
+        own = math.log(self._seconds(known, best))
+        found = [
+            Estimate(outlook.seconds.log_mean - own, outlook.seconds.deviation)
+            for outlook in self._outlooks(known, best, [self._found(known, best)]).values()
+            if outlook.rejection is Rejection.TIME_PREDICTION
+        ]
         return min(found, key=lambda estimate: estimate.log_mean, default=None)
 
     def _seconds(self, known: Known, one: Candidate) -> float:
@@ -201,9 +224,11 @@ class Strategy:
     def _hopeless(self, name: str, points: list[TimeAndCost]) -> bool:
         """Return whether a found plan beats the slice in time and cost even at the chip's peak rates."""
         group = self.space.by_slice[name]
-        bound = min(self.space.sizes.lower_bound_step_seconds(one.slice.chip, one.mesh) for one in group)
-        ideal = self.standing(group[0], bound)
-        return any(point.beats(ideal) for point in points)
+        ideal = self.standing(group[0], min(map(self._bound_seconds, group)))
+        return any(point.equals_or_beats(ideal) for point in points)
+
+    def _bound_seconds(self, one: Candidate) -> float:
+        return self.space.sizes.lower_bound_step_seconds(one.slice.chip, one.mesh)
 
     def _promise(self, name: str) -> float:
         """Return the estimated score of a slice's first guess; smaller is better."""
@@ -268,16 +293,19 @@ class Strategy:
 
     def _outlooks(self, known: Known, centre: Candidate, points: list[TimeAndCost]) -> dict[Candidate, Outlook]:
         """Return the prospects of all candidates that are not compiled, on the slice of its best candidate."""
-        group = self.space.by_slice[centre.slice.name]
-        results = {one: known[one] for one in group if one in known}
-        model = StepModel(
+        model = self._model(known, centre.slice.name)
+        rest = [one for one in self.space.by_slice[centre.slice.name] if one not in known]
+        estimates = zip(rest, model.seconds(rest), model.peak_bytes(rest), strict=True)
+        return {one: self._outlook(known, one, centre, points, time, peak) for one, time, peak in estimates}
+
+    def _model(self, known: Known, name: str) -> StepModel:
+        """Return the model of a slice, as learned from the known results."""
+        results = {one: known[one] for one in self.space.by_slice[name] if one in known}
+        return StepModel(
             self.space,
             {one: result.seconds for one, result in results.items() if result.seconds},
             {one: result.peak_bytes for one, result in results.items() if result.peak_bytes},
         )
-        rest = [one for one in group if one not in known]
-        estimates = zip(rest, model.seconds(rest), model.peak_bytes(rest), strict=True)
-        return {one: self._outlook(known, one, centre, points, time, peak) for one, time, peak in estimates}
 
     def _outlook(
         self,
@@ -290,18 +318,16 @@ class Strategy:
     ) -> Outlook:
         limit = one.slice.chip.usable_bytes or 0
 
-        def beaten(seconds: float) -> bool:
-            standing = self.standing(one, seconds)
-            return any(point.beats(standing) for point in points)
-
+        hoped, expected = (self.standing(one, seconds / (1 - LEAST_GAIN)) for seconds in (time.low(ERRORS), time.mid))
+        may_win = hoped.score(self.goal) <= min(point.score(self.goal) for point in points)
         rejection = None
         if self._cannot_fit(known, one):
             rejection = Rejection.MEMORY_PROOF
-        elif beaten(self.space.sizes.lower_bound_step_seconds(one.slice.chip, one.mesh)):
+        elif any(point.equals_or_beats(self.standing(one, self._bound_seconds(one))) for point in points):
             rejection = Rejection.TIME_PROOF
         elif peak.low(ERRORS) > limit:
             rejection = Rejection.MEMORY_PREDICTION
-        elif beaten(time.low(ERRORS) / (1 - LEAST_GAIN)):
+        elif not may_win and any(point.beats(expected) for point in points):
             rejection = Rejection.TIME_PREDICTION
         gain = time.expected_gain(self._seconds(known, centre)) * peak.probability_below(limit)
         return Outlook(time, gain, rejection)

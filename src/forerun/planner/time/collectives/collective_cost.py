@@ -51,9 +51,18 @@ class CollectiveCost:
             return None  # the program is for more devices than the slice has: several slices
         return self.torus.places(mesh_of(used, self.torus.devices))
 
-    def seconds(self, computation: Computation, x: Instruction, offloaded: bool = False) -> float:
-        """Return the time of a collective."""
-        op = x.op.removesuffix("-start")
+    def seconds(
+        self, computation: Computation, x: Instruction, *, offloaded: bool = False, scattered: bool = False
+    ) -> float:
+        """Return the time of a collective.
+
+        Args:
+            computation: The computation that contains it.
+            x: The collective.
+            offloaded: Whether a sparse core carries it out.
+            scattered: Whether each device keeps only its part of an all-reduce, which is a reduce-scatter.
+        """
+        op = "reduce-scatter" if scattered else x.op.removesuffix("-start")
         arrays = [shape for shape in x.shapes if shape.space not in (SYNC, _SEMAPHORE)]
         if op == "collective-permute":
             moved = max((shape.size_bytes for shape in arrays), default=0.0)
@@ -70,17 +79,18 @@ class CollectiveCost:
         complete = into
         if op == "all-gather":
             complete = into * devices if x.op.endswith("-start") else sum(shape.size_bytes for shape in arrays)
-        strategy = stated_strategy(x.attributes) or self._expected(op, groups, offloaded)
+        strategy = stated_strategy(x.attributes) or self._expected(op, groups, x, offloaded)
         one_ring = strategy.one_ring or self._places is None
         once = self._ring(groups, complete) if one_ring else self._phases(groups, complete)
         # An all-reduce is a reduce-scatter and an all-gather.
         return fixed + (2 if op == "all-reduce" else 1) * once
 
-    def _expected(self, op: str, groups: Groups, offloaded: bool) -> CollectiveStrategy:
+    def _expected(self, op: str, groups: Groups, x: Instruction, offloaded: bool) -> CollectiveStrategy:
         if self.torus is None or self._places is None:
             return CollectiveStrategy((len(groups[0]),))
         shape = GroupShape.of(self.torus, [self._places[member] for member in groups[0]])
-        return expected_strategy(op, self.torus, shape, len(groups[0]), offloaded)
+        major = "dimensions={0}" in x.attributes
+        return expected_strategy(op, self.torus, shape, len(groups[0]), major=major, offloaded=offloaded)
 
     def _path(self, groups: Groups) -> RingPath:
         """Return the path of the rings of all groups."""

@@ -58,11 +58,16 @@ def stated_strategy(text: str) -> CollectiveStrategy | None:
     found = re.search(r"cores:\{([\d ]+)\}", text)
     if found:
         return CollectiveStrategy(tuple(int(count) for count in found[1].split()))
-    found = re.search(r"1DAllGather.*?group_size = (\d+)", text)
-    return CollectiveStrategy((int(found[1]),)) if found else None
+    found = re.search(r"(\d)DAllGather.*?group_size = (\d+)", text)
+    if found is None:
+        return None
+    axes, devices = int(found[1]), int(found[2])
+    return CollectiveStrategy((devices,) if axes == 1 else (round(devices ** (1 / axes)),) * axes)
 
 
-def expected_strategy(op: str, torus: Torus, shape: GroupShape, devices: int, offloaded: bool) -> CollectiveStrategy:
+def expected_strategy(
+    op: str, torus: Torus, shape: GroupShape, devices: int, *, major: bool = True, offloaded: bool = False
+) -> CollectiveStrategy:
     """Return the strategy that the compiler is expected to choose.
 
     Args:
@@ -70,10 +75,13 @@ def expected_strategy(op: str, torus: Torus, shape: GroupShape, devices: int, of
         torus: The torus of the slice.
         shape: The part of the torus that a group occupies.
         devices: The number of devices of a group.
+        major: Whether an all-gather appends the parts along the first dimension.
         offloaded: Whether a sparse core carries out the collective.
     """
     several = len(shape.axes) > 1 and shape.complete
     if torus.orders_rings:
-        several = several and min(shape.sides) >= SMALLEST_SIDE
-        return CollectiveStrategy(shape.sides if several and op == "all-reduce" else (devices,))
-    return CollectiveStrategy(shape.sides if several and (op == "all-reduce" or offloaded) else (devices,))
+        several = several and op == "all-reduce" and min(shape.sides) >= SMALLEST_SIDE
+    elif op != "all-reduce" and not offloaded:
+        # v4 and v5p gather and scatter along several axes only in boxes of 2x2 or 2x2x2 chips.
+        several = several and max(shape.sides) == 2 and (major or op != "all-gather")
+    return CollectiveStrategy(shape.sides if several else (devices,))

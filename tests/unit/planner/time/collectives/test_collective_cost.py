@@ -45,7 +45,7 @@ ENTRY %main (part: {MIB_ARRAY}, whole: {WHOLE}) -> () {{
     )
     main = module.computations["main"]
     torus = Torus.of(slice_named(slice_name)) if slice_name else None
-    return CollectiveCost(module, machine, torus).seconds(main, main.by_name["y"], offloaded)
+    return CollectiveCost(module, machine, torus).seconds(main, main.by_name["y"], offloaded=offloaded)
 
 
 def gather(groups: str, whole: str = WHOLE) -> str:
@@ -123,6 +123,7 @@ def iota(groups: int, size: int, inner: int = 1) -> str:
         ("v5p-128", iota(4, 16), 1),  # row by row: the link between rows is the wrap-around link
         ("v5p-32", iota(1, 16), 2),  # 2x2x4 is open: each row ends with a way back over the same links
         ("v5p-32", iota(8, 2), 2),
+        ("v5p-8", iota(1, 4), 1),  # 2x2: along both axes, as fast as a closed ring
         ("v4-128", iota(4, 16, 4), 1),
     ],
 )
@@ -199,7 +200,9 @@ ENTRY %main (part: f32[{rows},8,128]) -> f32[{4 * rows},8,128] {{
 """
     )
     tpu7x, main = slice_named("tpu7x-2x2x1"), module.computations["main"]
-    found = CollectiveCost(module, chip_model_of(tpu7x.chip), Torus.of(tpu7x)).seconds(main, main.by_name["y"], True)
+    found = CollectiveCost(module, chip_model_of(tpu7x.chip), Torus.of(tpu7x)).seconds(
+        main, main.by_name["y"], offloaded=True
+    )
     assert found == pytest.approx(measured, rel=0.05)
 
 

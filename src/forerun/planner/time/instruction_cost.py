@@ -13,7 +13,7 @@ from forerun.planner.hlo import HBM, Computation, Instruction, Module
 from forerun.planner.time.gemm_shape import gemm_shape
 from forerun.planner.time.matrix_work import convolution_product, dot_product
 from forerun.planner.time.transfers import is_collective
-from forerun.planner.time.vector_work import vector_ops
+from forerun.planner.time.vector_work import VectorWork, vector_work
 
 DEEPEST = 8  # levels of nested fusions that are examined
 PRODUCTS = {"dot": dot_product, "convolution": convolution_product}
@@ -29,7 +29,7 @@ class InstructionWork:
     Args:
         module: The program.
         matrix_unit: Rows and columns of a TPU's matrix unit, for `unit_flops`.
-        division_ops: Operations of a TPU's vector unit for one division, for `vector_ops`.
+        division_ops: Operations of a TPU's vector unit for one division, for `vector_work`.
     """
 
     def __init__(self, module: Module, matrix_unit: int = 1, division_ops: float = 1.0) -> None:
@@ -37,7 +37,7 @@ class InstructionWork:
         self.is_tpu = matrix_unit > 1
         self.flops_in = lru_cache(None)(self._flops_in)  # one cache per instance, which ends with the instance
         self.unit_flops_in = lru_cache(None)(self._unit_flops_in)
-        self.vector_ops_in = lru_cache(None)(self._vector_ops_in)
+        self.vector_work_in = lru_cache(None)(self._vector_work_in)
 
     def flops(self, computation: Computation, x: Instruction) -> float:
         """Return the FLOPs of the matrix multiplications in `x`, two per multiply-add."""
@@ -64,15 +64,16 @@ class InstructionWork:
         computation = self.module.computations.get(name)
         return sum(self.unit_flops(computation, x) for x in computation.instructions) if computation else 0.0
 
-    def vector_ops(self, computation: Computation, x: Instruction) -> float:
-        """Return the operations of the vector unit, each for one element."""
+    def vector_work(self, computation: Computation, x: Instruction) -> VectorWork:
+        """Return the work of a TPU's vector units."""
         if x.op == "fusion":
-            return self.vector_ops_in(x.attribute("calls") or "")
-        return vector_ops(computation, x, self.division_ops)
+            return self.vector_work_in(x.attribute("calls") or "")
+        return vector_work(computation, x, self.division_ops)
 
-    def _vector_ops_in(self, name: str) -> float:
-        computation = self.module.computations.get(name)
-        return sum(self.vector_ops(computation, x) for x in computation.instructions) if computation else 0.0
+    def _vector_work_in(self, name: str) -> VectorWork:
+        found = self.module.computations.get(name)
+        parts = (self.vector_work(found, x) for x in found.instructions) if found else ()
+        return sum(parts, VectorWork())
 
     def hbm_bytes(self, computation: Computation, x: Instruction) -> float:
         """Return the bytes that `x` reads from HBM plus those that it writes there."""

@@ -47,7 +47,8 @@ def rows(replay: bool) -> list[dict[str, Any]]:
     found = []
     for run in runs():
         for number, variant in enumerate(run.variants()):
-            row = known.get(job_hash(variant), {"name": run.name, "slice": run.slice, "job": job_hash(variant)})
+            job = job_hash(variant)  # the same for two runs of one program
+            row = known.get(job, {}) | {"name": run.name, "slice": run.slice, "job": job}
             if replay and scheduled_path(variant).exists():
                 row |= replayed(variant)
             if not row.get("seconds"):

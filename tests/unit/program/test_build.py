@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job, Model, Optimizer, Precision, Remat
 from forerun.hardware.mesh import MeshShape
 from forerun.models.registry import model_of
@@ -48,6 +49,7 @@ def test_hash_is_of_the_program() -> None:
         hashed(optimizer=Optimizer(b1=0.8)),
         hashed(optimizer=Optimizer(schedule="linear")),
         hashed(remat=Remat(policy="none")),
+        hashed(unroll=True),
         hashed(precision=Precision(compute="float32")),
         hashed(shape=MeshShape(2, 2, 1)),
     ]
@@ -155,3 +157,13 @@ def test_a_batch_without_tokens_to_learn_changes_no_weight(micro_batch: int | No
     assert float(metrics.lr) > 0
     for have, want in zip(jax.tree.leaves(after.params), jax.tree.leaves(before), strict=True):
         np.testing.assert_array_equal(have, want)
+
+
+@pytest.mark.parametrize("lora", [None, Lora(rank=2)])
+def test_the_state_does_not_depend_on_unroll(lora: Lora | None) -> None:
+    """A run resumes with another value of `unroll`, because its checkpoints are the same."""
+    looped, unrolled = (built(unroll=unroll, lora=lora) for unroll in (False, True))
+    assert jax.tree.structure(looped.state) == jax.tree.structure(unrolled.state)
+    assert jax.tree.leaves(looped.state) == jax.tree.leaves(unrolled.state)
+    with_loop, without = (program.trace().lower().as_text().count("stablehlo.while") for program in (looped, unrolled))
+    assert without < with_loop

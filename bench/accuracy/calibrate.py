@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from more_runs import development_runs
 from predict import recomputed_by_compiler, scheduled_path
 from runs import Run, runs
 
@@ -103,7 +104,7 @@ def summary(errors: Sequence[float]) -> str:
 
 
 def main() -> int:
-    chosen = [run for run in runs() if not run.unlike and scheduled_path(run).exists()]
+    chosen = [run for run in (*runs(), *development_runs()) if not run.unlike and scheduled_path(run).exists()]
     found = [slopes_of(run) for run in chosen if not recomputed(run)]
     now, before, after = [], [], []
     for generation in sorted({one.run.generation for one in found}):

@@ -25,6 +25,7 @@ import predict
 from more_runs import DEVELOPMENT, SEALED, side_of, unused_runs
 from predict import CACHE, job_hash, own_settings, recomputed_by_compiler, scheduled_path
 from runs import Run
+from tpu_worker import SETTINGS
 
 from forerun.errors import UserError
 from forerun.planner.compile import compiler
@@ -45,6 +46,15 @@ def compiled(run: Run) -> dict[str, Any] | None:
 def variants(run: Run, own_options: bool = False) -> list[Run]:
     """Return the run with each of its possible flags, and as forerun compiles it if it is asked for."""
     return [*run.variants(), run.as_forerun_compiles()] if own_options else run.variants()
+
+
+class _OwnWorker(subprocess.Popen[bytes]):
+    """tpu_worker.py instead of the module after `-m`, with the settings of the run that is compiled."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        module = command.index("-m")
+        options["env"] = {**options["env"], SETTINGS: json.dumps(predict._here.settings)}
+        super().__init__([*command[:module], str(predict.WORKER), *command[module + 2 :]], **options)
 
 
 def _no_prediction(*_: Any, **__: Any) -> StepTime | None:
@@ -93,7 +103,7 @@ def main(arguments: list[str]) -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     compiler.parse = predict._keep_scheduled  # type: ignore[assignment]
     compiler.step_time = _no_prediction  # type: ignore[assignment]
-    compiler.subprocess = SimpleNamespace(Popen=predict._start_own_worker, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    compiler.subprocess = SimpleNamespace(Popen=_OwnWorker, PIPE=subprocess.PIPE)  # type: ignore[assignment]
     side = side_of()
     wanted = [run for run in unused_runs() if given.side in (None, side[run.family])]
     wanted = [run for run in wanted if not given.names or any(name in run.name for name in given.names)]
@@ -101,7 +111,9 @@ def main(arguments: list[str]) -> int:
     wanted.sort(
         key=lambda run: (run.generation == "tpu7x") + (run.generation == "v4") + 2 * run.job.get("unroll", False)
     )
-    for run in (variant for one in wanted for variant in variants(one, given.own_options)):
+    each = [variants(run, given.own_options) for run in wanted]
+    first, others = [found[0] for found in each], [other for found in each for other in found[1:]]
+    for run in (*first, *others):
         if given.again or not compile_file(run).exists():
             store(run, compile_run(run))
     return 0

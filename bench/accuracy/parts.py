@@ -4,9 +4,9 @@ python bench/accuracy/parts.py --before REV --part collectives=REV --part ranges
 
 `--before` names the revision before the change, `--after` the one with all parts, and each `--part` one with only this
 part. The part "runs" needs no revision: it predicts the runs as they are described now (their flags, batch and model)
-with the model of `--before`. All other parts predict the runs as they were described before. Every revision predicts in
-a child process with its own sources, so the product needs no switches. The programs must be stored (predict.py).
-Uncommitted changes are not seen.
+with the model of `--before`. All other parts predict the runs as they were described before. A revision of a part may
+have other ranges; only a part with "range" in its name shows them. Every revision predicts in a child process with its
+own sources, so the product needs no switches. The programs must be stored (predict.py). Changes must be committed.
 """
 
 from __future__ import annotations
@@ -96,6 +96,11 @@ def predicted(tree: Path, some: list[Run]) -> list[dict[str, Any]]:
     ]
 
 
+def flat(row: dict[str, Any]) -> dict[str, float]:
+    """Return the range of every TPU step before this change."""
+    return {"low_seconds": 0.75 * row["seconds"], "high_seconds": 1.25 * row["seconds"]}
+
+
 def line(name: str, rows: list[dict[str, Any]]) -> str:
     counted = [row for row in rows if row["counted"]]
     s = summary(counted, 15)
@@ -131,7 +136,8 @@ def evaluated(
         old = described(first) if old is None else old
         found = {"before": predicted(first, old), "1 runs as compiled": predicted(first, current)}
         for part, revision in parts.items():
-            found[part] = predicted(unpacked(revision, folder), old)
+            rows = predicted(unpacked(revision, folder), old)
+            found[part] = rows if "range" in part else [{**row, **flat(row)} for row in rows]
         found["all parts"] = predicted(unpacked(after, folder), current)
     return found
 

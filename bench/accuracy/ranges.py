@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from more_runs import development_runs
 from predict import scheduled_path
 from report import write_blocks
 from runs import Run, runs
@@ -101,7 +102,7 @@ def lines(found: Sequence[RangedRun]) -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
-    wanted = [run for run in runs() if not run.unlike]
+    wanted = [run for run in (*runs(), *development_runs()) if not run.unlike]
     if "--own-options" in arguments:
         wanted = [run.as_forerun_compiles() for run in wanted]
     found = [ranged(run) for run in wanted if scheduled_path(run).exists()]

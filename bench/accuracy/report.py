@@ -48,6 +48,7 @@ def blocks(found: list[dict[str, Any]]) -> dict[str, str]:
     return {
         "summary": summaries(development),
         "development": table(development),
+        "not counted": table([row for row in found if row["half"] == "not counted"]),
         "other flags": other_flags(found),
         "flags": flag_sources(),
         "not predicted": not_predicted(),

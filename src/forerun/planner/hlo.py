@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 ITEM_BYTES = {
     **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e4m3b11fnuz", "f8e8m0fnu"), 1.0),
@@ -29,6 +29,7 @@ _HEAD = re.compile(r"^(ENTRY )?%?([\w.\-<>]+) ")
 _OUTER = re.compile(r"(?:ENTRY )?%[\w.\-<>]+ \(.*\{$|HloModule |\}(?:, execution_thread=.*)?$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-<>]+) = ")
 _NAME = re.compile(r"%([\w.\-<>]+(?:#\d+)*)")
+_PARENTHESIS = re.compile(r"[()]")
 _DEPTH = re.compile(r"[(){}\[\],]")
 # The tables before the first computation: the lines of code that the instructions come from.
 _FILE = re.compile(r'^(\d+) "(.*)"$')
@@ -140,11 +141,13 @@ class Module:
         return table
 
 
+@lru_cache(maxsize=1 << 14)  # the same shapes occur thousands of times in a program
 def shapes_in(text: str) -> tuple[Shape, ...]:
     """Return all arrays of a (possibly nested) shape, in order."""
     return tuple(_shape(dtype, dims, layout) for dtype, dims, layout in _SHAPE.findall(text) if dtype in ITEM_BYTES)
 
 
+@lru_cache(maxsize=1 << 14)
 def _shape(dtype: str, dims_text: str, layout: str) -> Shape:
     """Return an array's shape. Its size has the minor dimensions rounded up to multiples of the layout's tile."""
     dims = tuple(int(d.replace("<=", "")) for d in dims_text.split(",") if d)
@@ -272,7 +275,7 @@ def _elements(text: str) -> list[str]:
 def _closing_parenthesis(text: str, opening: int) -> int:
     """Return the position of the parenthesis that closes the one at `opening`."""
     depth = 0
-    for match in re.compile(r"[()]").finditer(text, opening):
+    for match in _PARENTHESIS.finditer(text, opening):
         depth += 1 if match[0] == "(" else -1
         if depth == 0:
             return match.start()

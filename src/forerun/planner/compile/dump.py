@@ -54,14 +54,17 @@ class DumpTexts:
         return None if found is None else int(found[1])
 
     def missing_part(self) -> str | None:
-        """Return which part of the dump has no end, or None if all are complete. Needs `total_bytes`."""
+        """Return which part of the dump has no end, or None if all are complete."""
+        if self.total_bytes is None:
+            return "the total"
         if not has_entry(self.program):
             return "the scheduled program"
-        if sum(map(int, _ALLOCATION.findall(self.assignment))) != self.total_bytes:
+        if sum(map(int, _ALLOCATION.findall(self.assignment))) != self.total_bytes or self.assignment[-1:] != "\n":
             return "the buffer assignment"
         if self.values and self.assignment.count("\n value: <") != self.values.count("\n<"):
             return "the values of the buffer assignment"
-        if self.values and not self.values.rstrip().rpartition("\n")[2].startswith(" from instruction: "):
+        last_line = self.values.rstrip().rpartition("\n")[2]
+        if self.values and not (last_line.startswith(" from instruction: ") and self.values.endswith("\n")):
             return "the last value of the buffer assignment"
         if not self.live_ranges.rstrip().endswith("remaining: 0 bytes)"):
             return "the live ranges"
@@ -107,7 +110,7 @@ def copy_dump(folder: Path, pid: int, ended: bool = False) -> Path:
     if not has_entry(texts.program):
         raise Unreadable("the scheduled program has no end")
     quiet_seconds = (time.time_ns() - max(changed for changed, _ in written)) / 1e9
-    is_known = texts.total_bytes is not None
+    is_known = texts.total_bytes is not None or any(copies.glob(VALUES))  # the file of the values has the total
     if ended or (not is_known and quiet_seconds >= UNKNOWN_FORMAT_SECONDS):
         return copies
     if not is_known:

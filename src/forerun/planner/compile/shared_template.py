@@ -66,7 +66,8 @@ def key(environment: Mapping[str, str]) -> str:
             versions[name] = metadata.version(name)
     variables = {name: value for name, value in environment.items() if name.startswith(READ_AT_IMPORT)}
     limits = [resource.getrlimit(resource.RLIMIT_AS), os.nice(0)]
-    content = [sys.executable, sys.version, sys.path, versions, variables, limits, list(source_state())]
+    interpreter = [sys.version, sys.path, sys.executable]
+    content = [interpreter, versions, variables, limits, list(source_state())]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -95,7 +96,7 @@ def connector(
     try:
         connect(path).close()
     except OSError:
-        with (place / "lock").open("w") as lock:
+        with (place / "lock").open("wb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 connect(path).close()  # another command has started it since

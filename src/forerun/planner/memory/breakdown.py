@@ -159,7 +159,8 @@ def alive_at_peak(values: Sequence[Value]) -> list[tuple[Value, int]]:
     if not values:
         return []
     # Usage can only grow where a value begins. Small values cannot move the peak by much, so skip their moments.
-    large = [v for v in values if v.size >= max(values, key=lambda v: v.size).size // 1024]
+    smallest_bytes = max(v.size for v in values) // 1024
+    large = [v for v in values if v.size >= smallest_bytes]
     moments = sorted({v.begins for v in large})
     return max((_live_values(values, moment) for moment in moments), key=lambda parts: sum(size for _, size in parts))
 

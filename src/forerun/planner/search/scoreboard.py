@@ -93,10 +93,11 @@ class Scoreboard:
         head = Text.assemble(
             (f"{self._space_size} candidates", "bold"),
             f" · {self._recalled} from the cache · {len(self._seconds)} compiled · {self._more_text()}",
-            f" · {Seconds(now - self._began)} so far",
-            f" · ETA {Seconds(self.eta_seconds() or 0)}" if self._seconds else "",
         )
-        lines: list[Text] = [head]
+        clock = f"{Seconds(now - self._began)} so far"
+        if self._seconds:
+            clock += f" · ETA {Seconds(self.eta_seconds() or 0)}"
+        lines: list[Text] = [head, Text(clock)]  # two lines, so that neither wraps at 80 columns
         for one, began in list(self._running.items()):
             frame = FRAMES[int(now * 8) % len(FRAMES)]
             lines.append(Text.assemble((frame, "cyan"), f" {one}", (f"  {now - began:.0f} s", "dim")))

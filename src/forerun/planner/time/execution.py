@@ -219,7 +219,7 @@ def target_of(x: Instruction) -> str:
 
 def called_by(module: Module, x: Instruction) -> Computation | None:
     """Return the computation that an asynchronous operation runs. It may be wrapped in calls."""
-    inner = module.computations.get(x.attribute("calls") or "")
+    inner = module.computations.get(x.attribute("calls") or x.attribute("to_apply") or "")
     while inner is not None and inner.root.op == "call":
         inner = module.computations.get(inner.root.attribute("to_apply") or "")
     return inner

@@ -30,11 +30,14 @@ SHORT = "no published run has a step below 0.1 s"
 OWN_MODEL = "no published run has a model of this kind"
 GUESSED_LOOP = "the number of iterations of a loop depends on data"
 UNKNOWN_KERNEL = "a kernel of unknown cost"
+SPARSE_CORES = "no published run on this generation gathers weights with sparse cores"
 ROOFLINE = "a lower bound: the simulation was below the chip's peak rates"
 
 
 # Returns the range of a step from its simulation, its predicted seconds and its doubts.
 RangeOf = Callable[[ProgramSimulation, float, Collection[str]], TimeRange]
+# Returns doubts that only one platform has, from the simulation of a step and its predicted seconds.
+DoubtsOf = Callable[[ProgramSimulation, float], Collection[str]]
 
 
 def flat_range(low: float, high: float) -> RangeOf:
@@ -48,6 +51,7 @@ class Validation:
 
     chips: tuple[str, ...]  # chips with at least one published run
     range_of: RangeOf
+    doubts_of: DoubtsOf = lambda simulation, seconds: ()
 
 
 def simulated_step_time(
@@ -84,6 +88,7 @@ def simulated_step_time(
         (spent.seconds < least, ROOFLINE),
     ]
     doubts = tuple(text for holds, text in possible if holds)
+    doubts += tuple(validation.doubts_of(simulation, max(spent.seconds, least)))
     time_range = validation.range_of(simulation, max(spent.seconds, least), doubts)
     parts = _reported_parts(spent)
     if spent.seconds < least:

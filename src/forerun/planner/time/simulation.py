@@ -105,9 +105,15 @@ class _Run(ComputationRun):
             if x.op != "collective-permute-start":
                 return "ici", seconds
             return ("ici back" if goes_back(x) else "ici forth"), seconds  # one direction of one ring
-        called = called_by(module, x) if x.op == "async-start" else None
+        called = called_by(module, x) if x.op in ("async-start", "call-start") else None
         if called and (collective := collective_in(called)):
-            return "ici", self.sim.collectives.seconds(called, collective, offloaded=OFFLOADED in x.attributes)
+            offloaded = OFFLOADED in x.attributes
+            seconds = self.sim.collectives.seconds(called, collective, offloaded=offloaded)
+            if offloaded:
+                # The links limit it, and the TensorCore is free. That a sparse core keeps up with them is assumed, so
+                # its time is counted for the range of the prediction.
+                self.spent.busy["sparse core"] += seconds
+            return "ici", seconds
         if called and "execution_thread" in x.attributes:  # a thread other than the TensorCore's
             return "sparse core", self.sim.spent_in(called.name).seconds
         return copy_queue_and_seconds(machine, module, x)

@@ -12,9 +12,9 @@ from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.simulated_step_time import Validation, simulated_step_time
 from forerun.planner.time.simulation import Simulation
 from forerun.planner.time.step_time import StepTime
-from forerun.planner.time.tpu_range import tpu_range
+from forerun.planner.time.tpu_range import tpu_doubts, tpu_range
 
-VALIDATION = Validation(chips=("v4", "v5e", "v5p", "v6e", "tpu7x"), range_of=tpu_range)
+VALIDATION = Validation(chips=("v4", "v5e", "v5p", "v6e", "tpu7x"), range_of=tpu_range, doubts_of=tpu_doubts)
 
 
 def tpu_step_time(scheduled: Module, slice: Slice, model_flops: float, own_model: bool) -> StepTime:

@@ -67,8 +67,6 @@ RELATIVE: dict[str, RelativeError] = {
     "loops of unknown length": RelativeError(0.50, 0.50),
     # Another version of the compiler may have enough memory without this work.
     "recomputation for lack of HBM": RelativeError(0.80, 0.20),
-    # No published run shows how fast a sparse core is. Assumed.
-    "sparse cores": RelativeError(0.40, 0.40),
 }
 
 

@@ -19,7 +19,7 @@ from forerun.planner.search.regression import Estimate
 from forerun.planner.search.search_ending import SearchEnding, ending_of
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
 from forerun.planner.search.step_model import StepModel
-from forerun.planner.search.strategy import ERRORS, TRIES, Outcome, Rejection, Strategy
+from forerun.planner.search.strategy import ERRORS, LOOK_AHEAD, TRIES, Outcome, Rejection, Strategy
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB
 
@@ -188,6 +188,17 @@ def test_all_candidates_are_compiled_on_request() -> None:
     known = run(strategy, lambda one: Outcome(space.guessed_seconds(one), GIB))
     assert set(known) == set(space.candidates)
     assert ending_of(strategy, known, interrupted=False).cause == "all compiled"
+
+
+def test_the_expected_number_of_compiles_is_exact_at_the_end_and_limited_before() -> None:
+    space, answers = RECORDED["llama3.1-8b"]
+    strategy, tell = strategy_of(space), told_by(answers)
+    order = list(run(strategy, tell))
+    known = {one: tell(one) for one in order[:-1]}
+    assert strategy.expected_compiles(known) == 1
+    assert strategy.expected_compiles(known | {order[-1]: tell(order[-1])}) == 0
+    assert 1 < strategy.expected_compiles({}) <= LOOK_AHEAD
+    assert replace(strategy, compile_all=True).expected_compiles(known) == len(space.candidates) - len(known)
 
 
 def test_a_stopped_search_counts_what_may_be_better() -> None:

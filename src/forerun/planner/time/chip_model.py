@@ -25,6 +25,7 @@ class ChipModel:
     cores: int = 1  # TensorCores of the device
     matrix_unit: int = 128  # rows and columns of a matrix unit
     division_ops: float = 1.0  # operations of the vector unit for one division
+    eight_bit_speed: float = 1.0  # of matmuls with operands of 8 bits, relative to bfloat16
     attention_share: float = 1.0  # speed of attention kernels relative to their counted cycles
     op_seconds: float = 0.4e-6  # overhead between two fusions
     dma_seconds: float = 0.3e-6  # latency of a copy between HBM and VMEM
@@ -112,6 +113,8 @@ def assumed(chip: Chip) -> ChipModel:
         host_bytes_per_second=reached.host_bytes_per_second,
         cores=CORES.get(chip.name, 1),
         matrix_unit=MATRIX_UNIT.get(chip.name, 128),
+        eight_bit_speed=(chip.int8_ops or chip.bf16_flops_per_device * chip.devices_per_chip)
+        / (chip.bf16_flops_per_device * chip.devices_per_chip),
         division_ops=DIVISION_OPS.get(chip.name, SLOW_DIVISION_OPS),
     )
 

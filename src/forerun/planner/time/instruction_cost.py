@@ -30,10 +30,14 @@ class InstructionWork:
         module: The program.
         matrix_unit: Rows and columns of a TPU's matrix unit, for `unit_flops`.
         division_ops: Operations of a TPU's vector unit for one division, for `vector_work`.
+        eight_bit_speed: How much faster a TPU multiplies operands of 8 bits than bfloat16, for `unit_flops`.
     """
 
-    def __init__(self, module: Module, matrix_unit: int = 1, division_ops: float = 1.0) -> None:
+    def __init__(
+        self, module: Module, matrix_unit: int = 1, division_ops: float = 1.0, eight_bit_speed: float = 1.0
+    ) -> None:
         self.module, self.matrix_unit, self.division_ops = module, matrix_unit, division_ops
+        self.eight_bit_speed = eight_bit_speed
         self.is_tpu = matrix_unit > 1
         self.flops_in = lru_cache(None)(self._flops_in)  # one cache per instance, which ends with the instance
         self.unit_flops_in = lru_cache(None)(self._unit_flops_in)
@@ -58,7 +62,7 @@ class InstructionWork:
         if x.op == "fusion":
             return self.unit_flops_in(x.attribute("calls") or "")
         product = PRODUCTS[x.op](computation, x) if x.op in PRODUCTS else None
-        return product.unit_flops(self.matrix_unit) if product else 0.0
+        return product.unit_flops(self.matrix_unit, self.eight_bit_speed) if product else 0.0
 
     def _unit_flops_in(self, name: str) -> float:
         computation = self.module.computations.get(name)

@@ -15,7 +15,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from forerun.planner.hlo import Computation, Instruction
+from forerun.planner.hlo import ITEM_BYTES, Computation, Instruction
 
 # Passes over bfloat16 parts of a float32 operand, for each precision that a program can ask for.
 PASSES = {"high": 3, "highest": 6}
@@ -31,19 +31,23 @@ class MatrixProduct:
     n: int
     k: int
     passes: int = 1
+    eight_bits: bool = False  # both operands have elements of 8 bits
 
     @property
     def flops(self) -> float:
         """FLOPs, two per multiply-add."""
         return 2.0 * self.batch * self.m * self.n * self.k
 
-    def unit_flops(self, unit: int) -> float:
-        """Return the FLOPs of matrix units of `unit` x `unit` elements, with those that padding wastes."""
+    def unit_flops(self, unit: int, eight_bit_speed: float = 1.0) -> float:
+        """Return the FLOPs of matrix units of `unit` x `unit` elements, with those that padding wastes.
+
+        They are FLOPs of bfloat16: a product of 8-bit operands, which is `eight_bit_speed` times as fast, has fewer.
+        """
         least, rows = unit // 2, min(unit, ROW_TILE)
         held_right = _padded(self.n, unit) * max(_padded(self.m, rows), least)
         held_left = _padded(self.m, unit) * max(_padded(self.n, rows), least)
         padded = 2.0 * self.batch * _padded(self.k, unit) * min(held_left, held_right)
-        return self.passes * max(self.flops, padded)
+        return self.passes * max(self.flops, padded) / (eight_bit_speed if self.eight_bits else 1.0)
 
 
 def _padded(size: int, multiple: int) -> int:
@@ -60,7 +64,7 @@ def dot_product(computation: Computation, x: Instruction) -> MatrixProduct | Non
     k, rows = math.prod(lhs[d] for d in contracted), math.prod(lhs[d] for d in batch)
     m = math.prod(size for d, size in enumerate(lhs) if d not in contracted and d not in batch)
     n = math.prod(x.shapes[0].dims) // max(1, rows * m)
-    return MatrixProduct(rows, m, n, k, _passes(x))
+    return MatrixProduct(rows, m, n, k, _passes(x), _eight_bits(left, right))
 
 
 def convolution_product(computation: Computation, x: Instruction) -> MatrixProduct | None:
@@ -87,7 +91,7 @@ def convolution_product(computation: Computation, x: Instruction) -> MatrixProdu
             k *= pairs
         else:
             batch *= pairs  # the usual form of a batch dimension; for a true convolution, only `flops` is exact
-    return MatrixProduct(batch, m, n, k, _passes(x))
+    return MatrixProduct(batch, m, n, k, _passes(x), _eight_bits(left, right))
 
 
 def _numbers(x: Instruction, name: str) -> tuple[int, ...]:
@@ -98,6 +102,10 @@ def _numbers(x: Instruction, name: str) -> tuple[int, ...]:
 def _passes(x: Instruction) -> int:
     found = re.search(r"operand_precision=\{(\w+),(\w+)\}", x.attributes)
     return max(PASSES.get(found[1], 1), PASSES.get(found[2], 1)) if found else 1
+
+
+def _eight_bits(left: Instruction, right: Instruction) -> bool:
+    return all(ITEM_BYTES[shape.dtype] <= 1 for x in (left, right) for shape in x.shapes[:1])
 
 
 class _Window:

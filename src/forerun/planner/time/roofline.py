@@ -31,6 +31,7 @@ class PeakRates:
     hbm_bytes_per_second: float
     fp8_flops: float = 0.0  # of operands of 8 bits; 0: the same as `flops`
     cache_bytes: float = 0.0  # between HBM and the cores
+    eight_bit_speed: float = 0.0  # TPUs: of matmuls with operands of 8 bits, relative to `flops`
 
     @classmethod
     def of(cls, chip: Chip) -> PeakRates:
@@ -39,7 +40,9 @@ class PeakRates:
             flops = chip.bf16_flops or chip.gpu.fp16_flops or 0.0
             return cls(flops, chip.hbm_bytes_per_second, chip.gpu.fp8_flops or 0.0, chip.gpu.l2_bytes)
         assert chip.bf16_flops_per_device
-        return cls(chip.bf16_flops_per_device, chip.hbm_bytes_per_second / chip.devices_per_chip)
+        speed = (chip.int8_ops or 0.0) / chip.bf16_flops_per_device / chip.devices_per_chip
+        hbm = chip.hbm_bytes_per_second / chip.devices_per_chip
+        return cls(chip.bf16_flops_per_device, hbm, eight_bit_speed=max(1.0, speed))
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,8 @@ class _Walk:
 
     def __init__(self, module: Module, roof: PeakRates) -> None:
         self.module, self.roof = module, roof
-        self._work, self._loops = InstructionWork(module), Loops(module)
+        self._work = InstructionWork(module, eight_bit_speed=roof.eight_bit_speed or 1.0)
+        self._loops = Loops(module)
         self._known: dict[str, TimeFloor] = {}
 
     def computation(self, name: str) -> TimeFloor:
@@ -89,7 +93,8 @@ class _Walk:
             return self.computation(x.attribute("to_apply") or ""), 1
         if x.op != "fusion" and x.op not in MATMULS and not is_cublas_call(x):
             return TimeFloor(), 0
-        compute = self._work.flops(computation, x) / self._peak_flops(computation, x)
+        count = self._work.unit_flops if self.roof.eight_bit_speed else self._work.flops
+        compute = count(computation, x) / self._peak_flops(computation, x)
         moved = max(0.0, self._operand_bytes(computation, x) - self.roof.cache_bytes)
         memory = moved / self.roof.hbm_bytes_per_second
         return (TimeFloor(compute=compute) if compute >= memory else TimeFloor(memory=memory)), 1

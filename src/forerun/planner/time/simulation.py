@@ -50,7 +50,7 @@ class Simulation(ProgramSimulation):
         super().__init__(module)
         self.machine, self.chip = machine, chip
         self.collectives = CollectiveCost(module, machine, torus)
-        self.work = InstructionWork(module, machine.matrix_unit, machine.division_ops)
+        self.work = InstructionWork(module, machine.matrix_unit, machine.division_ops, machine.eight_bit_speed)
 
     def run_of(self, computation: Computation) -> ComputationRun:
         return _Run(self, computation)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from forerun.hardware.chips import chip_named
 from forerun.planner.hlo import parse
+from forerun.planner.time.chip_model import assumed
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.matrix_work import MatrixProduct
+from forerun.planner.time.roofline import PeakRates, time_floor
+from forerun.planner.time.simulation import Simulation
 
 
 @pytest.mark.parametrize(
@@ -68,3 +72,24 @@ ENTRY %main (p: {left}, q: {right}) -> f32[1] {{
     work = InstructionWork(module, 128)
     assert work.flops(main, main.root) == 2 * batch * m * n * k
     assert work.unit_flops(main, main.root) == MatrixProduct(batch, m, n, k).unit_flops(128)
+
+
+def test_eight_bit_operands_are_faster() -> None:
+    text = """HloModule m
+
+ENTRY %main (p: s8[2048,2048], q: s8[2048,2048]) -> s32[2048,2048] {
+  %p = s8[2048,2048]{1,0:T(8,128)(4,1)S(1)} parameter(0)
+  %q = s8[2048,2048]{1,0:T(8,128)(4,1)S(1)} parameter(1)
+  ROOT %x = s32[2048,2048]{1,0:T(8,128)S(1)} convolution(%p, %q), dim_labels=bf_io->bf
+}
+"""
+    flops = 2 * 2048**3
+    for module, speed in (
+        (parse(text), 393 / 197),
+        (parse(text.replace("q: s8", "q: bf16").replace("%q = s8", "%q = bf16")), 1),
+    ):
+        chip = chip_named("v5e")
+        assert time_floor(module, PeakRates.of(chip)).compute == pytest.approx(flops / 197e12 / speed, rel=0.01)
+        machine = assumed(chip)
+        seconds = Simulation(module, machine, "v5e").run().by_kind["matmul"] - machine.op_seconds
+        assert seconds == pytest.approx(flops / (197e12 * machine.matmul_share) / speed, rel=0.01)

@@ -66,15 +66,10 @@ def ranged(run: Run) -> RangedRun:
 
 
 def scale_for(found: Sequence[RangedRun], share: float = SHARE) -> float:
-    """Return the scale at which `share` of the runs are inside their ranges. Each family has the same weight."""
-    sizes = {one.run.family: sum(other.run.family == one.run.family for other in found) for one in found}
-    ordered = sorted(found, key=lambda one: one.least_scale())
-    total = 0.0
-    for one in ordered:
-        total += 1 / sizes[one.run.family] / len(sizes)
-        if total >= share:
-            return math.ceil(one.least_scale() / STEP - 1e-9) * STEP
-    return math.inf
+    """Return the scale at which at least `share` of the runs are inside their ranges, rounded up."""
+    scales = sorted(one.least_scale() for one in found)
+    least = scales[math.ceil(share * len(scales)) - 1]
+    return math.ceil(least / STEP - 1e-9) * STEP if math.isfinite(least) else least
 
 
 def half_width(found: TimeRange) -> float:

@@ -9,7 +9,7 @@ from forerun.planner.compile.fit_result import FitResult
 from forerun.units import GIB, Count, Usd
 
 UNCERTAIN = "~"
-WIDE = 1.15  # a range that ends here or beyond gets a note with its main cause
+WIDE = 1.3  # a range that ends here or beyond gets a note with its main cause
 
 
 def gib_text(n: int) -> str:

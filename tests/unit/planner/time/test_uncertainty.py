@@ -54,10 +54,10 @@ def width(found: StepTime) -> float:
 def test_the_range_by_hand() -> None:
     terms = [RangeTerm("one", 0.5, 0.03, 0.08), RangeTerm("two", 0.2, 0.0, 0.0)]
     found = time_range(terms, scale=2.0)
-    # Quadrature with the common term of 5 and 6 %: sqrt(0.03^2 + 0.05^2) = 0.0583, sqrt(0.08^2 + 0.06^2) = 0.1.
-    assert (COMMON.shorter, COMMON.longer) == (0.05, 0.06)
+    # Quadrature with the common term of 5 and 13 %: sqrt(0.03^2 + 0.05^2) = 0.0583, sqrt(0.08^2 + 0.13^2) = 0.1526.
+    assert (COMMON.shorter, COMMON.longer) == (0.05, 0.13)
     assert found.low_factor == pytest.approx(1 / (1 + 2 * 0.0034**0.5))
-    assert found.high_factor == pytest.approx(1.2)
+    assert found.high_factor == pytest.approx(1 + 2 * 0.0233**0.5)
     assert [reason.cause for reason in found.reasons] == ["one"]
 
 

@@ -20,7 +20,7 @@ import random
 import resource
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,15 +48,15 @@ SMALL, LARGE = range(10, 13), range(10, 19)  # affordable sizes of the spaces; e
 
 
 @dataclass(frozen=True)
-class RandomJob:
-    """A random job and the slice that it is searched on."""
+class SearchJob:
+    """A job and the slice that it is searched on."""
 
-    seed: int
+    seed: int | None  # None: from the results of another bench
     on: str
     values: dict[str, Any]
 
     def space(self) -> Space:
-        job = Job.model_validate({"name": f"job-{self.seed}", "data": "text", "steps": 1000, **self.values})
+        job = Job.model_validate({"name": "job", "data": "text", "steps": 1000, **self.values})
         return space_of(ResolvedJob(job), self.on, Bounds(usd_per_hour, needs_price=True))
 
     @property
@@ -68,11 +68,11 @@ class RandomJob:
         return f"{model}, batch {batch}"
 
 
-def random_job(seed: int) -> RandomJob:
+def random_job(seed: int) -> SearchJob:
     """Return the first random job of a seed whose space has an affordable size."""
     dice = random.Random(f"search-early-stop {seed}")
     while True:
-        job = RandomJob(seed, dice.choice(SLICES), _values(dice))
+        job = SearchJob(seed, dice.choice(SLICES), _values(dice))
         try:
             size = len(job.space().candidates)
         except UserError:
@@ -150,7 +150,7 @@ def cpu_seconds() -> float:
 class Comparison:
     """The search with the early stop against all candidates, for one job whose candidates are all compiled."""
 
-    job: RandomJob
+    job: SearchJob
     space: Space
     asked: tuple[Candidate, ...]  # in the order of the search
     answers: dict[str, dict[str, Any]]
@@ -190,21 +190,21 @@ class Comparison:
 
     def row(self) -> list[str]:
         return [
-            str(self.job.seed),
+            "earlier" if self.job.seed is None else str(self.job.seed),
             self.job.text,
             self.job.on,
             str(self.candidates),
             str(len(self.asked)),
             str(self.winner_place),
-            f"{self.cpu_seconds(self.asked):.0f}",
-            f"{self.cpu_seconds(self.space.candidates):.0f}",
+            f"{self.cpu_seconds(self.asked):.0f}" if self.job.seed is not None else "-",
+            f"{self.cpu_seconds(self.space.candidates):.0f}" if self.job.seed is not None else "-",
             self.ending.cause,
             "yes" if self.winner == self.best else "no",
             f"{100 * self.regret:.1f} %",
         ]
 
 
-def compared(job: RandomJob, answers: dict[str, dict[str, Any]]) -> Comparison | None:
+def compared(job: SearchJob, answers: dict[str, dict[str, Any]]) -> Comparison | None:
     """Run the search on recorded results; None if some candidates are not compiled yet."""
     space = job.space()
     if any(str(one) not in answers for one in space.candidates):
@@ -216,12 +216,21 @@ def compared(job: RandomJob, answers: dict[str, dict[str, Any]]) -> Comparison |
     return Comparison(job, space, tuple(known), answers, ending_of(strategy, known, interrupted=False))
 
 
+def earlier_jobs() -> Iterator[tuple[SearchJob, dict[str, dict[str, Any]]]]:
+    """Yield the jobs of two other benches, one slice at a time. The errors of the predictions were chosen with them."""
+    tasks = list(json.loads((HERE / "results" / "search_quality.json").read_text("utf-8"))["tasks"].values())
+    for task in (*tasks, json.loads((HERE / "results" / "search_gpu.json").read_text("utf-8"))):
+        for on in task["on"].split(","):
+            yield SearchJob(None, on, task["job"]), task["answers"]
+
+
 def report(found: Sequence[Comparison]) -> str:
-    """Return the table as Markdown, with a summary."""
+    """Return the table as Markdown, with a summary of the random jobs."""
     heads = ("job", "model and batch", "slice", "candidates", "compiled", "winner after", "CPU s", "CPU s of all",
              "stopped by", "same winner", "regret")  # fmt: skip
     rows = [list(heads), ["---"] * len(heads), *(one.row() for one in found)]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
+    found = [one for one in found if one.job.seed is not None]
     asked, every = sum(len(one.asked) for one in found), sum(one.candidates for one in found)
     early = sum(one.cpu_seconds(one.asked) for one in found)
     full = sum(one.cpu_seconds(one.space.candidates) for one in found)
@@ -230,8 +239,8 @@ def report(found: Sequence[Comparison]) -> str:
         [
             *lines,
             "",
-            f"The early stop compiled {asked} of {every} candidates in {early:.0f} of {full:.0f} CPU seconds. It found",
-            f"the best plan of all candidates for {same} of {len(found)} jobs. The largest regret is"
+            f"Random jobs: the early stop compiled {asked} of {every} candidates in {early:.0f} of {full:.0f} CPU seconds.",
+            f"It found the best plan of all candidates for {same} of {len(found)} jobs. The largest regret is"
             f" {100 * max((one.regret for one in found), default=0.0):.1f} %.",
         ]
     )
@@ -250,7 +259,7 @@ def main() -> int:
             compile_missing(seeds)
     answers = recorded()
     found = [one for seed in seeds if seed in answers and (one := compared(random_job(seed), answers[seed]))]
-    text = report(found)
+    text = report([*found, *(one for job in earlier_jobs() if (one := compared(*job)))])
     print(text)
     if len(found) < len(seeds):
         print(f"{len(seeds) - len(found)} jobs are not compiled completely", file=sys.stderr)

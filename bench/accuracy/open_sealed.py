@@ -4,6 +4,7 @@ python bench/accuracy/open_sealed.py                  # refuses if the sealed ru
 python bench/accuracy/open_sealed.py --again          # opens them again; the page then says how often
 python bench/accuracy/open_sealed.py --development    # the unused development runs instead; writes nothing
 python bench/accuracy/open_sealed.py --page           # only write the page again from the recorded results
+python bench/accuracy/open_sealed.py --sources        # only write the sources of the unused runs into the page
 
 It needs the programs that compile_unused.py stores. Results are in bench/results/sealed.jsonl, one line for each run
 and opening. A run counts with the flags of its framework. If that program does not fit or was not compiled, it counts
@@ -17,13 +18,14 @@ import gzip
 import json
 import statistics
 import sys
+from collections import defaultdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import report
 from compile_unused import compiled
-from more_runs import development_runs, sealed_runs
+from more_runs import development_runs, sealed_runs, side_of, unused_runs
 from predict import scheduled_path
 from runs import Run
 
@@ -163,6 +165,21 @@ def opened_text(rows: list[dict[str, Any]]) -> str:
     )
 
 
+def sources() -> str:
+    """Return a list of the unused families: their side, their runs, and where and how these differ from the jobs."""
+    side, families = side_of(), defaultdict(list)
+    for run in unused_runs():
+        families[run.family].append(run)
+    lines = []
+    for family, some in families.items():
+        places = "; ".join(dict.fromkeys(f"`{run.source}`" for run in some))
+        notes = "; ".join(dict.fromkeys(run.note for run in some if run.note))
+        text = f"{notes[:1].upper()}{notes[1:]}." if notes else ""
+        names = ", ".join(run.name for run in some)
+        lines.append(f"- **{family}** ({side[family]}): {names}. {places}. {text}".rstrip())
+    return "\n".join(lines) + "\n"
+
+
 def write_page(rows: list[dict[str, Any]]) -> None:
     """Write the last opening between the markers of the page."""
     last = [row for row in rows if row["opening"] == max(row["opening"] for row in rows)]
@@ -179,10 +196,14 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--development", action="store_true")
     parser.add_argument("--page", action="store_true")
+    parser.add_argument("--sources", action="store_true")
     given = parser.parse_args(arguments)
     if given.development:
         rows = [result(run) for run in development_runs()]
         print(table(rows) + "\n" + summaries([row for row in rows if row["fits"]]))
+        return 0
+    if given.sources:
+        report.write_blocks({"sealed sources": sources()})
         return 0
     known = recorded()
     if given.page:

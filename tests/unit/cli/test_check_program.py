@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable
@@ -117,6 +118,47 @@ def test_kernel_here_is_that_of_the_program(
     assert derived()["attention kernel"][0] == program.compute.attention.name
     if place == GPU:  # cuDNN has neither a soft cap nor float32
         assert program.compute.attention.name == ("cudnn" if compute == "bfloat16" and "gemma" not in model else "xla")
+
+
+GATHERS = "xla_tpu_enable_sparse_core_collective_offload_all_gather=true"
+WINDOWS = "xla_tpu_enable_windowed_einsum_for_all_gather=false"
+
+
+@pytest.mark.parametrize(
+    ("slice_name", "more", "shown", "hidden"),
+    [
+        ("v6e-1", "", ["xla_tpu_scoped_vmem_limit_kib=98304"], [GATHERS, WINDOWS]),
+        ("v6e-8", "", ["xla_tpu_scoped_vmem_limit_kib=98304", GATHERS, WINDOWS], []),
+        ("v5e-8", "", ["xla_tpu_overlap_compute_collective_tc=true"], [GATHERS, WINDOWS]),
+        ("v5e-8", "mesh: {tp: 2}", ["xla_tpu_overlap_compute_collective_tc=true", WINDOWS], [GATHERS]),
+        ("v5p-8", "", [], [GATHERS, WINDOWS]),
+        (
+            "v6e-8",
+            "compiler_options: {xla_tpu_scoped_vmem_limit_kib: 81920}",
+            ["xla_tpu_scoped_vmem_limit_kib=81920"],
+            [],
+        ),
+    ],
+)
+def test_compiler_options_are_shown(
+    slice_name: str, more: str, shown: list[str], hidden: list[str], capsys: Capture
+) -> None:
+    write_job(f"model: qwen3-0.6b\n{more}")
+    assert main(["check", "job.yaml", "--on", slice_name]) == 0
+    text = capsys.readouterr().out.split("\nderived for ")[1]
+    assert [one for one in shown if one not in text] == []
+    assert [one for one in hidden if one in text] == []
+
+
+@pytest.mark.parametrize("slice_name", SLICES)
+def test_compiler_options_are_those_of_the_program(slice_name: str) -> None:
+    write_job("model: smollm2-135m\ncompiler_options: {xla_tpu_of_the_job: 3}")
+    job, program = load("job.yaml").job, program_on("tpu", SLICES[slice_name])
+    place = check.place_on(slice_name, job)
+    one_device = dataclasses.replace(place, devices=1)
+    found = check.outcome_of(job, one_device, lambda text: None).options.values
+    assert found == program.compiler_options
+    assert found["xla_tpu_of_the_job"] == "3"
 
 
 def lora_parameters(name: str, rank: int) -> int:

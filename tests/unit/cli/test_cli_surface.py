@@ -14,7 +14,7 @@ SURFACE = {
     "data": "JOB KEY=VALUE --stage --samples --full --html --shard --ray --verify --ledger",
     "tokenizer": "ACTION TEXTS --to --vocab --end --special --chat-template --split --normalize --compare",
     "plan": "JOB KEY=VALUE --stage --on --zone --provider --prices --max-usd --json --html --trace --calibrate"
-    " --no-cache --search --goal --max-hours --out",
+    " --no-cache --search --search-all --goal --max-hours --out",
     "cache": "JOB KEY=VALUE --stage --on --zone --provider --prices",
     "train": "JOB KEY=VALUE --stage --fresh --take-over --profile --supervise --host --leader --secret",
     "profile": "JOB KEY=VALUE --stage --steps --warmup --to",

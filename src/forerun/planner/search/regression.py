@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # numpy is imported on first use: a plan without a search doe
 
 
 @dataclass(frozen=True)
-class Point:
+class CandidatePosition:
     """The position of a candidate: candidates with close positions have similar errors of the formula."""
 
     remat: tuple[float, ...]
@@ -51,7 +51,7 @@ class Deviations:
         parts = (self.overall, self.remat, self.micro_batch, self.mesh, self.joint, self.noise)
         return sum(part**2 for part in parts)
 
-    def covariance(self, a: Sequence[Point], b: Sequence[Point]) -> NDArray[np.float64]:
+    def covariance(self, a: Sequence[CandidatePosition], b: Sequence[CandidatePosition]) -> NDArray[np.float64]:
         """Return the covariances of the formula's errors between two lists of positions, without noise."""
         import numpy as np
 
@@ -116,10 +116,10 @@ class Regression:
     """The errors of a formula at compiled candidates: the ratios of result and formula at their positions."""
 
     deviations: Deviations
-    points: Sequence[Point]
+    points: Sequence[CandidatePosition]
     ratios: Sequence[float]
 
-    def estimates(self, points: Sequence[Point], formulas: Sequence[float]) -> list[Estimate]:
+    def estimates(self, points: Sequence[CandidatePosition], formulas: Sequence[float]) -> list[Estimate]:
         """Return the predictions for positions where the formula has these values."""
         import numpy as np
 

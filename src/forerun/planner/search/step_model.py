@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from forerun.config.schema import Remat
-from forerun.planner.search.regression import Deviations, Estimate, Point, Regression
+from forerun.planner.search.regression import CandidatePosition, Deviations, Estimate, Regression
 from forerun.planner.search.space import Candidate, Space
 
 # How wrong the formulas are, fitted to the spaces of bench/results/search_quality.json and search_gpu.json (2026-11):
@@ -54,9 +54,9 @@ class StepModel:
         regression = Regression(errors, [self._point(one) for one in known], ratios)
         return regression.estimates([self._point(one) for one in candidates], [formula(one) for one in candidates])
 
-    def _point(self, one: Candidate) -> Point:
+    def _point(self, one: Candidate) -> CandidatePosition:
         mesh, (recomputed, kept) = one.mesh, self._shares(one)
-        return Point(
+        return CandidatePosition(
             (recomputed / RECOMPUTED_LENGTH, kept / KEPT_LENGTH, bool(one.remat.offload) / OFFLOAD_LENGTH),
             (math.log2(one.micro_batch) / MICRO_BATCH_LENGTH,),
             tuple(math.log2(axis) / MESH_LENGTH for axis in (mesh.data, mesh.fsdp, mesh.tp)),

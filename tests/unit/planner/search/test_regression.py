@@ -8,10 +8,10 @@ from statistics import NormalDist, fmean
 
 import pytest
 
-from forerun.planner.search.regression import Deviations, Estimate, Point, Regression
+from forerun.planner.search.regression import CandidatePosition, Deviations, Estimate, Regression
 
 ERRORS = Deviations(overall=1.0, remat=0.3, micro_batch=0.2, mesh=0.1, joint=0.1, noise=0.05)
-HERE, FAR = Point((0.0,), (0.0,), (0.0, 0.0)), Point((9.0,), (9.0,), (9.0, 9.0))
+HERE, FAR = CandidatePosition((0.0,), (0.0,), (0.0, 0.0)), CandidatePosition((9.0,), (9.0,), (9.0, 9.0))
 
 
 def test_without_results_the_formula_is_the_prediction_and_the_error_is_large() -> None:
@@ -32,9 +32,9 @@ def test_one_result_scales_all_predictions() -> None:
 
 def test_many_results_reproduce_a_smooth_error() -> None:
     """The formula is wrong by 2 to the power of half the position."""
-    points = [Point((0.0,), (x / 2,), (0.0, 0.0)) for x in range(9)]
+    points = [CandidatePosition((0.0,), (x / 2,), (0.0, 0.0)) for x in range(9)]
     exact = Regression(Deviations(1.0, 0.3, 1.0, 0.1, 0.1, 0.001), points, [2 ** (x / 4) for x in range(9)])
-    between = [Point((0.0,), (x / 2 + 0.25,), (0.0, 0.0)) for x in range(8)]
+    between = [CandidatePosition((0.0,), (x / 2 + 0.25,), (0.0, 0.0)) for x in range(8)]
     for x, found in enumerate(exact.estimates(between, [1.0] * 8)):
         assert found.mid == pytest.approx(2 ** ((x + 0.5) / 4), rel=0.01)
         assert found.deviation < 0.02

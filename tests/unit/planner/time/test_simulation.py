@@ -330,3 +330,21 @@ def test_a_real_program_does_the_work_of_its_model() -> None:
     once = parameters * bf16 * (devices - 1) / devices  # every weight of the layers to every device
     fastest = 3 * once / (2 * chip_model_of(chip).link_bytes_per_second)  # forward, backward, and gradients back
     assert fastest <= spent.busy["ici"] <= 2.5 * fastest, "the embedding, and latencies, come on top"
+
+
+@pytest.mark.parametrize(("start", "calls"), [("async-start", "calls"), ("call-start", "to_apply")])
+def test_a_collective_on_a_sparse_core_leaves_the_core_free(start: str, calls: str) -> None:
+    """One MiB comes in over both directions of a ring in half a second, during two seconds of work."""
+    inside = f"""%gather (p: {PART}) -> {TWO} {{
+  %p = {PART} parameter(0)
+  ROOT %g = {TWO} all-gather(%p), channel_id=1, {PAIR}, dimensions={{0}}
+}}, execution_thread="sparsecore"
+"""
+    spent = play(
+        f"""  %start = (({PART}), {TWO}, {SYNC}) {start}(%a), async_execution_thread="sparsecore", {calls}=%gather
+  %work = {WORK_OF_2}
+  ROOT %done = {TWO} {start.replace("-start", "-done")}(%start)""",
+        inside,
+    )
+    assert parts(spent) == {"memory": 2.0}
+    assert spent.busy["sparse core"] == pytest.approx(spent.busy["ici"]) == pytest.approx(0.5, abs=1e-3)

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from forerun.errors import StorageError, UserError
 from forerun.memory_limit import address_space_bytes, require_address_space
@@ -277,12 +277,12 @@ def _end(child: Worker) -> None:
     if isinstance(child, ForkedWorker):
         child.end()
         return
-    assert isinstance(child, subprocess.Popen)
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    assert child.stdin is not None
-    child.stdin.close()
+    process = cast("subprocess.Popen[bytes]", child)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from forerun.errors import StorageError, UserError
 from forerun.memory_limit import address_space_bytes, require_address_space
@@ -56,6 +56,7 @@ from forerun.planner.time.step_time import StepTime
 from forerun.units import MIB, Bytes
 
 POLL_SECONDS = 0.02
+DECISION_POLL_SECONDS = 0.25  # near the limit, where each poll copies the dump again
 DISK_BYTES = 64 * MIB  # ten times the dump of llama3.1-8b on 1,024 chips
 LIMIT_ROUNDING_BYTES = 6 * MIB  # limits are known to 0.01 GiB; for peaks closer than this, wait for the compiler
 SHOWN_LINES, SHOWN_COLUMNS = 12, 300
@@ -238,6 +239,7 @@ def _watch(
 ) -> CompileResult:
     """Poll the child's files until there is a result. Raise if the child fails or `stop` is set."""
     phase = ""
+    answer: CompileResult | None = None
     while True:
         # Poll the process before its files: if it has ended, the files that are read below are complete.
         ended = child.poll() is not None
@@ -258,7 +260,7 @@ def _watch(
             assert child.returncode is not None
             raise _no_result_error(child.returncode, folder, question)
         require_disk(folder, at_least_bytes=MIB)
-        if stop.wait(POLL_SECONDS):
+        if stop.wait(POLL_SECONDS if answer is None else DECISION_POLL_SECONDS):
             raise Stopped
 
 
@@ -275,12 +277,12 @@ def _end(child: Worker) -> None:
     if isinstance(child, ForkedWorker):
         child.end()
         return
-    assert isinstance(child, subprocess.Popen)
-    if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
-    assert child.stdin is not None
-    child.stdin.close()
+    process = cast("subprocess.Popen[bytes]", child)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -124,23 +124,28 @@ class WarmWorkers:
         self._control: socket.socket | None = None
 
     def prepare(self) -> None:
-        """Start the template process, or find the shared one. It imports its modules in parallel to this process."""
+        """Start the template process, or find the shared one. It imports its modules in parallel to this process.
+
+        Errors are ignored: compiles then start their own workers.
+        """
         with self._lock:
             if self._connect is not None:
                 return
             if self._shared:
-                with suppress(OSError):
+                with suppress(OSError, subprocess.SubprocessError):
                     self._connect = shared_template.connector(self._environment, self._spawn_shared)
                     return
-            self._connect = self._private_connector()
+            with suppress(OSError):
+                self._connect = self._private_connector()
 
     def start(self, request: dict[str, object]) -> ForkedWorker | None:
         """Return a worker for a request, or None if there is no template."""
+        self.prepare()
+        if self._connect is None:
+            return None
         try:
-            self.prepare()
-            assert self._connect is not None
             connection = self._connect()
-        except (OSError, subprocess.SubprocessError):
+        except OSError:
             return None
         try:
             connection.sendall(json.dumps(request).encode() + b"\n")

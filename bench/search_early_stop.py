@@ -239,7 +239,7 @@ def report(found: Sequence[Comparison]) -> str:
         [
             *lines,
             "",
-            f"Random jobs: the early stop compiled {asked} of {every} candidates in {early:.0f} of {full:.0f} CPU seconds.",
+            f"Random jobs: the early stop compiled {asked} of {every} candidates, in {early:.0f} of {full:.0f} CPU s.",
             f"It found the best plan of all candidates for {same} of {len(found)} jobs. The largest regret is"
             f" {100 * max((one.regret for one in found), default=0.0):.1f} %.",
         ]
@@ -265,7 +265,7 @@ def main() -> int:
         print(f"{len(seeds) - len(found)} jobs are not compiled completely", file=sys.stderr)
     if args.write:
         before, rest = PAGE.read_text("utf-8").split(BEGIN)
-        PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}", "utf-8")
+        PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", "utf-8")
     return 0
 
 

@@ -31,10 +31,10 @@ HEED_CTRL_C = (
 
 @contextmanager
 def planning(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int], Path]]:
-    """A plan of two slices in the midst of its work, stopped; the processes of its compilers, and their folder.
+    """Yield a stopped plan of two slices, handles of its compilers and of their template, and their folder.
 
-    It stands still while we look: with a compiler alive then, it cannot be done before it hears what we do to it. On a
-    busy machine we may come late, when all is done; then another is begun.
+    A stopped plan cannot end before it gets the next signal if one of its compilers is still alive. On a busy machine,
+    all compilers may have ended before the plan stops. Then another plan is started.
     """
     for number in range(TRIES):
         temp = folder / f"{number}"
@@ -42,10 +42,12 @@ def planning(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int], P
         with begun(temp) as parent:
             if parent.poll() is None:
                 os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-            pidfds = compilers_in(temp)
-            if pidfds:
+            is_compiling, pidfds = bool(workers_in(temp)), handles_in(temp, parent.pid)
+            if is_compiling:
                 yield parent, pidfds, temp
                 return
+            for pidfd in pidfds:
+                os.close(pidfd)
     pytest.fail(f"{TRIES} plans were done before they could be looked at")
 
 
@@ -64,20 +66,29 @@ def begun(temp: Path) -> Iterator[subprocess.Popen[str]]:
                 line = parent.stderr.readline()
                 assert line
                 lowering |= {line.partition(":")[0]} if line.endswith(": lowering\n") else set()
+            while not workers_in(temp) and parent.poll() is None:  # their template may still import its modules
+                time.sleep(0.01)
             parent.send_signal(signal.SIGSTOP)
             yield parent
         finally:
             parent.kill()
 
 
-def compilers_in(temp: Path) -> list[int]:
-    """Handles of the compilers that are alive: their output is in a folder of `temp`. One that has ended has none."""
+def workers_in(temp: Path) -> list[int]:
+    """Return the compilers that are alive: their output is in a folder of `temp`."""
     found = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if output_of(pid).startswith(f"{temp}/")]
     assert len(found) <= 2
+    return found
+
+
+def handles_in(temp: Path, parent: int) -> list[int]:
+    """Return handles of all processes that the plan started: compilers, and the template that forks them."""
+    mark = f"TMPDIR={temp}".encode()
     pidfds = []
-    for pid in found:
-        with suppress(ProcessLookupError):  # done since
-            pidfds.append(os.pidfd_open(pid))
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError):  # it has ended since
+            if pid != parent and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                pidfds.append(os.pidfd_open(pid))
     return pidfds
 
 

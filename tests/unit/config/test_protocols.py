@@ -22,6 +22,7 @@ NO_PATHS = {
     *(
         "attention",
         "checkpoint.every",
+        "compiler_options",
         "data.columns",
         "data.loss_on",
         "data.separator",

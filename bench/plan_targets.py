@@ -44,6 +44,10 @@ class Target:
     at_most_seconds: float | None = None
     at_least_tokens: float | None = None
 
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.job, self.slice, self.what
+
     def question(self) -> CompileRequest:
         job = load(HERE / "jobs" / f"{self.job}.yaml", self.overrides).job
         return requests_of(ResolvedJob(job), slices_named([self.slice]))[0]
@@ -84,7 +88,7 @@ def main(part: str = "") -> int:
     before = json.loads(RESULTS.read_text())["targets"] if part and RESULTS.exists() else []
     for target in TARGETS:
         if part not in target.job:
-            rows += [row for row in before if (row["job"], row["what"]) == (target.job, target.what)]
+            rows += [row for row in before if (row["job"], row["slice"], row["what"]) == target.key]
             continue
         print(f"{target.job} on {target.slice}: {target.what}", file=sys.stderr, flush=True)
         row = as_json([verdict(target.question())])["slices"][0]

@@ -239,6 +239,7 @@ def report(found: Sequence[Comparison]) -> str:
         [
             *lines,
             "",
+            f"{len(found)} of the {JOBS} random jobs are compiled completely; the others are not in the table.",
             f"Random jobs: the early stop compiled {asked} of {every} candidates, in {early:.0f} of {full:.0f} CPU s.",
             f"It found the best plan of all candidates for {same} of {len(found)} jobs. The largest regret is"
             f" {100 * max((one.regret for one in found), default=0.0):.1f} %.",

@@ -8,6 +8,7 @@ as it described the runs. All other lines predict the same programs: the runs as
 Ranges are flat, as before the change, except in the last line. Every revision predicts in a child process with its own
 sources, so the product needs no switches. The programs must be stored (predict.py). Changes must be committed.
 
+`--recorded` needs no programs: it has only the lines before and after, with what both revisions recorded.
 `--sealed` uses the sealed runs instead. It refuses as long as they are not opened. They have no first line.
 """
 
@@ -46,6 +47,7 @@ for line in sys.stdin:
         step = step_time(parse(file.read()), place.chip if takes_chip else place)
     print(json.dumps([step.mid_seconds, step.low_seconds, step.high_seconds]), flush=True)
 """
+COUNTED = ("calibration", "held-out", "development")
 FIRST, RUNS, FLAT, ALL = "before", "1 runs as compiled", "all parts, flat range", "all parts"
 
 
@@ -78,9 +80,9 @@ def recorded_at(revision: str) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in text.stdout.splitlines()]
     keys = ("name", "published_seconds", "seconds", "low_seconds", "high_seconds", "error")
     return [
-        {"program": row["job"], "counted": row["half"] != "not counted", **{key: row[key] for key in keys}}
+        {"program": row["job"], "counted": True, **{key: row[key] for key in keys}}
         for row in rows
-        if row.get("half")
+        if row.get("half") in COUNTED
     ]
 
 
@@ -148,14 +150,19 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--before", required=True)
     parser.add_argument("--after", default="HEAD")
     parser.add_argument("--part", action="append", default=[], metavar="NAME=REV")
-    parser.add_argument("--sealed", action="store_true")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--recorded", action="store_true")
+    kind.add_argument("--sealed", action="store_true")
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name} and the table in {PAGE.name}")
     asked = parser.parse_args(arguments)
     if asked.sealed and not SEALED_RESULTS.exists():
         parser.error("the sealed runs are not opened yet")
     parts = dict(part.split("=", 1) for part in asked.part)
-    some = sealed_runs() if asked.sealed else runs()
-    found = evaluated(asked.before, parts, asked.after, some)
+    if asked.recorded:
+        last = recorded_at(asked.after)
+        found = {FLAT: [{**row, **flat(row)} for row in last], ALL: last}
+    else:
+        found = evaluated(asked.before, parts, asked.after, sealed_runs() if asked.sealed else runs())
     if not asked.sealed:
         found = {FIRST: recorded_at(asked.before), **found}
     print(table(found))

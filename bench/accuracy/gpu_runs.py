@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from runs import Run, full_attention_flops
+from runs import Run
 
 from forerun.hardware.slices import slice_named
 
@@ -103,6 +103,17 @@ def _seconds(row: dict[str, str]) -> tuple[float, str]:
     assert row["unit"] == "TFLOP/s/GPU", row
     flops = full_attention_flops(MODELS[row["model"]], int(row["sequence"]))
     return flops * tokens / gpus / published / 1e12, f"(6 N + 12 L H D S) x {tokens // gpus:,} / {published:g} TFLOP/s"
+
+
+def full_attention_flops(model: dict[str, Any], sequence: int) -> float:
+    """Return the FLOPs per token as MaxText counted before its pull request 1988.
+
+    It counts 6 per weight, and attention over all positions, also those that the causal mask excludes.
+    """
+    width = model["heads"] * model["head_dim"]
+    layer = model["embed"] * (2 * width + 2 * model["kv_heads"] * model["head_dim"] + 3 * model["mlp"])
+    weights = model["layers"] * layer + model["vocab"] * model["embed"]
+    return 6.0 * weights + 12.0 * model["layers"] * width * sequence
 
 
 def _job(row: dict[str, str]) -> dict[str, Any]:

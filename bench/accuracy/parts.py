@@ -1,12 +1,15 @@
 """Show the effect of each part of a change of the step-time model: predict stored programs with several revisions.
 
-python bench/accuracy/parts.py --before REV --part collectives=REV --part ranges=REV ... --after REV [--record]
+python bench/accuracy/parts.py --before REV --part collectives=REV ... [--after REV] [--record] [--sealed]
 
 `--before` names the revision before the change, `--after` the one with all parts, and each `--part` one with only this
-part. The part "runs" needs no revision: it predicts the runs as they are described now (their flags, batch and model)
-with the model of `--before`. All other parts predict the runs as they were described before. A revision of a part may
-have other ranges; only a part with "range" in its name shows them. Every revision predicts in a child process with its
-own sources, so the product needs no switches. The programs must be stored (predict.py). Changes must be committed.
+part. The first line has the predictions that `--before` recorded, of other programs: as forerun compiled them then, and
+as it described the runs. All other lines predict the same programs: the runs as they are described and compiled now.
+Ranges are flat, as before the change, except in the last line. Every revision predicts in a child process with its own
+sources, so the product needs no switches. The programs must be stored (predict.py). Changes must be committed.
+
+`--recorded` needs no programs: it has only the lines before and after, with what both revisions recorded.
+`--sealed` uses the sealed runs instead. It refuses as long as they are not opened. They have no first line.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from evaluate import summary
+from more_runs import sealed_runs
+from open_sealed import RESULTS as SEALED_RESULTS
+from predict import RESULTS as PREDICTIONS
 from predict import job_hash, scheduled_path
 from report import PAGE, write_blocks
 from runs import Run, runs
@@ -41,11 +47,8 @@ for line in sys.stdin:
         step = step_time(parse(file.read()), place.chip if takes_chip else place)
     print(json.dumps([step.mid_seconds, step.low_seconds, step.high_seconds]), flush=True)
 """
-DESCRIBE = """
-import json, sys
-from runs import runs
-print(json.dumps([[r.name, r.slice, r.seconds, r.unlike, r.job] for r in runs()]))
-"""
+COUNTED = ("calibration", "held-out", "development")
+FIRST, RUNS, FLAT, ALL = "before", "1 runs as compiled", "all parts, flat range", "all parts"
 
 
 def unpacked(revision: str, folder: Path) -> Path:
@@ -70,11 +73,17 @@ def _child(tree: Path, code: str, lines: list[Any]) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def described(tree: Path) -> list[Run]:
-    """Return the runs as a revision describes them."""
-    fields = ("name", "slice", "seconds", "unlike", "job")
-    (found,) = _child(tree, DESCRIBE, [])
-    return [Run(family="", source="", **dict(zip(fields, row, strict=True))) for row in found]
+def recorded_at(revision: str) -> list[dict[str, Any]]:
+    """Return a row for each run that a revision recorded and counted."""
+    path = PREDICTIONS.relative_to(ROOT)
+    text = subprocess.run(["git", "show", f"{revision}:{path}"], cwd=ROOT, check=True, capture_output=True, text=True)
+    rows = [json.loads(line) for line in text.stdout.splitlines()]
+    keys = ("name", "published_seconds", "seconds", "low_seconds", "high_seconds", "error")
+    return [
+        {"program": row["job"], "counted": True, **{key: row[key] for key in keys}}
+        for row in rows
+        if row.get("half") in COUNTED
+    ]
 
 
 def predicted(tree: Path, some: list[Run]) -> list[dict[str, Any]]:
@@ -97,7 +106,7 @@ def predicted(tree: Path, some: list[Run]) -> list[dict[str, Any]]:
 
 
 def flat(row: dict[str, Any]) -> dict[str, float]:
-    """Return the range of every TPU step before this change."""
+    """Return the range of every TPU step before the change."""
     return {"low_seconds": 0.75 * row["seconds"], "high_seconds": 1.25 * row["seconds"]}
 
 
@@ -118,28 +127,22 @@ def common(found: dict[str, list[dict[str, Any]]]) -> dict[str, list[dict[str, A
 
 
 def table(found: dict[str, list[dict[str, Any]]]) -> str:
-    head = "| model and programs | runs | median error | within 15 % | worst | in the printed range | mean ± |"
+    head = "| model and programs | runs | median error | within 15 % | worst | in the range | mean ± |"
     lines = [head, "|---|---|---|---|---|---|---|"]
     lines += [line(part, rows) for part, rows in common(found).items()]
-    last = list(found)[-1]
-    lines.append(line(f"{last}, all counted runs", found[last]))
+    if len(common(found)[ALL]) < sum(row["counted"] for row in found[ALL]):
+        lines.append(line(f"{ALL}, all runs", found[ALL]))
     return "\n".join(lines) + "\n"
 
 
-def evaluated(
-    before: str, parts: dict[str, str], after: str, current: list[Run], old: list[Run] | None
-) -> dict[str, Any]:
-    """Return the rows of each part. `old` are the runs as described before; None: as `before` describes them."""
+def evaluated(before: str, parts: dict[str, str], after: str, some: list[Run]) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of each line: the runs as described now, predicted by the model of each revision."""
     with tempfile.TemporaryDirectory(prefix="accuracy-parts-") as name:
-        folder = Path(name)
-        first = unpacked(before, folder)
-        old = described(first) if old is None else old
-        found = {"before": predicted(first, old), "1 runs as compiled": predicted(first, current)}
-        for part, revision in parts.items():
-            rows = predicted(unpacked(revision, folder), old)
-            found[part] = rows if "range" in part else [{**row, **flat(row)} for row in rows]
-        found["all parts"] = predicted(unpacked(after, folder), current)
-    return found
+        revisions = {RUNS: before, **parts, ALL: after}
+        found = {part: predicted(unpacked(revision, Path(name)), some) for part, revision in revisions.items()}
+    last = found.pop(ALL)
+    flat_ones = {part: [{**row, **flat(row)} for row in rows] for part, rows in {**found, FLAT: last}.items()}
+    return {**flat_ones, ALL: last}
 
 
 def main(arguments: list[str]) -> int:
@@ -147,15 +150,29 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--before", required=True)
     parser.add_argument("--after", default="HEAD")
     parser.add_argument("--part", action="append", default=[], metavar="NAME=REV")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--recorded", action="store_true")
+    kind.add_argument("--sealed", action="store_true")
     parser.add_argument("--record", action="store_true", help=f"write {RESULTS.name} and the table in {PAGE.name}")
     asked = parser.parse_args(arguments)
+    if asked.sealed and not SEALED_RESULTS.exists():
+        parser.error("the sealed runs are not opened yet")
     parts = dict(part.split("=", 1) for part in asked.part)
-    found = evaluated(asked.before, parts, asked.after, runs(), None)
+    if asked.recorded:
+        last = recorded_at(asked.after)
+        found = {FLAT: [{**row, **flat(row)} for row in last], ALL: last}
+    else:
+        found = evaluated(asked.before, parts, asked.after, sealed_runs() if asked.sealed else runs())
+    if not asked.sealed:
+        found = {FIRST: recorded_at(asked.before), **found}
     print(table(found))
     if asked.record:
-        rows = [{"part": part, **row} for part, each in found.items() for row in each]
+        side = "sealed" if asked.sealed else "development"
+        known = [json.loads(text) for text in RESULTS.read_text().splitlines()] if RESULTS.exists() else []
+        rows = [row for row in known if row["side"] != side]
+        rows += [{"side": side, "part": part, **row} for part, each in found.items() for row in each]
         RESULTS.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        write_blocks({"parts": table(found)})
+        write_blocks({"sealed parts" if asked.sealed else "parts": table(found)})
     return 0
 
 

@@ -3,7 +3,7 @@
 Each part has a relative uncertainty with a physical reason (`RELATIVE`). The parts are assumed to be independent, so
 their effects on the step add up in quadrature. One common term is always included: another version of the compiler, and
 overheads of the training loop. One factor, `SCALE`, multiplies all effects. It is the only figure that is fitted to
-published runs (bench/accuracy/calibrate.py), so that about 85 to 90 % of them are inside their ranges.
+published runs (bench/accuracy/ranges.py), so that about 85 to 90 % of them are inside their ranges.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-SCALE = 1.85  # bench/accuracy/calibrate.py
+SCALE = 1.85  # bench/accuracy/ranges.py
 MATTERS = 0.25  # terms with at least this share of the largest effect are reasons for the range
 MOST_REASONS = 3
 

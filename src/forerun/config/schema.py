@@ -252,8 +252,8 @@ class Job(Section):
     attention: Literal["auto", "splash", "cudnn", "xla"] = about(
         "attention kernel", "auto: splash on TPU, cuDNN on GPU, XLA elsewhere", "auto"
     )
-    unroll: bool = about(
-        "run the layers one after the other, without a loop over them",
+    unroll: bool | Literal["auto"] = about(
+        "run the layers one after the other, without a loop over them; auto: if that fits and is faster",
         "no: a loop compiles in seconds, however many layers there are",
         False,
     )

@@ -155,13 +155,15 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     Raises:
       UserError: the job names an attention kernel that does not run on the devices.
     """
+    if job.unroll == "auto":
+        raise ValueError("unroll: auto must be decided before the program is built")
     first = mesh.devices.flat[0]
     platform, kind = first.platform, first.device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
         attention=kernels.job_attention(job, model, platform, kind, kernels.compute_capability(first)).kernel,
         remat=job.remat,
-        unroll=job.unroll,
+        unroll=job.unroll is True,
     )
     method = method_of(job, loss_chunk(job, model, derived))
     before = spec.cast(model.specs(), jnp.dtype(job.precision.params))

@@ -127,6 +127,13 @@ class Mesh(Section):
         editors=_AXIS_SIZE,
     )
 
+    slices: PositiveInt | None = about(
+        "TPU slices, each with a copy of the model and with the axes above", "all slices of the devices", None
+    )
+    dcn_dtype: Literal["float32", "bfloat16"] = about(
+        "dtype of gradients that are summed over slices", "float32: bfloat16 halves the traffic and rounds", "float32"
+    )
+
     @field_validator("data", "fsdp", "tp")
     @classmethod
     def _devices(cls, size: int, info: ValidationInfo) -> int:

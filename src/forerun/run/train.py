@@ -22,6 +22,7 @@ from forerun.hardware import mesh
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.device_memory import DeviceMemory
 from forerun.hardware.devices import DeviceChoice, choose
+from forerun.hardware.slices import slice_count
 from forerun.inputs.base_weights import (
     base_of,
     has_unsaved_weights,
@@ -282,7 +283,8 @@ def finished_result(
 
 
 def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:
-    return mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices))
+    slices = mesh.slices_of(job.mesh.slices, slice_count(chosen.devices), chosen.platform, job.devices, "this machine")
+    return mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices), slices=slices)
 
 
 def program_on(

@@ -82,7 +82,8 @@ def key(question: CompileRequest) -> str:
     if question.job.optimizer.is_custom:
         job["optimizer_source"] = _plugin_source(question.job.optimizer.name)
     derived = question.derived()
-    job["mesh"], job["micro_batch"] = str(derived.mesh), derived.micro_batch
+    several = f" {question.job.mesh.dcn_dtype}" if derived.mesh.slices > 1 else ""
+    job["mesh"], job["micro_batch"] = f"{derived.mesh}{several}", derived.micro_batch
     if question.resolved.config is None:
         job["model_source"] = _plugin_source(str(question.job.model.name))
     else:

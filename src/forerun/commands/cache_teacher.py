@@ -22,7 +22,9 @@ from forerun.data.teacher_cache.shards import Identity, TeacherShards, differenc
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import DeviceChoice, choose
+from forerun.hardware.mesh import require_one_slice
 from forerun.hardware.prices import cheapest
+from forerun.hardware.slices import slice_count
 from forerun.inputs.base_weights import require_weights
 from forerun.inputs.job_corpus import open_corpus_with_progress
 from forerun.inputs.load_model import pretrained_params
@@ -69,6 +71,7 @@ def cache(job: Job, display: Display) -> Written:
     display.say(f"cache: {described(layout)}, in {folder}")
 
     # Program and weights.
+    require_one_slice(slice_count(chosen.devices), "this machine")
     program = resolved.recording(recording_shape(len(chosen.devices)), chosen.devices)
     with display.phase("compile"):
         run = compile_lowered(program.trace().lower(), program.compiler_options)

@@ -69,6 +69,7 @@ class Place:
     platform: str
     kind: str  # the name of the devices for the user
     jax_kind: str  # the name that jax uses, which selects the kernel
+    slices: int = 1
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,9 @@ def place_on(name: str, job: Job) -> Place:
 
     found = slice_named(name)
     kind, devices = f"{found.platform.upper()} {found.chip.name}", found.used_devices(job.devices)
-    return Place(found.name, f"--on {name}", devices, found.platform, kind, device_kind_of(found.chip) or kind)
+    return Place(
+        found.name, f"--on {name}", devices, found.platform, kind, device_kind_of(found.chip) or kind, found.slices
+    )
 
 
 THIS_MACHINE = "this machine"
@@ -147,13 +150,16 @@ THIS_MACHINE = "this machine"
 def place_here(job: Job, warn: Callable[[str], None]) -> Place:
     from forerun.hardware.cpu_devices import CpuWithoutJax
     from forerun.hardware.devices import choose
+    from forerun.hardware.slices import slice_count
 
     chosen = choose(job.device, job.devices, CpuWithoutJax())
     if chosen.warning:
         warn(chosen.warning)
     first = chosen.devices[0]
     kind = first.device_kind
-    return Place(THIS_MACHINE, chosen.reason, len(chosen.devices), chosen.platform, kind, kind)
+    return Place(
+        THIS_MACHINE, chosen.reason, len(chosen.devices), chosen.platform, kind, kind, slice_count(chosen.devices)
+    )
 
 
 def _prepare_jax(place: Place) -> None:
@@ -171,7 +177,8 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     from forerun.inputs.resolve_job import resolve
     from forerun.program.compiler_options import compiler_options
 
-    shape = mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, place.devices, place.title)
+    slices = mesh.slices_of(job.mesh.slices, place.slices, place.platform, job.devices, place.title)
+    shape = mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, place.devices, place.title, slices)
     corpus = _corpus(job, warn)
     for text in () if corpus is None else corpus.warnings:
         warn(text)

@@ -67,7 +67,7 @@ def profile_steps(job: Job, folder: Path, display: Display, *, steps: int, warmu
     job = resolved.job
     require_matching_weights(resolved)
     corpus = with_teacher_targets(resolved, corpus)
-    program = program_on(resolved, chosen, corpus.rows.epoch)
+    program = program_on(resolved, chosen, corpus.rows.epoch, display.say)
     display.say(described(resolved, program))
     step = compile_step(program, display, job.name)
     with tempfile.TemporaryDirectory(prefix="forerun-profile-") as scratch:

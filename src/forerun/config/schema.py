@@ -127,6 +127,13 @@ class Mesh(Section):
         editors=_AXIS_SIZE,
     )
 
+    slices: PositiveInt | None = about(
+        "TPU slices, each with a copy of the model and with the axes above", "all slices of the devices", None
+    )
+    dcn_dtype: Literal["float32", "bfloat16"] = about(
+        "dtype of gradients that are summed over slices", "float32: bfloat16 halves the traffic and rounds", "float32"
+    )
+
     @field_validator("data", "fsdp", "tp")
     @classmethod
     def _devices(cls, size: int, info: ValidationInfo) -> int:
@@ -252,8 +259,8 @@ class Job(Section):
     attention: Literal["auto", "splash", "cudnn", "xla"] = about(
         "attention kernel", "auto: splash on TPU, cuDNN on GPU, XLA elsewhere", "auto"
     )
-    unroll: bool = about(
-        "run the layers one after the other, without a loop over them",
+    unroll: bool | Literal["auto"] = about(
+        "run the layers one after the other, without a loop over them; auto: if that fits and is faster",
         "no: a loop compiles in seconds, however many layers there are",
         False,
     )

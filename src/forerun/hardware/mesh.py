@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, prod
 
 from forerun.errors import UserError
@@ -19,25 +19,82 @@ class MeshShape:
     data: int
     fsdp: int
     tp: int
+    slices: int = 1  # TPU slices, each with this mesh; they split the batch, and each has a copy of the weights
 
     @property
     def devices(self) -> int:
-        return self.data * self.fsdp * self.tp
+        return self.slices * self.data * self.fsdp * self.tp
 
     @property
     def data_parallel(self) -> int:
         """Number of parts that the batch is split into."""
-        return self.data * self.fsdp
+        return self.slices * self.data * self.fsdp
 
     def __str__(self) -> str:
-        return f"{self.data}x{self.fsdp}x{self.tp}"
+        one = f"{self.data}x{self.fsdp}x{self.tp}"
+        return one if self.slices == 1 else f"{self.slices}x({one})"
 
     def overrides(self) -> str:
         """Return the mesh as command-line overrides."""
+        own = "" if self.slices == 1 else f" mesh.slices={self.slices}"
+        return f"{self._axes_overrides()}{own}"
+
+    def _axes_overrides(self) -> str:
         return f"mesh.data={self.data} mesh.fsdp={self.fsdp} mesh.tp={self.tp}"
 
 
-def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this machine") -> MeshShape:
+def slices_of(wanted: int | None, present: int, platform: str, devices: int | None, place: str) -> int:
+    """Return the number of slices of a run.
+
+    Args:
+        wanted: The job's `mesh.slices`; None means all slices of the place.
+        present: The slices of the place.
+        platform: Its platform. Virtual CPU devices can be split into any number of slices.
+        devices: The job's `devices`.
+        place: What has these slices, for the error message.
+
+    Raises:
+        UserError: The place has another number of slices, is a GPU machine, or the job uses only a part of its devices.
+    """
+    count = present if wanted is None else wanted
+    if count == present == 1:
+        return 1
+    if platform == "gpu":
+        raise UserError(
+            "E-HARDWARE-025",
+            f"mesh.slices={count} does not work with GPUs",
+            why="slices are groups of TPU chips; the network between GPU machines is part of the other axes",
+            fix="remove mesh.slices; mesh.data=N gives each of N machines a copy of the weights",
+        )
+    if platform == "tpu" and count != present:
+        raise UserError(
+            "E-HARDWARE-026",
+            f"mesh.slices={count}, but {place} has {present} slice{'' if present == 1 else 's'}",
+            why="each slice has its own mesh, and the network between slices joins them",
+            fix=f"set mesh.slices={present}, or remove it to use the slices that exist",
+        )
+    if devices is not None and platform == "tpu":
+        raise UserError(
+            "E-HARDWARE-027",
+            f"devices={devices} does not work with {count} slices",
+            why="a run on several slices uses all of their devices",
+            fix="remove devices, or use one slice",
+        )
+    return count
+
+
+def require_one_slice(slices: int, place: str) -> None:
+    """Raise an error for `forerun cache` on several slices. They would compute independent rows."""
+    if slices > 1:
+        raise UserError(
+            "E-HARDWARE-030",
+            f"forerun cache does not run on several slices: {place} has {slices}",
+            why="its rows are independent, so the network between slices would only cost time",
+            fix="use one slice",
+        )
+
+
+def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this machine", slices: int = 1) -> MeshShape:
     """Return the mesh for a number of devices.
 
     Args:
@@ -46,10 +103,20 @@ def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this mach
         tp: See `data`.
         devices: Number of devices that the mesh must use.
         place: What has these devices, for the error message.
+        slices: The slices that share these devices equally. The other sizes are those within one slice.
 
     Raises:
         UserError: A size is invalid, or the sizes do not match the number of devices.
     """
+    if slices > 1:
+        if devices % slices:
+            raise UserError(
+                "E-HARDWARE-028",
+                f"mesh.slices={slices} does not divide the {devices} devices of {place}",
+                why="all slices have the same number of devices",
+                fix=" or ".join(f"mesh.slices={value}" for value in _nearest_divisors(devices, slices)),
+            )
+        return replace(resolve(data, fsdp, tp, devices // slices, f"each slice of {place}"), slices=slices)
     wanted = (data, fsdp, tp)
     for axis, size in zip(AXES, wanted, strict=True):
         if size < 1 and size != REST:
@@ -104,11 +171,14 @@ def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: in
     """Raise an error unless batch, micro-batch and heads divide evenly over the mesh."""
     parts = shape.data_parallel
     if batch % parts:
+        named = f"data x fsdp = {shape.data} x {shape.fsdp}"
+        if shape.slices > 1:
+            named = f"slices x data x fsdp = {shape.slices} x {shape.data} x {shape.fsdp}"
         near = sorted({max(batch // parts, 1) * parts, (batch // parts + 1) * parts})
         raise UserError(
             "E-HARDWARE-007",
             f"batch={batch} does not divide over {parts} data-parallel devices",
-            why=f"mesh {shape}: data x fsdp = {shape.data} x {shape.fsdp} = {parts}",
+            why=f"mesh {shape}: {named} = {parts}",
             fix=" or ".join(f"batch={value}" for value in near),
         )
     if micro_batch is not None and (batch // parts) % micro_batch:

@@ -3,6 +3,8 @@
 The number in a name counts TensorCores for v2, v3, v4 and v5p (two per chip) and chips for v5e and v6e. tpu7x slices
 are named by their topology. Any generation may also be given with an explicit topology: `v5p:8x8x16`.
 
+A number in front of a name, as in `2xv5e-256`, is several slices that the data-centre network joins.
+
 The name of a GPU machine is the GPU and the number of GPUs: `h100-8`, `a100-80-1`, `4090-1`. `h100-8x2` is two machines
 (nodes) with eight GPUs each.
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import prod
 from typing import Any, Literal
@@ -28,6 +30,7 @@ NAMED_BY_CORES = ("v2", "v3", "v4", "v5p")
 NAMED_BY_CHIPS = ("v5e", "v6e")
 # Chips in the largest single slice: v5p and v5e as in the sources of chips.csv, the others as generally known.
 LARGEST_CHIPS = {"v2": 256, "v3": 1024, "v4": 4096, "v5e": 256, "v5p": 6144, "v6e": 256, "tpu7x": 9216}
+MOST_SLICES = 256  # that a name may have
 CUBE = 4  # sides of large 3D slices are multiples of this
 
 
@@ -46,6 +49,7 @@ class Slice:
     hosts: int
     topology: str
     topology_options: dict[str, Any] = field(default_factory=dict, hash=False)
+    slices: int = 1  # slices that the data-centre network joins; chips, devices and hosts count all of them
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -100,6 +104,8 @@ def slice_named(name: str) -> Slice:
     Raises:
         UserError: No such slice exists. The error suggests the nearest one.
     """
+    if (several := re.fullmatch(r"\s*(\d+)x([a-zA-Z].*)", name)) is not None:
+        return several_slices(slice_named(several[2]), int(several[1]))
     if (machine := gpu_machine_name(name)) is not None:
         return _gpu_machine(machine)
     generation, mark, size = _parts(name)
@@ -114,6 +120,36 @@ def slice_named(name: str) -> Slice:
     raise _unknown(name, wanted, _common_mistake(generation, size))
 
 
+def slice_count(devices: Sequence[Any]) -> int:
+    """Return the number of slices of jax devices. Devices that do not know their slice are one."""
+    return len({getattr(device, "slice_index", None) or 0 for device in devices})
+
+
+def several_slices(one: Slice, count: int) -> Slice:
+    """Return `count` slices that are equal to `one`; raise an error for a number or a machine that is not possible."""
+    if count == 1:
+        return one
+    if count < 1 or count > MOST_SLICES or one.platform == "gpu":
+        gpu = one.platform == "gpu"
+        raise UserError(
+            "E-HARDWARE-029",
+            f"{count}x{one.name} is not a number of slices",
+            why="a number in front of a name counts TPU slices" if gpu else f"forerun plans 1 to {MOST_SLICES} slices",
+            fix=f"use {one.name}x{count} for {count} machines"
+            if gpu
+            else f"use 2x{one.name}, or {one.name} for one slice",
+        )
+    return replace(
+        one,
+        name=f"{count}x{one.name}",
+        chips=count * one.chips,
+        devices=count * one.devices,
+        hosts=count * one.hosts,
+        topology_options={**one.topology_options, "num_slices": count},
+        slices=count,
+    )
+
+
 def slice_of_devices(chip: Chip, devices: Sequence[Any]) -> Slice:
     """Return the slice that consists of some jax devices of one chip generation.
 
@@ -124,6 +160,11 @@ def slice_of_devices(chip: Chip, devices: Sequence[Any]) -> Slice:
     hosts = Counter(getattr(device, "process_index", 0) for device in devices)
     if chip.gpu:
         return _gpu_machine(GpuMachineName(chip, max(hosts.values()), len(hosts)))
+    by_slice: dict[int, list[Any]] = {}
+    for device in devices:
+        by_slice.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+    if len(by_slice) > 1:
+        return several_slices(slice_of_devices(chip, next(iter(by_slice.values()))), len(by_slice))
     count = -(-len(devices) // chip.devices_per_chip)
     coordinates = [tuple(device.coords) for device in devices if getattr(device, "coords", None)]
     sides = tuple(max(axis) - min(axis) + 1 for axis in zip(*coordinates, strict=True)) or (count, 1)

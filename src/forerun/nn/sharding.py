@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 AXES = ("data", "fsdp", "tp")
 BATCH_AXES = ("data", "fsdp")
+SLICE = "slice"  # the outermost axis of a mesh over several TPU slices; other meshes do not have it
 
 # For each mesh axis, the letters that it may split. The first letter whose dimension divides evenly is used. FSDP
 # falls back from the embedding to other dimensions, so an odd width never leaves a large weight unsplit.
@@ -75,7 +76,7 @@ def _stored_rules(shape: tuple[int, ...], axes: str) -> Rules:
 
 def batched(mesh: Any, shape: tuple[int, ...], axes: str) -> NamedSharding:
     """Return the sharding of input data, which is split along the batch only."""
-    return NamedSharding(mesh, partition(shape, axes, mesh.shape, ACTIVATIONS[:2]))
+    return NamedSharding(mesh, partition(shape, axes, mesh.shape, ((SLICE, "B"), *ACTIVATIONS[:2])))
 
 
 def ambient_sizes() -> dict[str, int]:
@@ -140,6 +141,44 @@ def by_hand(function: Callable[..., Any], *, arguments: tuple[Any, ...], results
     if math.prod(ambient_sizes().values()) == 1:
         return function
     return jax.shard_map(function, in_specs=arguments, out_specs=results, check_vma=False)
+
+
+def summed_over_slices(
+    function: Callable[..., Any], arguments: tuple[Any, ...], dtypes: tuple[Any, Any] | None = None
+) -> Any:
+    """Return the sum of `function(*arguments)` over the slices of the mesh, or its result on a mesh of one slice.
+
+    Each slice computes the function on its rows of the batch. The other axes are partitioned as on one slice. Only the
+    results cross the network between slices, once. A result that is split within a slice crosses it in these parts.
+
+    Args:
+        function: Returns a tree of sums over the rows of a batch.
+        arguments: The arguments. All slices have the same, except for the last one: the batch, a tree of arrays
+            [A, B, ...].
+        dtypes: The dtype to which arrays with dimensions are rounded, and the dtype in which they cross the network.
+            None keeps their own.
+    """
+    if ambient_sizes().get(SLICE, 1) == 1:
+        return function(*arguments)
+
+    def over(x: jax.Array) -> jax.Array:
+        if dtypes is None or x.ndim == 0:
+            return jax.lax.psum(x, SLICE)
+        rounded, sent = dtypes
+        return jax.lax.psum(x.astype(rounded).astype(sent), SLICE).astype(x.dtype)
+
+    return jax.shard_map(
+        lambda *local: jax.tree.map(over, function(*local)),
+        in_specs=(*(PartitionSpec(),) * (len(arguments) - 1), PartitionSpec(None, SLICE)),
+        out_specs=PartitionSpec(),
+        axis_names={SLICE},
+        check_vma=False,
+    )(*arguments)
+
+
+def slice_number() -> jax.Array | None:
+    """Return the number of this slice inside of `summed_over_slices`, or None on a mesh of one slice."""
+    return jax.lax.axis_index(SLICE) if SLICE in jax.sharding.get_abstract_mesh().manual_axes else None
 
 
 def by_layer(x_LIO: jax.Array) -> jax.Array:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import hashlib
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -131,6 +132,9 @@ def make_mesh(shape: MeshShape, devices: Any) -> Mesh:
     from jax.experimental import mesh_utils
 
     sizes = (shape.data, shape.fsdp, shape.tp)
+    if shape.slices > 1:
+        parts = [make_mesh(replace(shape, slices=1), part).devices for part in by_slice(devices, shape.slices)]
+        return Mesh(np.stack(parts), (sharding.SLICE, *sharding.AXES), axis_types=(AxisType.Auto,) * 4)
     try:
         grid = mesh_utils.create_device_mesh(sizes, devices=list(devices), allow_split_physical_axes=True)
     except AssertionError:  # JAX asserts that the chips of a TPU fill a box of its torus; 3 chips of 2 x 4 do not
@@ -141,6 +145,17 @@ def make_mesh(shape: MeshShape, devices: Any) -> Mesh:
             fix="set devices=1, 2 or 4, or remove devices to use all of them",
         ) from None
     return Mesh(grid, sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+
+
+def by_slice(devices: Sequence[Any], count: int) -> list[list[Any]]:
+    """Return the devices of each slice. Devices that do not know it, such as CPUs, are split in their order."""
+    known: dict[int, list[Any]] = {}
+    for device in devices:
+        known.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
+    if len(known) == count:
+        return [known[index] for index in sorted(known)]
+    size = len(devices) // count
+    return [list(devices[start : start + size]) for start in range(0, len(devices), size)]
 
 
 def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
@@ -155,13 +170,22 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     Raises:
       UserError: the job names an attention kernel that does not run on the devices.
     """
+    if job.unroll == "auto":
+        raise ValueError("unroll: auto must be decided before the program is built")
+    if derived.mesh.slices > 1 and job.preferences is not None:
+        raise UserError(
+            "E-PROGRAM-011",
+            "preferences do not work with several slices",
+            why="the reference model of the pairs runs on one slice only",
+            fix="use one slice, or remove preferences",
+        )
     first = mesh.devices.flat[0]
     platform, kind = first.platform, first.device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
         attention=kernels.job_attention(job, model, platform, kind, kernels.compute_capability(first)).kernel,
         remat=job.remat,
-        unroll=job.unroll,
+        unroll=job.unroll is True,
     )
     method = method_of(job, loss_chunk(job, model, derived))
     before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
@@ -194,6 +218,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
             ema,
             rule,
             job.seed if method.drops else None,
+            slice_dtypes(job, platform),
         ),
         evaluate=partial(evaluated, model, method.objective, compute),
         method=method,
@@ -223,7 +248,18 @@ def started_params(method: Method, specs: Any, given: dict[str, Any], key: jax.A
 
 def evaluated(model: Model, objective: Objective, compute: Compute, params: Any, batch: Batch[jax.Array]) -> Sums:
     """Return the objective's sums over one batch [1, B, S], without a gradient."""
-    return objective(model, params, jax.tree.map(lambda x: x[0], batch), compute)
+    return sharding.summed_over_slices(  # type: ignore[no-any-return]
+        lambda params, batch: objective(model, params, jax.tree.map(lambda x: x[0], batch), compute), (params, batch)
+    )
+
+
+def slice_dtypes(job: Job, platform: str) -> tuple[Any, Any]:
+    """Return the dtype to which gradients between slices are rounded, and the dtype in which they are summed.
+
+    XLA for CPU aborts on a bfloat16 sum in a partly manual mesh (jax 0.10.2), so virtual slices sum in float32.
+    """
+    rounded = jnp.dtype(job.mesh.dcn_dtype)
+    return rounded, jnp.dtype(jnp.float32) if platform == "cpu" else rounded
 
 
 def loss_chunk(job: Job, model: Model, derived: Derived) -> int:

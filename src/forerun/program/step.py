@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import optax
 
 from forerun.models.base import Model
-from forerun.nn import spec
+from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.spec import Tree
 from forerun.nn.weights import lowrank
@@ -38,6 +39,7 @@ def make_step(
     ema: float | None,
     rule: guard.Rule | None = None,
     drops: int | None = None,
+    dcn_dtypes: tuple[Any, Any] | None = None,
 ) -> Step:
     """Return the train step of a job.
 
@@ -51,6 +53,7 @@ def make_step(
       ema: the decay of the weights' moving average, or None for no average.
       rule: decides which steps are rejected, or None to take all steps.
       drops: the seed of dropout in adapters, or None without dropout.
+      dcn_dtypes: the dtypes of gradients between slices, see `summed_over_slices`.
     """
 
     def step(state: State, batch: Batch[jax.Array], schedule: Schedule) -> tuple[State, Metrics]:
@@ -58,17 +61,23 @@ def make_step(
         # memory for gradients and moments. They may also have dtypes without a gradient, such as integers.
         learning, frozen = spec.split(state.params, trainable)
 
-        def loss(learning: Tree, micro: Batch[jax.Array], number: jax.Array) -> tuple[jax.Array, Sums]:
+        def loss(frozen: Tree, learning: Tree, micro: Batch[jax.Array], number: jax.Array) -> tuple[jax.Array, Sums]:
             params = spec.merge(learning, frozen)
             if drops is not None:
                 # The key depends only on the seed, the step and the micro-batch. A step that is run again, after a
                 # rejection or a restart, drops the same inputs and gives the same result.
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(drops), state.step), number)
+                if (own := sharding.slice_number()) is not None:  # other rows, so other dropped inputs
+                    key = jax.random.fold_in(key, own)
                 params = lowrank.noisy(params, key)
             sums = objective(model, params, micro, compute)
             return sums.loss, sums
 
-        sums, gradient_sum = accumulate(loss, learning, batch)
+        sums, gradient_sum = sharding.summed_over_slices(
+            lambda learning, frozen, batch: accumulate(partial(loss, frozen), learning, batch),
+            (learning, frozen, batch),
+            dcn_dtypes,
+        )
         # The maximum prevents 0 / 0 in a batch without counted targets, whose gradient is 0. The division is in
         # float32, because bfloat16 represents integers exactly only up to 256, and a batch has many more tokens.
         weight_sum = jnp.maximum(sums.weight, 1.0)

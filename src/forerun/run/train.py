@@ -22,6 +22,7 @@ from forerun.hardware import mesh
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.device_memory import DeviceMemory
 from forerun.hardware.devices import DeviceChoice, choose
+from forerun.hardware.slices import slice_count
 from forerun.inputs.base_weights import (
     base_of,
     has_unsaved_weights,
@@ -47,6 +48,7 @@ from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.checkpoint_hook import retention_of, save_reporter
 from forerun.run.compile.compile_step import compile_step, use_cache
 from forerun.run.compile.program_record import program_record, write_program_record
+from forerun.run.compile.unroll_choice import with_unroll_chosen
 from forerun.run.device_errors import device_error
 from forerun.run.extension import extension_of, extensions_of, require_steps_left
 from forerun.run.finished_run import finished_summary
@@ -171,7 +173,9 @@ def _train(
         return finished_result(summary, profile, worker, display)
     corpus = with_teacher_targets(resolved, corpus)
     worker.pulse.fact("data and cache digest", corpus.digest)
-    program = program_on(resolved, chosen, corpus.rows.epoch)
+    program = program_on(resolved, chosen, corpus.rows.epoch, display.say)
+    # Hosts with different programs would wait for each other's collectives forever.
+    worker.pulse.fact("unroll", str(program.compute.unroll))
     display.say(described(resolved, program))
     if (kernel := gpu_attention(resolved, chosen)) is not None:
         display.say(kernel)
@@ -279,11 +283,22 @@ def finished_result(
 
 
 def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:
-    return mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices))
+    slices = mesh.slices_of(job.mesh.slices, slice_count(chosen.devices), chosen.platform, job.devices, "this machine")
+    return mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices), slices=slices)
 
 
-def program_on(resolved: ResolvedJob, chosen: DeviceChoice, rows: int | None) -> Program:
-    """Return the Program on the chosen devices. `rows` is the number of rows of an epoch, None if it is unknown."""
+def program_on(
+    resolved: ResolvedJob, chosen: DeviceChoice, rows: int | None, tell: Callable[[str], None] = lambda text: None
+) -> Program:
+    """Return the Program on the chosen devices.
+
+    Args:
+      resolved: the job.
+      chosen: the devices.
+      rows: the number of rows of an epoch, or None if it is unknown.
+      tell: receives a line about each value that was chosen for the devices.
+    """
+    resolved = with_unroll_chosen(resolved, chosen, tell)
     return resolved.program(mesh_on(resolved.job, chosen), chosen.devices, rows)
 
 

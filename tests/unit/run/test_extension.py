@@ -150,3 +150,14 @@ def test_an_extension_of_wsd_names_the_stable_phase_and_a_rise() -> None:
     assert "decay that had begun" not in before.said("wsd")
     within = Extension(step=95, steps_before=100, steps=200, lr_before=0.02, lr=0.1, lr_final=0.01)
     assert all(text in within.said("wsd") for text in ("stable phase", "0.1;", "0.02"))
+
+
+def test_a_run_with_a_loop_resumes_without_it(make_job: MakeJob, ten: tuple[Job, loop.TrainResult]) -> None:
+    """Checkpoints do not depend on `unroll`. On CPUs `auto` is a loop, and the run prints why."""
+    first, told = trained(make_job("unroll=auto", *CONSTANT))
+    assert "unroll (auto): false, because " in told
+    again, _ = trained(make_job("steps=10", "unroll=true", *CONSTANT))
+    assert again.summary["resumed_at"] == 6
+    assert again.summary["program"] != first.summary["program"] == ten[1].summary["program"]
+    for mine, theirs in zip(jax.tree.leaves(again.state), jax.tree.leaves(ten[1].state), strict=True):
+        np.testing.assert_allclose(np.asarray(mine, np.float32), np.asarray(theirs, np.float32), rtol=1e-4, atol=1e-5)

@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _launch(args: argparse.Namespace, loaded: LoadedJob) -> Launch:
+    from forerun.cloud.compute.machine_types import several_slices_error
     from forerun.cloud.manifests.launch import Launch
     from forerun.config.load import dump
     from forerun.errors import UserError
@@ -44,6 +45,8 @@ def _launch(args: argparse.Namespace, loaded: LoadedJob) -> Launch:
     options = {"spot": args.spot, "queue": args.queue, "image": args.image, "hours": args.hours}
     if args.on is not None:
         slice_ = slice_named(args.on)
+        if slice_.slices > 1:
+            raise several_slices_error(args.on)
         return Launch(job.name, text, "tpu", slice_, slice_.hosts, **options)
     if args.scheduler == "slurm" and args.nodes is not None:
         return Launch(job.name, text, "gpu" if args.gpus else "cpu", None, args.nodes, args.gpus or 0, **options)

@@ -63,14 +63,29 @@ def rented_name(name: str) -> str:
     """Return the machine type of a GPU machine such as `h100-8`. The names of others are returned unchanged.
 
     Raises:
-      UserError: Compute Engine has no such machine.
+      UserError: Compute Engine has no such machine, or the name is that of several slices.
     """
-    if is_machine_type(name) or (found := slice_named(name)).platform == "tpu":
+    if is_machine_type(name):
+        return name
+    found = slice_named(name)
+    if found.slices > 1:
+        raise several_slices_error(name)
+    if found.platform == "tpu":
         return name
     machine_type = usual_machine_type(found.chip.name, found.chips) if found.hosts == 1 else None
     if machine_type is None:
         raise _without_machines(name)
     return machine_type
+
+
+def several_slices_error(name: str) -> UserError:
+    """Return the error for several slices."""
+    return UserError(
+        "E-CLOUD-091",
+        f"{name}: forerun does not start several slices",
+        why="it rents one slice; several slices must be created together, and each needs the variables of the others",
+        fix="plan them with forerun plan, create them yourself, and start forerun train on each host",
+    )
 
 
 def planned_name(name: str) -> str | None:

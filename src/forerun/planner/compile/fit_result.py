@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from forerun.planner.compile import compiler
 from forerun.planner.compile.request import CompileRequest
+from forerun.planner.compile.unrolling import UnrollChoice, decided, is_open
 from forerun.planner.hlo import Module
 from forerun.planner.memory.memory_report import MemoryReport
 from forerun.planner.time.step_time import StepTime
@@ -31,6 +32,7 @@ class FitResult:
     step: StepTime | None  # None if the job does not fit
     saved_bytes: int | None = None  # of a checkpoint, over all devices; None: all weights and the optimizer
     attention: compiler.AttentionKernel | None = None  # None for a model without attention
+    unroll: UnrollChoice | None = None  # None unless the job says `unroll: auto`
 
     @property
     def limit_bytes(self) -> Bytes:
@@ -65,6 +67,8 @@ def verdict(
 
     `keep` receives the scheduled program if it fits. Raises the errors of `compiler.ask`.
     """
+    if is_open(question):
+        return decided(question, lambda one, kept: verdict(one, stop, on_phase, kept), keep)
     started = time.perf_counter()
     answer = compiler.ask(question, stop or threading.Event(), on_phase)
     seconds = Seconds(time.perf_counter() - started)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.chips import require_compute_dtype
-from forerun.hardware.mesh import MeshShape, resolve
+from forerun.hardware.mesh import MeshShape, require_one_slice, resolve, slices_of
 from forerun.hardware.slices import Slice, slice_named
 from forerun.program.derive import Derived
 from forerun.resolve.resolved_job import ResolvedJob
@@ -41,9 +41,12 @@ class CompileRequest:
 
     def mesh_shape(self) -> MeshShape:
         """Return the job's mesh with -1 resolved to a size; raise if the mesh does not match the devices."""
+        if self.recording:
+            require_one_slice(self.slice.slices, self.slice.name)
         mesh, devices = self.job.mesh, self.devices
         place = self.slice.name if devices == self.slice.devices else f"the job, with devices={devices},"
-        return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place)
+        slices = slices_of(mesh.slices, self.slice.slices, self.slice.platform, self.job.devices, self.slice.name)
+        return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place, slices)
 
     def idle_text(self) -> str:
         """Return a sentence about the devices that the job leaves idle, or an empty string."""

@@ -32,6 +32,7 @@ from forerun.planner.compile.fit_result import FitResult, verdict
 from forerun.planner.compile.installed_compilers import PLUGINS
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.result_folder import folder as folder
+from forerun.planner.compile.unrolling import decided, is_open
 from forerun.planner.hlo import Module
 from forerun.safe_text import redact, redacted_tree
 
@@ -81,7 +82,8 @@ def key(question: CompileRequest) -> str:
     if question.job.optimizer.is_custom:
         job["optimizer_source"] = _plugin_source(question.job.optimizer.name)
     derived = question.derived()
-    job["mesh"], job["micro_batch"] = str(derived.mesh), derived.micro_batch
+    several = f" {question.job.mesh.dcn_dtype}" if derived.mesh.slices > 1 else ""
+    job["mesh"], job["micro_batch"] = f"{derived.mesh}{several}", derived.micro_batch
     if question.resolved.config is None:
         job["model_source"] = _plugin_source(str(question.job.model.name))
     else:
@@ -151,7 +153,10 @@ def cached_fit_result(
     """Return the stored result of a request, or compile it like `verdict` and store the result."""
     known = recall(question)
     if known is None:
-        known = verdict(question, stop, on_phase, keep)
+        if is_open(question):  # store both programs too, so that a job with a fixed value finds them
+            known = decided(question, lambda one, kept: cached_fit_result(one, stop, on_phase, kept), keep)
+        else:
+            known = verdict(question, stop, on_phase, keep)
         remember(known)
     return known
 

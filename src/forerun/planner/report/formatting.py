@@ -83,6 +83,15 @@ def attention_notes(verdicts: Sequence[FitResult]) -> list[str]:
     ]
 
 
+def unroll_notes(verdicts: Sequence[FitResult]) -> list[str]:
+    """Return a line for each value that `unroll: auto` got, with the reason."""
+    return [
+        f"unroll (auto) on {v.question.slice.name}: {str(v.unroll.unrolled).lower()}, because {v.unroll.reason}."
+        for v in verdicts
+        if v.unroll is not None
+    ]
+
+
 def range_text(v: FitResult) -> str:
     """Return the range of a step's time as `(low-high)`, in the unit that `step_text` uses."""
     if v.step is None:

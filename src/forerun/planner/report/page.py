@@ -26,6 +26,7 @@ from forerun.planner.report.formatting import (
     range_text,
     rate_text,
     step_text,
+    unroll_notes,
     usd_text,
 )
 from forerun.planner.report.plan_notes import gpu_memory_note, place_text, price_notes
@@ -74,6 +75,7 @@ def page(
         notes=[
             *price_notes(rows, tariff),
             *attention_notes(verdicts),
+            *unroll_notes(verdicts),
             *doubt_notes(verdicts),
             *range_notes(verdicts),
             *idle,
@@ -117,6 +119,7 @@ def compact_page(
         notes=[
             *price_notes(rows, tariff),
             *attention_notes(verdicts),
+            *unroll_notes(verdicts),
             *doubt_notes(verdicts),
             *range_notes(verdicts),
             *(one.text for one in impossible),

@@ -52,6 +52,7 @@ def _slice_json(v: FitResult, tariff: Tariff, changes: Sequence[str]) -> dict[st
         "mesh": v.mesh,
         "program": v.program,
         "attention": None if v.attention is None else asdict(v.attention),
+        "unroll": None if v.unroll is None else asdict(v.unroll),
         "hbm_weights_bytes": int(v.memory.weights_bytes),
         "hbm_optimizer_bytes": int(v.memory.optimizer_bytes),
         "hbm_batch_bytes": int(v.memory.batch_bytes),

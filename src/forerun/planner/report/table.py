@@ -24,6 +24,7 @@ from forerun.planner.report.formatting import (
     range_text,
     rate_text,
     step_text,
+    unroll_notes,
     usd_text,
 )
 from forerun.planner.report.plan_notes import memory_notes, price_notes, provider_of
@@ -221,6 +222,8 @@ def _notes(rows: Sequence[PlanRow], tariff: Tariff, ascii_only: bool | None, mor
             waiting = f"{_name(row.verdict)}: {row.verdict.memory.host_bytes} per device are in host memory"
             notes.append(f"\n{waiting}", style="yellow")
     for line in attention_notes([row.verdict for row in rows]):
+        notes.append(f"\n{line}", style="dim")
+    for line in unroll_notes([row.verdict for row in rows]):
         notes.append(f"\n{line}", style="dim")
     for line in doubt_notes([row.verdict for row in rows]):
         notes.append(f"\n{line}", style="yellow")

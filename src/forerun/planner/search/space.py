@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from forerun.config.schema import Job, Mesh, Remat
+from forerun.config.schema import Job, Remat
 from forerun.errors import UserError
 from forerun.hardware.chips import require_compute_dtype
-from forerun.hardware.mesh import MeshShape, check_model, divisors, resolve, valid_meshes
+from forerun.hardware.mesh import MeshShape, check_model, divisors, valid_meshes
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.search.lower_bound import Footprint, footprint, kept_names
@@ -67,7 +67,8 @@ class Candidate:
 
     def changed(self, resolved: ResolvedJob) -> ResolvedJob:
         """Return the job with the mesh, micro-batch and remat of this candidate."""
-        mesh = Mesh(data=self.mesh.data, fsdp=self.mesh.fsdp, tp=self.mesh.tp)
+        sizes = {"data": self.mesh.data, "fsdp": self.mesh.fsdp, "tp": self.mesh.tp}
+        mesh = resolved.job.mesh.model_copy(update=sizes)
         return resolved.with_values(mesh=mesh, micro_batch=self.micro_batch, remat=self.remat)
 
     def question(self, resolved: ResolvedJob) -> CompileRequest:
@@ -208,7 +209,7 @@ def _as_written(resolved: ResolvedJob, on: Slice) -> Candidate | None:
     """Return the candidate with the job's own mesh, micro-batch and remat, or None if the slice cannot run it."""
     job = resolved.job
     try:
-        mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, on.used_devices(job.devices), on.name)
+        mesh = CompileRequest(resolved, on).mesh_shape()
         check_model(mesh, resolved.model_facts.heads, job.batch, job.micro_batch)
     except UserError:
         return None
@@ -231,7 +232,7 @@ def _slice_candidates(
     job = resolved.job
     roomy = _fsdp_has_room(job, sizes, on)
     found: list[tuple[Candidate, str | None]] = []
-    for mesh in dict.fromkeys([*meshes(resolved.model_facts.heads, on.used_devices(job.devices)), *extra]):
+    for mesh in dict.fromkeys([*meshes(resolved.model_facts.heads, on.used_devices(job.devices), on.slices), *extra]):
         share, rest = divmod(job.batch, mesh.data_parallel)
         if rest:
             found += [(Candidate(on, mesh, 1, remat), BATCH) for remat in remats]
@@ -246,10 +247,10 @@ def _slice_candidates(
     return found
 
 
-def meshes(heads: int | None, devices: int) -> list[MeshShape]:
-    """Return all meshes whose tp is a power of two that divides the heads, 8 at most."""
+def meshes(heads: int | None, devices: int, slices: int = 1) -> list[MeshShape]:
+    """Return all meshes whose tp is a power of two that divides the heads, 8 at most. All slices have the same mesh."""
     allowed = [tp for tp in (1, 2, 4, 8) if tp <= LARGEST_TP and heads is not None and heads % tp == 0] or [1]
-    return [mesh for mesh in valid_meshes(devices) if mesh.tp in allowed]
+    return [replace(mesh, slices=slices) for mesh in valid_meshes(devices // slices) if mesh.tp in allowed]
 
 
 def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str | None:
@@ -295,7 +296,7 @@ def _fsdp_has_room(job: Job, sizes: Footprint, on: Slice) -> bool:
     devices = on.used_devices(job.devices)
     if job.batch % devices:
         return False
-    thrifty = Candidate(on, MeshShape(1, devices, 1), 1, REMATS[0])
+    thrifty = Candidate(on, MeshShape(1, devices // on.slices, 1, on.slices), 1, REMATS[0])
     return _guessed_bytes(sizes, thrifty, job.batch) < 0.8 * (on.chip.usable_bytes or 0)
 
 

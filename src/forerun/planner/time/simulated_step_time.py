@@ -31,6 +31,7 @@ OWN_MODEL = "no published run has a model of this kind"
 GUESSED_LOOP = "the number of iterations of a loop depends on data"
 UNKNOWN_KERNEL = "a kernel of unknown cost"
 SPARSE_CORES = "no published run on this generation gathers weights with sparse cores"
+SEVERAL_SLICES = "no published run on several slices was compared"
 ROOFLINE = "a lower bound: the simulation was below the chip's peak rates"
 
 

@@ -1,11 +1,11 @@
 """Simulation of a scheduled program: one TensorCore in program order, and queues for asynchronous operations.
 
-An asynchronous operation runs on its queue: ICI, to host, from host, DMA between HBM and VMEM, or sparse core. The core
-waits only for the part of it that is not finished when it reaches the operation's `-done`.
+An asynchronous operation runs on its queue: ICI, DCN, to host, from host, DMA between HBM and VMEM, or sparse core. The
+core waits only for the part of it that is not finished when it reaches the operation's `-done`.
 
 The core and the DMA queue share the bandwidth of HBM. While both use it, each gets half.
 
-Not modelled: contention of other queues for HBM, several slices over DCN, and power limits. A sparse core is assumed to
+Not modelled: contention of other queues for HBM, and power limits. A sparse core is assumed to
 be limited only by HBM.
 """
 
@@ -20,6 +20,7 @@ from forerun.planner.hlo import Computation, Instruction, Module
 from forerun.planner.time.chip_model import ChipModel
 from forerun.planner.time.collectives.collective_cost import OFFLOADED, CollectiveCost
 from forerun.planner.time.collectives.torus import Torus
+from forerun.planner.time.dcn import QUEUE, SliceNetwork, crosses_slices, rendezvous, sent_bytes
 from forerun.planner.time.execution import ComputationRun, ProgramSimulation, called_by, collective_in, target_of
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.splash_cost import kernel_seconds, kernel_shape
@@ -44,10 +45,19 @@ class Simulation(ProgramSimulation):
         machine: The rates and latencies of the device.
         chip: The name of the chip generation, which selects the counted cycles of attention kernels.
         torus: The links between the devices. None is a closed ring for each group of a collective.
+        network: The network between slices, or None for one slice.
     """
 
-    def __init__(self, module: Module, machine: ChipModel, chip: str, torus: Torus | None = None) -> None:
+    def __init__(
+        self,
+        module: Module,
+        machine: ChipModel,
+        chip: str,
+        torus: Torus | None = None,
+        network: SliceNetwork | None = None,
+    ) -> None:
         super().__init__(module)
+        self.network = network
         self.machine, self.chip = machine, chip
         self.collectives = CollectiveCost(module, machine, torus)
         self.work = InstructionWork(module, machine.matrix_unit, machine.division_ops, machine.eight_bit_speed)
@@ -68,7 +78,7 @@ class Simulation(ProgramSimulation):
 class _Run(ComputationRun):
     """One execution of one computation on a TPU."""
 
-    queues_that_limit: ClassVar[tuple[str, ...]] = ("ici", "from host", "to host", HBM_QUEUE)
+    queues_that_limit: ClassVar[tuple[str, ...]] = ("ici", QUEUE, "from host", "to host", HBM_QUEUE)
 
     def __init__(self, simulation: Simulation, computation: Computation) -> None:
         super().__init__(simulation, computation)
@@ -76,10 +86,16 @@ class _Run(ComputationRun):
         self.prepared: dict[str, tuple[str, float]] = {}  # async-start without operands yet -> (queue, seconds)
 
     def waiting_for(self, queue: str) -> str:
+        if queue == QUEUE:
+            return "network"
         return "collectives" if queue.startswith("ici") else "host" if "host" in queue else "dma"
 
     def synchronous(self, x: Instruction) -> None:
-        if x.op in COLLECTIVES:
+        if crosses_slices(x) and self.sim.network is not None:
+            if x.op == "send":
+                seconds = self.sim.network.seconds(x, sent_bytes(self.computation, x))
+                self.launch(rendezvous(x), QUEUE, seconds)
+        elif x.op in COLLECTIVES:
             self.block("ici", self.sim.collectives.seconds(self.computation, x))
         elif x.op != "fusion" or not self._collective_fusion(x):
             self._on_core(x)
@@ -121,7 +137,12 @@ class _Run(ComputationRun):
     def finish(self, x: Instruction) -> None:
         """Handle an `-update` or `-done`: begin a prepared operation, pass its end time on, or wait for it."""
         key = x.operands[0] if x.operands else ""
-        if key in self.prepared:
+        begun = self.computation.by_name.get(key)
+        if begun is not None and crosses_slices(begun):
+            # A `send` is done when its data has left the device; only the result of the exchange is waited for.
+            if x.op == "recv-done":
+                self.wait(rendezvous(begun))
+        elif key in self.prepared:
             self.launch(x.name, *self.prepared.pop(key))
         elif key in self.ends and x.op.endswith("-update"):
             self.ends[x.name] = self.ends[key]

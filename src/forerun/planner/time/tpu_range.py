@@ -16,7 +16,13 @@ from forerun.planner.time.activity import CORE, Activity
 from forerun.planner.time.chip_model import ChipModel
 from forerun.planner.time.collectives.collective_cost import OFFLOADED
 from forerun.planner.time.execution import ProgramSimulation
-from forerun.planner.time.simulated_step_time import OWN_MODEL, ROOFLINE, SPARSE_CORES, UNKNOWN_CHIP
+from forerun.planner.time.simulated_step_time import (
+    OWN_MODEL,
+    ROOFLINE,
+    SEVERAL_SLICES,
+    SPARSE_CORES,
+    UNKNOWN_CHIP,
+)
 from forerun.planner.time.simulation import Simulation
 from forerun.planner.time.splash_cost import kernel_shape
 from forerun.planner.time.splash_cycles import COUNTED
@@ -42,6 +48,7 @@ KINDS = {
     "memory": "memory-bound operations",
     "dma": "memory-bound operations",
     "kernels": "kernels of unknown cost",
+    "network": "transfers between slices",
 }
 TRANSFERS = {"collectives": "collectives not hidden", "host": "host transfers not hidden"}
 QUEUES = {"collectives": "ici", "host": "host"}
@@ -56,12 +63,13 @@ def tpu_range(simulation: ProgramSimulation, step_seconds: float, doubts: Collec
 
 
 def tpu_doubts(simulation: ProgramSimulation, step_seconds: float) -> list[str]:
-    """Return the doubts that only TPUs have: gathers on sparse cores, whose speed is assumed."""
+    """Return the doubts that only TPUs have: several slices, and gathers on sparse cores, whose speed is assumed."""
     assert isinstance(simulation, Simulation)
+    several = [] if simulation.network is None else [SEVERAL_SLICES]
     if simulation.chip in OFFLOAD_COMPARED:
-        return []
+        return several
     offloaded = seconds_by_cause(simulation).get(GATHERS, 0.0)
-    return [SPARSE_CORES] if offloaded >= NOTABLE * step_seconds else []
+    return [*several, SPARSE_CORES] if offloaded >= NOTABLE * step_seconds else several
 
 
 def range_terms(simulation: Simulation, step_seconds: float, doubts: Collection[str] = ()) -> list[RangeTerm]:

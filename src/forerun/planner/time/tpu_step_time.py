@@ -9,6 +9,7 @@ from forerun.hardware.slices import Slice
 from forerun.planner.hlo import Module
 from forerun.planner.time.chip_model import chip_model_of
 from forerun.planner.time.collectives.torus import Torus
+from forerun.planner.time.dcn import SliceNetwork
 from forerun.planner.time.simulated_step_time import Validation, simulated_step_time
 from forerun.planner.time.simulation import Simulation
 from forerun.planner.time.step_time import StepTime
@@ -24,4 +25,6 @@ def tpu_step_time(scheduled: Module, slice: Slice, model_flops: float, own_model
 
 def tpu_simulation(scheduled: Module, slice: Slice) -> Simulation:
     """Return the simulation of a program on one device of a TPU slice."""
-    return Simulation(scheduled, chip_model_of(slice.chip), slice.chip.name, Torus.of(slice))
+    machine = chip_model_of(slice.chip)
+    network = SliceNetwork.of(slice, machine.host_bytes_per_second)
+    return Simulation(scheduled, machine, slice.chip.name, Torus.of(slice), network)

@@ -65,6 +65,8 @@ RELATIVE: dict[str, RelativeError] = {
     "memory-bound operations": RelativeError(0.12, 0.18),
     # The overhead of a fusion is assumed, so it may be missing or twice as long.
     "overheads of short operations": RelativeError(1.00, 1.00),
+    # The rate of the network card is the data sheet's, and no published run on several slices was compared. Assumed.
+    "transfers between slices": RelativeError(0.20, 1.00),
     # The trip count is the largest constant of the condition. The data may end the loop earlier.
     "loops of unknown length": RelativeError(0.50, 0.50),
     # Another version of the compiler may have enough memory without this work.

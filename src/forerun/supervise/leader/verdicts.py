@@ -109,6 +109,7 @@ def difference(name: str, values: Mapping[int, str]) -> UserError:
         "job": "start every host with the same job file and the same overrides",
         "data digest": "give every host the same data, byte for byte",
         "data and cache digest": "give every host the same folder distil.cache, byte for byte",
+        "unroll": "set unroll=true or unroll=false; auto needs the same versions of jax and libtpu on every host",
         "checkpoint": "give every host the same checkpoints: use one file system, or checkpoint.folder=gs://BUCKET/FOLDER",
     }
     return UserError(

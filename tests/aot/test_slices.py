@@ -1,0 +1,56 @@
+"""Programs for several TPU slices: what crosses the network between them, and its simulated time."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from forerun.config.schema import Job
+from forerun.hardware.slices import slice_named
+from forerun.planner.compile import compiler
+from forerun.planner.compile.request import CompileRequest
+from forerun.planner.time.dcn import LATENCY_SECONDS, crosses_slices
+from forerun.resolve.resolved_job import ResolvedJob
+
+pytestmark = pytest.mark.aot
+
+JOB: dict[str, Any] = {
+    "model": {"layers": 2, "embed": 512, "heads": 4, "head_dim": 128, "mlp": 1024, "vocab": 1024},
+    "data": "nothing",
+    "sequence": 256,
+    "batch": 32,
+    "micro_batch": 1,
+    "steps": 10,
+}
+
+
+@pytest.mark.parametrize(("dtype", "item_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_the_parts_of_gradients_cross_once(dtype: str, item_bytes: int) -> None:
+    """Two micro-batches on 2 x 8 chips: each device sends its eighth of the gradient, in the wanted dtype."""
+    question = CompileRequest(
+        ResolvedJob(Job.model_validate(JOB | {"mesh": {"dcn_dtype": dtype}})), slice_named("2xv5e-8")
+    )
+    answer = compiler.ask(question, threading.Event(), lambda phase: None)
+    assert (answer.mesh, answer.accepted) == ("2x(1x8x1)", True)
+    assert answer.module is not None
+    assert answer.step is not None
+    sends = [
+        (computation, x)
+        for computation in answer.module.computations.values()
+        for x in computation.instructions
+        if crosses_slices(x) and x.op == "send"
+    ]
+    assert {computation.name for computation, _ in sends} == {answer.module.entry}
+    sent = sum(
+        operand.shapes[0].content_bytes
+        for computation, x in sends
+        if (operand := computation.operand(x, 0)) is not None
+    )
+    parameters = question.resolved.parameters
+    assert sent == pytest.approx(parameters / 8 * item_bytes, rel=0.05)
+    # Of two slices, each host sends its data once: 25 GB/s for eight chips.
+    network = answer.step.parts_seconds["network not hidden"]
+    assert network <= sent / (25e9 / 8) + 2 * len(sends) * LATENCY_SECONDS
+    assert network >= 0.5 * sent / (25e9 / 8)

@@ -66,7 +66,7 @@ def make_step(
                 key = jax.random.fold_in(jax.random.fold_in(jax.random.key(drops), state.step), number)
                 params = lowrank.noisy(params, key)
             sums = objective(model, params, micro, compute)
-            return sums.loss, sums
+            return sums.total, sums
 
         sums, gradient_sum = accumulate(loss, learning, batch)
         # The maximum prevents 0 / 0 in a batch without counted targets, whose gradient is 0. The division is in

@@ -112,8 +112,9 @@ def test_a_step_on_eight_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> 
     )
     blocks = state.params.blocks
     for stack in blocks.values() if isinstance(blocks, dict) else [blocks]:
-        up = stack.up.value
-        assert up.sharding.shard_shape(up.shape)[1:] == (up.shape[1] // 4, up.shape[2] // 2)
+        up = (stack.up or stack.expert_up).value
+        split = (up.shape[1] // 4, *up.shape[2:-1], up.shape[-1] // 2)  # the experts, or the embedding
+        assert up.sharding.shard_shape(up.shape)[1:] == split
     _, metrics = program.trace().lower().compile()(state, batch, program.placed_schedule())
     expected_loss, expected = expected_loss_and_gradients(name)
     np.testing.assert_allclose(metrics.loss, expected_loss, rtol=1e-5)

@@ -50,9 +50,14 @@ ROWS = {
     "glm4": "GLM-4",
     "ernie4_5": "ERNIE 4.5",
     "qwen3_5_text": "Qwen3.5, 3.6, 3.8 (dense)",
+    "qwen3_5_moe_text": "Qwen3.5, 3.6 (experts)",
     "lfm2": "LFM2, LFM2.5",
+    "qwen3_moe": "Qwen3-MoE",
+    "mixtral": "Mixtral",
+    "olmoe": "OLMoE",
     "gpt2": "GPT-2",
 }
+EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "qwen3_5_moe_text")
 DENSE_GRANITE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "position_embedding_type": "rope"}
 MORE = {
     "gemma4_text": {"vocab_size_per_layer_input": 96},  # its default is 262,144
@@ -151,13 +156,15 @@ LLAMA_LIKE = [name for name in FAMILIES if name != "gpt2"]
 ACTIVATIONS = {"gpt2": "activation_function"} | dict.fromkeys(
     ("gemma2", "gemma3_text", "vaultgemma", *GEMMA4), "hidden_activation"
 )
-WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4", "qwen3_5_text")]
+WITHOUT_PARTIAL = [
+    name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4", "qwen3_5_text", "qwen3_5_moe_text")
+]
 DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {"partial_rotary_factor": 0.5}
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what the error names, in the table
     *((name, {ACTIVATIONS.get(name, "hidden_act"): "relu"}, "relu", "other activations") for name in FAMILIES),
     *((name, {"quantization_config": {"quant_method": "awq"}}, "awq", "quantized weights") for name in FAMILIES),
-    *((name, {"num_local_experts": 8}, "num_local_experts: 8", "experts") for name in FAMILIES),
+    *((name, {"num_local_experts": 8}, "num_local_experts: 8", "experts") for name in FAMILIES if name not in EXPERTS),
     *((name, {"from_the_future": "yes"}, "from_the_future: 'yes'", "any unknown key") for name in FAMILIES),
     *((name, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic", "dynamic NTK") for name in LLAMA_LIKE),
     *((name, {"rope_parameters": DYNAMIC}, "dynamic", "dynamic NTK") for name in LLAMA_LIKE),
@@ -204,6 +211,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     ("qwen3_5_text", {"mlp_only_layers": [1]}, "mlp_only_layers", "layers without a mixer"),
     ("lfm2", {"layer_types": ["mamba"] * 2}, "mamba", "other layer types"),
     ("lfm2", {"conv_bias": True}, "conv_bias", "convolution with bias"),
+    *((name, {"num_experts_per_tok": 999}, "num_experts_per_tok", "more experts per token") for name in EXPERTS),
+    *((name, {"num_experts": 4, "num_local_experts": 8}, "num_local_experts", "two counts") for name in EXPERTS),
+    ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers", "layers without experts"),
+    ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step", "layers without experts"),
+    ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob", "weights that are not normalised"),
+    ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise", "noise in the router"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv", "clipped q, k and v"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention", "cross attention"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", "scaling by layer"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights", "unscaled attention"),
@@ -224,7 +238,7 @@ def test_refused_by_name(
         families_table("SmolLM2", "refused", [feature])
 
 
-@pytest.mark.parametrize("model_type", ["gemma3n", "mixtral", "llama4", None, 7, ["llama"]])
+@pytest.mark.parametrize("model_type", ["gemma3n", "phimoe", "llama4", None, 7, ["llama"]])
 def test_other_families_are_refused(model_type: Any) -> None:
     with pytest.raises(UserError) as raised:
         read_config(PLAIN | {"model_type": model_type}, WHERE)

@@ -90,7 +90,7 @@ def test_ernie_is_not_llama(script: ModuleType, tmp_path: Path, capsys: pytest.C
 def test_all_unknown_keys_and_tensors_are_named(
     script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = written(tmp_path / "experts", "mixtral")
+    folder = written(tmp_path / "experts", "minimax_m2")
     assert script.main([str(folder)]) == 1
     printed = capsys.readouterr().out
     assert "E-MODEL-001" in printed

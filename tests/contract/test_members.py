@@ -28,12 +28,14 @@ PUBLISHED = {
     "qwen3-1.7b": 1_720_574_976,
     "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-30b-a3b": 30_532_122_624,
     # The published files also contain a vision tower: the text part as transformers counts it.
     "qwen3.5-0.8b": 752_393_024,
     "qwen3.5-2b": 1_881_825_088,
     "qwen3.5-4b": 4_205_751_296,
     "qwen3.5-9b": 8_953_803_264,
     "qwen3.5-27b": 26_895_998_464,
+    "qwen3.5-35b-a3b": 34_660_610_688,
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,
     "llama3.1-8b": 8_030_261_248,
@@ -89,7 +91,9 @@ def test_lowers_for_a_slice(name: str) -> None:
     assert program.compute.attention.name == "splash"
     text = program.trace().lower().as_text()
     assert "tpu_custom_call" in text
-    assert f"{stacked}x{SIZES[name].embed}x{SIZES[name].mlp}xf32" in text  # gate and up, all layers, master weights
+    experts, mlp = SIZES[name].experts, f"{SIZES[name].embed}x{SIZES[name].mlp}"
+    matrix = f"{experts.count}x{SIZES[name].embed}x{experts.mlp}" if experts else mlp
+    assert f"{stacked}x{matrix}xf32" in text  # gate and up, all layers, master weights
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def params_of(named: Mapping[str, np.ndarray], family: Family, model: Any) -> An
             end = piece.start + piece.shape[entry.along]
             part = tensor[(slice(None),) * entry.along + (slice(piece.start, end),)]
             part = part.reshape(piece.split).transpose(piece.order)
-            leaves[piece.path][... if piece.layer is None else piece.layer] = part
+            leaves[piece.path][piece.lead] = part
     for path, leaf in leaves.items():
         assert not np.isnan(leaf).any(), f"{path} was not filled"
     return jax.tree.unflatten(jax.tree.structure(specs, is_leaf=spec.is_spec), leaves.values())
@@ -183,10 +183,20 @@ def expected_loss_and_gradients(one: Pair) -> tuple[float, Any]:
     nats = torch.nn.functional.cross_entropy(all_reference_logits(one).flatten(0, 1), targets, reduction="none")
     loss = (nats * weights).sum() / weights.sum()
     loss.backward()
+    return loss.item(), one.params_of(stored_gradients(one))
+
+
+def stored_gradients(one: Pair) -> dict[str, np.ndarray]:
+    """Return the gradients of the reference by the names of the tensors in the files."""
+    with open_weights(one.folder) as weights:
+        separate = any(".experts.0." in name for name in weights)
+    if separate:  # one parameter has the matrices of all experts; transformers itself separates it for the files
+        from transformers.core_model_loading import revert_weight_conversion
+
+        joined = {name: leaf.grad for name, leaf in one.reference.named_parameters()}
+        return {name: leaf.numpy() for name, leaf in revert_weight_conversion(one.reference, joined).items()}
     trained = {id(leaf): leaf.grad.numpy() for leaf in one.reference.parameters()}
-    return loss.item(), one.params_of(
-        {key: trained.get(id(leaf), np.zeros(tuple(leaf.shape), np.float32)) for key, leaf in stored_tensors(one)}
-    )
+    return {key: trained.get(id(leaf), np.zeros(tuple(leaf.shape), np.float32)) for key, leaf in stored_tensors(one)}
 
 
 def stored_tensors(one: Pair) -> list[tuple[str, Any]]:

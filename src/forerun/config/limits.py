@@ -15,6 +15,7 @@ MAX_WIDTH = 1 << 18  # width of the residual stream; Llama 3.1 405B has 16,384
 MAX_HEADS = 4096
 MAX_HEAD_WIDTH = 1 << 14
 MAX_MLP = 1 << 20
+MAX_EXPERTS = 1 << 14  # Qwen3.5 397B has 512
 MAX_VOCAB = 1 << 24  # Gemma has 262,144
 MAX_POSITIONS = 1 << 31  # Llama 4 has 10,485,760
 MAX_THETA = 1e15

@@ -18,6 +18,7 @@ from forerun.config.compiler_flags import OptionValue, require_compiler_flags
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
 from forerun.config.early_start import require_early_start
+from forerun.config.experts import Experts
 from forerun.config.methods.distil import Distil
 from forerun.config.methods.objective import CustomObjective, require_one_objective
 from forerun.config.methods.preferences import Preferences
@@ -253,6 +254,7 @@ class Job(Section):
         "a custom objective, module.path:Class: see below", "next-token prediction", None
     )
     qat: Qat | None = about("train with rounded weights: see below", "weights are not rounded", None)
+    experts: Experts = Experts()
     distil: Annotated[Distil | None, shorthand("teacher")] = about(
         "learn from a teacher: see below", "no teacher", None
     )

@@ -18,13 +18,14 @@ from forerun.models.keys import path_text
 from forerun.nn import spec
 from forerun.nn.spec import Fill, ParamSpec, Tree
 from forerun.nn.weights.dense import Dense, is_weight
+from forerun.nn.weights.experts import is_experts
 from forerun.nn.weights.lowrank import LowRank, norms
 from forerun.nn.weights.quantized import Quantized, quantized_spec
 
 TARGETS_KEY = "lora.targets"
-# Paths in a family's table that "all-linear" leaves out: projections of the per-layer embeddings of Gemma 4. Public
-# adapters do not have them.
-OPTIONAL = ("layer_projection", "blocks.layer_gate", "blocks.layer_out")
+# Paths in a family's table that "all-linear" leaves out. Public adapters do not have the projections of the per-layer
+# embeddings of Gemma 4. Routers stay frozen, so that a token keeps its experts.
+OPTIONAL = ("layer_projection", "blocks.layer_gate", "blocks.layer_out", "blocks.router")
 ADAPTER = "adapter"  # key of adapters that were read from files: {path of a weight: {"down": ..., "up": ...}}
 
 
@@ -69,6 +70,8 @@ class LoraTransform:
         chosen = chosen_paths(specs, self.lora.patterns, self.names, TARGETS_KEY, optional)
 
         def leaf(path: Any, weight: Any) -> Any:
+            if path_text(path) in chosen and is_experts(weight):
+                self._require_plain_adapter(path_text(path))
             resting = spec.map_specs(lambda s: replace(s, trainable=False, saved=False), weight)
             return self._adapted(resting) if path_text(path) in chosen else resting
 
@@ -92,13 +95,24 @@ class LoraTransform:
 
         return jax.tree_util.tree_map_with_path(leaf, self.specs(specs), params, is_leaf=is_weight)
 
+    def _require_plain_adapter(self, path: str) -> None:
+        """Raise a UserError for DoRA or dropout on experts."""
+        key = "dora" if self.lora.dora else "dropout"
+        if self.lora.dora or self.lora.dropout:
+            raise UserError(
+                "E-METHOD-043",
+                f"lora.{key} is not possible for experts",
+                why=f"{path} has one adapter per expert, which has neither learned lengths nor dropout",
+                fix=f"remove lora.{key}, or name only other matrices: lora.targets=[q_proj, k_proj, v_proj, o_proj]",
+            )
+
     def _adapted(self, base: Any) -> LowRank[ParamSpec]:
         shape, axes, inputs, layers = _dense(base)
-        R, layer = self.lora.rank, "L" if layers else ""
+        R, lead = self.lora.rank, "LX"[: len(layers)]
         ins, outs = shape[:inputs], shape[inputs:]
-        down = ParamSpec((*layers, *ins, R), f"{layer}{axes[:inputs]}R", Uniform(1 / math.sqrt(math.prod(ins))))
-        up = ParamSpec((*layers, R, *outs), f"{layer}R{axes[inputs:]}", Fill(0.0))
-        length = ParamSpec((*layers, *outs), layer + axes[inputs:], Fill(1.0), decay=False)
+        down = ParamSpec((*layers, *ins, R), f"{lead}{axes[:inputs]}R", Uniform(1 / math.sqrt(math.prod(ins))))
+        up = ParamSpec((*layers, R, *outs), f"{lead}R{axes[inputs:]}", Fill(0.0))
+        length = ParamSpec((*layers, *outs), lead + axes[inputs:], Fill(1.0), decay=False)
         down, up, length = (replace(one, dtype=jnp.dtype(self.dtype)) for one in (down, up, length))
         return LowRank(
             base=base,
@@ -112,11 +126,11 @@ class LoraTransform:
 
 
 def _dense(base: Any) -> tuple[tuple[int, ...], str, int, tuple[int, ...]]:
-    """Return shape, axes and inputs of one layer's matrix, and its layer dimension as a tuple (empty without one)."""
+    """Return shape, axes and inputs of one matrix, and the dimensions for layers and experts before it (or none)."""
     if isinstance(base, Quantized):
         return base.shape, base.axes, base.inputs, base.codes.shape[:-3]
     s = base.value
-    lead = 1 if s.axes.startswith("L") else 0
+    lead = s.lead
     return s.shape[lead:], s.axes[lead:], s.inputs, s.shape[:lead]
 
 

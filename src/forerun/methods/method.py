@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 
 from forerun.config.schema import Job
+from forerun.methods.expert_methods import require_experts, router_losses
 from forerun.methods.kept import kept_rounding
 from forerun.methods.lora import LoraTransform
 from forerun.methods.names import module_names
@@ -21,6 +22,7 @@ from forerun.models.registry import model_of
 from forerun.nn import spec
 from forerun.nn.spec import Tree, is_spec
 from forerun.nn.weights.dense import is_weight
+from forerun.nn.weights.experts import is_experts
 from forerun.nn.weights.quantized import Quantized, quantized
 from forerun.objectives.base import Objective
 from forerun.objectives.distil import Distil
@@ -105,11 +107,12 @@ class Method:
     def flops_per_token(self, model: Model, sequence: int) -> float:
         """Return the FLOPs per token of a training step.
 
-        A frozen matrix needs no gradient, so it counts 4 per element instead of 6. An adapter counts 6.
+        A frozen matrix needs no gradient, so it counts 4 per element instead of 6. An adapter counts 6. Of experts and
+        their adapters, those count that a token uses.
         """
         before, after = model.specs(), self.objective.own(self.specs(model.specs()))
         return self.objective.flops_per_token(model, sequence) + sum(
-            _learned_flops(new) - _learned_flops(old)
+            (old.share if is_experts(old) else 1.0) * (_learned_flops(new) - _learned_flops(old))
             for old, new in zip(*(jax.tree.leaves(tree, is_leaf=is_weight) for tree in (before, after)), strict=True)
             if is_weight(old)
         )
@@ -117,6 +120,7 @@ class Method:
 
 def method_of(job: Job, chunk: int) -> Method:
     """Return the method of a job. `chunk` is the number of positions whose logits are in memory together."""
+    require_experts(job)
     objective = objective_of(job, chunk)
     transforms: list[Transform] = []
     if job.qat is not None:
@@ -139,7 +143,7 @@ def objective_of(job: Job, chunk: int) -> Objective:
         p = job.preferences
         reference = p.reference_with(adapters=job.lora is not None)
         return Preference(chunk, p.loss, p.beta, p.wrong_share, reference, job.precision.compute)
-    return NextToken(chunk)
+    return NextToken(chunk, router_losses(job))
 
 
 def _learned_flops(weight: Any) -> float:

@@ -15,6 +15,7 @@ import jax
 from forerun.nn import spec
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import Dense, is_weight
+from forerun.nn.weights.experts import Experts
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.nn.weights.lowrank import LowRank
 
@@ -25,7 +26,7 @@ class ParamLayout:
 
     shape: tuple[int, ...]
     axes: str
-    lead: int  # 1 if the first dimension is that of stacked layers, else 0
+    lead: int  # number of first dimensions that are stacked layers or experts
     rows: int  # number of dimensions after `lead` that are the rows of a matrix; 0 for a norm or a bias
     is_linear: bool  # whether it is the matrix of a linear layer: not an embedding or a read-out
 
@@ -36,7 +37,7 @@ class ParamLayout:
 
     @property
     def matrices(self) -> tuple[int, int, int]:
-        """The shape as [layers, rows, columns]."""
+        """The shape as [layers x experts, rows, columns]."""
         layers, rows = math.prod(self.shape[: self.lead]), math.prod(self.shape[self.lead : self.cut])
         return layers, rows, math.prod(self.shape[self.cut :])
 
@@ -59,7 +60,7 @@ def _weight(weight: Any) -> Any:
             scale=weight.scale,
             dropout=weight.dropout,
         )
-    if isinstance(weight, Dense | FakeQuantized):
+    if isinstance(weight, Dense | FakeQuantized | Experts):
         inputs = weight.value.inputs
         # Every other array of the weight, such as a learned scale, is no matrix.
         return jax.tree.map(
@@ -72,12 +73,11 @@ def _weight(weight: Any) -> Any:
 
 def _plain(s: ParamSpec) -> ParamLayout:
     """Return the layout of a parameter outside linear layers. Norms and biases, which have no decay, are vectors."""
-    lead = 1 if s.axes.startswith("L") else 0
-    return _layout(s, 1 if s.decay and len(s.shape) - lead == 2 else 0, False)
+    return _layout(s, 1 if s.decay and len(s.shape) - s.lead == 2 else 0, False)
 
 
 def _layout(s: ParamSpec, rows: int, is_linear: bool) -> ParamLayout:
-    lead = 1 if s.axes.startswith("L") else 0
+    lead = s.lead
     if len(s.shape) - lead <= rows:  # a matrix without columns is a vector
         rows, is_linear = 0, False
     return ParamLayout(s.shape, s.axes, lead, rows, is_linear)

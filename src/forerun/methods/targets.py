@@ -14,6 +14,7 @@ from forerun.errors import UserError
 from forerun.models.keys import path_text, table_path
 from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import Dense, is_weight
+from forerun.nn.weights.experts import Experts
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.nn.weights.quantized import Quantized
 
@@ -21,11 +22,12 @@ SUGGESTIONS = 3
 
 
 def is_linear(weight: Any) -> bool:
-    """Return whether a leaf is the matrix of a linear layer: dense, fake-quantized or quantized.
+    """Return whether a leaf is the matrix of a linear layer: dense, fake-quantized or quantized, or all experts.
 
     A read-out matrix is not a linear layer here.
     """
-    return isinstance(weight, Quantized) or (isinstance(weight, Dense | FakeQuantized) and weight.value.inputs > 0)
+    matrices = Dense | FakeQuantized | Experts
+    return isinstance(weight, Quantized) or (isinstance(weight, matrices) and weight.value.inputs > 0)
 
 
 def linear_paths(specs: Tree) -> list[str]:

@@ -18,6 +18,7 @@ from forerun.models.layer_kinds import LayerKind
 from forerun.nn.compute import Compute
 from forerun.nn.layers import soft_cap
 from forerun.nn.rope import LongRope
+from forerun.nn.routing import Routing
 from forerun.nn.spec import Tree
 
 
@@ -32,6 +33,7 @@ class Readout:
     matrix_VE: jax.Array  # already in the compute dtype
     softcap: float | None = None
     told: Mapping[str, jax.Array] = field(default_factory=dict)  # further metrics by name, a value per token [B, S]
+    routing: Routing[jax.Array] | None = None  # None: the model has no experts
 
     def logits(self) -> jax.Array:
         """Return all logits, [B, S, V] in float32. Use it for a few tokens only, never for a training batch."""

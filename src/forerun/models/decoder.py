@@ -8,7 +8,7 @@ Layers may have different shapes (`LayerShape`). Each shape then has its own sta
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,8 @@ from forerun.models.decoder_params import Block, Params, decoder_specs
 from forerun.models.keys import Stack
 from forerun.models.layer_inputs import layer_inputs, plus_layer_input, with_layer_inputs
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section
-from forerun.models.layout import StepWithOutput, joined, silent, through, unstacked
+from forerun.models.layout import StepWithOutput, joined, through, unstacked
+from forerun.models.mlp import ACTIVATIONS, layer_mlp, plus
 from forerun.models.recurrent_mixers import NewTokens, PackedRows, Recurrence, filtered, gated_delta, state_specs
 from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
@@ -30,6 +31,7 @@ from forerun.nn.compute import Compute, residual
 from forerun.nn.kv_cache import Cache
 from forerun.nn.layer_caches import LayerCaches, RecurrentCache
 from forerun.nn.rope import Angles, angles, rotate
+from forerun.nn.routing import Routing, together
 from forerun.nn.sharding import constrain
 from forerun.nn.spec import ParamSpec
 from forerun.nn.weights.dense import as_weight, contract
@@ -100,11 +102,13 @@ class Decoder:
         turns = self._angles(positions_BS, segments_BS)
 
         packed = PackedRows(segments_BS)
+        counted_BS = segments_BS > 0
 
         def step(kind: LayerKind, shared: Kept, *, keeps: bool) -> Callable[[Any, Block[jax.Array]], Any]:
-            def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, KeysAndValues | None]:
+            def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, KeysAndValues | None, Any]:
                 if kind.mixer != "attention":
-                    return self.block(block, x_BSE, self._recurrent(kind, packed)), None
+                    x_BSE, routing = self.block(block, x_BSE, self._recurrent(kind, packed), counted_BS)
+                    return x_BSE, None, routing
                 used: list[KeysAndValues] = []
 
                 def noted(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array) -> jax.Array:
@@ -113,29 +117,32 @@ class Decoder:
 
                 given = shared.get(kind.stack_name)
                 mix = partial(self.attention, turns=turns.get(kind), attend=noted, shared=given)
-                return self.block(block, x_BSE, mix), used[0] if keeps else None
+                x_BSE, routing = self.block(block, x_BSE, mix, counted_BS)
+                return x_BSE, used[0] if keeps else None, routing
 
             checkpointed = compute.checkpointed(layer)
 
-            def one(carry: tuple[jax.Array, Kept], block: Block[jax.Array]) -> tuple[jax.Array, Kept]:
-                x_BSE, found = checkpointed(carry[0], block)
-                return x_BSE, carry[1] if found is None else carry[1] | {kind.stack_name: found}
+            def one(carry: tuple[jax.Array, Kept], block: Block[jax.Array]) -> tuple[tuple[jax.Array, Kept], Any]:
+                x_BSE, found, routing = checkpointed(carry[0], block)
+                return (x_BSE, carry[1] if found is None else carry[1] | {kind.stack_name: found}), routing
 
             return one
 
         x_BSE = self._embed(params, tokens_BS, compute)
         inputs_LBSP = self._layer_inputs(params, tokens_BS, x_BSE)
         kept = self._nothing_kept(x_BSE)
+        routings = []
         for section in c.sections:
             shared = kept if section.shares_keys else {}
             # One step per layer kind: windows and RoPE are static, so each kind has its own code in the scan body.
-            steps = [silent(step(kind, shared, keeps=kind.stack_name in kept and not shared)) for kind in section.kinds]
+            steps = [step(kind, shared, keeps=kind.stack_name in kept and not shared) for kind in section.kinds]
             blocks = with_layer_inputs(getattr(params, section.name), section, inputs_LBSP)
-            (x_BSE, after), _ = _through_section(
+            (x_BSE, after), found = _through_section(
                 section, steps, (x_BSE, {} if shared else kept), blocks, compute.unroll
             )
             kept = kept if shared else after
-        return self._readout(params, x_BSE, compute)
+            routings.append(found)
+        return replace(self._readout(params, x_BSE, compute), routing=together(routings))
 
     def unstacked(self, params: Params[jax.Array]) -> Params[jax.Array]:
         """Return `params` with separate layers, for `extend` on a CPU. The arrays of `params` are deleted."""
@@ -185,7 +192,7 @@ class Decoder:
             name, part = kind.stack_name, _part(cache, kind)
             if isinstance(part, RecurrentCache):
                 tokens = NewTokens(part.layer(numbers[name]), positions_BT)
-                x_BTE = self.block(block, x_BTE, self._recurrent(kind, tokens))
+                x_BTE, _ = self.block(block, x_BTE, self._recurrent(kind, tokens))
                 return (x_BTE, numbers | {name: numbers[name] + 1}, kept), tokens.new
             shared = kept.get(name) if kind.shares_keys else None
             number = numbers[name] - 1 if kind.shares_keys else numbers[name]  # shared: the last layer with own keys
@@ -199,7 +206,7 @@ class Decoder:
                 return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, window=kind.window, **limits)
 
             mix = partial(self.attention, turns=turns.get(kind), attend=attend, shared=shared)
-            x_BTE = self.block(block, x_BTE, mix)
+            x_BTE, _ = self.block(block, x_BTE, mix)
             if kind.shares_keys:
                 return (x_BTE, numbers, kept), None
             kept = kept | {name: new[0]} if name in kept else kept
@@ -222,13 +229,16 @@ class Decoder:
             after = cache.with_tokens(positions_BT, {str(name): one for name, one in new.items()}, after_BTE=x_BTE)
         return self._readout(params, x_BTE, compute), after
 
-    def block(self, block: Block[jax.Array], x_BSE: jax.Array, mix: Mix) -> jax.Array:
-        """Return the output of one layer, [B, S, E].
+    def block(
+        self, block: Block[jax.Array], x_BSE: jax.Array, mix: Mix, counted_BS: jax.Array | None = None
+    ) -> tuple[jax.Array, Routing[jax.Array] | None]:
+        """Return the output of one layer, [B, S, E], and the sums of its router if it has experts.
 
         Args:
             block: Parameters of the layer, without a layer dimension.
             x_BSE: The residual stream.
             mix: The function that mixes positions, such as `attention`. Its input has the norm before it applied.
+            counted_BS: The tokens that the router's sums count, or None for no sums.
         """
         # Names of `residual` are those that the job's remat policy can keep. `layer_in` has the layout of the residual
         # stream (split along S by tp), so a kept input takes 1 / tp of the memory.
@@ -238,15 +248,14 @@ class Decoder:
         y_BSE = mix(block, self._norm(x_BSE, block.attention_norm))
         x_BSE = x_BSE + self._scaled(self._norm(y_BSE, block.attention_post_norm))
 
-        # ---- Gated MLP ----
-        y_BSE = self._norm(x_BSE, block.mlp_norm)
-        gate_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.gate), block.gate_bias), "mlp_gate")
-        up_BSF = residual(_plus(contract("BSE,EF->BSF", y_BSE, block.up), block.up_bias), "mlp_up")
-        y_BSE = contract("BSF,FE->BSE", _ACTIVATIONS[self.config.activation](gate_BSF) * up_BSF, block.down)
-        x_BSE = x_BSE + self._scaled(self._norm(_plus(y_BSE, block.down_bias), block.mlp_post_norm))
+        # ---- MLP, or experts ----
+        y_BSE, routing = layer_mlp(self.config, block, self._norm(x_BSE, block.mlp_norm), counted_BS)
+        x_BSE = x_BSE + self._scaled(self._norm(y_BSE, block.mlp_post_norm))
         if block.layer_gate is not None:
-            x_BSE = plus_layer_input(x_BSE, block, _ACTIVATIONS[self.config.activation], self._norm)
-        return x_BSE if block.scalar is None else x_BSE * jax.lax.stop_gradient(block.scalar.astype(x_BSE.dtype))
+            x_BSE = plus_layer_input(x_BSE, block, ACTIVATIONS[self.config.activation], self._norm)
+        if block.scalar is not None:
+            x_BSE = x_BSE * jax.lax.stop_gradient(block.scalar.astype(x_BSE.dtype))
+        return x_BSE, routing
 
     def attention(
         self,
@@ -270,10 +279,10 @@ class Decoder:
         assert block.out is not None
         gate_BSHD = None
         if self.config.attention_gate:
-            both_BSHJD = _plus(contract("BSE,EHJD->BSHJD", y_BSE, block.query), block.query_bias)
+            both_BSHJD = plus(contract("BSE,EHJD->BSHJD", y_BSE, block.query), block.query_bias)
             q_BSHD, gate_BSHD = both_BSHJD[..., 0, :], both_BSHJD[..., 1, :]
         else:
-            q_BSHD = _plus(contract("BSE,EHD->BSHD", y_BSE, block.query), block.query_bias)
+            q_BSHD = plus(contract("BSE,EHD->BSHD", y_BSE, block.query), block.query_bias)
         q_BSHD = self._norm(q_BSHD, block.query_norm)
         if shared is None:
             k_BSKD, v_BSKD = self._keys_and_values(block, y_BSE)
@@ -287,7 +296,7 @@ class Decoder:
         y_BSHD = attend(q_BSHD, k_BSKD, v_BSKD)
         if gate_BSHD is not None:
             y_BSHD = y_BSHD * jax.nn.sigmoid(gate_BSHD)
-        return _plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
+        return plus(contract("BSHD,HDE->BSE", constrain(y_BSHD, "BSHD"), block.out), block.out_bias)
 
     def _recurrent(self, kind: LayerKind, recurrence: Recurrence) -> Mix:
         """Return the mixer of a layer that has states instead of keys and values."""
@@ -336,12 +345,12 @@ class Decoder:
     def _keys_and_values(self, block: Block[jax.Array], y_BSE: jax.Array) -> KeysAndValues:
         """Return keys and values of a layer, with their biases (Qwen2) or norms (Qwen3), before RoPE."""
         assert block.key is not None
-        plain_BSKD = _plus(contract("BSE,EKD->BSKD", y_BSE, block.key), block.key_bias)
+        plain_BSKD = plus(contract("BSE,EKD->BSKD", y_BSE, block.key), block.key_bias)
         k_BSKD = self._norm(plain_BSKD, block.key_norm)
         if block.value is None:
             v_BSKD = plain_BSKD
         else:
-            v_BSKD = _plus(contract("BSE,EKD->BSKD", y_BSE, block.value), block.value_bias)
+            v_BSKD = plus(contract("BSE,EKD->BSKD", y_BSE, block.value), block.value_bias)
         if self.config.value_norm:
             v_BSKD = layers.unscaled_rms_norm(v_BSKD, self.config.norm_eps)
         return k_BSKD, v_BSKD
@@ -358,16 +367,6 @@ class Decoder:
             return jnp.zeros((*x_BSE.shape[:2], c.size("K", kind.shape), c.size("D", kind.shape)), x_BSE.dtype)
 
         return {kind.stack_name: (zeros(kind), zeros(kind)) for kind in c.last_kinds if kind.shares_keys}
-
-
-_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": partial(jax.nn.gelu, approximate=True),
-}
-
-
-def _plus(y: jax.Array, bias: jax.Array | None) -> jax.Array:
-    return y if bias is None else y + bias.astype(y.dtype)
 
 
 def _through_section(

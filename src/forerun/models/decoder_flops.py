@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 
 from forerun.models.decoder_params import decoder_specs
+from forerun.models.parameter_axes import active_matrix_count, matrix_count
 from forerun.models.sizes import DecoderConfig
 from forerun.nn.spec import count
 
@@ -14,10 +15,12 @@ def decoder_flops(c: DecoderConfig, sequence: int) -> float:
 
     Counts 6 per matrix element (2 forward, 4 backward). Causal attention adds 12 x heads x head_dim x S/2 per
     layer, or less with a window. The gated delta rule adds 18 per element of its state: it reads the state twice
-    and writes it once. The embedding counts only if it is also the output matrix.
+    and writes it once. The embedding counts only if it is also the output matrix. Of the experts, those count that
+    a token uses.
     """
     looked_up = c.vocab * (c.embed + c.size("Y"))
     matrices = count([leaf for leaf in jax.tree.leaves(decoder_specs(c)) if leaf.decay]) - looked_up
+    matrices -= matrix_count(c) - active_matrix_count(c)
     if c.tied:
         matrices += c.vocab * c.embed
     scores = sum(

@@ -20,6 +20,7 @@ from forerun.models.parameter_axes import (
 from forerun.models.sizes import DecoderConfig
 from forerun.nn.spec import Fill, Init, LogUniform, Normal, ParamSpec, stack
 from forerun.nn.weights.dense import Dense
+from forerun.nn.weights.experts import Experts
 
 T = TypeVar("T")
 
@@ -63,9 +64,14 @@ class Block(Generic[T]):
     filter: T | None = None
     # MLP
     mlp_norm: T | None = None
-    gate: Dense[T]
-    up: Dense[T]
-    down: Dense[T]
+    gate: Dense[T] | None = None  # None: the layer has experts
+    up: Dense[T] | None = None
+    down: Dense[T] | None = None
+    router: Dense[T] | None = None
+    expert_gate: Experts[T] | None = None
+    expert_up: Experts[T] | None = None
+    expert_down: Experts[T] | None = None
+    shared_gate: Dense[T] | None = None  # of the MLP beside the experts, which has gate, up and down
     gate_bias: T | None = None
     up_bias: T | None = None
     down_bias: T | None = None
@@ -125,12 +131,13 @@ def _section_specs(c: DecoderConfig, section: Section) -> Any:
 def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]:
     into = Normal(0.02)
     back = Normal(0.02 / (2 * c.layers) ** 0.5)  # 2 x layers outputs add up in the residual stream
-    start = dict.fromkeys(("out", "delta_out", "filter_out", "down", "layer_out"), back)
+    start = dict.fromkeys(("out", "delta_out", "filter_out", "down", "expert_down", "layer_out"), back)
     inputs = dict.fromkeys(("out", "delta_out", "filter_out"), 2)  # they sum over heads and their dimensions
-    members: dict[str, Any] = {
-        name: Dense(ParamSpec(shape_of(c, axes, shape), axes, start.get(name, into), inputs=inputs.get(name, 1)))
-        for name, axes in matrix_axes(c, shape).items()
-    }
+    members: dict[str, Any] = {}
+    for name, axes in matrix_axes(c, shape).items():
+        made = ParamSpec(shape_of(c, axes, shape), axes, start.get(name, into), inputs=inputs.get(name, 1))
+        is_stacked = axes.startswith("X") and c.experts is not None
+        members[name] = Experts(value=made, share=c.experts.top / c.experts.count) if is_stacked else Dense(made)
     members |= {name: _scale(c, axes, shape) for name, axes in norm_axes(c, shape).items()}
     members |= {
         name: ParamSpec(shape_of(c, axes, shape), axes, Fill(0.0), decay=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from forerun.models.layer_kinds import SECTIONS, SHAPES
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 ONE = "1"  # in a form: a dimension of size 1, which the leaf does not have
 LAYER = "{}"  # in a tensor's name: the number of its layer
+EXPERT = "{expert}"  # in a tensor's name: the number of its expert
 _KEYS_AND_VALUES = {f"blocks.{name}" for name in ("key", "value", "key_bias", "value_bias", "key_norm")}
 
 
@@ -88,6 +89,12 @@ class Piece:
     shape: tuple[int, ...]  # of the slice in the tensor
     split: tuple[int, ...]  # shape of the slice with one dimension per letter
     order: tuple[int, ...]  # transposes that into the leaf's order of dimensions
+    expert: int | None = None  # index in that layer; None if the tensor has all experts, or the leaf has none
+
+    @property
+    def lead(self) -> tuple[int, ...]:
+        """The index of the piece in the first dimensions of its leaf."""
+        return tuple(number for number in (self.layer, self.expert) if number is not None)
 
 
 @dataclass(frozen=True)
@@ -120,15 +127,14 @@ def entries(table: Iterable[Tensor], specs: Tree, stacks: Sequence[Stack]) -> li
             if all(_path(part.leaf, leaves) for part in one.parts):
                 found.append(_entry(one, one.name, leaves, None))
             continue
-        layers: dict[int, Entry] = {}
+        layers: dict[int, list[Entry]] = {}
         for stack in stacks:
             parts = tuple(Part(stack.path(part.leaf), part.form) for part in one.parts)
             if not all(_path(part.leaf, leaves) for part in parts):
                 continue
             for n, number in enumerate(stack.numbers):
-                name = one.name.replace(LAYER, str(number))
-                layers[number] = _entry(Tensor(name, parts, one.along), name, leaves, n)
-        found += [layers[number] for number in sorted(layers)]
+                layers[number] = _layer_entries(Tensor(one.name, parts, one.along), number, leaves, n)
+        found += [entry for number in sorted(layers) for entry in layers[number]]
     held = {piece.path for entry in found for piece in entry.pieces}
     if missing := sorted(set(leaves) - held):
         raise ValueError(f"no tensor of the table holds {', '.join(missing)}")
@@ -174,15 +180,38 @@ def _path(leaf: str, leaves: Mapping[str, Any]) -> str | None:
     return next((path for path in (leaf, f"{leaf}.value") if path in leaves), None)
 
 
-def _entry(one: Tensor, name: str, leaves: Mapping[str, ParamSpec], layer: int | None) -> Entry:
+def _layer_entries(one: Tensor, number: int, leaves: Mapping[str, ParamSpec], layer: int) -> list[Entry]:
+    """Return the tensors of one layer: one, or one per expert."""
+    name = one.name.replace(LAYER, str(number))
+    if EXPERT not in name:
+        return [_entry(one, name, leaves, layer)]
+    path = _path(one.parts[0].leaf, leaves)
+    assert path is not None
+    experts = leaves[path].shape[1]
+    first = _entry(one, name, leaves, layer, 0)  # the others differ only in their number
+    return [
+        Entry(
+            name.replace(EXPERT, str(expert)),
+            first.shape,
+            first.along,
+            tuple(replace(piece, expert=expert) for piece in first.pieces),
+        )
+        for expert in range(experts)
+    ]
+
+
+def _entry(
+    one: Tensor, name: str, leaves: Mapping[str, ParamSpec], layer: int | None, expert: int | None = None
+) -> Entry:
     pieces, start = [], 0
     for part in one.parts:
         path = _path(part.leaf, leaves)
         assert path is not None
         spec = leaves[path]
         stacked = spec.axes.startswith("L")
-        letters = spec.axes[1:] if stacked else spec.axes
-        sizes = dict(zip(letters, spec.shape[1:] if stacked else spec.shape, strict=True))
+        lead = stacked + (expert is not None)
+        letters = spec.axes[lead:]
+        sizes = dict(zip(letters, spec.shape[lead:], strict=True))
         named = [group if group != ONE else "" for group in groups(part.form)]
         flat = "".join(named)
         if sorted(flat) != sorted(letters):
@@ -196,6 +225,7 @@ def _entry(one: Tensor, name: str, leaves: Mapping[str, ParamSpec], layer: int |
                 shape,
                 tuple(sizes[letter] for letter in flat),
                 tuple(flat.index(letter) for letter in letters),
+                expert,
             )
         )
         start += shape[one.along]

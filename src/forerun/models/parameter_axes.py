@@ -22,6 +22,7 @@ def outer_axes(c: DecoderConfig) -> dict[str, str]:
 
 ATTENTION = {"query": "EHD", "key": "EKD", "value": "EKD", "out": "HDE"}
 MLP = {"gate": "EF", "up": "EF", "down": "FE"}
+EXPERTS = {"router": "EX", "expert_gate": "XEM", "expert_up": "XEM", "expert_down": "XME"}
 DELTA = {
     "delta_query": "EKD",
     "delta_key": "EKD",
@@ -47,11 +48,14 @@ CONVOLUTION_ARRAYS = {"filter": "HDI"}
 def matrix_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
     """Return the axes of each matrix of a layer of this shape."""
     own = {"layer_gate": "EP", "layer_out": "PE"} if c.layer_width else {}
+    mlp = MLP
+    if c.experts is not None:
+        mlp = EXPERTS | (MLP | {"shared_gate": "EA"} if c.experts.shared else {})
     if shape is not None and shape.mixer == "delta":
-        return DELTA | MLP | own
+        return DELTA | mlp | own
     if shape is not None and shape.mixer == "convolution":
-        return CONVOLUTION | MLP | own
-    axes = ATTENTION | {"query": "EHJD" if c.attention_gate else "EHD"} | MLP | own
+        return CONVOLUTION | mlp | own
+    axes = ATTENTION | {"query": "EHJD" if c.attention_gate else "EHD"} | mlp | own
     if shape is None:
         return axes
     absent = ("key", "value") if shape.shares_keys else ("value",) if shape.key_is_value else ()
@@ -118,6 +122,28 @@ def parameter_count(c: DecoderConfig) -> int:
 def matrix_count(c: DecoderConfig) -> int:
     """Return the number of parameters in the matrices of all layers."""
     return sum(layer_matrix_count(c, kind.shape) for kind in c.all_kinds)
+
+
+def active_matrix_count(c: DecoderConfig) -> int:
+    """Return the number of parameters in the matrices that a token uses in all layers."""
+    return sum(active_layer_matrix_count(c, kind.shape) for kind in c.all_kinds)
+
+
+def active_layer_matrix_count(c: DecoderConfig, shape: LayerShape | None = None) -> int:
+    """Return the number of parameters in the matrices that a token uses in one layer of this shape."""
+    every, used = layer_expert_count(c, shape), active_expert_count(c, shape)
+    return layer_matrix_count(c, shape) - every + used
+
+
+def active_expert_count(c: DecoderConfig, shape: LayerShape | None = None) -> int:
+    """Return the number of parameters in the experts that a token uses in one layer of this shape."""
+    return layer_expert_count(c, shape) * c.experts.top // c.experts.count if c.experts else 0
+
+
+def layer_expert_count(c: DecoderConfig, shape: LayerShape | None = None) -> int:
+    """Return the number of parameters in the experts of one layer of this shape."""
+    experts = {name: letters for name, letters in matrix_axes(c, shape).items() if letters.startswith("X")}
+    return _numbers(c, experts, shape)
 
 
 def layer_matrix_count(c: DecoderConfig, shape: LayerShape | None = None) -> int:

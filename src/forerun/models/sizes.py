@@ -24,6 +24,18 @@ class QueryTemperature:
 
 
 @dataclass(frozen=True)
+class ExpertConfig:
+    """Dimensions of a mixture of experts, which is the MLP of every layer."""
+
+    count: int
+    top: int  # experts per token
+    mlp: int  # width inside the MLP of one expert
+    normalised: bool = True  # the weights of a token's experts are divided by their sum
+    balance_loss: float = 0.0  # published coefficient of the load-balancing loss
+    shared: bool = False  # every token also uses an MLP of the model's width, whose output has a gate (Qwen3.5)
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
     """Dimensions and settings of a decoder.
 
@@ -65,6 +77,7 @@ class DecoderConfig:
     value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
     layer_scalar: bool = False  # a fixed number scales each layer's output (Gemma 4)
     layer_width: int = 0  # width of each layer's own embedding (Gemma 4 E2B), or 0
+    experts: ExpertConfig | None = None  # None: every layer has one MLP of width `mlp`
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -98,6 +111,8 @@ class DecoderConfig:
             "P": self.layer_width,
             "Y": self.layers * self.layer_width,
             "A": 1,
+            "X": self.experts.count if self.experts else 0,
+            "M": self.experts.mlp if self.experts else 0,
         }
         return own.get(letter) or sizes[letter]
 
@@ -154,16 +169,37 @@ def delta_shape(heads: int, key_heads: int, key_dim: int, value_dim: int, width:
 
 
 def _qwen3_5(
-    layers: int, embed: int, heads: int, kv_heads: int, mlp: int, delta_heads: int, tied: bool
+    layers: int,
+    embed: int,
+    heads: int,
+    kv_heads: int,
+    mlp: int,
+    delta_heads: int,
+    tied: bool,
+    experts: ExpertConfig | None = None,
 ) -> DecoderConfig:
     theta, head_dim, dims = 1e7, 256, 64
     delta = LayerKind(None, None, delta_shape(delta_heads, 16, 128, 128, 4))
     return DecoderConfig(
         layers, embed, heads, kv_heads, head_dim, mlp, 248_320, tied, qk_norm=True, rope_theta=theta, rope_dims=dims,
-        norm_around_one=True, attention_gate=True,
+        norm_around_one=True, attention_gate=True, experts=experts,
         kinds=(delta, delta, delta, LayerKind(None, Rope(theta, dims, None), LayerShape("full"))),
     )  # fmt: skip
 
+
+_QWEN3_30B = DecoderConfig(
+    layers=48,
+    embed=2048,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    mlp=6144,  # not used
+    vocab=151_936,
+    tied=False,
+    qk_norm=True,
+    rope_theta=1e6,
+    experts=ExpertConfig(count=128, top=8, mlp=768, balance_loss=0.001),
+)
 
 SIZES: dict[str, DecoderConfig] = {
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True),
@@ -173,11 +209,15 @@ SIZES: dict[str, DecoderConfig] = {
     "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
     "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
     "qwen3-8b": _qwen3(36, 4096, 32, 12_288, tied=False),
+    "qwen3-30b-a3b": _QWEN3_30B,
     "qwen3.5-0.8b": _qwen3_5(24, 1024, 8, 2, 3584, 16, tied=True),
     "qwen3.5-2b": _qwen3_5(24, 2048, 8, 2, 6144, 16, tied=True),
     "qwen3.5-4b": _qwen3_5(32, 2560, 16, 4, 9216, 32, tied=True),
     "qwen3.5-9b": _qwen3_5(32, 4096, 16, 4, 12_288, 32, tied=False),
     "qwen3.5-27b": _qwen3_5(64, 5120, 24, 4, 17_408, 48, tied=False),
+    "qwen3.5-35b-a3b": _qwen3_5(
+        40, 2048, 16, 2, 512, 32, tied=False, experts=ExpertConfig(256, 8, 512, balance_loss=0.001, shared=True)
+    ),
     "llama3.2-1b": _llama3(16, 2048, 32, 8192, tied=True, factor=32.0),
     "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
     "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
@@ -203,7 +243,8 @@ HUB_NAMES = {
     "qwen3-1.7b": "Qwen/Qwen3-1.7B",
     "qwen3-4b": "Qwen/Qwen3-4B",
     "qwen3-8b": "Qwen/Qwen3-8B",
-    **{f"qwen3.5-{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B")},
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Base",
+    **{f"qwen3.5-{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B", "35B-A3B")},
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B",
@@ -246,6 +287,13 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
             f"model.{fixed[0]} cannot be changed in {model.name}",
             why="its layers have different shapes and positions, which one value does not describe",
             fix=f"remove model.{fixed[0]}, or choose another named size, such as qwen3-0.6b",
+        )
+    if size.experts is not None and "mlp" in given:
+        raise UserError(
+            "E-MODEL-042",
+            f"model.mlp cannot be changed in {model.name}",
+            why="its layers have experts, and no MLP of this width",
+            fix="remove model.mlp, or choose a named size without experts, such as qwen3-0.6b",
         )
     return _checked(replace(size, **given))
 

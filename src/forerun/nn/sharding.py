@@ -4,7 +4,7 @@ Model code names dimensions by letters (`"BSHD"`) and never sees a mesh. The mes
 a mesh, `constrain` and `gather` return their argument. The letters are:
 
     B batch   S sequence   E embed   F mlp   H heads   K kv heads   D head   V vocab   L layers
-    Y own embeddings of all layers
+    Y own embeddings of all layers   X experts   M mlp of an expert
 
 A dimension with any other letter is never split. Models use two functions: `constrain` for an activation, and `gather`
 for a weight right before it is used in a contraction.
@@ -26,7 +26,7 @@ SLICE = "slice"  # the outermost axis of a mesh over several TPU slices; other m
 
 # For each mesh axis, the letters that it may split. The first letter whose dimension divides evenly is used. FSDP
 # falls back from the embedding to other dimensions, so an odd width never leaves a large weight unsplit.
-WEIGHTS_STORED = (("tp", "VHKF"), ("fsdp", "EYFVDHK"))
+WEIGHTS_STORED = (("tp", "VHKFM"), ("fsdp", "XEYFVDHKM"))
 # In a contraction a weight is split over tp only. fsdp splits the batch there, so every device of an fsdp group needs
 # the same weights.
 WEIGHTS_USED = WEIGHTS_STORED[:1]
@@ -66,7 +66,12 @@ def stored(mesh: Any, shape: tuple[int, ...], axes: str) -> NamedSharding:
 
     Norms and biases are not split over fsdp, because gathering them would cost more than storing them.
     """
-    return NamedSharding(mesh, partition(shape, axes, mesh.shape, _stored_rules(shape, axes)))
+    return NamedSharding(mesh, stored_partition(shape, axes, mesh.shape))
+
+
+def stored_partition(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int]) -> PartitionSpec:
+    """Return the mesh axes that split a weight between its uses. `sizes` are those of the mesh axes."""
+    return partition(shape, axes, sizes, _stored_rules(shape, axes))
 
 
 def _stored_rules(shape: tuple[int, ...], axes: str) -> Rules:

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+LEADING = "LX"  # letters of layers and of experts: each of them has its own matrix
 Tree = Any  # a pytree; the docstring of a function says which leaves it has
 
 
@@ -91,6 +92,11 @@ class ParamSpec:
     @property
     def size(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def lead(self) -> int:
+        """The number of dimensions before those of one matrix: layers and experts."""
+        return next((n for n, letter in enumerate(self.axes) if letter not in LEADING), len(self.axes))
 
 
 def is_spec(value: object) -> bool:

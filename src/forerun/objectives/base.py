@@ -28,6 +28,12 @@ class Sums:
     loss: jax.Array
     weight: jax.Array
     told: dict[str, jax.Array] = field(default_factory=dict)  # further metrics, also divided by the weight
+    penalty: jax.Array | None = None  # added to the loss that is differentiated, and not to the metric
+
+    @property
+    def total(self) -> jax.Array:
+        """The sum that is differentiated."""
+        return self.loss if self.penalty is None else self.loss + self.penalty
 
     def named(self, name: str) -> jax.Array:
         """Return the sum with this name: `loss`, or a name of `told`."""

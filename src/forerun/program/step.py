@@ -71,7 +71,7 @@ def make_step(
                     key = jax.random.fold_in(key, own)
                 params = lowrank.noisy(params, key)
             sums = objective(model, params, micro, compute)
-            return sums.loss, sums
+            return sums.total, sums
 
         sums, gradient_sum = sharding.summed_over_slices(
             lambda learning, frozen, batch: accumulate(partial(loss, frozen), learning, batch),

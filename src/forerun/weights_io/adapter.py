@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from forerun.config.methods.training_method import Lora
 from forerun.errors import UserError
-from forerun.models.keys import LAYER, Part, Tensor, groups, leaves_of, path_text
+from forerun.models.keys import EXPERT, LAYER, Part, Tensor, groups, leaves_of, path_text
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import is_weight
 from forerun.nn.weights.extended import Extended
@@ -114,6 +114,8 @@ def slots_of(table: Iterable[Tensor], model: Stacked, adapted: Iterable[str]) ->
     found: list[Slot] = []
     for one in table:
         if not one.name.endswith(".weight"):
+            if ".experts." in one.name and wanted & {s.path(part.leaf) for s in model.stacks for part in one.parts}:
+                raise _experts_have_no_form(one)
             continue
         name = one.name.removesuffix(".weight")
         if LAYER not in name:
@@ -149,6 +151,8 @@ def _slots(
     """
     if not wanted & set(paths):
         return []
+    if EXPERT in one.name:
+        raise _experts_have_no_form(one)
     specs = [leaves[f"{path}.value"] for path in paths]
     rows = tuple(_outputs(spec) for spec in specs)
     turned = {_turned(part, spec) for part, spec in zip(one.parts, specs, strict=True)}
@@ -340,6 +344,15 @@ def _turned(part: Part, spec: ParamSpec) -> bool:
     if found not in ([outs, ins], [ins, outs]):
         raise ValueError(f"{part.leaf}: {part.form} is not a matrix of {ins} and {outs}")
     return found == [ins, outs]
+
+
+def _experts_have_no_form(one: Tensor) -> UserError:
+    return UserError(
+        "E-WEIGHTS-032",
+        f"adapters of {one.name.rpartition('.weight')[0]} have no PEFT form that forerun writes or reads",
+        why="PEFT adapts all experts of a layer as one parameter, in another layout",
+        fix="export the run with --merge; or train with lora.targets=[q_proj, k_proj, v_proj, o_proj]",
+    )
 
 
 def _half_a_module(slot: Slot) -> UserError:

@@ -55,10 +55,10 @@ class HostLeaf:
         turned = source.transpose(piece.order)
         pairs = []
         for box, shard in self._shards.items():
-            if piece.layer is None:
-                pairs.append((shard, turned[_slices(box)]))
-            elif box[0][0] <= piece.layer < box[0][1]:
-                pairs.append((shard[piece.layer - box[0][0]], turned[_slices(box[1:])]))
+            lead = len(piece.lead)
+            if all(start <= n < end for n, (start, end) in zip(piece.lead, box[:lead], strict=True)):
+                place = tuple(n - start for n, (start, _) in zip(piece.lead, box[:lead], strict=True))
+                pairs.append((shard[place], turned[_slices(box[lead:])]))
         self._copier.copy(pairs)
 
     def array(self) -> jax.Array:
@@ -78,10 +78,9 @@ class DeviceLeaf:
     def store(self, piece: Piece, source: NDArray[Any]) -> None:
         if source.dtype.itemsize == 8:  # jax would convert float64 with its own rounding
             source = source.astype(np.float32)
-        stacked = piece.layer is not None
-        placing = placing_of(self._sharding, piece.order, stacked)
+        placing = placing_of(self._sharding, piece.order, len(piece.lead))
         put = jax.make_array_from_callback(source.shape, placing, lambda index: source[index])
-        self._array = _update(self._sharding, piece.order, stacked)(self._array, put, np.int32(piece.layer or 0))
+        self._array = _update(self._sharding, piece.order)(self._array, put, *map(np.int32, piece.lead))
         put.block_until_ready()
         self._in_flight_bytes += put.nbytes
         if self._in_flight_bytes > IN_FLIGHT_BYTES:
@@ -108,7 +107,7 @@ class QuantizedLeaf:
 
     def store(self, piece: Piece, source: NDArray[Any]) -> None:
         source = source.astype(np.float32) if source.dtype.itemsize == 8 else source
-        placing = placing_of(self._dense, piece.order, False)
+        placing = placing_of(self._dense, piece.order, 0)
         put = jax.make_array_from_callback(source.shape, placing, lambda index: source[index])
         update = _quantize(self._places, piece.order, piece.layer is not None)
         self._made = update(self._made, put, np.int32(piece.layer or 0))
@@ -131,10 +130,16 @@ def on_cpu(sharding: jax.sharding.Sharding) -> bool:
     return all(device.platform == "cpu" for device in devices)
 
 
-def placing_of(sharding: NamedSharding, order: tuple[int, ...], stacked: bool) -> NamedSharding:
-    """Return the sharding of a piece in the tensor's order of dimensions, given the sharding of its leaf."""
-    rank = len(order) + stacked
-    axes = (*sharding.spec, *(None,) * (rank - len(sharding.spec)))[1 if stacked else 0 :]
+def placing_of(sharding: NamedSharding, order: tuple[int, ...], lead: int) -> NamedSharding:
+    """Return the sharding of a piece in the tensor's order of dimensions.
+
+    Args:
+        sharding: The sharding of its leaf.
+        order: The order of dimensions that `Piece` describes.
+        lead: The number of dimensions of the leaf that the piece does not have: layers and experts.
+    """
+    rank = len(order) + lead
+    axes = (*sharding.spec, *(None,) * (rank - len(sharding.spec)))[lead:]
     return NamedSharding(sharding.mesh, PartitionSpec(*(axes[order.index(n)] for n in range(len(order)))))
 
 
@@ -144,10 +149,13 @@ def _zeros(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _update(sharding: NamedSharding, order: tuple[int, ...], stacked: bool) -> Any:
-    def update(leaf: jax.Array, tensor: jax.Array, layer: jax.Array) -> jax.Array:
+def _update(sharding: NamedSharding, order: tuple[int, ...]) -> Any:
+    def update(leaf: jax.Array, tensor: jax.Array, *lead: jax.Array) -> jax.Array:
         turned = tensor.transpose(order).astype(leaf.dtype)
-        return jax.lax.dynamic_update_index_in_dim(leaf, turned, layer, 0) if stacked else turned
+        if not lead:
+            return turned
+        ones = turned.reshape(*(1,) * len(lead), *turned.shape)
+        return jax.lax.dynamic_update_slice(leaf, ones, (*lead, *(np.int32(0),) * turned.ndim))
 
     return jax.jit(update, donate_argnums=0, out_shardings=sharding)
 

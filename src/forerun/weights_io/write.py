@@ -104,36 +104,44 @@ def _pairs(target: NDArray[Any], leaf: jax.Array, piece: Piece) -> list[Pair]:
     if on_cpu(leaf.sharding):
         turned = target.transpose(piece.order)
         shards = [(shard.index, np.asarray(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
-        if piece.layer is None:
-            return [(turned[index], data) for index, data in shards]
-        held = [(index, data, _place(index[0], piece.layer, leaf.shape[0])) for index, data in shards]
-        return [(turned[index[1:]], data[place]) for index, data, place in held if place is not None]
-    gathered = _gather(leaf.sharding, piece.order, piece.layer is not None, target.dtype)(leaf, piece.layer or 0)
+        lead = len(piece.lead)
+        held = [(index, data, _place(index[:lead], piece.lead, leaf.shape)) for index, data in shards]
+        return [(turned[index[lead:]], data[place]) for index, data, place in held if place is not None]
+    gathered = _gather(leaf.sharding, piece.order, target.dtype, len(piece.lead))(leaf, *piece.lead)
     return [
         (target[shard.index], np.asarray(shard.data)) for shard in gathered.addressable_shards if shard.replica_id == 0
     ]
 
 
-def _place(part: slice, layer: int, layers: int) -> int | None:
-    """Return the index of a layer in a shard with this part of the layers, or None if it is not in the shard."""
-    start, stop, _ = part.indices(layers)
-    return layer - start if start <= layer < stop else None
+def _place(parts: tuple[slice, ...], lead: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the index of a layer or an expert in a shard, or None if it is not in the shard.
+
+    Args:
+        parts: The part of the first dimensions that the shard has.
+        lead: The index of the layer, and of the expert if any.
+        shape: The dimensions of the complete array.
+    """
+    ranges = [part.indices(size)[:2] for part, size in zip(parts, shape, strict=False)]
+    inside = all(start <= n < stop for n, (start, stop) in zip(lead, ranges, strict=True))
+    return tuple(n - start for n, (start, _) in zip(lead, ranges, strict=True)) if inside else None
 
 
 @lru_cache(maxsize=256)
-def _gather(sharding: Any, order: tuple[int, ...], stacked: bool, dtype: Any) -> Any:
-    """Return a compiled function that selects a layer, in the tensor's dtype and order of dimensions.
+def _gather(sharding: Any, order: tuple[int, ...], dtype: Any, lead: int) -> Any:
+    """Return a compiled function that selects a layer or an expert, in the tensor's dtype and order of dimensions.
 
     The result is still split over the devices.
     """
     back = tuple(order.index(n) for n in range(len(order)))
     wide = dtype.itemsize == 8  # jax has no 64-bit types by default; numpy widens the result later
 
-    def gather(leaf: jax.Array, layer: Any) -> jax.Array:
-        one = jax.lax.dynamic_index_in_dim(leaf, layer, 0, keepdims=False) if stacked else leaf
+    def gather(leaf: jax.Array, *numbers: Any) -> jax.Array:
+        one = leaf
+        for number in numbers:
+            one = jax.lax.dynamic_index_in_dim(one, number, 0, keepdims=False)
         return one.transpose(back).astype(one.dtype if wide else dtype)
 
-    return jax.jit(gather, out_shardings=placing_of(sharding, order, stacked))
+    return jax.jit(gather, out_shardings=placing_of(sharding, order, lead))
 
 
 def tensor_dtype(dtype: str | Mapping[str, str], name: str) -> str:

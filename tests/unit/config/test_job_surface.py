@@ -200,11 +200,13 @@ def sizes_table() -> str:
             f"window {size.window}" if size.window else "",
             "gated delta rule in 3 of 4 layers" if size.attention_gate else "",
             f"RoPE scaling {size.rope_scaling.factor:g}" if size.rope_scaling else "",
+            f"{size.experts.count} experts, {size.experts.top} per token" if size.experts else "",
         ]
+        mlp = size.experts.mlp if size.experts else size.mlp
         cells = (
             f"`{name}`",
             Count(count(Decoder(size).specs())),
-            *(size.layers, size.embed, size.heads, size.kv_heads, size.head_dim, size.mlp, size.vocab),
+            *(size.layers, size.embed, size.heads, size.kv_heads, size.head_dim, mlp, size.vocab),
             "yes" if size.tied else "no",
             ", ".join(filter(None, also)),
         )

@@ -39,6 +39,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0]
 MSCALE = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
 GRANITE = {"embedding_multiplier": 12, "attention_multiplier": 0.1, "residual_multiplier": 0.2, "logits_scaling": 8.0}
 DENSE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 64}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ORIGINAL = {"original_max_position_embeddings": 64}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": PLAIN | {"rope_scaling": LLAMA3 | ORIGINAL, "eos_token_id": [1, 2], "pad_token_id": -1},
@@ -67,6 +68,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
     | {"linear_conv_kernel_dim": 4, "full_attention_interval": 2, "partial_rotary_factor": 0.5},
     "lfm2": PLAIN | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 8},
+    "qwen3_5_moe_text": PLAIN | EXPERTS | {"shared_expert_intermediate_size": 16, "full_attention_interval": 2},
+    "qwen3_moe": PLAIN | EXPERTS,
+    "mixtral": PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmoe": PLAIN | {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "gpt2": GPT2,
 }
 

@@ -14,8 +14,10 @@ from spec_shapes import shapes_of
 
 from forerun.config.schema import Remat
 from forerun.models.decoder import Decoder
-from forerun.models.sizes import DecoderConfig
+from forerun.models.parameter_axes import active_matrix_count, matrix_count, parameter_count
+from forerun.models.sizes import SIZES, DecoderConfig, ExpertConfig
 from forerun.nn.compute import Compute
+from forerun.nn.spec import count
 
 BASE = DecoderConfig(layers=3, embed=24, heads=4, kv_heads=2, head_dim=8, mlp=40, vocab=96, qkv_bias=True, qk_norm=True)
 
@@ -65,3 +67,18 @@ def test_a_window_counts_what_it_sees(sequence: int, window: int) -> None:
     base = Decoder(BASE).flops_per_token(0)
     got = Decoder(replace(BASE, window=window)).flops_per_token(sequence)
     assert got - base == pytest.approx(12 * 3 * 4 * 8 * seen, rel=1e-6)
+
+
+def test_experts_count_as_often_as_a_token_uses_them() -> None:
+    """A router and two of eight experts of width 12 have the matrices of one MLP of width 24 and of the router."""
+    experts = replace(BASE, experts=ExpertConfig(count=8, top=2, mlp=12))
+    dense = Decoder(replace(BASE, mlp=24)).flops_per_token(32)
+    assert Decoder(experts).flops_per_token(32) == pytest.approx(dense + 6 * BASE.layers * BASE.embed * 8)
+
+
+def test_the_published_parameters_of_qwen3_30b_a3b() -> None:
+    """30.5B in all, 3.3B active (https://huggingface.co/Qwen/Qwen3-30B-A3B-Base)."""
+    size = SIZES["qwen3-30b-a3b"]
+    assert parameter_count(size) == count(Decoder(size).specs()) == 30_532_122_624
+    active = parameter_count(size) - matrix_count(size) + active_matrix_count(size)
+    assert active == pytest.approx(3.35e9, rel=0.005)

@@ -9,6 +9,7 @@ from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
 from forerun.models.families import (
     exaone,
+    experts,
     gemma,
     gemma4,
     glm,
@@ -57,7 +58,11 @@ FAMILIES = {
         glm.GLM4,
         glm.ERNIE,
         qwen3_5.FAMILY,
+        qwen3_5.MOE,
         lfm2.FAMILY,
+        experts.QWEN3_MOE,
+        experts.MIXTRAL,
+        experts.OLMOE,
         gpt2.FAMILY,
     )
 }
@@ -162,7 +167,9 @@ def family_for(config: Config) -> Family:
     if not isinstance(config, DecoderConfig):
         return gpt2.FAMILY
     if config.attention_gate:
-        return qwen3_5.FAMILY
+        return qwen3_5.FAMILY if config.experts is None else qwen3_5.MOE
+    if config.experts is not None:
+        return experts.QWEN3_MOE
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
     if plain and config.qk_norm and not config.qkv_bias and config.window is None:
         return qwen3.FAMILY
@@ -187,5 +194,7 @@ _WITHOUT_EFFECT = {
     "exaone4": ("sliding_window_pattern",),
     "granitemoehybrid": granite.WITHOUT_EFFECT,
     "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
+    "qwen3_5_moe_text": (*qwen3_5.WITHOUT_EFFECT, *experts.WITHOUT_EFFECT),
     "lfm2": lfm2.WITHOUT_EFFECT,
+    **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe"), experts.WITHOUT_EFFECT),
 }  # fmt: skip

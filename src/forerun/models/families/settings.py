@@ -72,12 +72,16 @@ RANGES = {
     **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"), _FACTOR),
     **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta"), _FACTOR),
     "shared_intermediate_size": _MLP,
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _MLP),
+    **dict.fromkeys(("num_experts_per_tok", "decoder_sparse_step"), Range(int, 0, limits.MAX_EXPERTS)),
+    **dict.fromkeys(("num_experts", "num_local_experts"), Range(int, -1, limits.MAX_EXPERTS)),
+    "router_aux_loss_coef": Range(float, -1e-9, limits.MAX_FACTOR),
     "block_ffn_dim_multiplier": _FACTOR,
 }
 ZERO_MEANS_ABSENT = ("mscale", "mscale_all_dim", "llama_4_scaling_beta")
 FLAGS = (
     "tie_word_embeddings", "attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_sliding_window",
-    "truncate", "enable_moe_block", "attention_k_eq_v", "use_double_wide_mlp",
+    "truncate", "enable_moe_block", "attention_k_eq_v", "use_double_wide_mlp", "norm_topk_prob",
 )  # fmt: skip
 LISTS = ("short_factor", "long_factor")
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

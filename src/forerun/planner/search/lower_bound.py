@@ -14,8 +14,15 @@ from forerun.config.schema import Job, Remat
 from forerun.hardware.chips import Chip
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import Slice
-from forerun.models.layer_kinds import LayerKind
-from forerun.models.parameter_axes import layer_matrix_count, matrix_count, outer_axes, parameter_count, shape_of
+from forerun.models.layer_kinds import LayerKind, LayerShape
+from forerun.models.parameter_axes import (
+    active_expert_count,
+    active_layer_matrix_count,
+    active_matrix_count,
+    outer_axes,
+    parameter_count,
+    shape_of,
+)
 from forerun.models.sizes import DecoderConfig
 from forerun.planner.search.link_speeds import LinkSpeeds
 from forerun.resolve.resolved_job import ResolvedJob
@@ -161,8 +168,8 @@ def footprint(resolved: ResolvedJob) -> Footprint:
 
 def decoder_footprint(job: Job, c: DecoderConfig) -> Footprint:
     """Return the sizes of a job whose model is of the decoder family. Every layer counts with its own shape."""
-    parameters, matrices = parameter_count(c), matrix_count(c)
-    down = sum(c.embed * c.size("F", kind.shape) for kind in c.all_kinds)
+    parameters, matrices = parameter_count(c), active_matrix_count(c)
+    down = sum(c.embed * _mlp_width(c, kind.shape) + active_expert_count(c, kind.shape) // 3 for kind in c.all_kinds)
     attention = sum(_mixer_flops(c, kind, job.sequence) for kind in c.all_kinds)  # forward, per token
     tokens = job.batch * job.sequence
     learned, resting_bytes = _resting(job, parameters)
@@ -212,10 +219,11 @@ def _layer_widths(c: DecoderConfig, kind: LayerKind) -> dict[str, int]:
     queries = c.size("H", shape) * c.size("D", shape) if attends else 0
     values = c.size("K", shape) * c.size("D", shape) if attends else 0
     keys = 0 if shape is not None and shape.shares_keys else values
-    mlp = c.size("F", shape)
+    mlp = _mlp_width(c, shape)
     # Every matrix maps from or to the width of the model. The quotient is the sum of their other dimensions: outputs
     # of the matrices that read the layer's input, inputs of those that write its output.
-    inner = layer_matrix_count(c, shape) // c.embed
+    inner = active_layer_matrix_count(c, shape) // c.embed
+    routed = active_expert_count(c, shape) // c.embed  # no policy keeps their products, except for "none"
     return {
         "layer_in": c.embed,
         "query": queries,
@@ -225,9 +233,14 @@ def _layer_widths(c: DecoderConfig, kind: LayerKind) -> dict[str, int]:
         "mlp_gate": mlp,
         "mlp_up": mlp,
         "full": c.embed,
-        "dots": 3 * c.embed + inner - queries - mlp,
+        "dots": 3 * c.embed + inner - queries - mlp - routed,
         "none": 3 * c.embed + inner,
     }
+
+
+def _mlp_width(c: DecoderConfig, shape: LayerShape | None) -> int:
+    """Return the width of the MLP that every token uses, or 0 for a layer with only experts."""
+    return c.size("F", shape) if c.experts is None or c.experts.shared else 0
 
 
 def _other_model(resolved: ResolvedJob) -> Footprint:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from forerun.hardware.chips import Chip
 from forerun.planner.hlo import HBM, ITEM_BYTES, Computation, Instruction, Module
 from forerun.planner.time.gemm_shape import gemm_shape, is_cublas_call
+from forerun.planner.time.grouped_cost import grouped_shape
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.trip_counts import Loops
 
@@ -91,6 +92,8 @@ class _Walk:
             return self.computation(x.attribute("body") or ""), self._loops.trips(computation, x)
         if x.op == "call":
             return self.computation(x.attribute("to_apply") or ""), 1
+        if x.op == "custom-call" and (grouped := grouped_shape(computation, x)):
+            return TimeFloor(compute=grouped.flops / self.roof.flops), 1
         if x.op != "fusion" and x.op not in MATMULS and not is_cublas_call(x):
             return TimeFloor(), 0
         count = self._work.unit_flops if self.roof.eight_bit_speed else self._work.flops

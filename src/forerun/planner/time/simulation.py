@@ -22,6 +22,7 @@ from forerun.planner.time.collectives.collective_cost import OFFLOADED, Collecti
 from forerun.planner.time.collectives.torus import Torus
 from forerun.planner.time.dcn import QUEUE, SliceNetwork, crosses_slices, rendezvous, sent_bytes
 from forerun.planner.time.execution import ComputationRun, ProgramSimulation, called_by, collective_in, target_of
+from forerun.planner.time.grouped_cost import grouped_shape, is_metadata
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.splash_cost import kernel_seconds, kernel_shape
 from forerun.planner.time.transfers import (
@@ -232,10 +233,26 @@ class _Run(ComputationRun):
             if queue == "dma" and end > begin:
                 self.ends[key] = end + delay(end - begin), queue
 
+    def _grouped(self, x: Instruction) -> bool:
+        """Run a product of groups of rows with one matrix each. Return False for any other kernel."""
+        machine, shape = self.sim.machine, grouped_shape(self.computation, x)
+        if shape is None:
+            return is_metadata(x)
+        touched = self.sim.work.hbm_bytes(self.computation, x)
+        multiplying = shape.unit_flops(machine.matrix_unit) / (machine.matmul_flops * machine.matmul_share)
+        moving = self._hbm_seconds(touched, multiplying)
+        kind = "matmul" if multiplying >= moving else "memory"
+        seconds = max(multiplying, moving) + machine.op_seconds
+        self.advance(kind, seconds, flops=shape.flops, size_bytes=touched, overhead_seconds=machine.op_seconds)
+        self.spent.flops["matmul"] += shape.flops
+        return True
+
     def _kernel(self, x: Instruction) -> None:
         """Run a custom call: a splash attention kernel, an unknown kernel, or a helper of the compiler."""
         target = target_of(x)
         if target in FREE_TARGETS:
+            return
+        if target == KERNEL and self._grouped(x):
             return
         shape = kernel_shape(self.computation, x) if target == KERNEL else None
         if shape is None:

@@ -1,0 +1,72 @@
+"""The MLP of a decoder layer: one gated MLP, a mixture of experts, or both.
+
+`forerun.models.decoder` explains the letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from forerun.models.decoder_params import Block
+from forerun.models.sizes import DecoderConfig, ExpertConfig
+from forerun.nn.compute import residual
+from forerun.nn.routing import Routing, choose, expert_mlp
+from forerun.nn.weights.dense import contract
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": partial(jax.nn.gelu, approximate=True),
+}
+
+
+def layer_mlp(
+    c: DecoderConfig, block: Block[jax.Array], y_BSE: jax.Array, counted_BS: jax.Array | None
+) -> tuple[jax.Array, Routing[jax.Array] | None]:
+    """Return the output of the MLP of one layer, [B, S, E], and the sums of its router.
+
+    Args:
+        c: The dimensions.
+        block: Parameters of the layer, without a layer dimension.
+        y_BSE: The input, with the norm before it applied.
+        counted_BS: The tokens that the router's sums count, or None for no sums.
+    """
+    if c.experts is None:
+        return _gated(c, block, y_BSE), None
+    return _mixture(c, c.experts, block, y_BSE, counted_BS)
+
+
+def _gated(c: DecoderConfig, block: Block[jax.Array], y_BSE: jax.Array) -> jax.Array:
+    assert block.gate is not None
+    assert block.up is not None
+    assert block.down is not None
+    gate_BSF = residual(plus(contract("BSE,EF->BSF", y_BSE, block.gate), block.gate_bias), "mlp_gate")
+    up_BSF = residual(plus(contract("BSE,EF->BSF", y_BSE, block.up), block.up_bias), "mlp_up")
+    y_BSE = contract("BSF,FE->BSE", ACTIVATIONS[c.activation](gate_BSF) * up_BSF, block.down)
+    return plus(y_BSE, block.down_bias)
+
+
+def _mixture(
+    c: DecoderConfig, e: ExpertConfig, block: Block[jax.Array], y_BSE: jax.Array, counted_BS: jax.Array | None
+) -> tuple[jax.Array, Routing[jax.Array] | None]:
+    assert block.router is not None
+    logits_BSX = contract("BSE,EX->BSX", y_BSE, block.router).astype(jnp.float32)
+    choice = choose(logits_BSX, e.top, e.normalised, counted_BS)
+    weights = (block.expert_gate, block.expert_up, block.expert_down)
+
+    def between(gate: jax.Array, up: jax.Array) -> jax.Array:
+        return ACTIVATIONS[c.activation](gate) * up
+
+    routed_BSE = expert_mlp(y_BSE, choice, weights, e.count, between)
+    if not e.shared:
+        return routed_BSE, choice.sums
+    assert block.shared_gate is not None
+    gate_BSA = jax.nn.sigmoid(contract("BSE,EA->BSA", y_BSE, block.shared_gate))
+    return routed_BSE + gate_BSA * _gated(c, block, y_BSE), choice.sums
+
+
+def plus(y: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Return `y` with a bias, if the layer has one."""
+    return y if bias is None else y + bias.astype(y.dtype)

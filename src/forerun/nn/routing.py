@@ -1,0 +1,189 @@
+"""Mixture of experts: the router, the order of tokens by expert, and the experts' MLP.
+
+B batch, S sequence, E embed, X experts, K experts per token, M width of an expert's MLP, N = B x S tokens.
+
+Each device sorts its own tokens by expert and multiplies the groups with `ragged_dot`, so no token is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from forerun.nn import sharding
+from forerun.nn.weights.experts import array_axes, grouped
+
+T = TypeVar("T")
+Activation = Callable[[jax.Array, jax.Array], jax.Array]  # outputs of the gate and the up matrix -> inputs of down
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, kw_only=True)
+class Routing(Generic[T]):
+    """Sums over the tokens of a batch that are not padding. The first dimension is that of the layers."""
+
+    counts_LX: T  # tokens of each expert
+    probabilities_LX: T  # sum of the router's probabilities
+    squares_L: T  # sum of the squared logarithm of the router's normalizer
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The experts of each token."""
+
+    ids_BSK: jax.Array
+    weights_BSK: jax.Array  # float32
+    sums: Routing[jax.Array] | None  # of one layer, without L; None if there is no mask
+
+
+def choose(logits_BSX: jax.Array, top: int, normalised: bool, counted_BS: jax.Array | None) -> Choice:
+    """Return the experts with the `top` largest probabilities of each token.
+
+    Args:
+        logits_BSX: The output of the router, in float32.
+        top: The number of experts per token.
+        normalised: Whether the weights of the chosen experts are divided by their sum.
+        counted_BS: The tokens that `sums` count, or None for no sums.
+    """
+    probabilities_BSX = jax.nn.softmax(logits_BSX, axis=-1)
+    weights_BSK, ids_BSK = jax.lax.top_k(probabilities_BSX, top)
+    if normalised:
+        weights_BSK = weights_BSK / jnp.sum(weights_BSK, axis=-1, keepdims=True)
+    if counted_BS is None:
+        return Choice(ids_BSK, weights_BSK, None)
+    ours_BS = counted_BS.astype(jnp.float32)
+    # A comparison and a sum, which the compiler fuses. A scatter would be slow on a TPU.
+    chosen_BSKX = ids_BSK[..., None] == jnp.arange(logits_BSX.shape[-1])
+    normalizers_BS = jax.nn.logsumexp(logits_BSX, axis=-1)
+    sums = Routing(
+        counts_LX=jnp.sum(jnp.where(chosen_BSKX, ours_BS[..., None, None], 0.0), axis=(0, 1, 2)),
+        probabilities_LX=jnp.sum(probabilities_BSX * ours_BS[..., None], axis=(0, 1)),
+        squares_L=jnp.sum(jnp.square(normalizers_BS) * ours_BS),
+    )
+    return Choice(ids_BSK, weights_BSK, sums)
+
+
+def together(parts: Sequence[Any]) -> Routing[jax.Array] | None:
+    """Return the sums of all layers from those of parts of the layers, or None for a model without experts."""
+    found = jax.tree.leaves(parts, is_leaf=lambda one: isinstance(one, Routing))
+    routings = [one for one in found if isinstance(one, Routing)]
+    return jax.tree.map(lambda *each: jnp.concatenate(each), *routings) if routings else None
+
+
+def expert_mlp(
+    x_BSE: jax.Array, choice: Choice, weights: tuple[Any, Any, Any], experts: int, activation: Activation
+) -> jax.Array:
+    """Return the weighted sum of the outputs of each token's experts, [B, S, E].
+
+    Each device computes the experts of its own tokens. It gathers the experts over fsdp. With tp, each device has a
+    part of every expert's width, and the parts of the output are added.
+
+    Args:
+        x_BSE: The input.
+        choice: The experts of each token.
+        weights: The matrices for gate, up and down of all experts, [X, E, M], [X, E, M] and [X, M, E].
+        experts: The number of experts.
+        activation: The function between the matrices.
+    """
+    arrays, structure = jax.tree.flatten(jax.tree.map(partial(_cast, dtype=x_BSE.dtype), weights))
+    axes = jax.tree.leaves(
+        tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), is_leaf=lambda one: isinstance(one, str)
+    )
+    sizes = sharding.ambient_sizes()
+    stored = [sharding.stored_partition(one.shape, letters, sizes) for one, letters in zip(arrays, axes, strict=True)]
+    rows = sharding.partition(x_BSE.shape, "BSE", sizes, sharding.ACTIVATIONS[:2])
+    adds = any("tp" in _names(part) for part in stored[-1])
+    scatters = adds and x_BSE.shape[1] % sizes["tp"] == 0
+
+    def local(x: jax.Array, ids: jax.Array, factors: jax.Array, *parts: jax.Array) -> jax.Array:
+        whole = [_gathered(part, spec) for part, spec in zip(parts, stored, strict=True)]
+        gate, up, down = jax.tree.unflatten(structure, whole)
+        x_NE = x.reshape(-1, x.shape[-1])
+        order, inverse, sizes_X = by_expert(ids.reshape(-1), experts)
+        sorted_PE = dispatched(x_NE, order, inverse)
+        hidden_PM = activation(grouped(sorted_PE, gate, sizes_X), grouped(sorted_PE, up, sizes_X))
+        y_PE = permuted(grouped(hidden_PM, down, sizes_X), inverse, order)
+        y_BSKE = y_PE.reshape(*ids.shape, -1)
+        y_BSE = jnp.einsum(
+            "BSKE,BSK->BSE", y_BSKE, factors.astype(y_BSKE.dtype), preferred_element_type=jnp.float32
+        ).astype(x.dtype)
+        if not adds:
+            return y_BSE
+        if scatters:
+            return jax.lax.psum_scatter(y_BSE, "tp", scatter_dimension=1, tiled=True)
+        return jax.lax.psum(y_BSE, "tp")
+
+    results = PartitionSpec(rows[0], "tp") if scatters else rows
+    mapped = sharding.by_hand(local, arguments=(rows, rows, rows, *stored), results=results)
+    made: jax.Array = mapped(x_BSE, choice.ids_BSK, choice.weights_BSK, *arrays)
+    return sharding.constrain(made, "BSE")
+
+
+def by_expert(ids_P: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the order that sorts pairs of a token and an expert, its inverse, and the pairs of each expert."""
+    order_P = jnp.argsort(ids_P, stable=True)
+    inverse_P = jnp.argsort(order_P)
+    sizes_X = jnp.sum(ids_P[:, None] == jnp.arange(experts), axis=0, dtype=jnp.int32)
+    return order_P, inverse_P, sizes_X
+
+
+@jax.custom_vjp
+def dispatched(x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
+    """Return the token of each pair, [N x K, E], in the order of the experts.
+
+    The gradient is a gather and a sum over K. JAX would compute it with a scatter, which is slow on a TPU.
+    """
+    return x_NE[order_P // (len(order_P) // len(x_NE))]
+
+
+def _dispatched_forward(x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> tuple[jax.Array, Any]:
+    return dispatched(x_NE, order_P, inverse_P), (len(x_NE), inverse_P)
+
+
+def _dispatched_backward(kept: Any, gradient_PE: jax.Array) -> tuple[jax.Array, None, None]:
+    tokens, inverse_P = kept
+    return jnp.sum(gradient_PE[inverse_P].reshape(tokens, -1, gradient_PE.shape[-1]), axis=1), None, None
+
+
+dispatched.defvjp(_dispatched_forward, _dispatched_backward)
+
+
+@jax.custom_vjp
+def permuted(x_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
+    """Return the rows in another order. The gradient is a gather with the inverse order."""
+    return x_PE[order_P]
+
+
+def _permuted_forward(x_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return permuted(x_PE, order_P, inverse_P), inverse_P
+
+
+def _permuted_backward(inverse_P: jax.Array, gradient_PE: jax.Array) -> tuple[jax.Array, None, None]:
+    return gradient_PE[inverse_P], None, None
+
+
+permuted.defvjp(_permuted_forward, _permuted_backward)
+
+
+def _cast(array: jax.Array, dtype: Any) -> jax.Array:
+    """Return floats in the compute dtype, so that fewer bytes are gathered."""
+    return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+
+
+def _gathered(part: jax.Array, spec: PartitionSpec) -> jax.Array:
+    """Return a weight gathered over all axes except tp. Its gradient is reduced and scattered over these axes."""
+    for dim, axes in enumerate(spec):
+        for axis in reversed(_names(axes)):
+            if axis != "tp":
+                part = jax.lax.all_gather(part, axis, axis=dim, tiled=True)
+    return part
+
+
+def _names(axes: Any) -> tuple[str, ...]:
+    return (axes,) if isinstance(axes, str) else tuple(axes or ())

@@ -182,9 +182,8 @@ def test_trained_and_resumed(name: str, make: Callable[[str], Made]) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in NOT_IN_CI])
+@pytest.mark.parametrize("name", [case for case in CASES if case.values[0] in METHODS])
 def test_the_export_is_loaded_with_equal_logits(name: str, make: Callable[[str], Made], model: Path) -> None:
     made = make(name)
     ours = our_logits(made.whole, WORDS[None])[0]

@@ -30,7 +30,7 @@ MODELS = ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B", "Qwen/Qwen3-4B", "Qwen/Qwen2.5-0
           "owner/name")  # fmt: skip
 DATASETS = ("rzeraat/law", "roneneldan/TinyStories")
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.aot, pytest.mark.timeout(1800)]
 
 
 def write_tiny_model(folder: Path) -> None:

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from forerun.track.metrics import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -16,6 +18,7 @@ SMALL = "batch=4 sequence=64"
 FEWER = {"train": f"steps=15 {SMALL}", "cache": SMALL}
 
 
+@pytest.mark.slow
 def test_the_example_from_its_teacher_to_its_student(tmp_path: Path, shell: dict[str, str]) -> None:
     for name in ("job.yaml", "teacher.yaml"):
         (tmp_path / "examples/distil").mkdir(parents=True, exist_ok=True)

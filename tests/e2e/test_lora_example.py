@@ -36,6 +36,7 @@ def looks(place: Path, name: str) -> list[float]:
     return [row["validation_loss"] for row in rows if "validation_loss" in row]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_adapters_learn_beside_a_model_at_rest(place: Path, shell: dict[str, str]) -> None:
     readme = (ROOT / "examples/lora/README.md").read_text()

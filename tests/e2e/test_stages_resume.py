@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from forerun.checkpoint.reader import Reader
 from forerun.track.metrics import read_metrics
 
-pytestmark = pytest.mark.timing
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 PATIENCE_SECONDS = 600
 ROOT = Path(__file__).resolve().parents[2]

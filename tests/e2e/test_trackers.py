@@ -22,7 +22,7 @@ from wandb_server import WandbServer
 
 from forerun.track.metrics import read_metrics
 
-pytestmark = pytest.mark.timing
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, HELD = 20, 13

@@ -12,7 +12,7 @@ import pytest
 from runs import WAITS, Bench
 from runs_hosts import GENTLE, TOLERANCE, HostsRun
 
-pytestmark = pytest.mark.timing
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 STEPS, DEVICES, NODES = 6, 8, 2
 MESH = ("mesh.data=1", "mesh.fsdp=4", "mesh.tp=2")

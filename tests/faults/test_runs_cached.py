@@ -9,7 +9,7 @@ import jax
 import pytest
 from runs_cached import pairs
 
-pytestmark = pytest.mark.timing
+pytestmark = [pytest.mark.slow, pytest.mark.timing]
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ def expected(bench: Bench) -> Outcome:
     return reference(bench, HOSTS)
 
 
+@pytest.mark.slow
 def test_a_process_without_the_secret_cannot_join_the_coordinator(bench: Bench, expected: Outcome) -> None:
     """It tries every TCP port of the run with jax's own client, under the number of a host."""
     with HostsRun(bench, "intruder", HOSTS) as job:
@@ -81,6 +82,7 @@ def test_a_killed_host_and_an_announced_stop_change_nothing(bench: Bench, expect
         assert job.said_file(1).read_text().count("loss") == 0, "one host speaks for all"
 
 
+@pytest.mark.slow
 def test_a_save_that_takes_longer_than_the_grace_time_is_refused(bench: Bench) -> None:
     """The leader knows the time from the worker of `forerun train`. The save of step 5 ends before that of step 10."""
     with (

@@ -221,4 +221,12 @@ def _supervised(args: argparse.Namespace, loaded: LoadedJob, hosts: Hosts, optio
     told = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
     identity = {"job": hashlib.sha256(told.encode()).hexdigest()[:16]}
     secret = Path(args.secret) if args.secret else None
-    return supervise(command, hosts, folder_of(loaded.job).path, secret_file=secret, identity=identity, spare=True)
+    return supervise(
+        command,
+        hosts,
+        folder_of(loaded.job).path,
+        secret_file=secret,
+        identity=identity,
+        spare=True,
+        slices=loaded.job.mesh.slices,
+    )

@@ -26,6 +26,7 @@ from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.protocol.secret import Secret, new_secret, read_secret
 from forerun.supervise.protocol.tunnel import private_folder
+from forerun.supervise.slice_variables import slice_variables
 from forerun.version import __version__
 
 # How long a stop by a signal may take, in seconds. The units of cloud runs allow more time than the default.
@@ -41,6 +42,7 @@ def supervise(
     identity: Mapping[str, str] | None = None,
     limits: Limits | None = None,
     spare: bool = False,
+    slices: int | None = None,
 ) -> int:
     """Run `command` as the worker of this host until the job has ended on all hosts.
 
@@ -53,6 +55,7 @@ def supervise(
         limits: Time limits, by default those of `Limits`, with the grace time of FORERUN_STOP_SECONDS.
         spare: Whether to keep a second process of `command` ready, with its imports done, for the next attempt.
             `command` must then call `worker.connect` before it prints or changes anything.
+        slices: The TPU slices of the run, or None if the job does not say. Workers get the variables of their slice.
 
     Returns:
         The exit code of the job.
@@ -65,12 +68,13 @@ def supervise(
         limits = replace(limits, lost=math.inf)
     secret = new_secret() if hosts.count == 1 else read_secret(secret_file)
     known = {**versions(), **(identity or {})}
+    variables = slice_variables(hosts, slices, os.environ)
     console = Console("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
     owner = Owner(run_folder, console.say) if hosts.leads else None
     try:
         with private_folder() as folder:
             ending = asyncio.run(
-                _supervised(command, hosts, owner, secret, known, Path(folder), limits, console, spare)
+                _supervised(command, hosts, owner, secret, known, Path(folder), limits, console, spare, variables)
             )
         if ending.text and ending.host != hosts.index:
             console.say(ending.text)
@@ -103,6 +107,7 @@ async def _supervised(
     limits: Limits,
     console: Console,
     spare: bool,
+    variables: Mapping[str, str],
 ) -> Ending:
     leading: asyncio.Task[Ending] | None = None
     if owner is not None:
@@ -111,7 +116,16 @@ async def _supervised(
         hosts = replace(hosts, port=await leader.listener.open(bound, hosts.port))
         leading = asyncio.create_task(leader.run())
     agent = Agent(
-        command, hosts, secret, identity, folder, limits, console, partial(require_free_tpu, console.say), spare
+        command,
+        hosts,
+        secret,
+        identity,
+        folder,
+        limits,
+        console,
+        partial(require_free_tpu, console.say),
+        spare,
+        variables,
     )
     _listen_to_signals(agent, hosts, limits)
     loop = asyncio.get_running_loop()

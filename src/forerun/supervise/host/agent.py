@@ -67,6 +67,7 @@ class Agent:
         folder: A private folder for Unix sockets.
         before_start: Called before each start of a worker. A UserError prevents the start and ends the job.
         spare: Whether to keep a second worker ready, which becomes the worker of the next attempt.
+        variables: Variables that workers get in addition to the environment of this process.
     """
 
     def __init__(
@@ -80,11 +81,13 @@ class Agent:
         console: Console,
         before_start: Callable[[], None],
         spare: bool,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._command, self._hosts, self._secret = list(command), hosts, secret
         self._identity, self._limits, self._console = dict(identity), limits, console
         self._folder, self._before_start = folder, before_start
         self._environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
+        self._environment |= variables or {}
         self._instance = secrets.token_hex(8)
         self._line: Line | None = None
         self._child: Child | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +26,19 @@ from forerun.program.build import build, make_mesh
 from forerun.program.derive import derive
 
 EVERY = pytest.mark.parametrize("name", VARIANTS)
+# Together these have each kind of layer, norm, position and head. CI compares the logits of all variants, and
+# everything else of these.
+SAMPLE = (
+    *("llama3", "qwen2-window", "qwen3", "gemma2", "gemma4-e2b", "phi3-longrope", "olmo2", "granite", "glm4"),
+    *("qwen3.5", "qwen3.5-moe", "lfm2", "qwen3-moe", "mixtral", "gpt2"),
+)
 Note = Callable[[str, str, Any], None]
+
+
+def sampled(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Parametrize a test with all names. Those that are not in the sample are slow."""
+    marks = {name: () if name in SAMPLE else pytest.mark.slow for name in names}
+    return pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, mark in marks.items()])
 
 
 def expected_logits(name: str) -> np.ndarray:
@@ -70,7 +82,7 @@ def test_packed_documents_do_not_see_each_other(name: str) -> None:
     assert parity.packing_difference(pair(name)) < parity.LOGITS_LIMIT
 
 
-@EVERY
+@sampled(VARIANTS)
 @pytest.mark.torch
 def test_gradients_of_the_mean_loss(name: str, families_table: Note) -> None:
     expected_loss, expected = expected_loss_and_gradients(name)
@@ -82,7 +94,7 @@ def test_gradients_of_the_mean_loss(name: str, families_table: Note) -> None:
     families_table(VARIANTS[name].row, "gradients", worst)
 
 
-@EVERY
+@sampled(VARIANTS)
 @pytest.mark.torch
 def test_the_cache_gives_the_same_logits(name: str) -> None:
     """Against the reference's logits, which have no cache."""
@@ -90,7 +102,7 @@ def test_the_cache_gives_the_same_logits(name: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("name", FAMILY_EXAMPLES.values())
+@sampled(FAMILY_EXAMPLES.values())
 def test_a_step_on_eight_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss and norm of all gradients are those of the reference, whose parameters lie in one place."""
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 256)  # these matrices count as large

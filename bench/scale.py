@@ -50,7 +50,7 @@ UNROLLED = tuple(
         ("qwen3-0.6b", "v5e-8", ("remat=full",)),
         ("qwen3-0.6b", "v5e-8", ("remat=none",)),
         ("smollm2-135m", "v5e-1", ("remat=full",)),
-        ("smollm2-135m", "v5e-1", ("remat=none", "micro_batch=8")),
+        ("smollm2-135m", "v5e-1", ("remat=none",)),
     )
     for overrides in ((*recomputed, "unroll=false"), (*recomputed, "unroll=true"), (*recomputed, "unroll=auto"))
 )

@@ -85,7 +85,7 @@ DEVICE = (
                "expert_parallel_degree expert_parallel_size", "MaxText, torchtitan, axolotl", "",
                v.one("forerun has the axes data, fsdp and tp"), 1),
     ForeignKey("dcn_data_parallelism dcn_fsdp_parallelism dcn_tensor_parallelism num_slices", MAXTEXT, "",
-               v.one("a run uses one slice"), 1),
+               v.one("set mesh.slices to the number of slices"), 1),
 )  # fmt: skip
 RUN = (
     ForeignKey("save_steps save_every save_interval checkpoint_interval checkpoint_period checkpoint_every "

@@ -208,13 +208,15 @@ def saves_of(verdict: FitResult, assumptions: Assumptions = ASSUMPTIONS, *, best
     job, devices = question.job, question.devices
     assert job.steps is not None, "a question's job is resolved"
     per_device: float = memory.weights_bytes + memory.optimizer_bytes
-    copies = question.mesh_shape().data
+    mesh = question.mesh_shape()
+    copies = mesh.data * mesh.slices
     state = Bytes(int(per_device) * devices // copies)
     if verdict.saved_bytes is not None:
         state, per_device = Bytes(verdict.saved_bytes), verdict.saved_bytes * copies / devices
     copy_seconds = per_device / host_bytes_per_second(question.slice.chip)
     pause = Seconds(assumptions.save_pause_seconds + copy_seconds)
-    write = Seconds(state / question.hosts / assumptions.bucket_bytes_per_second)
+    # Of several slices, only the hosts of the first one write: the others have copies.
+    write = Seconds(state / (question.hosts // mesh.slices) / assumptions.bucket_bytes_per_second)
     every = job.checkpoint.every
     if best or every == "auto":
         assert verdict.step is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from forerun.config.schema import Job, Mesh, Remat
+from forerun.config.schema import Job, Remat
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest
 from forerun.resolve.resolved_job import ResolvedJob
@@ -70,7 +70,7 @@ def _candidates(v: FitResult) -> Iterator[Remedy]:
     resolved, job, mesh = v.question.resolved, v.question.job, v.question.mesh_shape()
     resting = v.memory.weights_bytes + v.memory.optimizer_bytes
     if mesh.fsdp == 1 and mesh.data > 1:
-        split = Mesh(data=1, fsdp=-1, tp=job.mesh.tp)
+        split = job.mesh.model_copy(update={"data": 1, "fsdp": -1})
         yield Remedy("mesh.data=1 mesh.fsdp=-1", resolved.with_values(mesh=split))
         resting //= mesh.data
     if resting >= v.limit_bytes:

@@ -14,7 +14,7 @@ from functools import cached_property
 from forerun.config.schema import Job, Remat
 from forerun.errors import UserError
 from forerun.hardware.chips import require_compute_dtype
-from forerun.hardware.mesh import MeshShape, check_model, divisors, valid_meshes
+from forerun.hardware.mesh import MeshShape, check_model, divisors, slices_of, valid_meshes
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.search.lower_bound import Footprint, footprint, kept_names
@@ -260,6 +260,7 @@ def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str 
         return reason
     try:
         require_compute_dtype(on.chip, job.precision.compute)
+        slices_of(job.mesh.slices, on.slices, on.platform, job.devices, on.name)
     except UserError as error:
         return error.what
     hours = sizes.lower_bound_seconds(on.chip, on.used_devices(job.devices)) * (job.steps or 0) / 3600

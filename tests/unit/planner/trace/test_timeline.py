@@ -12,12 +12,13 @@ from forerun.planner.trace.timeline import Span, Timeline, timeline_of
 
 MIB = 2**20
 MACHINE = ChipModel(
-    clock_hz=1.0,
+    clock_hz=1e9,  # vector arithmetic takes no time
     matmul_flops=1.0,
     matmul_share=1.0,
     hbm_bytes_per_second=MIB,
     link_bytes_per_second=MIB,
     host_bytes_per_second=MIB / 4,
+    matrix_unit=1,
     op_seconds=0.0,
     dma_seconds=0.0,
     hop_seconds=0.0,

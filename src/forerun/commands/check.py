@@ -171,7 +171,8 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     from forerun.inputs.resolve_job import resolve
     from forerun.program.compiler_options import compiler_options
 
-    shape = mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, place.devices, place.title)
+    axes = job.mesh
+    shape = mesh.resolve(axes.data, axes.fsdp, axes.tp, place.devices, place.title, context=axes.context)
     corpus = _corpus(job, warn)
     for text in () if corpus is None else corpus.warnings:
         warn(text)

@@ -126,6 +126,12 @@ class Mesh(Section):
         1,
         editors=_AXIS_SIZE,
     )
+    context: int = about(
+        "parts into which each sequence is split, for sequences that one device cannot hold",
+        "1: longer sequences need more memory, not another program",
+        1,
+        ge=1,
+    )
 
     @field_validator("data", "fsdp", "tp")
     @classmethod

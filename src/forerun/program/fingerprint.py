@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from forerun.nn.sharding import AXES
-
 _UNSIGNED = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 _ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F, 0x165667B1)
 
@@ -53,8 +51,8 @@ def compiled_fingerprints(mesh: Mesh, like: Any) -> Any:
 
     def own(state: Any) -> jax.Array:
         row = jnp.stack([fingerprint(leaf) for leaf in jax.tree.leaves(state)])
-        table = jnp.zeros((mesh.size, row.size), jnp.uint32).at[jax.lax.axis_index(AXES)].set(row)
-        return jax.lax.psum(table, AXES)
+        table = jnp.zeros((mesh.size, row.size), jnp.uint32).at[jax.lax.axis_index(mesh.axis_names)].set(row)
+        return jax.lax.psum(table, mesh.axis_names)
 
     specs = jax.tree.map(lambda leaf: leaf.sharding.spec, like)
     sharded = jax.shard_map(own, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(), check_vma=False)

@@ -141,8 +141,12 @@ class ResolvedJob:
         return replace(found, reasons={**found.reasons, "steps": self.steps_reason})
 
     def require_mesh(self, shape: MeshShape) -> None:
-        """Raise if the batch or the heads of the model object cannot be split over the mesh. Imports jax."""
+        """Raise if the batch, the heads or the sequences of the model cannot be split over the mesh. Imports jax."""
+        from forerun.models.base import require_split_sequences
+
         check_model(shape, self.model.heads, self.job.batch, self.job.micro_batch)
+        for model in (self.model, *(() if self.teacher is None else (self.teacher.model,))):
+            require_split_sequences(model, shape.context)
 
     def program(self, shape: MeshShape, devices: Sequence[Any], rows: int | None = None) -> Program:
         """Return the Program on `devices`, which may be real or those of a topology description. Imports jax."""

@@ -279,7 +279,8 @@ def finished_result(
 
 
 def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:
-    return mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices))
+    wanted = job.mesh
+    return mesh.resolve(wanted.data, wanted.fsdp, wanted.tp, len(chosen.devices), context=wanted.context)
 
 
 def program_on(resolved: ResolvedJob, chosen: DeviceChoice, rows: int | None) -> Program:

@@ -43,7 +43,7 @@ class CompileRequest:
         """Return the job's mesh with -1 resolved to a size; raise if the mesh does not match the devices."""
         mesh, devices = self.job.mesh, self.devices
         place = self.slice.name if devices == self.slice.devices else f"the job, with devices={devices},"
-        return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place)
+        return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place, context=mesh.context)
 
     def idle_text(self) -> str:
         """Return a sentence about the devices that the job leaves idle, or an empty string."""

@@ -70,7 +70,7 @@ def _candidates(v: FitResult) -> Iterator[Remedy]:
     resolved, job, mesh = v.question.resolved, v.question.job, v.question.mesh_shape()
     resting = v.memory.weights_bytes + v.memory.optimizer_bytes
     if mesh.fsdp == 1 and mesh.data > 1:
-        split = Mesh(data=1, fsdp=-1, tp=job.mesh.tp)
+        split = Mesh(data=1, fsdp=-1, tp=job.mesh.tp, context=job.mesh.context)
         yield Remedy("mesh.data=1 mesh.fsdp=-1", resolved.with_values(mesh=split))
         resting //= mesh.data
     if resting >= v.limit_bytes:

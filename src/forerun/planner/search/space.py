@@ -67,7 +67,7 @@ class Candidate:
 
     def changed(self, resolved: ResolvedJob) -> ResolvedJob:
         """Return the job with the mesh, micro-batch and remat of this candidate."""
-        mesh = Mesh(data=self.mesh.data, fsdp=self.mesh.fsdp, tp=self.mesh.tp)
+        mesh = Mesh(data=self.mesh.data, fsdp=self.mesh.fsdp, tp=self.mesh.tp, context=self.mesh.context)
         return resolved.with_values(mesh=mesh, micro_batch=self.micro_batch, remat=self.remat)
 
     def question(self, resolved: ResolvedJob) -> CompileRequest:
@@ -208,7 +208,8 @@ def _as_written(resolved: ResolvedJob, on: Slice) -> Candidate | None:
     """Return the candidate with the job's own mesh, micro-batch and remat, or None if the slice cannot run it."""
     job = resolved.job
     try:
-        mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, on.used_devices(job.devices), on.name)
+        devices, context = on.used_devices(job.devices), job.mesh.context
+        mesh = resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, devices, on.name, context=context)
         check_model(mesh, resolved.model_facts.heads, job.batch, job.micro_batch)
     except UserError:
         return None
@@ -231,7 +232,8 @@ def _slice_candidates(
     job = resolved.job
     roomy = _fsdp_has_room(job, sizes, on)
     found: list[tuple[Candidate, str | None]] = []
-    for mesh in dict.fromkeys([*meshes(resolved.model_facts.heads, on.used_devices(job.devices)), *extra]):
+    shapes = meshes(resolved.model_facts.heads, on.used_devices(job.devices), job.mesh.context)
+    for mesh in dict.fromkeys([*shapes, *extra]):
         share, rest = divmod(job.batch, mesh.data_parallel)
         if rest:
             found += [(Candidate(on, mesh, 1, remat), BATCH) for remat in remats]
@@ -246,10 +248,10 @@ def _slice_candidates(
     return found
 
 
-def meshes(heads: int | None, devices: int) -> list[MeshShape]:
-    """Return all meshes whose tp is a power of two that divides the heads, 8 at most."""
+def meshes(heads: int | None, devices: int, context: int = 1) -> list[MeshShape]:
+    """Return all meshes whose tp is a power of two that divides the heads, 8 at most. The context axis is given."""
     allowed = [tp for tp in (1, 2, 4, 8) if tp <= LARGEST_TP and heads is not None and heads % tp == 0] or [1]
-    return [mesh for mesh in valid_meshes(devices) if mesh.tp in allowed]
+    return [mesh for mesh in valid_meshes(devices, context) if mesh.tp in allowed]
 
 
 def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str | None:

@@ -1,4 +1,4 @@
-"""The mesh data x fsdp x tp (x context), and its checks against devices, batch and heads before anything is compiled."""
+"""The mesh data x fsdp x tp (x context), and its checks against devices, batch and heads before compilation."""
 
 from __future__ import annotations
 
@@ -53,9 +53,7 @@ class MeshShape:
         return text + (f" mesh.context={self.context}" if self.context > 1 else "")
 
 
-def resolve(
-    data: int, fsdp: int, tp: int, devices: int, place: str = "this machine", *, context: int = 1
-) -> MeshShape:
+def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this machine", *, context: int = 1) -> MeshShape:
     """Return the mesh for a number of devices.
 
     Args:
@@ -107,9 +105,7 @@ def valid_meshes(devices: int, context: int = 1) -> list[MeshShape]:
     ]
 
 
-def nearest_meshes(
-    wanted: tuple[int, int, int], devices: int, count: int = 3, *, context: int = 1
-) -> list[MeshShape]:
+def nearest_meshes(wanted: tuple[int, int, int], devices: int, count: int = 3, *, context: int = 1) -> list[MeshShape]:
     """Return the valid meshes nearest to the wanted one. Their context axis has the largest size that is possible.
 
     The distance is the sum of |log ratio| over the axes. An axis of -1 is not compared.

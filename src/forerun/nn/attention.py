@@ -69,7 +69,9 @@ def attention(
     """
     scores = Scores(q_BSHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
     if kernel.name == "splash":
-        return split_over_devices(partial(_splash_local, scores=scores, kernel=kernel), q_BSHD, k_BSKD, v_BSKD, segments_BS)
+        return split_over_devices(
+            partial(_splash_local, scores=scores, kernel=kernel), q_BSHD, k_BSKD, v_BSKD, segments_BS
+        )
     if kernel.name == "cudnn" and cudnn_supports(q_BSHD, softcap, kernel.largest_head):
         settings = FlashSettings(scores.scale, window, RESIDUAL)
         return split_over_devices(partial(cudnn_attention, settings=settings), q_BSHD, k_BSKD, v_BSKD, segments_BS)

@@ -97,9 +97,15 @@ def split_splash(
         mask_function=VisibleKeys(scores.window),
         interpret=interpret,
     )
-    q, k, v = (x.swapaxes(1, 2) for x in (q_BTHD * scores.scale, k_BSKD, v_BSKD))  # [B, heads, T or S, D]
-    out = jax.vmap(attend)(q, k, v, splash.SegmentIds(q=segments_BT, kv=segments_BS))
-    return out.swapaxes(1, 2)
+    B, _, H, D = q_BTHD.shape
+    K = k_BSKD.shape[2]
+    q_BKGTD = (q_BTHD * scores.scale).reshape(B, T, K, H // K, D).transpose(0, 2, 3, 1, 4)
+    k_BK1SD, v_BK1SD = (x.swapaxes(1, 2)[:, :, None] for x in (k_BSKD, v_BSKD))
+    # Kv heads are a batch dimension. The two cores of a v4 or v5p share the batch of the backward kernels, and a long
+    # sequence is often the only one.
+    of_row = jax.vmap(attend, in_axes=(0, 0, 0, None))
+    out_BKGTD = jax.vmap(of_row)(q_BKGTD, k_BK1SD, v_BK1SD, splash.SegmentIds(q=segments_BT, kv=segments_BS))
+    return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(q_BTHD.shape)
 
 
 @dataclass(frozen=True)
@@ -126,10 +132,10 @@ class BlockTable:
         return int(np.max(last - first)) + 1
 
     def height(self, queries: int) -> int:
-        """Return a bound for the number of a device's blocks of queries, of `queries`, that see one block of keys."""
+        """Return the largest number of a device's blocks of queries, of `queries`, that see one block of keys."""
         if self.window is None:
             return queries
-        of_chunk = -(-(self.window + 2 * self.block - 2) // self.block)
+        of_chunk = (self.window + self.block - 2) // self.block + 1
         return 2 * min(of_chunk, queries // 2)
 
     def of_queries(self, starts_Q: jax.Array) -> tuple[jax.Array, jax.Array]:

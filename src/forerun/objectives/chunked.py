@@ -159,7 +159,9 @@ def _sums_and_gradients_local(
     (sums, matrix_gradient), hidden_pieces = lax.scan(one, start, pieces)
     hidden_gradient = unchunked(hidden_pieces, hidden_BSE.shape)
     if split.vocab:
-        hidden_gradient = summed(hidden_gradient, (split.vocab,), scatter=(split.sequence,) if split.sequence else None, dim=1)
+        hidden_gradient = summed(
+            hidden_gradient, (split.vocab,), scatter=(split.sequence,) if split.sequence else None, dim=1
+        )
     matrix_gradient = summed(matrix_gradient.astype(matrix_VE.dtype), split.rows, scatter=split.embed, dim=1)
     return lax.psum(sums, split.rows), hidden_gradient, matrix_gradient
 

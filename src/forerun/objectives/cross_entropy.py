@@ -220,7 +220,9 @@ def _loss_and_gradients_local(
     (total, matrix_gradient), hidden_pieces = lax.scan(one, start, pieces)
     hidden_gradient = unchunked(hidden_pieces, hidden_BSE.shape)
     if split.vocab:  # each device has only the contribution of its part of the vocabulary
-        hidden_gradient = summed(hidden_gradient, (split.vocab,), scatter=(split.sequence,) if split.sequence else None, dim=1)
+        hidden_gradient = summed(
+            hidden_gradient, (split.vocab,), scatter=(split.sequence,) if split.sequence else None, dim=1
+        )
     matrix_gradient = summed(matrix_gradient.astype(matrix_VE.dtype), split.rows, scatter=split.embed, dim=1)
     return lax.psum(total, split.rows), hidden_gradient, matrix_gradient
 

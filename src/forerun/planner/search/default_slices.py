@@ -189,7 +189,9 @@ class Needs:
         mesh, job = question.mesh_shape(), question.job
         micro = job.micro_batch or job.batch // mesh.data_parallel
         shards = mesh.weight_parts
-        return (self.state_bytes + self.gradient_bytes) / shards + micro * self.layer_input_bytes_per_sequence / mesh.context
+        return (
+            self.state_bytes + self.gradient_bytes
+        ) / shards + micro * self.layer_input_bytes_per_sequence / mesh.context
 
 
 def _generation_slices(resolved: ResolvedJob, generation: str, needs: Needs) -> tuple[list[DefaultSlice], str]:

@@ -122,7 +122,9 @@ class Footprint:
             activations = tokens * self.widths.get("layer_in", 0) * self.compute_bytes
             split = 8 * activations / links.collective_bytes_per_second(mesh.tp, 1) / 2
         host = 2 * self.host_bytes(mesh, micro_batch, remat) * accumulation / links.host_bytes_per_second
-        rows = min(1.0, micro_batch * self.sequence / (mesh.tp * mesh.context) / 4096)  # with few rows the matrix unit is partly idle
+        rows = min(
+            1.0, micro_batch * self.sequence / (mesh.tp * mesh.context) / 4096
+        )  # with few rows the matrix unit is partly idle
         copy_rate = (chip.hbm_bytes_per_second or 1e12) * COPY_SHARE
         memory = accumulation * 3 * weights / copy_rate
         kept = accumulation * (self.saved_bytes(mesh, micro_batch, remat) + self.host_bytes(mesh, micro_batch, remat))

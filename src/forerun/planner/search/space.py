@@ -14,7 +14,7 @@ from functools import cached_property
 from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
 from forerun.hardware.chips import require_compute_dtype
-from forerun.hardware.mesh import MeshShape, check_model, divisors, resolve, valid_meshes
+from forerun.hardware.mesh import MeshShape, check_model, check_sequence, divisors, resolve, valid_meshes
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.search.lower_bound import Footprint, footprint, kept_names
@@ -168,6 +168,7 @@ def space_of(resolved: ResolvedJob, on: str | None, bounds: Bounds) -> Space:
         UserError: A slice is unknown, or none has as many devices as the job wants.
     """
     job, sizes = resolved.job, footprint(resolved)
+    check_sequence(MeshShape(1, 1, 1, job.mesh.context), job.sequence)
     chosen = slices_like(on) if on else default_search_slices(job, sizes)
     named = named_exactly(on)  # for these, a missing compiler is an error later
     remats = FOREIGN_REMATS if resolved.config is None else REMATS

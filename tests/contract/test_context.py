@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,6 +24,8 @@ from forerun.nn.compute import Compute
 from forerun.nn.context import SequenceSplit
 from forerun.nn.sharding import by_hand
 from forerun.objectives.next_token import NextToken
+from forerun.objectives.pairs import PAIRS, REFERENCE, max_pairs
+from forerun.objectives.preference import Preference
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
 
@@ -80,9 +84,28 @@ def test_loss_and_gradients_are_those_of_one_device(family: str, shape: tuple[in
         return NextToken(chunk=10)(model, params, batch, Compute(remat=Remat(policy="full"))).loss
 
     wanted, wanted_gradient = jax.jit(jax.value_and_grad(loss))(params)
-    with jax.set_mesh(make_mesh(MeshShape(*shape), jax.devices()[: np.prod(shape)])):
+    with jax.set_mesh(make_mesh(MeshShape(*shape), jax.devices()[: math.prod(shape)])):
         found, gradient = jax.jit(jax.value_and_grad(loss))(params)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    assert_near(gradient, wanted_gradient, 1e-5)
+
+
+def test_preferences_are_those_of_one_device() -> None:
+    """Pairs whose answers are on several devices: the values of a pair are summed over the context axis."""
+    model = Decoder(DecoderConfig(layers=1, embed=16, heads=2, kv_heads=1, head_dim=8, mlp=16, vocab=VOCAB))
+    params, batch = params_of(model), packed(1, 48, 1)
+    side = np.where(batch.segments % 2, 1, -1) * ((batch.segments + 1) // 2)  # documents 1 and 2 are the first pair
+    reference = np.zeros((1, max_pairs(48), 2), np.float32)
+    batch = jax.tree.map(jnp.asarray, replace(batch, extras={PAIRS: side.astype(np.int32), REFERENCE: reference}))
+
+    def loss(params: Any) -> jax.Array:
+        return Preference(chunk=10, loss="ipo")(model, params, batch, Compute()).loss
+
+    wanted, wanted_gradient = jax.jit(jax.value_and_grad(loss))(params)
+    with jax.set_mesh(make_mesh(MeshShape(1, 1, 1, 4), jax.devices()[:4])):
+        found, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    assert wanted > 0
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
     assert_near(gradient, wanted_gradient, 1e-5)
 
 

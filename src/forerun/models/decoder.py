@@ -93,7 +93,7 @@ class Decoder:
         c = self.config
         # With context parallelism, the layers compute on chunks in another order. All else sees the order of the text.
         split = sequence_split(tokens_BS.shape[1]) if self.capabilities.splits_sequences else None
-        run_attention = attention
+        run_attention: Callable[..., jax.Array] = attention
         if split is not None:
             tokens_BS, segments_BS, positions_BS = (split.spread(x) for x in (tokens_BS, segments_BS, positions_BS))
             run_attention = partial(split_attention, split=split)

@@ -74,7 +74,7 @@ def split_splash(
         return mask_info.MaskInfo(following[None], None, visible[None], None, positions)
 
     by_row = info(table.of_queries(starts))
-    attend = splash.SplashAttentionKernel(
+    attend: Any = splash.SplashAttentionKernel(
         by_row,
         None if fused else by_row,
         info(table.of_keys(starts, compact=not fused)),
@@ -104,7 +104,7 @@ def split_splash(
     # Kv heads are a batch dimension. The two cores of a v4 or v5p share the batch of the backward kernels, and a long
     # sequence is often the only one.
     of_row = jax.vmap(attend, in_axes=(0, 0, 0, None))
-    out_BKGTD = jax.vmap(of_row)(q_BKGTD, k_BK1SD, v_BK1SD, splash.SegmentIds(q=segments_BT, kv=segments_BS))
+    out_BKGTD: jax.Array = jax.vmap(of_row)(q_BKGTD, k_BK1SD, v_BK1SD, splash.SegmentIds(q=segments_BT, kv=segments_BS))
     return out_BKGTD.transpose(0, 3, 1, 2, 4).reshape(q_BTHD.shape)
 
 

@@ -139,8 +139,8 @@ class Split:
         context = context_axis(hidden_BSE.shape[1])
         over_sequence = (context,) if context else ()
         own_positions = hidden_BSE.shape[1] // (sizes[CONTEXT] if context else 1)
-        embed = (axis("fsdp", matrix_VE.shape[1]), *over_sequence)
-        embed = tuple(name for name in embed if name)
+        axes = (axis("fsdp", matrix_VE.shape[1]), *over_sequence)
+        embed = tuple(name for name in axes if name)
         if matrix_VE.shape[1] % math.prod(sizes[name] for name in embed):
             embed = embed[:-1]
         return cls(

@@ -1,7 +1,7 @@
 """Splash attention of the queries on one device of the context axis, with the masks of its two chunks.
 
 JAX computes the mask of a splash kernel on the host, block by block. For a million positions this would take minutes,
-and the table would have all queries. Here the program computes the table of its own queries from their positions.
+and the table would have all queries. Here the program computes the table of a device from the positions of its queries.
 
 Letters: B batch, S sequence, T positions on one device, H query heads, K kv heads, D head.
 """

@@ -145,8 +145,9 @@ class ResolvedJob:
         from forerun.models.base import require_split_sequences
 
         check_model(shape, self.model.heads, self.job.batch, self.job.micro_batch)
-        for model in (self.model, *(() if self.teacher is None else (self.teacher.model,))):
-            require_split_sequences(model, shape.context)
+        require_split_sequences(self.model, shape.context)
+        if self.teacher is not None:
+            require_split_sequences(self.teacher.model, shape.context)
 
     def program(self, shape: MeshShape, devices: Sequence[Any], rows: int | None = None) -> Program:
         """Return the Program on `devices`, which may be real or those of a topology description. Imports jax."""

@@ -126,7 +126,7 @@ def test_split_program_is_single_device() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "code"),
-    [({"sequence": 36}, "E-HARDWARE-030"), ({"model": Model(name="qwen3.5-0.8b")}, "E-MODEL-050")],
+    [({"sequence": 36}, "E-HARDWARE-040"), ({"model": Model(name="qwen3.5-0.8b")}, "E-MODEL-050")],
     ids=["odd chunks", "recurrent layers"],
 )
 def test_what_cannot_be_split_is_rejected_before_compilation(changes: dict[str, Any], code: str) -> None:

@@ -86,8 +86,8 @@ def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this mach
         )
     given = prod(size for size in wanted if size != REST) * context
     if open_axes and devices % given == 0:
-        rest = devices // given
-        return MeshShape(*(rest if size == REST else size for size in wanted), context=context)
+        data, fsdp, tp = (devices // given if size == REST else size for size in wanted)
+        return MeshShape(data, fsdp, tp, context)
     if not open_axes and given == devices:
         return MeshShape(data, fsdp, tp, context)
     raise _impossible(wanted, given, devices, place, context)
@@ -130,7 +130,7 @@ def check_sequence(shape: MeshShape, sequence: int) -> None:
     if shape.context > 1 and sequence % chunks:
         near = sorted({max(sequence // chunks, 1) * chunks, (sequence // chunks + 1) * chunks})
         raise UserError(
-            "E-HARDWARE-030",
+            "E-HARDWARE-040",
             f"sequence={sequence} does not divide into the {chunks} chunks of mesh.context={shape.context}",
             why="each device of the context axis has two chunks of every sequence",
             fix=" or ".join(f"sequence={value}" for value in near),

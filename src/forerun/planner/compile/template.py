@@ -249,4 +249,5 @@ def main(mode: str, handle: int, path: str = "", idle_seconds: float = IDLE_SECO
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:4], *map(float, sys.argv[4:5])))
+    mode, handle, path, seconds = [*sys.argv[1:], *("", str(IDLE_SECONDS))[len(sys.argv) - 3 :]]
+    sys.exit(main(mode, int(handle), path, float(seconds)))

@@ -177,8 +177,9 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     from forerun.inputs.resolve_job import resolve
     from forerun.program.compiler_options import compiler_options
 
-    slices = mesh.slices_of(job.mesh.slices, place.slices, place.platform, job.devices, place.title)
-    shape = mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, place.devices, place.title, slices)
+    axes = job.mesh
+    slices = mesh.slices_of(axes.slices, place.slices, place.platform, job.devices, place.title)
+    shape = mesh.resolve(axes.data, axes.fsdp, axes.tp, place.devices, place.title, slices, context=axes.context)
     corpus = _corpus(job, warn)
     for text in () if corpus is None else corpus.warnings:
         warn(text)

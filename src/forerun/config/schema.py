@@ -127,6 +127,12 @@ class Mesh(Section):
         1,
         editors=_AXIS_SIZE,
     )
+    context: int = about(
+        "parts into which each sequence is split, for sequences that one device cannot hold",
+        "1: longer sequences need more memory, not another program",
+        1,
+        ge=1,
+    )
 
     slices: PositiveInt | None = about(
         "TPU slices, each with a copy of the model and with the axes above", "all slices of the devices", None

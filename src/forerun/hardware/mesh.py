@@ -1,4 +1,4 @@
-"""The mesh data x fsdp x tp, and its checks against devices, batch and heads before anything is compiled."""
+"""The mesh data x fsdp x tp (x context), and its checks against devices, batch and heads before compilation."""
 
 from __future__ import annotations
 
@@ -14,16 +14,31 @@ REST = -1
 
 @dataclass(frozen=True)
 class MeshShape:
-    """The sizes of the mesh axes. `data` and `fsdp` split the batch, `fsdp` and `tp` split the weights."""
+    """The sizes of the mesh axes.
+
+    `data` and `fsdp` split the batch, `fsdp`, `context` and `tp` split the weights, and `context` splits each sequence.
+    """
 
     data: int
     fsdp: int
     tp: int
     slices: int = 1  # TPU slices, each with this mesh; they split the batch, and each has a copy of the weights
+    context: int = 1  # devices that share each sequence
 
     @property
     def devices(self) -> int:
-        return self.slices * self.data * self.fsdp * self.tp
+        return self.slices * self.data * self.fsdp * self.tp * self.context
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The axes of one slice by name, outermost first. A job without context parallelism has no such axis."""
+        middle = {"context": self.context} if self.context > 1 else {}
+        return {"data": self.data, "fsdp": self.fsdp, **middle, "tp": self.tp}
+
+    @property
+    def weight_parts(self) -> int:
+        """Number of parts that the stored weights are split into."""
+        return self.fsdp * self.tp * self.context
 
     @property
     def data_parallel(self) -> int:
@@ -31,16 +46,14 @@ class MeshShape:
         return self.slices * self.data * self.fsdp
 
     def __str__(self) -> str:
-        one = f"{self.data}x{self.fsdp}x{self.tp}"
+        one = f"{self.data}x{self.fsdp}x{self.tp}" + (f" context={self.context}" if self.context > 1 else "")
         return one if self.slices == 1 else f"{self.slices}x({one})"
 
     def overrides(self) -> str:
         """Return the mesh as command-line overrides."""
-        own = "" if self.slices == 1 else f" mesh.slices={self.slices}"
-        return f"{self._axes_overrides()}{own}"
-
-    def _axes_overrides(self) -> str:
-        return f"mesh.data={self.data} mesh.fsdp={self.fsdp} mesh.tp={self.tp}"
+        text = f"mesh.data={self.data} mesh.fsdp={self.fsdp} mesh.tp={self.tp}"
+        text += f" mesh.context={self.context}" if self.context > 1 else ""
+        return text + (f" mesh.slices={self.slices}" if self.slices > 1 else "")
 
 
 def slices_of(wanted: int | None, present: int, platform: str, devices: int | None, place: str) -> int:
@@ -94,7 +107,9 @@ def require_one_slice(slices: int, place: str) -> None:
         )
 
 
-def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this machine", slices: int = 1) -> MeshShape:
+def resolve(
+    data: int, fsdp: int, tp: int, devices: int, place: str = "this machine", slices: int = 1, *, context: int = 1
+) -> MeshShape:
     """Return the mesh for a number of devices.
 
     Args:
@@ -104,11 +119,19 @@ def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this mach
         devices: Number of devices that the mesh must use.
         place: What has these devices, for the error message.
         slices: The slices that share these devices equally. The other sizes are those within one slice.
+        context: Size of the axis that splits each sequence, at least 1.
 
     Raises:
         UserError: A size is invalid, or the sizes do not match the number of devices.
     """
     if slices > 1:
+        if context > 1:
+            raise UserError(
+                "E-HARDWARE-041",
+                f"mesh.context={context} does not work on {slices} slices",
+                why="no test has shown that sequences split within each of several slices give the same result",
+                fix="set mesh.context=1, or use one slice",
+            )
         if devices % slices:
             raise UserError(
                 "E-HARDWARE-028",
@@ -134,25 +157,29 @@ def resolve(data: int, fsdp: int, tp: int, devices: int, place: str = "this mach
             why="only one axis can use the remaining devices",
             fix=f"set mesh.{open_axes[0]}=1 and leave mesh.{open_axes[1]}=-1",
         )
-    given = prod(size for size in wanted if size != REST)
+    given = prod(size for size in wanted if size != REST) * context
     if open_axes and devices % given == 0:
-        return MeshShape(*(devices // given if size == REST else size for size in wanted))
+        data, fsdp, tp = (devices // given if size == REST else size for size in wanted)
+        return MeshShape(data, fsdp, tp, context=context)
     if not open_axes and given == devices:
-        return MeshShape(data, fsdp, tp)
-    raise _impossible(wanted, given, devices, place)
+        return MeshShape(data, fsdp, tp, context=context)
+    raise _impossible(wanted, given, devices, place, context)
 
 
-def valid_meshes(devices: int) -> list[MeshShape]:
-    """Return every mesh that uses exactly `devices` devices."""
+def valid_meshes(devices: int, context: int = 1) -> list[MeshShape]:
+    """Return every mesh that uses exactly `devices` devices and has this size of the context axis."""
+    if devices % context:
+        return []
+    others = devices // context
     return [
-        MeshShape(data, fsdp, devices // data // fsdp)
-        for data in divisors(devices)
-        for fsdp in divisors(devices // data)
+        MeshShape(data, fsdp, others // data // fsdp, context=context)
+        for data in divisors(others)
+        for fsdp in divisors(others // data)
     ]
 
 
-def nearest_meshes(wanted: tuple[int, int, int], devices: int, count: int = 3) -> list[MeshShape]:
-    """Return the valid meshes nearest to the wanted one.
+def nearest_meshes(wanted: tuple[int, int, int], devices: int, count: int = 3, *, context: int = 1) -> list[MeshShape]:
+    """Return the valid meshes nearest to the wanted one. Their context axis has the largest size that is possible.
 
     The distance is the sum of |log ratio| over the axes. An axis of -1 is not compared.
     """
@@ -164,7 +191,23 @@ def nearest_meshes(wanted: tuple[int, int, int], devices: int, count: int = 3) -
         # which has fewer copies of the weights.
         return (round(sum(ratios), 9), round(max(ratios, default=0.0), 9), mesh.tp, mesh.data)
 
-    return sorted(valid_meshes(devices), key=distance)[:count]
+    return sorted(valid_meshes(devices, math.gcd(devices, context)), key=distance)[:count]
+
+
+def check_sequence(shape: MeshShape, sequence: int) -> None:
+    """Raise an error unless the sequence can be split over the context axis.
+
+    Every device has two chunks of each sequence, an early and a late one, so that all have the same causal work.
+    """
+    chunks = 2 * shape.context
+    if shape.context > 1 and sequence % chunks:
+        near = sorted({max(sequence // chunks, 1) * chunks, (sequence // chunks + 1) * chunks})
+        raise UserError(
+            "E-HARDWARE-040",
+            f"sequence={sequence} does not divide into the {chunks} chunks of mesh.context={shape.context}",
+            why="each device of the context axis has two chunks of every sequence",
+            fix=" or ".join(f"sequence={value}" for value in near),
+        )
 
 
 def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: int | None) -> None:
@@ -201,19 +244,20 @@ def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: in
         )
 
 
-def _impossible(wanted: tuple[int, int, int], given: int, devices: int, place: str) -> UserError:
+def _impossible(wanted: tuple[int, int, int], given: int, devices: int, place: str, context: int) -> UserError:
     """Return the error for a mesh that does not match the devices. `given` is the product of its fixed axes."""
     text = "x".join("?" if size == REST else str(size) for size in wanted)
+    text += f" context={context}" if context > 1 else ""
     if REST in wanted:
         what = f"mesh {text} cannot be filled: the {devices} devices of {place} do not divide by {given}"
     else:
         what = f"mesh {text} needs {given} devices, {place} has {devices}"
-    why = "data x fsdp x tp must be the number of devices"
+    why = f"data x fsdp x tp{' x context' if context > 1 else ''} must be the number of devices"
     if devices == 1 and given == 8:
         why += "; a v6e-1 is one chip with one device, 8 devices are a v6e-8"
     elif devices == 4 and given == 8:
         why += "; a v4-8 or v5p-8 is 4 chips and 4 devices, as its name counts TensorCores"
-    near = nearest_meshes(wanted, devices)
+    near = nearest_meshes(wanted, devices, context=context)
     return UserError(
         "E-HARDWARE-010", what, why=why, fix="use one of these:\n" + "\n".join(f"- {mesh.overrides()}" for mesh in near)
     )

@@ -54,6 +54,7 @@ class Capabilities:
       attention_softcap: The soft cap on attention scores, or None. Not every attention kernel has one.
       layer_kinds: One period of the layers' windows and position embeddings, or () if they are unknown.
       has_cache: Whether the model has `cache` and `extend`, which generate tokens without recomputing earlier ones.
+      splits_sequences: Whether the model computes with sequences that `mesh.context` splits.
     """
 
     layers: int | None = None
@@ -61,6 +62,7 @@ class Capabilities:
     attention_softcap: float | None = None
     layer_kinds: tuple[LayerKind, ...] = ()
     has_cache: bool = False
+    splits_sequences: bool = False
 
     @property
     def rope_switch(self) -> int | None:
@@ -123,6 +125,25 @@ def capabilities_of(model: Model) -> Capabilities:
         attention_softcap=getattr(config, "attention_softcap", None),
         layer_kinds=getattr(config, "layer_kinds", ()),
         has_cache=hasattr(model, "cache") and hasattr(model, "extend"),
+    )
+
+
+def require_split_sequences(model: Model, context: int) -> None:
+    """Raise if a sequence is split over devices, and the model cannot compute with its parts."""
+    capabilities = capabilities_of(model)
+    if context == 1 or capabilities.splits_sequences:
+        return
+    recurrent = any(kind.mixer != "attention" for kind in capabilities.layer_kinds)
+    experts = getattr(getattr(model, "config", None), "experts", None) is not None
+    raise UserError(
+        "E-MODEL-050",
+        f"mesh.context={context} splits sequences, which {type(model).__name__} cannot compute with",
+        why="its recurrent layers pass a state from each token to the next one"
+        if recurrent
+        else "its router counts the tokens of complete sequences"
+        if experts
+        else "the model does not declare the capability splits_sequences",
+        fix="set mesh.context=1; use mesh.fsdp and mesh.tp for more memory",
     )
 
 

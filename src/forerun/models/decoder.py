@@ -28,6 +28,7 @@ from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
 from forerun.nn.compute import Compute, residual
+from forerun.nn.context import sequence_split, split_attention
 from forerun.nn.kv_cache import Cache
 from forerun.nn.layer_caches import LayerCaches, RecurrentCache
 from forerun.nn.rope import Angles, angles, rotate
@@ -63,7 +64,13 @@ class Decoder:
         kinds = (*c.layer_kinds, *c.last_kinds)
         # Of layers with different shapes, no stack has all layers. Values that a scan saves have one entry per period.
         layers = c.layers if c.sections[0].stack_names is None else c.sections[0].layers // len(c.layer_kinds)
-        return Capabilities(layers=layers, attention_softcap=c.attention_softcap, layer_kinds=kinds, has_cache=True)
+        return Capabilities(
+            layers=layers,
+            attention_softcap=c.attention_softcap,
+            layer_kinds=kinds,
+            has_cache=True,
+            splits_sequences=c.experts is None and all(kind.mixer == "attention" for kind in kinds),
+        )
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
@@ -86,9 +93,15 @@ class Decoder:
         compute: Compute,
     ) -> Readout:
         c = self.config
+        # With context parallelism, the layers compute on chunks in another order. All else sees the order of the text.
+        split = sequence_split(tokens_BS.shape[1]) if self.capabilities.splits_sequences else None
+        run_attention: Callable[..., jax.Array] = attention
+        if split is not None:
+            tokens_BS, segments_BS, positions_BS = (split.spread(x) for x in (tokens_BS, segments_BS, positions_BS))
+            run_attention = partial(split_attention, split=split)
 
         def attend(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, kind: LayerKind) -> jax.Array:
-            return attention(
+            return run_attention(
                 self._tempered(q_BSHD, positions_BS),
                 k_BSKD,
                 v_BSKD,
@@ -142,6 +155,7 @@ class Decoder:
             )
             kept = kept if shared else after
             routings.append(found)
+        x_BSE = x_BSE if split is None else split.in_text_order(x_BSE)
         return replace(self._readout(params, x_BSE, compute), routing=together(routings))
 
     def unstacked(self, params: Params[jax.Array]) -> Params[jax.Array]:

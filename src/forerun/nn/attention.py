@@ -69,10 +69,12 @@ def attention(
     """
     scores = Scores(q_BSHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
     if kernel.name == "splash":
-        return _split(partial(_splash_local, scores=scores, kernel=kernel), q_BSHD, k_BSKD, v_BSKD, segments_BS)
+        return split_over_devices(
+            partial(_splash_local, scores=scores, kernel=kernel), q_BSHD, k_BSKD, v_BSKD, segments_BS
+        )
     if kernel.name == "cudnn" and cudnn_supports(q_BSHD, softcap, kernel.largest_head):
         settings = FlashSettings(scores.scale, window, RESIDUAL)
-        return _split(partial(cudnn_attention, settings=settings), q_BSHD, k_BSKD, v_BSKD, segments_BS)
+        return split_over_devices(partial(cudnn_attention, settings=settings), q_BSHD, k_BSKD, v_BSKD, segments_BS)
     return checkpoint_name(_blockwise(q_BSHD, k_BSKD, v_BSKD, segments_BS, scores, kernel.block), RESIDUAL)
 
 
@@ -168,12 +170,12 @@ def _blockwise(
     Long sequences process their queries in blocks, so that the S x S scores are never in memory together.
     """
     B, S, H, D = q_BSHD.shape
-    block = _block_length(q_BSHD.shape, block)
+    block = block_length(q_BSHD.shape, block)
     if 2 * block >= S or S % block:
         seen = scores.seen(jnp.arange(S)[:, None] - jnp.arange(S)) & (
             segments_BS[:, :, None] == segments_BS[:, None, :]
         )
-        return _softmax_attention(q_BSHD, k_BSKD, v_BSKD, seen, scores)
+        return softmax_attention(q_BSHD, k_BSKD, v_BSKD, seen, scores)
 
     # A block of queries sees only the keys of its window, up to the last query. Without a window, these are all keys.
     length = S if scores.window is None else min(S, block + scores.window - 1)
@@ -181,10 +183,10 @@ def _blockwise(
     def one(piece: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         queries, segments_BT, start = piece
         first = 0 if length == S else jnp.maximum(0, start + block - length)
-        k, v, segments_BL = (_keys_from(x, first, length) for x in (k_BSKD, v_BSKD, segments_BS))
+        k, v, segments_BL = (keys_from(x, first, length) for x in (k_BSKD, v_BSKD, segments_BS))
         behind_TL = start + jnp.arange(block)[:, None] - (first + jnp.arange(length))
         seen = scores.seen(behind_TL) & (segments_BT[:, :, None] == segments_BL[:, None, :])
-        return _softmax_attention(queries, k, v, seen, scores)
+        return softmax_attention(queries, k, v, seen, scores)
 
     # `lax.map` runs one block after the other. `jax.checkpoint` makes the backward pass recompute the scores of a
     # block; otherwise it would keep the scores of all blocks, which is the S x S memory again.
@@ -195,12 +197,12 @@ def _blockwise(
     return jnp.moveaxis(out, 0, 1).reshape(q_BSHD.shape)
 
 
-def _keys_from(x_BS: jax.Array, first: jax.Array | int, length: int) -> jax.Array:
+def keys_from(x_BS: jax.Array, first: jax.Array | int, length: int) -> jax.Array:
     """Return `length` positions of an array [B, S, ...], or the array itself if these are all."""
     return x_BS if length == x_BS.shape[1] else jax.lax.dynamic_slice_in_dim(x_BS, first, length, axis=1)
 
 
-def _block_length(shape_BSHD: tuple[int, ...], block: int) -> int:
+def block_length(shape_BSHD: tuple[int, ...], block: int) -> int:
     """Return the number of queries in a block: at most `block`, and less if the scores would exceed their limit."""
     B, S, H, _ = shape_BSHD
     sizes = sharding.ambient_sizes()
@@ -211,7 +213,7 @@ def _block_length(shape_BSHD: tuple[int, ...], block: int) -> int:
     return block
 
 
-def _softmax_attention(
+def softmax_attention(
     q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, seen_BTS: jax.Array, scores: Scores
 ) -> jax.Array:
     """Return attention of the queries to all keys that `seen_BTS` allows, with scores in float32."""
@@ -225,14 +227,18 @@ def _softmax_attention(
     return out.reshape(B, T, H, D)
 
 
-def _split(
+def split_over_devices(
     run: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
     q_BSHD: jax.Array,
     k_BSKD: jax.Array,
     v_BSKD: jax.Array,
     segments_BS: jax.Array,
+    sequence: str | None = None,
 ) -> jax.Array:
-    """Return attention by a kernel that each device runs on its own rows and heads."""
+    """Return attention by a function that each device runs on its own rows and heads.
+
+    `sequence` is the mesh axis that splits S, or None.
+    """
     sizes = sharding.ambient_sizes()
     # The partitioner cannot split a kernel, so `shard_map` splits rows and heads explicitly. If tp does not divide the
     # kv heads, repeat them: every device then has the kv heads of its query heads.
@@ -241,8 +247,8 @@ def _split(
         k_BSKD, v_BSKD = (jnp.repeat(x, groups, axis=2) for x in (k_BSKD, v_BSKD))
     if math.prod(sizes.values()) == 1:
         return run(q_BSHD, k_BSKD, v_BSKD, segments_BS)
-    heads = PartitionSpec(sharding.BATCH_AXES, None, "tp", None)
-    rows = PartitionSpec(sharding.BATCH_AXES, None)
+    heads = PartitionSpec(sharding.BATCH_AXES, sequence, "tp", None)
+    rows = PartitionSpec(sharding.BATCH_AXES, sequence)
     return jax.shard_map(run, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)(
         q_BSHD, k_BSKD, v_BSKD, segments_BS
     )

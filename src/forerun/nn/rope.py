@@ -7,7 +7,7 @@ compute with jax arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -63,6 +63,10 @@ class Proportional:
     share: float  # of the pairs that turn
     factor: float = 1.0  # positions are divided by it
 
+
+# A float32 cannot represent the product of a larger position and a frequency well: at a million, neighbouring values
+# are 0.06 radians apart. Longer sequences use a sum of two smaller angles.
+SPLIT_POSITIONS, COARSE = 1 << 16, 1 << 10
 
 Scaling = RopeScaling | Linear | Yarn | LongRope | Proportional  # RopeScaling is Llama 3's
 
@@ -127,16 +131,34 @@ def angles(rope: Rope, positions_BS: Any, segments_BS: Any) -> Angles:
     """
     import jax.numpy as jnp
 
-    turns = positions_BS.astype(jnp.float32)[..., None, None]
+    beyond = None
     if isinstance(rope.scaling, LongRope):
         beyond = _lengths(positions_BS, segments_BS)[..., None, None] > rope.scaling.original
-        radians = turns * jnp.where(beyond, _per_angle(rope, long=True), _per_angle(rope))
+
+    def times(numbers_BS: Any, of_frequencies: Callable[[Any], Any]) -> Any:
+        each = of_frequencies(_per_angle(rope))
+        each = each if beyond is None else jnp.where(beyond, of_frequencies(_per_angle(rope, long=True)), each)
+        return numbers_BS.astype(jnp.float32)[..., None, None] * each
+
+    def unchanged(frequencies: Any) -> Any:
+        return frequencies
+
+    if positions_BS.shape[1] <= SPLIT_POSITIONS:
+        radians = times(positions_BS, unchanged)
     else:
-        radians = turns * _per_angle(rope)
+        radians = times(positions_BS // COARSE, _coarse_angles) + times(positions_BS % COARSE, unchanged)
     factor = rope.scaling.attention if isinstance(rope.scaling, Yarn | LongRope) else 1.0
     cos, sin = jnp.cos(radians), jnp.sin(radians)
     cos, sin = (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
     return InterleavedAngles(cos, jnp.where(_first_of_pairs(rope.dims), -sin, sin)) if rope.interleaved else (cos, sin)
+
+
+def _coarse_angles(frequencies: Any) -> Any:
+    """Return the angles of COARSE positions without full turns, computed in float64, so that products stay precise."""
+    import numpy as np
+
+    radians = frequencies.astype(np.float64) * COARSE
+    return (radians - 2 * np.pi * np.round(radians / (2 * np.pi))).astype(np.float32)
 
 
 def _per_angle(rope: Rope, *, long: bool = False) -> Any:

@@ -20,13 +20,15 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-AXES = ("data", "fsdp", "tp")
+AXES = ("data", "fsdp", "tp")  # of every mesh; a mesh with context parallelism also has the axis CONTEXT
+CONTEXT = "context"
 BATCH_AXES = ("data", "fsdp")
 SLICE = "slice"  # the outermost axis of a mesh over several TPU slices; other meshes do not have it
 
 # For each mesh axis, the letters that it may split. The first letter whose dimension divides evenly is used. FSDP
-# falls back from the embedding to other dimensions, so an odd width never leaves a large weight unsplit.
-WEIGHTS_STORED = (("tp", "VHKFM"), ("fsdp", "XEYFVDHKM"))
+# falls back from the embedding to other dimensions, so an odd width never leaves a large weight unsplit. Devices of a
+# context group all need the same weights, so the context axis splits the stored weights as fsdp does.
+WEIGHTS_STORED = (("tp", "VHKFM"), ("fsdp", "XEYFVDHKM"), (CONTEXT, "XEYFVDHKM"))
 # In a contraction a weight is split over tp only. fsdp splits the batch there, so every device of an fsdp group needs
 # the same weights.
 WEIGHTS_USED = WEIGHTS_STORED[:1]
@@ -35,6 +37,7 @@ ACTIVATIONS = (("data", "B"), ("fsdp", "B"), ("tp", "HKFV"))
 # An activation without a letter of tp (the residual stream) is split along the sequence. The gather and the scatter
 # cause the same traffic as an all-reduce, and the saved layer inputs shrink by tp.
 RESIDUALS = (("data", "B"), ("fsdp", "B"), ("tp", "S"))
+SEQUENCE = (CONTEXT, "S")  # the rule of activations and input data on a mesh with context parallelism
 
 Rules = tuple[tuple[str, str], ...]
 
@@ -80,8 +83,8 @@ def _stored_rules(shape: tuple[int, ...], axes: str) -> Rules:
 
 
 def batched(mesh: Any, shape: tuple[int, ...], axes: str) -> NamedSharding:
-    """Return the sharding of input data, which is split along the batch only."""
-    return NamedSharding(mesh, partition(shape, axes, mesh.shape, ((SLICE, "B"), *ACTIVATIONS[:2])))
+    """Return the sharding of input data, which is split along the batch, and along the sequence by the context axis."""
+    return NamedSharding(mesh, partition(shape, axes, mesh.shape, ((SLICE, "B"), *ACTIVATIONS[:2], SEQUENCE)))
 
 
 def ambient_sizes() -> dict[str, int]:
@@ -99,7 +102,17 @@ def _constrain(x: jax.Array, axes: str, rules: Rules) -> jax.Array:
 
 def constrain(x: jax.Array, axes: str) -> jax.Array:
     """Return the activation `x` with the sharding that its letters imply."""
-    return _constrain(x, axes, ACTIVATIONS if set(axes) & set("HKFV") else RESIDUALS)
+    rules = ACTIVATIONS if set(axes) & set("HKFV") else RESIDUALS
+    return _constrain(x, axes, (*rules[:2], SEQUENCE, *rules[2:]))
+
+
+def context_axis(length: int) -> str | None:
+    """Return the mesh axis that splits sequences of this length, or None if they are not split.
+
+    A split sequence has two chunks on each device (`nn/context.py`), so other lengths are not split.
+    """
+    ways = ambient_sizes().get(CONTEXT, 1)
+    return CONTEXT if ways > 1 and length % (2 * ways) == 0 else None
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -127,12 +140,20 @@ gather.defvjp(_gather_forward, _gather_backward)
 def lookup(table_VE: jax.Array, tokens_BS: jax.Array) -> jax.Array:
     """Return the rows of a stored table for the tokens, [B, S, E], split along E as the table is.
 
-    Each device looks up the tokens of all devices of its fsdp group.
+    Each device looks up the tokens of all devices of its fsdp group, and of its context group.
     """
     # Tokens are small: gathering them over fsdp is far cheaper than gathering the table.
-    rules: Rules = (("data", "B"), ("fsdp", "E"))
+    sizes = ambient_sizes()
+    by_width = table_VE.shape[1] % (sizes.get("fsdp", 1) * sizes.get(CONTEXT, 1)) == 0
+    rules: Rules = (("data", "B"), ("fsdp", "E"), (CONTEXT, "E" if by_width else "S"))
     everywhere = _constrain(tokens_BS, "BS", rules)
-    return _constrain(table_VE[everywhere], "BSE", rules)
+    x_BSE = _constrain(table_VE[everywhere], "BSE", rules)
+    if sizes.get(CONTEXT, 1) == 1 or not by_width:
+        return x_BSE
+    # The partitioner moves the split of E to B or S by an all-to-all, for one mesh axis at a time: first that of the
+    # context axis, the minor part of the split. For both in one step, it would first give each device the complete x.
+    x_BSE = _constrain(x_BSE, "BSE", (("data", "B"), ("fsdp", "E"), SEQUENCE))
+    return _constrain(x_BSE, "BSE", (*ACTIVATIONS[:2], SEQUENCE))
 
 
 def by_hand(function: Callable[..., Any], *, arguments: tuple[Any, ...], results: Any) -> Callable[..., Any]:
@@ -189,7 +210,8 @@ def slice_number() -> jax.Array | None:
 def by_layer(x_LIO: jax.Array) -> jax.Array:
     """Return stacked matrices, split by layers over the mesh axes that divide them, or unchanged if none does."""
     sizes = ambient_sizes()
-    for axes in (("data", "fsdp", "tp"), ("fsdp", "tp"), ("data", "fsdp"), ("fsdp",), ("tp",)):
+    for names in (("data", "fsdp", CONTEXT, "tp"), ("fsdp", CONTEXT, "tp"), ("data", "fsdp"), ("fsdp",), ("tp",)):
+        axes = tuple(axis for axis in names if axis in sizes)
         ways = math.prod(sizes.get(axis, 1) for axis in axes)
         if ways > 1 and x_LIO.shape[0] % ways == 0:
             return jax.lax.with_sharding_constraint(x_LIO, PartitionSpec(axes, None, None))

@@ -83,7 +83,7 @@ def _forward(
     # Gradients are computed in the forward pass, so that the logits are computed only once.
     split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_sums_and_gradients_local, rule=rule, chunk=chunk, split=split)
-    results = (P(), P(BATCH_AXES, split.sequence, None), P(split.vocab, split.embed))
+    results = (P(), split.hidden_gradient, P(split.vocab, split.embed))
     sums, hidden_gradient, matrix_gradient = by_hand(
         local, arguments=_arguments(split, sides, tables), results=results
     )(hidden_BSE, matrix_VE, weights_BS, sides, tables)
@@ -103,7 +103,7 @@ chunked.defvjp(_forward, _backward)
 
 def _arguments(split: Split, sides: Arrays, tables: Arrays) -> tuple[Any, ...]:
     hidden, matrix, weights, _ = split.arguments
-    beside = {name: P(BATCH_AXES, *(None,) * (array.ndim - 1)) for name, array in sides.items()}
+    beside = {name: P(BATCH_AXES, split.context, *(None,) * (array.ndim - 2)) for name, array in sides.items()}
     return hidden, matrix, weights, beside, dict.fromkeys(tables, P(split.vocab, None))
 
 
@@ -159,7 +159,9 @@ def _sums_and_gradients_local(
     (sums, matrix_gradient), hidden_pieces = lax.scan(one, start, pieces)
     hidden_gradient = unchunked(hidden_pieces, hidden_BSE.shape)
     if split.vocab:
-        hidden_gradient = summed(hidden_gradient, (split.vocab,), scatter=split.sequence, dim=1)
+        hidden_gradient = summed(
+            hidden_gradient, (split.vocab,), scatter=(split.sequence,) if split.sequence else None, dim=1
+        )
     matrix_gradient = summed(matrix_gradient.astype(matrix_VE.dtype), split.rows, scatter=split.embed, dim=1)
     return lax.psum(sums, split.rows), hidden_gradient, matrix_gradient
 

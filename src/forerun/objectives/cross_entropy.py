@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from forerun.nn.layers import soft_cap
-from forerun.nn.sharding import BATCH_AXES, ambient_sizes, by_hand
+from forerun.nn.sharding import BATCH_AXES, CONTEXT, ambient_sizes, by_hand, context_axis
 
 Chunk = tuple[jax.Array, jax.Array, jax.Array]  # hidden_BCE, targets_BC, weights_BC
 
@@ -65,7 +65,7 @@ def _forward(
     """Return the loss, and the gradients of hidden states and matrix for a cotangent of 1."""
     split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_loss_and_gradients_local, chunk=chunk, split=split)
-    results = (P(), P(BATCH_AXES, split.sequence, None), P(split.vocab, split.embed))
+    results = (P(), split.hidden_gradient, P(split.vocab, split.embed))
     total, hidden_gradient, matrix_gradient = by_hand(local, arguments=split.arguments, results=results)(
         hidden_BSE, matrix_VE, targets_BS, weights_BS
     )
@@ -93,7 +93,7 @@ def token_nats(
     """
     split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_nats_local, chunk=chunk, split=split)
-    nats: jax.Array = by_hand(local, arguments=split.arguments[:3], results=P(BATCH_AXES, None))(
+    nats: jax.Array = by_hand(local, arguments=split.arguments[:3], results=P(BATCH_AXES, split.context))(
         hidden_BSE, matrix_VE, targets_BS
     )
     return nats
@@ -119,10 +119,11 @@ token_nats.defvjp(_nats_forward, _nats_backward)
 class Split:
     """The mesh axes over which each dimension is split (None: it is not split), and the softcap of the logits."""
 
-    rows: tuple[str, ...]  # axes of the batch, data and fsdp, if they have more than one device
+    rows: tuple[str, ...]  # axes of the batch and of the sequence: data, fsdp and context, if they split them
+    context: str | None  # of the sequence, in all arrays
     vocab: str | None  # of the matrix and the logits
-    sequence: str | None  # of the hidden gradient, which is split like the residual stream
-    embed: str | None  # of the matrix gradient, which is split like the stored weight
+    sequence: str | None  # also of the sequence, in the hidden gradient, which is split like the residual stream
+    embed: tuple[str, ...] | None  # of the matrix gradient, which is split like the stored weight
     softcap: float | None
 
     @classmethod
@@ -135,18 +136,32 @@ class Split:
             return name if ways > 1 and length % ways == 0 else None
 
         vocab = axis("tp", matrix_VE.shape[0])
+        context = context_axis(hidden_BSE.shape[1])
+        over_sequence = (context,) if context else ()
+        own_positions = hidden_BSE.shape[1] // (sizes[CONTEXT] if context else 1)
+        axes = (axis("fsdp", matrix_VE.shape[1]), *over_sequence)
+        embed = tuple(name for name in axes if name)
+        if matrix_VE.shape[1] % math.prod(sizes[name] for name in embed):
+            embed = embed[:-1]
         return cls(
-            rows=tuple(name for name in BATCH_AXES if sizes.get(name, 1) > 1),
+            rows=(*(name for name in BATCH_AXES if sizes.get(name, 1) > 1), *over_sequence),
+            context=context,
             vocab=vocab,
-            sequence=axis("tp", hidden_BSE.shape[1]) if vocab else None,
-            embed=axis("fsdp", matrix_VE.shape[1]),
+            sequence=axis("tp", own_positions) if vocab else None,
+            embed=embed or None,
             softcap=softcap,
         )
 
     @property
     def arguments(self) -> tuple[P, ...]:
         """Partition specs of hidden states, matrix, targets and weights."""
-        return P(BATCH_AXES, None, None), P(self.vocab, None), P(BATCH_AXES, None), P(BATCH_AXES, None)
+        positions = P(BATCH_AXES, self.context)
+        return P(BATCH_AXES, self.context, None), P(self.vocab, None), positions, positions
+
+    @property
+    def hidden_gradient(self) -> P:
+        """Partition spec of the gradient of the hidden states."""
+        return P(BATCH_AXES, tuple(axis for axis in (self.context, self.sequence) if axis) or None, None)
 
 
 @jax.named_scope("loss")
@@ -205,16 +220,18 @@ def _loss_and_gradients_local(
     (total, matrix_gradient), hidden_pieces = lax.scan(one, start, pieces)
     hidden_gradient = unchunked(hidden_pieces, hidden_BSE.shape)
     if split.vocab:  # each device has only the contribution of its part of the vocabulary
-        hidden_gradient = summed(hidden_gradient, (split.vocab,), scatter=split.sequence, dim=1)
+        hidden_gradient = summed(
+            hidden_gradient, (split.vocab,), scatter=(split.sequence,) if split.sequence else None, dim=1
+        )
     matrix_gradient = summed(matrix_gradient.astype(matrix_VE.dtype), split.rows, scatter=split.embed, dim=1)
     return lax.psum(total, split.rows), hidden_gradient, matrix_gradient
 
 
-def summed(part: jax.Array, axes: tuple[str, ...], *, scatter: str | None, dim: int) -> jax.Array:
-    """Return the sum over mesh axes. Along the axis `scatter`, each device keeps only its piece of dimension `dim`."""
+def summed(part: jax.Array, axes: tuple[str, ...], *, scatter: tuple[str, ...] | None, dim: int) -> jax.Array:
+    """Return the sum over mesh axes. Along the axes `scatter`, each device keeps only its piece of dimension `dim`."""
     if scatter:
-        part = lax.psum_scatter(part, scatter, scatter_dimension=dim, tiled=True)
-    return lax.psum(part, tuple(axis for axis in axes if axis != scatter))
+        part = lax.psum_scatter(part, scatter if len(scatter) > 1 else scatter[0], scatter_dimension=dim, tiled=True)
+    return lax.psum(part, tuple(axis for axis in axes if axis not in (scatter or ())))
 
 
 def logits_of(hidden_BCE: jax.Array, matrix_VE: jax.Array) -> jax.Array:

@@ -131,10 +131,11 @@ def make_mesh(shape: MeshShape, devices: Any) -> Mesh:
     """
     from jax.experimental import mesh_utils
 
-    sizes = (shape.data, shape.fsdp, shape.tp)
     if shape.slices > 1:
         parts = [make_mesh(replace(shape, slices=1), part).devices for part in by_slice(devices, shape.slices)]
-        return Mesh(np.stack(parts), (sharding.SLICE, *sharding.AXES), axis_types=(AxisType.Auto,) * 4)
+        names = (sharding.SLICE, *shape.sizes)
+        return Mesh(np.stack(parts), names, axis_types=(AxisType.Auto,) * len(names))
+    sizes = tuple(shape.sizes.values())
     try:
         grid = mesh_utils.create_device_mesh(sizes, devices=list(devices), allow_split_physical_axes=True)
     except AssertionError:  # JAX asserts that the chips of a TPU fill a box of its torus; 3 chips of 2 x 4 do not
@@ -144,7 +145,7 @@ def make_mesh(shape: MeshShape, devices: Any) -> Mesh:
             why="the devices of a mesh must be a box of the TPU's torus, so that neighbours are linked",
             fix="set devices=1, 2 or 4, or remove devices to use all of them",
         ) from None
-    return Mesh(grid, sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+    return Mesh(grid, tuple(shape.sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def by_slice(devices: Sequence[Any], count: int) -> list[list[Any]]:
@@ -264,7 +265,8 @@ def slice_dtypes(job: Job, platform: str) -> tuple[Any, Any]:
 
 def loss_chunk(job: Job, model: Model, derived: Derived) -> int:
     """Return how many positions have logits in memory at one time: the job's `loss_chunk`, or a default."""
-    return job.loss_chunk or chunk_length(job.sequence, derived.micro_batch, model.vocab)
+    own_positions = job.sequence // derived.mesh.context  # of a sequence on one device
+    return job.loss_chunk or chunk_length(own_positions, derived.micro_batch, model.vocab)
 
 
 def abstract_batch(job: Job, derived: Derived, mesh: Mesh, objective: Objective) -> Batch[jax.ShapeDtypeStruct]:
@@ -273,7 +275,8 @@ def abstract_batch(job: Job, derived: Derived, mesh: Mesh, objective: Objective)
 
     def placed(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         full = (derived.accumulation, *shape)
-        where = sharding.batched(mesh, full, "AB" + "S" * (len(shape) - 1))
+        by_position = len(shape) > 1 and shape[1] == job.sequence  # other arrays have values for each row
+        where = sharding.batched(mesh, full, "AB" + ("S" if by_position else ".") * (len(shape) - 1))
         return jax.ShapeDtypeStruct(full, dtype, sharding=where)
 
     extras = objective.extras(rows, job.sequence)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from forerun.config.schema import Job, Optimizer
 from forerun.errors import UserError
-from forerun.hardware.mesh import MeshShape, check_model
+from forerun.hardware.mesh import MeshShape, check_model, check_sequence
 from forerun.units import Count
 
 GIVEN = "the job's"  # the reason for a value that the job file sets
@@ -45,9 +45,10 @@ class Derived:
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (name, value, reason) of each number, for the user."""
         dp = self.mesh.data_parallel
+        context = " x context" if self.mesh.context > 1 else ""
         epoch = "unknown" if self.steps_per_epoch is None else f"{self.steps_per_epoch:.1f}"
         rows = [
-            ("mesh", f"{self.mesh}", f"data x fsdp x tp on {_counted(self.mesh.devices, 'device')}"),
+            ("mesh", f"{self.mesh}", f"data x fsdp x tp{context} on {_counted(self.mesh.devices, 'device')}"),
             ("micro_batch", f"{self.micro_batch}", self.reasons["micro_batch"]),
             ("accumulation", f"{self.accumulation}", f"batch {self.batch} / (micro_batch {self.micro_batch} x {dp})"),
             (
@@ -76,6 +77,7 @@ def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
       UserError: the batch cannot be split over the mesh, or the steps depend on data that was not read.
     """
     check_model(mesh, None, job.batch, job.micro_batch)
+    check_sequence(mesh, job.sequence)
     reasons: dict[str, str] = {}
     micro = _micro_batch(job, mesh, reasons)
     per_epoch = None if examples is None else steps_per_epoch(examples, job.batch)

@@ -15,6 +15,7 @@ from forerun.hardware.chips import chip_of_device_kind
 from forerun.models.base import Model, capabilities_of
 from forerun.nn.attention import Kernel
 
+SPLASH_LANES = 128  # splash needs blocks whose length is a multiple of it
 BY_PLATFORM = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}
 RUNS_ON = {"splash": ("tpu",), "cudnn": ("gpu", "cuda")}  # xla runs anywhere
 
@@ -44,6 +45,7 @@ def attention(
     compute: str,
     model: Model | None = None,
     capability: tuple[int, int] | None = None,
+    chunk: int | None = None,
 ) -> AttentionChoice:
     """Return the attention kernel for a device.
 
@@ -54,6 +56,7 @@ def attention(
       compute: the job's `precision.compute`.
       model: checked for what a kernel does not support, such as a soft cap on the scores.
       capability: the compute capability of a GPU, or None to look it up in the table of GPUs.
+      chunk: the length of the chunks into which the mesh splits a sequence, or None if it is not split.
 
     Raises:
       UserError: the kernel that the job names cannot run.
@@ -61,7 +64,7 @@ def attention(
     capped = model is not None and capabilities_of(model).attention_softcap is not None
     capability = capability or _capability_of_kind(device_kind)
     name = BY_PLATFORM.get(platform, "xla") if wanted == "auto" else wanted
-    obstacle = _obstacle(name, platform, device_kind, compute, capped, capability)
+    obstacle = _obstacle(name, platform, device_kind, compute, capped, capability) or _split_obstacle(name, chunk)
     if obstacle and wanted != "auto":
         raise UserError("E-PROGRAM-003", f"attention: {name} does not run here", why=obstacle, fix="set attention=auto")
     if obstacle:
@@ -77,7 +80,9 @@ def job_attention(
     job: Job, model: Model, platform: str, device_kind: str, capability: tuple[int, int] | None = None
 ) -> AttentionChoice:
     """Return the kernel that a job uses for `model`, its own model or its teacher, on this kind of device."""
-    return attention(job.attention, platform, device_kind, job.precision.compute, model, capability)
+    context = job.mesh.context
+    chunk = job.sequence // (2 * context) if context > 1 else None
+    return attention(job.attention, platform, device_kind, job.precision.compute, model, capability, chunk)
 
 
 def compute_capability(device: Any) -> tuple[int, int] | None:
@@ -87,6 +92,17 @@ def compute_capability(device: Any) -> tuple[int, int] | None:
         return None
     major, minor = text.split(".")
     return int(major), int(minor)
+
+
+def _split_obstacle(name: str, chunk: int | None) -> str | None:
+    """Return why a kernel cannot attend with the chunks of a split sequence, or None if it can."""
+    if chunk is None:
+        return None
+    if name == "cudnn":
+        return "cuDNN's attention cannot start at a query inside a sequence, as mesh.context needs"
+    if name == "splash" and chunk % SPLASH_LANES:
+        return f"splash needs chunks of a multiple of {SPLASH_LANES} tokens, and mesh.context splits into {chunk}"
+    return None
 
 
 def _capability_of_kind(device_kind: str) -> tuple[int, int] | None:

@@ -141,8 +141,13 @@ class ResolvedJob:
         return replace(found, reasons={**found.reasons, "steps": self.steps_reason})
 
     def require_mesh(self, shape: MeshShape) -> None:
-        """Raise if the batch or the heads of the model object cannot be split over the mesh. Imports jax."""
+        """Raise if the batch, the heads or the sequences of the model cannot be split over the mesh. Imports jax."""
+        from forerun.models.base import require_split_sequences
+
         check_model(shape, self.model.heads, self.job.batch, self.job.micro_batch)
+        require_split_sequences(self.model, shape.context)
+        if self.teacher is not None:
+            require_split_sequences(self.teacher.model, shape.context)
 
     def program(self, shape: MeshShape, devices: Sequence[Any], rows: int | None = None) -> Program:
         """Return the Program on `devices`, which may be real or those of a topology description. Imports jax."""

@@ -283,8 +283,10 @@ def finished_result(
 
 
 def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:
-    slices = mesh.slices_of(job.mesh.slices, slice_count(chosen.devices), chosen.platform, job.devices, "this machine")
-    return mesh.resolve(job.mesh.data, job.mesh.fsdp, job.mesh.tp, len(chosen.devices), slices=slices)
+    wanted = job.mesh
+    slices = mesh.slices_of(wanted.slices, slice_count(chosen.devices), chosen.platform, job.devices, "this machine")
+    devices = len(chosen.devices)
+    return mesh.resolve(wanted.data, wanted.fsdp, wanted.tp, devices, slices=slices, context=wanted.context)
 
 
 def program_on(

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from forerun.nn import sharding
-from forerun.nn.attention import Kernel, _block_length, attention
+from forerun.nn.attention import Kernel, attention, block_length
 
 Arrays = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 
@@ -114,7 +114,7 @@ def test_blocks_shrink_with_the_scores(rows: int, length: int, heads: int, tp: i
     """At most 1 GiB of float32 scores: rows x heads x block x length x 4 bytes."""
     mesh = Mesh(np.array(jax.devices()[:tp]).reshape(1, 1, tp), sharding.AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
-        assert _block_length((rows, length, heads, 128), 512) == expected
+        assert block_length((rows, length, heads, 128), 512) == expected
 
 
 def test_whole_of_bfloat16_is_near() -> None:

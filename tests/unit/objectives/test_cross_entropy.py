@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh
 
-from forerun.nn import sharding
+from forerun.hardware.mesh import MeshShape
 from forerun.objectives.cross_entropy import chunk_length, cross_entropy, token_nats
+from forerun.program.build import make_mesh
 
 B, S, E, V = 8, 12, 16, 40
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
@@ -107,20 +107,20 @@ def test_bfloat16_sums_in_float32() -> None:
         assert np.linalg.norm(have.astype(jnp.float32) - want) < 0.01 * np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8), (1, 2, 2, 2)], ids=str)
 @pytest.mark.parametrize("vocab", [40, 39], ids=["even", "odd"])
-def test_on_eight_devices(shape: tuple[int, int, int], vocab: int) -> None:
+def test_on_eight_devices(shape: tuple[int, ...], vocab: int) -> None:
     arrays = drawn(vocab=vocab)
-    mesh = Mesh(np.array(jax.devices()).reshape(shape), sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+    mesh = make_mesh(MeshShape(*shape), jax.devices())
     with jax.set_mesh(mesh):
         assert_same(computed(arrays, 5), plain(*arrays))
         np.testing.assert_allclose(jax.jit(cross_entropy, static_argnums=4)(*arrays, 5), plain(*arrays)[0], rtol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2)], ids=str)
-def test_the_nats_on_eight_devices(shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2), (1, 2, 2, 2)], ids=str)
+def test_the_nats_on_eight_devices(shape: tuple[int, ...]) -> None:
     hidden, matrix, targets, weights = drawn()
-    mesh = Mesh(np.array(jax.devices()).reshape(shape), sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+    mesh = make_mesh(MeshShape(*shape), jax.devices())
 
     def weighed(hidden: Any, matrix: Any) -> Any:
         return jnp.sum(token_nats(hidden, matrix, targets, 5) * weights)

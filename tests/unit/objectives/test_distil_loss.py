@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, Mesh
 
+from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Readout
-from forerun.nn import sharding
 from forerun.objectives.chunked import Rule, chunked
 from forerun.objectives.distil import sampled
 from forerun.objectives.record import record
 from forerun.objectives.soft import HIDDEN, IDS, MATRIX, TAIL, TARGETS, VALUES, CachedTeacherLoss, LiveTeacherLoss
+from forerun.program.build import make_mesh
 
 B, S, E, D, V = 8, 12, 16, 20, 40
 CHUNK = 5
@@ -147,13 +147,13 @@ def test_a_teacher_with_a_smaller_table_says_nothing_beyond_it(theirs: int) -> N
     assert_same(beside(x, 1.0, 1.0), torch_loss(x, 1.0, 1.0))
 
 
-@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2), (1, 1, 8)], ids=str)
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (1, 2, 2, 2)], ids=str)
 @pytest.mark.parametrize("vocab", [40, 39], ids=["even", "odd"])
-def test_soft_losses_on_eight_devices(shape: tuple[int, int, int], vocab: int) -> None:
+def test_soft_losses_on_eight_devices(shape: tuple[int, ...], vocab: int) -> None:
     x = drawn(vocab)
     sides = kept({**x, "teacher_matrix": x["teacher_matrix"][:39]}, 6, 2.0, exact=False)
     alone = beside(x, 0.4, 2.0), computed(CachedTeacherLoss(0.4, 2.0), x, sides, {})
-    mesh = Mesh(np.array(jax.devices()).reshape(shape), sharding.AXES, axis_types=(AxisType.Auto,) * 3)
+    mesh = make_mesh(MeshShape(*shape), jax.devices())
     with jax.set_mesh(mesh):
         assert_same(beside(x, 0.4, 2.0), alone[0], near=1e-6)
         assert_same(computed(CachedTeacherLoss(0.4, 2.0), x, sides, {}), alone[1], near=1e-6)

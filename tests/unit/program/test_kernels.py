@@ -93,3 +93,15 @@ def test_the_table_has_the_capability_of_each_gpu(chip: Chip) -> None:
     for kind in chip.gpu.device_kinds:
         by_table = kernels.attention("auto", "gpu", kind, "bfloat16")
         assert by_table == kernels.attention("auto", "gpu", kind, "bfloat16", capability=capability)
+
+
+def test_split_sequences_need_a_kernel_that_starts_at_any_query() -> None:
+    """Splash also needs chunks of a multiple of 128 positions. `auto` then takes xla, and says why."""
+    on_tpu = [kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16", chunk=chunk) for chunk in (256, 200)]
+    assert [choice.kernel.name for choice in on_tpu] == ["splash", "xla"]
+    assert [bool(choice.obstacle) for choice in on_tpu] == [False, True]
+    on_gpu = kernels.attention("auto", "gpu", H100, "bfloat16", chunk=256)
+    assert on_gpu.kernel.name == "xla"
+    assert on_gpu.obstacle
+    with pytest.raises(UserError, match="E-PROGRAM-003"):
+        kernels.attention("cudnn", "gpu", H100, "bfloat16", chunk=256)

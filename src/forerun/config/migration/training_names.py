@@ -80,7 +80,7 @@ DEVICE = (
                "MaxText, torchtitan, axolotl", "mesh.tp", v.axis("mesh.tp"), 2),
     ForeignKey("ici_sequence_parallelism ici_context_parallelism context_parallel_size context_parallel_degree "
                "sequence_parallel_degree sequence_parallel_size", "MaxText, axolotl, torchtitan", "",
-               v.one("forerun does not split a sequence over devices"), 1),
+               v.one("write mesh.context, and the batch over all devices"), 1),
     ForeignKey("ici_pipeline_parallelism pipeline_parallel_degree pipeline_parallel_size ici_expert_parallelism "
                "expert_parallel_degree expert_parallel_size", "MaxText, torchtitan, axolotl", "",
                v.one("forerun has the axes data, fsdp and tp"), 1),

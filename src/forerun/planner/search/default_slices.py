@@ -188,8 +188,10 @@ class Needs:
         """Return the minimum bytes per device with the mesh and micro-batch of a request."""
         mesh, job = question.mesh_shape(), question.job
         micro = job.micro_batch or job.batch // mesh.data_parallel
-        shards = mesh.fsdp * mesh.tp
-        return (self.state_bytes + self.gradient_bytes) / shards + micro * self.layer_input_bytes_per_sequence
+        shards = mesh.weight_parts
+        return (
+            self.state_bytes + self.gradient_bytes
+        ) / shards + micro * self.layer_input_bytes_per_sequence / mesh.context
 
 
 def _generation_slices(resolved: ResolvedJob, generation: str, needs: Needs) -> tuple[list[DefaultSlice], str]:
@@ -249,19 +251,19 @@ def _variants(resolved: ResolvedJob, slice_: Slice) -> Iterator[ResolvedJob]:
     yield resolved
     if slice_.devices < (job.devices or 1):
         return
-    devices = slice_.used_devices(job.devices)
+    devices, context = slice_.used_devices(job.devices), job.mesh.context
     splits = dict.fromkeys((job.mesh.tp if job.mesh.tp > 0 else 1, *SPLITS))
     for tp in splits:
-        if devices % tp:
+        if devices % (tp * context):
             continue
-        fsdp = devices // tp
+        fsdp = devices // tp // context
         share = job.batch // fsdp
         if job.batch % fsdp:
             continue
         micro = job.micro_batch
         if micro is not None and share % micro:
             micro = next(n for n in range(min(micro, share), 0, -1) if share % n == 0)
-        yield resolved.with_values(mesh=Mesh(data=1, fsdp=fsdp, tp=tp), micro_batch=micro)
+        yield resolved.with_values(mesh=Mesh(data=1, fsdp=fsdp, tp=tp, context=context), micro_batch=micro)
 
 
 def _changes(resolved: ResolvedJob, question: CompileRequest) -> tuple[str, ...]:

@@ -55,22 +55,22 @@ class Footprint:
 
         Activations and gradients are ignored, so a job above the limit can be rejected without compiling it.
         """
-        return self.resting_bytes / (mesh.fsdp * mesh.tp)
+        return self.resting_bytes / mesh.weight_parts
 
     def saved_bytes(self, mesh: MeshShape, micro_batch: int, remat: Remat) -> float:
         """Return the estimated bytes per device of activations that are kept in HBM for the backward pass."""
-        tokens = micro_batch * self.sequence / mesh.tp
+        tokens = micro_batch * self.sequence / (mesh.tp * mesh.context)
         return tokens * self._kept_width(remat) * self.compute_bytes
 
     def host_bytes(self, mesh: MeshShape, micro_batch: int, remat: Remat) -> float:
         """Return the estimated bytes per device of activations that are offloaded to host memory."""
-        tokens = micro_batch * self.sequence / mesh.tp
+        tokens = micro_batch * self.sequence / (mesh.tp * mesh.context)
         return tokens * sum(self.widths.get(name, 0) for name in remat.offload) * self.compute_bytes
 
     def gradient_bytes(self, mesh: MeshShape, accumulation: int) -> float:
         """Return the estimated bytes per device of gradients, and of their float32 sum when they are accumulated."""
         copies = self.compute_bytes if accumulation == 1 else self.compute_bytes + 4
-        return self.learned * copies / (mesh.fsdp * mesh.tp)
+        return self.learned * copies / mesh.weight_parts
 
     def _kept_width(self, remat: Remat) -> int:
         """Return the elements per token that `remat` keeps in HBM."""
@@ -119,17 +119,19 @@ class Footprint:
         passes = 3 if remat.policy != "none" else 2  # gather forward and backward, scatter gradients
         weights = self.parameters * self.compute_bytes / mesh.tp
         gathered = copies = split = 0.0
-        if mesh.fsdp > 1:
-            gathered = weights * passes * accumulation / links.collective_bytes_per_second(mesh.fsdp, mesh.tp)
+        if (shards := mesh.fsdp * mesh.context) > 1:  # weights are split over both axes
+            gathered = weights * passes * accumulation / links.collective_bytes_per_second(shards, mesh.tp)
         if mesh.data > 1:
-            rate = links.collective_bytes_per_second(mesh.data, mesh.fsdp * mesh.tp)
-            copies = 2 * weights / mesh.fsdp / rate
+            rate = links.collective_bytes_per_second(mesh.data, mesh.weight_parts)
+            copies = 2 * weights / shards / rate
         if mesh.tp > 1:
-            tokens = micro_batch * accumulation * self.sequence
+            tokens = micro_batch * accumulation * self.sequence / mesh.context
             activations = tokens * self.widths.get("layer_in", 0) * self.compute_bytes
             split = 8 * activations / links.collective_bytes_per_second(mesh.tp, 1) / 2
         host = 2 * self.host_bytes(mesh, micro_batch, remat) * accumulation / links.host_bytes_per_second
-        rows = min(1.0, micro_batch * self.sequence / mesh.tp / 4096)  # with few rows the matrix unit is partly idle
+        rows = min(
+            1.0, micro_batch * self.sequence / (mesh.tp * mesh.context) / 4096
+        )  # with few rows the matrix unit is partly idle
         copy_rate = (chip.hbm_bytes_per_second or 1e12) * COPY_SHARE
         memory = accumulation * 3 * weights / copy_rate
         kept = accumulation * (self.saved_bytes(mesh, micro_batch, remat) + self.host_bytes(mesh, micro_batch, remat))

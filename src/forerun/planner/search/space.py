@@ -14,7 +14,7 @@ from functools import cached_property
 from forerun.config.schema import Job, Remat
 from forerun.errors import UserError
 from forerun.hardware.chips import require_compute_dtype
-from forerun.hardware.mesh import MeshShape, check_model, divisors, slices_of, valid_meshes
+from forerun.hardware.mesh import MeshShape, check_model, check_sequence, divisors, slices_of, valid_meshes
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.search.lower_bound import Footprint, footprint, kept_names
@@ -67,7 +67,7 @@ class Candidate:
 
     def changed(self, resolved: ResolvedJob) -> ResolvedJob:
         """Return the job with the mesh, micro-batch and remat of this candidate."""
-        sizes = {"data": self.mesh.data, "fsdp": self.mesh.fsdp, "tp": self.mesh.tp}
+        sizes = {"data": self.mesh.data, "fsdp": self.mesh.fsdp, "tp": self.mesh.tp, "context": self.mesh.context}
         mesh = resolved.job.mesh.model_copy(update=sizes)
         return resolved.with_values(mesh=mesh, micro_batch=self.micro_batch, remat=self.remat)
 
@@ -169,6 +169,7 @@ def space_of(resolved: ResolvedJob, on: str | None, bounds: Bounds) -> Space:
         UserError: A slice is unknown, or none has as many devices as the job wants.
     """
     job, sizes = resolved.job, footprint(resolved)
+    check_sequence(MeshShape(1, 1, 1, context=job.mesh.context), job.sequence)
     chosen = slices_like(on) if on else default_search_slices(job, sizes)
     named = named_exactly(on)  # for these, a missing compiler is an error later
     remats = FOREIGN_REMATS if resolved.config is None else REMATS
@@ -232,7 +233,8 @@ def _slice_candidates(
     job = resolved.job
     roomy = _fsdp_has_room(job, sizes, on)
     found: list[tuple[Candidate, str | None]] = []
-    for mesh in dict.fromkeys([*meshes(resolved.model_facts.heads, on.used_devices(job.devices), on.slices), *extra]):
+    shapes = meshes(resolved.model_facts.heads, on.used_devices(job.devices), on.slices, job.mesh.context)
+    for mesh in dict.fromkeys([*shapes, *extra]):
         share, rest = divmod(job.batch, mesh.data_parallel)
         if rest:
             found += [(Candidate(on, mesh, 1, remat), BATCH) for remat in remats]
@@ -247,10 +249,14 @@ def _slice_candidates(
     return found
 
 
-def meshes(heads: int | None, devices: int, slices: int = 1) -> list[MeshShape]:
-    """Return all meshes whose tp is a power of two that divides the heads, 8 at most. All slices have the same mesh."""
+def meshes(heads: int | None, devices: int, slices: int = 1, context: int = 1) -> list[MeshShape]:
+    """Return all meshes whose tp is a power of two that divides the heads, 8 at most. The context axis is given.
+
+    All slices have the same mesh.
+    """
     allowed = [tp for tp in (1, 2, 4, 8) if tp <= LARGEST_TP and heads is not None and heads % tp == 0] or [1]
-    return [replace(mesh, slices=slices) for mesh in valid_meshes(devices // slices) if mesh.tp in allowed]
+    found = valid_meshes(devices // slices, context)
+    return [replace(mesh, slices=slices) for mesh in found if mesh.tp in allowed]
 
 
 def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str | None:

@@ -30,16 +30,58 @@ class KernelShape:
     keys: int
     head: int
     block: int
+    table: tuple[int, int] | None = None  # rows and columns of the kernel's table of blocks
 
     @property
     def programs(self) -> int:
         return self.batch * self.heads
 
     @property
+    def rows(self) -> int:
+        """Blocks of queries."""
+        return max(1, self.sequence // self.block)
+
+    @property
+    def columns(self) -> int:
+        """Blocks of keys."""
+        return max(1, self.keys // self.block)
+
+    @property
+    def by_keys(self) -> bool:
+        """Whether the kernel goes through the blocks of queries for each block of keys."""
+        return self.kind in ("dkv", "backward")
+
+    @property
+    def visits(self) -> int:
+        """Visited blocks of one program, with and without work."""
+        if self._table_of_part is None:
+            return self.rows * self.columns
+        rows, columns = self._table_of_part
+        return rows * self.columns if self.by_keys else self.rows * columns
+
+    @property
+    def computed(self) -> float:
+        """Blocks of one program with work.
+
+        Without a window, these are the blocks on and below the diagonal. A device of the context axis has an early and
+        a late chunk of the queries, which together see as many keys as two chunks in the middle (`nn/context.py`).
+        """
+        if (part := self._table_of_part) is not None:
+            if not self.by_keys and part[1] < self.columns:
+                return float(self.rows * part[1])
+            if self.by_keys and part[0] < self.rows:  # each chunk has half of the rows
+                return self.rows * part[0] / 2
+        return self.rows * (self.columns + 1) / 2
+
+    @property
     def share_visited(self) -> float:
-        """Share of the blocks that a causal kernel computes: those on and below the diagonal."""
-        blocks = max(1, self.sequence // self.block)
-        return (blocks + 1) / (2 * blocks)
+        """Share of the blocks that the kernel computes."""
+        return self.computed / (self.rows * self.columns)
+
+    @property
+    def _table_of_part(self) -> tuple[int, int] | None:
+        """The table, if the kernel has the queries of a part of the sequence."""
+        return self.table if self.sequence != self.keys else None
 
     @property
     def flops(self) -> float:
@@ -60,13 +102,21 @@ def kernel_shape(computation: Computation, x: Instruction) -> KernelShape | None
     ]
     if len(arrays) < 2:
         return None
+    tables = [
+        (shape.dims[1], shape.dims[2])
+        for name in x.operands[:1]
+        if (operand := computation.by_name.get(name))
+        for shape in operand.shapes
+        if len(shape.dims) == 3 and shape.dims[0] == 1
+    ]
     query, key = arrays[0].dims, arrays[1].dims
     large = [s.dims for s in x.shapes if len(s.dims) >= len(query)]  # scratch has no heads dimension
     # A dkv kernel with three outputs (dq, dk, dv) is the fused backward kernel.
     outputs = sum(dims[-1] == query[-1] and dims[-2] in (query[-2], key[-2]) for dims in large)
     kind = {"fwd": "forward", "dq": "dq", "dkv": "backward" if outputs >= 3 else "dkv"}[found[1]]
     block = _block(x, BLOCK_KEYS[found[1]], query[-2])
-    return KernelShape(kind, math.prod(query[:-3]), query[-3], query[-2], key[-2], query[-1], block)
+    table = tables[0] if tables else None
+    return KernelShape(kind, math.prod(query[:-3]), query[-3], query[-2], key[-2], query[-1], block, table)
 
 
 def _block(x: Instruction, key: str, sequence: int) -> int:
@@ -84,10 +134,10 @@ def kernel_seconds(machine: ChipModel, chip: str, shape: KernelShape) -> float:
     counted = block_cycles(chip, shape.head, shape.block, shape.kind)
     if counted is None:
         return matrix_seconds / machine.matmul_share / machine.attention_share
-    rows, columns = max(1, shape.sequence // shape.block), max(1, shape.keys // shape.block)
-    visits = share * shape.programs * rows * columns
-    overhead = visits * (counted.visit + counted.per_row / columns) / machine.clock_hz
-    computing = visits * shape.share_visited * counted.main / machine.clock_hz
+    programs = share * shape.programs
+    lines = shape.columns if shape.by_keys else shape.rows
+    overhead = programs * (shape.visits * counted.visit + lines * counted.per_row) / machine.clock_hz
+    computing = programs * shape.computed * counted.main / machine.clock_hz
     return (max(computing, matrix_seconds) + overhead) / machine.attention_share
 
 

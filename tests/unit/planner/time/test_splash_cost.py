@@ -101,3 +101,37 @@ def test_the_table_is_the_recorded_one() -> None:
         if row["batch"] == 2:
             key = row["chip"], row["head"], row["block"], row["kind"]
             assert COUNTED[key] == BlockCycles(row["main"], row["row"], row["visit"])
+
+
+SPLIT = {"batch": 8, "heads": 4, "sequence": 8192, "keys": 131_072, "head": 128, "block": 512}  # 16 devices
+
+
+def visible_blocks(device: int, window: int | None) -> int:
+    """Blocks with visible scores of a device that has chunk `device` and chunk 31 - `device`, each of 8 blocks."""
+    rows = [chunk * 8 + n for chunk in (device, 31 - device) for n in range(8)]
+    seen = 256 if window is None else (window + 510) // 512 + 1
+    return sum(min(row + 1, seen) for row in rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_device_of_the_context_axis_computes_the_same_blocks(kind: str) -> None:
+    table = (16, 256)
+    for device in range(16):
+        assert KernelShape(kind, **SPLIT, table=table).computed == visible_blocks(device, None)
+    assert KernelShape(kind, **SPLIT, table=table).visits == 16 * 256
+
+
+@pytest.mark.parametrize(("kind", "table", "visits"), [("forward", (16, 3), 48), ("dkv", (6, 256), 6 * 256)])
+def test_a_window_of_1024_has_three_blocks_of_keys_for_each_block_of_queries(
+    kind: str, table: tuple[int, int], visits: int
+) -> None:
+    shape = KernelShape(kind, **SPLIT, table=table)
+    assert (shape.visits, shape.computed) == (visits, visible_blocks(3, 1024))
+
+
+def test_seconds_of_a_split_kernel_by_hand() -> None:
+    """v5e, 32 programs: 2,056 blocks with work, all visits, and the ends of 16 rows of blocks of queries."""
+    machine, counted = assumed(chip_named("v5e")), COUNTED["v5e", 128, 512, "forward"]
+    cycles = 2056 * counted.main + 16 * counted.per_row + 16 * 256 * counted.visit
+    seconds = kernel_seconds(machine, "v5e", KernelShape("forward", **SPLIT, table=(16, 256)))
+    assert seconds == pytest.approx(32 * cycles / machine.clock_hz)

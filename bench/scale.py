@@ -1,4 +1,4 @@
-"""Plan small and large models as docs/explanation/scale.md describes, and record memory, step time and cost.
+"""Plan small models as docs/explanation/scale.md describes, and record memory, step time and cost.
 
 python bench/scale.py              # all rows; needs libtpu, no TPU
 python bench/scale.py unroll       # only rows of this part; a job and a slice may follow. The other rows stay
@@ -54,15 +54,7 @@ UNROLLED = tuple(
     )
     for overrides in ((*recomputed, "unroll=false"), (*recomputed, "unroll=true"), (*recomputed, "unroll=auto"))
 )
-# Weak scaling: 1 sequence of 8,192 tokens per chip on slices of 256 chips.
-SLICES = tuple(
-    Row(
-        "slices", job, "v5p-512" if count == 1 else f"{count}xv5p-512", (f"batch={256 * count}", "micro_batch=1", *more)
-    )
-    for job in ("llama3.1-8b", "llama3.1-70b")
-    for count, more in ((1, ()), (2, ()), (16, ()), (16, ("mesh.dcn_dtype=bfloat16",)), (256, ()))
-)
-ROWS = (*UNROLLED, *SLICES)
+ROWS = UNROLLED
 
 
 def planned(row: Row) -> dict[str, Any]:
@@ -80,22 +72,21 @@ def planned(row: Row) -> dict[str, Any]:
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows of one part as a Markdown table."""
     lines = [
-        "| job | slice | mesh | overrides | peak GiB | step | of it waiting for DCN | tokens/s | $ for 1,000 steps |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: |",
+        "| job | slice | mesh | overrides | peak GiB | step | tokens/s | $ for 1,000 steps |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         start = f"| {row['job']} | {row['slice']} | {row.get('mesh') or '-'} | `{' '.join(row['overrides'])}` "
         if row.get("hbm_peak_bytes") is None:
-            lines.append(f"{start}| - | {row['error']} | - | - | - |")
+            lines.append(f"{start}| - | {row['error']} | - | - |")
             continue
         peak = f"| {row['hbm_peak_bytes'] / GIB:.2f} of {row['hbm_limit_bytes'] / GIB:.2f} "
         if not row["fits"]:
-            lines.append(f"{start}{peak}| does not fit | - | - | - |")
+            lines.append(f"{start}{peak}| does not fit | - | - |")
             continue
         step, rate, usd = row["step_seconds"]["mid"], row["tokens_per_second"], (row["cost_usd"] or {}).get("on_demand")
         money = "-" if usd is None else f"{usd:,.2f}"
-        waiting = (row.get("time_breakdown") or {}).get("network_not_hidden", 0.0)
-        lines.append(f"{start}{peak}| {step:.3f} s | {waiting:.3f} s | {rate:,.0f} | {money} |")
+        lines.append(f"{start}{peak}| {step:.3f} s | {rate:,.0f} | {money} |")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.time.dcn import LATENCY_SECONDS, crosses_slices
+from forerun.planner.time.collectives.slice_network import LATENCY_SECONDS, crosses_slices
 from forerun.resolve.resolved_job import ResolvedJob
 
 pytestmark = pytest.mark.aot

@@ -19,8 +19,8 @@ from typing import ClassVar
 from forerun.planner.hlo import Computation, Instruction, Module
 from forerun.planner.time.chip_model import ChipModel
 from forerun.planner.time.collectives.collective_cost import OFFLOADED, CollectiveCost
+from forerun.planner.time.collectives.slice_network import QUEUE, SliceNetwork, crosses_slices, rendezvous, sent_bytes
 from forerun.planner.time.collectives.torus import Torus
-from forerun.planner.time.dcn import QUEUE, SliceNetwork, crosses_slices, rendezvous, sent_bytes
 from forerun.planner.time.execution import ComputationRun, ProgramSimulation, called_by, collective_in, target_of
 from forerun.planner.time.grouped_cost import grouped_shape, is_metadata
 from forerun.planner.time.instruction_cost import InstructionWork

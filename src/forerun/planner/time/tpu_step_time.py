@@ -8,8 +8,8 @@ from __future__ import annotations
 from forerun.hardware.slices import Slice
 from forerun.planner.hlo import Module
 from forerun.planner.time.chip_model import chip_model_of
+from forerun.planner.time.collectives.slice_network import SliceNetwork
 from forerun.planner.time.collectives.torus import Torus
-from forerun.planner.time.dcn import SliceNetwork
 from forerun.planner.time.simulated_step_time import Validation, simulated_step_time
 from forerun.planner.time.simulation import Simulation
 from forerun.planner.time.step_time import StepTime

@@ -7,7 +7,7 @@ import pytest
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.chip_model import ChipModel
-from forerun.planner.time.dcn import LATENCY_SECONDS, SliceNetwork
+from forerun.planner.time.collectives.slice_network import LATENCY_SECONDS, SliceNetwork
 from forerun.planner.time.execution import Spent
 from forerun.planner.time.simulation import Simulation
 

@@ -200,6 +200,7 @@ def test_a_cache_of_the_whole_vocabulary_is_the_teacher_itself(online: Trained) 
     np.testing.assert_allclose(*looks, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_adapters_learn_from_a_cache_of_a_few_tokens_and_go_on_after_a_stop() -> None:
     """The beginning is the base under the adapters."""
     method = ("lora={rank: 4, base: float32}", "distil.anchor=0.5", "distil.cache=few", "distil.top_k=8")
@@ -213,6 +214,7 @@ def test_adapters_learn_from_a_cache_of_a_few_tokens_and_go_on_after_a_stop() ->
     require_resumed("lora", method, whole)
 
 
+@pytest.mark.slow
 def test_rounded_weights_an_adapter_and_a_teacher_learn_in_one_job() -> None:
     method = ("qat={weights: int4, group: 12}", "lora={rank: 4, base: float32}")
     _, rows = trained("name=all", *method)

@@ -16,6 +16,7 @@ from forerun.track.metrics import read_metrics
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "dpo"
 
 
+@pytest.mark.slow
 def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = ["device=cpu", "devices=1", f"data.store={tmp_path / 'store'}", f"runs={tmp_path / 'runs'}"]

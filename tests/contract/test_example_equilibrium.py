@@ -147,6 +147,7 @@ def test_the_residual_is_in_the_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.aot
+@pytest.mark.slow
 def test_the_job_is_planned_with_known_trip_counts() -> None:
     """The TPU compiler accepts the program, and the planner knows how often both loops run."""
     words = ["plan", str(JOB), "--on", "v6e-1", "--json", "--no-cache", "precision.compute=bfloat16"]

@@ -375,6 +375,7 @@ def test_cut_off_and_resumed_is_uninterrupted_to_the_last_bit(name: str, tmp_pat
 
 @pytest.mark.aot
 @pytest.mark.parametrize("name", OWN)
+@pytest.mark.slow
 def test_its_job_is_planned_by_the_real_compiler(name: str) -> None:
     words = ["plan", str(EXAMPLES / name / "job.yaml"), "--on", "v6e-1,v5e-8", "--json", "precision.compute=bfloat16"]
     done = subprocess.run(

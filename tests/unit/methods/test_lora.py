@@ -175,7 +175,13 @@ def test_every_step_has_its_own_dropout(tmp_path: Path) -> None:
     assert found[:3] == found[3:], "a repeated step has the same mask"
 
 
-@pytest.mark.parametrize("lora", ["{rank: 4, dropout: 0.3, dora: true}", "{rank: 4, base: nf4, block: 16}"])
+@pytest.mark.parametrize(
+    "lora",
+    [
+        "{rank: 4, dropout: 0.3, dora: true}",
+        pytest.param("{rank: 4, base: nf4, block: 16}", marks=pytest.mark.slow),
+    ],
+)
 def test_resumed_it_is_the_same_run(lora: str, tmp_path: Path) -> None:
     jobs = [job_in(tmp_path, f"name={name}", lora=lora) for name in ("straight", "stopped")]
     straight, _ = run(jobs[0]), run(jobs[1])

@@ -174,7 +174,7 @@ def test_equals_one_stack() -> None:
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["stacked", "apart"])
-@pytest.mark.parametrize("config", [SHAPED, WIDE], ids=["shaped", "wide"])
+@pytest.mark.parametrize("config", [pytest.param(SHAPED, marks=pytest.mark.slow), WIDE], ids=["shaped", "wide"])
 def test_cache(config: DecoderConfig, apart: bool) -> None:
     """A prompt and single tokens through the caches give the logits of the complete text."""
     model = Decoder(config)

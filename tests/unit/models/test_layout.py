@@ -61,7 +61,13 @@ def losses(model: Any, remat: Remat, *, unroll: bool) -> tuple[np.ndarray, Any, 
 
 
 @pytest.mark.parametrize(
-    ("name", "policy"), [*((name, "full") for name in MODELS), ("one kind", "none"), ("one kind", "dots")]
+    ("name", "policy"),
+    [
+        *(pytest.param(name, "full", marks=pytest.mark.slow) for name in MODELS),
+        ("one kind", "none"),
+        ("one kind", "dots"),
+        ("gpt2", "none"),
+    ],
 )
 def test_unrolled_layers_have_equal_loss_and_gradients(name: str, policy: Any) -> None:
     scanned, its_gradient, loop = losses(MODELS[name], Remat(policy=policy), unroll=False)

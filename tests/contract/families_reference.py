@@ -157,13 +157,6 @@ QWEN3_5 = {
         "mrope_interleaved": True,
     },
 }
-QWEN3_5_MOE = {
-    "rms_norm_eps": 1e-4,
-    "num_experts": 8,
-    "num_experts_per_tok": 3,
-    "moe_intermediate_size": 24,
-    "shared_expert_intermediate_size": 40,
-}
 LFM2 = {"block_multiple_of": 8, "layer_types": ["conv", "full_attention"], "rope_parameters": LINEAR}
 QWEN3_MOE = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 GPT2 = {
@@ -269,7 +262,6 @@ VARIANTS: dict[str, Variant] = {
     # were 6.0e-5 apart, and both were compared with transformers' model computed in float64 throughout: the largest
     # difference was 2.0e-4 for forerun and 2.6e-4 for transformers (root mean square: 5.7e-6 and 7.1e-6).
     "qwen3.5": Variant("Qwen3.5, 3.6, 3.8 (dense)", "Qwen3_5", QWEN3_5 | {"rms_norm_eps": 1e-4}),
-    "qwen3.5-moe": Variant("Qwen3.5, 3.6 (experts)", "Qwen3_5Moe", QWEN3_5 | QWEN3_5_MOE),
     "qwen3.5-tail": Variant(
         "Qwen3.5, 3.6, 3.8 (dense)",
         "Qwen3_5",
@@ -310,7 +302,7 @@ VARIANTS: dict[str, Variant] = {
     "gpt2-wide": Variant("GPT-2", "GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-6}, GPT2),
 }
 # transformers has a configuration of the text part of these.
-TEXT_PARTS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")
+TEXT_PARTS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5")
 FAMILY_EXAMPLES = {variant.row: name for name, variant in VARIANTS.items()}  # the last one of each
 
 
@@ -342,7 +334,7 @@ def reference_of(variant: Variant) -> Any:
 
     kind = "GPT2LMHeadModel" if variant.kind == "GPT2" else f"{variant.kind}ForCausalLM"
     reference = getattr(transformers, kind)(config_for(variant)).eval()
-    around_one = variant.kind not in ("Gemma2", "Gemma3", "VaultGemma", "Qwen3_5", "Qwen3_5Moe")
+    around_one = variant.kind not in ("Gemma2", "Gemma3", "VaultGemma", "Qwen3_5")
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, weight in reference.named_parameters():

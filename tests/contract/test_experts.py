@@ -1,124 +1,103 @@
-"""Mixture of experts: the losses of the routers against transformers, LoRA on experts, and what is rejected."""
+"""Mixture of experts: one device against eight, adapters of experts, and what is rejected."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import family_parity as parity
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from families_reference import pair
-from family_parity import LENGTH, LONG, ROWS
-from lora_reference import checkpoint, job_in, torch_logits, torch_model, trained
-from test_lora_steps import our_logits
 
-from forerun.commands.export import export
-from forerun.config.schema import Job, Precision
+from forerun.config.schema import Job
 from forerun.config.schema import Model as Section
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.method import method_of
-from forerun.nn import sharding
+from forerun.models.decoder import Decoder
+from forerun.models.registry import model_of
+from forerun.models.sizes import DecoderConfig, ExpertConfig
+from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute
+from forerun.nn.weights.experts import Experts
+from forerun.nn.weights.lowrank import LowRank
+from forerun.objectives.batch import Batch
 from forerun.objectives.next_token import NextToken
-from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD, RouterLosses
-from forerun.program.build import build, make_mesh
-from forerun.program.derive import derive
+from forerun.objectives.router_losses import RouterLosses
+from forerun.program.build import make_mesh
 
-EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
-
-
-@pytest.mark.torch
-def test_the_balance_loss_and_its_gradient_are_those_of_transformers() -> None:
-    """On padded rows: padding counts in neither."""
-    import torch
-
-    one = pair("qwen3-moe")
-    rows = jax.tree.map(lambda array: array[: len(LONG)], ROWS)
-    mask = torch.from_numpy(rows.segments > 0).long()
-    one.reference.zero_grad()
-    answer = one.reference(
-        input_ids=torch.from_numpy(rows.tokens).long(), attention_mask=mask, use_cache=False, output_router_logits=True
+RNG = np.random.default_rng(0)
+MODEL = Decoder(
+    DecoderConfig(
+        layers=2, embed=16, heads=2, kv_heads=2, head_dim=8, mlp=7, vocab=32, experts=ExpertConfig(4, 2, mlp=16)
     )
-    answer.aux_loss.backward()
-    for leaf in one.reference.parameters():
-        leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-    expected = one.params_of(parity.stored_gradients(one))
-    one.reference.zero_grad()
-
-    def loss(params: Any) -> jax.Array:
-        sums = NextToken(LENGTH, RouterLosses(balance=1.0))(one.model, params, rows, Compute())
-        assert sums.penalty is not None
-        return sums.penalty / sums.weight
-
-    value, got = jax.jit(jax.value_and_grad(loss))(one.params)
-    np.testing.assert_allclose(value, answer.aux_loss.item(), rtol=1e-5)
-    assert parity.norm_of(expected.blocks.router) > 0.01
-    errors = parity.gradient_errors(expected, got)
-    assert max(errors.values()) < parity.GRADIENTS_LIMIT, errors
+)
+SEGMENTS = np.repeat(np.array([[1, 1, 1, 1, 1, 1, 0, 0]], np.int32), 8, axis=0)  # two positions of padding
+BATCH = Batch(
+    RNG.integers(0, 32, (8, 8)).astype(np.int32),
+    RNG.integers(0, 32, (8, 8)).astype(np.int32),
+    (SEGMENTS > 0).astype(np.float32),
+    SEGMENTS,
+    np.tile(np.arange(8, dtype=np.int32), (8, 1)),
+)
 
 
-def stepped(shape: MeshShape, name: Path, lora: dict[str, Any] | None) -> tuple[Any, Any]:
-    """Return the metrics and the optimizer's state after one step of the job on a mesh.
-
-    The first moments are a tenth of the gradients. Updates of AdamW would amplify the rounding of small gradients.
-    """
-    job = Job(
-        model=Section(name=str(name)),
-        data="unread",
-        sequence=LENGTH,
-        batch=len(ROWS.tokens),
-        steps=1,
-        precision=Precision(compute="float32"),
-        experts={"balance_loss": 0.1, "z_loss": 0.01},
-        **({"lora": lora} if lora else {}),
-    )
-    program = build(
-        job, pair("qwen3-moe").model, make_mesh(shape, jax.devices()[: shape.devices]), derive(job, shape, None)
-    )
-    given = {name: jax.device_put(pair("qwen3-moe").params, jax.tree.map(lambda leaf: leaf.sharding, like))
-             for name, like in program.given.items()}  # fmt: skip
-    state = program.initial_state(0, given)
-    batch = jax.tree.map(
-        lambda leaf, like: jax.device_put(leaf.reshape(like.shape), like.sharding), ROWS, program.batch
-    )
-    state, metrics = program.trace().lower().compile()(state, batch, program.placed_schedule())
-    return metrics, jax.device_get(state.optimizer)
+def adapted(weight: Any) -> Any:
+    """The specs of experts with adapters of rank 4."""
+    if not isinstance(weight, Experts):
+        return weight
+    value = weight.value
+    layers, experts, inputs, outputs = value.shape
+    down = replace(value, shape=(layers, experts, inputs, 4), axes=f"{value.axes[:3]}R")
+    up = replace(value, shape=(layers, experts, 4, outputs), axes=f"LXR{value.axes[3]}")
+    return LowRank(base=weight, down=down, up=up, inputs=1, scale=0.7)
 
 
-@pytest.mark.torch
-@pytest.mark.parametrize("lora", [None, {"rank": 4, "base": "float32"}], ids=["full", "lora"])
-def test_a_step_with_router_losses_on_eight_devices(lora: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 256)  # these matrices count as large
-    one, whole = stepped(MeshShape(1, 1, 1), pair("qwen3-moe").folder, lora)
-    several, split = stepped(MeshShape(2, 2, 2), pair("qwen3-moe").folder, lora)
-    np.testing.assert_allclose(several.loss, one.loss, rtol=1e-5)
-    np.testing.assert_allclose(several.grad_norm, one.grad_norm, rtol=1e-5)
-    for name in one.told:
-        np.testing.assert_allclose(several.told[name], one.told[name], rtol=1e-5)
-    found = jax.tree_util.tree_leaves_with_path(whole)
-    assert any("expert_down" in jax.tree_util.keystr(path) and np.abs(leaf).max() > 1e-4 for path, leaf in found)
-    for (path, leaf), other in zip(found, jax.tree.leaves(split), strict=True):
+SPECS = jax.tree.map(adapted, MODEL.specs(), is_leaf=lambda leaf: isinstance(leaf, Experts))
+PARAMS = spec.map_specs(lambda s: RNG.normal(0 if s.decay else 1, 0.3, s.shape).astype(np.float32), SPECS)
+
+
+def loss(params: Any, batch: Batch[jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
+    sums = NextToken(8, RouterLosses(0.1, 0.01))(MODEL, params, batch, Compute())
+    return sums.total / sums.weight, sums.told
+
+
+def test_the_gradients_on_eight_devices_are_those_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Data, fsdp and tp split the batch, the experts and their width; adapters and router losses are included."""
+    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
+    (value, told), gradients = step(PARAMS, BATCH)
+    monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 16)  # these matrices count as large
+    mesh = make_mesh(MeshShape(2, 2, 2), jax.devices())
+    with jax.set_mesh(mesh):
+        params = jax.tree.map(
+            lambda s, x: jax.device_put(x, sharding.stored(mesh, s.shape, s.axes)), SPECS, PARAMS, is_leaf=spec.is_spec
+        )
+        batch = jax.tree.map(lambda x: jax.device_put(x, sharding.batched(mesh, x.shape, "BS")), BATCH)
+        down = params.blocks.expert_down.base.value
+        assert down.sharding.shard_shape(down.shape) == (2, 4 // 2, 16 // 2, 16)
+        (other_value, other_told), others = step(params, batch)
+    np.testing.assert_allclose(other_value, value, rtol=1e-5)
+    for name in told:
+        np.testing.assert_allclose(other_told[name], told[name], rtol=1e-5)
+    for (path, leaf), other in zip(
+        jax.tree_util.tree_leaves_with_path(gradients), jax.tree.leaves(others), strict=True
+    ):
+        assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
         np.testing.assert_allclose(other, leaf, atol=1e-5, err_msg=jax.tree_util.keystr(path))
 
 
-@pytest.mark.torch
-def test_adapters_of_experts_learn_and_are_merged(tmp_path: Path) -> None:
-    checkpoint(tmp_path / "base", "Qwen3Moe", head_dim=8, **EXPERTS)
-    rows = trained(job_in(tmp_path, "{rank: 4, base: float32}"))
-    assert rows[0]["loss"] - rows[-1]["loss"] > 0.2
-    assert all(0 < row[ENTROPY] <= 1 <= row[LOAD] <= 8 and row[BALANCE] > 0 for row in rows)
-    run = tmp_path / "runs" / "run"
-    with pytest.raises(UserError) as raised:
-        export(str(run), str(tmp_path / "peft"))
-    assert raised.value.code == "E-WEIGHTS-032"
-    assert "those of the trained state" in export(str(run), str(tmp_path / "merged"), merge=True).proof
-    ids = np.frombuffer(b"7 apples and 3 pears are 10 fruits", np.uint8)
-    before, after = (torch_logits(torch_model(tmp_path / name), ids) for name in ("base", "merged"))
-    assert np.abs(after - before).max() > 0.1
-    np.testing.assert_allclose(after, our_logits(run), atol=1e-4)
+def test_adapters_give_the_logits_of_the_merged_experts() -> None:
+    merged = jax.tree.map(
+        lambda leaf: Experts(value=leaf.matrix("", jnp.float32), share=0.5) if isinstance(leaf, LowRank) else leaf,
+        PARAMS,
+        is_leaf=lambda leaf: isinstance(leaf, LowRank),
+    )
+
+    def logits(params: Any) -> Any:
+        return MODEL.apply(params, BATCH.tokens, BATCH.segments, BATCH.positions, Compute()).logits()
+
+    np.testing.assert_allclose(jax.jit(logits)(PARAMS), jax.jit(logits)(merged), atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -142,8 +121,6 @@ def test_dora_and_dropout_of_experts_are_rejected_and_those_of_the_attention_are
 
     def specs(**lora: Any) -> Any:
         job = Job(model=Section(name="qwen3-30b-a3b", vocab=1000), data="unread", lora=lora)
-        from forerun.models.registry import model_of
-
         return method_of(job, chunk=1).specs(model_of(job.model).specs())
 
     with pytest.raises(UserError) as raised:

@@ -50,14 +50,13 @@ ROWS = {
     "glm4": "GLM-4",
     "ernie4_5": "ERNIE 4.5",
     "qwen3_5_text": "Qwen3.5, 3.6, 3.8 (dense)",
-    "qwen3_5_moe_text": "Qwen3.5, 3.6 (experts)",
     "lfm2": "LFM2, LFM2.5",
     "qwen3_moe": "Qwen3-MoE",
     "mixtral": "Mixtral",
     "olmoe": "OLMoE",
     "gpt2": "GPT-2",
 }
-EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "qwen3_5_moe_text")
+EXPERTS = ("qwen3_moe", "mixtral", "olmoe")
 DENSE_GRANITE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "position_embedding_type": "rope"}
 MORE = {
     "gemma4_text": {"vocab_size_per_layer_input": 96},  # its default is 262,144
@@ -156,9 +155,7 @@ LLAMA_LIKE = [name for name in FAMILIES if name != "gpt2"]
 ACTIVATIONS = {"gpt2": "activation_function"} | dict.fromkeys(
     ("gemma2", "gemma3_text", "vaultgemma", *GEMMA4), "hidden_activation"
 )
-WITHOUT_PARTIAL = [
-    name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4", "qwen3_5_text", "qwen3_5_moe_text")
-]
+WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4", "qwen3_5_text")]
 DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {"partial_rotary_factor": 0.5}
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what the error names, in the table
@@ -215,7 +212,6 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     *((name, {"num_experts": 4, "num_local_experts": 8}, "num_local_experts", "two counts") for name in EXPERTS),
     ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers", "layers without experts"),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step", "layers without experts"),
-    ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob", "weights that are not normalised"),
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise", "noise in the router"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv", "clipped q, k and v"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention", "cross attention"),

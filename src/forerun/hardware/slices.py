@@ -104,7 +104,9 @@ def slice_named(name: str) -> Slice:
     Raises:
         UserError: No such slice exists. The error suggests the nearest one.
     """
-    if (several := re.fullmatch(r"\s*(\d+)x([a-zA-Z].*)", name)) is not None:
+    several = re.fullmatch(r"\s*(\d+)x([a-zA-Z].*)", name)
+    # 8xh100 is a mistake in the name of one machine. 2xh100-8 is a number of machines, which has its own error.
+    if several is not None and (_parts(several[2])[0] in CORES_PER_CHIP or gpu_machine_name(several[2]) is not None):
         return several_slices(slice_named(several[2]), int(several[1]))
     if (machine := gpu_machine_name(name)) is not None:
         return _gpu_machine(machine)

@@ -115,7 +115,7 @@ class Decoder:
         turns = self._angles(positions_BS, segments_BS)
 
         packed = PackedRows(segments_BS)
-        counted_BS = segments_BS > 0
+        counted_BS = segments_BS > 0 if c.experts else None
 
         def step(kind: LayerKind, shared: Kept, *, keeps: bool) -> Callable[[Any, Block[jax.Array]], Any]:
             def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, KeysAndValues | None, Any]:

@@ -71,7 +71,6 @@ class Block(Generic[T]):
     expert_gate: Experts[T] | None = None
     expert_up: Experts[T] | None = None
     expert_down: Experts[T] | None = None
-    shared_gate: Dense[T] | None = None  # of the MLP beside the experts, which has gate, up and down
     gate_bias: T | None = None
     up_bias: T | None = None
     down_bias: T | None = None

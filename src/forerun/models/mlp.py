@@ -1,4 +1,4 @@
-"""The MLP of a decoder layer: one gated MLP, a mixture of experts, or both.
+"""The MLP of a decoder layer: one gated MLP, or a mixture of experts.
 
 `forerun.models.decoder` explains the letters."""
 
@@ -59,12 +59,7 @@ def _mixture(
     def between(gate: jax.Array, up: jax.Array) -> jax.Array:
         return ACTIVATIONS[c.activation](gate) * up
 
-    routed_BSE = expert_mlp(y_BSE, choice, weights, e.count, between)
-    if not e.shared:
-        return routed_BSE, choice.sums
-    assert block.shared_gate is not None
-    gate_BSA = jax.nn.sigmoid(contract("BSE,EA->BSA", y_BSE, block.shared_gate))
-    return routed_BSE + gate_BSA * _gated(c, block, y_BSE), choice.sums
+    return expert_mlp(y_BSE, choice, weights, e.count, between), choice.sums
 
 
 def plus(y: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -48,9 +48,7 @@ CONVOLUTION_ARRAYS = {"filter": "HDI"}
 def matrix_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
     """Return the axes of each matrix of a layer of this shape."""
     own = {"layer_gate": "EP", "layer_out": "PE"} if c.layer_width else {}
-    mlp = MLP
-    if c.experts is not None:
-        mlp = EXPERTS | (MLP | {"shared_gate": "EA"} if c.experts.shared else {})
+    mlp = EXPERTS if c.experts else MLP
     if shape is not None and shape.mixer == "delta":
         return DELTA | mlp | own
     if shape is not None and shape.mixer == "convolution":

@@ -32,7 +32,6 @@ class ExpertConfig:
     mlp: int  # width inside the MLP of one expert
     normalised: bool = True  # the weights of a token's experts are divided by their sum
     balance_loss: float = 0.0  # published coefficient of the load-balancing loss
-    shared: bool = False  # every token also uses an MLP of the model's width, whose output has a gate (Qwen3.5)
 
 
 @dataclass(frozen=True)
@@ -169,20 +168,13 @@ def delta_shape(heads: int, key_heads: int, key_dim: int, value_dim: int, width:
 
 
 def _qwen3_5(
-    layers: int,
-    embed: int,
-    heads: int,
-    kv_heads: int,
-    mlp: int,
-    delta_heads: int,
-    tied: bool,
-    experts: ExpertConfig | None = None,
+    layers: int, embed: int, heads: int, kv_heads: int, mlp: int, delta_heads: int, tied: bool
 ) -> DecoderConfig:
     theta, head_dim, dims = 1e7, 256, 64
     delta = LayerKind(None, None, delta_shape(delta_heads, 16, 128, 128, 4))
     return DecoderConfig(
         layers, embed, heads, kv_heads, head_dim, mlp, 248_320, tied, qk_norm=True, rope_theta=theta, rope_dims=dims,
-        norm_around_one=True, attention_gate=True, experts=experts,
+        norm_around_one=True, attention_gate=True,
         kinds=(delta, delta, delta, LayerKind(None, Rope(theta, dims, None), LayerShape("full"))),
     )  # fmt: skip
 
@@ -215,9 +207,6 @@ SIZES: dict[str, DecoderConfig] = {
     "qwen3.5-4b": _qwen3_5(32, 2560, 16, 4, 9216, 32, tied=True),
     "qwen3.5-9b": _qwen3_5(32, 4096, 16, 4, 12_288, 32, tied=False),
     "qwen3.5-27b": _qwen3_5(64, 5120, 24, 4, 17_408, 48, tied=False),
-    "qwen3.5-35b-a3b": _qwen3_5(
-        40, 2048, 16, 2, 512, 32, tied=False, experts=ExpertConfig(256, 8, 512, balance_loss=0.001, shared=True)
-    ),
     "llama3.2-1b": _llama3(16, 2048, 32, 8192, tied=True, factor=32.0),
     "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
     "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
@@ -244,7 +233,7 @@ HUB_NAMES = {
     "qwen3-4b": "Qwen/Qwen3-4B",
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Base",
-    **{f"qwen3.5-{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B", "35B-A3B")},
+    **{f"qwen3.5-{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B")},
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B",

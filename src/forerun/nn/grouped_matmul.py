@@ -46,7 +46,7 @@ def _outer(x_NI: jax.Array, gradient_NO: jax.Array, sizes_X: jax.Array) -> jax.A
     return jax.lax.ragged_dot_general(x_NI, gradient_NO, sizes_X, dims)
 
 
-def _tpu_outer(x_NI: jax.Array, gradient_NO: jax.Array, sizes_X: jax.Array, *, interpret: bool = False) -> jax.Array:
+def _tpu_outer(x_NI: jax.Array, gradient_NO: jax.Array, sizes_X: jax.Array) -> jax.Array:
     from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
     rows = len(x_NI)
@@ -55,5 +55,5 @@ def _tpu_outer(x_NI: jax.Array, gradient_NO: jax.Array, sizes_X: jax.Array, *, i
     x_NI, gradient_NO = jnp.pad(x_NI, padding), jnp.pad(gradient_NO, padding)
     tiling = (tile, min(INPUTS, x_NI.shape[1]), min(OUTPUTS, gradient_NO.shape[1]))
     with jax.numpy_dtype_promotion("standard"):  # the kernel is written for it
-        made: jax.Array = tgmm(x_NI.swapaxes(0, 1), gradient_NO, sizes_X, x_NI.dtype, tiling, interpret=interpret)
+        made: jax.Array = tgmm(x_NI.swapaxes(0, 1), gradient_NO, sizes_X, x_NI.dtype, tiling)
     return made

@@ -73,7 +73,10 @@ def together(parts: Sequence[Any]) -> Routing[jax.Array] | None:
     """Return the sums of all layers from those of parts of the layers, or None for a model without experts."""
     found = jax.tree.leaves(parts, is_leaf=lambda one: isinstance(one, Routing))
     routings = [one for one in found if isinstance(one, Routing)]
-    return jax.tree.map(lambda *each: jnp.concatenate(each), *routings) if routings else None
+    if not routings:
+        return None
+    made: Routing[jax.Array] = jax.tree.map(lambda *each: jnp.concatenate(each), *routings)
+    return made
 
 
 def expert_mlp(
@@ -98,7 +101,8 @@ def expert_mlp(
     sizes = sharding.ambient_sizes()
     stored = [sharding.stored_partition(one.shape, letters, sizes) for one, letters in zip(arrays, axes, strict=True)]
     rows = sharding.partition(x_BSE.shape, "BSE", sizes, sharding.ACTIVATIONS[:2])
-    adds = any("tp" in _names(part) for part in stored[-1])
+    down_matrix = stored[len(jax.tree.leaves(weights[:2]))]  # the first array; those of an adapter follow
+    adds = any("tp" in _names(part) for part in down_matrix)
     scatters = adds and x_BSE.shape[1] % sizes["tp"] == 0
 
     def local(x: jax.Array, ids: jax.Array, factors: jax.Array, *parts: jax.Array) -> jax.Array:
@@ -106,7 +110,7 @@ def expert_mlp(
         gate, up, down = jax.tree.unflatten(structure, whole)
         x_NE = x.reshape(-1, x.shape[-1])
         order, inverse, sizes_X = by_expert(ids.reshape(-1), experts)
-        sorted_PE = dispatched(x_NE, order, inverse)
+        sorted_PE = dispatched(ids.shape[-1], x_NE, order, inverse)
         hidden_PM = activation(grouped(sorted_PE, gate, sizes_X), grouped(sorted_PE, up, sizes_X))
         y_PE = permuted(grouped(hidden_PM, down, sizes_X), inverse, order)
         y_BSKE = y_PE.reshape(*ids.shape, -1)
@@ -115,9 +119,12 @@ def expert_mlp(
         ).astype(x.dtype)
         if not adds:
             return y_BSE
+        added: jax.Array
         if scatters:
-            return jax.lax.psum_scatter(y_BSE, "tp", scatter_dimension=1, tiled=True)
-        return jax.lax.psum(y_BSE, "tp")
+            added = jax.lax.psum_scatter(y_BSE, "tp", scatter_dimension=1, tiled=True)
+        else:
+            added = jax.lax.psum(y_BSE, "tp")
+        return added
 
     results = PartitionSpec(rows[0], "tp") if scatters else rows
     mapped = sharding.by_hand(local, arguments=(rows, rows, rows, *stored), results=results)
@@ -133,22 +140,23 @@ def by_expert(ids_P: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax
     return order_P, inverse_P, sizes_X
 
 
-@jax.custom_vjp
-def dispatched(x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def dispatched(top: int, x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
     """Return the token of each pair, [N x K, E], in the order of the experts.
 
     The gradient is a gather and a sum over K. JAX would compute it with a scatter, which is slow on a TPU.
     """
-    return x_NE[order_P // (len(order_P) // len(x_NE))]
+    return x_NE[order_P // top]
 
 
-def _dispatched_forward(x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> tuple[jax.Array, Any]:
-    return dispatched(x_NE, order_P, inverse_P), (len(x_NE), inverse_P)
+def _dispatched_forward(
+    top: int, x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return dispatched(top, x_NE, order_P, inverse_P), inverse_P
 
 
-def _dispatched_backward(kept: Any, gradient_PE: jax.Array) -> tuple[jax.Array, None, None]:
-    tokens, inverse_P = kept
-    return jnp.sum(gradient_PE[inverse_P].reshape(tokens, -1, gradient_PE.shape[-1]), axis=1), None, None
+def _dispatched_backward(top: int, inverse_P: jax.Array, gradient_PE: jax.Array) -> tuple[jax.Array, None, None]:
+    return jnp.sum(gradient_PE[inverse_P].reshape(-1, top, gradient_PE.shape[-1]), axis=1), None, None
 
 
 dispatched.defvjp(_dispatched_forward, _dispatched_backward)

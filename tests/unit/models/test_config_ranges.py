@@ -68,7 +68,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
     | {"linear_conv_kernel_dim": 4, "full_attention_interval": 2, "partial_rotary_factor": 0.5},
     "lfm2": PLAIN | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 8},
-    "qwen3_5_moe_text": PLAIN | EXPERTS | {"shared_expert_intermediate_size": 16, "full_attention_interval": 2},
     "qwen3_moe": PLAIN | EXPERTS,
     "mixtral": PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": PLAIN | {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},

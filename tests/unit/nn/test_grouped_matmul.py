@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forerun.nn import grouped_matmul as module
 from forerun.nn.grouped_matmul import grouped_matmul
 
 SIZES = np.array([3, 0, 140, 7], np.int32)
@@ -26,9 +25,3 @@ def test_the_product_and_its_gradients() -> None:
     expected = np.concatenate([GRADIENT[rows] @ one.T for rows, one in zip(PARTS, WEIGHT, strict=True)])
     np.testing.assert_allclose(x_gradient, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(weight_gradient, OUTER, rtol=1e-5, atol=1e-5)
-
-
-def test_the_kernel_for_the_gradient_on_tpus() -> None:
-    """In the interpreter of Pallas: the rows are padded to a multiple of a tile, and the empty group gets zeros."""
-    got = module._tpu_outer(jnp.asarray(X), jnp.asarray(GRADIENT), jnp.asarray(SIZES), interpret=True)
-    np.testing.assert_allclose(got, OUTER, rtol=1e-5, atol=1e-5)

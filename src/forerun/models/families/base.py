@@ -114,13 +114,8 @@ NORMS_BOTH = (
 )
 
 
-def dimensions(
-    s: Settings, *, tied: bool, eps: float, head_dim: int | None = None, mlp: int | None = None
-) -> dict[str, Any]:
-    """Return the settings that all families have in common. `tied`, `eps` and `head_dim` are the family's defaults.
-
-    `mlp` is the width of the MLP if it has another key.
-    """
+def dimensions(s: Settings, *, tied: bool, eps: float, head_dim: int | None = None) -> dict[str, Any]:
+    """Return the settings that all families have in common. `tied`, `eps` and `head_dim` are the family's defaults."""
     embed, heads = s.need("hidden_size"), s.need("num_attention_heads")
     for name in DROPOUTS:
         s.take(name)
@@ -131,7 +126,7 @@ def dimensions(
         "heads": heads,
         "kv_heads": s.take("num_key_value_heads", heads),
         "head_dim": s.take("head_dim", head_dim or embed // heads),
-        "mlp": s.need("intermediate_size") if mlp is None else mlp,
+        "mlp": s.need("intermediate_size"),
         "vocab": s.need("vocab_size"),
         "tied": s.take("tie_word_embeddings", tied),
         "norm_eps": float(s.take("rms_norm_eps", eps)),

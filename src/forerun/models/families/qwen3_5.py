@@ -6,15 +6,13 @@ the multi-token prediction (`mtp.*`), too.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from forerun.models.families import base
-from forerun.models.families.experts import experts_of
 from forerun.models.families.settings import Settings, rope_json
 from forerun.models.keys import fused, tensor
 from forerun.models.layer_kinds import LayerKind, LayerShape
-from forerun.models.sizes import DecoderConfig, ExpertConfig, delta_shape
+from forerun.models.sizes import DecoderConfig, delta_shape
 from forerun.nn.rope import Rope
 
 SHARE = 0.25  # of each head that RoPE rotates
@@ -24,13 +22,12 @@ LINEAR, FULL = "linear_attention", "full_attention"
 WITHOUT_EFFECT = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
 
 
-def read(s: Settings, mlp: int | None = None, experts: ExpertConfig | None = None) -> DecoderConfig:
-    """Return the dimensions. `mlp` is the width of the MLP if it has another key."""
+def read(s: Settings) -> DecoderConfig:
     s.only("hidden_act", "silu", default="silu")
     s.only("attn_output_gate", True, default=True)
     s.only("output_gate_type", "swish", "silu", default="swish")
     s.only("mlp_only_layers", [], default=[])
-    sizes = base.dimensions(s, tied=False, eps=1e-6, head_dim=256, mlp=mlp)
+    sizes = base.dimensions(s, tied=False, eps=1e-6, head_dim=256)
     nested = s.take("rope_parameters") or {}
     share = nested.get("partial_rotary_factor") or s.take("partial_rotary_factor") or SHARE
     s.take("partial_rotary_factor")
@@ -63,18 +60,7 @@ def read(s: Settings, mlp: int | None = None, experts: ExpertConfig | None = Non
         rope_scaling=scaling,
         rope_dims=dims,
         kinds=base.repeated([kinds[kind] for kind in types]),
-        experts=experts,
     )
-
-
-def read_moe(s: Settings) -> DecoderConfig:
-    """Return the dimensions of the model with experts. Its only other MLP is that beside the experts."""
-    s.only("norm_topk_prob", True, default=True)
-    s.only("decoder_sparse_step", 1, default=1)
-    s.take("intermediate_size")  # not used
-    width = s.take("moe_intermediate_size", 512)
-    experts = experts_of(s, count=256, top=8, mlp=width, balance_loss=0.001, normalised=True)
-    return read(s, s.take("shared_expert_intermediate_size", 512), replace(experts, shared=True))
 
 
 def write(c: DecoderConfig) -> dict[str, Any]:
@@ -95,19 +81,8 @@ def write(c: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def write_moe(c: DecoderConfig) -> dict[str, Any]:
-    assert c.experts is not None
-    return write(c) | {
-        "num_experts": c.experts.count,
-        "num_experts_per_tok": c.experts.top,
-        "moe_intermediate_size": c.experts.mlp,
-        "shared_expert_intermediate_size": c.mlp,
-        "router_aux_loss_coef": c.experts.balance_loss,
-    }
-
-
 DELTA = "model.layers.{}.linear_attn."
-MIXERS = (
+TABLE = (
     *base.EMBEDDING,
     tensor(base.SELF + "q_proj.weight", "blocks.query", "(HJD) E"),  # query and gate alternate per head
     *base.PROJECTIONS[1:],
@@ -133,19 +108,7 @@ MIXERS = (
     tensor(DELTA + "A_log", "blocks.decay_rate", "H"),
     tensor(DELTA + "dt_bias", "blocks.decay_bias", "H"),
     tensor(DELTA + "norm.weight", "blocks.delta_norm", "W"),
+    *base.GATED_MLP,
     *base.NORMS_BEFORE,
 )
-TABLE = (*MIXERS, *base.GATED_MLP)
-SHARED = base.MLP + "shared_expert"
-MOE_TABLE = (
-    *MIXERS,
-    tensor(base.MLP + "gate.weight", "blocks.router", "X E"),
-    fused(base.MLP + "experts.gate_up_proj", ("blocks.expert_gate", "X M E"), ("blocks.expert_up", "X M E"), along=1),
-    tensor(base.MLP + "experts.down_proj", "blocks.expert_down", "X E M"),
-    tensor(SHARED + ".gate_proj.weight", "blocks.gate", "F E"),
-    tensor(SHARED + ".up_proj.weight", "blocks.up", "F E"),
-    tensor(SHARED + ".down_proj.weight", "blocks.down", "E F"),
-    tensor(SHARED + "_gate.weight", "blocks.shared_gate", "A E"),
-)
-MOE = base.Family("qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", read_moe, MOE_TABLE, write_moe)
 FAMILY = base.Family("qwen3_5_text", "Qwen3_5ForCausalLM", read, TABLE, write)

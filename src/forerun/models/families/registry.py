@@ -58,7 +58,6 @@ FAMILIES = {
         glm.GLM4,
         glm.ERNIE,
         qwen3_5.FAMILY,
-        qwen3_5.MOE,
         lfm2.FAMILY,
         experts.QWEN3_MOE,
         experts.MIXTRAL,
@@ -167,7 +166,7 @@ def family_for(config: Config) -> Family:
     if not isinstance(config, DecoderConfig):
         return gpt2.FAMILY
     if config.attention_gate:
-        return qwen3_5.FAMILY if config.experts is None else qwen3_5.MOE
+        return qwen3_5.FAMILY
     if config.experts is not None:
         return experts.QWEN3_MOE
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
@@ -194,7 +193,6 @@ _WITHOUT_EFFECT = {
     "exaone4": ("sliding_window_pattern",),
     "granitemoehybrid": granite.WITHOUT_EFFECT,
     "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
-    "qwen3_5_moe_text": (*qwen3_5.WITHOUT_EFFECT, *experts.WITHOUT_EFFECT),
     "lfm2": lfm2.WITHOUT_EFFECT,
     **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe"), experts.WITHOUT_EFFECT),
 }  # fmt: skip

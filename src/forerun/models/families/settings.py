@@ -72,7 +72,7 @@ RANGES = {
     **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"), _FACTOR),
     **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta"), _FACTOR),
     "shared_intermediate_size": _MLP,
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), _MLP),
+    "moe_intermediate_size": _MLP,
     **dict.fromkeys(("num_experts_per_tok", "decoder_sparse_step"), Range(int, 0, limits.MAX_EXPERTS)),
     **dict.fromkeys(("num_experts", "num_local_experts"), Range(int, -1, limits.MAX_EXPERTS)),
     "router_aux_loss_coef": Range(float, -1e-9, limits.MAX_FACTOR),

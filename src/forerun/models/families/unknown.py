@@ -153,7 +153,7 @@ def _quantized(*methods: str) -> Sign:
 
 
 LAYER_LISTS = ("layer_types", "layers_block_type", "block_types", "mlp_layer_types")
-QWEN3_5 = ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+QWEN3_5 = ("qwen3_5", "qwen3_5_text")
 GEMMA4 = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "enable_moe_block")
 SOFTMAX_ROUTED = ("qwen3_moe", "mixtral", "olmoe")
@@ -187,7 +187,7 @@ COMPONENTS = (
     Component("latent attention (MLA)", _keys("kv_lora_rank")),
     Component("experts", _any(_keys(*EXPERTS), _layers("sparse", "moe"), _named("dbrx")), SOFTMAX_ROUTED),
     Component("other routing than softmax", _any(_keys(*ROUTING), _named("llama4_text", "minimax_m2"))),
-    Component("shared experts", _keys(*SHARED), ("qwen3_5_moe_text",)),
+    Component("shared experts", _keys(*SHARED)),
     Component("AltUp and LAuReL", _keys("altup_num_inputs", "laurel_rank")),
     Component("attention sinks", _any(_keys("attention_sinks"), _named("gpt_oss", "granite_swa", "mimo_v2*"))),
     Component("chunked attention", _any(_keys("attention_chunk_size"), _layers("chunked_attention"))),

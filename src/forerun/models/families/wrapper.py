@@ -111,13 +111,6 @@ WRAPPERS = {
             ("visual", "mtp"),
         ),
         Wrapper(
-            "qwen3_5_moe",
-            "qwen3_5_moe_text",
-            INNER,
-            (*_VISION, "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
-            ("visual", "mtp"),
-        ),
-        Wrapper(
             "gemma4",
             "gemma4_text",
             INNER,

@@ -249,7 +249,7 @@ def started_params(method: Method, specs: Any, given: dict[str, Any], key: jax.A
 
 def evaluated(model: Model, objective: Objective, compute: Compute, params: Any, batch: Batch[jax.Array]) -> Sums:
     """Return the objective's sums over one batch [1, B, S], without a gradient."""
-    return sharding.summed_over_slices(  # type: ignore[no-any-return]
+    return sharding.summed_over_slices(
         lambda params, batch: objective(model, params, jax.tree.map(lambda x: x[0], batch), compute), (params, batch)
     )
 

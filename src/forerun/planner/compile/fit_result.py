@@ -68,7 +68,8 @@ def verdict(
     `keep` receives the scheduled program if it fits. Raises the errors of `compiler.ask`.
     """
     if is_open(question):
-        return decided(question, lambda one, kept: verdict(one, stop, on_phase, kept), keep)
+        best: FitResult = decided(question, lambda one, kept: verdict(one, stop, on_phase, kept), keep)
+        return best
     started = time.perf_counter()
     answer = compiler.ask(question, stop or threading.Event(), on_phase)
     seconds = Seconds(time.perf_counter() - started)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import Module
 from forerun.resolve.model_facts import ModelFacts
 from forerun.units import Bytes, Seconds
-
-if TYPE_CHECKING:
-    from forerun.planner.compile.fit_result import FitResult
 
 # The compile time of a program without a loop grows with the number of layers, and a wide layer hides the traffic of
 # the loop behind its matmuls. Above these limits, nothing is compiled for the decision.
@@ -25,7 +22,8 @@ MARGIN = 0.05  # share of the usable memory that must stay free: samples and val
 GAIN = 0.02  # by which the step must be shorter, because the program without a loop takes longer to compile
 
 Keep = Callable[[Module], None]
-Judge = Callable[[CompileRequest, Keep], "FitResult"]
+# Results are of type FitResult. Its module imports this one, so it cannot be named here.
+Judge = Callable[[CompileRequest, Keep], Any]
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,8 @@ def with_value(question: CompileRequest, unrolled: bool) -> CompileRequest:
     return replace(question, resolved=question.resolved.with_values(unroll=unrolled))
 
 
-def decided(question: CompileRequest, judge: Judge, keep: Keep = lambda module: None) -> FitResult:
-    """Return the result of the better program of a request with `unroll: auto`.
+def decided(question: CompileRequest, judge: Judge, keep: Keep = lambda module: None) -> Any:
+    """Return the FitResult of the better program of a request with `unroll: auto`.
 
     Args:
         question: The request.
@@ -56,7 +54,7 @@ def decided(question: CompileRequest, judge: Judge, keep: Keep = lambda module: 
     """
     kept: dict[bool, Module] = {}
 
-    def compiled(unrolled: bool) -> FitResult:
+    def compiled(unrolled: bool) -> Any:
         return judge(with_value(question, unrolled), lambda module: kept.update({unrolled: module}))
 
     looped = compiled(False)
@@ -92,8 +90,8 @@ def _too_large(name: str, facts: ModelFacts) -> str | None:
     return None
 
 
-def compared(looped: FitResult, straight: FitResult) -> UnrollChoice:
-    """Return the choice between the program with a loop and the one without."""
+def compared(looped: Any, straight: Any) -> UnrollChoice:
+    """Return the choice between the FitResult of the program with a loop and that of the one without."""
     limit = Bytes(int(straight.limit_bytes * (1 - MARGIN)))
     peak = straight.memory.peak_bytes
     if not straight.fits or straight.step is None or peak > limit:

@@ -42,7 +42,8 @@ class Compiler:
     """Returns fixed figures (peak in GiB, seconds) for the program with a loop and the one without."""
 
     def __init__(self, loop: tuple[float, float | None], straight: tuple[float, float | None]) -> None:
-        self.figures, self.compiled = {False: loop, True: straight}, []
+        self.figures = {False: loop, True: straight}
+        self.compiled: list[bool] = []
 
     def __call__(self, asked: CompileRequest, keep: Callable[[Module], None]) -> FitResult:
         unroll = asked.job.unroll
@@ -125,7 +126,7 @@ def test_verdict_decides(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(asked.job.unroll)
         raise RuntimeError("stop here")
 
-    monkeypatch.setattr(fit_result.compiler, "ask", ask)
+    monkeypatch.setattr("forerun.planner.compile.compiler.ask", ask)
     with pytest.raises(RuntimeError, match="stop here"):
         fit_result.verdict(question())
     assert seen == [False]

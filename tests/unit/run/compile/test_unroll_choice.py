@@ -46,12 +46,13 @@ def test_the_choice_of_plan(monkeypatch: pytest.MonkeyPatch, unrolled: bool) -> 
 
 def test_a_part_of_a_slice_is_planned_as_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[CompileRequest] = []
-    monkeypatch.setattr(unroll_choice.jax, "devices", lambda platform: list(TPU))
-    monkeypatch.setattr(
-        unroll_choice,
-        "cached_fit_result",
-        lambda question: asked.append(question) or SimpleNamespace(unroll=UnrollChoice(True, "")),
-    )
+
+    def planned(question: CompileRequest) -> Any:
+        asked.append(question)
+        return SimpleNamespace(unroll=UnrollChoice(True, ""))
+
+    monkeypatch.setattr("jax.devices", lambda platform: list(TPU))
+    monkeypatch.setattr(unroll_choice, "cached_fit_result", planned)
     with_unroll_chosen(job(unroll="auto", devices=4), DeviceChoice("tpu", TPU[:4], ""))
     assert (asked[0].slice.name, asked[0].devices) == ("v5e-8", 4)
 

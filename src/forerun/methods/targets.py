@@ -26,8 +26,9 @@ def is_linear(weight: Any) -> bool:
 
     A read-out matrix is not a linear layer here.
     """
-    matrices = Dense | FakeQuantized | Experts
-    return isinstance(weight, Quantized) or (isinstance(weight, matrices) and weight.value.inputs > 0)
+    if isinstance(weight, Quantized):
+        return True
+    return isinstance(weight, (Dense, FakeQuantized, Experts)) and weight.value.inputs > 0
 
 
 def linear_paths(specs: Tree) -> list[str]:

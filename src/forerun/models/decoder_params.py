@@ -135,8 +135,10 @@ def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]
     members: dict[str, Any] = {}
     for name, axes in matrix_axes(c, shape).items():
         made = ParamSpec(shape_of(c, axes, shape), axes, start.get(name, into), inputs=inputs.get(name, 1))
-        is_stacked = axes.startswith("X") and c.experts is not None
-        members[name] = Experts(value=made, share=c.experts.top / c.experts.count) if is_stacked else Dense(made)
+        if c.experts is not None and axes.startswith("X"):
+            members[name] = Experts(value=made, share=c.experts.top / c.experts.count)
+        else:
+            members[name] = Dense(made)
     members |= {name: _scale(c, axes, shape) for name, axes in norm_axes(c, shape).items()}
     members |= {
         name: ParamSpec(shape_of(c, axes, shape), axes, Fill(0.0), decay=False)

@@ -88,7 +88,7 @@ class DeclaringAMethod(Custom):
 def test_forerun_s_own_models_declare_theirs() -> None:
     decoder = Decoder(replace(CONFIG, attention_softcap=50.0))
     kind = LayerKind(40, Rope(10_000.0, 8, None))
-    assert decoder.capabilities == Capabilities(3, None, 50.0, (kind,), has_cache=True)
+    assert decoder.capabilities == Capabilities(3, None, 50.0, (kind,), has_cache=True, splits_sequences=True)
     assert Gpt2(Gpt2Config(2, 32, 4, 64, 64, 100)).capabilities == Capabilities(2, 100, None, (), has_cache=True)
 
 

@@ -37,6 +37,7 @@ optimizer.muon.momentum optimizer.muon.scale optimizer.options optimizer.groups
 mesh.data mesh.fsdp mesh.tp mesh.slices mesh.dcn_dtype mesh.context
 remat.policy remat.keep remat.offload
 precision.params precision.compute
+experts.balance_loss experts.z_loss
 preferences.loss preferences.beta preferences.smoothing preferences.reference
 objective.name objective.options
 lora.rank lora.alpha lora.targets lora.dropout lora.rslora lora.dora lora.base lora.block lora.start

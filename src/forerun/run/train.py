@@ -177,7 +177,7 @@ def _train(
     # Hosts with different programs would wait for each other's collectives forever.
     worker.pulse.fact("unroll", str(program.compute.unroll))
     display.say(described(resolved, program))
-    if (kernel := gpu_attention(resolved, chosen)) is not None:
+    if (kernel := attention_note(resolved, chosen)) is not None:
         display.say(kernel)
     for text, is_warning in rounding_messages(job):
         (display.warn if is_warning else display.say)(text)
@@ -304,12 +304,15 @@ def program_on(
     return resolved.program(mesh_on(resolved.job, chosen), chosen.devices, rows)
 
 
-def gpu_attention(resolved: ResolvedJob, chosen: DeviceChoice) -> str | None:
-    """Return a line about the attention kernel on GPUs, where it depends on the generation; None on other devices."""
+def attention_note(resolved: ResolvedJob, chosen: DeviceChoice) -> str | None:
+    """Return a line about the attention kernel on GPUs, and wherever the fastest kernel cannot run; otherwise None."""
     first = chosen.devices[0]
-    if resolved.model.heads is None or (capability := compute_capability(first)) is None:
+    if resolved.model.heads is None:
         return None
+    capability = compute_capability(first)
     choice = resolved.attention(first.platform, first.device_kind, capability)
+    if capability is None and not choice.obstacle:
+        return None
     return f"attention: {choice.kernel.name}{f', because {choice.obstacle}' if choice.obstacle else ''}"
 
 

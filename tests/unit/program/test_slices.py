@@ -146,3 +146,12 @@ def test_preferences_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError) as caught:
         program(TWO, preferences="dpo")
     assert_error(caught.value, "E-PROGRAM-011")
+
+
+def test_adapters_learn_as_on_one_slice() -> None:
+    lora = {"rank": 4, "alpha": 8}
+    _, one_losses, one, _ = trained(ONE, lora=lora)
+    _, two_losses, two, _ = trained(TWO, lora=lora)
+    np.testing.assert_allclose(two_losses, one_losses, rtol=1e-5)
+    assert largest_difference(two, one) < 1e-5
+    assert one_losses[0] != one_losses[-1]

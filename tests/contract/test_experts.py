@@ -1,15 +1,22 @@
-"""Mixture of experts: one device against eight, adapters of experts, and what is rejected."""
+"""Mixture of experts: one device against eight, router losses, adapters of experts, and what is rejected."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import family_parity as parity
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families_reference import pair
+from family_parity import LENGTH, LONG, ROWS
+from lora_reference import checkpoint, job_in, torch_logits, torch_model, trained
+from test_lora_steps import our_logits
 
+from forerun.commands.export import export
 from forerun.config.schema import Job
 from forerun.config.schema import Model as Section
 from forerun.errors import UserError
@@ -24,9 +31,10 @@ from forerun.nn.weights.experts import Experts
 from forerun.nn.weights.lowrank import LowRank
 from forerun.objectives.batch import Batch
 from forerun.objectives.next_token import NextToken
-from forerun.objectives.router_losses import RouterLosses
+from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD, RouterLosses
 from forerun.program.build import make_mesh
 
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 RNG = np.random.default_rng(0)
 MODEL = Decoder(
     DecoderConfig(
@@ -98,6 +106,53 @@ def test_adapters_give_the_logits_of_the_merged_experts() -> None:
         return MODEL.apply(params, BATCH.tokens, BATCH.segments, BATCH.positions, Compute()).logits()
 
     np.testing.assert_allclose(jax.jit(logits)(PARAMS), jax.jit(logits)(merged), atol=1e-4)
+
+
+@pytest.mark.torch
+def test_the_balance_loss_and_its_gradient_are_those_of_transformers() -> None:
+    """On padded rows: padding counts in neither."""
+    import torch
+
+    one = pair("qwen3-moe")
+    rows = jax.tree.map(lambda array: array[: len(LONG)], ROWS)
+    mask = torch.from_numpy(rows.segments > 0).long()
+    one.reference.zero_grad()
+    answer = one.reference(
+        input_ids=torch.from_numpy(rows.tokens).long(), attention_mask=mask, use_cache=False, output_router_logits=True
+    )
+    answer.aux_loss.backward()
+    for leaf in one.reference.parameters():
+        leaf.grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    expected = one.params_of(parity.stored_gradients(one))
+    one.reference.zero_grad()
+
+    def loss(params: Any) -> jax.Array:
+        sums = NextToken(LENGTH, RouterLosses(balance=1.0))(one.model, params, rows, Compute())
+        assert sums.penalty is not None
+        return sums.penalty / sums.weight
+
+    value, got = jax.jit(jax.value_and_grad(loss))(one.params)
+    np.testing.assert_allclose(value, answer.aux_loss.item(), rtol=1e-5)
+    assert parity.norm_of(expected.blocks.router) > 0.01
+    errors = parity.gradient_errors(expected, got)
+    assert max(errors.values()) < parity.GRADIENTS_LIMIT, errors
+
+
+@pytest.mark.torch
+def test_adapters_of_experts_learn_and_are_merged(tmp_path: Path) -> None:
+    checkpoint(tmp_path / "base", "Qwen3Moe", head_dim=8, **EXPERTS)
+    rows = trained(job_in(tmp_path, "{rank: 4, base: float32}"))
+    assert rows[0]["loss"] - rows[-1]["loss"] > 0.2
+    assert all(0 < row[ENTROPY] <= 1 <= row[LOAD] <= 8 and row[BALANCE] > 0 for row in rows)
+    run = tmp_path / "runs" / "run"
+    with pytest.raises(UserError) as raised:
+        export(str(run), str(tmp_path / "peft"))
+    assert raised.value.code == "E-WEIGHTS-032"
+    assert "those of the trained state" in export(str(run), str(tmp_path / "merged"), merge=True).proof
+    ids = np.frombuffer(b"7 apples and 3 pears are 10 fruits", np.uint8)
+    before, after = (torch_logits(torch_model(tmp_path / name), ids) for name in ("base", "merged"))
+    assert np.abs(after - before).max() > 0.1
+    np.testing.assert_allclose(after, our_logits(run), atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from forerun.models.keys import path_text
 from forerun.nn import spec
 from forerun.nn.spec import Fill, ParamSpec, Tree
 from forerun.nn.weights.dense import Dense, is_weight
-from forerun.nn.weights.experts import is_experts
+from forerun.nn.weights.expert_adapters import is_experts
 from forerun.nn.weights.lowrank import LowRank, norms
 from forerun.nn.weights.quantized import Quantized, quantized_spec
 

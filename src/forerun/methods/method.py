@@ -22,7 +22,7 @@ from forerun.models.registry import model_of
 from forerun.nn import spec
 from forerun.nn.spec import Tree, is_spec
 from forerun.nn.weights.dense import is_weight
-from forerun.nn.weights.experts import is_experts
+from forerun.nn.weights.expert_adapters import is_experts
 from forerun.nn.weights.quantized import Quantized, quantized
 from forerun.objectives.base import Objective
 from forerun.objectives.distil import Distil

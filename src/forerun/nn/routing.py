@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
-from forerun.nn.weights.experts import array_axes, grouped
+from forerun.nn.weights.expert_adapters import array_axes, grouped
 
 T = TypeVar("T")
 Activation = Callable[[jax.Array, jax.Array], jax.Array]  # outputs of the gate and the up matrix -> inputs of down

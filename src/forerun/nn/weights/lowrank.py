@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from forerun.nn import sharding
 from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import Dense, Weight, is_weight, map_weights
+from forerun.nn.weights.experts import Experts
 from forerun.nn.weights.extended import Extended
 
 T = TypeVar("T")
@@ -112,12 +113,14 @@ def noisy(params: Tree, key: jax.Array) -> Tree:
 
 
 def plain(params: Tree, dtype: Any) -> Tree:
-    """Return the parameters with every weight as one dense matrix in `dtype`. Weights that are dense already stay."""
+    """Return the parameters with every weight as one array in `dtype`. Weights that are one array already stay."""
 
     def leaf(weight: Any) -> Any:
         if isinstance(weight, Extended):
             return _table(weight, dtype)
-        return weight if isinstance(weight, Dense) else Dense(weight.matrix("", dtype))
+        if isinstance(weight, LowRank) and isinstance(weight.base, Experts):
+            return replace(weight.base, value=weight.matrix("", dtype))
+        return weight if isinstance(weight, Dense | Experts) else Dense(weight.matrix("", dtype))
 
     return map_weights(leaf, params)
 

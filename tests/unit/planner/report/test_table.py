@@ -149,6 +149,7 @@ def test_json_keys_are_frozen() -> None:
         "mesh",
         "program",
         "attention",
+        "unroll",
         "hbm_weights_bytes",
         "hbm_optimizer_bytes",
         "hbm_batch_bytes",

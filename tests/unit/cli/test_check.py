@@ -80,6 +80,7 @@ def test_every_key_is_shown_with_value_and_origin(job: str, capsys: Capture) -> 
             "mesh",
             "remat",
             "precision",
+            "experts",
             "guard",
             "checkpoint",
             "validation",

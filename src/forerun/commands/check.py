@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from forerun.config.load import LoadedJob
     from forerun.config.schema import Job
     from forerun.data.corpus import Corpus
-    from forerun.models.layer_kinds import LayerShape
-    from forerun.models.sizes import DecoderConfig
     from forerun.program.compiler_options import CompilerOptions
     from forerun.program.derive import Derived
     from forerun.resolve.resolved_job import ResolvedJob
@@ -269,6 +266,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
 
 
 def derived_rows(outcome: Outcome) -> list[Row]:
+    from forerun.commands.model_dimensions import model_dimensions
     from forerun.data.storage.cache_size import bucket_cache
     from forerun.inputs.starting_weights import starting_weights
     from forerun.methods.description import description
@@ -279,7 +277,7 @@ def derived_rows(outcome: Outcome) -> list[Row]:
     is_pretrained = resolved.model_facts.checkpoint is not None
     rows = [
         Row("devices", f"{place.devices} x {place.kind}", place.reason),
-        Row("parameters", str(Count(figures.parameters)), _dimensions(resolved)),
+        Row("parameters", str(Count(figures.parameters)), model_dimensions(resolved)),
         Row(
             "method",
             ", ".join(method) or "none",
@@ -381,29 +379,3 @@ def _targets(resolved: ResolvedJob) -> tuple[TargetFigures, ...]:
         sizes = f"adapters have {Count(match.trainable)} parameters, their matrices {Count(match.matrices)}"
         found.append(TargetFigures(match.name, layers, f"{sizes} ({100 * match.share:.3g} %)"))
     return tuple(found)
-
-
-def _dimensions(resolved: ResolvedJob) -> str:
-    from forerun.models.sizes import DecoderConfig
-
-    config = resolved.config
-    if not isinstance(config, DecoderConfig):
-        return f"counted over the specs of {resolved.job.model.name}"
-    shapes = Counter(kind.shape for kind in config.all_kinds)
-    if None in shapes:
-        return f"{config.layers} layers of width {config.embed}, {_layer(config, None)}, vocabulary {config.vocab}"
-    each = ", ".join(f"{count} {shape.name} ({_layer(config, shape)})" for shape, count in shapes.items() if shape)
-    return f"{config.layers} layers of width {config.embed}: {each}; vocabulary {config.vocab}"
-
-
-def _layer(config: DecoderConfig, shape: LayerShape | None) -> str:
-    """Return the dimensions of one layer as text."""
-    mlp = f"mlp {config.size('F', shape)}"
-    if (e := config.experts) is not None:
-        mlp = f"{e.count} experts with mlp {e.mlp}, {e.top} per token"
-    if shape is not None and shape.mixer != "attention":
-        return mlp
-    heads, kv_heads = config.size("H", shape), config.size("K", shape)
-    own = shape is None or not shape.shares_keys
-    shared = "" if kv_heads == heads and own else f" on {kv_heads} key/value heads" if own else " on shared keys"
-    return f"{heads} heads of {config.size('D', shape)}{shared}, {mlp}"

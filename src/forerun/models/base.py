@@ -55,6 +55,7 @@ class Capabilities:
       layer_kinds: One period of the layers' windows and position embeddings, or () if they are unknown.
       has_cache: Whether the model has `cache` and `extend`, which generate tokens without recomputing earlier ones.
       splits_sequences: Whether the model computes with sequences that `mesh.context` splits.
+      has_experts: Whether the layers have a mixture of experts.
     """
 
     layers: int | None = None
@@ -63,6 +64,7 @@ class Capabilities:
     layer_kinds: tuple[LayerKind, ...] = ()
     has_cache: bool = False
     splits_sequences: bool = False
+    has_experts: bool = False
 
     @property
     def rope_switch(self) -> int | None:
@@ -134,14 +136,13 @@ def require_split_sequences(model: Model, context: int) -> None:
     if context == 1 or capabilities.splits_sequences:
         return
     recurrent = any(kind.mixer != "attention" for kind in capabilities.layer_kinds)
-    experts = getattr(getattr(model, "config", None), "experts", None) is not None
     raise UserError(
         "E-MODEL-050",
         f"mesh.context={context} splits sequences, which {type(model).__name__} cannot compute with",
         why="its recurrent layers pass a state from each token to the next one"
         if recurrent
         else "its router counts the tokens of complete sequences"
-        if experts
+        if capabilities.has_experts
         else "the model does not declare the capability splits_sequences",
         fix="set mesh.context=1; use mesh.fsdp and mesh.tp for more memory",
     )

@@ -70,6 +70,7 @@ class Decoder:
             layer_kinds=kinds,
             has_cache=True,
             splits_sequences=c.experts is None and all(kind.mixer == "attention" for kind in kinds),
+            has_experts=c.experts is not None,
         )
 
     @property

@@ -26,6 +26,7 @@ from forerun.methods.method import MODEL, Method, method_of
 from forerun.methods.names import module_names
 from forerun.methods.parameter_groups import group_numbers
 from forerun.methods.parameter_layouts import layouts_of
+from forerun.methods.slice_methods import require_slices
 from forerun.models.base import Model
 from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute
@@ -173,13 +174,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
     """
     if job.unroll == "auto":
         raise ValueError("unroll: auto must be decided before the program is built")
-    if derived.mesh.slices > 1 and job.preferences is not None:
-        raise UserError(
-            "E-PROGRAM-011",
-            "preferences do not work with several slices",
-            why="the reference model of the pairs runs on one slice only",
-            fix="use one slice, or remove preferences",
-        )
+    require_slices(job, derived.mesh.slices)
     first = mesh.devices.flat[0]
     platform, kind = first.platform, first.device_kind
     compute = Compute(

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parent))
 from job_files import job_file
 from job_trials import Trial, normalised, read_and_planned
 
-CHUNKS, SEEDS_PER_CHUNK = 4, 50
+CHUNKS, SEEDS_PER_CHUNK = 4, 52
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))

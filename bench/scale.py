@@ -1,4 +1,4 @@
-"""Plan small models as docs/explanation/scale.md describes, and record memory, step time and cost.
+"""Plan small models as docs/scale.md describes, and record memory, step time and cost.
 
 python bench/scale.py              # all rows; needs libtpu, no TPU
 python bench/scale.py unroll       # only rows of this part; a job and a slice may follow. The other rows stay
@@ -23,7 +23,7 @@ from forerun.units import GIB
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "scale.json"
-PAGE = HERE.parent / "docs" / "explanation" / "scale.md"
+PAGE = HERE.parent / "docs" / "scale.md"
 KEPT = (
     "fits", "hbm_peak_bytes", "hbm_limit_bytes", "mesh", "chips", "program", "unroll", "step_seconds", "time_breakdown",
     "tokens_per_second", "mfu", "hours", "cost_usd", "compile_seconds", "error",

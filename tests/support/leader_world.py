@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from forerun.errors import StorageError, UserError
 from forerun.supervise.host_address import Hosts
-from forerun.supervise.leader.decide import (
+from forerun.supervise.leader.actions import (
     Action,
     AskForStacks,
     AskForUnits,
@@ -20,8 +20,8 @@ from forerun.supervise.leader.decide import (
     Finish,
     StartWorkers,
     StopWorkers,
-    decide,
 )
+from forerun.supervise.leader.decide import decide
 from forerun.supervise.leader.leader_view import (
     Event,
     FinishedJob,
@@ -53,6 +53,7 @@ from forerun.supervise.protocol.messages import (
     StopNotice,
 )
 from forerun.supervise.protocol.worker_state import WorkerView
+from forerun.supervise.slice_policy import SlicePolicy
 
 STEPS = 12
 MAX_TURNS = 4000
@@ -143,13 +144,17 @@ class World:
         self.now = 0.0
         self.first = chance.randint(0, 5)
         hosts = Hosts(0, len(self.hosts), "10.0.0.1", 1)
-        self.view = LeaderView.at_start(hosts, self.limits, self.first, "supervise", 0.0)
+        self.policy = slice_policy(len(self.hosts), random.Random(f"slices {seed}"))
+        self.view = LeaderView.at_start(hosts, self.limits, self.first, "supervise", 0.0, self.policy)
+        self.taking_part: tuple[int, ...] = ()  # in the running attempt, or in the last one
+        self.ended_seconds = 0.0  # when the last attempt was ended
+        self.growing = False  # the workers stop for more slices, and the job does not end with it
         self.seen = Counter[str]()
         self.ending: Ending | None = None
         self.storage_fails = self.stop_known = self.complete = False
         self.running = self.ended = self.first
         self.best, self.reached, self.fruitless = 0, 0, 0
-        self.asked = self.stopped = False
+        self.asked, self.stopped = {True: False, False: False}, {True: False, False: False}
         self.units: dict[int, int] = {}
         self.saves: dict[int, float | None] = {}
 
@@ -203,18 +208,20 @@ class World:
 
     def do_common_step(self) -> None:
         """Let all workers do a step together, as collectives demand."""
-        workers = [host.worker for host in self.hosts if host.worker is not None and not host.frozen]
-        together = len(workers) == len(self.hosts) and len({worker.attempt for worker in workers}) == 1
+        hosts = [self.hosts[index] for index in self.taking_part]
+        for host in hosts:  # a worker that is done leaves, and does not wait for the others
+            worker = host.worker
+            if worker is None or worker.last is None or host.frozen or worker.stuck:
+                continue
+            if worker.attempt == self.running and worker.step >= worker.last:
+                host.leave(75)
+        workers = [host.worker for host in hosts if host.worker is not None and not host.frozen]
+        together = len(workers) == len(hosts) > 0 and len({worker.attempt for worker in workers}) == 1
         if not together or any(worker.stuck for worker in workers):
             return
-        for host in self.hosts:
-            worker = host.worker
-            assert worker is not None
-            if worker.last is not None and worker.step >= worker.last:
-                host.leave(75)
-        if any(worker.holds and worker.last is None for worker in workers) or any(h.worker is None for h in self.hosts):
+        if any(worker.holds and worker.last is None for worker in workers):
             return
-        for host, worker in zip(self.hosts, workers, strict=True):
+        for host, worker in zip(hosts, workers, strict=True):
             worker.step += 1
             if self.chance.random() < 0.3:
                 worker.save_seconds = self.chance.choice([0.5, 5.0, 40.0])
@@ -283,57 +290,95 @@ class World:
 
     def execute(self, action: Action) -> None:
         match action:
-            case StartWorkers(attempt):
-                self.start(attempt)
+            case StartWorkers():
+                self.start(action)
             case EndWorkers(attempt):
                 assert attempt == self.running > self.ended, f"seed {self.seed}: ends attempt {attempt} twice"
-                self.ended = attempt
-                exits = [member.exit for member in self.view.members.values()]
+                self.ended, self.ended_seconds = attempt, self.now
+                exits = [self.view.members[index].exit for index in self.taking_part]
                 self.complete = all(found is not None and found.code == 0 for found in exits)
+                fine = all(found is not None and not found.ended and found.code in (0, 75) for found in exits)
+                self.growing = self.growing and fine
                 self.send(EndWorker(attempt))
-            case AskForUnits(hosts, seconds):
-                assert self.stop_known
-                assert not self.asked, f"seed {self.seed}: asks twice"
-                self.asked = True
-                self.send(AskUnits(seconds), hosts)
-            case StopWorkers(hosts, units, save, seconds):
-                self.check_stop(hosts, units, seconds, save=save)
-                self.send(StopAfter(units, save, seconds), hosts)
+            case AskForUnits(hosts, seconds, ends_job):
+                assert self.stop_known if ends_job else self.may_grow()
+                assert not self.asked[ends_job], f"seed {self.seed}: asks twice"
+                self.asked[ends_job] = True
+                self.send(AskUnits(seconds, ends_job), hosts)
+            case StopWorkers(hosts, units, save, seconds, ends_job):
+                self.check_stop(hosts, units, seconds, save=save, ends_job=ends_job)
+                self.growing = not ends_job
+                self.send(StopAfter(units, save, seconds, ends_job), hosts)
             case AskForStacks():
                 self.send(AskStacks())
             case Finish(ending):
                 self.ending = ending
+
+    def may_grow(self) -> bool:
+        """Whether a slice that does not take part is complete: all its hosts are connected."""
+        per = self.policy.hosts_per_slice
+        others = [host for host in self.hosts if host.index not in self.taking_part]
+        slices = {host.index // per for host in others}
+        return any(all(host.connected for host in others if host.index // per == number) for number in slices)
 
     def send(self, order: FromLeader, hosts: tuple[int, ...] | None = None) -> None:
         for host in self.hosts:
             if host.connected and (hosts is None or host.index in hosts):
                 host.orders.append(order)
 
-    def start(self, attempt: int) -> None:
+    def start(self, start: StartWorkers) -> None:
+        attempt = start.attempt
         where = f"seed {self.seed}, attempt {attempt}"
         assert attempt == self.running + 1, f"{where}: after {self.running}"
         assert self.ended == self.running, f"{where}: the last attempt was not ended"
-        assert [host.index for host in self.hosts if host.worker is not None] == [], f"{where}: workers are left"
-        assert all(host.connected for host in self.hosts), f"{where}: a host is absent"
+        self.check_hosts(start, where)
         assert not self.stop_known, f"{where}: after a stop"
         assert not self.complete, f"{where}: the job is complete"
         if self.storage_fails:
             self.storage_fails = False
             self.tell(StartFailed(StorageError("E-HOSTS-021", "what", why="why", fix="fix")))
             return
-        if self.running > self.first:
+        if self.growing:
+            self.seen["more slices"] += 1
+            self.fruitless = 0 if self.reached > self.best else self.fruitless
+            self.best = max(self.best, self.reached)
+        elif self.running > self.first:
             self.fruitless = 1 if self.reached > self.best else self.fruitless + 1
             self.best = max(self.best, self.reached)
             waits_for_disk = self.limits.storage > 0 and self.seen["storage"] + self.seen["start"] > 0
             assert self.fruitless <= self.limits.restarts or waits_for_disk, f"{where}: try {self.fruitless}"
-        self.running, self.reached = attempt, 0
-        self.units, self.saves = {}, {}
-        self.send(StartWorker(attempt))
+        self.running, self.reached, self.taking_part = attempt, 0, start.hosts
+        self.units, self.saves, self.growing = {}, {}, False
+        self.asked[False] = self.stopped[False] = False
+        for index, host in enumerate(start.hosts):
+            self.send(StartWorker(attempt, index, len(start.hosts), start.slices), (host,))
 
-    def check_stop(self, hosts: tuple[int, ...], units: int, seconds: float, *, save: bool) -> None:
-        assert self.asked
-        assert not self.stopped, f"seed {self.seed}: stops twice"
-        self.stopped = True
+    def check_hosts(self, start: StartWorkers, where: str) -> None:
+        """Check that an attempt has all hosts, or complete slices with the first one, after the waiting time."""
+        hosts, per = [self.hosts[index] for index in start.hosts], self.policy.hosts_per_slice
+        assert [host.index for host in hosts if host.worker is not None] == [], f"{where}: workers are left"
+        assert all(host.connected for host in hosts), f"{where}: a host is absent"
+        slices = sorted({index // per for index in start.hosts})
+        assert list(start.hosts) == [number * per + rank for number in slices for rank in range(per)], where
+        assert start.slices == (None if self.policy.slices == 1 else len(slices)), where
+        if len(hosts) == len(self.hosts):
+            return
+        self.seen["fewer slices"] += 1
+        assert slices[0] == 0, f"{where}: without the leader's slice"
+        assert len(slices) >= self.policy.least, f"{where}: too few slices"
+        for number in set(range(self.policy.slices)) - set(slices):
+            # The leader only knows of a connection what it was told, and a host may be silent.
+            missing = self.hosts[number * per : (number + 1) * per]
+            lost = [self.view.members.get(host.index) for host in missing]
+            assert any(one is None or one.is_lost(self.limits, self.now) for one in lost), f"{where}: nothing is lost"
+            if number * per in self.taking_part or not self.taking_part:
+                waited = self.now - self.ended_seconds
+                assert waited >= self.policy.wait_seconds, f"{where}: waited {waited} s only"
+
+    def check_stop(self, hosts: tuple[int, ...], units: int, seconds: float, *, save: bool, ends_job: bool) -> None:
+        assert self.asked[ends_job]
+        assert not self.stopped[ends_job], f"seed {self.seed}: stops twice"
+        self.stopped[ends_job] = True
         assert set(hosts) <= set(self.units), f"seed {self.seed}: a host has not answered"
         assert units == max((self.units[host] for host in hosts), default=0)
         known = [found for host in hosts if (found := self.saves.get(host)) is not None]
@@ -354,3 +399,9 @@ class World:
             type(action) for action in decide(self.view, self.now).actions if isinstance(action, StartWorkers)
         ] == []
         assert isinstance(decide(self.view, self.now).view.phase, FinishedJob)
+
+
+def slice_policy(hosts: int, chance: random.Random) -> SlicePolicy:
+    """Return any policy: hosts that form one slice, or several, of which some may be lost."""
+    slices = chance.choice([count for count in range(1, hosts + 1) if hosts % count == 0])
+    return SlicePolicy.of(hosts, slices, chance.choice([None, 1, 2]), chance.choice([0.0, 3.0, 20.0]))

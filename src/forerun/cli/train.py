@@ -211,6 +211,7 @@ def _supervised(args: argparse.Namespace, loaded: LoadedJob, hosts: Hosts, optio
     `options` are further options of the child.
     """
     from forerun.inputs.run_folder import folder_of, rename_existing_run, require_usable
+    from forerun.supervise.slice_policy import SlicePolicy
     from forerun.supervise.supervisor import supervise
 
     require_usable(loaded.job)
@@ -220,7 +221,7 @@ def _supervised(args: argparse.Namespace, loaded: LoadedJob, hosts: Hosts, optio
     command += ["--profile", args.profile] if args.profile else []
     told = json.dumps({key: str(value) for key, value in values(loaded.job).items()}, sort_keys=True)
     identity = {"job": hashlib.sha256(told.encode()).hexdigest()[:16]}
-    secret = Path(args.secret) if args.secret else None
+    secret, mesh = Path(args.secret) if args.secret else None, loaded.job.mesh
     return supervise(
         command,
         hosts,
@@ -228,5 +229,6 @@ def _supervised(args: argparse.Namespace, loaded: LoadedJob, hosts: Hosts, optio
         secret_file=secret,
         identity=identity,
         spare=True,
-        slices=loaded.job.mesh.slices,
+        slices=mesh.slices,
+        policy=SlicePolicy.of(hosts.count, mesh.slices, mesh.min_slices, mesh.slice_wait_seconds),
     )

@@ -175,7 +175,7 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     from forerun.program.compiler_options import compiler_options
 
     axes = job.mesh
-    slices = mesh.slices_of(axes.slices, place.slices, place.platform, job.devices, place.title)
+    slices = mesh.slices_of(axes.slices, place.slices, place.platform, job.devices, place.title, axes.min_slices)
     shape = mesh.resolve(axes.data, axes.fsdp, axes.tp, place.devices, place.title, slices, context=axes.context)
     corpus = _corpus(job, warn)
     for text in () if corpus is None else corpus.warnings:

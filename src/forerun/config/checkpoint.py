@@ -27,3 +27,17 @@ class Checkpoint(Section):
     def evaluation_steps(self) -> int:
         """The steps between evaluations if validation.every is not set."""
         return EVALUATION_STEPS if self.every == "auto" else self.every
+
+
+class Validation(Section):
+    """Evaluations on held-out documents during a run, and early stopping."""
+
+    every: PositiveInt | None = about(
+        "steps between evaluations on the documents that data.validation holds out",
+        "checkpoint.every; 100 if that is auto",
+        None,
+    )
+    batches: PositiveInt = about(
+        "maximum batches of an evaluation, always the same rows", "an evaluation stays cheap", 32
+    )
+    patience: PositiveInt | None = about("stop after this many evaluations without a lower loss", "never", None)

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from forerun.config import limits
 from forerun.config.checkpoint import Checkpoint, PositiveInt
+from forerun.config.checkpoint import Validation as Validation
 from forerun.config.compiler_flags import OptionValue, require_compiler_flags
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
@@ -140,6 +141,16 @@ class Mesh(Section):
     dcn_dtype: Literal["float32", "bfloat16"] = about(
         "dtype of gradients that are summed over slices", "float32: bfloat16 halves the traffic and rounds", "float32"
     )
+    min_slices: PositiveInt | None = about(
+        "slices with which the run may continue, at the same batch, while others are lost", "all slices", None
+    )
+    slice_wait_seconds: float = about(
+        "time for which a lost slice is waited for; only with min_slices",
+        "60: about two restarts",
+        60.0,
+        ge=0,
+        le=86400,
+    )
 
     @field_validator("data", "fsdp", "tp")
     @classmethod
@@ -150,6 +161,13 @@ class Mesh(Section):
                 f"mesh.{info.field_name}: {size} is not a number of devices; write 1 or more, or -1 for the rest",
             )
         return size
+
+    @model_validator(mode="after")
+    def _fewer_slices(self) -> Mesh:
+        if self.min_slices is not None and self.min_slices > (self.slices or 0):
+            fix = f"write 1 to {self.slices}" if self.slices else "set mesh.slices, too"
+            raise JobValueError("E-JOB-160", f"mesh.min_slices: {self.min_slices} is more than mesh.slices; {fix}")
+        return self
 
 
 class Remat(Section):
@@ -209,20 +227,6 @@ class Guard(Section):
         "only needed to find faulty hardware",
         None,
     )
-
-
-class Validation(Section):
-    """Evaluations on held-out documents during a run, and early stopping."""
-
-    every: PositiveInt | None = about(
-        "steps between evaluations on the documents that data.validation holds out",
-        "checkpoint.every; 100 if that is auto",
-        None,
-    )
-    batches: PositiveInt = about(
-        "maximum batches of an evaluation, always the same rows", "an evaluation stays cheap", 32
-    )
-    patience: PositiveInt | None = about("stop after this many evaluations without a lower loss", "never", None)
 
 
 class Job(Section):

@@ -39,6 +39,7 @@ class DeviceChoice:
     devices: tuple[Any, ...]
     reason: str  # always shown to the user
     warning: str | None = None
+    slices: int | None = None  # that take part in the run at the moment; None if all of the job's slices do
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,9 @@ class MeshShape:
         return text + (f" mesh.slices={self.slices}" if self.slices > 1 else "")
 
 
-def slices_of(wanted: int | None, present: int, platform: str, devices: int | None, place: str) -> int:
+def slices_of(
+    wanted: int | None, present: int, platform: str, devices: int | None, place: str, least: int | None = None
+) -> int:
     """Return the number of slices of a run.
 
     Args:
@@ -65,6 +67,7 @@ def slices_of(wanted: int | None, present: int, platform: str, devices: int | No
         platform: Its platform. Virtual CPU devices can be split into any number of slices.
         devices: The job's `devices`.
         place: What has these slices, for the error message.
+        least: The job's `mesh.min_slices`: the place may have this number of slices or more, up to `wanted`.
 
     Raises:
         UserError: The place has another number of slices, is a GPU machine, or the job uses only a part of its devices.
@@ -79,6 +82,8 @@ def slices_of(wanted: int | None, present: int, platform: str, devices: int | No
             why="slices are groups of TPU chips; the network between GPU machines is part of the other axes",
             fix="remove mesh.slices; mesh.data=N gives each of N machines a copy of the weights",
         )
+    if platform == "tpu" and least is not None and least <= present <= count:
+        return present
     if platform == "tpu" and count != present:
         raise UserError(
             "E-HARDWARE-026",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from forerun.config.schema import Job, Optimizer
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape, check_model, check_sequence
+from forerun.program.slice_batches import common_micro_batch, fewer_slices_row
 from forerun.units import Count
 
 GIVEN = "the job's"  # the reason for a value that the job file sets
@@ -29,6 +30,7 @@ class Derived:
       fall_steps: last steps, in which the learning rate falls.
       steps_per_epoch: may be a fraction, because batches continue across epochs. None if the data was not read.
       reasons: where each number comes from, for the user.
+      fewer_slices: the row about runs that may continue with fewer slices; None for other jobs.
     """
 
     mesh: MeshShape
@@ -41,6 +43,7 @@ class Derived:
     fall_steps: int
     steps_per_epoch: float | None
     reasons: dict[str, str]
+    fewer_slices: tuple[str, str, str] | None = None
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (name, value, reason) of each number, for the user."""
@@ -49,6 +52,7 @@ class Derived:
         epoch = "unknown" if self.steps_per_epoch is None else f"{self.steps_per_epoch:.1f}"
         rows = [
             ("mesh", f"{self.mesh}", f"data x fsdp x tp{context} on {_counted(self.mesh.devices, 'device')}"),
+            *([self.fewer_slices] if self.fewer_slices else []),
             ("micro_batch", f"{self.micro_batch}", self.reasons["micro_batch"]),
             ("accumulation", f"{self.accumulation}", f"batch {self.batch} / (micro_batch {self.micro_batch} x {dp})"),
             (
@@ -102,6 +106,7 @@ def derive(job: Job, mesh: MeshShape, examples: int | None) -> Derived:
         fall_steps=fall_steps(job.optimizer, steps, warmup_steps),
         steps_per_epoch=per_epoch,
         reasons=reasons,
+        fewer_slices=fewer_slices_row(job, mesh, micro),
     )
 
 
@@ -116,7 +121,10 @@ def epochs_of(steps: int, rows: int, batch: int) -> float:
 
 
 def _micro_batch(job: Job, mesh: MeshShape, reasons: dict[str, str]) -> int:
-    dp = mesh.data_parallel
+    dp, common = mesh.data_parallel, common_micro_batch(job, mesh)
+    if common is not None:
+        reasons["micro_batch"] = GIVEN if job.micro_batch else "the largest that divides the batch on fewer slices, too"
+        return common
     reasons["micro_batch"] = (
         GIVEN if job.micro_batch else f"batch {job.batch} / {_counted(dp, 'device')}, no accumulation"
     )

@@ -17,7 +17,9 @@ from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile.compile_step import CompiledStep
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
+from forerun.track.event_log import read_events
 from forerun.track.metrics import read_metrics
+from forerun.track.slice_history import slice_history
 from forerun.version import __version__
 
 
@@ -67,6 +69,7 @@ def summary_of(
         "program": step.hash,
         "compile_cached": step.cached,
         "mesh": str(program.derived.mesh),
+        **({"slices": history} if (history := slice_history(read_events(folder.events))) else {}),
         "device": {
             "platform": chosen.platform,
             "kind": chosen.devices[0].device_kind,

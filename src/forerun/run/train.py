@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -57,6 +57,7 @@ from forerun.run.placement import Placement
 from forerun.run.preference_reference import with_reference
 from forerun.run.preflight import check_before_compile, require_same_data
 from forerun.run.prepared_run import PreparedRun, ResumePoint, final_sample, finish_files, train_steps
+from forerun.run.present_slices import report_slices, session_slices, stop_message
 from forerun.run.profiling.profile_hook import still_ahead
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.replicas import replica_check_of
@@ -140,9 +141,10 @@ def _train(
     worker.initialize_jax()
 
     # ---- Devices, and the checks that need no data ----
-    chosen = choose(job.device, job.devices)
-    times.describe(devices=len(chosen.devices))
+    chosen = replace(choose(job.device, job.devices), slices=worker.slices)
+    times.describe(devices=len(chosen.devices), **session_slices(job, worker))
     display.say(f"device: {chosen.reason}")
+    report_slices(job, worker, display)
     if chosen.warning:
         display.warn(chosen.warning)
     mesh_on(job, chosen)  # raises if the mesh is impossible
@@ -259,8 +261,9 @@ def _train(
     validation = prepared.validation
     if (throughput.step < throughput.last and not validation.is_exhausted) or validation.is_pending(throughput.step):
         at = throughput.step
-        times.stop(at, "asked")
-        display.say(f"stopped as asked after step {at}: the same command resumes from the newest checkpoint")
+        reason, text = stop_message(at, worker)
+        times.stop(at, reason)
+        display.say(text)
         if worker.first:
             write_report(folder, job, display.warn, stopped=True)
         return None
@@ -284,7 +287,14 @@ def finished_result(
 
 def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:
     wanted = job.mesh
-    slices = mesh.slices_of(wanted.slices, slice_count(chosen.devices), chosen.platform, job.devices, "this machine")
+    slices = mesh.slices_of(
+        chosen.slices or wanted.slices,
+        slice_count(chosen.devices),
+        chosen.platform,
+        job.devices,
+        "this machine",
+        wanted.min_slices,
+    )
     devices = len(chosen.devices)
     return mesh.resolve(wanted.data, wanted.fsdp, wanted.tp, devices, slices=slices, context=wanted.context)
 

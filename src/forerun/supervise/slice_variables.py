@@ -10,12 +10,13 @@ from collections.abc import Mapping
 
 from forerun.errors import UserError
 from forerun.supervise.host_address import Hosts
+from forerun.supervise.protocol.messages import StartWorker
 
 ADDRESS, COUNT, NUMBER = "MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID"
 
 
 def slice_variables(hosts: Hosts, slices: int | None, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a worker, or an empty dictionary if it needs none.
+    """Return the variables of a worker while all slices take part, or an empty dictionary if it needs none.
 
     The hosts of a slice have consecutive numbers, and host 0 is the coordinator. Variables of the cloud are kept.
 
@@ -43,3 +44,20 @@ def slice_variables(hosts: Hosts, slices: int | None, environment: Mapping[str, 
         return {}
     own = hosts.index // (hosts.count // slices)
     return {ADDRESS: hosts.leader, COUNT: str(slices), NUMBER: str(own)}
+
+
+def attempt_variables(
+    hosts: Hosts, slices: int | None, environment: Mapping[str, str], order: StartWorker
+) -> dict[str, str]:
+    """Return the variables of the worker of one attempt, in which some slices may not take part.
+
+    The remaining slices are numbered anew, so the variables of the cloud are replaced then. The coordinator stays: the
+    first slice takes part in every attempt. An empty value means that the variable is removed: one slice needs none.
+    """
+    if order.hosts == hosts.count or order.slices is None:
+        return slice_variables(hosts, slices, environment)
+    if order.slices == 1:
+        return {ADDRESS: "", COUNT: "", NUMBER: ""}
+    own = order.index // (order.hosts // order.slices)
+    address = environment.get(ADDRESS) or hosts.leader
+    return {ADDRESS: address, COUNT: str(order.slices), NUMBER: str(own)}

@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,11 @@ from forerun.supervise.leader.leader import Leader
 from forerun.supervise.owner import Owner
 from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.limits import Limits
+from forerun.supervise.protocol.messages import StartWorker
 from forerun.supervise.protocol.secret import Secret, new_secret, read_secret
 from forerun.supervise.protocol.tunnel import private_folder
-from forerun.supervise.slice_variables import slice_variables
+from forerun.supervise.slice_policy import SlicePolicy
+from forerun.supervise.slice_variables import attempt_variables, slice_variables
 from forerun.version import __version__
 
 # How long a stop by a signal may take, in seconds. The units of cloud runs allow more time than the default.
@@ -43,6 +45,7 @@ def supervise(
     limits: Limits | None = None,
     spare: bool = False,
     slices: int | None = None,
+    policy: SlicePolicy | None = None,
 ) -> int:
     """Run `command` as the worker of this host until the job has ended on all hosts.
 
@@ -56,6 +59,7 @@ def supervise(
         spare: Whether to keep a second process of `command` ready, with its imports done, for the next attempt.
             `command` must then call `worker.connect` before it prints or changes anything.
         slices: The TPU slices of the run, or None if the job does not say. Workers get the variables of their slice.
+        policy: With how many slices the run may continue; by default, with all of them.
 
     Returns:
         The exit code of the job.
@@ -68,13 +72,26 @@ def supervise(
         limits = replace(limits, lost=math.inf)
     secret = new_secret() if hosts.count == 1 else read_secret(secret_file)
     known = {**versions(), **(identity or {})}
-    variables = slice_variables(hosts, slices, os.environ)
+    slice_variables(hosts, slices, os.environ)  # raises if the hosts do not match the slices
+    environment = dict(os.environ)
     console = Console("forerun" if hosts.count == 1 else f"forerun host {hosts.index}")
     owner = Owner(run_folder, console.say) if hosts.leads else None
     try:
         with private_folder() as folder:
             ending = asyncio.run(
-                _supervised(command, hosts, owner, secret, known, Path(folder), limits, console, spare, variables)
+                _supervised(
+                    command,
+                    hosts,
+                    owner,
+                    secret,
+                    known,
+                    Path(folder),
+                    limits,
+                    console,
+                    spare,
+                    lambda order: attempt_variables(hosts, slices, environment, order),
+                    policy,
+                )
             )
         if ending.text and ending.host != hosts.index:
             console.say(ending.text)
@@ -107,12 +124,13 @@ async def _supervised(
     limits: Limits,
     console: Console,
     spare: bool,
-    variables: Mapping[str, str],
+    variables: Callable[[StartWorker], Mapping[str, str]],
+    policy: SlicePolicy | None,
 ) -> Ending:
     leading: asyncio.Task[Ending] | None = None
     if owner is not None:
         bound = bound_address(hosts.leader)
-        leader = Leader(hosts, secret, identity, owner, folder, limits, console)
+        leader = Leader(hosts, secret, identity, owner, folder, limits, console, policy)
         hosts = replace(hosts, port=await leader.listener.open(bound, hosts.port))
         leading = asyncio.create_task(leader.run())
     agent = Agent(

@@ -35,6 +35,7 @@ optimizer.lr optimizer.schedule optimizer.warmup optimizer.final_lr optimizer.we
 optimizer.eps optimizer.clip optimizer.ema optimizer.name optimizer.decay optimizer.power optimizer.cycles
 optimizer.muon.momentum optimizer.muon.scale optimizer.options optimizer.groups
 mesh.data mesh.fsdp mesh.tp mesh.slices mesh.dcn_dtype mesh.context
+mesh.min_slices mesh.slice_wait_seconds
 remat.policy remat.keep remat.offload
 precision.params precision.compute
 experts.balance_loss experts.z_loss

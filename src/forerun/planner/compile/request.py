@@ -45,7 +45,9 @@ class CompileRequest:
             require_one_slice(self.slice.slices, self.slice.name)
         mesh, devices = self.job.mesh, self.devices
         place = self.slice.name if devices == self.slice.devices else f"the job, with devices={devices},"
-        slices = slices_of(mesh.slices, self.slice.slices, self.slice.platform, self.job.devices, self.slice.name)
+        slices = slices_of(
+            mesh.slices, self.slice.slices, self.slice.platform, self.job.devices, self.slice.name, mesh.min_slices
+        )
         return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place, slices, context=mesh.context)
 
     def idle_text(self) -> str:

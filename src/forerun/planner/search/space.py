@@ -266,7 +266,7 @@ def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str 
         return reason
     try:
         require_compute_dtype(on.chip, job.precision.compute)
-        slices_of(job.mesh.slices, on.slices, on.platform, job.devices, on.name)
+        slices_of(job.mesh.slices, on.slices, on.platform, job.devices, on.name, job.mesh.min_slices)
     except UserError as error:
         return error.what
     hours = sizes.lower_bound_seconds(on.chip, on.used_devices(job.devices)) * (job.steps or 0) / 3600

@@ -67,7 +67,8 @@ class Agent:
         folder: A private folder for Unix sockets.
         before_start: Called before each start of a worker. A UserError prevents the start and ends the job.
         spare: Whether to keep a second worker ready, which becomes the worker of the next attempt.
-        variables: Variables that workers get in addition to the environment of this process.
+        variables: Returns the variables that the worker of an attempt gets in addition to the environment of this
+            process.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class Agent:
         console: Console,
         before_start: Callable[[], None],
         spare: bool,
-        variables: Mapping[str, str] | None = None,
+        variables: Callable[[StartWorker], Mapping[str, str]] = lambda order: {},
     ) -> None:
         self._command, self._hosts, self._secret = list(command), hosts, secret
         self._identity, self._limits, self._console = dict(identity), limits, console
         self._folder, self._before_start = folder, before_start
         self._environment = {name: value for name, value in os.environ.items() if name != SECRET_VARIABLE}
-        self._environment |= variables or {}
+        self._variables = variables
         self._instance = secrets.token_hex(8)
         self._line: Line | None = None
         self._child: Child | None = None
@@ -249,14 +250,14 @@ class Agent:
         match message:
             case LeaderBeat():
                 pass
-            case StartWorker(attempt):
-                self._do(self._start(attempt))
+            case StartWorker():
+                self._do(self._start(message))
             case EndWorker(attempt):
                 self._do(self._end(attempt))
             case AskStacks():
                 self._do(self._stacks())
             case AskUnits() | StopAfter():
-                self._stopping = True
+                self._stopping = self._stopping or message.ends_job
                 self._do(self._pass_stop(message))
             case Ending():
                 raise AssertionError("the caller ends the connection")
@@ -269,14 +270,14 @@ class Agent:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start(self, attempt: int) -> None:
+    async def _start(self, order: StartWorker) -> None:
         async with self._turn:
-            await self._started(attempt)
+            await self._started(order)
 
-    async def _started(self, attempt: int) -> None:
+    async def _started(self, order: StartWorker) -> None:
         """Start the worker of an attempt, from the spare if there is one. The caller holds `_turn`."""
         await self._ended()
-        self._attempt = attempt
+        self._attempt = attempt = order.attempt
         try:
             self._before_start()
             await self._open_tunnel()
@@ -285,7 +286,7 @@ class Agent:
             return
         self._cpu.clear()
         coordinator = f"unix:{coordinator_socket(self._folder, attempt)}"
-        begin = Begin(attempt, self._hosts.index, self._hosts.count, coordinator)
+        begin = Begin(attempt, order.index, order.hosts, coordinator, order.slices, self._variables(order))
         child, self._spare = self._spare, None
         if child is not None and not child.dead:
             child.begin(begin)

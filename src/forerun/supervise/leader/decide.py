@@ -12,131 +12,37 @@ hosts are not waited for: they end their workers themselves, because they have l
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from forerun.exit_codes import STOPPED, USER_MISTAKE
 from forerun.supervise.leader import verdicts
+from forerun.supervise.leader.actions import (
+    AskForStacks,
+    CloseTunnels,
+    Decision,
+    EndWorkers,
+    KeepStacks,
+    Say,
+    WriteLog,
+)
+from forerun.supervise.leader.agreement import agree_on_growth, agree_on_stop, possible_growth
 from forerun.supervise.leader.blame import blame, stalled
+from forerun.supervise.leader.gathering import gather
 from forerun.supervise.leader.leader_view import (
     CollectingStacks,
     EndingWorkers,
     FinishedJob,
     Gathering,
     LeaderView,
+    MoreSlices,
     Pausing,
     Settling,
-    StopRequest,
     Watching,
 )
 from forerun.supervise.leader.member import Member
 from forerun.supervise.protocol.ending import Ending
-from forerun.supervise.worker.stop import save_fits
 from forerun.units import Seconds
-
-REMINDER_SECONDS = 15.0
-
-# Actions, which the leader executes
-
-
-@dataclass(frozen=True)
-class StartWorkers:
-    """Store the number of the attempt, then start its worker on every host."""
-
-    attempt: int
-
-
-@dataclass(frozen=True)
-class AskForUnits:
-    """Ask the workers of these hosts how many units they have begun. A stop follows within `seconds`."""
-
-    hosts: tuple[int, ...]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class StopWorkers:
-    """Stop the workers of these hosts after `units` units. `save` permits or forbids a last save."""
-
-    hosts: tuple[int, ...]
-    units: int
-    save: bool
-    seconds: float
-
-
-@dataclass(frozen=True)
-class AskForStacks:
-    """Ask every host for the stacks of its worker."""
-
-
-@dataclass(frozen=True)
-class KeepStacks:
-    """Write the stacks of one host to the folder of the supervisor."""
-
-    attempt: int
-    host: int
-    text: str
-
-
-@dataclass(frozen=True)
-class EndWorkers:
-    """Make every host end its worker of the attempt."""
-
-    attempt: int
-
-
-@dataclass(frozen=True)
-class CloseTunnels:
-    """Close the tunnels to the coordinator of the attempt."""
-
-
-@dataclass(frozen=True)
-class WriteLog:
-    """Append a record to the supervisor's log."""
-
-    kind: str
-    about: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Say:
-    """Print a message for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Finish:
-    """End the job on every host."""
-
-    ending: Ending
-
-
-Action = (
-    StartWorkers
-    | AskForUnits
-    | StopWorkers
-    | AskForStacks
-    | KeepStacks
-    | EndWorkers
-    | CloseTunnels
-    | WriteLog
-    | Say
-    | Finish
-)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """The new view, and the actions to execute."""
-
-    view: LeaderView
-    actions: tuple[Action, ...] = ()
-
-    def then(self, *actions: Action, **changes: Any) -> Decision:
-        """Return this decision with further actions and changes of the view."""
-        return Decision(replace(self.view, **changes), (*self.actions, *actions))
 
 
 def decide(view: LeaderView, now: float) -> Decision:
@@ -180,10 +86,10 @@ def _advance(decision: Decision, now: float) -> Decision:
     if isinstance(view.phase, FinishedJob):
         return decision
     if view.mistake is not None:  # another attempt would fail in the same way, so it ends every phase
-        return _finish(decision, Ending.mistake(view.mistake))
+        return decision.finished(Ending.mistake(view.mistake))
     match view.phase:
         case Gathering():
-            return _gather(decision, view.phase, now)
+            return gather(decision, view.phase, now)
         case Watching():
             return _watch(decision, now)
         case Settling(until):
@@ -199,39 +105,9 @@ def _advance(decision: Decision, now: float) -> Decision:
             waits = any(not member.idle and not member.is_lost(view.limits, now) for member in view.members.values())
             return decision if waits else _conclude_attempt(decision, outcome, now)
         case Pausing(until):
-            if now < until and view.stop is None:  # `_gather` ends the job if a stop was announced
+            if now < until and view.stop is None:  # `gather` ends the job if a stop was announced
                 return decision
             return decision.then(phase=Gathering(now, view.limits.reconnect, now))
-
-
-def _finish(decision: Decision, ending: Ending) -> Decision:
-    """End the job. Workers that still run are ended by their supervisors when they receive the ending."""
-    return decision.then(CloseTunnels(), Finish(ending), phase=FinishedJob(ending))
-
-
-# Before an attempt
-
-
-def _gather(decision: Decision, phase: Gathering, now: float) -> Decision:
-    """Start an attempt when all hosts are connected. Give up after the time limit."""
-    view = decision.view
-    if view.stop is not None:
-        return _finish(decision, Ending(STOPPED, f"stopped as asked ({view.stop.why}), between two attempts"))
-    absent = view.absent_hosts(now)
-    if not absent:
-        number = view.attempt + 1
-        begun = {index: member.begin() for index, member in view.members.items()}
-        return decision.then(StartWorkers(number), attempt=number, members=begun, phase=Watching())
-    waited = now - phase.since
-    if waited > phase.limit_seconds:
-        here = [member for member in view.ordered_members() if member.index not in absent]
-        refused = "; ".join(f"refused {address}: {why}" for address, why in view.refused_peers.items())
-        error = verdicts.missing(absent, here, phase.limit_seconds, view.hosts.address, refused)
-        return _finish(decision, Ending.mistake(error))
-    if now - phase.reminded > REMINDER_SECONDS:
-        text = f"waiting for host {', '.join(map(str, absent))} ({Seconds(waited)})"
-        return decision.then(Say(text), phase=replace(phase, reminded=now))
-    return decision
 
 
 # During an attempt
@@ -257,44 +133,21 @@ def _watch(decision: Decision, now: float) -> Decision:
         log = WriteLog("death", {"attempt": view.attempt})
         return decision.then(log, phase=Settling(now + view.limits.settle))
     if (difference := verdicts.differing(view.members)) is not None:
-        return _finish(decision, Ending.mistake(difference))
+        return decision.finished(Ending.mistake(difference))
     if view.stop is not None:
-        decision = _agree_on_stop(decision, view.stop, members, now)
+        decision = agree_on_stop(decision, view.stop, members, now)
         if view.stop.remaining_seconds(now) == 0:
             text = f"{view.stop.why}: the grace time ended before all hosts had stopped"
             return _end_workers(decision, Ending(STOPPED, text))
+    elif (growth := view.growth or possible_growth(view, now)) is not None:
+        decision = agree_on_growth(decision, growth, members, now)
+        if growth.remaining_seconds(now) == 0:
+            return _end_workers(decision, f"{growth.why}, but the workers did not stop for it in time")
     # Last, because the cases above stop progress too.
     if stalled({member.index: member.seen(now) for member in members}):
         log = WriteLog("stall", {"attempt": view.attempt})
         return decision.then(log, AskForStacks(), phase=CollectingStacks(now + view.limits.stacks))
     return decision
-
-
-def _agree_on_stop(decision: Decision, stop: StopRequest, members: Sequence[Member], now: float) -> Decision:
-    """Ask all workers how many units they have begun, then stop all of them after the largest number."""
-    alive = [member for member in members if member.exit is None]
-    hosts, remaining = tuple(member.index for member in alive), stop.remaining_seconds(now)
-    if not stop.asked:
-        stop = replace(stop, asked=True)
-        decision = decision.then(AskForUnits(hosts, remaining), stop=stop)
-    if stop.decided or any(member.begun is None for member in alive):
-        return decision
-    # A unit that one worker has begun cannot end without the others, so all continue up to the largest number. It stays
-    # valid, because a worker that has answered begins no other unit before it gets this decision.
-    units = max((member.begun or 0 for member in alive), default=0)
-    save = _approves_save(alive, remaining)
-    return decision.then(
-        StopWorkers(hosts, units, save, remaining),
-        WriteLog("agreed", {"units": units, "save": save, "remaining_seconds": remaining}),
-        stop=replace(stop, decided=True),
-    )
-
-
-def _approves_save(alive: Sequence[Member], remaining_seconds: float) -> bool:
-    """Return whether a save on the slowest host fits into the rest of the grace time."""
-    measured = [member.view.save_seconds for member in alive if member.view.save_seconds is not None]
-    step_seconds = max((member.view.step_seconds for member in alive), default=0.0)
-    return save_fits(max(measured, default=None), remaining_seconds, step_seconds)
 
 
 def _lost_hosts(view: LeaderView, now: float) -> str:
@@ -325,7 +178,7 @@ def _name_stalled_host(decision: Decision, now: float) -> Decision:
 # After an attempt
 
 
-def _end_workers(decision: Decision, outcome: Ending | str) -> Decision:
+def _end_workers(decision: Decision, outcome: Ending | MoreSlices | str) -> Decision:
     """End all workers. See `EndingWorkers` for `outcome`."""
     attempt = decision.view.attempt
     if isinstance(outcome, str) and outcome:
@@ -333,7 +186,7 @@ def _end_workers(decision: Decision, outcome: Ending | str) -> Decision:
     return decision.then(EndWorkers(attempt), phase=EndingWorkers(outcome))
 
 
-def _conclude_attempt(decision: Decision, outcome: Ending | str, now: float) -> Decision:
+def _conclude_attempt(decision: Decision, outcome: Ending | MoreSlices | str, now: float) -> Decision:
     """End the job or start another attempt, now that no worker is left."""
     view = decision.view
     decision = decision.then(CloseTunnels())
@@ -342,7 +195,10 @@ def _conclude_attempt(decision: Decision, outcome: Ending | str, now: float) -> 
         text = outcome if isinstance(outcome, str) else outcome.text
         decision = decision.then(WriteLog("cause", {"attempt": view.attempt, "text": text}))
     if isinstance(outcome, Ending):
-        return _finish(decision, outcome)
+        return decision.finished(outcome)
+    if isinstance(outcome, MoreSlices):
+        tries = view.tries.advance(outcome.step, now)
+        return decision.then(tries=tries, phase=Gathering(now, view.limits.reconnect, now))
     storage = verdicts.is_storage(verdicts.first_cause(view.ordered_members()))
     return _try_again(decision, outcome, now, storage=storage)
 
@@ -357,7 +213,7 @@ def _conclude_failed_start(decision: Decision, now: float) -> Decision:
     assert error is not None
     decision = decision.then(start_error=None)
     if not decision.view.tries.best:
-        return _finish(decision, Ending.mistake(error))
+        return decision.finished(Ending.mistake(error))
     return _try_again(decision, f"{error.what}: {error.why}", now, storage=True)
 
 
@@ -365,17 +221,19 @@ def _try_again(decision: Decision, why: str, now: float, *, storage: bool) -> De
     """Start another attempt after a delay, or end the job if the limits of `RestartPolicy` are reached."""
     view = decision.view
     if view.stop is not None:
-        return _finish(decision, Ending(STOPPED, f"stopped as asked ({view.stop.why}); during the stop: {why}"))
+        return decision.finished(Ending(STOPPED, f"stopped as asked ({view.stop.why}); during the stop: {why}"))
     tries = view.tries.cut_short(why, view.reached_step(), now, storage=storage)
     decision = decision.then(tries=tries)
     if (ending := tries.ending()) is not None:
-        return _finish(decision, ending)
+        return decision.finished(ending)
     return decision.then(Say(f"{why}\n  {tries.spoken()}"), phase=Pausing(now + tries.delay_seconds()))
 
 
-def _finished_ending(view: LeaderView, members: Sequence[Member]) -> Ending:
-    """Return the end of a job whose workers have all exited on their own without an error."""
+def _finished_ending(view: LeaderView, members: Sequence[Member]) -> Ending | MoreSlices:
+    """Return the outcome of an attempt whose workers have all exited on their own without an error."""
     if any(member.exit is not None and member.exit.code == STOPPED for member in members):
+        if view.stop is None and view.growth is not None:
+            return MoreSlices(view.reached_step())
         why = view.stop.why if view.stop else "by the worker"
         return Ending(STOPPED, f"stopped as asked ({why}) at step {view.reached_step()}")
     return Ending(0)

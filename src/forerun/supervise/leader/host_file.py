@@ -29,11 +29,14 @@ def hosts_content(view: LeaderView, now: float, unix_seconds: float) -> dict[str
         now: The time of its monotonic clock.
         unix_seconds: The time of the wall clock.
     """
-    members = view.ordered_members()
+    # Before the first attempt, all hosts that are connected.
+    members = view.ordered_members() or [view.members[index] for index in sorted(view.members)]
+    slices = view.policy.count_of(view.taking_part)
     first = view.reached_step()
     return {
         "unix_seconds": round(unix_seconds, 3),
         "attempt": view.attempt,
+        **({} if slices is None else {"slices": slices, "of_slices": view.policy.slices}),
         "hosts": [
             {
                 "index": member.index,

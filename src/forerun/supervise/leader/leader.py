@@ -12,7 +12,7 @@ from typing import Any
 from forerun.errors import StorageError
 from forerun.supervise.console import Console
 from forerun.supervise.host_address import Hosts
-from forerun.supervise.leader.decide import (
+from forerun.supervise.leader.actions import (
     Action,
     AskForStacks,
     AskForUnits,
@@ -24,8 +24,8 @@ from forerun.supervise.leader.decide import (
     StartWorkers,
     StopWorkers,
     WriteLog,
-    decide,
 )
+from forerun.supervise.leader.decide import decide
 from forerun.supervise.leader.host_file import HostFile
 from forerun.supervise.leader.leader_view import Event, FinishedJob, LeaderSuspended, LeaderView, StartFailed, update
 from forerun.supervise.leader.listener import Listener
@@ -35,6 +35,7 @@ from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.protocol.messages import AskStacks, AskUnits, EndWorker, LeaderBeat, StartWorker, StopAfter
 from forerun.supervise.protocol.secret import Secret
 from forerun.supervise.protocol.tunnel import TunnelExit
+from forerun.supervise.slice_policy import SlicePolicy
 
 # Minimum time between two decisions. Messages of many hosts that arrive meanwhile share one decision.
 TURN_SECONDS = 0.02
@@ -52,12 +53,13 @@ class Leader:
         folder: Path,
         limits: Limits,
         console: Console,
+        policy: SlicePolicy | None = None,
     ) -> None:
         self._owner, self._limits, self._console = owner, limits, console
         self._began = time.monotonic()
         self._tunnels = TunnelExit(folder)
         self._host_file = HostFile(owner.folder.parent)
-        self.view = LeaderView.at_start(hosts, limits, owner.attempt, str(owner.folder), self._began)
+        self.view = LeaderView.at_start(hosts, limits, owner.attempt, str(owner.folder), self._began, policy)
         self.listener = Listener(
             hosts, secret, identity, limits, console, self._update, lambda: self.view.members, self._tunnels
         )
@@ -88,14 +90,14 @@ class Leader:
     def _execute(self, action: Action) -> None:
         """Execute an action of a decision. `run` sends the ending of `Finish` when it closes the listener."""
         match action:
-            case StartWorkers(attempt):
-                self._start(attempt)
-            case AskForUnits(hosts, seconds):
+            case StartWorkers():
+                self._start(action)
+            case AskForUnits(hosts, seconds, ends_job):
                 for host in hosts:
-                    self.listener.send(host, AskUnits(seconds))
-            case StopWorkers(hosts, units, save, seconds):
+                    self.listener.send(host, AskUnits(seconds, ends_job))
+            case StopWorkers(hosts, units, save, seconds, ends_job):
                 for host in hosts:
-                    self.listener.send(host, StopAfter(units, save, seconds))
+                    self.listener.send(host, StopAfter(units, save, seconds, ends_job))
             case AskForStacks():
                 self.listener.send_all(AskStacks())
             case KeepStacks(attempt, host, text):
@@ -111,7 +113,7 @@ class Leader:
             case Finish(ending):
                 self._log("over", {"code": ending.code, "text": ending.text or ending.what})
 
-    def _start(self, attempt: int) -> None:
+    def _start(self, start: StartWorkers) -> None:
         """Start the workers of an attempt, after its number is on disk.
 
         The number identifies messages and tunnels of older attempts, so it must never be used twice.
@@ -121,10 +123,12 @@ class Leader:
         except StorageError as error:
             self._update(StartFailed(error))
             return
-        assert stored == attempt
-        self._log("start", {"attempt": attempt})
-        self._tunnels.begin(attempt)
-        self.listener.send_all(StartWorker(attempt))
+        assert stored == start.attempt
+        about = {} if start.slices is None else {"slices": start.slices}
+        self._log("start", {"attempt": start.attempt, **about})
+        self._tunnels.begin(start.attempt)
+        for index, host in enumerate(start.hosts):
+            self.listener.send(host, StartWorker(start.attempt, index, len(start.hosts), start.slices))
 
     async def _wait(self) -> None:
         """Wait for an event, for the deadline of the phase, or for one beat."""

@@ -12,6 +12,7 @@ from forerun.supervise.leader.tries import RestartPolicy
 from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.protocol.messages import FromHost, Hello, StartFailure, StopNotice
+from forerun.supervise.slice_policy import SlicePolicy
 
 LAST_SECONDS = 0.5  # of a grace time are reserved, so that forerun exits with its own code before it is killed
 
@@ -20,7 +21,7 @@ LAST_SECONDS = 0.5  # of a grace time are reserved, so that forerun exits with i
 
 @dataclass(frozen=True)
 class Gathering:
-    """The leader waits until every host is connected."""
+    """The leader waits until every host is connected, or until it continues with fewer slices."""
 
     since: float
     limit_seconds: float
@@ -47,6 +48,13 @@ class CollectingStacks:
 
 
 @dataclass(frozen=True)
+class MoreSlices:
+    """The outcome of an attempt whose workers stopped so that the next one has more slices. It is not a failure."""
+
+    step: int
+
+
+@dataclass(frozen=True)
 class EndingWorkers:
     """The leader waits until no worker of the attempt is left.
 
@@ -54,7 +62,7 @@ class EndingWorkers:
     not known yet.
     """
 
-    outcome: Ending | str
+    outcome: Ending | MoreSlices | str
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,7 @@ Phase = Gathering | Watching | Settling | CollectingStacks | EndingWorkers | Pau
 
 @dataclass(frozen=True)
 class StopRequest:
-    """A stop that was announced to a host, and what the leader has done about it."""
+    """A stop, and what the leader has done about it. It was announced to a host, or the leader itself needs it."""
 
     why: str
     deadline: float
@@ -105,15 +113,42 @@ class LeaderView:
     mistake: UserError | None = None  # the reason why the job cannot run, if there is one
     start_error: StorageError | None = None  # the number of the attempt could not be stored, so it did not start
     refused_peers: Mapping[str, str] = field(default_factory=dict)  # reasons by address
+    policy: SlicePolicy = SlicePolicy()
+    taking_part: tuple[int, ...] = ()  # the hosts that have a worker in the newest attempt
+    growth: StopRequest | None = None  # the stop after which the next attempt has more slices
 
     @classmethod
-    def at_start(cls, hosts: Hosts, limits: Limits, attempt: int, stacks_folder: str, now: float) -> LeaderView:
+    def at_start(
+        cls,
+        hosts: Hosts,
+        limits: Limits,
+        attempt: int,
+        stacks_folder: str,
+        now: float,
+        policy: SlicePolicy | None = None,
+    ) -> LeaderView:
         """Return the view before the first host connects. `attempt` is the number of the last attempt of the run."""
-        return cls(hosts, limits, stacks_folder, Gathering(now, limits.gather, now), RestartPolicy(limits), attempt)
+        return cls(
+            hosts,
+            limits,
+            stacks_folder,
+            Gathering(now, limits.gather, now),
+            RestartPolicy(limits),
+            attempt,
+            policy=policy or SlicePolicy(hosts.count),
+        )
 
     def ordered_members(self) -> list[Member]:
-        """Return the known hosts by index."""
-        return [self.members[index] for index in sorted(self.members)]
+        """Return the hosts of the newest attempt by index."""
+        return [self.members[index] for index in self.taking_part if index in self.members]
+
+    def started(self, number: int, hosts: tuple[int, ...]) -> LeaderView:
+        """Return the view at the start of an attempt on these hosts, without the data of the last one."""
+        members = {
+            index: member.begin() if index in hosts else replace(member.begin(), idle=True)
+            for index, member in self.members.items()
+        }
+        return replace(self, attempt=number, taking_part=hosts, members=members, growth=None, phase=Watching())
 
     def absent_hosts(self, now: float) -> list[int]:
         """Return the indices of the hosts that never connected or are lost."""

@@ -26,11 +26,13 @@ class RestartPolicy:
     since: float = 0.0  # when the best step was reached
     waited: float = 0.0  # seconds from `since` to the end of the last attempt
 
+    def advance(self, reached: int, now: float) -> RestartPolicy:
+        """Return the count after an attempt that reached a step and did not fail."""
+        return replace(self, best=reached, fruitless=0, since=now, incidents=()) if reached > self.best else self
+
     def cut_short(self, why: str, reached: int, now: float, *, storage: bool = False) -> RestartPolicy:
         """Return the count after an attempt that failed at step `reached`."""
-        tries = self
-        if reached > self.best:
-            tries = replace(self, best=reached, fruitless=0, since=now, incidents=())
+        tries = self.advance(reached, now)
         return replace(
             tries,
             fruitless=tries.fruitless + 1,

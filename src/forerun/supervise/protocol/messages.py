@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Protocol, get_args, get_origin, get_type_hints
@@ -144,10 +144,16 @@ class LeaderBeat:
 
 @dataclass(frozen=True)
 class StartWorker:
-    """Starts the worker of an attempt."""
+    """Starts the worker of an attempt. `index` is its number among the `hosts` that have a worker.
+
+    `slices` is the number of slices that these hosts form, or None if the run does not count slices.
+    """
 
     kind: ClassVar[str] = "start"
     attempt: int
+    index: int
+    hosts: int
+    slices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -167,20 +173,28 @@ class AskStacks:
 
 @dataclass(frozen=True)
 class AskUnits:
-    """Asks the worker how many units it has begun. A stop follows within `seconds`. Supervisors forward it."""
+    """Asks the worker how many units it has begun. A stop follows within `seconds`. Supervisors forward it.
+
+    `ends_job` is false if another attempt follows the stop.
+    """
 
     kind: ClassVar[str] = "ask"
     seconds: float
+    ends_job: bool = True
 
 
 @dataclass(frozen=True)
 class StopAfter:
-    """Stops the worker after `units` units, within `seconds`. `save` permits a last save. Supervisors forward it."""
+    """Stops the worker after `units` units, within `seconds`. `save` permits a last save. Supervisors forward it.
+
+    `ends_job` is false if another attempt follows the stop.
+    """
 
     kind: ClassVar[str] = "decide"
     units: int
     save: bool
     seconds: float
+    ends_job: bool = True
 
 
 # From a supervisor to its worker, besides `AskUnits` and `StopAfter`
@@ -195,13 +209,15 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Begin:
-    """Assigns an attempt to a spare worker."""
+    """Assigns an attempt to a worker: a new one, or a spare. `variables` extend its environment."""
 
     kind: ClassVar[str] = "begin"
     attempt: int
     index: int
     hosts: int
     coordinator: str
+    slices: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 # From a worker to its supervisor. All messages with `units` except `WorkerUnits` report progress.

@@ -55,6 +55,7 @@ class Stop:
         self._units, self._last = 0, -1  # the last unit is -1 until it is decided
         self._asked = self._save = self._waits = False
         self._deadline: float | None = None
+        self._ends_job = True
         self.save_seconds: float | None = None  # of the last completed save
 
     @property
@@ -66,6 +67,11 @@ class Stop:
     def save(self) -> bool:
         """Whether there is time for a last save. It is equal on all hosts, and False before a stop."""
         return self._save
+
+    @property
+    def ends_job(self) -> bool:
+        """Whether the job ends with this stop. Otherwise another attempt follows, with more slices."""
+        return self._ends_job
 
     def go(self) -> bool:
         """Begin a unit and return True, or return False if all hosts stop here.
@@ -99,10 +105,11 @@ class Stop:
             units = self._units
         self._channel.say(WorkerUnits(units))
 
-    def decide(self, last: int, save: bool, grace_seconds: float) -> None:
+    def decide(self, last: int, save: bool, grace_seconds: float, *, ends_job: bool = True) -> None:
         """Make unit `last` the last one, as on all hosts. The listening thread calls this."""
         with self._changed:
             self._last, self._save, self._deadline = last, save, self._clock() + grace_seconds
+            self._ends_job = ends_job
             self._changed.notify_all()
             unbegun, interrupts = self._units == last == 0, self._waits and self._due()
         # Before the first unit there is nothing to save, and the main thread may compile for minutes before `go`.

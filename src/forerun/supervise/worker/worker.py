@@ -35,7 +35,11 @@ JAX_HEARTBEAT_SECONDS = 100
 
 @dataclass(frozen=True)
 class Worker:
-    """The worker of one host. `attempt` never decreases between restarts, so it can serve as a fencing number."""
+    """The worker of one host. `attempt` never decreases between restarts, so it can serve as a fencing number.
+
+    `index` is its number among the `hosts` that take part in the attempt. `slices` is the number of slices that they
+    form, or None if the run does not count slices.
+    """
 
     attempt: int
     index: int
@@ -43,6 +47,7 @@ class Worker:
     coordinator: str
     pulse: ProgressReporter = field(repr=False)
     stop: Stop = field(repr=False)
+    slices: int | None = None
     is_alone: bool = False  # without a supervisor, so this process handles Ctrl-C itself
     _starts: list[float] = field(default_factory=list, repr=False)  # Unix time of the start, until a run takes it
 
@@ -147,6 +152,11 @@ def connect(imports: Callable[[], object] = lambda: None) -> Worker | None:
             sys.exit(OUR_BUG)
         about |= asdict(begin)
         start = time.time()
+    for name, value in about.get("variables", {}).items():  # before jax opens the devices
+        if value:
+            os.environ[name] = value
+        else:
+            os.environ.pop(name, None)
     stacks = int(about["stacks"])
     os.set_inheritable(stacks, False)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True, chain=False)
@@ -164,6 +174,7 @@ def connect(imports: Callable[[], object] = lambda: None) -> Worker | None:
         coordinator=str(about["coordinator"]),
         pulse=ProgressReporter(channel, stop),
         stop=stop,
+        slices=about.get("slices"),
         _starts=[start],
     )
 
@@ -247,7 +258,7 @@ def _listen(channel: SupervisorChannel, stop: Stop, terminated: int, welcome: th
             case AskUnits():
                 stop.ask(message.seconds)
             case StopAfter():
-                stop.decide(message.units, message.save, message.seconds)
+                stop.decide(message.units, message.save, message.seconds, ends_job=message.ends_job)
 
 
 def _leave() -> None:

@@ -1,7 +1,8 @@
 """Tests of the leader's decisions, over thousands of random orders of events and without a process.
 
 `leader_world` has the invariants: one attempt at a time, all workers ended before the next attempt, a limited number of
-attempts, a stop on which all hosts agree, a save only if it fits, nothing after the end, and an end of every job.
+attempts, a stop on which all hosts agree, a save only if it fits, nothing after the end, and an end of every job. A job
+with slices continues with complete ones only, after the waiting time, and never without the first.
 """
 
 from __future__ import annotations
@@ -27,4 +28,5 @@ def test_every_order_of_events_keeps_the_invariants_and_ends(first: int) -> None
     actions = {"StartWorkers", "EndWorkers", "AskForUnits", "StopWorkers", "AskForStacks", "KeepStacks", "CloseTunnels"}
     assert actions <= set(seen)
     assert min(seen["save approved"], seen["save refused"]) > 0
+    assert min(seen["fewer slices"], seen["more slices"]) > 0
     assert codes[0] > BLOCK / 3, "most faults are survived"

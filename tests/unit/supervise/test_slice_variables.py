@@ -9,7 +9,8 @@ from error_assertions import assert_error
 
 from forerun.errors import UserError
 from forerun.supervise.host_address import Hosts
-from forerun.supervise.slice_variables import slice_variables
+from forerun.supervise.protocol.messages import StartWorker
+from forerun.supervise.slice_variables import attempt_variables, slice_variables
 
 
 def variables(index: int, count: int, slices: int | None, **environment: str) -> dict[str, str]:
@@ -44,3 +45,20 @@ def test_hosts_that_do_not_divide(count: int, environment: dict[str, str]) -> No
     with pytest.raises(UserError) as caught:
         variables(0, count, 2, **environment)
     assert_error(caught.value, "E-HOSTS-034")
+
+
+def test_the_remaining_slices_are_numbered_anew() -> None:
+    """The second of three slices is lost. Host 4 is the first one of the third slice, and has the rank 2."""
+    order = StartWorker(7, 2, 4, 2)
+    cloud = {"MEGASCALE_NUM_SLICES": "3", "MEGASCALE_SLICE_ID": "2", "MEGASCALE_COORDINATOR_ADDRESS": "10.0.0.9"}
+    for environment, address in (({}, "10.0.0.1"), (cloud, "10.0.0.9")):
+        found = attempt_variables(Hosts(4, 6, "10.0.0.1", 9000), 3, environment, order)
+        assert found == {**cloud, "MEGASCALE_COORDINATOR_ADDRESS": address} | {
+            "MEGASCALE_NUM_SLICES": "2",
+            "MEGASCALE_SLICE_ID": "1",
+        }
+
+
+def test_one_remaining_slice_needs_no_variables() -> None:
+    found = attempt_variables(Hosts(0, 4, "10.0.0.1", 9000), 2, {}, StartWorker(7, 0, 2, 1))
+    assert set(found.values()) == {""}, "empty ones are removed"

@@ -26,6 +26,11 @@ LIMITS = Limits(beat=0.01, settle=0.01, handshake=120, lost=120, gather=120, rec
 ENOUGH = 30  # beats, in which a leader that does not wait would have sent something else
 
 
+def starts(attempt: int) -> list[dict[str, Any]]:
+    """The orders that start an attempt on two hosts."""
+    return [{"kind": "start", "attempt": attempt, "index": index, "hosts": 2} for index in range(2)]
+
+
 class Host:
     """A host's connection to the leader."""
 
@@ -94,7 +99,7 @@ def test_nothing_starts_before_all_hosts_have_come(tmp_path: Path) -> None:
             second = await rig.host(1)
             assert await second.orders_during_beats() == []
             first = await rig.host(0)
-            assert [await first.order(), await second.order()] == [{"kind": "start", "attempt": 1}] * 2
+            assert [await first.order(), await second.order()] == starts(1)
 
     asyncio.run(scenario())
 
@@ -106,14 +111,14 @@ def test_the_next_attempt_waits_until_every_worker_of_the_last_one_has_ended(tmp
     async def scenario() -> None:
         async with leading(tmp_path) as rig:
             hosts = [await rig.host(0), await rig.host(1)]
-            assert [await host.order() for host in hosts] == [{"kind": "start", "attempt": 1}] * 2
+            assert [await host.order() for host in hosts] == starts(1)
             dead, slow = hosts[1 - late], hosts[late]
             dead.line.send({"kind": "exited", "attempt": 1, "code": 1, "ended": False, "tail": "", "step": 3})
             assert [await host.order() for host in hosts] == [{"kind": "end", "attempt": 1}] * 2
             dead.line.send({"kind": "idle", "attempt": 1})
             assert await dead.orders_during_beats() == []
             slow.line.send({"kind": "idle", "attempt": 1})
-            assert [await host.order() for host in hosts] == [{"kind": "start", "attempt": 2}] * 2
+            assert [await host.order() for host in hosts] == starts(2)
 
     asyncio.run(scenario())
 
@@ -123,7 +128,7 @@ def test_a_message_with_a_wrong_value_closes_only_its_own_connection(tmp_path: P
     async def scenario() -> None:
         async with leading(tmp_path) as rig:
             hosts = [await rig.host(0), await rig.host(1)]
-            assert [await host.order() for host in hosts] == [{"kind": "start", "attempt": 1}] * 2
+            assert [await host.order() for host in hosts] == starts(1)
             hosts[1].line.send({"kind": "exited", "attempt": 1, "code": code, "ended": False, "tail": "", "step": 3})
             with pytest.raises(EOFError):
                 await hosts[1].order()
@@ -149,8 +154,8 @@ def test_a_leader_writes_what_its_hosts_report(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with leading(tmp_path) as rig:
             hosts = [await rig.host(0), await rig.host(1)]
+            assert [await host.order() for host in hosts] == starts(1)
             for host, step in zip(hosts, (8, 5), strict=True):
-                assert await host.order() == {"kind": "start", "attempt": 1}
                 view = {**worker, "step": step}
                 host.line.send({"kind": "beat", "attempt": 1, "view": view, "facts": {}})
             async with asyncio.timeout(100):

@@ -113,7 +113,7 @@ def damaged(form: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the message without each field, with an unknown field, and with values of another type."""
     yield {**form, "unknown": 1}
     for name, value in form.items():
-        optional = form["kind"] == "beat" or name == "kind"
+        optional = form["kind"] == "beat" or name in ("kind", "slices")
         if not optional:
             yield {key: other for key, other in form.items() if key != name}
         for wrong in WRONG:

@@ -36,7 +36,7 @@ def test_without_the_key_the_micro_batch_is_the_share_of_a_device() -> None:
     assert derived(3, mesh={"slices": 3}).micro_batch == 4
 
 
-@pytest.mark.parametrize(("batch", "fix"), [(18, "batch=12 or batch=24"), (6, "batch=12 or batch=24")])
+@pytest.mark.parametrize(("batch", "fix"), [(18, "batch=12 or batch=24"), (6, "batch=12, or")])
 def test_a_batch_that_does_not_divide_is_rejected_while_all_slices_take_part(batch: int, fix: str) -> None:
     """So the user knows it before the run starts."""
     with pytest.raises(UserError) as caught:

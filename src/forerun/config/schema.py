@@ -31,6 +31,7 @@ from forerun.config.track import Track
 from forerun.errors import JobValueError
 
 Device = Literal["tpu", "gpu", "cpu"]
+EightBits = Literal["int8", "fp8"]
 DType = Literal["bfloat16", "float32"]
 Sequences = Annotated[int, Field(gt=0, le=10**7)]  # limited, because the divisors of a batch are enumerated
 
@@ -190,6 +191,7 @@ class Precision(Section):
         "dtype of master weights and optimizer state", "float32: small updates are not lost", "float32"
     )
     compute: DType = about("dtype of matrix multiplications", "the native type of the TPU's matrix unit", "bfloat16")
+    matmul: EightBits | None = about("operands of 8 bits in layers", "those of compute: 8 bits change the loss", None)
 
 
 class Guard(Section):

@@ -38,6 +38,7 @@ ACTIVATIONS = (("data", "B"), ("fsdp", "B"), ("tp", "HKFV"))
 # cause the same traffic as an all-reduce, and the saved layer inputs shrink by tp.
 RESIDUALS = (("data", "B"), ("fsdp", "B"), ("tp", "S"))
 SEQUENCE = (CONTEXT, "S")  # the rule of activations and input data on a mesh with context parallelism
+TOKENS = (*ACTIVATIONS[:2], SEQUENCE)  # the mesh axes that split tokens
 
 Rules = tuple[tuple[str, str], ...]
 
@@ -131,10 +132,20 @@ def _gather_forward(weight: jax.Array, axes: str) -> tuple[jax.Array, None]:
 
 
 def _gather_backward(axes: str, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    return (_constrain(gradient, axes, _stored_rules(gradient.shape, axes)),)
+    return (as_stored(gradient, axes),)
 
 
 gather.defvjp(_gather_forward, _gather_backward)
+
+
+def as_used(array: jax.Array, axes: str) -> jax.Array:
+    """Return a stored array without a gradient, such as codes of a weight, as a contraction needs it."""
+    return _constrain(array, axes, WEIGHTS_USED)
+
+
+def as_stored(gradient: jax.Array, axes: str) -> jax.Array:
+    """Return the gradient of a weight with the sharding of the stored weight."""
+    return _constrain(gradient, axes, _stored_rules(gradient.shape, axes))
 
 
 def lookup(table_VE: jax.Array, tokens_BS: jax.Array) -> jax.Array:

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from forerun.config.schema import Job, Remat
 from forerun.errors import UserError
-from forerun.hardware.chips import require_compute_dtype
+from forerun.hardware.chips import require_compute_dtype, require_matmul
 from forerun.hardware.mesh import MeshShape, check_model, check_sequence, divisors, slices_of, valid_meshes
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.request import CompileRequest
@@ -266,6 +266,7 @@ def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str 
         return reason
     try:
         require_compute_dtype(on.chip, job.precision.compute)
+        require_matmul(on.chip, job.precision.matmul)
         slices_of(job.mesh.slices, on.slices, on.platform, job.devices, on.name)
     except UserError as error:
         return error.what

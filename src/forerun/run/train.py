@@ -180,8 +180,8 @@ def _train(
     display.say(described(resolved, program))
     if (kernel := attention_note(resolved, chosen)) is not None:
         display.say(kernel)
-    if (text := eight_bit_note(job, program.eight_bits)) is not None:
-        display.say(text)
+    if (note := eight_bit_note(job, program.eight_bits)) is not None:
+        display.say(note)
     for text, is_warning in rounding_messages(job):
         (display.warn if is_warning else display.say)(text)
     folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)

@@ -9,7 +9,7 @@ from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind, require_matmul
 from forerun.methods.expert_methods import experts_of
 from forerun.nn.eight_bit_product import INT32_TERMS, Numerics
-from forerun.nn.weights.eight_bit import EightBitWeights, chosen_inputs
+from forerun.nn.weights.eight_bit import EightBitWeights, chosen_matrices
 
 
 def require_eight_bits(job: Job) -> None:
@@ -76,15 +76,15 @@ def eight_bit_weights(
             why=f"the gradient of a weight sums over these tokens; above {INT32_TERMS}, 32-bit sums could overflow",
             fix="a smaller micro_batch, a shorter sequence, or mesh.context, which splits sequences",
         )
-    inputs = chosen_inputs(specs)
-    if not inputs:
+    matrices = chosen_matrices(specs)
+    if not matrices:
         raise UserError(
             "E-METHOD-125",
             f"precision.matmul={kind}: the model has no matrix whose product could have 8 bits",
             why="matrices of layers are specs of forerun.nn.weights.dense.Dense, whose first letter is L",
             fix="remove precision.matmul",
         )
-    return EightBitWeights(Numerics(kind, floats=platform == "cpu"), job.seed, inputs)
+    return EightBitWeights(Numerics(kind, floats=platform == "cpu"), job.seed, matrices)
 
 
 def eight_bit_note(job: Job, weights: EightBitWeights | None) -> str | None:
@@ -92,7 +92,7 @@ def eight_bit_note(job: Job, weights: EightBitWeights | None) -> str | None:
     if weights is None:
         return None
     where = ", computed with float32 on this CPU, which is slower than without it" if weights.how.floats else ""
-    count = len(weights.inputs)
+    count = len(weights.matrices)
     return (
         f"precision.matmul: {job.precision.matmul} for {count} stack{'s' * (count != 1)} of matrices{where}; "
         f"validation uses {job.precision.compute}"

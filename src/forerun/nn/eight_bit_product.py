@@ -12,7 +12,7 @@ multiplied with the other operand before that one is rounded. The other operand 
 traffic. The backward pass needs the codes of x, and no other values of x.
 
 int8 products are summed exactly, in int32. Gradients, and operands of the gradient of w, are rounded up or down at
-random (stochastic rounding), so that the expected value of a gradient is that for the codes of the forward pass.
+random (stochastic rounding). The expected value of a gradient is then that for the codes of the forward pass.
 
 fp8 has 4 bits of exponent and 3 of mantissa (e4m3) for x and w, and 5 and 2 (e5m2) for gradients. Values are rounded to
 the nearest code, and sums are in float32.
@@ -40,7 +40,7 @@ Kind = Literal["int8", "fp8"]
 PRODUCT = "eight_bit_product"  # the name of results, for remat policies
 LARGEST = {"int8": 127.0, "e4m3": 448.0, "e5m2": 57344.0}
 _DTYPES = {"int8": jnp.int8, "e4m3": jnp.float8_e4m3fn, "e5m2": jnp.float8_e5m2}
-# A sum of this many products of two int8 codes is at most 2^24, and every partial sum is an integer, which float32
+# A sum of this many products of two int8 codes is at most 2^24. Every partial sum is an integer, which float32
 # represents exactly, in any order of the terms.
 EXACT_TERMS = (1 << 24) // 127**2
 INT32_TERMS = (2**31 - 1) // 127**2  # terms that an int32 sum can have without overflow

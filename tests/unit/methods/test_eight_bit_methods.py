@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import pytest
 from error_assertions import assert_error
 
@@ -12,8 +13,10 @@ from forerun.errors import UserError
 from forerun.hardware.chips import chip_named, chips, device_kind_of, require_matmul
 from forerun.methods.eight_bit_methods import eight_bit_note, eight_bit_weights
 from forerun.methods.method import method_of
-from forerun.nn.spec import Normal, ParamSpec
+from forerun.nn.spec import Normal, ParamSpec, initial
 from forerun.nn.weights.dense import Dense
+from forerun.nn.weights.eight_bit import EightBit
+from forerun.objectives.companion import WithCompanion
 
 MODEL: dict[str, Any] = {"layers": 2, "embed": 16, "heads": 2, "vocab": 32}
 SPECS = {
@@ -71,6 +74,22 @@ def test_chips_multiply_one_format() -> None:
     require_matmul(chip_named("H100"), "fp8")
 
 
+def test_a_companion_has_no_codes() -> None:
+    """A teacher beside the trained model is computed as it was before."""
+    found = eight_bit_weights(job(), WithCompanion(SPECS, SPECS), "cpu", "cpu", 64)
+    assert found is not None
+    assert list(found.matrices) == [".own['layers']['up']"]
+    arrays = initial({"layers": {"up": SPECS["layers"]["up"]}}, jax.random.key(0))
+    params = found.with_codes(
+        WithCompanion(arrays, arrays), found.codes(WithCompanion(arrays, arrays)), jax.random.key(1)
+    )
+    assert isinstance(params.own["layers"]["up"], EightBit)
+    assert isinstance(params.companion["layers"]["up"], Dense)
+    assert params.own["layers"]["up"].codes.forward.shape == (2, 16, 32)
+    assert params.own["layers"]["up"].seed.shape == (2,)
+    assert len(set(params.own["layers"]["up"].seed.tolist())) == 2
+
+
 def test_weights_of_a_program_on_each_platform() -> None:
     kind = device_kind_of(chip_named("v6e"))
     assert kind is not None
@@ -78,7 +97,7 @@ def test_weights_of_a_program_on_each_platform() -> None:
     on_cpu = eight_bit_weights(job(), SPECS, "cpu", "cpu", 64)
     assert on_tpu is not None
     assert on_cpu is not None
-    assert list(on_tpu.inputs) == ["['layers']['up']"]
+    assert list(on_tpu.matrices) == ["['layers']['up']"]
     assert not on_tpu.how.floats
     assert on_cpu.how.floats
     assert "int8 for 1 stack" in str(eight_bit_note(job(), on_cpu))

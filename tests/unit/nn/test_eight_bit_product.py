@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import jax
@@ -206,29 +205,12 @@ def test_eight_devices_have_the_result_of_one(kind: Kind, shape: tuple[int, int,
     )
     with jax.set_mesh(mesh):
         many = computed(equation, *placed, Numerics(kind), seed)
-    assert many[2].sharding.spec == sharding.stored(mesh, w.shape, axes).spec
+    assert many[2].sharding.is_equivalent_to(sharding.stored(mesh, w.shape, axes), 2)
     for ours, theirs in zip(many[:2], one[:2], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
     exact = np.einsum("BSE,BSF->EF", x, g)
     for found in (one[2], many[2]):
         assert np.linalg.norm(found - exact) < (0.02 if kind == "int8" else 0.08) * np.linalg.norm(exact)
-
-
-def test_codes_are_gathered_and_the_weight_is_not() -> None:
-    mesh = jax.make_mesh((1, 8, 1), sharding.AXES, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[:8])
-    how = Numerics("int8")
-
-    def loss(x: jax.Array, w: jax.Array) -> jax.Array:
-        codes = weight_codes(jax.lax.stop_gradient(w), 1, how)
-        return jnp.sum(product("BSE,EF->BSF", how, x, w, codes, jnp.uint32(0)).astype(jnp.float32) ** 2)
-
-    x = jax.ShapeDtypeStruct((8, 4, 256), jnp.bfloat16, sharding=sharding.batched(mesh, (8, 4, 256), "BSE"))
-    w = jax.ShapeDtypeStruct((256, 512), jnp.float32, sharding=sharding.stored(mesh, (256, 512), "EF"))
-    with jax.set_mesh(mesh):
-        text = jax.jit(jax.grad(loss, (0, 1))).lower(x, w).compile().as_text()
-    gathered = re.findall(r"(\w+)\[([\d,]+)\]\S* all-gather\(", text)
-    assert ("s8", "256,512") in gathered
-    assert not [dtype for dtype, dims in gathered if dtype != "s8" and dims in ("256,512", "512,256")]
 
 
 def test_an_equation_with_another_order_is_rejected() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +78,17 @@ def one_device() -> tuple[Program, State, list[float]]:
 
 @pytest.mark.parametrize(
     ("shape", "micro_batch"),
-    [(MeshShape(1, 8, 1), 1), pytest.param(MeshShape(1, 2, 2), 2, marks=pytest.mark.slow)],
+    [
+        (MeshShape(1, 8, 1), 1),
+        *(
+            pytest.param(shape, micro_batch, marks=pytest.mark.slow)
+            for shape, micro_batch in (
+                (MeshShape(1, 2, 2), 2),
+                (MeshShape(1, 2, 1, slices=2), 2),
+                (MeshShape(1, 2, 1, context=2), 4),
+            )
+        ),
+    ],
 )
 def test_losses_are_those_of_one_device(shape: MeshShape, micro_batch: int, one_device: Any) -> None:
     _, _, losses = trained(shape, micro_batch=micro_batch)
@@ -115,10 +126,20 @@ def test_checkpoints_do_not_depend_on_it() -> None:
 def test_the_matrices_of_layers_have_codes_and_nothing_else() -> None:
     found = program().eight_bits
     assert found is not None
-    assert {name.split(".")[-1] for name in found.inputs} == LAYER_MATRICES
-    assert {name.split(".")[1] for name in found.inputs} == {"blocks"}
-    assert found.inputs[".blocks.out"] == 2
+    assert {name.split(".")[-1] for name in found.matrices} == LAYER_MATRICES
+    assert {name.split(".")[1] for name in found.matrices} == {"blocks"}
+    assert found.matrices[".blocks.out"].inputs == 2
     assert program(precision={}).eight_bits is None
+
+
+@pytest.mark.parametrize("unroll", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_codes_are_gathered_and_the_weights_are_not(unroll: bool) -> None:
+    text = program(MeshShape(1, 8, 1), micro_batch=1, unroll=unroll).trace().lower().compile().as_text()
+    gathered = re.findall(r"(\w+)\[([\d,]+)\]\S* all-gather\(", text)
+    size = 256 * 256  # of every matrix of a layer
+    found = [dtype for dtype, dims in gathered if np.prod([int(n) for n in dims.split(",")]) == size]
+    assert len(found) >= 2 * len(LAYER_MATRICES), "for the forward pass and for the gradient of the activations"
+    assert set(found) == {"s8"}
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
@@ -136,7 +157,7 @@ def test_operands_have_eight_bits_on_a_device_that_multiplies_them(kind: str, mo
     assert ("f8_e5m2[" in text) == (kind == "fp8")
 
 
-@pytest.mark.parametrize("policy", ["none", "dots", pytest.param("full", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("policy", ["dots", *(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "full"))])
 def test_no_remat_policy_changes_the_loss(policy: str, one_device: Any) -> None:
     np.testing.assert_allclose(trained(remat=policy)[2], one_device[2], rtol=1e-4)
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from forerun.nn import sharding
 from forerun.nn.eight_bit_product import PRODUCT, Numerics, WeightCodes, product, weight_codes
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import Dense, is_weight
@@ -45,20 +46,31 @@ class EightBit(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Matrix:
+    """The letters of stacked matrices, and the number of their input dimensions."""
+
+    axes: str
+    inputs: int
+
+
+@dataclass(frozen=True)
 class EightBitWeights:
     """The weights of a program whose products are computed with 8 bits."""
 
     how: Numerics
     seed: int
-    inputs: Mapping[str, int]  # the number of input dimensions of each weight, by its path
+    matrices: Mapping[str, Matrix]  # by the path of the weight
 
     def codes(self, params: Tree) -> Codes:
         """Return the codes and scales of the chosen weights. `params` are those of the trained model."""
         found: Codes = {}
         for path, weight in _weights(params):
-            if path in self.inputs:
-                value = jax.lax.stop_gradient(_dense(weight).value)
-                found[path] = weight_codes(value, self.inputs[path], self.how, lead=1)
+            if path in self.matrices:
+                axes, inputs = self.matrices[path].axes, self.matrices[path].inputs
+                made = weight_codes(jax.lax.stop_gradient(_dense(weight).value), inputs, self.how, lead=1)
+                # Without these constraints, the partitioner may gather the weights and compute their codes after that.
+                forward, backward = (sharding.as_stored(codes, axes) for codes in (made.forward, made.backward))
+                found[path] = replace(made, forward=forward, backward=backward)
         return found
 
     def with_codes(self, params: Tree, codes: Codes, key: jax.Array) -> Tree:
@@ -78,8 +90,8 @@ class EightBitWeights:
         return jax.tree_util.tree_map_with_path(leaf, params, is_leaf=is_weight)
 
 
-def chosen_inputs(specs: Tree) -> dict[str, int]:
-    """Return the paths of the matrices whose products may have 8 bits, with their number of input dimensions.
+def chosen_matrices(specs: Tree) -> dict[str, Matrix]:
+    """Return the matrices whose products may have 8 bits, by their paths.
 
     These are the matrices of layers that project activations. A matrix with one output per head, such as the decay of a
     gated delta rule, is small and feeds an exponential.
@@ -92,7 +104,7 @@ def chosen_inputs(specs: Tree) -> dict[str, int]:
             continue
         axes = spec.axes[1:]
         if spec.inputs and not set(axes) & set(UNCHANGED) and axes[spec.inputs :] != "H":
-            found[path] = spec.inputs
+            found[path] = Matrix(spec.axes, spec.inputs)
     return found
 
 

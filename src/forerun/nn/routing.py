@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
-from forerun.nn.weights.expert_adapters import array_axes, grouped
+from forerun.nn.weights.expert_adapters import array_axes, cast, grouped
 
 T = TypeVar("T")
 Activation = Callable[[jax.Array, jax.Array], jax.Array]  # outputs of the gate and the up matrix -> inputs of down
@@ -94,7 +94,7 @@ def expert_mlp(
         experts: The number of experts.
         activation: The function between the matrices.
     """
-    arrays, structure = jax.tree.flatten(jax.tree.map(partial(_cast, dtype=x_BSE.dtype), weights))
+    arrays, structure = jax.tree.flatten(cast(weights, x_BSE.dtype))
     axes = jax.tree.leaves(
         tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), is_leaf=lambda one: isinstance(one, str)
     )
@@ -106,7 +106,7 @@ def expert_mlp(
     scatters = adds and x_BSE.shape[1] % sizes["tp"] == 0
 
     def local(x: jax.Array, ids: jax.Array, factors: jax.Array, *parts: jax.Array) -> jax.Array:
-        whole = [_gathered(part, spec) for part, spec in zip(parts, stored, strict=True)]
+        whole = [_gathered(part, spec, adds) for part, spec in zip(parts, stored, strict=True)]
         gate, up, down = jax.tree.unflatten(structure, whole)
         x_NE = x.reshape(-1, x.shape[-1])
         order, inverse, sizes_X = by_expert(ids.reshape(-1), experts)
@@ -179,16 +179,15 @@ def _permuted_backward(inverse_P: jax.Array, gradient_PE: jax.Array) -> tuple[ja
 permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
-def _cast(array: jax.Array, dtype: Any) -> jax.Array:
-    """Return floats in the compute dtype, so that fewer bytes are gathered."""
-    return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+def _gathered(part: jax.Array, spec: PartitionSpec, keeps_tp: bool) -> jax.Array:
+    """Return a weight gathered over all axes except tp. Its gradient is reduced and scattered over these axes.
 
-
-def _gathered(part: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """Return a weight gathered over all axes except tp. Its gradient is reduced and scattered over these axes."""
+    Without `keeps_tp`, it is gathered over tp, too: tp may split the width of experts, but not the blocks of quantized
+    ones.
+    """
     for dim, axes in enumerate(spec):
         for axis in reversed(_names(axes)):
-            if axis != "tp":
+            if axis != "tp" or not keeps_tp:
                 part = jax.lax.all_gather(part, axis, axis=dim, tiled=True)
     return part
 

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
 from forerun.nn.expert_rounds import Pairs, in_rounds, round_rows
-from forerun.nn.weights.expert_adapters import array_axes, grouped
+from forerun.nn.weights.expert_adapters import array_axes, cast, grouped
 
 T = TypeVar("T")
 Activation = Callable[[jax.Array, jax.Array], jax.Array]  # outputs of the gate and the up matrix -> inputs of down
@@ -97,7 +97,7 @@ def expert_mlp(
         experts: The number of experts.
         activation: The function between the matrices.
     """
-    arrays, structure = jax.tree.flatten(jax.tree.map(partial(_cast, dtype=x_BSE.dtype), weights))
+    arrays, structure = jax.tree.flatten(cast(weights, x_BSE.dtype))
     axes = jax.tree.leaves(
         tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), is_leaf=lambda one: isinstance(one, str)
     )
@@ -146,7 +146,7 @@ def expert_mlp(
         return jax.lax.psum(y, sharding.EXPERT)
 
     def local(x: jax.Array, ids: jax.Array, factors: jax.Array, *parts: jax.Array) -> jax.Array:
-        whole = [_gathered(part, spec) for part, spec in zip(parts, stored, strict=True)]
+        whole = [_gathered(part, spec, adds) for part, spec in zip(parts, stored, strict=True)]
         matrices = jax.tree.unflatten(structure, whole)
         y_BSE = own(x, ids, factors, matrices) if ways == 1 else shared(x, ids, factors, matrices)
         if not adds:
@@ -211,16 +211,16 @@ def _permuted_backward(inverse_P: jax.Array, gradient_PE: jax.Array) -> tuple[ja
 permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
-def _cast(array: jax.Array, dtype: Any) -> jax.Array:
-    """Return floats in the compute dtype, so that fewer bytes are gathered."""
-    return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+def _gathered(part: jax.Array, spec: PartitionSpec, keeps_tp: bool) -> jax.Array:
+    """Return a weight gathered over all axes except tp. Its gradient is reduced and scattered over these axes.
 
-
-def _gathered(part: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """Return a weight gathered over all axes except tp and expert. Its gradient is reduced and scattered over them."""
+    It remains split over the axis expert. Without `keeps_tp`, it is gathered over tp, too: tp may split the width of
+    experts, but not the blocks of quantized ones.
+    """
+    kept = (sharding.EXPERT, "tp") if keeps_tp else (sharding.EXPERT,)
     for dim, axes in enumerate(spec):
         for axis in reversed(_names(axes)):
-            if axis not in ("tp", sharding.EXPERT):
+            if axis not in kept:
                 part = jax.lax.all_gather(part, axis, axis=dim, tiled=True)
     return part
 

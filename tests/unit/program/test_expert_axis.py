@@ -96,9 +96,9 @@ def assert_equal(mine: Trained, theirs: Trained, *, routers: bool = True) -> Non
         (MeshShape(1, 2, 1, expert=4), {}),
         pytest.param(MeshShape(2, 1, 2, expert=2), {"micro_batch": 4}, marks=pytest.mark.slow),
         pytest.param(MeshShape(1, 2, 2, expert=2), {"micro_batch": 4, "lora": LORA}, marks=pytest.mark.slow),
-        (MeshShape(1, 1, 1, expert=2), {"micro_batch": 4, "lora": LORA}),
+        (MeshShape(1, 1, 1, expert=2), {"micro_batch": 4, "lora": LORA | {"base": "nf4", "block": 8}}),
     ],
-    ids=["fsdp", "data and tp", "adapters, fsdp and tp", "adapters"],
+    ids=["fsdp", "data and tp", "adapters, fsdp and tp", "quantized base"],
 )
 def test_steps_with_the_expert_axis_are_those_of_one_device(shape: MeshShape, fields: dict[str, Any]) -> None:
     micro = fields.get("micro_batch", 2) * shape.data_parallel

@@ -191,7 +191,7 @@ class Precision(Section):
         "dtype of master weights and optimizer state", "float32: small updates are not lost", "float32"
     )
     compute: DType = about("dtype of matrix multiplications", "the native type of the TPU's matrix unit", "bfloat16")
-    matmul: EightBits | None = about("operands of 8 bits in layers", "those of compute: 8 bits change the loss", None)
+    matmul: EightBits | None = about("int8 or fp8: operands in the layers", "compute: 8 bits change the loss", None)
 
 
 class Guard(Section):

@@ -36,7 +36,7 @@ optimizer.eps optimizer.clip optimizer.ema optimizer.name optimizer.decay optimi
 optimizer.muon.momentum optimizer.muon.scale optimizer.options optimizer.groups
 mesh.data mesh.fsdp mesh.tp mesh.slices mesh.dcn_dtype mesh.context mesh.expert
 remat.policy remat.keep remat.offload
-precision.params precision.compute
+precision.params precision.compute precision.matmul
 experts.balance_loss experts.z_loss
 preferences.loss preferences.beta preferences.smoothing preferences.reference
 objective.name objective.options

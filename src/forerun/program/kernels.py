@@ -23,6 +23,11 @@ RUNS_ON = {"splash": ("tpu",), "cudnn": ("gpu", "cuda")}  # xla runs anywhere
 # v6e has enough vector memory for long blocks and a fused backward kernel. llama3.1-8b on v6e-8, compiled and
 # simulated: 3.4 s per step, against 5.1 s with blocks of 512 and no fusion (bench/plan_targets.py compiles this job).
 _V6E_SPLASH = Kernel("splash", block=2048, fused_backward=True)
+# Others compute all gradients of short sequences in one kernel, which has five instead of seven matrix products
+# (bench/kernel_cycles.py). It writes a part of the gradient of the queries for each block of keys, and these parts are
+# added afterwards. With more than four blocks, this traffic takes about the time that the kernel saves.
+_SHORT_FUSED = Kernel("splash", fused_backward=True, fused_length=2048)
+_SPLASH = {"TPU v6 lite": _V6E_SPLASH, **dict.fromkeys(("TPU v5 lite", "TPU v5", "TPU7x"), _SHORT_FUSED)}
 # The largest head of cuDNN's backward pass, for each generation of GPUs (the major number of the compute capability) on
 # which its flash attention takes packed sequences. cuDNN's frontend checks both (scaled_dot_product_flash_attention.h,
 # sdpa_support_surface.h). For generation 12, no public source says that packed sequences work.
@@ -76,8 +81,8 @@ def attention(
         raise UserError("E-PROGRAM-003", f"attention: {name} does not run here", why=obstacle, fix="set attention=auto")
     if obstacle:
         return AttentionChoice(Kernel("xla"), obstacle)
-    if name == "splash" and device_kind == "TPU v6 lite":
-        return AttentionChoice(_V6E_SPLASH)
+    if name == "splash":
+        return AttentionChoice(_SPLASH.get(device_kind, Kernel("splash")))
     if name == "cudnn" and capability is not None:
         return AttentionChoice(Kernel("cudnn", largest_head=_LARGEST_HEADS[capability[0]]))
     return AttentionChoice(Kernel(name))  # type: ignore[arg-type]

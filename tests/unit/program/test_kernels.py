@@ -28,9 +28,13 @@ def test_auto_takes_the_device_s_own(platform: str, kind: str, name: str) -> Non
     assert kernels.attention("auto", platform, kind, "bfloat16").kernel.name == name
 
 
-def test_v6e_has_its_own_blocks() -> None:
-    assert kernels.attention("auto", "tpu", "TPU v6 lite", "bfloat16").kernel == kernels.Kernel("splash", 2048, True)
-    assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16").kernel == kernels.Kernel("splash")
+def test_generations_have_their_own_blocks() -> None:
+    def kernel(kind: str) -> kernels.Kernel:
+        return kernels.attention("auto", "tpu", kind, "bfloat16").kernel
+
+    assert kernel("TPU v6 lite") == kernels.Kernel("splash", 2048, True)
+    assert kernel("TPU v5 lite") == kernel("TPU v5") == kernel("TPU7x") == kernels.Kernel("splash", 512, True, 2048)
+    assert kernel("TPU v4") == kernels.Kernel("splash")
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,8 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
 
     axes = job.mesh
     slices = mesh.slices_of(axes.slices, place.slices, place.platform, job.devices, place.title)
-    shape = mesh.resolve(axes.data, axes.fsdp, axes.tp, place.devices, place.title, slices, context=axes.context)
+    sizes, where = (axes.data, axes.fsdp, axes.tp), (place.devices, place.title, slices)
+    shape = mesh.resolve(*sizes, *where, context=axes.context, expert=axes.expert)
     corpus = _corpus(job, warn)
     for text in () if corpus is None else corpus.warnings:
         warn(text)

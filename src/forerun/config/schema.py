@@ -133,7 +133,7 @@ class Mesh(Section):
         1,
         ge=1,
     )
-
+    expert: int = about("parts of the experts of each layer and of the batch", "1: fsdp gathers the experts", 1, ge=1)
     slices: PositiveInt | None = about(
         "TPU slices, each with a copy of the model and with the axes above", "all slices of the devices", None
     )

@@ -248,8 +248,8 @@ def split_over_devices(
         k_BSKD, v_BSKD = (jnp.repeat(x, groups, axis=2) for x in (k_BSKD, v_BSKD))
     if math.prod(sizes.values()) == 1:
         return run(q_BSHD, k_BSKD, v_BSKD, segments_BS)
-    heads = PartitionSpec(sharding.BATCH_AXES, sequence, "tp", None)
-    rows = PartitionSpec(sharding.BATCH_AXES, sequence)
+    heads = PartitionSpec(sharding.batch_axes(), sequence, "tp", None)
+    rows = PartitionSpec(sharding.batch_axes(), sequence)
     return jax.shard_map(run, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)(
         q_BSHD, k_BSKD, v_BSKD, segments_BS
     )

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun.config.schema import Job
-from forerun.hardware.mesh import MeshShape, check_model
+from forerun.hardware.mesh import MeshShape, check_experts, check_model
 from forerun.models.families.base import Config
 from forerun.models.pretrained import teacher_section
 from forerun.program.derive import GIVEN, Derived, derive
@@ -137,6 +137,7 @@ class ResolvedJob:
         """
         job = self.job
         check_model(shape, self.model_facts.heads, job.batch, job.micro_batch)
+        self._check_experts(shape)
         found = derive(job, shape, rows)
         return replace(found, reasons={**found.reasons, "steps": self.steps_reason})
 
@@ -148,6 +149,13 @@ class ResolvedJob:
         require_split_sequences(self.model, shape.context)
         if self.teacher is not None:
             require_split_sequences(self.teacher.model, shape.context)
+
+    def _check_experts(self, shape: MeshShape) -> None:
+        if shape.expert == 1:
+            return
+        check_experts(shape, self.model_facts.experts, "the model")
+        if self.teacher is not None and self.teacher.experts is not None:
+            check_experts(shape, self.teacher.experts, "the teacher")
 
     def program(self, shape: MeshShape, devices: Sequence[Any], rows: int | None = None) -> Program:
         """Return the Program on `devices`, which may be real or those of a topology description. Imports jax."""

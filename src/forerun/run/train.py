@@ -286,7 +286,8 @@ def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:
     wanted = job.mesh
     slices = mesh.slices_of(wanted.slices, slice_count(chosen.devices), chosen.platform, job.devices, "this machine")
     devices = len(chosen.devices)
-    return mesh.resolve(wanted.data, wanted.fsdp, wanted.tp, devices, slices=slices, context=wanted.context)
+    sizes = wanted.data, wanted.fsdp, wanted.tp
+    return mesh.resolve(*sizes, devices, slices=slices, context=wanted.context, expert=wanted.expert)
 
 
 def program_on(

@@ -46,7 +46,7 @@ class CompileRequest:
         mesh, devices = self.job.mesh, self.devices
         place = self.slice.name if devices == self.slice.devices else f"the job, with devices={devices},"
         slices = slices_of(mesh.slices, self.slice.slices, self.slice.platform, self.job.devices, self.slice.name)
-        return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place, slices, context=mesh.context)
+        return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place, slices, context=mesh.context, expert=mesh.expert)
 
     def idle_text(self) -> str:
         """Return a sentence about the devices that the job leaves idle, or an empty string."""

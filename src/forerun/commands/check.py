@@ -190,7 +190,7 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     derived = resolved.derived(shape, None if corpus is None else corpus.rows.epoch)
     if known is None:
         choice = resolved.attention(place.platform, place.jax_kind)
-        chunk, obstacle = resolved.loss_chunk(derived), choice.obstacle
+        chunk, obstacle = resolved.loss_chunk(derived, place.jax_kind), choice.obstacle
         kernel: str = choice.kernel.name
     else:
         chunk, kernel, obstacle = known.chunk, known.kernel, known.obstacle

@@ -280,7 +280,7 @@ class Job(Section):
         json_schema_extra={"reason": "forerun chooses the fastest for the devices and the mesh"},
     )
     loss_chunk: PositiveInt | None = about(
-        "positions whose logits are in memory at one time", "keeps a device's logits under 512 MiB", None
+        "positions whose logits are in memory at one time", "logits under 512 MiB; on TPUs 1/16 of the memory", None
     )
     guard: Guard = Guard()
     checkpoint: Checkpoint = Checkpoint()

@@ -25,6 +25,7 @@ class Compute:
     attention: Kernel = Kernel("xla")
     remat: Remat = Remat()
     unroll: bool = False  # run the layers one after the other instead of in a scan
+    rope_by_product: bool = False  # exchange the halves of heads by a matrix product (`nn/rotation.py`)
 
     def checkpointed(self, layer: F) -> F:
         """Return `layer` with the remat policy applied, or `layer` itself for the policy "none".

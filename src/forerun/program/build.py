@@ -185,8 +185,9 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         attention=kernels.job_attention(job, model, platform, kind, kernels.compute_capability(first)).kernel,
         remat=job.remat,
         unroll=job.unroll is True,
+        rope_by_product=kernels.rope_by_product(kind),
     )
-    method = method_of(job, loss_chunk(job, model, derived))
+    method = method_of(job, loss_chunk(job, model, derived, kind))
     before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
     specs = method.specs(before)
     device_tokens = derived.micro_batch * job.sequence // derived.mesh.context
@@ -265,10 +266,12 @@ def slice_dtypes(job: Job, platform: str) -> tuple[Any, Any]:
     return rounded, jnp.dtype(jnp.float32) if platform == "cpu" else rounded
 
 
-def loss_chunk(job: Job, model: Model, derived: Derived) -> int:
+def loss_chunk(job: Job, model: Model, derived: Derived, device_kind: str) -> int:
     """Return how many positions have logits in memory at one time: the job's `loss_chunk`, or a default."""
     own_positions = job.sequence // derived.mesh.context  # of a sequence on one device
-    return job.loss_chunk or chunk_length(own_positions, derived.micro_batch, model.vocab)
+    return job.loss_chunk or chunk_length(
+        own_positions, derived.micro_batch, model.vocab, kernels.logits_bytes(device_kind)
+    )
 
 
 def abstract_batch(job: Job, derived: Derived, mesh: Mesh, objective: Objective) -> Batch[jax.ShapeDtypeStruct]:

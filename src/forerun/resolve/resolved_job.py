@@ -119,11 +119,11 @@ class ResolvedJob:
 
         return job_attention(self.job, self.model, platform, device_kind, capability)
 
-    def loss_chunk(self, derived: Derived) -> int:
-        """Return how many positions have logits in memory at one time. Imports jax."""
+    def loss_chunk(self, derived: Derived, device_kind: str) -> int:
+        """Return how many positions have logits in memory at one time on this kind of device. Imports jax."""
         from forerun.program.build import loss_chunk
 
-        return loss_chunk(self.job, self.model, derived)
+        return loss_chunk(self.job, self.model, derived, device_kind)
 
     def derived(self, shape: MeshShape, rows: int | None = None) -> Derived:
         """Return the numbers that follow from the job on a mesh, such as the micro-batch. Does not import jax.

@@ -36,6 +36,13 @@ SHAPES = [
     *((chip, 128, block, 2) for chip in ("v5e", "v5p", "v6e") for block in (256, 128)),
     ("v6e", 128, 512, 2),
 ]
+# Shapes whose backward pass is one kernel. Those of v6e are always so.
+FUSED = [
+    *(("v5e", head, 512, 2) for head in (128, 64)),
+    ("v5p", 128, 512, 2),
+    ("v4", 128, 512, 2),
+    ("tpu7x", 128, 512, 2),
+]
 HEADS = 4
 KINDS = {"fwd": "forward", "dq": "dq", "dkv": "dkv"}
 BRANCH_SLOTS = 4  # bundles between a branch and its effect
@@ -100,7 +107,7 @@ def counted(text: str, grid: int) -> tuple[float, int, int, int, dict[str, int]]
     return round(trips / grid, 3), size, row, last + 1 - first - size - row, tally
 
 
-def measure(chip: str, head: int, block: int, batch: int) -> list[KernelCycles]:
+def measure(chip: str, head: int, block: int, batch: int, fused: bool) -> list[KernelCycles]:
     """Compile the kernels of one shape in a child process and count their cycles."""
     with tempfile.TemporaryDirectory() as folder:
         flags = (
@@ -108,20 +115,20 @@ def measure(chip: str, head: int, block: int, batch: int) -> list[KernelCycles]:
         )
         environment = {**os.environ, "LIBTPU_INIT_ARGS": flags, "TPU_SKIP_MDS_QUERY": "1", "JAX_PLATFORMS": "cpu"}
         environment |= {"ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-        asked = [sys.executable, __file__, "--compile", chip, str(head), str(block), str(batch)]
+        asked = [sys.executable, __file__, "--compile", chip, str(head), str(block), str(batch), str(int(fused))]
         subprocess.run(asked, env=environment, check=True, capture_output=True)
         found = []
         for path in sorted(Path(folder).glob("*splash_m*-final_bundles.txt")):
             name = re.search(r"splash_m[hq]a_(fwd|dq|dkv)", path.name)
             if name is None or "schedule-analysis" in path.name:
                 continue
-            kind = "backward" if chip == "v6e" and name[1] == "dkv" else KINDS[name[1]]
+            kind = "backward" if fused and name[1] == "dkv" else KINDS[name[1]]
             share, main, row, visit, matmuls = counted(path.read_text(errors="replace"), batch * HEADS * 4)
             found.append(KernelCycles(chip, head, block, batch, kind, share, main, row, visit, matmuls))
         return found
 
 
-def compile_kernels(chip: str, head: int, block: int, batch: int) -> None:
+def compile_kernels(chip: str, head: int, block: int, batch: int, fused: int) -> None:
     """Compile attention and its gradients on one device, for sequences of two blocks."""
     from functools import partial
 
@@ -137,7 +144,7 @@ def compile_kernels(chip: str, head: int, block: int, batch: int) -> None:
     place = SingleDeviceSharding(devices[0])
     queries = jax.ShapeDtypeStruct((batch, 2 * block, HEADS, head), jnp.bfloat16, sharding=place)
     segments = jax.ShapeDtypeStruct((batch, 2 * block), jnp.int32, sharding=place)
-    kernel = Kernel("splash", block=block, fused_backward=chip == "v6e")
+    kernel = Kernel("splash", block=block, fused_backward=bool(fused))
     run = partial(_splash_local, scores=Scores(1.0, None, None), kernel=kernel)
 
     def attention(q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array, gradient: jax.Array) -> object:
@@ -150,11 +157,13 @@ def compile_kernels(chip: str, head: int, block: int, batch: int) -> None:
 
 def main(chips: list[str]) -> int:
     rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
-    for shape in SHAPES:
-        known = any((row["chip"], row["head"], row["block"], row["batch"]) == shape for row in rows)
-        if known or (chips and shape[0] not in chips):
+    for shape in [*SHAPES, *FUSED]:
+        fused = shape[0] == "v6e" or shape in FUSED
+        kinds = {"backward"} if fused else {"dq", "dkv"}
+        known = {row["kind"] for row in rows if (row["chip"], row["head"], row["block"], row["batch"]) == shape}
+        if kinds <= known or (chips and shape[0] not in chips):
             continue
-        found = measure(*shape)
+        found = [one for one in measure(*shape, fused) if one.kind not in known]
         rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
         rows += [asdict(one) for one in found]
         RESULTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")

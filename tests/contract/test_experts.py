@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from forerun.methods.method import method_of
 from forerun.models.decoder import Decoder
 from forerun.models.registry import model_of
 from forerun.models.sizes import DecoderConfig, ExpertConfig
-from forerun.nn import sharding, spec
+from forerun.nn import expert_rounds, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.weights.experts import Experts
 from forerun.nn.weights.lowrank import LowRank
@@ -71,19 +72,41 @@ def loss(params: Any, batch: Batch[jax.Array]) -> tuple[jax.Array, dict[str, jax
     return sums.total / sums.weight, sums.told
 
 
-def test_the_gradients_on_eight_devices_are_those_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data, fsdp and tp split the batch, the experts and their width; adapters and router losses are included."""
-    step = jax.jit(jax.value_and_grad(loss, has_aux=True))
-    (value, told), gradients = step(PARAMS, BATCH)
+@pytest.fixture(scope="module")
+def on_one_device() -> Any:
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))(PARAMS, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("shape", "part"),
+    [
+        (MeshShape(2, 2, 2), (2, 4 // 2, 16 // 2, 16)),
+        (MeshShape(1, 2, 2, expert=2), (2, 4 // 4, 16 // 2, 16)),
+        (MeshShape(2, 1, 1, expert=4), (2, 4 // 4, 16, 16)),
+        (MeshShape(1, 2, 1, expert=4), (2, 4 // 4, 16, 16 // 2)),
+    ],
+    ids=str,
+)
+def test_the_gradients_on_eight_devices_are_those_on_one(
+    shape: MeshShape, part: tuple[int, ...], on_one_device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All axes split the batch, the experts or their width; adapters and router losses are included.
+
+    With the axis expert, the busiest device needs several rounds.
+    """
+    (value, told), gradients = on_one_device
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 16)  # these matrices count as large
-    mesh = make_mesh(MeshShape(2, 2, 2), jax.devices())
+    monkeypatch.setattr(expert_rounds, "MULTIPLE", 4)
+    monkeypatch.setattr(expert_rounds, "ROOM", 0.7)
+    step = jax.jit(jax.value_and_grad(partial(loss), has_aux=True))
+    mesh = make_mesh(shape, jax.devices())
     with jax.set_mesh(mesh):
         params = jax.tree.map(
             lambda s, x: jax.device_put(x, sharding.stored(mesh, s.shape, s.axes)), SPECS, PARAMS, is_leaf=spec.is_spec
         )
         batch = jax.tree.map(lambda x: jax.device_put(x, sharding.batched(mesh, x.shape, "BS")), BATCH)
         down = params.blocks.expert_down.base.value
-        assert down.sharding.shard_shape(down.shape) == (2, 4 // 2, 16 // 2, 16)
+        assert down.sharding.shard_shape(down.shape) == part
         (other_value, other_told), others = step(params, batch)
     np.testing.assert_allclose(other_value, value, rtol=1e-5)
     for name in told:
@@ -145,9 +168,6 @@ def test_adapters_of_experts_learn_and_are_merged(tmp_path: Path) -> None:
     assert rows[0]["loss"] - rows[-1]["loss"] > 0.2
     assert all(0 < row[ENTROPY] <= 1 <= row[LOAD] <= 8 and row[BALANCE] > 0 for row in rows)
     run = tmp_path / "runs" / "run"
-    with pytest.raises(UserError) as raised:
-        export(str(run), str(tmp_path / "peft"))
-    assert raised.value.code == "E-WEIGHTS-032"
     assert "those of the trained state" in export(str(run), str(tmp_path / "merged"), merge=True).proof
     ids = np.frombuffer(b"7 apples and 3 pears are 10 fruits", np.uint8)
     before, after = (torch_logits(torch_model(tmp_path / name), ids) for name in ("base", "merged"))
@@ -161,7 +181,6 @@ def test_adapters_of_experts_learn_and_are_merged(tmp_path: Path) -> None:
         ("qwen3-0.6b", {"experts": {"balance_loss": 0.1}}, "E-METHOD-040"),
         ("qwen3-30b-a3b", {"experts": {"z_loss": 0.1}, "preferences": "dpo"}, "E-METHOD-041"),
         ("qwen3-30b-a3b", {"qat": {}}, "E-METHOD-042"),
-        ("qwen3-30b-a3b", {"lora": {"base": "nf4"}}, "E-METHOD-044"),
     ],
 )
 def test_rejected_before_anything_is_compiled(model: str, changes: dict[str, Any], code: str) -> None:

@@ -176,7 +176,8 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
 
     axes = job.mesh
     slices = mesh.slices_of(axes.slices, place.slices, place.platform, job.devices, place.title, axes.min_slices)
-    shape = mesh.resolve(axes.data, axes.fsdp, axes.tp, place.devices, place.title, slices, context=axes.context)
+    sizes, where = (axes.data, axes.fsdp, axes.tp), (place.devices, place.title, slices)
+    shape = mesh.resolve(*sizes, *where, context=axes.context, expert=axes.expert)
     corpus = _corpus(job, warn)
     for text in () if corpus is None else corpus.warnings:
         warn(text)
@@ -189,7 +190,7 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     derived = resolved.derived(shape, None if corpus is None else corpus.rows.epoch)
     if known is None:
         choice = resolved.attention(place.platform, place.jax_kind)
-        chunk, obstacle = resolved.loss_chunk(derived), choice.obstacle
+        chunk, obstacle = resolved.loss_chunk(derived, place.jax_kind), choice.obstacle
         kernel: str = choice.kernel.name
     else:
         chunk, kernel, obstacle = known.chunk, known.kernel, known.obstacle

@@ -1,4 +1,4 @@
-"""The `checkpoint` section of a job: when checkpoints are saved, where, and which are kept."""
+"""The sections of a job about what happens between steps: `checkpoint`, `validation` and `guard`."""
 
 from __future__ import annotations
 
@@ -41,3 +41,22 @@ class Validation(Section):
         "maximum batches of an evaluation, always the same rows", "an evaluation stays cheap", 32
     )
     patience: PositiveInt | None = about("stop after this many evaluations without a lower loss", "never", None)
+
+
+class Guard(Section):
+    """The divergence guard. A rejected step is run again once; if it is rejected again, its batch is skipped."""
+
+    spike: float | None = about(
+        "reject a gradient norm above this many times the recent median; null: reject only non-finite values",
+        "30: far above what clipping handles, so it is a fault or bad data",
+        30.0,
+        gt=1,
+    )
+    window: int = about("number of recent steps in the median", "older norms say little", 64, ge=1, le=4096)
+    skips: int = about("batches that may be skipped in total", "more is not an accident", 10, ge=0, le=10**6)
+    in_a_row: int = about("consecutive batches that may be skipped", "more is not caused by the data", 3, ge=0, le=1000)
+    compare_every: PositiveInt | None = about(
+        "steps between comparisons of the state's replicas on different devices",
+        "only needed to find faulty hardware",
+        None,
+    )

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from forerun.config import limits
 from forerun.config.checkpoint import Checkpoint, PositiveInt
+from forerun.config.checkpoint import Guard as Guard
 from forerun.config.checkpoint import Validation as Validation
 from forerun.config.compiler_flags import OptionValue, require_compiler_flags
 from forerun.config.data_section import Data as Data
@@ -32,6 +33,7 @@ from forerun.config.track import Track
 from forerun.errors import JobValueError
 
 Device = Literal["tpu", "gpu", "cpu"]
+EightBits = Literal["int8", "fp8"]
 DType = Literal["bfloat16", "float32"]
 Sequences = Annotated[int, Field(gt=0, le=10**7)]  # limited, because the divisors of a batch are enumerated
 
@@ -134,7 +136,7 @@ class Mesh(Section):
         1,
         ge=1,
     )
-
+    expert: int = about("parts of the experts of each layer and of the batch", "1: fsdp gathers the experts", 1, ge=1)
     slices: PositiveInt | None = about(
         "TPU slices, each with a copy of the model and with the axes above", "all slices of the devices", None
     )
@@ -208,25 +210,7 @@ class Precision(Section):
         "dtype of master weights and optimizer state", "float32: small updates are not lost", "float32"
     )
     compute: DType = about("dtype of matrix multiplications", "the native type of the TPU's matrix unit", "bfloat16")
-
-
-class Guard(Section):
-    """The divergence guard. A rejected step is run again once; if it is rejected again, its batch is skipped."""
-
-    spike: float | None = about(
-        "reject a gradient norm above this many times the recent median; null: reject only non-finite values",
-        "30: far above what clipping handles, so it is a fault or bad data",
-        30.0,
-        gt=1,
-    )
-    window: int = about("number of recent steps in the median", "older norms say little", 64, ge=1, le=4096)
-    skips: int = about("batches that may be skipped in total", "more is not an accident", 10, ge=0, le=10**6)
-    in_a_row: int = about("consecutive batches that may be skipped", "more is not caused by the data", 3, ge=0, le=1000)
-    compare_every: PositiveInt | None = about(
-        "steps between comparisons of the state's replicas on different devices",
-        "only needed to find faulty hardware",
-        None,
-    )
+    matmul: EightBits | None = about("int8 or fp8: operands in the layers", "compute: 8 bits change the loss", None)
 
 
 class Job(Section):
@@ -282,7 +266,7 @@ class Job(Section):
         json_schema_extra={"reason": "forerun chooses the fastest for the devices and the mesh"},
     )
     loss_chunk: PositiveInt | None = about(
-        "positions whose logits are in memory at one time", "keeps a device's logits under 512 MiB", None
+        "positions whose logits are in memory at one time", "logits under 512 MiB; on TPUs 1/16 of the memory", None
     )
     guard: Guard = Guard()
     checkpoint: Checkpoint = Checkpoint()

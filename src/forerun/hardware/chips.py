@@ -38,6 +38,7 @@ class Chip:
     source: str
     date: str
     gpu: GpuSpecs | None = None  # None: a TPU
+    eight_bits: str | None = None  # int8 or fp8: operands that it multiplies faster than bfloat16 in training
 
     @property
     def bf16_flops_per_device(self) -> float | None:
@@ -109,6 +110,22 @@ def require_compute_dtype(chip: Chip, dtype: str) -> None:
         )
 
 
+def require_matmul(chip: Chip, kind: str | None) -> None:
+    """Raise an error if the chip does not multiply operands of a job's `precision.matmul` faster than bfloat16."""
+    if kind is None or kind == chip.eight_bits:
+        return
+    if chip.eight_bits is None:
+        why = f"it multiplies operands of 8 bits no faster than {'bfloat16' if chip.bf16_flops else 'float32'}"
+        fix = "remove precision.matmul"
+    elif chip.is_tpu:
+        why = f"the 8-bit operands of its matrix units are {chip.eight_bits}"
+        fix = f"precision.matmul={chip.eight_bits}, or remove precision.matmul"
+    else:
+        why = "forerun multiplies 8-bit operands in fp8 on GPUs, which keeps the range of gradients"
+        fix = "precision.matmul=fp8, or remove precision.matmul"
+    raise UserError("E-HARDWARE-120", f"{chip.name} does not train with {kind} products", why=why, fix=fix)
+
+
 # Values of jax's `device.device_kind`. For each TPU, the name that this jax version uses comes first.
 # Those of GPUs are in the table.
 _DEVICE_KINDS = {
@@ -156,6 +173,7 @@ def _chip(row: Row) -> Chip:
         clock_hz=_scaled(row, "clock_ghz", 1e9),
         source=row.text("source"),
         date=row.text("date"),
+        eight_bits=row.text("eight_bit_format") or None,
     )
 
 
@@ -178,6 +196,7 @@ def _gpu_chip(row: Row) -> Chip:
         source=row.text("source"),
         date=row.text("date"),
         gpu=specs,
+        eight_bits="fp8" if specs.fp8_flops else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""The mesh data x fsdp x tp (x context), and its checks against devices, batch and heads before compilation."""
+"""The mesh data x fsdp x tp (x expert x context), and its checks against devices, batch and heads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ REST = -1
 class MeshShape:
     """The sizes of the mesh axes.
 
-    `data` and `fsdp` split the batch, `fsdp`, `context` and `tp` split the weights, and `context` splits each sequence.
+    `data`, `fsdp` and `expert` split the batch, and `expert` also the experts of a layer. `fsdp`, `expert`, `context`
+    and `tp` split the weights. `context` splits each sequence.
     """
 
     data: int
@@ -24,35 +25,41 @@ class MeshShape:
     tp: int
     slices: int = 1  # TPU slices, each with this mesh; they split the batch, and each has a copy of the weights
     context: int = 1  # devices that share each sequence
+    expert: int = 1  # devices that share the experts of each layer
 
     @property
     def devices(self) -> int:
-        return self.slices * self.data * self.fsdp * self.tp * self.context
+        return self.slices * self.data * self.fsdp * self.tp * self.context * self.expert
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The axes of one slice by name, outermost first. A job without context parallelism has no such axis."""
-        middle = {"context": self.context} if self.context > 1 else {}
+        """The axes of one slice by name, outermost first. The axes expert and context exist if they split something."""
+        middle = {name: size for name, size in self._optional.items() if size > 1}
         return {"data": self.data, "fsdp": self.fsdp, **middle, "tp": self.tp}
 
     @property
     def weight_parts(self) -> int:
         """Number of parts that the stored weights are split into."""
-        return self.fsdp * self.tp * self.context
+        return self.fsdp * self.tp * self.context * self.expert
 
     @property
     def data_parallel(self) -> int:
         """Number of parts that the batch is split into."""
-        return self.slices * self.data * self.fsdp
+        return self.slices * self.data * self.fsdp * self.expert
+
+    @property
+    def _optional(self) -> dict[str, int]:
+        return {"expert": self.expert, "context": self.context}
 
     def __str__(self) -> str:
-        one = f"{self.data}x{self.fsdp}x{self.tp}" + (f" context={self.context}" if self.context > 1 else "")
+        one = f"{self.data}x{self.fsdp}x{self.tp}"
+        one += "".join(f" {name}={size}" for name, size in self._optional.items() if size > 1)
         return one if self.slices == 1 else f"{self.slices}x({one})"
 
     def overrides(self) -> str:
         """Return the mesh as command-line overrides."""
         text = f"mesh.data={self.data} mesh.fsdp={self.fsdp} mesh.tp={self.tp}"
-        text += f" mesh.context={self.context}" if self.context > 1 else ""
+        text += "".join(f" mesh.{name}={size}" for name, size in self._optional.items() if size > 1)
         return text + (f" mesh.slices={self.slices}" if self.slices > 1 else "")
 
 
@@ -113,7 +120,15 @@ def require_one_slice(slices: int, place: str) -> None:
 
 
 def resolve(
-    data: int, fsdp: int, tp: int, devices: int, place: str = "this machine", slices: int = 1, *, context: int = 1
+    data: int,
+    fsdp: int,
+    tp: int,
+    devices: int,
+    place: str = "this machine",
+    slices: int = 1,
+    *,
+    context: int = 1,
+    expert: int = 1,
 ) -> MeshShape:
     """Return the mesh for a number of devices.
 
@@ -125,6 +140,7 @@ def resolve(
         place: What has these devices, for the error message.
         slices: The slices that share these devices equally. The other sizes are those within one slice.
         context: Size of the axis that splits each sequence, at least 1.
+        expert: Size of the axis that splits the experts of a layer, at least 1.
 
     Raises:
         UserError: A size is invalid, or the sizes do not match the number of devices.
@@ -144,7 +160,8 @@ def resolve(
                 why="all slices have the same number of devices",
                 fix=" or ".join(f"mesh.slices={value}" for value in _nearest_divisors(devices, slices)),
             )
-        return replace(resolve(data, fsdp, tp, devices // slices, f"each slice of {place}"), slices=slices)
+        one = resolve(data, fsdp, tp, devices // slices, f"each slice of {place}", expert=expert)
+        return replace(one, slices=slices)
     wanted = (data, fsdp, tp)
     for axis, size in zip(AXES, wanted, strict=True):
         if size < 1 and size != REST:
@@ -162,29 +179,31 @@ def resolve(
             why="only one axis can use the remaining devices",
             fix=f"set mesh.{open_axes[0]}=1 and leave mesh.{open_axes[1]}=-1",
         )
-    given = prod(size for size in wanted if size != REST) * context
+    given = prod(size for size in wanted if size != REST) * context * expert
     if open_axes and devices % given == 0:
         data, fsdp, tp = (devices // given if size == REST else size for size in wanted)
-        return MeshShape(data, fsdp, tp, context=context)
+        return MeshShape(data, fsdp, tp, context=context, expert=expert)
     if not open_axes and given == devices:
-        return MeshShape(data, fsdp, tp, context=context)
-    raise _impossible(wanted, given, devices, place, context)
+        return MeshShape(data, fsdp, tp, context=context, expert=expert)
+    raise _impossible(wanted, given, devices, place, MeshShape(1, 1, 1, context=context, expert=expert))
 
 
-def valid_meshes(devices: int, context: int = 1) -> list[MeshShape]:
-    """Return every mesh that uses exactly `devices` devices and has this size of the context axis."""
-    if devices % context:
+def valid_meshes(devices: int, context: int = 1, expert: int = 1) -> list[MeshShape]:
+    """Return every mesh that uses exactly `devices` devices and has these sizes of the axes context and expert."""
+    if devices % (context * expert):
         return []
-    others = devices // context
+    others = devices // (context * expert)
     return [
-        MeshShape(data, fsdp, others // data // fsdp, context=context)
+        MeshShape(data, fsdp, others // data // fsdp, context=context, expert=expert)
         for data in divisors(others)
         for fsdp in divisors(others // data)
     ]
 
 
-def nearest_meshes(wanted: tuple[int, int, int], devices: int, count: int = 3, *, context: int = 1) -> list[MeshShape]:
-    """Return the valid meshes nearest to the wanted one. Their context axis has the largest size that is possible.
+def nearest_meshes(
+    wanted: tuple[int, int, int], devices: int, count: int = 3, *, context: int = 1, expert: int = 1
+) -> list[MeshShape]:
+    """Return the valid meshes nearest to the wanted one. Their axes context and expert have the largest possible sizes.
 
     The distance is the sum of |log ratio| over the axes. An axis of -1 is not compared.
     """
@@ -196,7 +215,8 @@ def nearest_meshes(wanted: tuple[int, int, int], devices: int, count: int = 3, *
         # which has fewer copies of the weights.
         return (round(sum(ratios), 9), round(max(ratios, default=0.0), 9), mesh.tp, mesh.data)
 
-    return sorted(valid_meshes(devices, math.gcd(devices, context)), key=distance)[:count]
+    context = math.gcd(devices, context)
+    return sorted(valid_meshes(devices, context, math.gcd(devices // context, expert)), key=distance)[:count]
 
 
 def check_sequence(shape: MeshShape, sequence: int) -> None:
@@ -215,13 +235,41 @@ def check_sequence(shape: MeshShape, sequence: int) -> None:
         )
 
 
+def check_experts(shape: MeshShape, experts: int | None, model: str) -> None:
+    """Raise an error unless the experts of a layer can be split over the expert axis.
+
+    Args:
+        shape: The mesh.
+        experts: The experts of each layer, or None for a model without experts.
+        model: What has these experts, for the error message.
+    """
+    if shape.expert == 1:
+        return
+    if experts is None:
+        raise UserError(
+            "E-HARDWARE-070",
+            f"mesh.expert={shape.expert}, but {model} has no mixture of experts",
+            why="the axis splits the experts of each layer",
+            fix="remove mesh.expert; mesh.fsdp splits the weights and the batch of every model",
+        )
+    if experts % shape.expert:
+        near = _nearest_divisors(experts, shape.expert)
+        raise UserError(
+            "E-HARDWARE-071",
+            f"mesh.expert={shape.expert} does not divide the {experts} experts of {model}",
+            why="every device of the axis has the same number of experts",
+            fix=" or ".join(f"mesh.expert={value}" for value in near),
+        )
+
+
 def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: int | None) -> None:
     """Raise an error unless batch, micro-batch and heads divide evenly over the mesh."""
     parts = shape.data_parallel
     if batch % parts:
-        named = f"data x fsdp = {shape.data} x {shape.fsdp}"
-        if shape.slices > 1:
-            named = f"slices x data x fsdp = {shape.slices} x {shape.data} x {shape.fsdp}"
+        axes = {"slices": shape.slices} if shape.slices > 1 else {}
+        axes |= {"data": shape.data, "fsdp": shape.fsdp}
+        axes |= {"expert": shape.expert} if shape.expert > 1 else {}
+        named = f"{' x '.join(axes)} = {' x '.join(map(str, axes.values()))}"
         near = sorted({max(batch // parts, 1) * parts, (batch // parts + 1) * parts})
         raise UserError(
             "E-HARDWARE-007",
@@ -249,20 +297,21 @@ def check_model(shape: MeshShape, heads: int | None, batch: int, micro_batch: in
         )
 
 
-def _impossible(wanted: tuple[int, int, int], given: int, devices: int, place: str, context: int) -> UserError:
+def _impossible(wanted: tuple[int, int, int], given: int, devices: int, place: str, others: MeshShape) -> UserError:
     """Return the error for a mesh that does not match the devices. `given` is the product of its fixed axes."""
+    optional = {name: size for name, size in others.sizes.items() if name not in AXES}
     text = "x".join("?" if size == REST else str(size) for size in wanted)
-    text += f" context={context}" if context > 1 else ""
+    text += "".join(f" {name}={size}" for name, size in optional.items())
     if REST in wanted:
         what = f"mesh {text} cannot be filled: the {devices} devices of {place} do not divide by {given}"
     else:
         what = f"mesh {text} needs {given} devices, {place} has {devices}"
-    why = f"data x fsdp x tp{' x context' if context > 1 else ''} must be the number of devices"
+    why = f"{' x '.join((*AXES, *optional))} must be the number of devices"
     if devices == 1 and given == 8:
         why += "; a v6e-1 is one chip with one device, 8 devices are a v6e-8"
     elif devices == 4 and given == 8:
         why += "; a v4-8 or v5p-8 is 4 chips and 4 devices, as its name counts TensorCores"
-    near = nearest_meshes(wanted, devices, context=context)
+    near = nearest_meshes(wanted, devices, context=others.context, expert=others.expert)
     return UserError(
         "E-HARDWARE-010", what, why=why, fix="use one of these:\n" + "\n".join(f"- {mesh.overrides()}" for mesh in near)
     )

@@ -53,10 +53,3 @@ def require_experts(job: Job) -> None:
             why="forerun does not round the matrices of experts in training",
             fix="remove qat, or train a model without experts",
         )
-    if job.lora is not None and job.lora.is_quantized:
-        raise UserError(
-            "E-METHOD-044",
-            f"lora.base={job.lora.base} is not possible for a model with experts",
-            why="forerun does not multiply groups of tokens by quantized experts",
-            fix="set lora.base=bfloat16",
-        )

@@ -14,18 +14,19 @@ import jax.numpy as jnp
 from forerun.config.methods.training_method import Lora
 from forerun.errors import UserError
 from forerun.methods.targets import chosen_paths, is_linear
-from forerun.models.keys import path_text
+from forerun.models.keys import path_text, table_path
 from forerun.nn import spec
 from forerun.nn.spec import Fill, ParamSpec, Tree
 from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.expert_adapters import is_experts
-from forerun.nn.weights.lowrank import LowRank, norms
+from forerun.nn.weights.lowrank import LowRank, expert_share, norms
 from forerun.nn.weights.quantized import Quantized, quantized_spec
 
 TARGETS_KEY = "lora.targets"
 # Paths in a family's table that "all-linear" leaves out. Public adapters do not have the projections of the per-layer
 # embeddings of Gemma 4. Routers stay frozen, so that a token keeps its experts.
 OPTIONAL = ("layer_projection", "blocks.layer_gate", "blocks.layer_out", "blocks.router")
+EXACT = ("blocks.router",)  # is not quantized: a small error of its scores would choose other experts
 ADAPTER = "adapter"  # key of adapters that were read from files: {path of a weight: {"down": ..., "up": ...}}
 
 
@@ -57,10 +58,10 @@ class LoraTransform:
             return specs
 
         def leaf(path: Any, weight: Any) -> Any:
-            if not is_linear(weight):
+            if not is_linear(weight) or (self.names and table_path(path_text(path)) in EXACT):
                 return weight
             _require_blocks(path_text(path), weight.value, self.lora.block)
-            return quantized_spec(weight.value, self.lora.base, self.lora.block)
+            return quantized_spec(weight.value, self.lora.base, self.lora.block, expert_share(weight))
 
         return jax.tree_util.tree_map_with_path(leaf, specs, is_leaf=is_weight)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import jax
 
 from forerun.config.schema import Job
+from forerun.methods.eight_bit_methods import require_eight_bits
 from forerun.methods.expert_methods import require_experts, router_losses
 from forerun.methods.kept import kept_rounding
 from forerun.methods.lora import LoraTransform
@@ -121,6 +122,7 @@ class Method:
 def method_of(job: Job, chunk: int) -> Method:
     """Return the method of a job. `chunk` is the number of positions whose logits are in memory together."""
     require_experts(job)
+    require_eight_bits(job)
     objective = objective_of(job, chunk)
     transforms: list[Transform] = []
     if job.qat is not None:

@@ -113,7 +113,7 @@ class Decoder:
                 softcap=c.attention_softcap,
             )
 
-        turns = self._angles(positions_BS, segments_BS)
+        turns = self._angles(positions_BS, segments_BS, compute)
 
         packed = PackedRows(segments_BS)
         counted_BS = segments_BS > 0 if c.experts else None
@@ -200,7 +200,7 @@ class Decoder:
             compute: The compute dtype. Its attention kernel and remat policy are not used.
         """
         c = self.config
-        turns = self._angles(positions_BT, jnp.ones_like(positions_BT))
+        turns = self._angles(positions_BT, jnp.ones_like(positions_BT), compute)
 
         def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, Any]:
             x_BTE, numbers, kept = carry
@@ -322,10 +322,10 @@ class Decoder:
     def flops_per_token(self, sequence: int) -> float:
         return decoder_flops(self.config, sequence)
 
-    def _angles(self, positions_BS: jax.Array, segments_BS: jax.Array) -> dict[LayerKind, Angles]:
+    def _angles(self, positions_BS: jax.Array, segments_BS: jax.Array, compute: Compute) -> dict[LayerKind, Angles]:
         """Return the RoPE angles of each layer kind, which its layers share. Kinds without positions are absent."""
-        kinds = (*self.config.layer_kinds, *self.config.last_kinds)
-        return {kind: angles(kind.rope, positions_BS, segments_BS) for kind in kinds if kind.rope}
+        turn = partial(angles, positions_BS=positions_BS, segments_BS=segments_BS, by_product=compute.rope_by_product)
+        return {kind: turn(kind.rope) for kind in (*self.config.layer_kinds, *self.config.last_kinds) if kind.rope}
 
     def _embed(self, params: Params[jax.Array], tokens_BS: jax.Array, compute: Compute) -> jax.Array:
         x_BSE = layers.embed(params.embed, tokens_BS, compute.dtype)

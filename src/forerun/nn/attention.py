@@ -36,6 +36,7 @@ class Kernel:
     name: Literal["splash", "cudnn", "xla"]
     block: int = 512  # largest block length of splash, and queries per block of xla; cudnn ignores it
     fused_backward: bool = False  # splash only: compute all gradients in one kernel
+    fused_length: int | None = None  # the longest sequence for which that is done; None: any
     largest_head: int = 128  # cudnn only: layers with larger heads use xla
 
 
@@ -247,8 +248,8 @@ def split_over_devices(
         k_BSKD, v_BSKD = (jnp.repeat(x, groups, axis=2) for x in (k_BSKD, v_BSKD))
     if math.prod(sizes.values()) == 1:
         return run(q_BSHD, k_BSKD, v_BSKD, segments_BS)
-    heads = PartitionSpec(sharding.BATCH_AXES, sequence, "tp", None)
-    rows = PartitionSpec(sharding.BATCH_AXES, sequence)
+    heads = PartitionSpec(sharding.batch_axes(), sequence, "tp", None)
+    rows = PartitionSpec(sharding.batch_axes(), sequence)
     return jax.shard_map(run, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)(
         q_BSHD, k_BSKD, v_BSKD, segments_BS
     )
@@ -275,6 +276,7 @@ def _splash_local(
     segments = jnp.pad(segments_BS, ((0, 0), (0, padded - length)), constant_values=-1)
 
     block = math.gcd(padded, kernel.block)  # blocks must divide the padded length
+    fused = kernel.fused_backward and padded <= (kernel.fused_length or padded)
     shape = (padded, padded)
     window = scores.window
     mask = masks.CausalMask(shape) if window is None else masks.LocalMask(shape, (window - 1, 0), 0)
@@ -285,9 +287,9 @@ def _splash_local(
         block_q_dkv=block,
         block_kv_dkv=block,
         block_kv_dkv_compute=block,
-        block_q_dq=None if kernel.fused_backward else block,
-        block_kv_dq=None if kernel.fused_backward else block,
-        use_fused_bwd_kernel=kernel.fused_backward,
+        block_q_dq=None if fused else block,
+        block_kv_dq=None if fused else block,
+        use_fused_bwd_kernel=fused,
     )
     attend = splash.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * heads),

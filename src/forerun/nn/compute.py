@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from forerun.config.schema import Remat
 from forerun.nn.attention import Kernel
+from forerun.nn.eight_bit_product import PRODUCT
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +25,7 @@ class Compute:
     attention: Kernel = Kernel("xla")
     remat: Remat = Remat()
     unroll: bool = False  # run the layers one after the other instead of in a scan
+    rope_by_product: bool = False  # exchange the halves of heads by a matrix product (`nn/rotation.py`)
 
     def checkpointed(self, layer: F) -> F:
         """Return `layer` with the remat policy applied, or `layer` itself for the policy "none".
@@ -35,7 +37,7 @@ class Compute:
             return layer
         policy = None
         if self.remat.policy == "dots":
-            policy = policies.dots_with_no_batch_dims_saveable
+            policy = _keeps_product
         elif self.remat.policy == "named":
             policy = policies.save_and_offload_only_these_names(
                 names_which_can_be_saved=list(self.remat.keep),
@@ -46,6 +48,18 @@ class Compute:
         # Inside a scan, forward and backward pass are separate loops, which XLA cannot merge. Without a scan, it would
         # find that the backward pass computes the same values again, and keep them instead.
         return jax.checkpoint(layer, policy=policy, prevent_cse=self.unroll)  # type: ignore[return-value]
+
+
+def _keeps_product(primitive: Any, *operands: Any, **settings: Any) -> Any:
+    """Return whether the policy "dots" keeps a result. Of a product of 8 bits, it keeps the scaled result.
+
+    The sums before scaling have 32 bits, which would be twice the memory of bfloat16.
+    """
+    if primitive.name == "name":
+        return settings["name"] == PRODUCT
+    if any(operand.dtype.itemsize == 1 for operand in operands if hasattr(operand, "dtype")):
+        return False
+    return jax.checkpoint_policies.dots_with_no_batch_dims_saveable(primitive, *operands, **settings)
 
 
 def residual(x: jax.Array, name: str) -> jax.Array:

@@ -27,7 +27,7 @@ from forerun.nn.attention import (
     softmax_attention,
     split_over_devices,
 )
-from forerun.nn.sharding import BATCH_AXES, CONTEXT, ambient_sizes, context_axis
+from forerun.nn.sharding import CONTEXT, ambient_sizes, batch_axes, context_axis
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class SequenceSplit:
         return jnp.concatenate([start + offsets for start in self.starts(length)])
 
     def _exchanged(self, x_BS: jax.Array, exchange: Any) -> jax.Array:
-        spec = PartitionSpec(BATCH_AXES, CONTEXT, *(None,) * (x_BS.ndim - 2))
+        spec = PartitionSpec(batch_axes(), CONTEXT, *(None,) * (x_BS.ndim - 2))
         moved: jax.Array = jax.shard_map(exchange, in_specs=spec, out_specs=spec, check_vma=False)(x_BS)
         return moved
 

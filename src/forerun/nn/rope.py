@@ -23,6 +23,13 @@ class InterleavedAngles(NamedTuple):
     sin: Any
 
 
+class HalvesByProduct(NamedTuple):
+    """Angles for pairs of the two halves, [B, S, 1, dims], that a product exchanges. Each pair has both twice."""
+
+    cos: Any
+    sin: Any
+
+
 @dataclass(frozen=True)
 class Linear:
     """Linear scaling: positions are divided by a factor."""
@@ -124,10 +131,16 @@ def _ramp(rope: Rope, scaling: Yarn) -> Any:
     return np.clip((np.arange(rope.dims // 2, dtype=np.float32) - low) / span, 0, 1)
 
 
-def angles(rope: Rope, positions_BS: Any, segments_BS: Any) -> Angles:
-    """Return cos and sin of the rotation of each token and pair, [B, S, 1, dims / 2], or InterleavedAngles.
+def angles(rope: Rope, positions_BS: Any, segments_BS: Any, *, by_product: bool = False) -> Angles:
+    """Return cos and sin of the rotation of each token and pair, [B, S, 1, dims / 2], or one of the named tuples.
 
     They are in float32, because bfloat16 cannot represent positions beyond 256 exactly.
+
+    Args:
+        rope: The dimensions and frequencies.
+        positions_BS: The position of each token in its document.
+        segments_BS: The document of each token.
+        by_product: Whether `rotate` exchanges the halves by a matrix product. The values are the same.
     """
     import jax.numpy as jnp
 
@@ -150,7 +163,11 @@ def angles(rope: Rope, positions_BS: Any, segments_BS: Any) -> Angles:
     factor = rope.scaling.attention if isinstance(rope.scaling, Yarn | LongRope) else 1.0
     cos, sin = jnp.cos(radians), jnp.sin(radians)
     cos, sin = (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
-    return InterleavedAngles(cos, jnp.where(_first_of_pairs(rope.dims), -sin, sin)) if rope.interleaved else (cos, sin)
+    if rope.interleaved:
+        return InterleavedAngles(cos, jnp.where(_first_of_pairs(rope.dims), -sin, sin))
+    if by_product:
+        return HalvesByProduct(*(jnp.concatenate((x, x), axis=-1) for x in (cos, sin)))
+    return cos, sin
 
 
 def _coarse_angles(frequencies: Any) -> Any:
@@ -183,6 +200,14 @@ def _swap(dims: int) -> Any:
     return np.eye(dims)[np.arange(dims) ^ 1]
 
 
+def _turn(dims: int) -> Any:
+    """Return the matrix that exchanges the halves and negates the new first one."""
+    import numpy as np
+
+    half, zero = np.eye(dims // 2), np.zeros((dims // 2, dims // 2))
+    return np.block([[zero, half], [-half, zero]])
+
+
 def _lengths(positions_BS: Any, segments_BS: Any) -> Any:
     """Return the length of each token's document, [B, S]: its own length, not that of the packed row."""
     import jax
@@ -204,23 +229,16 @@ def rotate(x_BSHD: Any, angles: Angles) -> Any:
     import jax.numpy as jnp
 
     cos, sin = angles
-    interleaved = isinstance(angles, InterleavedAngles)
-    dims = cos.shape[-1] if interleaved else 2 * cos.shape[-1]
-    turning = x_BSHD.astype(jnp.float32)[..., :dims]
-    if interleaved:
-        # A product with a permutation matrix exchanges neighbours, exactly. Shifts by one lane and a selection take
-        # longer on a TPU, and a reshape of D to pairs gives arrays with two lanes. Weights keep the order of the
-        # checkpoint, so that adapters and exports need no permutation.
-        other = jnp.einsum(
-            "BSHD,DC->BSHC",
-            x_BSHD[..., :dims],
-            jnp.asarray(_swap(dims), x_BSHD.dtype),
-            precision="highest",
-            preferred_element_type=jnp.float32,
-        )
-        turned = (turning * cos + other * sin).astype(x_BSHD.dtype)
+    by_product = isinstance(angles, InterleavedAngles | HalvesByProduct)
+    dims = cos.shape[-1] if by_product else 2 * cos.shape[-1]
+    turning = x_BSHD[..., :dims]
+    if by_product:
+        from forerun.nn.rotation import rotate_by_product
+
+        other = _swap(dims) if isinstance(angles, InterleavedAngles) else _turn(dims)
+        turned = rotate_by_product(turning, cos, sin, jnp.asarray(other, x_BSHD.dtype))
     else:
-        first, second = jnp.split(turning, 2, axis=-1)
+        first, second = jnp.split(turning.astype(jnp.float32), 2, axis=-1)
         turned = jnp.concatenate((first * cos - second * sin, second * cos + first * sin), axis=-1).astype(x_BSHD.dtype)
     return turned if dims == x_BSHD.shape[-1] else jnp.concatenate((turned, x_BSHD[..., dims:]), axis=-1)
 

@@ -2,7 +2,8 @@
 
 B batch, S sequence, E embed, X experts, K experts per token, M width of an expert's MLP, N = B x S tokens.
 
-Each device sorts its own tokens by expert and multiplies the groups with `ragged_dot`, so no token is dropped.
+Each device sorts its own tokens by expert and multiplies the groups with `ragged_dot`, so no token is dropped. With the
+mesh axis expert, it sorts the tokens of all devices of the axis and multiplies those of its own experts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from forerun.nn import sharding
-from forerun.nn.weights.expert_adapters import array_axes, grouped
+from forerun.nn.expert_rounds import Pairs, in_rounds, round_rows
+from forerun.nn.weights.expert_adapters import array_axes, cast, grouped
 
 T = TypeVar("T")
 Activation = Callable[[jax.Array, jax.Array], jax.Array]  # outputs of the gate and the up matrix -> inputs of down
@@ -85,7 +87,8 @@ def expert_mlp(
     """Return the weighted sum of the outputs of each token's experts, [B, S, E].
 
     Each device computes the experts of its own tokens. It gathers the experts over fsdp. With tp, each device has a
-    part of every expert's width, and the parts of the output are added.
+    part of every expert's width, and the parts of the output are added. With the axis expert, each device has a part of
+    the experts: it gathers the tokens of the axis, and the outputs of its experts are added and scattered back.
 
     Args:
         x_BSE: The input.
@@ -94,29 +97,58 @@ def expert_mlp(
         experts: The number of experts.
         activation: The function between the matrices.
     """
-    arrays, structure = jax.tree.flatten(jax.tree.map(partial(_cast, dtype=x_BSE.dtype), weights))
+    arrays, structure = jax.tree.flatten(cast(weights, x_BSE.dtype))
     axes = jax.tree.leaves(
         tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), is_leaf=lambda one: isinstance(one, str)
     )
     sizes = sharding.ambient_sizes()
     stored = [sharding.stored_partition(one.shape, letters, sizes) for one, letters in zip(arrays, axes, strict=True)]
-    rows = sharding.partition(x_BSE.shape, "BSE", sizes, sharding.ACTIVATIONS[:2])
+    rows = sharding.partition(x_BSE.shape, "BSE", sizes, sharding.BATCH_RULES)
     down_matrix = stored[len(jax.tree.leaves(weights[:2]))]  # the first array; those of an adapter follow
     adds = any("tp" in _names(part) for part in down_matrix)
     scatters = adds and x_BSE.shape[1] % sizes["tp"] == 0
+    ways = sizes.get(sharding.EXPERT, 1)
+    if experts % ways:
+        raise ValueError(f"{experts} experts do not divide over mesh.expert={ways}")
 
-    def local(x: jax.Array, ids: jax.Array, factors: jax.Array, *parts: jax.Array) -> jax.Array:
-        whole = [_gathered(part, spec) for part, spec in zip(parts, stored, strict=True)]
-        gate, up, down = jax.tree.unflatten(structure, whole)
+    def products(x_PE: jax.Array, factors_P: jax.Array | None, matrices: Any, sizes_X: jax.Array) -> jax.Array:
+        gate, up, down = matrices
+        hidden_PM = activation(grouped(x_PE, gate, sizes_X), grouped(x_PE, up, sizes_X))
+        if factors_P is not None:
+            hidden_PM = (hidden_PM.astype(jnp.float32) * factors_P[:, None]).astype(hidden_PM.dtype)
+        return grouped(hidden_PM, down, sizes_X)
+
+    def own(x: jax.Array, ids: jax.Array, factors: jax.Array, matrices: Any) -> jax.Array:
         x_NE = x.reshape(-1, x.shape[-1])
         order, inverse, sizes_X = by_expert(ids.reshape(-1), experts)
         sorted_PE = dispatched(ids.shape[-1], x_NE, order, inverse)
-        hidden_PM = activation(grouped(sorted_PE, gate, sizes_X), grouped(sorted_PE, up, sizes_X))
-        y_PE = permuted(grouped(hidden_PM, down, sizes_X), inverse, order)
+        y_PE = permuted(products(sorted_PE, None, matrices, sizes_X), inverse, order)
         y_BSKE = y_PE.reshape(*ids.shape, -1)
-        y_BSE = jnp.einsum(
+        return jnp.einsum(
             "BSKE,BSK->BSE", y_BSKE, factors.astype(y_BSKE.dtype), preferred_element_type=jnp.float32
         ).astype(x.dtype)
+
+    def shared(x: jax.Array, ids: jax.Array, factors: jax.Array, matrices: Any) -> jax.Array:
+        """Return the outputs of this device's experts for all tokens of the axis, added over the devices."""
+        splits = sharding.EXPERT in _names(rows[0])
+        if splits:
+            x, ids, factors = (
+                jax.lax.all_gather(array, sharding.EXPERT, axis=0, tiled=True) for array in (x, ids, factors)
+            )
+        x_NE, top = x.reshape(-1, x.shape[-1]), ids.shape[-1]
+        own_ids = ids.reshape(-1, top) - jax.lax.axis_index(sharding.EXPERT) * (experts // ways)
+        pairs = Pairs.of(own_ids, experts // ways)
+        y_NE = in_rounds(products, round_rows(ids.size, ways), x_NE, factors.reshape(-1, top), matrices, pairs)
+        y = y_NE.reshape(x.shape)
+        if splits:
+            scattered: jax.Array = jax.lax.psum_scatter(y, sharding.EXPERT, scatter_dimension=0, tiled=True)
+            return scattered
+        return jax.lax.psum(y, sharding.EXPERT)
+
+    def local(x: jax.Array, ids: jax.Array, factors: jax.Array, *parts: jax.Array) -> jax.Array:
+        whole = [_gathered(part, spec, adds) for part, spec in zip(parts, stored, strict=True)]
+        matrices = jax.tree.unflatten(structure, whole)
+        y_BSE = own(x, ids, factors, matrices) if ways == 1 else shared(x, ids, factors, matrices)
         if not adds:
             return y_BSE
         added: jax.Array
@@ -179,16 +211,16 @@ def _permuted_backward(inverse_P: jax.Array, gradient_PE: jax.Array) -> tuple[ja
 permuted.defvjp(_permuted_forward, _permuted_backward)
 
 
-def _cast(array: jax.Array, dtype: Any) -> jax.Array:
-    """Return floats in the compute dtype, so that fewer bytes are gathered."""
-    return array.astype(dtype) if jnp.issubdtype(array.dtype, jnp.floating) else array
+def _gathered(part: jax.Array, spec: PartitionSpec, keeps_tp: bool) -> jax.Array:
+    """Return a weight gathered over all axes except tp. Its gradient is reduced and scattered over these axes.
 
-
-def _gathered(part: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """Return a weight gathered over all axes except tp. Its gradient is reduced and scattered over these axes."""
+    It remains split over the axis expert. Without `keeps_tp`, it is gathered over tp, too: tp may split the width of
+    experts, but not the blocks of quantized ones.
+    """
+    kept = (sharding.EXPERT, "tp") if keeps_tp else (sharding.EXPERT,)
     for dim, axes in enumerate(spec):
         for axis in reversed(_names(axes)):
-            if axis != "tp":
+            if axis not in kept:
                 part = jax.lax.all_gather(part, axis, axis=dim, tiled=True)
     return part
 

@@ -20,30 +20,43 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-AXES = ("data", "fsdp", "tp")  # of every mesh; a mesh with context parallelism also has the axis CONTEXT
+AXES = ("data", "fsdp", "tp")  # of every mesh; a mesh may also have the axes EXPERT and CONTEXT
 CONTEXT = "context"
-BATCH_AXES = ("data", "fsdp")
+EXPERT = "expert"
+BATCH_AXES = ("data", "fsdp", EXPERT)  # those that split the batch, outermost first
 SLICE = "slice"  # the outermost axis of a mesh over several TPU slices; other meshes do not have it
 
 # For each mesh axis, the letters that it may split. The first letter whose dimension divides evenly is used. FSDP
 # falls back from the embedding to other dimensions, so an odd width never leaves a large weight unsplit. Devices of a
-# context group all need the same weights, so the context axis splits the stored weights as fsdp does.
-WEIGHTS_STORED = (("tp", "VHKFM"), ("fsdp", "XEYFVDHKM"), (CONTEXT, "XEYFVDHKM"))
+# context group all need the same weights, so the context axis splits the stored weights as fsdp does. The expert axis
+# splits the experts before fsdp, and all other weights as fsdp does: its devices also have different rows of a batch.
+WEIGHTS_STORED = (
+    ("tp", "VHKFM"),
+    (EXPERT, "X"),
+    ("fsdp", "XEYFVDHKM"),
+    (EXPERT, "EYFVDHKM"),
+    (CONTEXT, "XEYFVDHKM"),
+)
 # In a contraction a weight is split over tp only. fsdp splits the batch there, so every device of an fsdp group needs
 # the same weights.
 WEIGHTS_USED = WEIGHTS_STORED[:1]
+WEIGHTS_SMALL = WEIGHTS_STORED[:2]  # small weights are stored like this: only devices with an expert need its arrays
 SMALLEST_SPLIT = 1 << 16  # elements of one layer's weight; smaller weights are not split over fsdp
-ACTIVATIONS = (("data", "B"), ("fsdp", "B"), ("tp", "HKFV"))
+BATCH_RULES = tuple((axis, "B") for axis in BATCH_AXES)
+ACTIVATIONS = (*BATCH_RULES, ("tp", "HKFV"))
 # An activation without a letter of tp (the residual stream) is split along the sequence. The gather and the scatter
 # cause the same traffic as an all-reduce, and the saved layer inputs shrink by tp.
-RESIDUALS = (("data", "B"), ("fsdp", "B"), ("tp", "S"))
+RESIDUALS = (*BATCH_RULES, ("tp", "S"))
 SEQUENCE = (CONTEXT, "S")  # the rule of activations and input data on a mesh with context parallelism
+TOKENS = (*BATCH_RULES, SEQUENCE)  # the mesh axes that split tokens
 
 Rules = tuple[tuple[str, str], ...]
 
 
 def partition(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int], rules: Rules) -> PartitionSpec:
     """Return the mesh axes that split each dimension. An axis that divides none of its letters evenly is not used.
+
+    An axis may have several rules. The first one that applies is used.
 
     Args:
         shape: The dimensions of the array.
@@ -54,7 +67,7 @@ def partition(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int], rules
     taken: list[list[str]] = [[] for _ in shape]
     for axis, letters in rules:
         ways = sizes.get(axis, 1)
-        if ways == 1:
+        if ways == 1 or any(axis in axes for axes in taken):
             continue
         for letter in letters:
             dim = axes.find(letter)
@@ -79,18 +92,24 @@ def stored_partition(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int]
 
 def _stored_rules(shape: tuple[int, ...], axes: str) -> Rules:
     size = math.prod(n for n, letter in zip(shape, axes, strict=True) if letter != "L")
-    return WEIGHTS_STORED if size >= SMALLEST_SPLIT else WEIGHTS_USED
+    return WEIGHTS_STORED if size >= SMALLEST_SPLIT else WEIGHTS_SMALL
 
 
 def batched(mesh: Any, shape: tuple[int, ...], axes: str) -> NamedSharding:
     """Return the sharding of input data, which is split along the batch, and along the sequence by the context axis."""
-    return NamedSharding(mesh, partition(shape, axes, mesh.shape, ((SLICE, "B"), *ACTIVATIONS[:2], SEQUENCE)))
+    return NamedSharding(mesh, partition(shape, axes, mesh.shape, ((SLICE, "B"), *BATCH_RULES, SEQUENCE)))
 
 
 def ambient_sizes() -> dict[str, int]:
     """Return the axis sizes of the ambient mesh, without the axes that an enclosing `shard_map` already splits."""
     mesh = jax.sharding.get_abstract_mesh()
     return {axis: size for axis, size in mesh.shape.items() if axis not in mesh.manual_axes}
+
+
+def batch_axes() -> tuple[str, ...]:
+    """Return the axes of the ambient mesh that split the batch, for a partition spec."""
+    sizes = ambient_sizes()
+    return tuple(axis for axis in BATCH_AXES if axis != EXPERT or axis in sizes)
 
 
 def _constrain(x: jax.Array, axes: str, rules: Rules) -> jax.Array:
@@ -103,7 +122,7 @@ def _constrain(x: jax.Array, axes: str, rules: Rules) -> jax.Array:
 def constrain(x: jax.Array, axes: str) -> jax.Array:
     """Return the activation `x` with the sharding that its letters imply."""
     rules = ACTIVATIONS if set(axes) & set("HKFV") else RESIDUALS
-    return _constrain(x, axes, (*rules[:2], SEQUENCE, *rules[2:]))
+    return _constrain(x, axes, (*BATCH_RULES, SEQUENCE, rules[-1]))
 
 
 def context_axis(length: int) -> str | None:
@@ -131,29 +150,40 @@ def _gather_forward(weight: jax.Array, axes: str) -> tuple[jax.Array, None]:
 
 
 def _gather_backward(axes: str, _: None, gradient: jax.Array) -> tuple[jax.Array]:
-    return (_constrain(gradient, axes, _stored_rules(gradient.shape, axes)),)
+    return (as_stored(gradient, axes),)
 
 
 gather.defvjp(_gather_forward, _gather_backward)
 
 
+def as_used(array: jax.Array, axes: str) -> jax.Array:
+    """Return a stored array without a gradient, such as codes of a weight, as a contraction needs it."""
+    return _constrain(array, axes, WEIGHTS_USED)
+
+
+def as_stored(gradient: jax.Array, axes: str) -> jax.Array:
+    """Return the gradient of a weight with the sharding of the stored weight."""
+    return _constrain(gradient, axes, _stored_rules(gradient.shape, axes))
+
+
 def lookup(table_VE: jax.Array, tokens_BS: jax.Array) -> jax.Array:
     """Return the rows of a stored table for the tokens, [B, S, E], split along E as the table is.
 
-    Each device looks up the tokens of all devices of its fsdp group, and of its context group.
+    Each device looks up the tokens of all devices of its fsdp group, and of its expert group and its context group.
     """
     # Tokens are small: gathering them over fsdp is far cheaper than gathering the table.
     sizes = ambient_sizes()
-    by_width = table_VE.shape[1] % (sizes.get("fsdp", 1) * sizes.get(CONTEXT, 1)) == 0
-    rules: Rules = (("data", "B"), ("fsdp", "E"), (CONTEXT, "E" if by_width else "S"))
+    own = sizes.get("fsdp", 1) * sizes.get(EXPERT, 1)
+    by_width = table_VE.shape[1] % (own * sizes.get(CONTEXT, 1)) == 0
+    rules: Rules = (("data", "B"), ("fsdp", "E"), (EXPERT, "E"), (CONTEXT, "E" if by_width else "S"))
     everywhere = _constrain(tokens_BS, "BS", rules)
     x_BSE = _constrain(table_VE[everywhere], "BSE", rules)
     if sizes.get(CONTEXT, 1) == 1 or not by_width:
         return x_BSE
     # The partitioner moves the split of E to B or S by an all-to-all, for one mesh axis at a time: first that of the
     # context axis, the minor part of the split. For both in one step, it would first give each device the complete x.
-    x_BSE = _constrain(x_BSE, "BSE", (("data", "B"), ("fsdp", "E"), SEQUENCE))
-    return _constrain(x_BSE, "BSE", (*ACTIVATIONS[:2], SEQUENCE))
+    x_BSE = _constrain(x_BSE, "BSE", (*rules[:3], SEQUENCE))
+    return _constrain(x_BSE, "BSE", (*BATCH_RULES, SEQUENCE))
 
 
 def by_hand(function: Callable[..., Any], *, arguments: tuple[Any, ...], results: Any) -> Callable[..., Any]:
@@ -210,7 +240,8 @@ def slice_number() -> jax.Array | None:
 def by_layer(x_LIO: jax.Array) -> jax.Array:
     """Return stacked matrices, split by layers over the mesh axes that divide them, or unchanged if none does."""
     sizes = ambient_sizes()
-    for names in (("data", "fsdp", CONTEXT, "tp"), ("fsdp", CONTEXT, "tp"), ("data", "fsdp"), ("fsdp",), ("tp",)):
+    every = (*BATCH_AXES, CONTEXT, "tp")
+    for names in (every, every[1:], BATCH_AXES, BATCH_AXES[1:], ("tp",)):
         axes = tuple(axis for axis in names if axis in sizes)
         ways = math.prod(sizes.get(axis, 1) for axis in axes)
         if ways > 1 and x_LIO.shape[0] % ways == 0:

@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from forerun.nn.layers import soft_cap
-from forerun.nn.sharding import BATCH_AXES, by_hand
+from forerun.nn.sharding import batch_axes, by_hand
 from forerun.objectives.cross_entropy import Split, in_chunks, logits_of, summed, unchunked
 
 Arrays = dict[str, jax.Array]
@@ -103,7 +103,7 @@ chunked.defvjp(_forward, _backward)
 
 def _arguments(split: Split, sides: Arrays, tables: Arrays) -> tuple[Any, ...]:
     hidden, matrix, weights, _ = split.arguments
-    beside = {name: P(BATCH_AXES, split.context, *(None,) * (array.ndim - 2)) for name, array in sides.items()}
+    beside = {name: P(batch_axes(), split.context, *(None,) * (array.ndim - 2)) for name, array in sides.items()}
     return hidden, matrix, weights, beside, dict.fromkeys(tables, P(split.vocab, None))
 
 

@@ -20,7 +20,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from forerun.nn.layers import soft_cap
-from forerun.nn.sharding import BATCH_AXES, CONTEXT, ambient_sizes, by_hand, context_axis
+from forerun.nn.sharding import BATCH_AXES, CONTEXT, EXPERT, ambient_sizes, batch_axes, by_hand, context_axis
 
 Chunk = tuple[jax.Array, jax.Array, jax.Array]  # hidden_BCE, targets_BC, weights_BC
 
@@ -93,7 +93,7 @@ def token_nats(
     """
     split = Split.of(hidden_BSE, matrix_VE, softcap)
     local = partial(_nats_local, chunk=chunk, split=split)
-    nats: jax.Array = by_hand(local, arguments=split.arguments[:3], results=P(BATCH_AXES, split.context))(
+    nats: jax.Array = by_hand(local, arguments=split.arguments[:3], results=P(batch_axes(), split.context))(
         hidden_BSE, matrix_VE, targets_BS
     )
     return nats
@@ -119,7 +119,7 @@ token_nats.defvjp(_nats_forward, _nats_backward)
 class Split:
     """The mesh axes over which each dimension is split (None: it is not split), and the softcap of the logits."""
 
-    rows: tuple[str, ...]  # axes of the batch and of the sequence: data, fsdp and context, if they split them
+    rows: tuple[str, ...]  # axes of the batch and of the sequence: data, fsdp, expert and context, if they split them
     context: str | None  # of the sequence, in all arrays
     vocab: str | None  # of the matrix and the logits
     sequence: str | None  # also of the sequence, in the hidden gradient, which is split like the residual stream
@@ -139,9 +139,9 @@ class Split:
         context = context_axis(hidden_BSE.shape[1])
         over_sequence = (context,) if context else ()
         own_positions = hidden_BSE.shape[1] // (sizes[CONTEXT] if context else 1)
-        axes = (axis("fsdp", matrix_VE.shape[1]), *over_sequence)
+        axes = (axis("fsdp", matrix_VE.shape[1]), axis(EXPERT, matrix_VE.shape[1]), *over_sequence)
         embed = tuple(name for name in axes if name)
-        if matrix_VE.shape[1] % math.prod(sizes[name] for name in embed):
+        while matrix_VE.shape[1] % math.prod(sizes[name] for name in embed):
             embed = embed[:-1]
         return cls(
             rows=(*(name for name in BATCH_AXES if sizes.get(name, 1) > 1), *over_sequence),
@@ -155,13 +155,13 @@ class Split:
     @property
     def arguments(self) -> tuple[P, ...]:
         """Partition specs of hidden states, matrix, targets and weights."""
-        positions = P(BATCH_AXES, self.context)
-        return P(BATCH_AXES, self.context, None), P(self.vocab, None), positions, positions
+        positions = P(batch_axes(), self.context)
+        return P(batch_axes(), self.context, None), P(self.vocab, None), positions, positions
 
     @property
     def hidden_gradient(self) -> P:
         """Partition spec of the gradient of the hidden states."""
-        return P(BATCH_AXES, tuple(axis for axis in (self.context, self.sequence) if axis) or None, None)
+        return P(batch_axes(), tuple(axis for axis in (self.context, self.sequence) if axis) or None, None)
 
 
 @jax.named_scope("loss")

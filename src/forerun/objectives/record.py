@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from forerun.models.base import Readout
 from forerun.nn.layers import soft_cap
-from forerun.nn.sharding import BATCH_AXES, by_hand, context_axis
+from forerun.nn.sharding import batch_axes, by_hand, context_axis
 from forerun.objectives.cross_entropy import in_chunks, logits_of
 
 Record = tuple[jax.Array, jax.Array, jax.Array]  # values_BSK float16, ids_BSK int32, tails_BSN float32
@@ -35,7 +35,7 @@ def record(out: Readout, *, vocab: int, top_k: int, temperatures: tuple[float, .
       chunk: positions whose logits exist at one time.
     """
     local = partial(_record_local, softcap=out.softcap, top_k=top_k, temperatures=temperatures, chunk=chunk)
-    rows = P(BATCH_AXES, context_axis(out.hidden_BSE.shape[1]), None)
+    rows = P(batch_axes(), context_axis(out.hidden_BSE.shape[1]), None)
     kept: Record = by_hand(local, arguments=(rows, P(None, None)), results=(rows, rows, rows))(
         out.hidden_BSE, out.matrix_VE[:vocab]
     )

@@ -22,6 +22,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
+from forerun.methods.eight_bit_methods import eight_bit_weights
 from forerun.methods.method import MODEL, Method, method_of
 from forerun.methods.names import module_names
 from forerun.methods.parameter_groups import group_numbers
@@ -30,6 +31,7 @@ from forerun.methods.slice_methods import require_slices
 from forerun.models.base import Model
 from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute
+from forerun.nn.weights.eight_bit import EightBitWeights
 from forerun.objectives.base import Objective, Sums
 from forerun.objectives.batch import Batch
 from forerun.objectives.cross_entropy import chunk_length
@@ -62,6 +64,7 @@ class Program:
     derived: Derived
     flops_per_step: float
     compiler_options: dict[str, Value]
+    eight_bits: EightBitWeights | None = None  # the weights whose products have operands of 8 bits
 
     @property
     def tokens_per_step(self) -> int:
@@ -182,10 +185,13 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         attention=kernels.job_attention(job, model, platform, kind, kernels.compute_capability(first)).kernel,
         remat=job.remat,
         unroll=job.unroll is True,
+        rope_by_product=kernels.rope_by_product(kind),
     )
-    method = method_of(job, loss_chunk(job, model, derived))
+    method = method_of(job, loss_chunk(job, model, derived, kind))
     before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
     specs = method.specs(before)
+    device_tokens = derived.micro_batch * job.sequence // derived.mesh.context
+    eight_bits = eight_bit_weights(job, specs, platform, kind, device_tokens)
     schedule = Schedule.of(job.optimizer, derived.steps, derived.warmup_steps)
     trainable = spec.map_specs(lambda s: s.trainable, specs)
     decays, _ = spec.split(spec.map_specs(lambda s: s.decay, specs), trainable)
@@ -215,6 +221,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
             rule,
             job.seed if method.drops else None,
             slice_dtypes(job, platform),
+            eight_bits,
         ),
         evaluate=partial(evaluated, model, method.objective, compute),
         method=method,
@@ -233,6 +240,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         derived=derived,
         flops_per_step=method.flops_per_token(model, job.sequence) * derived.tokens_per_step,
         compiler_options=compiler_options(platform, kind, derived.mesh, job.compiler_options).values,
+        eight_bits=eight_bits,
     )
 
 
@@ -258,10 +266,12 @@ def slice_dtypes(job: Job, platform: str) -> tuple[Any, Any]:
     return rounded, jnp.dtype(jnp.float32) if platform == "cpu" else rounded
 
 
-def loss_chunk(job: Job, model: Model, derived: Derived) -> int:
+def loss_chunk(job: Job, model: Model, derived: Derived, device_kind: str) -> int:
     """Return how many positions have logits in memory at one time: the job's `loss_chunk`, or a default."""
     own_positions = job.sequence // derived.mesh.context  # of a sequence on one device
-    return job.loss_chunk or chunk_length(own_positions, derived.micro_batch, model.vocab)
+    return job.loss_chunk or chunk_length(
+        own_positions, derived.micro_batch, model.vocab, kernels.logits_bytes(device_kind)
+    )
 
 
 def abstract_batch(job: Job, derived: Derived, mesh: Mesh, objective: Objective) -> Batch[jax.ShapeDtypeStruct]:

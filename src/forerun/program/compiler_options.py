@@ -64,6 +64,7 @@ _WITHOUT_WINDOWS = (
 _ON_SPARSE_CORES = (
     Option("xla_tpu_enable_sparse_core_collective_offload_all_gather", "true", _SPARSE_CORES),
     Option("xla_tpu_enable_sparse_core_collective_offload_all_reduce", "true", _SPARSE_CORES),
+    Option("xla_tpu_enable_sparse_core_collective_offload_reduce_scatter", "true", _SPARSE_CORES),
     Option("xla_tpu_use_tc_device_shape_on_sc", "true", _SPARSE_CORES),
     Option("xla_sc_disable_megacore_partitioning", "true", _SPARSE_CORES),
 )

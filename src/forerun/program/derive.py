@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from forerun.config.schema import Job, Optimizer
 from forerun.errors import UserError
-from forerun.hardware.mesh import MeshShape, check_model, check_sequence
+from forerun.hardware.mesh import AXES, MeshShape, check_model, check_sequence
 from forerun.program.slice_batches import common_micro_batch, fewer_slices_row
 from forerun.units import Count
 
@@ -48,10 +48,10 @@ class Derived:
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (name, value, reason) of each number, for the user."""
         dp = self.mesh.data_parallel
-        context = " x context" if self.mesh.context > 1 else ""
+        others = "".join(f" x {name}" for name in self.mesh.sizes if name not in AXES)
         epoch = "unknown" if self.steps_per_epoch is None else f"{self.steps_per_epoch:.1f}"
         rows = [
-            ("mesh", f"{self.mesh}", f"data x fsdp x tp{context} on {_counted(self.mesh.devices, 'device')}"),
+            ("mesh", f"{self.mesh}", f"data x fsdp x tp{others} on {_counted(self.mesh.devices, 'device')}"),
             *([self.fewer_slices] if self.fewer_slices else []),
             ("micro_batch", f"{self.micro_batch}", self.reasons["micro_batch"]),
             ("accumulation", f"{self.accumulation}", f"batch {self.batch} / (micro_batch {self.micro_batch} x {dp})"),

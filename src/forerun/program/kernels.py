@@ -14,6 +14,7 @@ from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.models.base import Model, capabilities_of
 from forerun.nn.attention import Kernel
+from forerun.units import GIB, MIB
 
 SPLASH_LANES = 128  # splash needs blocks whose length is a multiple of it
 BY_PLATFORM = {"tpu": "splash", "gpu": "cudnn", "cuda": "cudnn"}
@@ -22,10 +23,21 @@ RUNS_ON = {"splash": ("tpu",), "cudnn": ("gpu", "cuda")}  # xla runs anywhere
 # v6e has enough vector memory for long blocks and a fused backward kernel. llama3.1-8b on v6e-8, compiled and
 # simulated: 3.4 s per step, against 5.1 s with blocks of 512 and no fusion (bench/plan_targets.py compiles this job).
 _V6E_SPLASH = Kernel("splash", block=2048, fused_backward=True)
+# Others compute all gradients of short sequences in one kernel, which has five instead of seven matrix products
+# (bench/kernel_cycles.py). It writes a part of the gradient of the queries for each block of keys, and these parts are
+# added afterwards. With more than four blocks, this traffic takes about the time that the kernel saves.
+_SHORT_FUSED = Kernel("splash", fused_backward=True, fused_length=2048)
+_SPLASH = {"TPU v6 lite": _V6E_SPLASH, **dict.fromkeys(("TPU v5 lite", "TPU v5", "TPU7x"), _SHORT_FUSED)}
 # The largest head of cuDNN's backward pass, for each generation of GPUs (the major number of the compute capability) on
 # which its flash attention takes packed sequences. cuDNN's frontend checks both (scaled_dot_product_flash_attention.h,
 # sdpa_support_surface.h). For generation 12, no public source says that packed sequences work.
 _LARGEST_HEADS = {9: 256, 10: 128}
+# The devices on which a matrix product rotates queries and keys faster than slices do (`nn/rotation.py`). A step of
+# llama3.1-8b on v6e-8 is planned at 2.68 s instead of 2.75 s. v5e has a smaller matrix unit: qwen3-0.6b on v5e-8 would
+# take 0.159 s instead of 0.157 s.
+_ROPE_BY_PRODUCT = ("TPU v6 lite",)
+# Limits of the float32 logits of a chunk of the loss: a share of the memory, and the smallest and the largest limit.
+_LOGITS_SHARE, _SMALLEST_LOGITS, _LARGEST_LOGITS = 1 / 16, 512 * MIB, 2 * GIB
 # Mosaic cannot pass bfloat16 operands to the matrix unit of v2 and v3, so the splash kernel does not compile there.
 _WITHOUT_SPLASH = ("TPU v2", "TPU v3")
 
@@ -69,11 +81,28 @@ def attention(
         raise UserError("E-PROGRAM-003", f"attention: {name} does not run here", why=obstacle, fix="set attention=auto")
     if obstacle:
         return AttentionChoice(Kernel("xla"), obstacle)
-    if name == "splash" and device_kind == "TPU v6 lite":
-        return AttentionChoice(_V6E_SPLASH)
+    if name == "splash":
+        return AttentionChoice(_SPLASH.get(device_kind, Kernel("splash")))
     if name == "cudnn" and capability is not None:
         return AttentionChoice(Kernel("cudnn", largest_head=_LARGEST_HEADS[capability[0]]))
     return AttentionChoice(Kernel(name))  # type: ignore[arg-type]
+
+
+def rope_by_product(device_kind: str) -> bool:
+    """Return whether a matrix product rotates queries and keys on this kind of device."""
+    return device_kind in _ROPE_BY_PRODUCT
+
+
+def logits_bytes(device_kind: str) -> int:
+    """Return the limit of the float32 logits of a chunk of the loss.
+
+    Each chunk reads and writes the float32 gradient of the output matrix: 8 V E bytes for 2 N V E FLOPs, with N rows.
+    On a TPU, a chunk needs some thousand rows, or the matrix unit waits for the memory.
+    """
+    chip = chip_of_device_kind(device_kind)
+    if chip is None or not chip.is_tpu:
+        return _SMALLEST_LOGITS
+    return min(max(int(chip.usable_bytes * _LOGITS_SHARE), _SMALLEST_LOGITS), _LARGEST_LOGITS)
 
 
 def job_attention(

@@ -46,8 +46,8 @@ class Recording:
 
     def trace(self) -> Any:
         """Return the traced step, ready to be lowered."""
-        result = NamedSharding(self.mesh, PartitionSpec(sharding.BATCH_AXES))
         with jax.set_mesh(self.mesh):
+            result = NamedSharding(self.mesh, PartitionSpec(sharding.batch_axes()))
             return jax.jit(self.step, out_shardings=result, keep_unused=True).trace(self.params, self.rows)
 
 

@@ -20,6 +20,7 @@ from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.spec import Tree
 from forerun.nn.weights import lowrank
+from forerun.nn.weights.eight_bit import Codes, EightBitWeights
 from forerun.objectives.base import Objective, Sums
 from forerun.objectives.batch import Batch
 from forerun.program import guard, optimizer
@@ -40,6 +41,7 @@ def make_step(
     rule: guard.Rule | None = None,
     drops: int | None = None,
     dcn_dtypes: tuple[Any, Any] | None = None,
+    eight_bits: EightBitWeights | None = None,
 ) -> Step:
     """Return the train step of a job.
 
@@ -54,6 +56,7 @@ def make_step(
       rule: decides which steps are rejected, or None to take all steps.
       drops: the seed of dropout in adapters, or None without dropout.
       dcn_dtypes: the dtypes of gradients between slices, see `summed_over_slices`.
+      eight_bits: the weights whose products have operands of 8 bits, or None for none.
     """
 
     def step(state: State, batch: Batch[jax.Array], schedule: Schedule) -> tuple[State, Metrics]:
@@ -61,23 +64,29 @@ def make_step(
         # memory for gradients and moments. They may also have dtypes without a gradient, such as integers.
         learning, frozen = spec.split(state.params, trainable)
 
-        def loss(frozen: Tree, learning: Tree, micro: Batch[jax.Array], number: jax.Array) -> tuple[jax.Array, Sums]:
+        def key_of(seed: int, number: jax.Array) -> jax.Array:
+            # The key depends only on the seed, the step and the micro-batch. A step that is run again, after a
+            # rejection or a restart, drops and rounds the same and gives the same result.
+            key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), state.step), number)
+            own = sharding.slice_number()  # of other rows
+            return key if own is None else jax.random.fold_in(key, own)
+
+        def loss(
+            frozen: Tree, codes: Codes, learning: Tree, micro: Batch[jax.Array], number: jax.Array
+        ) -> tuple[jax.Array, Sums]:
             params = spec.merge(learning, frozen)
+            if eight_bits is not None:
+                params = eight_bits.with_codes(params, codes, key_of(eight_bits.seed, number))
             if drops is not None:
-                # The key depends only on the seed, the step and the micro-batch. A step that is run again, after a
-                # rejection or a restart, drops the same inputs and gives the same result.
-                key = jax.random.fold_in(jax.random.fold_in(jax.random.key(drops), state.step), number)
-                if (own := sharding.slice_number()) is not None:  # other rows, so other dropped inputs
-                    key = jax.random.fold_in(key, own)
-                params = lowrank.noisy(params, key)
+                params = lowrank.noisy(params, key_of(drops, number))
             sums = objective(model, params, micro, compute)
             return sums.total, sums
 
-        sums, gradient_sum = sharding.summed_over_slices(
-            lambda learning, frozen, batch: accumulate(partial(loss, frozen), learning, batch),
-            (learning, frozen, batch),
-            dcn_dtypes,
-        )
+        def summed(learning: Tree, frozen: Tree, batch: Batch[jax.Array]) -> tuple[Sums, Tree]:
+            codes = {} if eight_bits is None else eight_bits.codes(spec.merge(learning, frozen))
+            return accumulate(partial(loss, frozen, codes), learning, batch)
+
+        sums, gradient_sum = sharding.summed_over_slices(summed, (learning, frozen, batch), dcn_dtypes)
         # The maximum prevents 0 / 0 in a batch without counted targets, whose gradient is 0. The division is in
         # float32, because bfloat16 represents integers exactly only up to 256, and a batch has many more tokens.
         weight_sum = jnp.maximum(sums.weight, 1.0)

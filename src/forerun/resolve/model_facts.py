@@ -54,6 +54,12 @@ class ModelFacts:
         return None if self.config is None else self.config.heads
 
     @property
+    def experts(self) -> int | None:
+        """The number of experts of a layer, or None for a model without experts and for a custom class."""
+        experts = getattr(self.config, "experts", None)
+        return None if experts is None else experts.count
+
+    @property
     def vocab(self) -> int:
         """The size of the vocabulary."""
         found = self.section.vocab if self.config is None else self.config.vocab

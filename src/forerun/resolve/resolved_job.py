@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from forerun.config.schema import Job
-from forerun.hardware.mesh import MeshShape, check_model
+from forerun.hardware.mesh import MeshShape, check_experts, check_model
 from forerun.models.families.base import Config
 from forerun.models.pretrained import teacher_section
 from forerun.program.derive import GIVEN, Derived, derive
@@ -119,11 +119,11 @@ class ResolvedJob:
 
         return job_attention(self.job, self.model, platform, device_kind, capability)
 
-    def loss_chunk(self, derived: Derived) -> int:
-        """Return how many positions have logits in memory at one time. Imports jax."""
+    def loss_chunk(self, derived: Derived, device_kind: str) -> int:
+        """Return how many positions have logits in memory at one time on this kind of device. Imports jax."""
         from forerun.program.build import loss_chunk
 
-        return loss_chunk(self.job, self.model, derived)
+        return loss_chunk(self.job, self.model, derived, device_kind)
 
     def derived(self, shape: MeshShape, rows: int | None = None) -> Derived:
         """Return the numbers that follow from the job on a mesh, such as the micro-batch. Does not import jax.
@@ -137,6 +137,7 @@ class ResolvedJob:
         """
         job = self.job
         check_model(shape, self.model_facts.heads, job.batch, job.micro_batch)
+        self._check_experts(shape)
         found = derive(job, shape, rows)
         return replace(found, reasons={**found.reasons, "steps": self.steps_reason})
 
@@ -148,6 +149,13 @@ class ResolvedJob:
         require_split_sequences(self.model, shape.context)
         if self.teacher is not None:
             require_split_sequences(self.teacher.model, shape.context)
+
+    def _check_experts(self, shape: MeshShape) -> None:
+        if shape.expert == 1:
+            return
+        check_experts(shape, self.model_facts.experts, "the model")
+        if self.teacher is not None and self.teacher.experts is not None:
+            check_experts(shape, self.teacher.experts, "the teacher")
 
     def program(self, shape: MeshShape, devices: Sequence[Any], rows: int | None = None) -> Program:
         """Return the Program on `devices`, which may be real or those of a topology description. Imports jax."""

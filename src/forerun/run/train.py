@@ -39,6 +39,7 @@ from forerun.inputs.run_folder import require_usable
 from forerun.inputs.saved_files import saved_files
 from forerun.inputs.starting_weights import starting_weights
 from forerun.inputs.teacher_targets import with_teacher_targets
+from forerun.methods.eight_bit_methods import eight_bit_note
 from forerun.methods.kept import rounding_messages
 from forerun.program.build import Program
 from forerun.program.kernels import compute_capability
@@ -181,6 +182,8 @@ def _train(
     display.say(described(resolved, program))
     if (kernel := attention_note(resolved, chosen)) is not None:
         display.say(kernel)
+    if (note := eight_bit_note(job, program.eight_bits)) is not None:
+        display.say(note)
     for text, is_warning in rounding_messages(job):
         (display.warn if is_warning else display.say)(text)
     folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)
@@ -296,7 +299,8 @@ def mesh_on(job: Job, chosen: DeviceChoice) -> mesh.MeshShape:
         wanted.min_slices,
     )
     devices = len(chosen.devices)
-    return mesh.resolve(wanted.data, wanted.fsdp, wanted.tp, devices, slices=slices, context=wanted.context)
+    sizes = wanted.data, wanted.fsdp, wanted.tp
+    return mesh.resolve(*sizes, devices, slices=slices, context=wanted.context, expert=wanted.expert)
 
 
 def program_on(

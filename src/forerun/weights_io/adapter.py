@@ -2,6 +2,8 @@
 
 A module that transformers fuses (qkv_proj of Phi-3) gets one adapter that combines those of its parts. Their ranks add
 up: the rows of `lora_A` from one part affect only the outputs of that part. Reading separates them again.
+
+X experts of a parameter (1 for a module), R ranks, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -9,27 +11,24 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from forerun.config.methods.training_method import Lora
 from forerun.errors import UserError
-from forerun.models.keys import EXPERT, LAYER, Part, Tensor, groups, leaves_of, path_text
-from forerun.nn.spec import ParamSpec, Tree
+from forerun.models.keys import Tensor, path_text
+from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import is_weight
 from forerun.nn.weights.extended import Extended
 from forerun.nn.weights.lowrank import LowRank
-from forerun.weights_io.match import Stacked
+from forerun.weights_io.adapter_slots import Array, Slot
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 TOKENS = ".token_adapter.trainable_tokens_delta"
 DOWN, UP, LENGTH = ".lora_A.weight", ".lora_B.weight", ".lora_magnitude_vector"
-Array = NDArray[Any]
 
 
 class AdapterArrays(NamedTuple):
@@ -38,40 +37,6 @@ class AdapterArrays(NamedTuple):
     down: Any  # [L, I..., R]
     up: Any  # [L, R, O...]
     length: Any = None  # [L, O...], for DoRA
-
-
-@dataclass(frozen=True)
-class Slot:
-    """A module of transformers, in one layer or outside the layers, and the weights that are concatenated in it."""
-
-    name: str  # "model.layers.3.self_attn.q_proj"
-    suffix: str  # the same in every layer: "self_attn.q_proj"
-    paths: tuple[str, ...]  # "blocks.query"
-    rows: tuple[int, ...]  # number of outputs of each weight
-    adapted: tuple[bool, ...]  # whether each weight has an adapter
-    layer: int | None  # index in the stack; None for a module outside the layers
-    turned: bool  # the tensor has its inputs first, as in GPT-2
-    everywhere: bool = True  # every layer that has this module has an adapter on it
-
-    @property
-    def parts(self) -> Iterator[tuple[str, slice, int]]:
-        """The path, outputs and number of each weight that has an adapter."""
-        first = number = 0
-        for path, rows, adapted in zip(self.paths, self.rows, self.adapted, strict=True):
-            if adapted:
-                yield path, slice(first, first + rows), number
-                number += 1
-            first += rows
-
-    def part_of(self, stacked: Any) -> Array:
-        """Return the part of an adapter's array that belongs to this module."""
-        array = np.asarray(stacked)
-        return array if self.layer is None else array[self.layer]
-
-    def put(self, stacked: Array, part: Array) -> None:
-        """Write the part of this module into an adapter's array."""
-        target = stacked if self.layer is None else stacked[self.layer]
-        target[...] = part.astype(stacked.dtype).reshape(target.shape)
 
 
 def adapters_of(params: Tree) -> dict[str, LowRank[Any]]:
@@ -108,84 +73,36 @@ def _modules(paths: Iterable[str], table: Iterable[Tensor]) -> dict[str, str]:
     return {path: names[path.removesuffix(".value")] for path in paths}
 
 
-def slots_of(table: Iterable[Tensor], model: Stacked, adapted: Iterable[str]) -> list[Slot]:
-    """Return every module of transformers that has at least one of the adapters at these paths."""
-    leaves, wanted = leaves_of(model.specs()), set(adapted)
-    found: list[Slot] = []
-    for one in table:
-        if not one.name.endswith(".weight"):
-            if ".experts." in one.name and wanted & {s.path(part.leaf) for s in model.stacks for part in one.parts}:
-                raise _experts_have_no_form(one)
-            continue
-        name = one.name.removesuffix(".weight")
-        if LAYER not in name:
-            found += _slots(one, [part.leaf for part in one.parts], leaves, wanted, {None: name})
-            continue
-        inside: list[Slot] = []
-        everywhere = True
-        for stack in model.stacks:
-            paths = [stack.path(part.leaf) for part in one.parts]
-            layers = {n: name.replace(LAYER, str(number)) for n, number in enumerate(stack.numbers)}
-            made = _slots(one, paths, leaves, wanted, layers)
-            everywhere = everywhere and (bool(made) or f"{paths[0]}.value" not in leaves)
-            inside += made
-        found += [replace(slot, everywhere=everywhere) for slot in inside]
-    return found
-
-
-def _slots(
-    one: Tensor,
-    paths: Sequence[str],
-    leaves: Mapping[str, ParamSpec],
-    wanted: set[str],
-    layers: Mapping[int, str] | Mapping[None, str],
-) -> list[Slot]:
-    """Return the slots of one tensor of the table, or none if no part of it has an adapter.
-
-    Args:
-        one: The tensor.
-        paths: The paths of its parts in the parameters.
-        leaves: All specs of the model.
-        wanted: The paths with an adapter.
-        layers: The full name of the module for each index in the stack.
-    """
-    if not wanted & set(paths):
-        return []
-    if EXPERT in one.name:
-        raise _experts_have_no_form(one)
-    specs = [leaves[f"{path}.value"] for path in paths]
-    rows = tuple(_outputs(spec) for spec in specs)
-    turned = {_turned(part, spec) for part, spec in zip(one.parts, specs, strict=True)}
-    if len(turned) > 1 or (len(paths) > 1 and one.along != (1 if True in turned else 0)):
-        raise ValueError(f"{one.name} is not fused along its outputs")
-    has, inputs_first = tuple(path in wanted for path in paths), turned.pop()
-    suffix = one.name.rpartition(f"{LAYER}.")[2].removesuffix(".weight")
-    return [Slot(name, suffix, tuple(paths), rows, has, n, inputs_first) for n, name in layers.items()]
-
-
 def to_peft(adapters: Mapping[str, AdapterArrays], slots: Sequence[Slot]) -> dict[str, Array]:
     """Return the adapters as PEFT tensors, by their names in the file."""
     tensors: dict[str, Array] = {}
     for slot in slots:
-        rank = adapters[next(slot.parts)[0]].down.shape[-1]
-        dtype = adapters[next(slot.parts)[0]].down.dtype
-        up = np.zeros((sum(slot.rows), rank * sum(slot.adapted)), dtype)
+        first = slot.part_of(adapters[next(slot.parts)[0]].down)
+        rank, dtype = first.shape[-1], first.dtype
+        up_XOR = np.zeros((slot.experts, sum(slot.rows), rank * sum(slot.adapted)), dtype)
         downs, lengths = [], []
         for path, rows, number in slot.parts:
             down, more, length = (half if half is None else slot.part_of(half) for half in adapters[path])
             assert down is not None
             assert more is not None
-            downs.append(down.reshape(-1, rank).T)
-            up[rows, number * rank : (number + 1) * rank] = more.reshape(rank, -1).T
+            downs.append(down.reshape(slot.experts, -1, rank).swapaxes(1, 2))
+            up_XOR[:, rows, number * rank : (number + 1) * rank] = more.reshape(slot.experts, rank, -1).swapaxes(1, 2)
             if length is not None:
                 lengths.append(length.reshape(-1))
         if lengths and not all(slot.adapted):
             raise _half_a_module(slot)
-        tensors[PREFIX + slot.name + DOWN] = np.concatenate(downs)
-        tensors[PREFIX + slot.name + UP] = up
+        down_XRI = np.concatenate(downs, axis=1)
+        # PEFT has the ranks of one expert after the other in lora_A, and the experts of one rank in lora_B.
+        tensors[PREFIX + slot.stem + DOWN] = down_XRI.reshape(-1, down_XRI.shape[-1])
+        tensors[PREFIX + slot.stem + UP] = up_XOR.transpose(1, 2, 0).reshape(up_XOR.shape[1], -1)
         if lengths:
-            tensors[PREFIX + slot.name + LENGTH] = np.concatenate(lengths)
+            tensors[PREFIX + slot.stem + LENGTH] = np.concatenate(lengths)
     return tensors
+
+
+def _separated(down: Array, up: Array, experts: int) -> tuple[Array, Array]:
+    """Return lora_A and lora_B with a dimension for experts, [X, R, I] and [X, O, R]."""
+    return down.reshape(experts, -1, down.shape[-1]), up.reshape(len(up), -1, experts).transpose(2, 0, 1)
 
 
 def from_peft(
@@ -200,14 +117,15 @@ def from_peft(
         path: AdapterArrays(*(half and np.zeros(half.shape, np.float32) for half in one)) for path, one in like.items()
     }
     for slot in slots:
-        down, up = (tensors[PREFIX + slot.name + end].astype(np.float32) for end in (DOWN, UP))
-        length = tensors.get(PREFIX + slot.name + LENGTH)
+        whole_down, whole_up = (tensors[PREFIX + slot.stem + end].astype(np.float32) for end in (DOWN, UP))
+        down_XRI, up_XOR = _separated(whole_down, whole_up, slot.experts)
+        length = tensors.get(PREFIX + slot.stem + LENGTH)
         for path, rows, number in slot.parts:
             target = made[path]
             rank = target.down.shape[-1]
-            own = slice(number * rank, (number + 1) * rank) if len(down) > rank else slice(0, rank)
-            slot.put(target.down, down[own].T)
-            slot.put(target.up, up[rows, own].T)
+            own = slice(number * rank, (number + 1) * rank) if down_XRI.shape[1] > rank else slice(0, rank)
+            slot.put(target.down, down_XRI[:, own].swapaxes(1, 2))
+            slot.put(target.up, up_XOR[:, rows, own].swapaxes(1, 2))
             if target.length is not None and length is not None:
                 slot.put(target.length, length[rows])
     return made
@@ -229,14 +147,21 @@ def config_json(lora: Lora, slots: Sequence[Slot], base: str | None) -> dict[str
         "use_rslora": lora.rslora,
         "use_dora": lora.dora,
         "bias": "none",
-        "fan_in_fan_out": any(slot.turned for slot in slots),
+        "fan_in_fan_out": any(slot.turned for slot in slots if not slot.is_parameter),
         "inference_mode": True,
-        "target_modules": _target_modules(slots),
+        "target_modules": _target_modules([slot for slot in slots if not slot.is_parameter]),
+        **_target_parameters(slots),
         "rank_pattern": {name: lora.rank * parts for name, parts in fused.items()},
         "alpha_pattern": {
             name: lora.alpha * (math.sqrt(parts) if lora.rslora else parts) for name, parts in fused.items()
         },
     }
+
+
+def _target_parameters(slots: Sequence[Slot]) -> dict[str, list[str]]:
+    """Return the entry of the parameters for PEFT, if any: the ends of their names, or complete names."""
+    found = {slot.suffix if slot.everywhere else slot.name for slot in slots if slot.is_parameter}
+    return {"target_parameters": sorted(found)} if found else {}
 
 
 def _target_modules(slots: Sequence[Slot]) -> list[str] | str:
@@ -267,10 +192,11 @@ def differences(
     if config.get("bias", "none") != "none":
         found.append(f"it has biases ({config['bias']}), which adapters of forerun do not have")
     there = {name.removeprefix(PREFIX).removesuffix(DOWN) for name in tensors if name.endswith(DOWN)}
-    here = {slot.name: slot for slot in slots}
+    here = {slot.stem: slot for slot in slots}
     for what, names in (("there and not here", there - set(here)), ("here and not there", set(here) - there)):
         if names:
-            found.append(f"targets {what}: {', '.join(sorted(_short(names)))}")
+            called = {here[name].name if name in here else name for name in names}
+            found.append(f"targets {what}: {', '.join(sorted(_short(called)))}")
     known = {PREFIX + name + end for name in there for end in (DOWN, UP, LENGTH)}
     if config.get("trainable_token_indices"):
         found.append("it has rows of new tokens, which lora.start cannot read")
@@ -281,30 +207,33 @@ def differences(
 
 
 def _misfits(slot: Slot, config: Mapping[str, Any], tensors: Mapping[str, Array], lora: Lora) -> Iterator[str]:
-    down, up = (tensors.get(PREFIX + slot.name + end) for end in (DOWN, UP))
+    down, up = (tensors.get(PREFIX + slot.stem + end) for end in (DOWN, UP))
     parts = sum(slot.adapted)
     if down is None or up is None or up.ndim != 2 or down.ndim != 2 or up.shape != (sum(slot.rows), len(down)):
         yield f"{slot.suffix}: its two halves do not belong together"
         return
-    rank = len(down)
-    if rank != lora.rank and not (rank == parts * lora.rank and _separate(up, slot, lora.rank)):
+    if len(down) % slot.experts:
+        yield f"{slot.suffix}: its ranks are not those of {slot.experts} experts"
+        return
+    rank, up_XOR = len(down) // slot.experts, _separated(down, up, slot.experts)[1]
+    if rank != lora.rank and not (rank == parts * lora.rank and _separate(up_XOR, slot, lora.rank)):
         yield f"rank is {rank} there, {lora.rank} here"
         return
-    if parts < len(slot.paths) and any(np.any(up[rows]) for rows in _without(slot)):
+    if parts < len(slot.paths) and any(np.any(up_XOR[:, rows]) for rows in _without(slot)):
         yield f"{slot.suffix}: it changes more than lora.targets names"
     alpha = _matched(config.get("alpha_pattern"), slot.name, config.get("lora_alpha", 8))
     ranks = math.sqrt(rank) if config.get("use_rslora") else rank
     if not math.isclose(alpha / ranks, lora.scale, rel_tol=1e-6):
         yield f"alpha is {lora.alpha * (alpha / ranks) / lora.scale:g} there, {lora.alpha:g} here"
-    if lora.dora and config.get("use_dora") and PREFIX + slot.name + LENGTH not in tensors:
+    if lora.dora and config.get("use_dora") and PREFIX + slot.stem + LENGTH not in tensors:
         yield f"{slot.suffix}: no lora_magnitude_vector"
 
 
-def _separate(up: Array, slot: Slot, rank: int) -> bool:
+def _separate(up_XOR: Array, slot: Slot, rank: int) -> bool:
     """Return whether the outputs of every part use only the ranks of that part."""
-    rest = up.copy()
+    rest = up_XOR.copy()
     for _, rows, number in slot.parts:
-        rest[rows, number * rank : (number + 1) * rank] = 0
+        rest[:, rows, number * rank : (number + 1) * rank] = 0
     return not rest.any()
 
 
@@ -325,34 +254,6 @@ def _matched(patterns: Mapping[str, Any] | None, name: str, otherwise: float) ->
 
 def _short(names: Iterable[str]) -> set[str]:
     return {name.rpartition(".")[2] for name in names}
-
-
-def _outputs(spec: ParamSpec) -> int:
-    return math.prod(spec.shape[_lead(spec) + spec.inputs :])
-
-
-def _lead(spec: ParamSpec) -> int:
-    """Return the number of dimensions before the inputs: 1 for a matrix that is stacked over layers."""
-    return 1 if spec.axes.startswith("L") else 0
-
-
-def _turned(part: Part, spec: ParamSpec) -> bool:
-    """Return whether the tensor's first dimension is the inputs. Its letters must be in the order of the weight."""
-    axes = spec.axes[_lead(spec) :]
-    ins, outs = axes[: spec.inputs], axes[spec.inputs :]
-    found = groups(part.form)
-    if found not in ([outs, ins], [ins, outs]):
-        raise ValueError(f"{part.leaf}: {part.form} is not a matrix of {ins} and {outs}")
-    return found == [ins, outs]
-
-
-def _experts_have_no_form(one: Tensor) -> UserError:
-    return UserError(
-        "E-WEIGHTS-032",
-        f"adapters of {one.name.rpartition('.weight')[0]} have no PEFT form that forerun writes or reads",
-        why="PEFT adapts all experts of a layer as one parameter, in another layout",
-        fix="export the run with --merge; or train with lora.targets=[q_proj, k_proj, v_proj, o_proj]",
-    )
 
 
 def _half_a_module(slot: Slot) -> UserError:

@@ -8,7 +8,7 @@ and stores it there.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, Protocol
 
 import jax
@@ -92,7 +92,7 @@ class DeviceLeaf:
 
 
 class QuantizedLeaf:
-    """A quantized parameter. The devices quantize one layer at a time, so only one dense layer is in memory."""
+    """A quantized parameter. The devices quantize one tensor at a time, so only one dense layer is in memory."""
 
     def __init__(self, wanted: Quantized[jax.ShapeDtypeStruct]) -> None:
         codes, scales = wanted.codes, wanted.scales
@@ -102,15 +102,16 @@ class QuantizedLeaf:
             codes=_zeros(codes.shape, codes.dtype, codes.sharding)(),
             scales=_zeros(scales.shape, scales.dtype, scales.sharding)(),
         )
-        self._dense = stored(codes.sharding.mesh, wanted.shape, wanted.axes)
+        self._lead = len(codes.shape) - 3  # layers and experts
         self._places = (codes.sharding, scales.sharding)
 
     def store(self, piece: Piece, source: NDArray[Any]) -> None:
         source = source.astype(np.float32) if source.dtype.itemsize == 8 else source
-        placing = placing_of(self._dense, piece.order, 0)
+        axes = "X" * (self._lead - len(piece.lead)) + self._made.axes  # a tensor may have all experts of a layer
+        shape = tuple(source.shape[n] for n in piece.order)
+        placing = placing_of(stored(self._places[0].mesh, shape, axes), piece.order, 0)
         put = jax.make_array_from_callback(source.shape, placing, lambda index: source[index])
-        update = _quantize(self._places, piece.order, piece.layer is not None)
-        self._made = update(self._made, put, np.int32(piece.layer or 0))
+        self._made = _quantize(self._places, piece.order)(self._made, put, *map(np.int32, piece.lead))
         jax.block_until_ready(self._made)
 
     def array(self) -> Quantized[jax.Array]:
@@ -151,31 +152,32 @@ def _zeros(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> Any:
 @lru_cache(maxsize=256)
 def _update(sharding: NamedSharding, order: tuple[int, ...]) -> Any:
     def update(leaf: jax.Array, tensor: jax.Array, *lead: jax.Array) -> jax.Array:
-        turned = tensor.transpose(order).astype(leaf.dtype)
-        if not lead:
-            return turned
-        ones = turned.reshape(*(1,) * len(lead), *turned.shape)
-        return jax.lax.dynamic_update_slice(leaf, ones, (*lead, *(np.int32(0),) * turned.ndim))
+        return _put(leaf, tensor.transpose(order).astype(leaf.dtype), lead)
 
     return jax.jit(update, donate_argnums=0, out_shardings=sharding)
 
 
 @lru_cache(maxsize=256)
-def _quantize(places: tuple[NamedSharding, NamedSharding], order: tuple[int, ...], stacked: bool) -> Any:
-    def update(leaf: Quantized[jax.Array], tensor: jax.Array, layer: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _quantize(places: tuple[NamedSharding, NamedSharding], order: tuple[int, ...]) -> Any:
+    def update(leaf: Quantized[jax.Array], tensor: jax.Array, *lead: jax.Array) -> tuple[jax.Array, jax.Array]:
         made = quantized(tensor.transpose(order), leaf)
-        if not stacked:
-            return made.codes, made.scales
-        put = partial(jax.lax.dynamic_update_index_in_dim, index=layer, axis=0)
-        return put(leaf.codes, made.codes), put(leaf.scales, made.scales)
+        return _put(leaf.codes, made.codes, lead), _put(leaf.scales, made.scales, lead)
 
     compiled = jax.jit(update, donate_argnums=0, out_shardings=places)
 
-    def updated(leaf: Quantized[jax.Array], tensor: jax.Array, layer: Any) -> Quantized[jax.Array]:
-        codes, scales = compiled(leaf, tensor, layer)
+    def updated(leaf: Quantized[jax.Array], tensor: jax.Array, *lead: Any) -> Quantized[jax.Array]:
+        codes, scales = compiled(leaf, tensor, *lead)
         return replace(leaf, codes=codes, scales=scales)
 
     return updated
+
+
+def _put(leaf: jax.Array, part: jax.Array, lead: tuple[jax.Array, ...]) -> jax.Array:
+    """Return the leaf with a part at an index of its first dimensions."""
+    if not lead:
+        return part
+    ones = part.reshape(*(1,) * len(lead), *part.shape)
+    return jax.lax.dynamic_update_slice(leaf, ones, (*lead, *(np.int32(0),) * part.ndim))
 
 
 def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:

@@ -34,10 +34,10 @@ data.begin data.cache_gib
 optimizer.lr optimizer.schedule optimizer.warmup optimizer.final_lr optimizer.weight_decay optimizer.b1 optimizer.b2
 optimizer.eps optimizer.clip optimizer.ema optimizer.name optimizer.decay optimizer.power optimizer.cycles
 optimizer.muon.momentum optimizer.muon.scale optimizer.options optimizer.groups
-mesh.data mesh.fsdp mesh.tp mesh.slices mesh.dcn_dtype mesh.context
+mesh.data mesh.fsdp mesh.tp mesh.slices mesh.dcn_dtype mesh.context mesh.expert
 mesh.min_slices mesh.slice_wait_seconds
 remat.policy remat.keep remat.offload
-precision.params precision.compute
+precision.params precision.compute precision.matmul
 experts.balance_loss experts.z_loss
 preferences.loss preferences.beta preferences.smoothing preferences.reference
 objective.name objective.options

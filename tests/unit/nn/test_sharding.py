@@ -40,10 +40,28 @@ def test_partition(shape: tuple[int, ...], axes: str, sizes: tuple[int, ...], ru
     assert partition(shape, axes, dict(zip(sharding.AXES, sizes, strict=True)), rules) == expected
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes", "sizes", "expected"),
+    [
+        ((8, 64, 48), "XEM", {"fsdp": 2, "expert": 4}, P(("expert", "fsdp"), None, None)),
+        ((4, 64, 48), "XEM", {"fsdp": 2, "expert": 4}, P("expert", "fsdp", None)),
+        ((4, 64, 48), "XEM", {"expert": 4, "tp": 2}, P("expert", None, "tp")),
+        ((64, 48), "EF", {"fsdp": 2, "expert": 4}, P(("fsdp", "expert"), None)),  # as one fsdp of 8
+        ((68, 48), "EF", {"fsdp": 2, "expert": 4}, P("fsdp", "expert")),
+        ((64, 8), "EX", {"fsdp": 2, "expert": 4}, P("fsdp", "expert")),
+    ],
+)
+def test_the_expert_axis_splits_experts_first_and_other_weights_as_fsdp_does(
+    shape: tuple[int, ...], axes: str, sizes: dict[str, int], expected: object
+) -> None:
+    assert partition(shape, axes, sizes, WEIGHTS_STORED) == expected
+    assert partition((16, 64), "BE", sizes, sharding.BATCH_RULES)[0] is not None
+
+
 def test_no_axis_twice_and_every_part_whole() -> None:
-    sizes = {"data": 2, "fsdp": 4, "tp": 2}
+    sizes = {"data": 2, "fsdp": 4, "expert": 2, "tp": 2}
     for shape in product((3, 8, 12, 64), repeat=3):
-        for axes in ("EHD", "HDE", "EKD", "LEF", "LFE", "BSE", "BSF", "BSV"):
+        for axes in ("EHD", "HDE", "EKD", "LEF", "LFE", "XEM", "BSE", "BSF", "BSV"):
             for rules in (WEIGHTS_STORED, WEIGHTS_USED, ACTIVATIONS, RESIDUALS):
                 entries = [(e,) if isinstance(e, str) else e or () for e in partition(shape, axes, sizes, rules)]
                 used = [axis for entry in entries for axis in entry]
@@ -83,9 +101,9 @@ def test_constrain_and_gather_lay_out_what_they_say(monkeypatch: pytest.MonkeyPa
 def test_by_hand_gives_each_device_its_part() -> None:
     def local(part: jax.Array) -> tuple[jax.Array, jax.Array]:
         assert part.shape == (2, 4)
-        return jax.lax.psum(jnp.sum(part, keepdims=True)[0], sharding.BATCH_AXES), part * 2
+        return jax.lax.psum(jnp.sum(part, keepdims=True)[0], ("data", "fsdp")), part * 2
 
-    rows = P(sharding.BATCH_AXES, "tp")
+    rows = P(("data", "fsdp"), "tp")
     x = jnp.arange(64.0).reshape(8, 8)
     with jax.set_mesh(mesh(2, 2, 2)):
         totals, doubled = jax.jit(sharding.by_hand(local, arguments=(rows,), results=(P("tp"), rows)))(x)

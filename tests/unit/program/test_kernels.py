@@ -28,9 +28,13 @@ def test_auto_takes_the_device_s_own(platform: str, kind: str, name: str) -> Non
     assert kernels.attention("auto", platform, kind, "bfloat16").kernel.name == name
 
 
-def test_v6e_has_its_own_blocks() -> None:
-    assert kernels.attention("auto", "tpu", "TPU v6 lite", "bfloat16").kernel == kernels.Kernel("splash", 2048, True)
-    assert kernels.attention("auto", "tpu", "TPU v5 lite", "bfloat16").kernel == kernels.Kernel("splash")
+def test_generations_have_their_own_blocks() -> None:
+    def kernel(kind: str) -> kernels.Kernel:
+        return kernels.attention("auto", "tpu", kind, "bfloat16").kernel
+
+    assert kernel("TPU v6 lite") == kernels.Kernel("splash", 2048, True)
+    assert kernel("TPU v5 lite") == kernel("TPU v5") == kernel("TPU7x") == kernels.Kernel("splash", 512, True, 2048)
+    assert kernel("TPU v4") == kernels.Kernel("splash")
 
 
 @pytest.mark.parametrize(
@@ -105,3 +109,16 @@ def test_split_sequences_need_a_kernel_that_starts_at_any_query() -> None:
     assert on_gpu.obstacle
     with pytest.raises(UserError, match="E-PROGRAM-003"):
         kernels.attention("cudnn", "gpu", H100, "bfloat16", chunk=256)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mib"), [("cpu", 512), ("NVIDIA H100 80GB HBM3", 512), ("TPU v5 lite", 1008), ("TPU v6 lite", 2000)]
+)
+def test_chunks_of_the_loss_have_a_share_of_a_tpu_s_memory(kind: str, mib: int) -> None:
+    """v5e has 15.75 GiB and v6e 31.25 GiB for a program."""
+    assert kernels.logits_bytes(kind) == mib << 20
+
+
+def test_the_matrix_unit_of_v6e_rotates_queries_and_keys() -> None:
+    assert kernels.rope_by_product("TPU v6 lite")
+    assert not kernels.rope_by_product("TPU v5 lite")

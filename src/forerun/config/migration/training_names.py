@@ -81,9 +81,10 @@ DEVICE = (
     ForeignKey("ici_sequence_parallelism ici_context_parallelism context_parallel_size context_parallel_degree "
                "sequence_parallel_degree sequence_parallel_size", "MaxText, axolotl, torchtitan", "",
                v.one("write mesh.context, and the batch over all devices"), 1),
-    ForeignKey("ici_pipeline_parallelism pipeline_parallel_degree pipeline_parallel_size ici_expert_parallelism "
-               "expert_parallel_degree expert_parallel_size", "MaxText, torchtitan, axolotl", "",
-               v.one("forerun has the axes data, fsdp and tp"), 1),
+    ForeignKey("ici_expert_parallelism expert_parallel_degree expert_parallel_size", "MaxText, torchtitan, axolotl", "",
+               v.one("write mesh.expert, and the batch over all devices"), 1),
+    ForeignKey("ici_pipeline_parallelism pipeline_parallel_degree pipeline_parallel_size",
+               "MaxText, torchtitan, axolotl", "", v.one("forerun has the axes data, fsdp and tp"), 1),
     ForeignKey("dcn_data_parallelism dcn_fsdp_parallelism dcn_tensor_parallelism num_slices", MAXTEXT, "",
                v.one("set mesh.slices to the number of slices"), 1),
 )  # fmt: skip

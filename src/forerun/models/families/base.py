@@ -29,6 +29,7 @@ class Family:
     write: Callable[[Any], dict[str, Any]] | None = None  # returns a config.json; None: only checkpoints have one
     layout: Layout | None = None  # the prefixes in the names of `table`; None for a checkpoint without prefixes
     wrapper: Wrapper | None = None  # the multimodal checkpoint whose text part this is
+    renamed: tuple[str, str] | None = None  # a part of the names in the files, and that of the modules
 
     @property
     def modules(self) -> tuple[Tensor, ...]:
@@ -36,6 +37,8 @@ class Family:
 
         PEFT and `quantization_config` name modules.
         """
+        if self.renamed is not None:
+            return tuple(replace(one, name=one.name.replace(*self.renamed)) for one in self.table)
         if self.layout is None:
             return self.table
         plain = (replace(one, name=self.layout.plain(one.name)) for one in self.table)

@@ -153,5 +153,7 @@ OLMOE_TABLE = (
     *base.NORMS_BEFORE,
 )
 QWEN3_MOE = base.Family("qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, QWEN3_TABLE, write_qwen3_moe)
-MIXTRAL = base.Family("mixtral", "MixtralForCausalLM", read_mixtral, MIXTRAL_TABLE)
+MIXTRAL = base.Family(
+    "mixtral", "MixtralForCausalLM", read_mixtral, MIXTRAL_TABLE, renamed=(".block_sparse_moe.", ".mlp.")
+)
 OLMOE = base.Family("olmoe", "OlmoeForCausalLM", read_olmoe, OLMOE_TABLE)

@@ -18,6 +18,7 @@ from forerun.nn.spec import Tree
 from forerun.nn.weights.dense import Dense, Weight, is_weight, map_weights
 from forerun.nn.weights.experts import Experts
 from forerun.nn.weights.extended import Extended
+from forerun.nn.weights.quantized import Quantized
 
 T = TypeVar("T")
 
@@ -118,11 +119,20 @@ def plain(params: Tree, dtype: Any) -> Tree:
     def leaf(weight: Any) -> Any:
         if isinstance(weight, Extended):
             return _table(weight, dtype)
-        if isinstance(weight, LowRank) and isinstance(weight.base, Experts):
-            return replace(weight.base, value=weight.matrix("", dtype))
-        return weight if isinstance(weight, Dense | Experts) else Dense(weight.matrix("", dtype))
+        if isinstance(weight, Dense | Experts):
+            return weight
+        share = expert_share(weight)
+        whole = weight.matrix("", dtype)
+        return Dense(whole) if share is None else Experts(value=whole, share=share)
 
     return map_weights(leaf, params)
+
+
+def expert_share(weight: object) -> float | None:
+    """Return the share of the experts that each token uses, or None for a weight that is not one matrix per expert."""
+    if isinstance(weight, LowRank):
+        return expert_share(weight.base)
+    return weight.share if isinstance(weight, Experts | Quantized) else None
 
 
 def _table(weight: Extended[jax.Array], dtype: Any) -> Any:

@@ -2,7 +2,7 @@
 
 N blocks along the inputs, b codes of one block (two per byte for 4 bits), O outputs. The matrix is dequantized right
 before use, in the forward and again in the backward pass. Under a scan over layers, only the dense matrices of one
-layer exist at a time.
+layer exist at a time. The matrices of all experts of a layer have X, the number of experts, before these dimensions.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LARGEST = {"int8": 127, "int4": 7, "nf4": 1}  # the value of the code for the la
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, kw_only=True)
 class Quantized(Generic[T]):
-    """A quantized matrix. `shape`, `axes` and `inputs` describe the dense matrix of one layer."""
+    """A quantized matrix, or one for each expert. `shape`, `axes` and `inputs` describe one dense matrix."""
 
     codes: T  # [N, b, O]: int8, or uint8 with the first half of a block in the low bits and the second in the high bits
     scales: T  # [N, O], float32
@@ -54,6 +54,7 @@ class Quantized(Generic[T]):
     shape: tuple[int, ...] = field(metadata={"static": True})
     axes: str = field(metadata={"static": True})
     inputs: int = field(metadata={"static": True})
+    share: float | None = field(default=None, metadata={"static": True})  # of the experts that each token uses
 
     def matrix(self: Quantized[jax.Array], axes: str, dtype: Any) -> jax.Array:
         lead = self.codes.shape[:-3]
@@ -65,6 +66,13 @@ class Quantized(Generic[T]):
 
     def contract(self: Quantized[jax.Array], equation: str, x: jax.Array) -> jax.Array:
         return _contract(equation, x, self)
+
+    def grouped(self: Quantized[jax.Array], x_NI: jax.Array, sizes_X: jax.Array) -> jax.Array:
+        """Return each row multiplied by the matrix of its expert, [N, O]. Codes and scales are already gathered.
+
+        The first `sizes_X[0]` rows belong to expert 0, and so on.
+        """
+        return _grouped(x_NI, self, sizes_X)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -89,6 +97,36 @@ def _contract_backward(equation: str, weight: Quantized[jax.Array], gradient: ja
 
 
 _contract.defvjp(_contract_forward, _contract_backward)
+
+
+@jax.custom_vjp
+def _grouped(x_NI: jax.Array, weight: Quantized[jax.Array], sizes_X: jax.Array) -> jax.Array:
+    return jax.lax.ragged_dot(x_NI, _matrices(weight, x_NI.dtype), sizes_X)
+
+
+def _grouped_forward(
+    x_NI: jax.Array, weight: Quantized[jax.Array], sizes_X: jax.Array
+) -> tuple[jax.Array, tuple[Quantized[jax.Array], jax.Array]]:
+    return _grouped(x_NI, weight, sizes_X), (weight, sizes_X)
+
+
+def _grouped_backward(
+    kept: tuple[Quantized[jax.Array], jax.Array], gradient_NO: jax.Array
+) -> tuple[jax.Array, None, None]:
+    """Return the gradient of `x_NI`. The matrices are dequantized again, as in `_contract_backward`."""
+    weight, sizes_X = kept
+    matrices_XOI = _matrices(weight, gradient_NO.dtype).swapaxes(1, 2)
+    return jax.lax.ragged_dot(gradient_NO, matrices_XOI, sizes_X), None, None
+
+
+_grouped.defvjp(_grouped_forward, _grouped_backward)
+
+
+def _matrices(weight: Quantized[jax.Array], dtype: Any) -> jax.Array:
+    """Return the matrices of the experts of one layer, [X, I, O]. Each device may have a part of I or O."""
+    experts, *_, outputs = weight.codes.shape
+    dense = values(weight.codes, weight.kind) * weight.scales[..., None, :]
+    return dense.astype(dtype).reshape(experts, -1, outputs)
 
 
 def values(codes: jax.Array, kind: str) -> jax.Array:
@@ -134,9 +172,16 @@ def _packed(unit: jax.Array, kind: str) -> jax.Array:
     return low | (high << jnp.uint8(4))
 
 
-def quantized_spec(spec: ParamSpec, kind: str, block: int) -> Quantized[ParamSpec]:
-    """Return the quantized form of a dense spec. The number of inputs must be a multiple of `block`."""
-    lead = 1 if spec.axes.startswith("L") else 0
+def quantized_spec(spec: ParamSpec, kind: str, block: int, share: float | None = None) -> Quantized[ParamSpec]:
+    """Return the quantized form of a dense spec.
+
+    Args:
+        spec: The dense spec; layers and experts may come first.
+        kind: The type of the codes.
+        block: The number of inputs that share a scale. It must divide the number of inputs.
+        share: The share of the experts that each token uses; None for a matrix that is not of experts.
+    """
+    lead = spec.lead
     shape, axes = spec.shape[lead:], spec.axes[lead:]
     ins, outs = math.prod(shape[: spec.inputs]), math.prod(shape[spec.inputs :])
     width = block if kind == "int8" else block // 2
@@ -154,7 +199,13 @@ def quantized_spec(spec: ParamSpec, kind: str, block: int) -> Quantized[ParamSpe
         shape=shape,
         axes=axes,
         inputs=spec.inputs,
+        share=share,
     )
+
+
+def array_letters(weight: Quantized[Any]) -> tuple[str, str]:
+    """Return the letters of the codes and of the scales, without those of layers and experts."""
+    return _letters(weight.axes, weight.inputs, codes=True), _letters(weight.axes, weight.inputs, codes=False)
 
 
 def _letters(axes: str, inputs: int, *, codes: bool) -> str:

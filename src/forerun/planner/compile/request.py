@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.hardware.chips import require_compute_dtype
+from forerun.hardware.chips import require_compute_dtype, require_matmul
 from forerun.hardware.mesh import MeshShape, require_one_slice, resolve, slices_of
 from forerun.hardware.slices import Slice, slice_named
 from forerun.program.derive import Derived
@@ -48,7 +48,7 @@ class CompileRequest:
         slices = slices_of(
             mesh.slices, self.slice.slices, self.slice.platform, self.job.devices, self.slice.name, mesh.min_slices
         )
-        return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place, slices, context=mesh.context)
+        return resolve(mesh.data, mesh.fsdp, mesh.tp, devices, place, slices, context=mesh.context, expert=mesh.expert)
 
     def idle_text(self) -> str:
         """Return a sentence about the devices that the job leaves idle, or an empty string."""
@@ -63,6 +63,7 @@ class CompileRequest:
     def derived(self) -> Derived:
         """Return the values derived from the job and the slice; raise if the job cannot run on it."""
         require_compute_dtype(self.slice.chip, self.job.precision.compute)
+        require_matmul(self.slice.chip, self.job.precision.matmul)
         return self.resolved.derived(self.mesh_shape())
 
     def to_json(self) -> str:

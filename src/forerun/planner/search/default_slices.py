@@ -251,19 +251,21 @@ def _variants(resolved: ResolvedJob, slice_: Slice) -> Iterator[ResolvedJob]:
     yield resolved
     if slice_.devices < (job.devices or 1):
         return
-    devices, context = slice_.used_devices(job.devices), job.mesh.context
+    devices, context, expert = slice_.used_devices(job.devices), job.mesh.context, job.mesh.expert
     splits = dict.fromkeys((job.mesh.tp if job.mesh.tp > 0 else 1, *SPLITS))
     for tp in splits:
-        if devices % (tp * context):
+        if devices % (tp * context * expert):
             continue
-        fsdp = devices // tp // context
-        share = job.batch // fsdp
-        if job.batch % fsdp:
+        fsdp = devices // tp // context // expert
+        share = job.batch // (fsdp * expert)
+        if job.batch % (fsdp * expert):
             continue
         micro = job.micro_batch
         if micro is not None and share % micro:
             micro = next(n for n in range(min(micro, share), 0, -1) if share % n == 0)
-        yield resolved.with_values(mesh=Mesh(data=1, fsdp=fsdp, tp=tp, context=context), micro_batch=micro)
+        yield resolved.with_values(
+            mesh=Mesh(data=1, fsdp=fsdp, tp=tp, context=context, expert=expert), micro_batch=micro
+        )
 
 
 def _changes(resolved: ResolvedJob, question: CompileRequest) -> tuple[str, ...]:

@@ -119,7 +119,7 @@ class Footprint:
         passes = 3 if remat.policy != "none" else 2  # gather forward and backward, scatter gradients
         weights = self.parameters * self.compute_bytes / mesh.tp
         gathered = copies = split = 0.0
-        if (shards := mesh.fsdp * mesh.context) > 1:  # weights are split over both axes
+        if (shards := mesh.weight_parts // mesh.tp) > 1:
             gathered = weights * passes * accumulation / links.collective_bytes_per_second(shards, mesh.tp)
         if mesh.data > 1:
             rate = links.collective_bytes_per_second(mesh.data, mesh.weight_parts)

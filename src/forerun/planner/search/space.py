@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from forerun.config.schema import Job, Remat
+from forerun.config.schema import Job, Mesh, Remat
 from forerun.errors import UserError
-from forerun.hardware.chips import require_compute_dtype
+from forerun.hardware.chips import require_compute_dtype, require_matmul
 from forerun.hardware.mesh import MeshShape, check_model, check_sequence, divisors, slices_of, valid_meshes
 from forerun.hardware.slices import Slice
 from forerun.planner.compile.request import CompileRequest
@@ -67,8 +67,8 @@ class Candidate:
 
     def changed(self, resolved: ResolvedJob) -> ResolvedJob:
         """Return the job with the mesh, micro-batch and remat of this candidate."""
-        sizes = {"data": self.mesh.data, "fsdp": self.mesh.fsdp, "tp": self.mesh.tp, "context": self.mesh.context}
-        mesh = resolved.job.mesh.model_copy(update=sizes)
+        names = ("data", "fsdp", "tp", "context", "expert")
+        mesh = resolved.job.mesh.model_copy(update={name: getattr(self.mesh, name) for name in names})
         return resolved.with_values(mesh=mesh, micro_batch=self.micro_batch, remat=self.remat)
 
     def question(self, resolved: ResolvedJob) -> CompileRequest:
@@ -233,7 +233,7 @@ def _slice_candidates(
     job = resolved.job
     roomy = _fsdp_has_room(job, sizes, on)
     found: list[tuple[Candidate, str | None]] = []
-    shapes = meshes(resolved.model_facts.heads, on.used_devices(job.devices), on.slices, job.mesh.context)
+    shapes = meshes(resolved.model_facts.heads, on.used_devices(job.devices), on.slices, job.mesh)
     for mesh in dict.fromkeys([*shapes, *extra]):
         share, rest = divmod(job.batch, mesh.data_parallel)
         if rest:
@@ -249,13 +249,14 @@ def _slice_candidates(
     return found
 
 
-def meshes(heads: int | None, devices: int, slices: int = 1, context: int = 1) -> list[MeshShape]:
-    """Return all meshes whose tp is a power of two that divides the heads, 8 at most. The context axis is given.
+def meshes(heads: int | None, devices: int, slices: int = 1, given: Mesh | None = None) -> list[MeshShape]:
+    """Return all meshes whose tp is a power of two that divides the heads, 8 at most.
 
-    All slices have the same mesh.
+    The axes context and expert have the sizes in `given`. All slices have the same mesh.
     """
     allowed = [tp for tp in (1, 2, 4, 8) if tp <= LARGEST_TP and heads is not None and heads % tp == 0] or [1]
-    found = valid_meshes(devices // slices, context)
+    context, expert = (given.context, given.expert) if given else (1, 1)
+    found = valid_meshes(devices // slices, context, expert)
     return [replace(mesh, slices=slices) for mesh in found if mesh.tp in allowed]
 
 
@@ -266,6 +267,7 @@ def _slice_reason(job: Job, sizes: Footprint, on: Slice, bounds: Bounds) -> str 
         return reason
     try:
         require_compute_dtype(on.chip, job.precision.compute)
+        require_matmul(on.chip, job.precision.matmul)
         slices_of(job.mesh.slices, on.slices, on.platform, job.devices, on.name, job.mesh.min_slices)
     except UserError as error:
         return error.what

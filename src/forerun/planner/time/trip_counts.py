@@ -31,6 +31,7 @@ DIRECTIONS: dict[str, Callable[[int, int], bool]] = {
     "EQ": operator.eq,
     "NE": operator.ne,
 }
+ROUNDS = "/expert_rounds/while"  # in the metadata of a loop over the rounds of experts
 FARTHEST = 40  # instructions that an evaluation follows
 MAX_TRIPS = 20_000
 
@@ -55,7 +56,10 @@ class Loops:
         """Return the trip count of `loop`, which is an instruction of `computation`.
 
         If it cannot be computed, the loop is added to `guessed` and the largest constant of its condition is returned.
+        Rounds of experts depend on the router. With balanced experts there is one, see `forerun.nn.expert_rounds`.
         """
+        if ROUNDS in loop.attributes:
+            return 1
         known = re.search(r'known_trip_count":\{"n":"(\d+)"', loop.attributes)
         if known:
             return int(known[1])

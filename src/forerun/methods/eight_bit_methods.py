@@ -1,0 +1,99 @@
+"""Training with products of 8 bits: the weights that have them, and what is rejected before anything is compiled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.hardware.chips import chip_of_device_kind, require_matmul
+from forerun.methods.expert_methods import experts_of
+from forerun.nn.eight_bit_product import INT32_TERMS, Numerics
+from forerun.nn.weights.eight_bit import EightBitWeights, chosen_matrices
+
+
+def require_eight_bits(job: Job) -> None:
+    """Raise a UserError if the job combines `precision.matmul` with something that forerun does not support."""
+    kind = job.precision.matmul
+    if kind is None:
+        return
+    key = f"precision.matmul={kind}"
+    if job.qat is not None:
+        raise UserError(
+            "E-METHOD-120",
+            f"{key} is not possible with qat",
+            why="qat already rounds the weights to the integers of the export; a second rounding would hide this",
+            fix="remove precision.matmul or qat",
+        )
+    if job.lora is not None and job.lora.is_quantized:
+        raise UserError(
+            "E-METHOD-121",
+            f"{key} is not possible with lora.base={job.lora.base}",
+            why="the base has a scale per block of inputs, which a product of 8 bits cannot move out of its sum",
+            fix="set lora.base=bfloat16, or remove precision.matmul",
+        )
+    if job.preferences is not None:
+        raise UserError(
+            "E-METHOD-122",
+            f"{key} is not possible with preferences",
+            why="the policy would be rounded and its reference not, so that they would differ at the first step",
+            fix="remove precision.matmul",
+        )
+    if experts_of(job) is not None:
+        raise UserError(
+            "E-METHOD-123",
+            f"{key} is not possible for a model with experts",
+            why="most of its products are groups of tokens times experts, which forerun computes without 8 bits",
+            fix="remove precision.matmul, or train a model without experts",
+        )
+
+
+def eight_bit_weights(
+    job: Job, specs: Any, platform: str, device_kind: str, device_tokens: int
+) -> EightBitWeights | None:
+    """Return the weights of the trained model whose products have operands of 8 bits, or None without `matmul`.
+
+    Args:
+        job: The job.
+        specs: The specs of the method's parameters.
+        platform: The platform of the devices. A CPU computes the same with float32.
+        device_kind: The kind of the devices, as jax names it.
+        device_tokens: The tokens of one micro-batch on one device.
+
+    Raises:
+        UserError: the devices do not multiply such operands, or the model has no matrix that could have them.
+    """
+    kind = job.precision.matmul
+    if kind is None:
+        return None
+    chip = None if platform == "cpu" else chip_of_device_kind(device_kind)
+    if chip is not None:
+        require_matmul(chip, kind)
+    if kind == "int8" and device_tokens > INT32_TERMS:
+        raise UserError(
+            "E-METHOD-124",
+            f"precision.matmul=int8 with {device_tokens} tokens on a device at a time",
+            why=f"the gradient of a weight sums over these tokens; above {INT32_TERMS}, 32-bit sums could overflow",
+            fix="a smaller micro_batch, a shorter sequence, or mesh.context, which splits sequences",
+        )
+    matrices = chosen_matrices(specs)
+    if not matrices:
+        raise UserError(
+            "E-METHOD-125",
+            f"precision.matmul={kind}: the model has no matrix whose product could have 8 bits",
+            why="matrices of layers are specs of forerun.nn.weights.dense.Dense, whose first letter is L",
+            fix="remove precision.matmul",
+        )
+    return EightBitWeights(Numerics(kind, floats=platform == "cpu"), job.seed, matrices)
+
+
+def eight_bit_note(job: Job, weights: EightBitWeights | None) -> str | None:
+    """Return a line about the products of 8 bits for the start of a run, or None without them."""
+    if weights is None:
+        return None
+    where = ", computed with float32 on this CPU, which is slower than without it" if weights.how.floats else ""
+    count = len(weights.matrices)
+    return (
+        f"precision.matmul: {job.precision.matmul} for {count} stack{'s' * (count != 1)} of matrices{where}; "
+        f"validation uses {job.precision.compute}"
+    )

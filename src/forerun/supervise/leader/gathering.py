@@ -30,7 +30,7 @@ def gather(decision: Decision, phase: Gathering, now: float) -> Decision:
     waited, policy = now - phase.since, view.policy
     remaining = policy.remaining_hosts(absent)
     limit_seconds = max(phase.limit_seconds, policy.wait_seconds) if remaining else phase.limit_seconds
-    # Before the first attempt, a host that is absent is probably late and not lost: all of them start at about one time.
+    # Before the first attempt, an absent host is probably late and not lost.
     patience_seconds = policy.wait_seconds if view.taking_part else limit_seconds
     if remaining and (waited >= patience_seconds or not _took_part(view, absent)):
         return _start_without(decision, absent, remaining)

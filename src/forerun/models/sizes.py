@@ -24,6 +24,14 @@ class QueryTemperature:
 
 
 @dataclass(frozen=True)
+class ClampedGate:
+    """The function between the matrices of an expert in gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), clamped."""
+
+    alpha: float
+    limit: float  # of the gate from above, and of up from both sides
+
+
+@dataclass(frozen=True)
 class ExpertConfig:
     """Dimensions of a mixture of experts, which is the MLP of every layer."""
 
@@ -32,6 +40,8 @@ class ExpertConfig:
     mlp: int  # width inside the MLP of one expert
     normalised: bool = True  # the weights of a token's experts are divided by their sum
     balance_loss: float = 0.0  # published coefficient of the load-balancing loss
+    bias: bool = False  # the router and the matrices of experts have biases
+    clamped: ClampedGate | None = None  # None: the activation of the model
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,7 @@ class DecoderConfig:
     last_kinds: tuple[LayerKind, ...] = ()
     value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
     layer_scalar: bool = False  # a fixed number scales each layer's output (Gemma 4)
+    attention_sinks: bool = False  # each head has a learned score in the denominator of its softmax (gpt-oss)
     layer_width: int = 0  # width of each layer's own embedding (Gemma 4 E2B), or 0
     experts: ExpertConfig | None = None  # None: every layer has one MLP of width `mlp`
 

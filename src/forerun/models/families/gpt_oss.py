@@ -10,25 +10,17 @@ from forerun.models.families.experts import experts_of
 from forerun.models.families.settings import Settings, rope_json
 from forerun.models.keys import interleaved, tensor
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import ClampedGate, DecoderConfig
-from forerun.nn.rope import Rope, Yarn, attention_factor
+from forerun.models.sizes import GPT_OSS_YARN, ClampedGate, DecoderConfig
+from forerun.nn.rope import Rope, Yarn
 
-THETA, CONTEXT = 150_000.0, 4096  # CONTEXT: tokens of the original context, before YaRN
-PUBLISHED_YARN = Yarn(
-    factor=32.0,
-    original=CONTEXT,
-    fast=32.0,
-    slow=1.0,
-    attention=attention_factor(32.0, None, CONTEXT, kind="yarn"),
-    truncate=False,
-)
+THETA = 150_000.0
 
 
 def read(s: Settings) -> DecoderConfig:
     s.only("hidden_act", "silu", default="silu")
     theta, scaling = s.rope(THETA)
     if s.take("rope_parameters") is None and s.take("rope_scaling") is None:
-        scaling = PUBLISHED_YARN  # the default of transformers
+        scaling = GPT_OSS_YARN  # the default of transformers
     sizes = base.dimensions(s, tied=False, eps=1e-5, head_dim=64)
     layers, window = sizes["layers"], base.window_or(s, 128)
     default = ["sliding_attention" if n % 2 == 0 else "full_attention" for n in range(layers)]
@@ -83,9 +75,7 @@ TABLE = (
     tensor(base.MLP + "router.weight", "blocks.router", "X E"),
     tensor(base.MLP + "router.bias", "blocks.router_bias", "X"),
     # The columns of gate and up alternate. Matrices have their inputs first.
-    interleaved(
-        _EXPERTS + "gate_up_proj", ("blocks.expert_gate", "X E M"), ("blocks.expert_up", "X E M"), along=2
-    ),
+    interleaved(_EXPERTS + "gate_up_proj", ("blocks.expert_gate", "X E M"), ("blocks.expert_up", "X E M"), along=2),
     interleaved(
         _EXPERTS + "gate_up_proj_bias", ("blocks.expert_gate_bias", "X M"), ("blocks.expert_up_bias", "X M"), along=1
     ),

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 from lora_reference import checkpoint, job_in, torch_logits, torch_model, trained
 from safetensors.numpy import load_file, save_file
 from test_experts import BATCH, adapted
 from test_lora_steps import IDS, our_logits
+from test_wrappers import loaded
 
 from forerun.commands.export import export
 from forerun.config.schema import Job
@@ -21,10 +23,11 @@ from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.method import method_of
 from forerun.models.base import require_split_sequences
+from forerun.models.clamped_gate import ClampedGate
 from forerun.models.decoder import Decoder
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.registry import model_of
-from forerun.models.sizes import ClampedGate, DecoderConfig, ExpertConfig
+from forerun.models.sizes import DecoderConfig, ExpertConfig
 from forerun.nn import expert_rounds, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope
@@ -101,9 +104,10 @@ def test_the_gradients_on_eight_devices_are_those_on_one(
 
 
 def with_mxfp4(folder: Path, to: Path) -> Path:
-    """Write a copy of a checkpoint whose experts are random MXFP4 values of about the same size."""
+    """Write a copy of a checkpoint whose experts are random MXFP4 values; the rest is in bfloat16."""
     to.mkdir()
-    rng, tensors = np.random.default_rng(3), load_file(folder / "model.safetensors")
+    rng, plain = np.random.default_rng(3), load_file(folder / "model.safetensors")
+    tensors = {name: value.astype(ml_dtypes.bfloat16) for name, value in plain.items()}
     for layer in range(2):
         for name in ("gate_up_proj", "down_proj"):
             path = EXPERTS.format(layer) + name
@@ -118,27 +122,32 @@ def with_mxfp4(folder: Path, to: Path) -> Path:
     return to
 
 
+def logits_of(folder: Path) -> np.ndarray:
+    """Return the logits of a checkpoint that forerun reads onto the device, in float32."""
+    model, params, mesh = loaded(folder)
+    positions = np.arange(len(IDS), dtype=np.int32)[None]
+    with jax.set_mesh(mesh):
+        apply = jax.jit(lambda *arrays: model.apply(*arrays, Compute()).logits())
+        return np.asarray(apply(params, IDS[None].astype(np.int32), np.ones_like(positions), positions)[0])
+
+
 @pytest.mark.torch
 def test_an_mxfp4_checkpoint_is_trained_and_exported(tmp_path: Path) -> None:
     """transformers dequantizes the same files. The export has plain experts, which transformers loads again."""
     checkpoint(tmp_path / "plain", "GptOss", **GPT_OSS)
     base = with_mxfp4(tmp_path / "plain", tmp_path / "base")
-    theirs = torch_model(base)
-    dequantized = theirs.state_dict()[EXPERTS.format(1) + "gate_up_proj"]
-    assert tuple(dequantized.shape) == (4, 32, 64)
-    before = torch_logits(theirs, IDS)
-    job = job_in(
-        tmp_path, "null", "optimizer.lr=1e-30", "optimizer.weight_decay=0", "steps=1", "experts.balance_loss=0"
-    )
-    trained(job)
-    np.testing.assert_allclose(our_logits(tmp_path / "runs" / "run"), before, atol=1e-4)
-    export(str(tmp_path / "runs" / "run"), str(tmp_path / "exported"))
-    config = json.loads((tmp_path / "exported" / "config.json").read_text())
-    assert "quantization_config" not in config
-    written = load_file(tmp_path / "exported" / "model.safetensors")
+    before = torch_logits(torch_model(base).float(), IDS)  # transformers dequantizes to a model in bfloat16
+    np.testing.assert_allclose(logits_of(base), before, atol=1e-4)
+    trained(job_in(tmp_path, "{rank: 4, targets: [q_proj]}", "steps=3"))
+    done = tmp_path / "exported"
+    export(str(tmp_path / "runs" / "run"), str(done), merge=True)
+    assert "quantization_config" not in json.loads((done / "config.json").read_text())
+    written = load_file(done / "model.safetensors")
     assert set(written) == set(load_file(tmp_path / "plain" / "model.safetensors"))
-    assert written[EXPERTS.format(0) + "gate_up_proj"].dtype.name == "bfloat16"
-    np.testing.assert_allclose(torch_logits(torch_model(tmp_path / "exported"), IDS), before, atol=1e-4)
+    assert {value.dtype.name for value in written.values()} == {"bfloat16"}
+    after = torch_logits(torch_model(done).float(), IDS)
+    np.testing.assert_allclose(after, logits_of(done), atol=1e-4)
+    assert np.abs(after - before).max() > 1e-3
 
 
 @pytest.mark.torch

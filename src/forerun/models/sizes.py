@@ -11,6 +11,7 @@ from typing import Literal
 
 from forerun.config.schema import Model, RopeScaling
 from forerun.errors import UserError, did_you_mean
+from forerun.models.clamped_gate import ClampedGate
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section, sections
 from forerun.nn.rope import Rope, Scaling, Yarn, attention_factor
 
@@ -21,14 +22,6 @@ class QueryTemperature:
 
     beta: float
     original: int  # in tokens; the factor is 1 for earlier positions
-
-
-@dataclass(frozen=True)
-class ClampedGate:
-    """The function between the matrices of an expert in gpt-oss: gate * sigmoid(alpha * gate) * (up + 1), clamped."""
-
-    alpha: float
-    limit: float  # of the gate from above, and of up from both sides
 
 
 @dataclass(frozen=True)

@@ -104,8 +104,8 @@ def expert_mlp(
         biases: The biases of gate, up and down, [X, M], [X, M] and [X, E], or None.
     """
     arrays, structure = jax.tree.flatten((cast(weights, x_BSE.dtype), cast(biases, x_BSE.dtype)))
-    letters = (tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), () if biases is None else ("XM", "XM", "XE"))
-    axes = jax.tree.leaves(letters, is_leaf=lambda one: isinstance(one, str))
+    lettered = (tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), () if biases is None else ("XM", "XM", "XE"))
+    axes = jax.tree.leaves(lettered, is_leaf=lambda one: isinstance(one, str))
     sizes = sharding.ambient_sizes()
     stored = [sharding.stored_partition(one.shape, letters, sizes) for one, letters in zip(arrays, axes, strict=True)]
     rows = sharding.partition(x_BSE.shape, "BSE", sizes, sharding.BATCH_RULES)
@@ -117,8 +117,11 @@ def expert_mlp(
         raise ValueError(f"{experts} experts do not divide over mesh.expert={ways}")
 
     def products(x_PE: jax.Array, factors_P: jax.Array | None, matrices: Any, sizes_X: jax.Array) -> jax.Array:
-        (gate, up, down), added = matrices
-        plus = [no_bias] * 3 if added is None else [partial(plus_bias, members(sizes_X, x_PE), one) for one in added]
+        (gate, up, down), own_biases = matrices
+        plus: list[Callable[..., jax.Array]] = [no_bias] * 3
+        if own_biases is not None:
+            members_PX = members(sizes_X, x_PE)
+            plus = [partial(plus_bias, members_PX, bias_XO) for bias_XO in own_biases]
         hidden_PM = activation(plus[0](grouped(x_PE, gate, sizes_X)), plus[1](grouped(x_PE, up, sizes_X)))
         if factors_P is not None:
             hidden_PM = (hidden_PM.astype(jnp.float32) * factors_P[:, None]).astype(hidden_PM.dtype)
@@ -188,7 +191,7 @@ def plus_bias(
     The bias of a row is a product with `members_PX`, because a scatter of its gradient would be slow on a TPU.
     """
     if factors_P is not None:
-        members_PX = (members_PX * factors_P[:, None]).astype(y_PO.dtype)
+        members_PX = (members_PX.astype(jnp.float32) * factors_P[:, None]).astype(y_PO.dtype)
     return y_PO + members_PX @ bias_XO
 
 

@@ -159,6 +159,13 @@ QWEN3_5 = {
 }
 LFM2 = {"block_multiple_of": 8, "layer_types": ["conv", "full_attention"], "rope_parameters": LINEAR}
 QWEN3_MOE = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+GPT_OSS = {  # a low limit, so that some values are clamped
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": WINDOW,
+    "head_dim": 16,
+    "swiglu_limit": 0.6,
+}
 GPT2 = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -298,6 +305,10 @@ VARIANTS: dict[str, Variant] = {
         {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": WINDOW, "head_dim": 16},
     ),
     "olmoe": Variant("OLMoE", "Olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "rope_parameters": YARN}),
+    "gpt-oss-full": Variant(
+        "gpt-oss", "GptOss", GPT_OSS | {"layer_types": [GLOBAL] * 2, "rope_parameters": LINEAR, "attention_bias": False}
+    ),
+    "gpt-oss": Variant("gpt-oss", "GptOss", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}}),
     "gpt2": Variant("GPT-2", "GPT2", {}, GPT2),
     "gpt2-wide": Variant("GPT-2", "GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-6}, GPT2),
 }

@@ -11,7 +11,7 @@ from families_reference import VARIANTS, YARN, config_for
 
 from forerun.errors import UserError
 from forerun.models.families.registry import FAMILIES, read_config
-from forerun.models.sizes import DecoderConfig
+from forerun.models.sizes import SIZES, DecoderConfig
 from forerun.nn.rope import Proportional, Rope
 
 WHERE = "tiny/config.json"
@@ -54,15 +54,16 @@ ROWS = {
     "qwen3_moe": "Qwen3-MoE",
     "mixtral": "Mixtral",
     "olmoe": "OLMoE",
+    "gpt_oss": "gpt-oss",
     "gpt2": "GPT-2",
 }
-EXPERTS = ("qwen3_moe", "mixtral", "olmoe")
+EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")
 DENSE_GRANITE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "position_embedding_type": "rope"}
 MORE = {
     "gemma4_text": {"vocab_size_per_layer_input": 96},  # its default is 262,144
     "granitemoehybrid": DENSE_GRANITE,
 }
-WITH_LAYER_TYPES = ("olmo3", "exaone4", "cwm", "granitemoehybrid")  # transformers 4 wrote the key for these
+WITH_LAYER_TYPES = ("olmo3", "exaone4", "cwm", "granitemoehybrid", "gpt_oss")  # transformers 4 wrote the key for these
 
 
 def minimal(model_type: str, **changes: Any) -> dict[str, Any]:
@@ -104,6 +105,27 @@ def test_old_and_new_style_are_one_config(name: str) -> None:
     old = as_transformers_4(new)
     assert old != new
     assert read_config(old, WHERE) == read_config(new, WHERE)
+
+
+GPT_OSS_20B = {
+    "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64,
+    "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+    "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+    "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
+    "rms_norm_eps": 1e-5, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+    "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False}, "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}  # fmt: skip
+
+
+def test_the_published_file_of_gpt_oss_is_the_named_size_and_its_export() -> None:
+    family, config = read_config(GPT_OSS_20B, WHERE)
+    assert config == SIZES["gpt-oss-20b"]
+    assert family.write is not None
+    assert read_config(family.write(config) | {"model_type": "gpt_oss"}, WHERE)[1] == config
+    assert read_config({**GPT_OSS_20B, "rope_scaling": None, "initial_context_length": None}, WHERE)[1] == config
 
 
 PUBLISHED = {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "head_dim": 8}
@@ -214,6 +236,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step", "layers without experts"),
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise", "noise in the router"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv", "clipped q, k and v"),
+    ("gpt_oss", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types"),
+    ("gpt_oss", {"experts_per_token": 2}, "experts_per_token: 2", "two counts of experts per token"),
+    ("gpt_oss", {"initial_context_length": 8192}, "initial_context_length", "two original contexts"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention", "cross attention"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", "scaling by layer"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights", "unscaled attention"),

@@ -23,6 +23,12 @@ def outer_axes(c: DecoderConfig) -> dict[str, str]:
 ATTENTION = {"query": "EHD", "key": "EKD", "value": "EKD", "out": "HDE"}
 MLP = {"gate": "EF", "up": "EF", "down": "FE"}
 EXPERTS = {"router": "EX", "expert_gate": "XEM", "expert_up": "XEM", "expert_down": "XME"}
+EXPERT_BIASES = {
+    "router_bias": "X",
+    "expert_gate_bias": "XM",
+    "expert_up_bias": "XM",
+    "expert_down_bias": "XE",
+}
 DELTA = {
     "delta_query": "EKD",
     "delta_key": "EKD",
@@ -86,13 +92,17 @@ def norm_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, st
 
 
 def bias_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
-    """Return the axes of each bias of a layer of this shape. A bias that the family lacks is absent."""
+    """Return the axes of each bias of a layer of this shape, and of its sinks. Absent: what the family lacks."""
     axes: dict[str, str] = {}
     matrices = matrix_axes(c, shape)
     if c.qkv_bias:
         axes |= {f"{name}_bias": matrices[name][1:] for name in ("query", "key", "value") if name in matrices}
     if c.out_bias and "out" in matrices:
         axes |= {"out_bias": "E"}
+    if c.attention_sinks and "query" in matrices:
+        axes |= {"sinks": "H"}
+    if c.experts is not None and c.experts.bias:
+        axes |= EXPERT_BIASES
     if c.mlp_bias:
         axes |= {"gate_bias": "F", "up_bias": "F", "down_bias": "E"}
     return axes

@@ -11,8 +11,9 @@ from typing import Literal
 
 from forerun.config.schema import Model, RopeScaling
 from forerun.errors import UserError, did_you_mean
+from forerun.models.clamped_gate import ClampedGate
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section, sections
-from forerun.nn.rope import Rope, Scaling
+from forerun.nn.rope import Rope, Scaling, Yarn, attention_factor
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class ExpertConfig:
     mlp: int  # width inside the MLP of one expert
     normalised: bool = True  # the weights of a token's experts are divided by their sum
     balance_loss: float = 0.0  # published coefficient of the load-balancing loss
+    bias: bool = False  # the router and the matrices of experts have biases
+    clamped: ClampedGate | None = None  # None: the activation of the model
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class DecoderConfig:
     last_kinds: tuple[LayerKind, ...] = ()
     value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
     layer_scalar: bool = False  # a fixed number scales each layer's output (Gemma 4)
+    attention_sinks: bool = False  # each head has a learned score in the denominator of its softmax (gpt-oss)
     layer_width: int = 0  # width of each layer's own embedding (Gemma 4 E2B), or 0
     experts: ExpertConfig | None = None  # None: every layer has one MLP of width `mlp`
 
@@ -193,6 +197,22 @@ _QWEN3_30B = DecoderConfig(
     experts=ExpertConfig(count=128, top=8, mlp=768, balance_loss=0.001),
 )
 
+GPT_OSS_YARN = Yarn(
+    factor=32.0, original=4096, attention=attention_factor(32.0, None, 4096, kind="yarn"), truncate=False
+)
+
+
+def _gpt_oss(layers: int, experts: int) -> DecoderConfig:
+    theta, head_dim, width = 150_000.0, 64, 2880
+    rope = Rope(theta, head_dim, GPT_OSS_YARN)
+    return DecoderConfig(
+        layers, width, 64, 8, head_dim, width, 201_088, tied=False, qkv_bias=True, out_bias=True, norm_eps=1e-5,
+        rope_theta=theta, rope_scaling=GPT_OSS_YARN, attention_sinks=True,
+        kinds=(LayerKind(128, rope), LayerKind(None, rope)),
+        experts=ExpertConfig(experts, 4, width, balance_loss=0.9, bias=True, clamped=ClampedGate(1.702, 7.0)),
+    )  # fmt: skip
+
+
 SIZES: dict[str, DecoderConfig] = {
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, 151_936, tied=True),
@@ -211,6 +231,8 @@ SIZES: dict[str, DecoderConfig] = {
     "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
     "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
     "llama3.1-70b": _llama3(80, 8192, 64, 28_672, tied=False, factor=8.0),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "smollm2-135m": _smollm2(30, 576, 9, 3, 1536, 1e5),
     "smollm2-360m": _smollm2(32, 960, 15, 5, 2560, 1e5),
     "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, 1.3e5),
@@ -238,6 +260,8 @@ HUB_NAMES = {
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B",
     "llama3.1-70b": "meta-llama/Llama-3.1-70B",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",

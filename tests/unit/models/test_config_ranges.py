@@ -71,6 +71,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_moe": PLAIN | EXPERTS,
     "mixtral": PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": PLAIN | {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "gpt_oss": PLAIN
+    | {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "experts_per_token": 2,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.7,
+    }
+    | {"rope_scaling": YARN | ORIGINAL | {"truncate": False}, "initial_context_length": 64, "sliding_window": 16},
     "gpt2": GPT2,
 }
 

@@ -14,6 +14,7 @@ from forerun.models.families import (
     gemma4,
     glm,
     gpt2,
+    gpt_oss,
     granite,
     lfm2,
     llama,
@@ -62,6 +63,7 @@ FAMILIES = {
         experts.QWEN3_MOE,
         experts.MIXTRAL,
         experts.OLMOE,
+        gpt_oss.FAMILY,
         gpt2.FAMILY,
     )
 }
@@ -167,6 +169,8 @@ def family_for(config: Config) -> Family:
         return gpt2.FAMILY
     if config.attention_gate:
         return qwen3_5.FAMILY
+    if config.attention_sinks:
+        return gpt_oss.FAMILY
     if config.experts is not None:
         return experts.QWEN3_MOE
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
@@ -194,5 +198,5 @@ _WITHOUT_EFFECT = {
     "granitemoehybrid": granite.WITHOUT_EFFECT,
     "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
     "lfm2": lfm2.WITHOUT_EFFECT,
-    **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe"), experts.WITHOUT_EFFECT),
+    **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe", "gpt_oss"), experts.WITHOUT_EFFECT),
 }  # fmt: skip

@@ -164,7 +164,7 @@ def test_a_convolution_counts_its_matrices_only() -> None:
 def test_every_decoder_family_is_counted_by_hand() -> None:
     """Layers of these differ, or have experts. tests/unit/models compares the counts of their published sizes."""
     other_layers = {"gemma4_text", "gemma4_unified_text", "qwen3_5_text", "lfm2"}
-    other_layers |= {"qwen3_moe", "mixtral", "olmoe"}
+    other_layers |= {"qwen3_moe", "mixtral", "olmoe", "gpt_oss"}
     assert {*FAMILIES} - {"gpt2"} - other_layers <= {*NORMS_AND_BIASES}
 
 

@@ -64,13 +64,14 @@ class Block(Generic[T]):
     filter: T | None = None
     # MLP
     mlp_norm: T | None = None
-    gate: Dense[T] | None = None  # None: the layer has experts
+    gate: Dense[T] | None = None  # None: the layer has only experts
     up: Dense[T] | None = None
     down: Dense[T] | None = None
     router: Dense[T] | None = None
     expert_gate: Experts[T] | None = None
     expert_up: Experts[T] | None = None
     expert_down: Experts[T] | None = None
+    shared_gate: Dense[T] | None = None  # of the MLP that all tokens use
     gate_bias: T | None = None
     up_bias: T | None = None
     down_bias: T | None = None

@@ -25,13 +25,14 @@ class QueryTemperature:
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """Dimensions of a mixture of experts, which is the MLP of every layer."""
+    """Dimensions of a mixture of experts, which every layer has in place of one MLP, or beside it."""
 
     count: int
     top: int  # experts per token
     mlp: int  # width inside the MLP of one expert
     normalised: bool = True  # the weights of a token's experts are divided by their sum
     balance_loss: float = 0.0  # published coefficient of the load-balancing loss
+    shared: bool = False  # every layer also has an MLP of the model's width, whose output a gate scales (Qwen3.5)
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,11 @@ class DecoderConfig:
     layer_scalar: bool = False  # a fixed number scales each layer's output (Gemma 4)
     layer_width: int = 0  # width of each layer's own embedding (Gemma 4 E2B), or 0
     experts: ExpertConfig | None = None  # None: every layer has one MLP of width `mlp`
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether every layer has an MLP of width `mlp`, which all tokens use."""
+        return self.experts is None or self.experts.shared
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -168,13 +174,14 @@ def delta_shape(heads: int, key_heads: int, key_dim: int, value_dim: int, width:
 
 
 def _qwen3_5(
-    layers: int, embed: int, heads: int, kv_heads: int, mlp: int, delta_heads: int, tied: bool
-) -> DecoderConfig:
+    layers: int, embed: int, heads: int, kv_heads: int, mlp: int, delta_heads: int, tied: bool,
+    experts: ExpertConfig | None = None,
+) -> DecoderConfig:  # fmt: skip
     theta, head_dim, dims = 1e7, 256, 64
     delta = LayerKind(None, None, delta_shape(delta_heads, 16, 128, 128, 4))
     return DecoderConfig(
         layers, embed, heads, kv_heads, head_dim, mlp, 248_320, tied, qk_norm=True, rope_theta=theta, rope_dims=dims,
-        norm_around_one=True, attention_gate=True,
+        norm_around_one=True, attention_gate=True, experts=experts,
         kinds=(delta, delta, delta, LayerKind(None, Rope(theta, dims, None), LayerShape("full"))),
     )  # fmt: skip
 
@@ -193,6 +200,8 @@ _QWEN3_30B = DecoderConfig(
     experts=ExpertConfig(count=128, top=8, mlp=768, balance_loss=0.001),
 )
 
+_QWEN3_5_EXPERTS = ExpertConfig(count=256, top=8, mlp=512, balance_loss=0.001, shared=True)
+
 SIZES: dict[str, DecoderConfig] = {
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, 151_936, tied=True),
@@ -207,6 +216,7 @@ SIZES: dict[str, DecoderConfig] = {
     "qwen3.5-4b": _qwen3_5(32, 2560, 16, 4, 9216, 32, tied=True),
     "qwen3.5-9b": _qwen3_5(32, 4096, 16, 4, 12_288, 32, tied=False),
     "qwen3.5-27b": _qwen3_5(64, 5120, 24, 4, 17_408, 48, tied=False),
+    "qwen3.5-35b-a3b": _qwen3_5(40, 2048, 16, 2, 512, 32, tied=False, experts=_QWEN3_5_EXPERTS),
     "llama3.2-1b": _llama3(16, 2048, 32, 8192, tied=True, factor=32.0),
     "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
     "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
@@ -234,6 +244,7 @@ HUB_NAMES = {
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Base",
     **{f"qwen3.5-{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B")},
+    "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B-Base",
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B",

@@ -203,6 +203,7 @@ def sizes_table() -> str:
             "gated delta rule in 3 of 4 layers" if size.attention_gate else "",
             f"RoPE scaling {size.rope_scaling.factor:g}" if size.rope_scaling else "",
             f"{size.experts.count} experts, {size.experts.top} per token" if size.experts else "",
+            "a shared expert" if size.experts and size.experts.shared else "",
         ]
         mlp = size.experts.mlp if size.experts else size.mlp
         cells = (

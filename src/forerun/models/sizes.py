@@ -292,7 +292,7 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
         raise UserError(
             "E-MODEL-042",
             f"model.mlp cannot be changed in {model.name}",
-            why="its layers have experts, and no MLP of this width",
+            why="its layers have experts, whose widths this key does not set",
             fix="remove model.mlp, or choose a named size without experts, such as qwen3-0.6b",
         )
     return _checked(replace(size, **given))

@@ -36,13 +36,17 @@ class Family:
     def modules(self) -> tuple[Tensor, ...]:
         """The table with the names of the modules in transformers, which may differ from those in the files.
 
-        PEFT and `quantization_config` name modules.
+        PEFT and `quantization_config` name modules. Of two tables, this is the one with a tensor per expert: the names
+        of a job's targets do not depend on the files.
         """
+        table = self.table
+        if self.other_table is not None and not any(EXPERT in one.name for one in table):
+            table = self.other_table
         if self.renamed is not None:
-            return tuple(replace(one, name=one.name.replace(*self.renamed)) for one in self.table)
+            return tuple(replace(one, name=one.name.replace(*self.renamed)) for one in table)
         if self.layout is None:
-            return self.table
-        plain = (replace(one, name=self.layout.plain(one.name)) for one in self.table)
+            return table
+        plain = (replace(one, name=self.layout.plain(one.name)) for one in table)
         return tuple(plain) if self.wrapper is None else INNER.table(plain)
 
     def ignored(self, names: Iterable[str]) -> list[str]:

@@ -107,7 +107,11 @@ def assert_equal(mine: Trained, theirs: Trained, *, routers: bool = True) -> Non
         pytest.param(MeshShape(1, 2, 2, expert=2), {"micro_batch": 4, "lora": LORA}, marks=pytest.mark.slow),
         (MeshShape(1, 1, 1, expert=2), {"micro_batch": 4, "lora": LORA | {"base": "nf4", "block": 8}}),
         (MeshShape(1, 2, 2, expert=2), {"micro_batch": 4, "model": HYBRID}),
-        (MeshShape(1, 2, 1, expert=2), {"micro_batch": 4, "model": HYBRID, "lora": LORA | {"base": "nf4", "block": 8}}),
+        pytest.param(
+            MeshShape(1, 2, 1, expert=2),
+            {"micro_batch": 4, "model": HYBRID, "lora": LORA | {"base": "nf4", "block": 8}},
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["fsdp", "data and tp", "adapters, fsdp and tp", "quantized base", "shared", "shared and quantized"],
 )

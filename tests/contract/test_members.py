@@ -38,6 +38,7 @@ PUBLISHED = {
     # Published in MXFP4, with two values per byte: the parameters as transformers counts them.
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+    "qwen3.5-35b-a3b": 34_660_610_688,
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,
     "llama3.1-8b": 8_030_261_248,

@@ -65,7 +65,7 @@ class Block(Generic[T]):
     filter: T | None = None
     # MLP
     mlp_norm: T | None = None
-    gate: Dense[T] | None = None  # None: the layer has experts
+    gate: Dense[T] | None = None  # None: the layer has only experts
     up: Dense[T] | None = None
     down: Dense[T] | None = None
     router: Dense[T] | None = None
@@ -76,6 +76,7 @@ class Block(Generic[T]):
     expert_gate_bias: T | None = None
     expert_up_bias: T | None = None
     expert_down_bias: T | None = None
+    shared_gate: Dense[T] | None = None  # of the MLP that all tokens use
     gate_bias: T | None = None
     up_bias: T | None = None
     down_bias: T | None = None

@@ -1,4 +1,4 @@
-"""The MLP of a decoder layer: one gated MLP, or a mixture of experts.
+"""The MLP of a decoder layer: one gated MLP, a mixture of experts, or both.
 
 `forerun.models.decoder` explains the letters."""
 
@@ -36,7 +36,12 @@ def layer_mlp(
     """
     if c.experts is None:
         return _gated(c, block, y_BSE), None
-    return _mixture(c, c.experts, block, y_BSE, counted_BS)
+    experts_BSE, sums = _mixture(c, c.experts, block, y_BSE, counted_BS)
+    if not c.experts.shared:
+        return experts_BSE, sums
+    assert block.shared_gate is not None
+    gate_BSA = jax.nn.sigmoid(contract("BSE,EA->BSA", y_BSE, block.shared_gate))
+    return experts_BSE + gate_BSA * _gated(c, block, y_BSE), sums
 
 
 def _gated(c: DecoderConfig, block: Block[jax.Array], y_BSE: jax.Array) -> jax.Array:

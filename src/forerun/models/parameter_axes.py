@@ -54,7 +54,9 @@ CONVOLUTION_ARRAYS = {"filter": "HDI"}
 def matrix_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
     """Return the axes of each matrix of a layer of this shape."""
     own = {"layer_gate": "EP", "layer_out": "PE"} if c.layer_width else {}
-    mlp = EXPERTS if c.experts else MLP
+    mlp = (EXPERTS if c.experts else {}) | (MLP if c.has_mlp else {})
+    if c.experts and c.experts.shared:
+        mlp |= {"shared_gate": "EA"}
     if shape is not None and shape.mixer == "delta":
         return DELTA | mlp | own
     if shape is not None and shape.mixer == "convolution":

@@ -205,6 +205,7 @@ def sizes_table() -> str:
             "window 128 in every other layer" if size.attention_sinks else "",
             f"RoPE scaling {size.rope_scaling.factor:g}" if size.rope_scaling else "",
             f"{size.experts.count} experts, {size.experts.top} per token" if size.experts else "",
+            "a shared expert" if size.experts and size.experts.shared else "",
         ]
         mlp = size.experts.mlp if size.experts else size.mlp
         cells = (

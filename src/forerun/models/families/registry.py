@@ -59,6 +59,7 @@ FAMILIES = {
         glm.GLM4,
         glm.ERNIE,
         qwen3_5.FAMILY,
+        qwen3_5.MOE,
         lfm2.FAMILY,
         experts.QWEN3_MOE,
         experts.MIXTRAL,
@@ -106,9 +107,9 @@ def read_config(config: Mapping[str, Any], where: str, names: Collection[str] | 
         raise Settings(config, where).refused(f"quantized weights ({method})")
     if wrapper is None:
         family, read = _read_text(config, where)
-        return (family if layout is None else family.with_layout(layout, None)), read
+        return (family if layout is None else family.with_layout(layout, None)).stored_as(names or ()), read
     family, read = _read_text(text_config(wrapper, config, where, names), f"{where}: {TEXT}")
-    return family.with_layout(layout or wrapper.layout, wrapper), read
+    return family.with_layout(layout or wrapper.layout, wrapper).stored_as(names or ()), read
 
 
 def _read_text(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
@@ -168,7 +169,7 @@ def family_for(config: Config) -> Family:
     if not isinstance(config, DecoderConfig):
         return gpt2.FAMILY
     if config.attention_gate:
-        return qwen3_5.FAMILY
+        return qwen3_5.FAMILY if config.experts is None else qwen3_5.MOE
     if config.attention_sinks:
         return gpt_oss.FAMILY
     if config.experts is not None:
@@ -197,6 +198,7 @@ _WITHOUT_EFFECT = {
     "exaone4": ("sliding_window_pattern",),
     "granitemoehybrid": granite.WITHOUT_EFFECT,
     "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
+    "qwen3_5_moe_text": qwen3_5.WITHOUT_EFFECT_WITH_EXPERTS,
     "lfm2": lfm2.WITHOUT_EFFECT,
     **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe", "gpt_oss"), experts.WITHOUT_EFFECT),
 }  # fmt: skip

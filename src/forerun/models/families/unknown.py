@@ -159,7 +159,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 SOFTMAX_ROUTED = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")
 SINKS = ("gpt_oss", "granite_swa", "mimo_v2*")
 ROUTING = ("scoring_func", "score_function", "n_group", "use_routing_bias", "moe_router_use_sigmoid")
-SHARED = ("n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size", "enable_moe_block")
+SHARED, GATED_SHARED = ("n_shared_experts", "num_shared_experts"), "shared_expert_intermediate_size"
 MULTIPLIERS = ("residual_multiplier", "logits_scaling", "embedding_multiplier", "attention_multiplier")
 INTERLEAVED = ("ernie4_5*", "glm", "glm4*", "cohere*", "helium", "llama4_text", "gptj", "codegen", "youtu")
 TEXT_SECTIONS = ("text_config", "thinker_config", "llm_config", "language_config", "decoder", "global_config")
@@ -189,6 +189,8 @@ COMPONENTS = (
     Component("experts", _any(_keys(*EXPERTS), _layers("sparse", "moe"), _named("dbrx")), SOFTMAX_ROUTED),
     Component("other routing than softmax", _any(_keys(*ROUTING), _named("llama4_text", "minimax_m2"))),
     Component("shared experts", _keys(*SHARED)),
+    Component("shared experts with a gate", _keys(GATED_SHARED), ("qwen3_5_moe_text",)),
+    Component("experts beside a dense MLP", _keys("enable_moe_block")),
     Component("AltUp and LAuReL", _keys("altup_num_inputs", "laurel_rank")),
     Component("attention sinks", _any(_keys("attention_sinks"), _named(*SINKS)), ("gpt_oss",)),
     Component("chunked attention", _any(_keys("attention_chunk_size"), _layers("chunked_attention"))),

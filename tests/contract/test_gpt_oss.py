@@ -23,11 +23,10 @@ from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.method import method_of
 from forerun.models.base import require_split_sequences
-from forerun.models.clamped_gate import ClampedGate
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.registry import model_of
-from forerun.models.sizes import DecoderConfig, ExpertConfig
 from forerun.nn import expert_rounds, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope

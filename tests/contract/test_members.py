@@ -13,8 +13,9 @@ import pytest
 from forerun.config.schema import Job, Model, RopeScaling
 from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.registry import model_of
-from forerun.models.sizes import SIZES, DecoderConfig
+from forerun.models.sizes import SIZES
 from forerun.nn import sharding, spec
 from forerun.program.build import Program, build, make_mesh
 from forerun.program.derive import derive

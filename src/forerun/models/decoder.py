@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from forerun.models.base import Capabilities, Readout
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.decoder_flops import decoder_flops
 from forerun.models.decoder_params import Block, Params, decoder_specs
 from forerun.models.keys import Stack
@@ -24,7 +25,6 @@ from forerun.models.layer_kinds import LayerKind, LayerShape, Section
 from forerun.models.layout import StepWithOutput, joined, through, unstacked
 from forerun.models.mlp import ACTIVATIONS, layer_mlp, plus
 from forerun.models.recurrent_mixers import NewTokens, PackedRows, Recurrence, filtered, gated_delta, state_specs
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
 from forerun.nn.compute import Compute, residual

@@ -6,9 +6,9 @@ Each of two slices is one host: `forerun train job.yaml --host I/2 ...` with two
     elastic   SIGKILL to all processes of slice 1: the run continues with one slice, and returns to two
 
 The seconds are those from the kill, or from the new start of the host, to the next new step, without the time that the
-leader waits for a lost slice. At the end, the losses,
-the final state and the ledger of `restore` are those of an undisturbed run on two slices, bit for bit. The losses of
-`elastic` are within 1e-5 of them, and bit-identical up to the loss of the slice.
+leader waits for a lost slice. At the end, the losses, the final state and the ledger of `restore` are those of an
+undisturbed run on two slices, bit for bit. The losses of `elastic` are within 1e-5 of them, and bit-identical up to the
+loss of the slice.
 """
 
 from __future__ import annotations

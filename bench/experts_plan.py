@@ -48,15 +48,23 @@ def rows_of(job: str, on: str, expert_mesh: str, *micro_batches: int) -> tuple[R
 
 PLANS = (
     *rows_of("qwen3-30b-a3b", "v5e-64", "{fsdp: 8, expert: 8}", 1),
-    *rows_of("qwen3-30b-a3b", "v6e-32", "{fsdp: 4, expert: 8}", 2),
+    *rows_of("qwen3-30b-a3b", "v6e-32", "{fsdp: 4, expert: 8}", 4),
     *rows_of("qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 1),
     *rows_of("lora-qwen3-30b-a3b", "v5e-64", "{fsdp: 8, expert: 8}", 1),
     *rows_of("lora-qwen3-30b-a3b", "v6e-32", "{fsdp: 4, expert: 8}", 2),
-    *rows_of("lora-qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 1, 4),
+    *rows_of("lora-qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 1, 8),
     *rows_of("qlora-qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 4),
 )
+TPU_RECIPES = "AI-Hypercomputer/tpu-recipes, Mixtral-8x7B-MaxText"
+MAXTEXT = "AI-Hypercomputer/maxtext, Run_Mixtral.md"
 MEASURED = {
-    Row("published", "mixtral-8x7b", "v6e-256", ()): Published(13.484, 0.329, 3645.203, "tpu-recipes, Mixtral-8x7B"),
+    Row("published", "mixtral-8x7b", "v6e-256", ("micro_batch=4",)): Published(13.484, 0.329, 3645.0, TPU_RECIPES),
+    Row("published", "mixtral-8x7b", "v6e-256", ("micro_batch=4", "mesh={fsdp: 32, expert: 8}")): Published(
+        13.484, 0.329, 3645.0, TPU_RECIPES
+    ),
+    Row("published", "mixtral-8x7b", "v5p-128", ("batch=2304", "micro_batch=12")): Published(
+        None, 0.549, None, MAXTEXT
+    ),
 }
 ROWS = (*PLANS, *MEASURED)
 
@@ -64,7 +72,7 @@ ROWS = (*PLANS, *MEASURED)
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the planned rows as a Markdown table, with the parts of the step."""
     lines = [
-        "| job | slice | mesh | micro-batch | peak GiB | step | tokens/s per chip | MFU | exposed | $ for 1,000 steps |",
+        "| job | slice | mesh | micro-batch | peak GiB | step | tokens/s per chip | MFU | exposed | $ per 1,000 |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
@@ -84,3 +92,63 @@ def table(rows: list[dict[str, Any]]) -> str:
             f"| {'-' if dollars is None else f'{dollars:,.0f}'} |"
         )
     return "\n".join(lines)
+
+
+def comparison(rows: dict[str, dict[str, Any]]) -> str:
+    """Return the planned and the measured results of the same work as a Markdown table."""
+    lines = [
+        "| job | slice | mesh | overrides | peak GiB | planned | planned MFU | measured | measured MFU | source |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    for asked, known in MEASURED.items():
+        row = rows.get(asked.key)
+        if row is None:
+            continue
+        measured = "-" if known.step_seconds is None else f"{known.step_seconds:.2f} s"
+        share = "-" if known.mfu is None else f"{100 * known.mfu:.1f} %"
+        start = f"| {asked.job} | {asked.on} | {row.get('mesh') or '-'} | `{' '.join(asked.overrides)}` "
+        end = f"| {measured} | {share} | {known.source} |"
+        if row.get("hbm_peak_bytes") is None or not row["fits"]:
+            peak = "-" if row.get("hbm_peak_bytes") is None else f"{row['hbm_peak_bytes'] / GIB:.2f}"
+            lines.append(f"{start}| {peak} | {row.get('error') or 'does not fit'} | - {end}")
+            continue
+        peak = f"{row['hbm_peak_bytes'] / GIB:.2f} of {row['hbm_limit_bytes'] / GIB:.2f}"
+        step = f"{row['step_seconds']['mid']:.2f} s"
+        lines.append(f"{start}| {peak} | {step} | {100 * row['mfu']:.1f} % {end}")
+    return "\n".join(lines)
+
+
+def write_page(rows: dict[str, dict[str, Any]]) -> None:
+    """Write the tables between their marks in the page."""
+    text = PAGE.read_text("utf-8")
+    plans = table([rows[one.key] for one in PLANS if one.key in rows])
+    for part, made in (("plans", plans), ("published", comparison(rows))):
+        start, end = f"<!-- experts {part}: start -->\n", f"<!-- experts {part}: end -->\n"
+        before, _, rest = text.partition(start)
+        _, mark, after = rest.partition(end)
+        if mark:
+            text = f"{before}{start}\n{made}\n\n{end}{after}"
+    PAGE.write_text(text, "utf-8")
+
+
+def main(words: list[str]) -> int:
+    """Plan the chosen rows, write the results after each, and write the tables."""
+    known: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {"rows": {}}
+    asked = set(words) - {"--missing"}
+    for row in ROWS if words != ["--table"] else ():
+        if not asked <= {row.part, row.job, row.on, *row.overrides} or (
+            "--missing" in words and row.key in known["rows"]
+        ):
+            continue
+        known["rows"][row.key] = found = planned(row)
+        print(row.key, found.get("error") or (found["step_seconds"] or {}).get("mid"), flush=True)
+        known["date"] = datetime.now(UTC).date().isoformat()
+        known["versions"] = {name: version(name) for name in ("jax", "libtpu")}
+        known["rows"] = {one.key: known["rows"][one.key] for one in ROWS if one.key in known["rows"]}
+        RESULTS.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
+    write_page(known["rows"])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -193,6 +193,8 @@ _QWEN3_30B = DecoderConfig(
     experts=ExpertConfig(count=128, top=8, mlp=768, balance_loss=0.001),
 )
 
+_MIXTRAL_EXPERTS = ExpertConfig(count=8, top=2, mlp=14_336, balance_loss=0.02)
+
 SIZES: dict[str, DecoderConfig] = {
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, 151_936, tied=True),
@@ -216,6 +218,9 @@ SIZES: dict[str, DecoderConfig] = {
     "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, 1.3e5),
     "mistral-7b": DecoderConfig(  # v0.1, the one with the sliding window
         32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, window=4096, norm_eps=1e-5
+    ),
+    "mixtral-8x7b": DecoderConfig(
+        32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, rope_theta=1e6, norm_eps=1e-5, experts=_MIXTRAL_EXPERTS
     ),
 }
 
@@ -242,6 +247,7 @@ HUB_NAMES = {
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
     "mistral-7b": "mistralai/Mistral-7B-v0.1",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
 }
 
 

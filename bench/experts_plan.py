@@ -49,11 +49,11 @@ def rows_of(job: str, on: str, expert_mesh: str, *micro_batches: int) -> tuple[R
 PLANS = (
     *rows_of("qwen3-30b-a3b", "v5e-64", "{fsdp: 8, expert: 8}", 1),
     *rows_of("qwen3-30b-a3b", "v6e-32", "{fsdp: 4, expert: 8}", 4),
-    *rows_of("qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 1),
+    Row("plans", "qwen3-30b-a3b", "v6e-8", ("micro_batch=1",)),
     *rows_of("lora-qwen3-30b-a3b", "v5e-64", "{fsdp: 8, expert: 8}", 1),
     *rows_of("lora-qwen3-30b-a3b", "v6e-32", "{fsdp: 4, expert: 8}", 2),
     *rows_of("lora-qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 1, 8),
-    *rows_of("qlora-qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 4),
+    *rows_of("qlora-qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 1),
 )
 TPU_RECIPES = "AI-Hypercomputer/tpu-recipes, Mixtral-8x7B-MaxText"
 MAXTEXT = "AI-Hypercomputer/maxtext, Run_Mixtral.md"

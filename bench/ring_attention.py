@@ -22,15 +22,19 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
 import sys
-from dataclasses import dataclass
+import tempfile
+import time
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +50,12 @@ from forerun.nn.attention import RESIDUAL, Kernel, split_over_devices
 from forerun.nn.context import SequenceSplit, split_attention
 from forerun.nn.sharding import CONTEXT
 from forerun.nn.split_splash import FUSED_BYTES
+from forerun.planner.compile.compiler import DUMP_FLAGS
+from forerun.planner.compile.dump import SCHEDULED, copy_dump
 from forerun.planner.compile.installed_compilers import compile_only_topology
-from forerun.planner.hlo import parse
+from forerun.planner.hlo import Computation, Instruction, Module, parse
+from forerun.planner.memory.memory_report import Unreadable, memory_report, newest
+from forerun.planner.time import simulation, splash_cost
 from forerun.planner.time.prediction import step_time
 from forerun.program.build import make_mesh
 from forerun.program.compiler_options import compile_lowered, compiler_options
@@ -59,12 +67,32 @@ RESULTS = HERE / "results" / "ring_attention.json"
 PAGE = HERE.parent / "docs" / "how-to" / "long-context.md"
 START, END = "<!-- ring attention: start -->\n", "<!-- ring attention: end -->\n"
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
+UNMASKED = "unmasked_chunks"  # in the names of the kernels without a mask
 # The meshes of bench/results/long_context.json.
 ROWS = (
     ("v6e-16", 131_072, MeshShape(1, 1, 1, context=16)),
     ("v5p-32", 131_072, MeshShape(1, 1, 1, context=16)),
     ("v5p-256", 1_048_576, MeshShape(1, 1, 4, context=32)),
 )
+
+
+class FullShape(splash_cost.KernelShape):
+    """A kernel without a mask. The planner expects causal ones, which compute about half of the blocks."""
+
+    @property
+    def computed(self) -> float:
+        return float(self.rows * self.columns)
+
+
+def shape_of(computation: Computation, x: Instruction) -> splash_cost.KernelShape | None:
+    """Return the shape of a splash kernel, with all blocks for a product of chunks without a mask."""
+    found = splash_cost.kernel_shape(computation, x)
+    if found is None or UNMASKED not in x.op_name():
+        return found
+    return FullShape(**asdict(found))
+
+
+simulation.kernel_shape = shape_of  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -100,6 +128,9 @@ class ChunkProduct:
             interpret=self.interpret,
         )
 
+    def _named(self) -> Any:
+        return nullcontext() if self.causal else jax.named_scope(UNMASKED)
+
     def forward(self, q: jax.Array, k: jax.Array, v: jax.Array, ids: Any) -> tuple[jax.Array, jax.Array]:
         """Return the output [K, G, N, D] and the log-sum-exp [K, G, N]."""
         made = self.kernel()
@@ -122,7 +153,8 @@ class ChunkProduct:
             )
             return out, logsumexp
 
-        out, logsumexp = jax.vmap(of_head)(q, k, v)
+        with self._named():
+            out, logsumexp = jax.vmap(of_head)(q, k, v)
         return out, logsumexp
 
     def backward(
@@ -160,7 +192,8 @@ class ChunkProduct:
                 )
             return dq, dk, dv
 
-        dq, dk, dv = jax.vmap(of_head)(q, k, v, logsumexp, do, di)
+        with self._named():
+            dq, dk, dv = jax.vmap(of_head)(q, k, v, logsumexp, do, di)
         return dq, dk, dv
 
 
@@ -329,12 +362,13 @@ def check() -> float:
     return worst
 
 
-def planned(kind: str, on: str, length: int, shape: MeshShape) -> dict[str, Any]:
-    """Return memory and predicted time of one layer."""
-    target = slice_named(on)
-    devices = compile_only_topology(target).devices
+def compile_layer(kind: str, on: str) -> None:
+    """Compile one layer. The parent ends this process as soon as the compiler has dumped the scheduled program."""
+    [(length, shape)] = [(length, shape) for name, length, shape in ROWS if name == on]
+    devices = compile_only_topology(slice_named(on)).devices
     first = devices[0]
-    kernel = attention("auto", first.platform, first.device_kind, "bfloat16", chunk=length // shape.context // 2).kernel
+    chunk = length // shape.context // 2
+    kernel = attention("auto", first.platform, first.device_kind, "bfloat16", chunk=chunk).kernel
     mesh = make_mesh(shape, devices)
 
     def array(*dims: int, dtype: Any = jnp.bfloat16) -> Any:
@@ -342,30 +376,57 @@ def planned(kind: str, on: str, length: int, shape: MeshShape) -> dict[str, Any]
         spec = PartitionSpec(None, CONTEXT, heads, None) if len(dims) == 2 else PartitionSpec(None, CONTEXT)
         return jax.ShapeDtypeStruct((1, length, *dims), dtype, sharding=NamedSharding(mesh, spec))
 
+    def step(*given: Any) -> Any:
+        return both_passes(kind, kernel, shape.context, *given)
+
     q, k = array(HEADS, HEAD_DIM), array(KV_HEADS, HEAD_DIM)
     with jax.set_mesh(mesh):
-        step = jax.jit(partial(both_passes, kind, kernel, shape.context))
-        lowered = step.lower((q, k, k), array(dtype=jnp.int32), q)
-        options = compiler_options(first.platform, first.device_kind, shape)
-        compiled = compile_lowered(lowered, options.values)
-    module = parse(compiled.as_text())
-    time = step_time(module, target)
-    memory = compiled.memory_analysis()
+        lowered = jax.jit(step).lower((q, k, k), array(dtype=jnp.int32), q)
+        compile_lowered(lowered, compiler_options(first.platform, first.device_kind, shape).values)
+
+
+def kernels(module: Module) -> set[str]:
+    """Return the shapes of the attention kernels, with the blocks that each computes."""
+    shapes = (shape_of(one, x) for one in module.computations.values() for x in one.instructions)
+    return {f"{shape} computes {shape.computed}" for shape in shapes if shape is not None}
+
+
+def planned(kind: str, on: str, length: int, shape: MeshShape) -> dict[str, Any]:
+    """Return memory and predicted time of one layer."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        flags = {"XLA_FLAGS": DUMP_FLAGS.format(folder=name)}
+        child = subprocess.Popen([sys.executable, __file__, "--compile", kind, on], env=os.environ | flags)
+        try:
+            while True:
+                ended = child.poll() is not None
+                try:
+                    files = copy_dump(Path(name), child.pid, ended)
+                    break
+                except (Unreadable, FileNotFoundError):
+                    if ended:
+                        raise
+                    time.sleep(0.5)
+        finally:
+            child.kill()
+            child.wait()
+        module = parse(newest(files, SCHEDULED))
+        print(sorted(kernels(module)), file=sys.stderr)
+        memory = memory_report(files, ["batch"] * 5)
+    found = step_time(module, slice_named(on))
     return {
         "kind": kind,
         "slice": on,
         "mesh": str(shape),
         "length": length,
-        "block": kernel.block,
-        "milliseconds": time.mid_seconds * 1e3,
-        "parts_milliseconds": {name: seconds * 1e3 for name, seconds in time.parts_seconds.items()},
-        "temporary_bytes": memory.temp_size_in_bytes,
+        "milliseconds": found.mid_seconds * 1e3,
+        "parts_milliseconds": {name: seconds * 1e3 for name, seconds in found.parts_seconds.items()},
+        "peak_bytes": int(memory.peak_bytes),
     }
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        "| slice | mesh | tokens | keys and values | time of a layer | attention | exposed | rest | temporary GiB |",
+        "| slice | mesh | tokens | keys and values | time of a layer | attention | exposed | rest | peak GiB |",
         "| --- | --- | ---: | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
@@ -374,18 +435,22 @@ def table(rows: list[dict[str, Any]]) -> str:
         rest = row["milliseconds"] - sum(figures)
         lines.append(
             f"| {row['slice']} | {row['mesh']} | {row['length']:,} | {row['kind']} | {row['milliseconds']:.1f} ms "
-            f"| {figures[0]:.1f} ms | {figures[1]:.1f} ms | {rest:.1f} ms | {row['temporary_bytes'] / GIB:.2f} |"
+            f"| {figures[0]:.1f} ms | {figures[1]:.1f} ms | {rest:.1f} ms | {row['peak_bytes'] / GIB:.2f} |"
         )
     return "\n".join(lines)
 
 
 def main(words: list[str]) -> int:
+    if words[:1] == ["--compile"]:
+        compile_layer(*words[1:])
+        return 0
     known: dict[str, Any] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {"rows": {}}
-    if words != ["--table"]:
+    if not words or "--check" in words:
         known["largest_difference"] = check()
         print("largest relative difference to gathered attention:", known["largest_difference"], flush=True)
         if known["largest_difference"] > 1e-4:
             return 1
+        RESULTS.write_text(json.dumps(known, indent=1) + "\n", "utf-8")
     for on, length, shape in ROWS if not {"--table", "--check"} & set(words) else ():
         for kind in ("gathered", "ring"):
             if set(words) <= {on, kind}:

@@ -52,16 +52,14 @@ PLANS = (
     Row("plans", "qwen3-30b-a3b", "v6e-8", ("micro_batch=1",)),
     *rows_of("lora-qwen3-30b-a3b", "v5e-64", "{fsdp: 8, expert: 8}", 1),
     *rows_of("lora-qwen3-30b-a3b", "v6e-32", "{fsdp: 4, expert: 8}", 2),
-    *rows_of("lora-qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 1, 8),
-    *rows_of("qlora-qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 1),
+    *rows_of("lora-qwen3-30b-a3b", "v6e-8", "{fsdp: 1, expert: 8}", 1),
+    Row("plans", "lora-qwen3-30b-a3b", "v6e-8", ("micro_batch=8",)),
+    Row("plans", "qlora-qwen3-30b-a3b", "v6e-8", ("micro_batch=8",)),
 )
 TPU_RECIPES = "AI-Hypercomputer/tpu-recipes, Mixtral-8x7B-MaxText"
 MAXTEXT = "AI-Hypercomputer/maxtext, Run_Mixtral.md"
 MEASURED = {
     Row("published", "mixtral-8x7b", "v6e-256", ("micro_batch=4",)): Published(13.484, 0.329, 3645.0, TPU_RECIPES),
-    Row("published", "mixtral-8x7b", "v6e-256", ("micro_batch=4", "mesh={fsdp: 32, expert: 8}")): Published(
-        13.484, 0.329, 3645.0, TPU_RECIPES
-    ),
     Row("published", "mixtral-8x7b", "v5p-128", ("batch=2304", "micro_batch=12")): Published(
         None, 0.549, None, MAXTEXT
     ),
@@ -97,24 +95,27 @@ def table(rows: list[dict[str, Any]]) -> str:
 def comparison(rows: dict[str, dict[str, Any]]) -> str:
     """Return the planned and the measured results of the same work as a Markdown table."""
     lines = [
-        "| job | slice | mesh | overrides | peak GiB | planned | planned MFU | measured | measured MFU | source |",
-        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        "| job | slice | overrides | result | peak GiB | step | tokens/s per chip | MFU |",
+        "| --- | --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for asked, known in MEASURED.items():
         row = rows.get(asked.key)
         if row is None:
             continue
-        measured = "-" if known.step_seconds is None else f"{known.step_seconds:.2f} s"
-        share = "-" if known.mfu is None else f"{100 * known.mfu:.1f} %"
-        start = f"| {asked.job} | {asked.on} | {row.get('mesh') or '-'} | `{' '.join(asked.overrides)}` "
-        end = f"| {measured} | {share} | {known.source} |"
+        start = f"| {asked.job} | {asked.on} | `{' '.join(asked.overrides)}` "
         if row.get("hbm_peak_bytes") is None or not row["fits"]:
             peak = "-" if row.get("hbm_peak_bytes") is None else f"{row['hbm_peak_bytes'] / GIB:.2f}"
-            lines.append(f"{start}| {peak} | {row.get('error') or 'does not fit'} | - {end}")
-            continue
-        peak = f"{row['hbm_peak_bytes'] / GIB:.2f} of {row['hbm_limit_bytes'] / GIB:.2f}"
-        step = f"{row['step_seconds']['mid']:.2f} s"
-        lines.append(f"{start}| {peak} | {step} | {100 * row['mfu']:.1f} % {end}")
+            lines.append(f"{start}| planned | {peak} | {row.get('error') or 'does not fit'} | - | - |")
+        else:
+            peak = f"{row['hbm_peak_bytes'] / GIB:.2f} of {row['hbm_limit_bytes'] / GIB:.2f}"
+            rate = f"{row['tokens_per_second'] / row['chips']:,.0f}"
+            lines.append(
+                f"{start}| planned | {peak} | {row['step_seconds']['mid']:.2f} s | {rate} | {100 * row['mfu']:.1f} % |"
+            )
+        step = "-" if known.step_seconds is None else f"{known.step_seconds:.2f} s"
+        rate = "-" if known.tokens_per_second_per_chip is None else f"{known.tokens_per_second_per_chip:,.0f}"
+        share = "-" if known.mfu is None else f"{100 * known.mfu:.1f} %"
+        lines.append(f"| | | | measured ({known.source}) | - | {step} | {rate} | {share} |")
     return "\n".join(lines)
 
 

@@ -29,7 +29,8 @@ def _layer(config: DecoderConfig, shape: LayerShape | None) -> str:
     """Return the dimensions of one layer as text."""
     mlp = f"mlp {config.size('F', shape)}"
     if (e := config.experts) is not None:
-        mlp = f"{e.count} experts with mlp {e.mlp}, {e.top} per token"
+        beside = f", and a shared one with {mlp}" if config.has_mlp else ""
+        mlp = f"{e.count} experts with mlp {e.mlp}, {e.top} per token{beside}"
     if shape is not None and shape.mixer != "attention":
         return mlp
     heads, kv_heads = config.size("H", shape), config.size("K", shape)

@@ -11,8 +11,9 @@ from typing import Literal
 
 from forerun.config.schema import Model, RopeScaling
 from forerun.errors import UserError, did_you_mean
+from forerun.models.clamped_gate import ClampedGate
 from forerun.models.layer_kinds import LayerKind, LayerShape, Section, sections
-from forerun.nn.rope import Rope, Scaling
+from forerun.nn.rope import Rope, Scaling, Yarn, attention_factor
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,16 @@ class QueryTemperature:
 
 @dataclass(frozen=True)
 class ExpertConfig:
-    """Dimensions of a mixture of experts, which is the MLP of every layer."""
+    """Dimensions of a mixture of experts, which every layer has in place of one MLP, or beside it."""
 
     count: int
     top: int  # experts per token
     mlp: int  # width inside the MLP of one expert
     normalised: bool = True  # the weights of a token's experts are divided by their sum
     balance_loss: float = 0.0  # published coefficient of the load-balancing loss
+    bias: bool = False  # the router and the matrices of experts have biases
+    clamped: ClampedGate | None = None  # None: the activation of the model
+    shared: bool = False  # every layer also has an MLP of the model's width, whose output a gate scales (Qwen3.5)
 
 
 @dataclass(frozen=True)
@@ -75,8 +79,14 @@ class DecoderConfig:
     last_kinds: tuple[LayerKind, ...] = ()
     value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
     layer_scalar: bool = False  # a fixed number scales each layer's output (Gemma 4)
+    attention_sinks: bool = False  # each head has a learned score in the denominator of its softmax (gpt-oss)
     layer_width: int = 0  # width of each layer's own embedding (Gemma 4 E2B), or 0
     experts: ExpertConfig | None = None  # None: every layer has one MLP of width `mlp`
+
+    @property
+    def has_mlp(self) -> bool:
+        """Whether every layer has an MLP of width `mlp`, which all tokens use."""
+        return self.experts is None or self.experts.shared
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -168,32 +178,39 @@ def delta_shape(heads: int, key_heads: int, key_dim: int, value_dim: int, width:
 
 
 def _qwen3_5(
-    layers: int, embed: int, heads: int, kv_heads: int, mlp: int, delta_heads: int, tied: bool
-) -> DecoderConfig:
+    layers: int, embed: int, heads: int, kv_heads: int, mlp: int, delta_heads: int, tied: bool,
+    experts: ExpertConfig | None = None,
+) -> DecoderConfig:  # fmt: skip
     theta, head_dim, dims = 1e7, 256, 64
     delta = LayerKind(None, None, delta_shape(delta_heads, 16, 128, 128, 4))
     return DecoderConfig(
         layers, embed, heads, kv_heads, head_dim, mlp, 248_320, tied, qk_norm=True, rope_theta=theta, rope_dims=dims,
-        norm_around_one=True, attention_gate=True,
+        norm_around_one=True, attention_gate=True, experts=experts,
         kinds=(delta, delta, delta, LayerKind(None, Rope(theta, dims, None), LayerShape("full"))),
     )  # fmt: skip
 
 
 _QWEN3_30B = DecoderConfig(
-    layers=48,
-    embed=2048,
-    heads=32,
-    kv_heads=4,
-    head_dim=128,
-    mlp=6144,  # not used
-    vocab=151_936,
-    tied=False,
-    qk_norm=True,
-    rope_theta=1e6,
+    48, 2048, 32, 4, 128, 6144, 151_936, tied=False, qk_norm=True, rope_theta=1e6,  # the width 6144 is not used
     experts=ExpertConfig(count=128, top=8, mlp=768, balance_loss=0.001),
-)
+)  # fmt: skip
+
+GPT_OSS_YARN = Yarn(32.0, 4096, attention=attention_factor(32.0, None, 4096, kind="yarn"), truncate=False)
+
+
+def _gpt_oss(layers: int, experts: int) -> DecoderConfig:
+    theta, head_dim, width = 150_000.0, 64, 2880
+    rope = Rope(theta, head_dim, GPT_OSS_YARN)
+    return DecoderConfig(
+        layers, width, 64, 8, head_dim, width, 201_088, tied=False, qkv_bias=True, out_bias=True, norm_eps=1e-5,
+        rope_theta=theta, rope_scaling=GPT_OSS_YARN, attention_sinks=True,
+        kinds=(LayerKind(128, rope), LayerKind(None, rope)),
+        experts=ExpertConfig(experts, 4, width, balance_loss=0.9, bias=True, clamped=ClampedGate(1.702, 7.0)),
+    )  # fmt: skip
+
 
 _MIXTRAL_EXPERTS = ExpertConfig(count=8, top=2, mlp=14_336, balance_loss=0.02)
+_QWEN3_5_EXPERTS = ExpertConfig(count=256, top=8, mlp=512, balance_loss=0.001, shared=True)
 
 SIZES: dict[str, DecoderConfig] = {
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True),
@@ -209,10 +226,13 @@ SIZES: dict[str, DecoderConfig] = {
     "qwen3.5-4b": _qwen3_5(32, 2560, 16, 4, 9216, 32, tied=True),
     "qwen3.5-9b": _qwen3_5(32, 4096, 16, 4, 12_288, 32, tied=False),
     "qwen3.5-27b": _qwen3_5(64, 5120, 24, 4, 17_408, 48, tied=False),
+    "qwen3.5-35b-a3b": _qwen3_5(40, 2048, 16, 2, 512, 32, tied=False, experts=_QWEN3_5_EXPERTS),
     "llama3.2-1b": _llama3(16, 2048, 32, 8192, tied=True, factor=32.0),
     "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
     "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
     "llama3.1-70b": _llama3(80, 8192, 64, 28_672, tied=False, factor=8.0),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "smollm2-135m": _smollm2(30, 576, 9, 3, 1536, 1e5),
     "smollm2-360m": _smollm2(32, 960, 15, 5, 2560, 1e5),
     "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, 1.3e5),
@@ -239,10 +259,13 @@ HUB_NAMES = {
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Base",
     **{f"qwen3.5-{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B")},
+    "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B-Base",
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B",
     "llama3.1-70b": "meta-llama/Llama-3.1-70B",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
@@ -287,7 +310,7 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
         raise UserError(
             "E-MODEL-042",
             f"model.mlp cannot be changed in {model.name}",
-            why="its layers have experts, and no MLP of this width",
+            why="its layers have experts, whose widths this key does not set",
             fix="remove model.mlp, or choose a named size without experts, such as qwen3-0.6b",
         )
     return _checked(replace(size, **given))

@@ -242,7 +242,7 @@ def _layer_widths(c: DecoderConfig, kind: LayerKind) -> dict[str, int]:
 
 def _mlp_width(c: DecoderConfig, shape: LayerShape | None) -> int:
     """Return the width of the MLP that every token uses, or 0 for a layer with only experts."""
-    return c.size("F", shape) if c.experts is None else 0
+    return c.size("F", shape) if c.has_mlp else 0
 
 
 def _other_model(resolved: ResolvedJob) -> Footprint:

@@ -45,6 +45,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{name: {"model_type": name} | (GPT2 if name == "gpt2" else PLAIN) for name in FAMILIES},
     "granitemoehybrid": {"model_type": "granitemoehybrid", **PLAIN, **DENSE_GRANITE},
     "gemma4_text": {"model_type": "gemma4_text", **PLAIN, "vocab_size_per_layer_input": 96},
+    "qwen3_5_moe_text": {"model_type": "qwen3_5_moe_text", **PLAIN, "shared_expert_intermediate_size": 40},
     **{
         f"{name}-window": {"model_type": name, **PLAIN, **WINDOW}
         for name in ("gemma2", "gemma3_text", "mistral", "phi3")
@@ -164,7 +165,7 @@ def test_a_convolution_counts_its_matrices_only() -> None:
 def test_every_decoder_family_is_counted_by_hand() -> None:
     """Layers of these differ, or have experts. tests/unit/models compares the counts of their published sizes."""
     other_layers = {"gemma4_text", "gemma4_unified_text", "qwen3_5_text", "lfm2"}
-    other_layers |= {"qwen3_moe", "mixtral", "olmoe"}
+    other_layers |= {"qwen3_moe", "mixtral", "olmoe", "gpt_oss", "qwen3_5_moe_text"}
     assert {*FAMILIES} - {"gpt2"} - other_layers <= {*NORMS_AND_BIASES}
 
 

@@ -25,9 +25,13 @@ RESULTS = ROOT / "results/eight_bit_plan.json"
 PAGE = ROOT.parent / "docs/how-to/eight-bit.md"
 START, END = "<!-- eight bit plans: start -->\n", "<!-- eight bit plans: end -->\n"
 # The format, the slice and the other overrides of bench/jobs/llama3.1-8b.yaml.
+KEEP = "remat={policy: named, keep: [attention_out], offload: [layer_in]}"
+SHORT = ("sequence=2048", "batch=96", "micro_batch=12")
 ROWS = (
     ("int8", "v6e-8", ()),
-    ("int8", "v6e-8", ("sequence=2048", "batch=96", "micro_batch=12")),
+    ("int8", "v6e-8", (KEEP,)),
+    ("int8", "v6e-8", SHORT),
+    ("int8", "v6e-8", (KEEP, *SHORT)),
     ("fp8", "h100-8", ("micro_batch=1",)),
     ("int8", "v5e-32", ("batch=32", "micro_batch=1")),
     ("fp8", "tpu7x-2x2x1", ()),

@@ -21,7 +21,8 @@ ROWS = (
     "Gemma 2", "Gemma 3 (text)", "VaultGemma", "Gemma 4 12B (text)", "Gemma 4 31B (text)", "Gemma 4 E2B, E4B (text)",
     "Phi-3, Phi-4-mini", "OLMo 2", "OLMo 3", "EXAONE 4", "Seed-OSS", "CWM",
     "Ministral 3", "Granite 3, 4.1", "Granite 4.0 without Mamba", "GLM-4", "ERNIE 4.5",
-    "Qwen3.5, 3.6, 3.8 (dense)", "LFM2, LFM2.5", "Qwen3-MoE", "Mixtral", "OLMoE", "GPT-2",
+    "Qwen3.5, 3.6, 3.8 (dense)", "Qwen3.5, 3.6 (experts)", "LFM2, LFM2.5", "Qwen3-MoE", "Mixtral", "OLMoE", "gpt-oss",
+    "GPT-2",
 )  # fmt: skip
 METHODS = "20 steps of"
 FIRST = (

@@ -157,8 +157,23 @@ QWEN3_5 = {
         "mrope_interleaved": True,
     },
 }
+QWEN3_5_MOE = QWEN3_5 | {
+    "intermediate_size": None,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "rms_norm_eps": 1e-4,
+}
 LFM2 = {"block_multiple_of": 8, "layer_types": ["conv", "full_attention"], "rope_parameters": LINEAR}
 QWEN3_MOE = {"head_dim": 16, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
+GPT_OSS = {  # a low limit, so that some values are clamped
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": WINDOW,
+    "head_dim": 16,
+    "swiglu_limit": 0.6,
+}
 GPT2 = {
     "vocab_size": VOCAB,
     "n_embd": 32,
@@ -275,6 +290,7 @@ VARIANTS: dict[str, Variant] = {
             "tie_word_embeddings": True,
         },
     ),
+    "qwen3.5-moe": Variant("Qwen3.5, 3.6 (experts)", "Qwen3_5Moe", QWEN3_5_MOE),
     "lfm2": Variant("LFM2, LFM2.5", "Lfm2", LFM2),
     "lfm2-tail": Variant(
         "LFM2, LFM2.5",
@@ -298,11 +314,15 @@ VARIANTS: dict[str, Variant] = {
         {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": WINDOW, "head_dim": 16},
     ),
     "olmoe": Variant("OLMoE", "Olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "rope_parameters": YARN}),
+    "gpt-oss-full": Variant(
+        "gpt-oss", "GptOss", GPT_OSS | {"layer_types": [GLOBAL] * 2, "rope_parameters": LINEAR, "attention_bias": False}
+    ),
+    "gpt-oss": Variant("gpt-oss", "GptOss", GPT_OSS | {"rope_parameters": YARN | {"truncate": False}}),
     "gpt2": Variant("GPT-2", "GPT2", {}, GPT2),
     "gpt2-wide": Variant("GPT-2", "GPT2", {"n_inner": 80, "layer_norm_epsilon": 1e-6}, GPT2),
 }
 # transformers has a configuration of the text part of these.
-TEXT_PARTS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5")
+TEXT_PARTS = ("Gemma3", "Gemma4", "Gemma4Unified", "Qwen3_5", "Qwen3_5Moe")
 FAMILY_EXAMPLES = {variant.row: name for name, variant in VARIANTS.items()}  # the last one of each
 
 
@@ -312,9 +332,9 @@ def pair(name: str) -> Pair:
     folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
     atexit.register(shutil.rmtree, folder)
     reference.save_pretrained(folder)
-    family, config = read_config(read_json(folder / "config.json"), "config.json")
-    model = model_for(config)
     with open_weights(folder) as weights:
+        family, config = read_config(read_json(folder / "config.json"), "config.json", list(weights))
+        model = model_for(config)
         found = params_of({key: np.array(weights.view(key)) for key in weights}, family, model)
     return Pair(folder, reference, family, model, found)
 
@@ -334,7 +354,7 @@ def reference_of(variant: Variant) -> Any:
 
     kind = "GPT2LMHeadModel" if variant.kind == "GPT2" else f"{variant.kind}ForCausalLM"
     reference = getattr(transformers, kind)(config_for(variant)).eval()
-    around_one = variant.kind not in ("Gemma2", "Gemma3", "VaultGemma", "Qwen3_5")
+    around_one = variant.kind not in ("Gemma2", "Gemma3", "VaultGemma", "Qwen3_5", "Qwen3_5Moe")
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, weight in reference.named_parameters():

@@ -200,6 +200,16 @@ def test_a_cache_of_the_whole_vocabulary_is_the_teacher_itself(online: Trained) 
     np.testing.assert_allclose(*looks, rtol=1e-5)
 
 
+def test_a_run_with_split_sequences_is_that_of_one_device(online: Trained) -> None:
+    """The cache is written on four devices, which have complete rows. The student and its start are split."""
+    split = ("distil.cache=split", f"distil.top_k={VOCAB}", "devices=4", "mesh.fsdp=2", "mesh.context=2")
+    with make_display(io.StringIO()) as display:
+        cache(job_of(*split), display)
+    _, rows = trained("name=split", *ANCHORED, *split)
+    for figure in ("loss", "soft", "anchor", "validation_loss"):
+        np.testing.assert_allclose(losses(rows, figure), losses(online[1], figure), rtol=2e-5)
+
+
 @pytest.mark.slow
 def test_adapters_learn_from_a_cache_of_a_few_tokens_and_go_on_after_a_stop() -> None:
     """The beginning is the base under the adapters."""

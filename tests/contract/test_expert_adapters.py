@@ -35,6 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen3Moe": {"head_dim": 8, **EXPERTS},
     "Mixtral": {"num_local_experts": 4, **FEW},
     "Olmoe": {"num_experts": 8, **FEW},
+    "GptOss": {"head_dim": 8, "num_local_experts": 4, "sliding_window": 8, **FEW},
 }
 
 
@@ -75,7 +76,7 @@ def test_twenty_steps_of_quantized_experts_follow_peft(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name == "Mixtral" else pytest.mark.slow) for name in FAMILIES]
+    "family", [pytest.param(name, marks=() if name in ("Mixtral", "GptOss") else pytest.mark.slow) for name in FAMILIES]
 )
 def test_peft_computes_the_logits_of_the_run(family: str, tmp_path: Path) -> None:
     """All matrices and the routers have adapters. A second run starts from the folder and exports it again."""
@@ -92,7 +93,8 @@ def test_peft_computes_the_logits_of_the_run(family: str, tmp_path: Path) -> Non
     assert np.abs(after - before).max() > 0.1
     np.testing.assert_allclose(after, our_logits(run), atol=1e-4)
     names = {name for name, _ in model.named_parameters() if ".lora_A." in name and ".layers.0." in name}
-    kinds = {"q_proj", "k_proj", "v_proj", "o_proj", "gate", "experts", "experts.base_layer"}
+    router = "router" if family == "GptOss" else "gate"
+    kinds = {"q_proj", "k_proj", "v_proj", "o_proj", router, "experts", "experts.base_layer"}
     assert {name.partition(".lora_A")[0].rpartition("self_attn." if "self_attn" in name else "mlp.")[2] for name in
             names} == kinds  # fmt: skip
 

@@ -24,8 +24,8 @@ from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.method import method_of
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.registry import model_of
-from forerun.models.sizes import DecoderConfig, ExpertConfig
 from forerun.nn import expert_rounds, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.weights.experts import Experts
@@ -132,11 +132,12 @@ def test_adapters_give_the_logits_of_the_merged_experts() -> None:
 
 
 @pytest.mark.torch
-def test_the_balance_loss_and_its_gradient_are_those_of_transformers() -> None:
+@pytest.mark.parametrize("name", ["qwen3-moe", pytest.param("gpt-oss", marks=pytest.mark.slow)])
+def test_the_balance_loss_and_its_gradient_are_those_of_transformers(name: str) -> None:
     """On padded rows: padding counts in neither."""
     import torch
 
-    one = pair("qwen3-moe")
+    one = pair(name)
     rows = jax.tree.map(lambda array: array[: len(LONG)], ROWS)
     mask = torch.from_numpy(rows.segments > 0).long()
     one.reference.zero_grad()

@@ -30,7 +30,7 @@ EVERY = pytest.mark.parametrize("name", VARIANTS)
 # everything else of these.
 SAMPLE = (
     *("llama3", "qwen2-window", "qwen3", "gemma2-tail", "gemma4-e2b", "phi3-longrope", "olmo2", "granite", "glm4"),
-    *("qwen3.5", "qwen3.5-moe", "lfm2-tail", "qwen3-moe", "mixtral", "gpt2"),
+    *("qwen3.5", "qwen3.5-moe", "lfm2-tail", "qwen3-moe", "mixtral", "gpt-oss", "gpt2"),
 )
 Note = Callable[[str, str, Any], None]
 

@@ -10,8 +10,9 @@ import pytest
 from families_reference import VARIANTS, YARN, config_for
 
 from forerun.errors import UserError
-from forerun.models.families.registry import FAMILIES, read_config
-from forerun.models.sizes import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig
+from forerun.models.families.registry import FAMILIES, family_for, read_config
+from forerun.models.sizes import SIZES
 from forerun.nn.rope import Proportional, Rope
 
 WHERE = "tiny/config.json"
@@ -25,6 +26,7 @@ PLAIN = {
     "head_dim": 8,
 }
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+QWEN3_5 = ("qwen3_5_text", "qwen3_5_moe_text")
 GEMMA4 = ("gemma4_text", "gemma4_unified_text")
 ROWS = {
     "llama": "Llama 2, 3.x",
@@ -50,19 +52,22 @@ ROWS = {
     "glm4": "GLM-4",
     "ernie4_5": "ERNIE 4.5",
     "qwen3_5_text": "Qwen3.5, 3.6, 3.8 (dense)",
+    "qwen3_5_moe_text": "Qwen3.5, 3.6 (experts)",
     "lfm2": "LFM2, LFM2.5",
     "qwen3_moe": "Qwen3-MoE",
     "mixtral": "Mixtral",
     "olmoe": "OLMoE",
+    "gpt_oss": "gpt-oss",
     "gpt2": "GPT-2",
 }
-EXPERTS = ("qwen3_moe", "mixtral", "olmoe")
+EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "qwen3_5_moe_text", "gpt_oss")
 DENSE_GRANITE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "position_embedding_type": "rope"}
 MORE = {
     "gemma4_text": {"vocab_size_per_layer_input": 96},  # its default is 262,144
     "granitemoehybrid": DENSE_GRANITE,
+    "qwen3_5_moe_text": {"shared_expert_intermediate_size": 24},
 }
-WITH_LAYER_TYPES = ("olmo3", "exaone4", "cwm", "granitemoehybrid")  # transformers 4 wrote the key for these
+WITH_LAYER_TYPES = ("olmo3", "exaone4", "cwm", "granitemoehybrid", "gpt_oss")  # transformers 4 wrote the key for these
 
 
 def minimal(model_type: str, **changes: Any) -> dict[str, Any]:
@@ -106,6 +111,27 @@ def test_old_and_new_style_are_one_config(name: str) -> None:
     assert read_config(old, WHERE) == read_config(new, WHERE)
 
 
+GPT_OSS_20B = {
+    "attention_bias": True, "attention_dropout": 0.0, "eos_token_id": 200002, "experts_per_token": 4, "head_dim": 64,
+    "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+    "layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072,
+    "model_type": "gpt_oss", "num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24,
+    "num_key_value_heads": 8, "num_local_experts": 32, "output_router_logits": False, "pad_token_id": 199999,
+    "rms_norm_eps": 1e-5, "rope_scaling": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+    "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": False}, "rope_theta": 150000,
+    "router_aux_loss_coef": 0.9, "sliding_window": 128, "swiglu_limit": 7.0, "tie_word_embeddings": False,
+    "vocab_size": 201088,
+}  # fmt: skip
+
+
+def test_the_published_file_of_gpt_oss_is_the_named_size_and_its_export() -> None:
+    family, config = read_config(GPT_OSS_20B, WHERE)
+    assert config == SIZES["gpt-oss-20b"]
+    assert family.write is not None
+    assert read_config(family.write(config) | {"model_type": "gpt_oss"}, WHERE)[1] == config
+    assert read_config({**GPT_OSS_20B, "rope_scaling": None, "initial_context_length": None}, WHERE)[1] == config
+
+
 PUBLISHED = {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "head_dim": 8}
 
 
@@ -132,13 +158,21 @@ def test_a_minimal_config_is_read(model_type: str) -> None:
     assert (family.model_type, config.layers, config.embed, config.vocab) == (model_type, 2, 32, 96)
 
 
-def test_keys_of_published_qwen3_5_files_have_no_effect() -> None:
+@pytest.mark.parametrize("model_type", QWEN3_5)
+def test_keys_of_published_qwen3_5_files_have_no_effect(model_type: str) -> None:
     without = {"mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1, "output_gate_type": "swish"}
     rope = {"rope_type": "default", "rope_theta": 1e7, "mrope_section": [11, 11, 10], "mrope_interleaved": True}
-    given = minimal("qwen3_5_text", attn_output_gate=True, full_attention_interval=2, mlp_only_layers=[])
+    given = minimal(model_type, attn_output_gate=True, full_attention_interval=2, mlp_only_layers=[])
     _, config = read_config(given | without | {"rope_parameters": rope}, WHERE)
     assert [kind.mixer for kind in config.layer_kinds] == ["delta", "attention"]  # type: ignore[union-attr]
     assert config == read_config(given | {"rope_theta": 1e7}, WHERE)[1]
+
+
+def test_a_named_size_and_the_exported_config_json_are_the_same() -> None:
+    size = SIZES["qwen3.5-35b-a3b"]
+    family = family_for(size)
+    assert family.write is not None
+    assert read_config(family.write(size) | {"model_type": family.model_type}, WHERE) == (family, size)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +189,7 @@ LLAMA_LIKE = [name for name in FAMILIES if name != "gpt2"]
 ACTIVATIONS = {"gpt2": "activation_function"} | dict.fromkeys(
     ("gemma2", "gemma3_text", "vaultgemma", *GEMMA4), "hidden_activation"
 )
-WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4", "qwen3_5_text")]
+WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4", *QWEN3_5)]
 DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {"partial_rotary_factor": 0.5}
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what the error names, in the table
@@ -202,10 +236,12 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     ("granitemoehybrid", {"num_local_experts": None}, "num_local_experts: 8", "experts"),
     ("granitemoehybrid", {"normalization_function": "layernorm"}, "layernorm", "other norms"),
     ("granitemoehybrid", {"position_embedding_type": "alibi"}, "alibi", "other positions"),
-    ("qwen3_5_text", {"layer_types": ["mamba"] * 2}, "mamba", "other layer types"),
-    ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate", "attention without a gate"),
-    ("qwen3_5_text", {"output_gate_type": "sigmoid"}, "output_gate_type", "other output gates"),
-    ("qwen3_5_text", {"mlp_only_layers": [1]}, "mlp_only_layers", "layers without a mixer"),
+    *((name, {"layer_types": ["mamba"] * 2}, "mamba", "other layer types") for name in QWEN3_5),
+    *((name, {"attn_output_gate": False}, "attn_output_gate", "attention without a gate") for name in QWEN3_5),
+    *((name, {"output_gate_type": "sigmoid"}, "output_gate_type", "other output gates") for name in QWEN3_5),
+    *((name, {"mlp_only_layers": [1]}, "mlp_only_layers", "layers without a mixer") for name in QWEN3_5),
+    ("qwen3_5_moe_text", {"norm_topk_prob": False}, "norm_topk_prob", "weights that are not normalised"),
+    ("qwen3_5_moe_text", {"decoder_sparse_step": 2}, "decoder_sparse_step", "layers without experts"),
     ("lfm2", {"layer_types": ["mamba"] * 2}, "mamba", "other layer types"),
     ("lfm2", {"conv_bias": True}, "conv_bias", "convolution with bias"),
     *((name, {"num_experts_per_tok": 999}, "num_experts_per_tok", "more experts per token") for name in EXPERTS),
@@ -214,6 +250,9 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step", "layers without experts"),
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise", "noise in the router"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv", "clipped q, k and v"),
+    ("gpt_oss", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types"),
+    ("gpt_oss", {"experts_per_token": 2}, "experts_per_token: 2", "two counts of experts per token"),
+    ("gpt_oss", {"initial_context_length": 8192}, "initial_context_length", "two original contexts"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention", "cross attention"),
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx", "scaling by layer"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights", "unscaled attention"),

@@ -74,34 +74,59 @@ def _mistral3(tied: bool) -> Any:
     return Mistral3ForConditionalGeneration(config)
 
 
-def _qwen3_5() -> Any:
-    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+QWEN3_5_TEXT = TEXT | {
+    "head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    # The keys of the published files that transformers does not know.
+    "attn_output_gate": True,
+    "full_attention_interval": 2,
+    "mamba_ssm_dtype": "float32",
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1000.0,
+        "partial_rotary_factor": 0.5,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+}
 
-    text = TEXT | {
-        "head_dim": 16,
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 12,
-        # The keys of the published files that transformers does not know.
-        "attn_output_gate": True,
-        "full_attention_interval": 2,
-        "mamba_ssm_dtype": "float32",
-        "mtp_num_hidden_layers": 1,
-        "mtp_use_dedicated_embeddings": False,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 1000.0,
-            "partial_rotary_factor": 0.5,
-            "mrope_section": [2, 1, 1],
-            "mrope_interleaved": True,
-        },
-    }
+
+def _qwen3_5(kind: str = "Qwen3_5", more: Mapping[str, Any] = {}) -> Any:
+    import transformers
+
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 24, "num_heads": 2, "patch_size": 4}
     vision |= {"out_hidden_size": TEXT["hidden_size"], "num_position_embeddings": 16}
     tokens = {"image_token_id": 299, "video_token_id": 298, "vision_start_token_id": 297, "vision_end_token_id": 296}
-    return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, **tokens))
+    config = getattr(transformers, f"{kind}Config")(text_config=QWEN3_5_TEXT | more, vision_config=vision, **tokens)
+    return getattr(transformers, f"{kind}ForConditionalGeneration")(config)
+
+
+def _fused(names: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with all experts of a layer in two of them, as in the published Qwen3.5-35B-A3B.
+
+    The weights of its multi-token prediction have one tensor per expert.
+    """
+    found = {name: one for name, one in names.items() if ".experts." not in name}
+    for layer in range(2):
+        start = f"model.language_model.layers.{layer}.mlp.experts."
+        gate, up, down = (
+            np.stack([names[f"{start}{n}.{part}_proj.weight"] for n in range(EXPERTS["num_experts"])])
+            for part in ("gate", "up", "down")
+        )
+        found |= {f"{start}gate_up_proj": np.concatenate([gate, up], axis=1), f"{start}down_proj": down}
+    return _added(PREDICTION | {"mtp.layers.0.mlp.experts.0.gate_proj.weight": (24, 32)})(found)
 
 
 GEMMA4_TEXT = TEXT | {"sliding_window": WINDOW, "global_head_dim": 16, "final_logit_softcapping": 30.0}
@@ -191,6 +216,8 @@ CHECKPOINTS = {
     "mistral3, tied": Wrapped(lambda: _mistral3(True)),
     "mistral3, published": Wrapped(lambda: _mistral3(False), dict, _without_ties),
     "qwen3_5": Wrapped(_qwen3_5, _added(PREDICTION)),
+    "qwen3_5_moe": Wrapped(lambda: _qwen3_5("Qwen3_5Moe", EXPERTS)),
+    "qwen3_5_moe, published": Wrapped(lambda: _qwen3_5("Qwen3_5Moe", EXPERTS), _fused),
     "gemma4": Wrapped(_gemma4, _added(SHARED)),
     "gemma4_unified": Wrapped(_gemma4_unified),
 }

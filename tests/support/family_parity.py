@@ -74,8 +74,8 @@ def params_of(named: Mapping[str, np.ndarray], family: Family, model: Any) -> An
         tensor = named[entry.name]
         assert tensor.shape == entry.shape, entry.name
         for piece in entry.pieces:
-            end = piece.start + piece.shape[entry.along]
-            part = tensor[(slice(None),) * entry.along + (slice(piece.start, end),)]
+            end = piece.start + piece.step * piece.shape[entry.along]
+            part = tensor[(slice(None),) * entry.along + (slice(piece.start, end, piece.step),)]
             part = part.reshape(piece.split).transpose(piece.order)
             leaves[piece.path][piece.lead] = part
     for path, leaf in leaves.items():

@@ -75,6 +75,7 @@ class SimulatedHost:
     index: int
     connected: bool = False
     frozen: bool = False
+    away_until: float = 0.0  # it connects after this time
     instance: int = 0
     worker: SimulatedWorker | None = None
     orders: deque[FromLeader] = field(default_factory=deque)
@@ -195,7 +196,8 @@ class World:
                     host.worker = None
             return
         if not host.connected:
-            if chance.random() < 0.5 and not (self.absent and host.index == len(self.hosts) - 1):
+            late = self.now < host.away_until or (self.absent and host.index == len(self.hosts) - 1)
+            if chance.random() < 0.5 and not late:
                 host.connected = True
                 host.worker = None
                 self.tell(HostJoined(Hello(host.index, len(self.hosts), str(host.instance), "vm", 1, {})))
@@ -234,6 +236,8 @@ class World:
         fault = self.chance.choice(
             ["crash", "crash", "mistake", "storage", "cut", "restart", "freeze", "stuck", "stop", "start", "leader"]
         )
+        if self.policy.is_elastic and self.chance.random() < 0.5:
+            host, fault = self.hosts[-1], "restart"  # the last slice is lost
         self.seen[fault] += 1
         match fault:
             case "crash":
@@ -245,6 +249,7 @@ class World:
             case "cut" | "restart":
                 if host.connected:
                     host.instance += fault == "restart"
+                    host.away_until = self.now + self.chance.choice([0.0, 4.0, 25.0])
                     host.disconnect()
                     self.tell(HostDisconnected(host.index))
             case "freeze":
@@ -372,8 +377,10 @@ class World:
             lost = [self.view.members.get(host.index) for host in missing]
             assert any(one is None or one.is_lost(self.limits, self.now) for one in lost), f"{where}: nothing is lost"
             if number * per in self.taking_part or not self.taking_part:
-                waited = self.now - self.ended_seconds
-                assert waited >= self.policy.wait_seconds, f"{where}: waited {waited} s only"
+                waited, wanted = self.now - self.ended_seconds, self.policy.wait_seconds
+                if not self.taking_part:  # the first attempt
+                    wanted = max(wanted, self.limits.gather)
+                assert waited >= wanted, f"{where}: waited {waited} s only"
 
     def check_stop(self, hosts: tuple[int, ...], units: int, seconds: float, *, save: bool, ends_job: bool) -> None:
         assert self.asked[ends_job]

@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forerun.models.decoder_config import DecoderConfig
     from forerun.models.layer_kinds import LayerShape
-    from forerun.models.sizes import DecoderConfig
     from forerun.resolve.resolved_job import ResolvedJob
 
 
 def model_dimensions(resolved: ResolvedJob) -> str:
     """Return layers, width and vocabulary of a job's model as text."""
-    from forerun.models.sizes import DecoderConfig
+    from forerun.models.decoder_config import DecoderConfig
 
     config = resolved.config
     if not isinstance(config, DecoderConfig):
@@ -29,7 +29,8 @@ def _layer(config: DecoderConfig, shape: LayerShape | None) -> str:
     """Return the dimensions of one layer as text."""
     mlp = f"mlp {config.size('F', shape)}"
     if (e := config.experts) is not None:
-        mlp = f"{e.count} experts with mlp {e.mlp}, {e.top} per token"
+        beside = f", and a shared one with {mlp}" if config.has_mlp else ""
+        mlp = f"{e.count} experts with mlp {e.mlp}, {e.top} per token{beside}"
     if shape is not None and shape.mixer != "attention":
         return mlp
     heads, kv_heads = config.size("H", shape), config.size("K", shape)

@@ -93,8 +93,8 @@ def check_hosts(machine: Machine) -> Finding:
         hosts = find_tpu_hosts(machine.environment, machine.metadata)
     except UserError as error:
         return Finding("hosts", "warn", f"{error.what}; {error.why}", error.fix)
-    if hosts is None or len(hosts.addresses) < 2:
+    if hosts is None or hosts.count < 2:
         return Finding("hosts", "ok", "one")
-    found = f"this is host {hosts.index} of {len(hosts.addresses)}: a job started on one host alone waits forever"
+    found = f"this is host {hosts.number} of {hosts.count}: a job started on one host alone waits forever"
     fix = f"copy the job, its data and the secret to all hosts, then: {EVERYWHERE} (docs/how-to/hosts.md)"
     return Finding("hosts", "warn", found, fix)

@@ -29,10 +29,10 @@ def warnings_of(job: Job) -> Iterator[str]:
     cache = bucket_cache(job.data)
     if cache is not None and cache.warning is not None:
         yield cache.warning
-    float8 = pretrained(job.model).float8 if is_checkpoint(job.model) else None
-    if float8 is not None:
+    form = _dequantized(job)
+    if form is not None:
         yield (
-            f"{job.model.name} has FP8 weights ({float8}): forerun dequantizes them to bfloat16 and trains those; an "
+            f"{job.model.name} has {form}: forerun dequantizes them to bfloat16 and trains those; an "
             "export has bfloat16 weights and no quantization_config"
         )
     positions = trained_positions(job)
@@ -43,6 +43,16 @@ def warnings_of(job: Job) -> Iterator[str]:
         )
     if (text := _bare_layers(job)) is not None:
         yield text
+
+
+def _dequantized(job: Job) -> str | None:
+    """Return the form of the weights that are dequantized when they are read, or None."""
+    if not is_checkpoint(job.model):
+        return None
+    found = pretrained(job.model)
+    if found.mxfp4:
+        return "experts in MXFP4"
+    return None if found.float8 is None else f"FP8 weights ({found.float8})"
 
 
 def _bare_layers(job: Job) -> str | None:

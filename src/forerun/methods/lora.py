@@ -24,9 +24,11 @@ from forerun.nn.weights.quantized import Quantized, quantized_spec
 
 TARGETS_KEY = "lora.targets"
 # Paths in a family's table that "all-linear" leaves out. Public adapters do not have the projections of the per-layer
-# embeddings of Gemma 4. Routers stay frozen, so that a token keeps its experts.
-OPTIONAL = ("layer_projection", "blocks.layer_gate", "blocks.layer_out", "blocks.router")
-EXACT = ("blocks.router",)  # is not quantized: a small error of its scores would choose other experts
+# embeddings of Gemma 4. Routers and gates of shared experts stay frozen, so that a token keeps its experts.
+OPTIONAL = ("layer_projection", "blocks.layer_gate", "blocks.layer_out", "blocks.router", "blocks.shared_gate")
+# Paths that are not quantized. A small error of a router's scores would choose other experts, and a gate of a shared
+# expert has one column, so that its scales and codes would save nothing.
+EXACT = ("blocks.router", "blocks.shared_gate")
 ADAPTER = "adapter"  # key of adapters that were read from files: {path of a weight: {"down": ..., "up": ...}}
 
 

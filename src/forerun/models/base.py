@@ -52,6 +52,7 @@ class Capabilities:
       layers: The size of the leading layer dimension of stacked weights, or None if no weights are stacked.
       positions: The largest number of positions that the model accepts, or None for no limit.
       attention_softcap: The soft cap on attention scores, or None. Not every attention kernel has one.
+      attention_sinks: Whether heads have learned sinks. Not every attention kernel has them.
       layer_kinds: One period of the layers' windows and position embeddings, or () if they are unknown.
       has_cache: Whether the model has `cache` and `extend`, which generate tokens without recomputing earlier ones.
       splits_sequences: Whether the model computes with sequences that `mesh.context` splits.
@@ -61,6 +62,7 @@ class Capabilities:
     layers: int | None = None
     positions: int | None = None
     attention_softcap: float | None = None
+    attention_sinks: bool = False
     layer_kinds: tuple[LayerKind, ...] = ()
     has_cache: bool = False
     splits_sequences: bool = False

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from forerun.models.base import Capabilities, Readout
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.decoder_flops import decoder_flops
 from forerun.models.decoder_params import Block, Params, decoder_specs
 from forerun.models.keys import Stack
@@ -24,7 +25,6 @@ from forerun.models.layer_kinds import LayerKind, LayerShape, Section
 from forerun.models.layout import StepWithOutput, joined, through, unstacked
 from forerun.models.mlp import ACTIVATIONS, layer_mlp, plus
 from forerun.models.recurrent_mixers import NewTokens, PackedRows, Recurrence, filtered, gated_delta, state_specs
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
 from forerun.nn.compute import Compute, residual
@@ -68,6 +68,7 @@ class Decoder:
         return Capabilities(
             layers=layers,
             attention_softcap=c.attention_softcap,
+            attention_sinks=c.attention_sinks,
             layer_kinds=kinds,
             has_cache=True,
             splits_sequences=c.experts is None and all(kind.mixer == "attention" for kind in kinds),
@@ -102,18 +103,6 @@ class Decoder:
             tokens_BS, segments_BS, positions_BS = (split.spread(x) for x in (tokens_BS, segments_BS, positions_BS))
             run_attention = partial(split_attention, split=split)
 
-        def attend(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, kind: LayerKind) -> jax.Array:
-            return run_attention(
-                self._tempered(q_BSHD, positions_BS),
-                k_BSKD,
-                v_BSKD,
-                segments_BS,
-                window=kind.window,
-                kernel=compute.attention,
-                scale=c.query_scale,
-                softcap=c.attention_softcap,
-            )
-
         turns = self._angles(positions_BS, segments_BS, compute)
 
         packed = PackedRows(segments_BS)
@@ -129,7 +118,8 @@ class Decoder:
 
                 def noted(q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array) -> jax.Array:
                     used.append((k_BSKD, v_BSKD))
-                    return attend(q_BSHD, k_BSKD, v_BSKD, kind)
+                    q_BSHD, limits = self._tempered(q_BSHD, positions_BS), self._limits(kind, block)
+                    return run_attention(q_BSHD, k_BSKD, v_BSKD, segments_BS, kernel=compute.attention, **limits)
 
                 given = shared.get(kind.stack_name)
                 mix = partial(self.attention, turns=turns.get(kind), attend=noted, shared=given)
@@ -217,10 +207,9 @@ class Decoder:
 
             def attend(q_BTHD: jax.Array, k_BTKD: jax.Array, v_BTKD: jax.Array) -> jax.Array:
                 new.append((k_BTKD, v_BTKD))
-                limits: dict[str, Any] = {"scale": c.query_scale, "softcap": c.attention_softcap}
                 old = part.layer(number)
                 q_BTHD = self._tempered(q_BTHD, positions_BT)
-                return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, window=kind.window, **limits)
+                return cached_attention(q_BTHD, k_BTKD, v_BTKD, old, positions_BT, **self._limits(kind, block))
 
             mix = partial(self.attention, turns=turns.get(kind), attend=attend, shared=shared)
             x_BTE, _ = self.block(block, x_BTE, mix)
@@ -354,6 +343,12 @@ class Decoder:
         spans_BS = (positions_BS // temperature.original).astype(jnp.float32)
         factors_BS = 1.0 + temperature.beta * jnp.log1p(spans_BS)
         return q_BSHD * factors_BS[:, :, None, None].astype(q_BSHD.dtype)
+
+    def _limits(self, kind: LayerKind, block: Block[jax.Array]) -> dict[str, Any]:
+        """Return the settings of the attention of a layer. A family without sinks has no key for them."""
+        c = self.config
+        sinks = {} if block.sinks is None else {"sinks_H": block.sinks}
+        return {"window": kind.window, "scale": c.query_scale, "softcap": c.attention_softcap, **sinks}
 
     def _norm(self, x: jax.Array, scale: jax.Array | None) -> jax.Array:
         c = self.config

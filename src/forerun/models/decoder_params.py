@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.layer_kinds import LayerShape, Section
 from forerun.models.parameter_axes import (
     array_axes,
@@ -17,7 +18,6 @@ from forerun.models.parameter_axes import (
     scalar_axes,
     shape_of,
 )
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.spec import Fill, Init, LogUniform, Normal, ParamSpec, stack
 from forerun.nn.weights.dense import Dense
 from forerun.nn.weights.experts import Experts
@@ -39,6 +39,7 @@ class Block(Generic[T]):
     key_bias: T | None = None
     value_bias: T | None = None
     out_bias: T | None = None
+    sinks: T | None = None  # a score of each head in the denominator of the softmax (gpt-oss)
     query_norm: T | None = None
     key_norm: T | None = None
     attention_post_norm: T | None = None
@@ -64,13 +65,18 @@ class Block(Generic[T]):
     filter: T | None = None
     # MLP
     mlp_norm: T | None = None
-    gate: Dense[T] | None = None  # None: the layer has experts
+    gate: Dense[T] | None = None  # None: the layer has only experts
     up: Dense[T] | None = None
     down: Dense[T] | None = None
     router: Dense[T] | None = None
     expert_gate: Experts[T] | None = None
     expert_up: Experts[T] | None = None
     expert_down: Experts[T] | None = None
+    router_bias: T | None = None
+    expert_gate_bias: T | None = None
+    expert_up_bias: T | None = None
+    expert_down_bias: T | None = None
+    shared_gate: Dense[T] | None = None  # of the MLP that all tokens use
     gate_bias: T | None = None
     up_bias: T | None = None
     down_bias: T | None = None

@@ -62,11 +62,12 @@ class Part:
 
 @dataclass(frozen=True)
 class Tensor:
-    """One tensor of a checkpoint. Several parts are concatenated along dimension `along`."""
+    """One tensor of a checkpoint. Several parts are concatenated along dimension `along`, or interleaved there."""
 
     name: str
     parts: tuple[Part, ...]
     along: int = 0
+    interleaved: bool = False  # the first index of each part, then the second one of each
 
 
 def tensor(name: str, leaf: str, form: str) -> Tensor:
@@ -77,6 +78,11 @@ def tensor(name: str, leaf: str, form: str) -> Tensor:
 def fused(name: str, *parts: tuple[str, str], along: int = 0) -> Tensor:
     """Return a tensor that contains several leaves, each given as (leaf, form)."""
     return Tensor(name, tuple(Part(leaf, form) for leaf, form in parts), along)
+
+
+def interleaved(name: str, *parts: tuple[str, str], along: int) -> Tensor:
+    """Return a tensor whose indices along a dimension belong to several leaves in turn, each given as (leaf, form)."""
+    return replace(fused(name, *parts, along=along), interleaved=True)
 
 
 @dataclass(frozen=True)
@@ -90,11 +96,17 @@ class Piece:
     split: tuple[int, ...]  # shape of the slice with one dimension per letter
     order: tuple[int, ...]  # transposes that into the leaf's order of dimensions
     expert: int | None = None  # index in that layer; None if the tensor has all experts, or the leaf has none
+    step: int = 1  # distance of its indices along `along`: the number of interleaved parts
 
     @property
     def lead(self) -> tuple[int, ...]:
         """The index of the piece in the first dimensions of its leaf."""
         return tuple(number for number in (self.layer, self.expert) if number is not None)
+
+    def slices(self, along: int) -> tuple[slice, ...]:
+        """Return the index of the piece in its tensor."""
+        end = self.start + self.step * (self.shape[along] - 1) + 1
+        return (*(slice(None),) * along, slice(self.start, end, self.step))
 
 
 @dataclass(frozen=True)
@@ -133,7 +145,7 @@ def entries(table: Iterable[Tensor], specs: Tree, stacks: Sequence[Stack]) -> li
             if not all(_path(part.leaf, leaves) for part in parts):
                 continue
             for n, number in enumerate(stack.numbers):
-                layers[number] = _layer_entries(Tensor(one.name, parts, one.along), number, leaves, n)
+                layers[number] = _layer_entries(replace(one, parts=parts), number, leaves, n)
         found += [entry for number in sorted(layers) for entry in layers[number]]
     held = {piece.path for entry in found for piece in entry.pieces}
     if missing := sorted(set(leaves) - held):
@@ -203,7 +215,7 @@ def _layer_entries(one: Tensor, number: int, leaves: Mapping[str, ParamSpec], la
 def _entry(
     one: Tensor, name: str, leaves: Mapping[str, ParamSpec], layer: int | None, expert: int | None = None
 ) -> Entry:
-    pieces, start = [], 0
+    pieces, start, total = [], 0, 0
     for part in one.parts:
         path = _path(part.leaf, leaves)
         assert path is not None
@@ -226,11 +238,13 @@ def _entry(
                 tuple(sizes[letter] for letter in flat),
                 tuple(flat.index(letter) for letter in letters),
                 expert,
+                len(one.parts) if one.interleaved else 1,
             )
         )
-        start += shape[one.along]
+        start += 1 if one.interleaved else shape[one.along]
+        total += shape[one.along]
     first = pieces[0].shape
-    whole = (*first[: one.along], start, *first[one.along + 1 :])
+    whole = (*first[: one.along], total, *first[one.along + 1 :])
     return Entry(name, whole, one.along, tuple(pieces))
 
 

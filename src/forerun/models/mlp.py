@@ -1,4 +1,4 @@
-"""The MLP of a decoder layer: one gated MLP, or a mixture of experts.
+"""The MLP of a decoder layer: one gated MLP, a mixture of experts, or both.
 
 `forerun.models.decoder` explains the letters."""
 
@@ -10,8 +10,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
+from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
 from forerun.models.decoder_params import Block
-from forerun.models.sizes import DecoderConfig, ExpertConfig
 from forerun.nn.compute import residual
 from forerun.nn.routing import Routing, choose, expert_mlp
 from forerun.nn.weights.dense import contract
@@ -35,7 +35,12 @@ def layer_mlp(
     """
     if c.experts is None:
         return _gated(c, block, y_BSE), None
-    return _mixture(c, c.experts, block, y_BSE, counted_BS)
+    experts_BSE, sums = _mixture(c, c.experts, block, y_BSE, counted_BS)
+    if not c.experts.shared:
+        return experts_BSE, sums
+    assert block.shared_gate is not None
+    gate_BSA = jax.nn.sigmoid(contract("BSE,EA->BSA", y_BSE, block.shared_gate))
+    return experts_BSE + gate_BSA * _gated(c, block, y_BSE), sums
 
 
 def _gated(c: DecoderConfig, block: Block[jax.Array], y_BSE: jax.Array) -> jax.Array:
@@ -52,14 +57,22 @@ def _mixture(
     c: DecoderConfig, e: ExpertConfig, block: Block[jax.Array], y_BSE: jax.Array, counted_BS: jax.Array | None
 ) -> tuple[jax.Array, Routing[jax.Array] | None]:
     assert block.router is not None
-    logits_BSX = contract("BSE,EX->BSX", y_BSE, block.router).astype(jnp.float32)
+    logits_BSX = plus(contract("BSE,EX->BSX", y_BSE, block.router), block.router_bias).astype(jnp.float32)
     choice = choose(logits_BSX, e.top, e.normalised, counted_BS)
     weights = (block.expert_gate, block.expert_up, block.expert_down)
+    biases = (block.expert_gate_bias, block.expert_up_bias, block.expert_down_bias) if e.bias else None
 
     def between(gate: jax.Array, up: jax.Array) -> jax.Array:
-        return ACTIVATIONS[c.activation](gate) * up
+        return ACTIVATIONS[c.activation](gate) * up if e.clamped is None else clamped(e.clamped, gate, up)
 
-    return expert_mlp(y_BSE, choice, weights, e.count, between), choice.sums
+    return expert_mlp(y_BSE, choice, weights, e.count, between, biases), choice.sums
+
+
+def clamped(settings: ClampedGate, gate: jax.Array, up: jax.Array) -> jax.Array:
+    """Return the clamped SwiGLU of gpt-oss. The gate has no lower limit."""
+    gate = jnp.minimum(gate, settings.limit)
+    up = jnp.clip(up, -settings.limit, settings.limit)
+    return gate * jax.nn.sigmoid(gate * settings.alpha) * (up + 1)
 
 
 def plus(y: jax.Array, bias: jax.Array | None) -> jax.Array:

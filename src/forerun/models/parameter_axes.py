@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.layer_kinds import LayerShape
-from forerun.models.sizes import DecoderConfig
 
 
 def outer_axes(c: DecoderConfig) -> dict[str, str]:
@@ -23,6 +23,12 @@ def outer_axes(c: DecoderConfig) -> dict[str, str]:
 ATTENTION = {"query": "EHD", "key": "EKD", "value": "EKD", "out": "HDE"}
 MLP = {"gate": "EF", "up": "EF", "down": "FE"}
 EXPERTS = {"router": "EX", "expert_gate": "XEM", "expert_up": "XEM", "expert_down": "XME"}
+EXPERT_BIASES = {
+    "router_bias": "X",
+    "expert_gate_bias": "XM",
+    "expert_up_bias": "XM",
+    "expert_down_bias": "XE",
+}
 DELTA = {
     "delta_query": "EKD",
     "delta_key": "EKD",
@@ -48,7 +54,9 @@ CONVOLUTION_ARRAYS = {"filter": "HDI"}
 def matrix_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
     """Return the axes of each matrix of a layer of this shape."""
     own = {"layer_gate": "EP", "layer_out": "PE"} if c.layer_width else {}
-    mlp = EXPERTS if c.experts else MLP
+    mlp = (EXPERTS if c.experts else {}) | (MLP if c.has_mlp else {})
+    if c.experts and c.experts.shared:
+        mlp |= {"shared_gate": "EA"}
     if shape is not None and shape.mixer == "delta":
         return DELTA | mlp | own
     if shape is not None and shape.mixer == "convolution":
@@ -86,13 +94,17 @@ def norm_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, st
 
 
 def bias_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, str]:
-    """Return the axes of each bias of a layer of this shape. A bias that the family lacks is absent."""
+    """Return the axes of each bias of a layer of this shape, and of its sinks. Absent: what the family lacks."""
     axes: dict[str, str] = {}
     matrices = matrix_axes(c, shape)
     if c.qkv_bias:
         axes |= {f"{name}_bias": matrices[name][1:] for name in ("query", "key", "value") if name in matrices}
     if c.out_bias and "out" in matrices:
         axes |= {"out_bias": "E"}
+    if c.attention_sinks and "query" in matrices:
+        axes |= {"sinks": "H"}
+    if c.experts is not None and c.experts.bias:
+        axes |= EXPERT_BIASES
     if c.mlp_bias:
         axes |= {"gate_bias": "F", "up_bias": "F", "down_bias": "E"}
     return axes

@@ -13,6 +13,7 @@ from forerun.models.families.base import Config, Family
 from forerun.models.families.registry import read_config
 from forerun.models.families.wrapper import may_have_prefix
 from forerun.models.float8 import Float8, float8_in
+from forerun.models.mxfp4 import is_mxfp4
 from forerun.models.rounding import QUANTIZATION, Rounding, recorded_rounding, rounding_in
 from forerun.models.sizes import decoder_config
 
@@ -29,6 +30,7 @@ class Pretrained:
     packed: Rounding | None = None  # the format of its packed integers; None: its weights are floats
     recorded: Rounding | None = None  # how its floats were rounded, as a dense export recorded it
     float8: Float8 | None = None  # the scales of its FP8 weights, which are dequantized when they are read
+    mxfp4: bool = False  # whether its experts are in MXFP4; they are dequantized when they are read
 
     @property
     def rounding(self) -> Rounding | None:
@@ -81,13 +83,13 @@ def read_snapshot(found: Snapshot, where: str) -> Pretrained:
     """
     content = dict(found.config())
     section = content.get(QUANTIZATION)
-    packed, float8 = rounding_in(section), float8_in(section)
-    if packed is not None or float8 is not None:
+    packed, float8, mxfp4 = rounding_in(section), float8_in(section), is_mxfp4(section)
+    if packed is not None or float8 is not None or mxfp4:
         content.pop(QUANTIZATION)
     names = found.tensor_names() if may_have_prefix(content) else None
     family, config = read_config(content, where, names)
-    recorded = None if packed or float8 else recorded_rounding(found.folder)
-    return Pretrained(found, family, config, packed, recorded, float8)
+    recorded = None if packed or float8 or mxfp4 else recorded_rounding(found.folder)
+    return Pretrained(found, family, config, packed, recorded, float8, mxfp4)
 
 
 def config_of(model: Model, tokenizer_vocab: int | None = None) -> Config:

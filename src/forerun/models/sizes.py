@@ -1,4 +1,4 @@
-"""Model dimensions, and the named decoder sizes with their exact published dimensions.
+"""The named decoder sizes with their exact published dimensions, and free dimensions of a job.
 
 Does not import jax, so that errors appear quickly. The sizes come from the `config.json` of each model's Hugging Face
 repository. A test compares the parameter counts with the published ones.
@@ -6,136 +6,13 @@ repository. A test compares the parameter counts with the published ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from dataclasses import fields, replace
 
 from forerun.config.schema import Model, RopeScaling
 from forerun.errors import UserError, did_you_mean
-from forerun.models.layer_kinds import LayerKind, LayerShape, Section, sections
-from forerun.nn.rope import Rope, Scaling
-
-
-@dataclass(frozen=True)
-class QueryTemperature:
-    """A factor of queries that grows with their position: 1 + beta * log(1 + floor(position / original))."""
-
-    beta: float
-    original: int  # in tokens; the factor is 1 for earlier positions
-
-
-@dataclass(frozen=True)
-class ExpertConfig:
-    """Dimensions of a mixture of experts, which is the MLP of every layer."""
-
-    count: int
-    top: int  # experts per token
-    mlp: int  # width inside the MLP of one expert
-    normalised: bool = True  # the weights of a token's experts are divided by their sum
-    balance_loss: float = 0.0  # published coefficient of the load-balancing loss
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Dimensions and settings of a decoder.
-
-    A job file can set the fields up to `norm_eps`. The later ones come only from a checkpoint's config.json.
-    """
-
-    layers: int
-    embed: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    vocab: int
-    tied: bool = True
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    window: int | None = None
-    rope_theta: float = 10_000.0
-    rope_scaling: Scaling | None = None
-    norm_eps: float = 1e-6
-    rope_dims: int | None = None  # rotated dimensions of each head; None: all
-    out_bias: bool = False
-    mlp_bias: bool = False
-    norms: Literal["before", "after", "both"] = "before"  # where norms are, relative to attention and MLP
-    norm_around_one: bool = False  # norm weights are stored as their difference from 1 (Gemma)
-    norm_heads_together: bool = False  # the norms of q and k cover all heads together (OLMo 2)
-    activation: Literal["silu", "gelu"] = "silu"  # gelu is the tanh approximation
-    embed_scale: float = 1.0
-    residual_scale: float = 1.0  # factor of each output of attention and MLP before the addition (Granite)
-    logit_divisor: float = 1.0  # of the logits (Granite)
-    query_temperature: QueryTemperature | None = None  # None: 1 at every position (Ministral 3 has one)
-    query_scale: float | None = None  # None: head_dim ** -0.5
-    attention_softcap: float | None = None
-    logit_softcap: float | None = None
-    kinds: tuple[LayerKind, ...] = ()  # one period of the layers' kinds; empty: all layers have `window` and RoPE
-    attention_gate: bool = False  # the query matrix also has a gate of the attention output for each head (Qwen3.5)
-    last_layers: int = 0  # layers at the end that repeat `last_kinds` instead
-    last_kinds: tuple[LayerKind, ...] = ()
-    value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
-    layer_scalar: bool = False  # a fixed number scales each layer's output (Gemma 4)
-    layer_width: int = 0  # width of each layer's own embedding (Gemma 4 E2B), or 0
-    experts: ExpertConfig | None = None  # None: every layer has one MLP of width `mlp`
-
-    @property
-    def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """One period of the layers' kinds."""
-        rope = Rope(self.rope_theta, self.rope_dims or self.head_dim, self.rope_scaling)
-        return self.kinds or (LayerKind(self.window, rope),)
-
-    @property
-    def sections(self) -> list[Section]:
-        """The consecutive layers that are one part of the parameters each."""
-        return sections(self.layers - self.last_layers, self.layer_kinds, self.last_layers, self.last_kinds)
-
-    @property
-    def all_kinds(self) -> list[LayerKind]:
-        """The kind of every layer, in order."""
-        return [section.kind(n) for section in self.sections for n in range(section.layers)]
-
-    def size(self, letter: str, shape: LayerShape | None = None) -> int:
-        """Return the dimension of an axis with this letter in layers of one shape."""
-        own: dict[str, int | None] = {"J": 2}  # queries and gates
-        if shape:
-            own |= {"H": shape.heads, "K": shape.kv_heads, "D": shape.head_dim, "F": shape.mlp}
-            own |= {"W": shape.value_dim, "I": shape.width}
-        sizes = {
-            "E": self.embed,
-            "H": self.heads,
-            "K": self.kv_heads,
-            "D": self.head_dim,
-            "F": self.mlp,
-            "V": self.vocab,
-            "P": self.layer_width,
-            "Y": self.layers * self.layer_width,
-            "A": 1,
-            "X": self.experts.count if self.experts else 0,
-            "M": self.experts.mlp if self.experts else 0,
-        }
-        return own.get(letter) or sizes[letter]
-
-
-@dataclass(frozen=True)
-class Gpt2Config:
-    """Dimensions of GPT-2, which come only from a checkpoint."""
-
-    layers: int
-    embed: int
-    heads: int
-    mlp: int
-    vocab: int
-    positions: int
-    norm_eps: float = 1e-5
-    tied: bool = True
-
-    @property
-    def head_dim(self) -> int:
-        return self.embed // self.heads
-
-    @property
-    def kv_heads(self) -> int:
-        return self.heads
+from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
+from forerun.models.layer_kinds import LayerKind, LayerShape
+from forerun.nn.rope import Rope, Yarn, attention_factor
 
 
 def _qwen2(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, vocab: int, tied: bool) -> DecoderConfig:
@@ -168,13 +45,14 @@ def delta_shape(heads: int, key_heads: int, key_dim: int, value_dim: int, width:
 
 
 def _qwen3_5(
-    layers: int, embed: int, heads: int, kv_heads: int, mlp: int, delta_heads: int, tied: bool
-) -> DecoderConfig:
+    layers: int, embed: int, heads: int, kv_heads: int, mlp: int, delta_heads: int, tied: bool,
+    experts: ExpertConfig | None = None,
+) -> DecoderConfig:  # fmt: skip
     theta, head_dim, dims = 1e7, 256, 64
     delta = LayerKind(None, None, delta_shape(delta_heads, 16, 128, 128, 4))
     return DecoderConfig(
         layers, embed, heads, kv_heads, head_dim, mlp, 248_320, tied, qk_norm=True, rope_theta=theta, rope_dims=dims,
-        norm_around_one=True, attention_gate=True,
+        norm_around_one=True, attention_gate=True, experts=experts,
         kinds=(delta, delta, delta, LayerKind(None, Rope(theta, dims, None), LayerShape("full"))),
     )  # fmt: skip
 
@@ -193,6 +71,24 @@ _QWEN3_30B = DecoderConfig(
     experts=ExpertConfig(count=128, top=8, mlp=768, balance_loss=0.001),
 )
 
+GPT_OSS_YARN = Yarn(
+    factor=32.0, original=4096, attention=attention_factor(32.0, None, 4096, kind="yarn"), truncate=False
+)
+
+
+def _gpt_oss(layers: int, experts: int) -> DecoderConfig:
+    theta, head_dim, width = 150_000.0, 64, 2880
+    rope = Rope(theta, head_dim, GPT_OSS_YARN)
+    return DecoderConfig(
+        layers, width, 64, 8, head_dim, width, 201_088, tied=False, qkv_bias=True, out_bias=True, norm_eps=1e-5,
+        rope_theta=theta, rope_scaling=GPT_OSS_YARN, attention_sinks=True,
+        kinds=(LayerKind(128, rope), LayerKind(None, rope)),
+        experts=ExpertConfig(experts, 4, width, balance_loss=0.9, bias=True, clamped=ClampedGate(1.702, 7.0)),
+    )  # fmt: skip
+
+
+_QWEN3_5_EXPERTS = ExpertConfig(count=256, top=8, mlp=512, balance_loss=0.001, shared=True)
+
 SIZES: dict[str, DecoderConfig] = {
     "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, 151_936, tied=True),
     "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, 151_936, tied=True),
@@ -207,11 +103,14 @@ SIZES: dict[str, DecoderConfig] = {
     "qwen3.5-4b": _qwen3_5(32, 2560, 16, 4, 9216, 32, tied=True),
     "qwen3.5-9b": _qwen3_5(32, 4096, 16, 4, 12_288, 32, tied=False),
     "qwen3.5-27b": _qwen3_5(64, 5120, 24, 4, 17_408, 48, tied=False),
+    "qwen3.5-35b-a3b": _qwen3_5(40, 2048, 16, 2, 512, 32, tied=False, experts=_QWEN3_5_EXPERTS),
     "llama3.2-1b": _llama3(16, 2048, 32, 8192, tied=True, factor=32.0),
     "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
     "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
     "llama3.1-70b": _llama3(80, 8192, 64, 28_672, tied=False, factor=8.0),
     "llama3.1-405b": _llama3(126, 16_384, 128, 53_248, tied=False, factor=8.0),
+    "gpt-oss-20b": _gpt_oss(24, 32),
+    "gpt-oss-120b": _gpt_oss(36, 128),
     "smollm2-135m": _smollm2(30, 576, 9, 3, 1536, 1e5),
     "smollm2-360m": _smollm2(32, 960, 15, 5, 2560, 1e5),
     "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, 1.3e5),
@@ -235,11 +134,14 @@ HUB_NAMES = {
     "qwen3-8b": "Qwen/Qwen3-8B",
     "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B-Base",
     **{f"qwen3.5-{size.lower()}": f"Qwen/Qwen3.5-{size}" for size in ("0.8B", "2B", "4B", "9B", "27B")},
+    "qwen3.5-35b-a3b": "Qwen/Qwen3.5-35B-A3B-Base",
     "llama3.2-1b": "meta-llama/Llama-3.2-1B",
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B",
     "llama3.1-70b": "meta-llama/Llama-3.1-70B",
     "llama3.1-405b": "meta-llama/Llama-3.1-405B",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
@@ -283,7 +185,7 @@ def decoder_config(model: Model, tokenizer_vocab: int | None = None) -> DecoderC
         raise UserError(
             "E-MODEL-042",
             f"model.mlp cannot be changed in {model.name}",
-            why="its layers have experts, and no MLP of this width",
+            why="its layers have experts, whose widths this key does not set",
             fix="remove model.mlp, or choose a named size without experts, such as qwen3-0.6b",
         )
     return _checked(replace(size, **given))

@@ -51,6 +51,7 @@ def attention(
     kernel: Kernel,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks_H: jax.Array | None = None,
 ) -> jax.Array:
     """Return causal softmax attention within each segment, [B, S, H, D].
 
@@ -67,16 +68,16 @@ def attention(
         kernel: The kernel that computes the attention.
         scale: The factor for the scores, or None for D ** -0.5.
         softcap: The soft cap, which is applied to the scaled scores, or None.
+        sinks_H: A learned score of each head in the denominator of the softmax, without a value, or None (gpt-oss).
     """
     scores = Scores(q_BSHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
     if kernel.name == "splash":
-        return split_over_devices(
-            partial(_splash_local, scores=scores, kernel=kernel), q_BSHD, k_BSKD, v_BSKD, segments_BS
-        )
-    if kernel.name == "cudnn" and cudnn_supports(q_BSHD, softcap, kernel.largest_head):
+        local = partial(_splash_local, scores=scores, kernel=kernel)
+        return split_over_devices(local, q_BSHD, k_BSKD, v_BSKD, segments_BS, sinks_H=sinks_H)
+    if kernel.name == "cudnn" and sinks_H is None and cudnn_supports(q_BSHD, softcap, kernel.largest_head):
         settings = FlashSettings(scores.scale, window, RESIDUAL)
         return split_over_devices(partial(cudnn_attention, settings=settings), q_BSHD, k_BSKD, v_BSKD, segments_BS)
-    return checkpoint_name(_blockwise(q_BSHD, k_BSKD, v_BSKD, segments_BS, scores, kernel.block), RESIDUAL)
+    return checkpoint_name(_blockwise(q_BSHD, k_BSKD, v_BSKD, segments_BS, scores, kernel.block, sinks_H), RESIDUAL)
 
 
 @jax.named_scope("attention")
@@ -90,6 +91,7 @@ def cached_attention(
     window: int | None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks_H: jax.Array | None = None,
 ) -> jax.Array:
     """Return attention of new tokens to a cache and to each other, [B, T, H, D].
 
@@ -105,6 +107,7 @@ def cached_attention(
         window: The number of positions that a query sees, including its own, or None for all.
         scale: The factor for the scores, or None for D ** -0.5.
         softcap: The soft cap, which is applied to the scaled scores, or None.
+        sinks_H: A learned score of each head in the denominator of the softmax, or None.
     """
     scores = Scores(q_BTHD.shape[-1] ** -0.5 if scale is None else scale, softcap, window)
     B, T, H, D = q_BTHD.shape
@@ -130,8 +133,13 @@ def cached_attention(
     # One softmax over both parts, without concatenating them: that would copy the cache for every token.
     found = [products(part, seen) for part, seen in parts]
     highest = reduce(jnp.maximum, [jnp.max(x, axis=-1, keepdims=True) for x in found])
+    sinks_KG11 = None if sinks_H is None else by_group(sinks_H, K)
+    if sinks_KG11 is not None:
+        highest = jnp.maximum(highest, sinks_KG11)
     found = [jnp.exp(x - highest) for x in found]
     total = reduce(jnp.add, [jnp.sum(x, axis=-1, keepdims=True) for x in found])
+    if sinks_KG11 is not None:
+        total = total + jnp.exp(sinks_KG11 - highest)
     shares = [(x / total).astype(v_BTKD.dtype).reshape(B, K, (H // K) * T, -1) for x in found]
     out_BKXD = reduce(
         jnp.add, [_by_head(share, part.values, 2) for share, (part, _) in zip(shares, parts, strict=True)]
@@ -164,7 +172,13 @@ class Scores:
 
 
 def _blockwise(
-    q_BSHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, segments_BS: jax.Array, scores: Scores, block: int
+    q_BSHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    segments_BS: jax.Array,
+    scores: Scores,
+    block: int,
+    sinks_H: jax.Array | None = None,
 ) -> jax.Array:
     """Return attention by plain XLA operations.
 
@@ -176,7 +190,7 @@ def _blockwise(
         seen = scores.seen(jnp.arange(S)[:, None] - jnp.arange(S)) & (
             segments_BS[:, :, None] == segments_BS[:, None, :]
         )
-        return softmax_attention(q_BSHD, k_BSKD, v_BSKD, seen, scores)
+        return softmax_attention(q_BSHD, k_BSKD, v_BSKD, seen, scores, sinks_H)
 
     # A block of queries sees only the keys of its window, up to the last query. Without a window, these are all keys.
     length = S if scores.window is None else min(S, block + scores.window - 1)
@@ -187,7 +201,7 @@ def _blockwise(
         k, v, segments_BL = (keys_from(x, first, length) for x in (k_BSKD, v_BSKD, segments_BS))
         behind_TL = start + jnp.arange(block)[:, None] - (first + jnp.arange(length))
         seen = scores.seen(behind_TL) & (segments_BT[:, :, None] == segments_BL[:, None, :])
-        return softmax_attention(queries, k, v, seen, scores)
+        return softmax_attention(queries, k, v, seen, scores, sinks_H)
 
     # `lax.map` runs one block after the other. `jax.checkpoint` makes the backward pass recompute the scores of a
     # block; otherwise it would keep the scores of all blocks, which is the S x S memory again.
@@ -215,7 +229,12 @@ def block_length(shape_BSHD: tuple[int, ...], block: int) -> int:
 
 
 def softmax_attention(
-    q_BTHD: jax.Array, k_BSKD: jax.Array, v_BSKD: jax.Array, seen_BTS: jax.Array, scores: Scores
+    q_BTHD: jax.Array,
+    k_BSKD: jax.Array,
+    v_BSKD: jax.Array,
+    seen_BTS: jax.Array,
+    scores: Scores,
+    sinks_H: jax.Array | None = None,
 ) -> jax.Array:
     """Return attention of the queries to all keys that `seen_BTS` allows, with scores in float32."""
     B, T, H, D = q_BTHD.shape
@@ -223,22 +242,38 @@ def softmax_attention(
     q_BTKGD = q_BTHD.reshape(B, T, K, H // K, D) * jnp.asarray(scores.scale, q_BTHD.dtype)
     products = jnp.einsum("BTKGD,BSKD->BKGTS", q_BTKGD, k_BSKD, preferred_element_type=jnp.float32)
     products = soft_cap(products, scores.softcap)
-    shares = jax.nn.softmax(jnp.where(seen_BTS[:, None, None], products, -jnp.inf), axis=-1)
+    products = jnp.where(seen_BTS[:, None, None], products, -jnp.inf)
+    shares = jax.nn.softmax(products, axis=-1) if sinks_H is None else _softmax_with_sinks(products, sinks_H)
     out = jnp.einsum("BKGTS,BSKD->BTKGD", shares.astype(v_BSKD.dtype), v_BSKD)
     return out.reshape(B, T, H, D)
 
 
+def _softmax_with_sinks(products_BKGTS: jax.Array, sinks_H: jax.Array) -> jax.Array:
+    """Return the softmax over the scores of keys and the sink of the head, without the share of the sink."""
+    sinks_KG11 = by_group(sinks_H, products_BKGTS.shape[1])
+    highest = jnp.maximum(jnp.max(products_BKGTS, axis=-1, keepdims=True), sinks_KG11)
+    highest = jax.lax.stop_gradient(highest)  # it cancels
+    powers = jnp.exp(products_BKGTS - highest)
+    return powers / (jnp.sum(powers, axis=-1, keepdims=True) + jnp.exp(sinks_KG11 - highest))
+
+
+def by_group(sinks_H: jax.Array, kv_heads: int) -> jax.Array:
+    """Return the sinks in float32, [K, G, 1, 1], as scores [B, K, G, T, S] need them."""
+    return sinks_H.astype(jnp.float32).reshape(kv_heads, -1, 1, 1)
+
+
 def split_over_devices(
-    run: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array],
+    run: Callable[..., jax.Array],
     q_BSHD: jax.Array,
     k_BSKD: jax.Array,
     v_BSKD: jax.Array,
     segments_BS: jax.Array,
     sequence: str | None = None,
+    sinks_H: jax.Array | None = None,
 ) -> jax.Array:
     """Return attention by a function that each device runs on its own rows and heads.
 
-    `sequence` is the mesh axis that splits S, or None.
+    `sequence` is the mesh axis that splits S, or None. With sinks, the function gets those of its heads last.
     """
     sizes = sharding.ambient_sizes()
     # The partitioner cannot split a kernel, so `shard_map` splits rows and heads explicitly. If tp does not divide the
@@ -246,12 +281,14 @@ def split_over_devices(
     if k_BSKD.shape[2] % sizes.get("tp", 1):
         groups = q_BSHD.shape[2] // k_BSKD.shape[2]
         k_BSKD, v_BSKD = (jnp.repeat(x, groups, axis=2) for x in (k_BSKD, v_BSKD))
+    sinks = () if sinks_H is None else (sinks_H,)
     if math.prod(sizes.values()) == 1:
-        return run(q_BSHD, k_BSKD, v_BSKD, segments_BS)
+        return run(q_BSHD, k_BSKD, v_BSKD, segments_BS, *sinks)
     heads = PartitionSpec(sharding.batch_axes(), sequence, "tp", None)
     rows = PartitionSpec(sharding.batch_axes(), sequence)
-    return jax.shard_map(run, in_specs=(heads, heads, heads, rows), out_specs=heads, check_vma=False)(
-        q_BSHD, k_BSKD, v_BSKD, segments_BS
+    specs = (heads, heads, heads, rows, *(PartitionSpec("tp") for _ in sinks))
+    return jax.shard_map(run, in_specs=specs, out_specs=heads, check_vma=False)(
+        q_BSHD, k_BSKD, v_BSKD, segments_BS, *sinks
     )
 
 
@@ -260,11 +297,13 @@ def _splash_local(
     k_BSKD: jax.Array,
     v_BSKD: jax.Array,
     segments_BS: jax.Array,
+    sinks_H: jax.Array | None = None,
     *,
     scores: Scores,
     kernel: Kernel,
+    interpret: bool = False,
 ) -> jax.Array:
-    """Return attention of the rows and heads on one device."""
+    """Return attention of the rows and heads on one device. `interpret` runs the kernel on a CPU."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -296,9 +335,13 @@ def _splash_local(
         block_sizes=blocks,
         residual_checkpoint_name=RESIDUAL,
         attn_logits_soft_cap=scores.softcap,
+        interpret=interpret,
     )
     ids = splash.SegmentIds(q=segments, kv=segments)
-    out = jax.vmap(attend)(q, k, v, ids)
+    if sinks_H is None:
+        out = jax.vmap(attend)(q, k, v, ids)
+    else:  # the kernel returns the gradient of the sinks in the dtype of its output
+        out = jax.vmap(attend, in_axes=(0, 0, 0, 0, None))(q, k, v, ids, sinks_H.astype(q.dtype))
     return out.swapaxes(1, 2)[:, :length]
 
 

@@ -82,7 +82,12 @@ def together(parts: Sequence[Any]) -> Routing[jax.Array] | None:
 
 
 def expert_mlp(
-    x_BSE: jax.Array, choice: Choice, weights: tuple[Any, Any, Any], experts: int, activation: Activation
+    x_BSE: jax.Array,
+    choice: Choice,
+    weights: tuple[Any, Any, Any],
+    experts: int,
+    activation: Activation,
+    biases: tuple[Any, Any, Any] | None = None,
 ) -> jax.Array:
     """Return the weighted sum of the outputs of each token's experts, [B, S, E].
 
@@ -96,11 +101,11 @@ def expert_mlp(
         weights: The matrices for gate, up and down of all experts, [X, E, M], [X, E, M] and [X, M, E].
         experts: The number of experts.
         activation: The function between the matrices.
+        biases: The biases of gate, up and down, [X, M], [X, M] and [X, E], or None.
     """
-    arrays, structure = jax.tree.flatten(cast(weights, x_BSE.dtype))
-    axes = jax.tree.leaves(
-        tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), is_leaf=lambda one: isinstance(one, str)
-    )
+    arrays, structure = jax.tree.flatten((cast(weights, x_BSE.dtype), cast(biases, x_BSE.dtype)))
+    lettered = (tuple(map(array_axes, weights, ("XEM", "XEM", "XME"))), () if biases is None else ("XM", "XM", "XE"))
+    axes = jax.tree.leaves(lettered, is_leaf=lambda one: isinstance(one, str))
     sizes = sharding.ambient_sizes()
     stored = [sharding.stored_partition(one.shape, letters, sizes) for one, letters in zip(arrays, axes, strict=True)]
     rows = sharding.partition(x_BSE.shape, "BSE", sizes, sharding.BATCH_RULES)
@@ -112,11 +117,15 @@ def expert_mlp(
         raise ValueError(f"{experts} experts do not divide over mesh.expert={ways}")
 
     def products(x_PE: jax.Array, factors_P: jax.Array | None, matrices: Any, sizes_X: jax.Array) -> jax.Array:
-        gate, up, down = matrices
-        hidden_PM = activation(grouped(x_PE, gate, sizes_X), grouped(x_PE, up, sizes_X))
+        (gate, up, down), own_biases = matrices
+        plus: list[Callable[..., jax.Array]] = [no_bias] * 3
+        if own_biases is not None:
+            members_PX = members(sizes_X, x_PE)
+            plus = [partial(plus_bias, members_PX, bias_XO) for bias_XO in own_biases]
+        hidden_PM = activation(plus[0](grouped(x_PE, gate, sizes_X)), plus[1](grouped(x_PE, up, sizes_X)))
         if factors_P is not None:
             hidden_PM = (hidden_PM.astype(jnp.float32) * factors_P[:, None]).astype(hidden_PM.dtype)
-        return grouped(hidden_PM, down, sizes_X)
+        return plus[2](grouped(hidden_PM, down, sizes_X), factors_P)
 
     def own(x: jax.Array, ids: jax.Array, factors: jax.Array, matrices: Any) -> jax.Array:
         x_NE = x.reshape(-1, x.shape[-1])
@@ -148,6 +157,10 @@ def expert_mlp(
     def local(x: jax.Array, ids: jax.Array, factors: jax.Array, *parts: jax.Array) -> jax.Array:
         whole = [_gathered(part, spec, adds) for part, spec in zip(parts, stored, strict=True)]
         matrices = jax.tree.unflatten(structure, whole)
+        if adds and matrices[1] is not None:  # the devices of tp add their outputs, so only one of them has the bias
+            gate, up, down = matrices[1]
+            is_first = jax.lax.axis_index("tp") == 0
+            matrices = (matrices[0], (gate, up, jnp.where(is_first, down, jnp.zeros_like(down))))
         y_BSE = own(x, ids, factors, matrices) if ways == 1 else shared(x, ids, factors, matrices)
         if not adds:
             return y_BSE
@@ -162,6 +175,29 @@ def expert_mlp(
     mapped = sharding.by_hand(local, arguments=(rows, rows, rows, *stored), results=results)
     made: jax.Array = mapped(x_BSE, choice.ids_BSK, choice.weights_BSK, *arrays)
     return sharding.constrain(made, "BSE")
+
+
+def members(sizes_X: jax.Array, x_PE: jax.Array) -> jax.Array:
+    """Return 1 for the expert of each row and 0 for the others, [P, X], in the dtype of `x_PE`."""
+    rows_P1, ends_X = jnp.arange(len(x_PE))[:, None], jnp.cumsum(sizes_X)
+    return ((rows_P1 >= ends_X - sizes_X) & (rows_P1 < ends_X)).astype(x_PE.dtype)
+
+
+def plus_bias(
+    members_PX: jax.Array, bias_XO: jax.Array, y_PO: jax.Array, factors_P: jax.Array | None = None
+) -> jax.Array:
+    """Return the outputs with the bias of the expert of each row, multiplied by the row's factor if there is one.
+
+    The bias of a row is a product with `members_PX`, because a scatter of its gradient would be slow on a TPU.
+    """
+    if factors_P is not None:
+        members_PX = (members_PX.astype(jnp.float32) * factors_P[:, None]).astype(y_PO.dtype)
+    return y_PO + members_PX @ bias_XO
+
+
+def no_bias(y_PO: jax.Array, factors_P: jax.Array | None = None) -> jax.Array:
+    """Return the outputs of experts without biases."""
+    return y_PO
 
 
 def by_expert(ids_P: jax.Array, experts: int) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -64,7 +64,9 @@ def split_splash(
 
     T, S = q_BTHD.shape[1], k_BSKD.shape[1]
     block = math.gcd(T // 2, kernel.block)
-    fused = kernel.fused_backward and S // block * q_BTHD.size * q_BTHD.dtype.itemsize <= FUSED_BYTES
+    is_short = (kernel.fused_length or S) >= S
+    partial_bytes = S // block * q_BTHD.size * q_BTHD.dtype.itemsize
+    fused = kernel.fused_backward and is_short and partial_bytes <= FUSED_BYTES
     starts = split.block_starts(T // 2, block)
     positions = (starts[:, None] + jnp.arange(block)).reshape(T)
     table = BlockTable(block, S // block, scores.window)

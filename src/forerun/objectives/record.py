@@ -55,7 +55,9 @@ def _record_local(
         logits_BCV = soft_cap(logits_of(hidden_BCE, matrix_VE), softcap)
         # A top_k is a sort and a slice, which XLA's CPU compiler replaces by a TopK routine. Without the barrier, it
         # first merges later slices of `highest_BCK` with that slice. It then misses the pattern and sorts all V logits.
-        highest_BCK, ids_BCK = lax.optimization_barrier(lax.top_k(logits_BCV, top_k))
+        # One barrier for both results would end the process: XLA for several CPU devices then finds no tuple element.
+        highest_BCK, ids_BCK = lax.top_k(logits_BCV, top_k)
+        highest_BCK = lax.optimization_barrier(highest_BCK)
         tails = [_tail(logits_BCV, highest_BCK, temperature) for temperature in temperatures]
         values_BCK = (highest_BCK - highest_BCK[..., :1]).astype(jnp.float16)
         return None, (values_BCK, ids_BCK, jnp.stack(tails, axis=-1))

@@ -12,7 +12,7 @@ from typing import Any
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
-from forerun.models.base import Model, capabilities_of
+from forerun.models.base import Capabilities, Model, capabilities_of
 from forerun.nn.attention import Kernel
 from forerun.units import GIB, MIB
 
@@ -73,10 +73,10 @@ def attention(
     Raises:
       UserError: the kernel that the job names cannot run.
     """
-    capped = model is not None and capabilities_of(model).attention_softcap is not None
+    missing = None if model is None else _not_in_cudnn(capabilities_of(model))
     capability = capability or _capability_of_kind(device_kind)
     name = BY_PLATFORM.get(platform, "xla") if wanted == "auto" else wanted
-    obstacle = _obstacle(name, platform, device_kind, compute, capped, capability) or _split_obstacle(name, chunk)
+    obstacle = _obstacle(name, platform, device_kind, compute, missing, capability) or _split_obstacle(name, chunk)
     if obstacle and wanted != "auto":
         raise UserError("E-PROGRAM-003", f"attention: {name} does not run here", why=obstacle, fix="set attention=auto")
     if obstacle:
@@ -139,16 +139,23 @@ def _capability_of_kind(device_kind: str) -> tuple[int, int] | None:
     return chip.gpu.compute_capability if chip is not None and chip.gpu is not None else None
 
 
+def _not_in_cudnn(has: Capabilities) -> str | None:
+    """Return the name of what a model has and cuDNN's attention lacks, or None."""
+    if has.attention_softcap is not None:
+        return "soft cap on its scores"
+    return "sinks" if has.attention_sinks else None
+
+
 def _obstacle(
-    name: str, platform: str, device_kind: str, compute: str, capped: bool, capability: tuple[int, int] | None
+    name: str, platform: str, device_kind: str, compute: str, missing: str | None, capability: tuple[int, int] | None
 ) -> str | None:
     """Return why a kernel cannot run on a device, or None if it can."""
     if platform not in RUNS_ON.get(name, (platform,)):
         return f"{name} is a kernel for {RUNS_ON[name][0].upper()}s, the device is a {platform.upper()}"
     if name == "splash" and device_kind in _WITHOUT_SPLASH:
         return f"the matrix unit of {device_kind} takes no bfloat16 operand from the kernel language"
-    if name == "cudnn" and capped:
-        return "cuDNN's attention has no soft cap on its scores, which this model has"
+    if name == "cudnn" and missing is not None:
+        return f"cuDNN's attention has no {missing}, which this model has"
     if name == "cudnn" and compute != "bfloat16":
         return f"cuDNN's attention takes bfloat16, and precision.compute is {compute}"
     if name == "cudnn" and (capability is None or capability[0] not in _LARGEST_HEADS):

@@ -125,11 +125,11 @@ def discover(
     if any(environment.get(name) for name in CHIP_VARIABLES) or (attached or ThisMachine().attached_tpu)() is None:
         return None
     found = find()
-    return None if found is None or len(found.addresses) == 1 else _of_slice(None, found)
+    return None if found is None or found.count == 1 else _of_slice(None, found)
 
 
 def _of_slice(leader: str | None, found: TpuHosts | None) -> Hosts:
-    """Return the place of this host in its TPU slice. The first host leads, unless `--leader` names an address."""
+    """Return the place of this host in its TPU slices. The first host leads, unless `--leader` names an address."""
     if found is None:
         raise UserError(
             "E-HOSTS-013",
@@ -137,9 +137,9 @@ def _of_slice(leader: str | None, found: TpuHosts | None) -> Hosts:
             why="neither TPU_WORKER_ID with TPU_WORKER_HOSTNAMES nor Google's metadata server names its hosts",
             fix=BY_HAND,
         )
-    if len(found.addresses) == 1:
+    if found.count == 1:
         return Hosts()
-    return parse(leader or spoken(found.addresses[0], PORT), found.index, len(found.addresses))
+    return parse(leader or spoken(found.leader, PORT), found.number, found.count)
 
 
 def parse(leader: str, index: int, count: int) -> Hosts:

@@ -239,11 +239,9 @@ def _separate(up_XOR: Array, slot: Slot, rank: int) -> bool:
 
 def _without(slot: Slot) -> Iterator[slice]:
     """Yield the outputs of each weight without an adapter."""
-    first = 0
-    for rows, adapted in zip(slot.rows, slot.adapted, strict=True):
+    for rows, adapted in zip(slot.outputs, slot.adapted, strict=True):
         if not adapted:
-            yield slice(first, first + rows)
-        first += rows
+            yield rows
 
 
 def _matched(patterns: Mapping[str, Any] | None, name: str, otherwise: float) -> float:

@@ -41,6 +41,7 @@ class Slot:
     everywhere: bool = True  # every layer that has this module has an adapter on it
     experts: int = 1  # number of matrices; the adapter of each has its own ranks
     is_parameter: bool = False
+    is_interleaved: bool = False  # the outputs of the weights alternate
     is_inner: bool = False  # PEFT wraps the module once more for another parameter of it
 
     @property
@@ -52,11 +53,18 @@ class Slot:
     @property
     def parts(self) -> Iterator[tuple[str, slice, int]]:
         """The path, outputs and number of each weight that has an adapter."""
-        first = number = 0
-        for path, rows, adapted in zip(self.paths, self.rows, self.adapted, strict=True):
+        number = 0
+        for path, rows, adapted in zip(self.paths, self.outputs, self.adapted, strict=True):
             if adapted:
-                yield path, slice(first, first + rows), number
+                yield path, rows, number
                 number += 1
+
+    @property
+    def outputs(self) -> Iterator[slice]:
+        """The outputs of each weight."""
+        first = 0
+        for number, rows in enumerate(self.rows):
+            yield slice(number, None, len(self.rows)) if self.is_interleaved else slice(first, first + rows)
             first += rows
 
     def part_of(self, stacked: Any) -> Array:
@@ -144,7 +152,7 @@ def _slots(
         suffix = one.name.rpartition(f"{LAYER}.")[2]
     experts = specs[0].shape[specs[0].axes.index("X")] if ".experts." in one.name else 1
     return [
-        Slot(name, suffix, tuple(paths), rows, has, n, inputs_first, True, experts, _is_parameter(one))
+        Slot(name, suffix, tuple(paths), rows, has, n, inputs_first, True, experts, _is_parameter(one), one.interleaved)
         for n, name in layers.items()
     ]
 

@@ -25,6 +25,7 @@ from forerun.models.families.base import Family
 from forerun.models.families.wrapper import wrapper_of
 from forerun.models.float8 import float8_in
 from forerun.models.keys import Entry, Tensor, entries, path_text
+from forerun.models.mxfp4 import is_mxfp4
 from forerun.models.pretrained import Pretrained
 from forerun.models.rounding import BYTES, PACKED, QUANTIZATION, RECORD, Rounding, rounding_in
 from forerun.nn.spec import Tree
@@ -34,6 +35,7 @@ from forerun.weights_io.blocks import Copier
 from forerun.weights_io.documents import write_json
 from forerun.weights_io.float8 import Dequantized
 from forerun.weights_io.match import READABLE, Stacked, dtypes_of
+from forerun.weights_io.mxfp4 import DequantizedExperts
 from forerun.weights_io.other_tensors import copied, planned_copies
 from forerun.weights_io.scales import SUFFIX, rounded_weights, scale_entries
 from forerun.weights_io.shards import Planned, Shards, shards_of
@@ -234,7 +236,7 @@ class Unpacked(Weights):
 
 
 def opened(weights: Weights, config: Mapping[str, Any]) -> Weights:
-    """Return the tensors of the text model as floats. Integers and FP8 values are converted when they are read.
+    """Return the tensors of the text model as floats. Integers, FP8 and MXFP4 values are converted when they are read.
 
     Args:
         weights: All tensors of a checkpoint. They are closed if an error is raised.
@@ -247,6 +249,8 @@ def opened(weights: Weights, config: Mapping[str, Any]) -> Weights:
         packed, float8 = rounding_in(config.get(QUANTIZATION)), float8_in(config.get(QUANTIZATION))
         if packed is not None:
             return Unpacked(weights, packed.bits)
+        if is_mxfp4(config.get(QUANTIZATION)):
+            return DequantizedExperts(weights)
         return weights if float8 is None else Dequantized(weights, float8)
     except BaseException:
         weights.close()

@@ -107,5 +107,4 @@ def _is_quantized(leaf: object) -> bool:
 
 def piece_of(tensor: NDArray[Any], entry: Entry, piece: Piece) -> NDArray[Any]:
     """Return the piece's part of the tensor, as a view with one dimension per letter."""
-    part = (*(slice(None),) * entry.along, slice(piece.start, piece.start + piece.shape[entry.along]))
-    return tensor[part].reshape(piece.split)
+    return tensor[piece.slices(entry.along)].reshape(piece.split)

@@ -199,10 +199,13 @@ def sizes_table() -> str:
         also = [
             "QKV bias" if size.qkv_bias else "",
             "QK norm" if size.qk_norm else "",
+            "sinks" if size.attention_sinks else "",
             f"window {size.window}" if size.window else "",
             "gated delta rule in 3 of 4 layers" if size.attention_gate else "",
+            "window 128 in every other layer" if size.attention_sinks else "",
             f"RoPE scaling {size.rope_scaling.factor:g}" if size.rope_scaling else "",
             f"{size.experts.count} experts, {size.experts.top} per token" if size.experts else "",
+            "a shared expert" if size.experts and size.experts.shared else "",
         ]
         mlp = size.experts.mlp if size.experts else size.mlp
         cells = (

@@ -14,10 +14,10 @@ from published_configs import GEMMA2_2B, GEMMA3_1B, GEMMA4_12B, GEMMA4_E2B, GPT2
 
 from forerun.config.schema import Model
 from forerun.errors import UserError
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES, read_config
 from forerun.models.families.settings import RANGES, ZERO_MEANS_ABSENT
 from forerun.models.registry import model_for
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import frequencies
 from forerun.nn.spec import count
 
@@ -41,6 +41,15 @@ GRANITE = {"embedding_multiplier": 12, "attention_multiplier": 0.1, "residual_mu
 DENSE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "shared_intermediate_size": 64}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ORIGINAL = {"original_max_position_embeddings": 64}
+DELTA: dict[str, float] = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.5,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": PLAIN | {"rope_scaling": LLAMA3 | ORIGINAL, "eos_token_id": [1, 2], "pad_token_id": -1},
     "qwen2": PLAIN | {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
@@ -64,13 +73,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "glm": PLAIN | {"partial_rotary_factor": 0.5},
     "glm4": PLAIN | {"rope_scaling": YARN | ORIGINAL, "partial_rotary_factor": 0.5},
     "ernie4_5": PLAIN,
-    "qwen3_5_text": PLAIN
-    | {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
-    | {"linear_conv_kernel_dim": 4, "full_attention_interval": 2, "partial_rotary_factor": 0.5},
+    "qwen3_5_text": PLAIN | DELTA,
+    "qwen3_5_moe_text": {key: value for key, value in PLAIN.items() if key != "intermediate_size"}
+    | DELTA
+    | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40},
     "lfm2": PLAIN | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 8},
     "qwen3_moe": PLAIN | EXPERTS,
     "mixtral": PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": PLAIN | {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
+    "gpt_oss": PLAIN
+    | {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "experts_per_token": 2,
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.7,
+    }
+    | {"rope_scaling": YARN | ORIGINAL | {"truncate": False}, "initial_context_length": 64, "sliding_window": 16},
     "gpt2": GPT2,
 }
 

@@ -14,8 +14,9 @@ from spec_shapes import shapes_of
 
 from forerun.config.schema import Remat
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.parameter_axes import active_matrix_count, matrix_count, parameter_count
-from forerun.models.sizes import SIZES, DecoderConfig, ExpertConfig
+from forerun.models.sizes import SIZES
 from forerun.nn.compute import Compute
 from forerun.nn.spec import count
 
@@ -74,6 +75,43 @@ def test_experts_count_as_often_as_a_token_uses_them() -> None:
     experts = replace(BASE, experts=ExpertConfig(count=8, top=2, mlp=12))
     dense = Decoder(replace(BASE, mlp=24)).flops_per_token(32)
     assert Decoder(experts).flops_per_token(32) == pytest.approx(dense + 6 * BASE.layers * BASE.embed * 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "all_of_them", "used"), [("gpt-oss-20b", 20.91e9, 3.61e9), ("gpt-oss-120b", 116.83e9, 5.13e9)]
+)
+def test_the_published_parameters_of_gpt_oss(name: str, all_of_them: float, used: float) -> None:
+    """Table 1 of the model card (https://arxiv.org/abs/2508.10925). The active ones are without the embedding."""
+    size = SIZES[name]
+    assert parameter_count(size) == count(Decoder(size).specs()) == pytest.approx(all_of_them, rel=5e-4)
+    assert size.experts is not None
+    # parameter_count also has the biases, of which a token uses as large a share as of the experts.
+    biases = size.layers * (2 * size.experts.mlp + size.embed) * (size.experts.count - size.experts.top)
+    active = parameter_count(size) - matrix_count(size) + active_matrix_count(size) - biases - size.vocab * size.embed
+    assert active == pytest.approx(used, rel=5e-3)
+
+
+def test_a_shared_expert_counts_for_every_token() -> None:
+    """It has the matrices of one MLP of the model's width, and a gate."""
+    alone = Decoder(replace(BASE, experts=ExpertConfig(count=8, top=2, mlp=12))).flops_per_token(32)
+    both = Decoder(replace(BASE, experts=ExpertConfig(count=8, top=2, mlp=12, shared=True))).flops_per_token(32)
+    assert both == pytest.approx(alone + 6 * BASE.layers * BASE.embed * (3 * BASE.mlp + 1))
+
+
+@pytest.mark.torch
+def test_the_parameters_of_qwen3_5_35b_a3b_are_those_of_transformers() -> None:
+    """The defaults of transformers' configuration are the dimensions of Qwen3.5-35B-A3B."""
+    import torch
+    from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
+
+    with torch.device("meta"):
+        reference = Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig())
+    size = SIZES["qwen3.5-35b-a3b"]
+    expected = sum(one.numel() for one in reference.parameters())
+    assert parameter_count(size) == count(Decoder(size).specs()) == expected == 34_660_610_688
+    active = parameter_count(size) - matrix_count(size) + active_matrix_count(size)
+    unused = sum(one.numel() for name, one in reference.named_parameters() if ".experts." in name) * 248 // 256
+    assert active == expected - unused
 
 
 def test_the_published_parameters_of_qwen3_30b_a3b() -> None:

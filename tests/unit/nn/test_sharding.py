@@ -48,7 +48,7 @@ def test_partition(shape: tuple[int, ...], axes: str, sizes: tuple[int, ...], ru
         ((4, 64, 48), "XEM", {"expert": 4, "tp": 2}, P("expert", None, "tp")),
         ((64, 48), "EF", {"fsdp": 2, "expert": 4}, P(("fsdp", "expert"), None)),  # as one fsdp of 8
         ((68, 48), "EF", {"fsdp": 2, "expert": 4}, P("fsdp", "expert")),
-        ((64, 8), "EX", {"fsdp": 2, "expert": 4}, P("fsdp", "expert")),
+        ((64, 8), "EX", {"fsdp": 2, "expert": 4}, P(None, ("expert", "fsdp"))),  # a large router, as experts
     ],
 )
 def test_the_expert_axis_splits_experts_first_and_other_weights_as_fsdp_does(

@@ -14,13 +14,16 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.models import sizes
-from forerun.models.sizes import ExpertConfig
+from forerun.models.decoder_config import ExpertConfig
+from forerun.models.layer_kinds import LayerKind, LayerShape
+from forerun.models.sizes import delta_shape
 from forerun.nn import expert_rounds, sharding
+from forerun.nn.rope import Rope
 from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
 
-NAME = "qwen3-30b-a3b"
+NAME, HYBRID = "qwen3-30b-a3b", "qwen3.5-35b-a3b"  # the second has gated delta layers and a shared expert
 ROWS, LENGTH, VOCAB = 16, 16, 128
 LORA = {"rank": 4, "alpha": 8}
 ONE = MeshShape(1, 1, 1)
@@ -36,6 +39,13 @@ def _tiny_experts(monkeypatch: pytest.MonkeyPatch) -> None:
         sizes.SIZES[NAME], layers=2, embed=32, heads=4, kv_heads=2, head_dim=8, mlp=8, vocab=VOCAB, experts=experts
     )
     monkeypatch.setitem(sizes.SIZES, NAME, tiny)
+    rope = Rope(1e4, 4, None)
+    kinds = LayerKind(None, None, delta_shape(4, 2, 8, 8, 4)), LayerKind(None, rope, LayerShape("full"))
+    hybrid = replace(
+        sizes.SIZES[HYBRID], layers=2, embed=32, heads=4, kv_heads=2, head_dim=8, mlp=16, vocab=VOCAB, rope_dims=4,
+        kinds=kinds, experts=replace(experts, shared=True),
+    )  # fmt: skip
+    monkeypatch.setitem(sizes.SIZES, HYBRID, hybrid)
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 256)
     monkeypatch.setattr(expert_rounds, "MULTIPLE", 8)
     monkeypatch.setattr(expert_rounds, "ROOM", 0.8)
@@ -97,8 +107,14 @@ def assert_equal(mine: Trained, theirs: Trained, *, routers: bool = True) -> Non
         pytest.param(MeshShape(2, 1, 2, expert=2), {"micro_batch": 4}, marks=pytest.mark.slow),
         pytest.param(MeshShape(1, 2, 2, expert=2), {"micro_batch": 4, "lora": LORA}, marks=pytest.mark.slow),
         (MeshShape(1, 1, 1, expert=2), {"micro_batch": 4, "lora": LORA | {"base": "nf4", "block": 8}}),
+        (MeshShape(1, 2, 2, expert=2), {"micro_batch": 4, "model": HYBRID}),
+        pytest.param(
+            MeshShape(1, 2, 1, expert=2),
+            {"micro_batch": 4, "model": HYBRID, "lora": LORA | {"base": "nf4", "block": 8}},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["fsdp", "data and tp", "adapters, fsdp and tp", "quantized base"],
+    ids=["fsdp", "data and tp", "adapters, fsdp and tp", "quantized base", "shared", "shared and quantized"],
 )
 def test_steps_with_the_expert_axis_are_those_of_one_device(shape: MeshShape, fields: dict[str, Any]) -> None:
     micro = fields.get("micro_batch", 2) * shape.data_parallel

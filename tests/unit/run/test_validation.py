@@ -54,9 +54,13 @@ def run(job: Job) -> str:
     return out.getvalue()
 
 
-@pytest.mark.parametrize("devices", ["devices=1", "devices=8"])
-def test_the_loss_is_that_of_the_documents_one_by_one(documents: MakeJob, devices: str) -> None:
-    job = documents(devices)
+@pytest.mark.parametrize(
+    "devices",
+    [("devices=1",), ("devices=8",), ("devices=8", "mesh.fsdp=4", "mesh.context=2")],
+    ids=["one device", "eight devices", "split sequences"],
+)
+def test_the_loss_is_that_of_the_documents_one_by_one(documents: MakeJob, devices: tuple[str, ...]) -> None:
+    job = documents(*devices)
     said = run(job)
     found = looks(job)
     assert list(found) == [2, 4, 6]
@@ -65,7 +69,7 @@ def test_the_loss_is_that_of_the_documents_one_by_one(documents: MakeJob, device
     corpus = open_corpus(job)
     kept = corpus.parts[0].store.validation
     assert kept is not None
-    program = program_on(resolve(job, corpus), choose("cpu", 1), None)
+    program = program_on(resolve(documents("devices=1"), corpus), choose("cpu", 1), None)
     state = Reader(Path(job.runs) / job.name / "checkpoints").restore(6, program.state)
     nats = count = 0.0
     begins = kept.begins(np.arange(len(kept) + 1))

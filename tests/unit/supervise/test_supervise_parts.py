@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from jax._src.clusters.cloud_tpu_cluster import GkeTpuCluster
 
 from forerun.errors import StorageError, UserError
 from forerun.hardware import maintenance_notice
@@ -319,6 +320,20 @@ def test_a_host_of_a_tpu_slice_finds_its_number_and_its_leader() -> None:
     assert given("auto", None, tpu("0", "localhost")) == Hosts()
 
 
+def test_hosts_of_several_slices_have_the_numbers_that_jax_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TPU_PROCESS_ADDRESSES", "TPU_SKIP_MDS_QUERY"):
+        monkeypatch.delenv(name, raising=False)
+    for slice_id, worker in ((0, 0), (0, 1), (2, 1)):
+        more = {
+            "MEGASCALE_NUM_SLICES": "3", "MEGASCALE_SLICE_ID": str(slice_id), "MEGASCALE_COORDINATOR_ADDRESS": "first",
+        }  # fmt: skip
+        for name, value in ({"TPU_WORKER_ID": str(worker), "TPU_WORKER_HOSTNAMES": "a,b"} | more).items():
+            monkeypatch.setenv(name, value)
+        found = given("auto", None, tpu(str(worker), "a,b", **more))
+        assert (found.index, found.count) == (GkeTpuCluster.get_process_id(), GkeTpuCluster.get_process_count())
+        assert found.leader == "first"
+
+
 def test_the_metadata_server_names_the_hosts_of_a_tpu_vm(metadata: tuple[str, dict[str, str]]) -> None:
     url, values = metadata
 
@@ -332,8 +347,11 @@ def test_the_metadata_server_names_the_hosts_of_a_tpu_vm(metadata: tuple[str, di
     values["agent-worker-number"] = "1"
     assert find_tpu_hosts({}, attribute) == TpuHosts(1, ("10.0.0.1", "10.0.0.2"))
     values["tpu-env"] = "ZONE: 'us-east5-b'\nMEGASCALE_NUM_SLICES: '2'\n"
-    with pytest.raises(UserError, match="2 slices"):
+    with pytest.raises(UserError, match="E-HOSTS-028"):
         find_tpu_hosts({}, attribute)
+    values["tpu-env"] += "MEGASCALE_SLICE_ID: '1'\nMEGASCALE_COORDINATOR_ADDRESS: '10.0.0.7:8080'\n"
+    several = lambda: find_tpu_hosts({}, attribute)  # noqa: E731
+    assert given("auto", None, several) == Hosts(3, 4, "10.0.0.7", PORT)
 
 
 @pytest.mark.parametrize(
@@ -346,6 +364,8 @@ def test_the_metadata_server_names_the_hosts_of_a_tpu_vm(metadata: tuple[str, di
         tpu("0", ""),
         tpu("0", "a,a"),
         tpu("0", "a,b", MEGASCALE_NUM_SLICES="2"),
+        tpu("0", "a,b", MEGASCALE_NUM_SLICES="2", MEGASCALE_SLICE_ID="0"),
+        tpu("0", "a,b", MEGASCALE_NUM_SLICES="2", MEGASCALE_SLICE_ID="2", MEGASCALE_COORDINATOR_ADDRESS="a"),
     ],
 )
 def test_hosts_that_the_tpu_does_not_name_clearly_are_rejected(find: Callable[[], TpuHosts | None]) -> None:

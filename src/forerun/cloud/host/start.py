@@ -36,21 +36,21 @@ def start_agent(settings_file: Path, root: Path, speed: float) -> int:
 
 
 def host_index(settings: AgentSettings) -> int:
-    """Return the index of this host in its slice."""
+    """Return the index of this host among those of the run."""
     if settings.host is not None:
         return settings.host
     if settings.hosts == 1:
         return 0
     found = find_tpu_hosts()
-    if found is None or len(found.addresses) != settings.hosts:
-        count = "none" if found is None else len(found.addresses)
+    if found is None or found.count != settings.hosts:
+        count = "none" if found is None else found.count
         raise UserError(
             "E-CLOUD-041",
             f"the agent does not find the index of this host among {settings.hosts} hosts",
             why=f"the environment and the metadata server name {count} hosts",
             fix="delete the slice with forerun down NAME, and start the run again",
         )
-    return found.index
+    return found.number
 
 
 def api_of(settings: AgentSettings) -> SliceApi | None:

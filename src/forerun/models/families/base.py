@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forerun.models.decoder_config import DecoderConfig, Gpt2Config
 from forerun.models.families.settings import Settings
 from forerun.models.families.wrapper import INNER, Layout, Wrapper
-from forerun.models.keys import Tensor, fused, tensor
+from forerun.models.keys import EXPERT, LAYER, Tensor, fused, tensor
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.rope import smallest_period
 
 Config = DecoderConfig | Gpt2Config
@@ -30,18 +30,23 @@ class Family:
     layout: Layout | None = None  # the prefixes in the names of `table`; None for a checkpoint without prefixes
     wrapper: Wrapper | None = None  # the multimodal checkpoint whose text part this is
     renamed: tuple[str, str] | None = None  # a part of the names in the files, and that of the modules
+    other_table: tuple[Tensor, ...] | None = None  # that of files with one tensor per expert, if `table` has fused ones
 
     @property
     def modules(self) -> tuple[Tensor, ...]:
         """The table with the names of the modules in transformers, which may differ from those in the files.
 
-        PEFT and `quantization_config` name modules.
+        PEFT and `quantization_config` name modules. Of two tables, this is the one with a tensor per expert: the names
+        of a job's targets do not depend on the files.
         """
+        table = self.table
+        if self.other_table is not None and not any(EXPERT in one.name for one in table):
+            table = self.other_table
         if self.renamed is not None:
-            return tuple(replace(one, name=one.name.replace(*self.renamed)) for one in self.table)
+            return tuple(replace(one, name=one.name.replace(*self.renamed)) for one in table)
         if self.layout is None:
-            return self.table
-        plain = (replace(one, name=self.layout.plain(one.name)) for one in self.table)
+            return table
+        plain = (replace(one, name=self.layout.plain(one.name)) for one in table)
         return tuple(plain) if self.wrapper is None else INNER.table(plain)
 
     def ignored(self, names: Iterable[str]) -> list[str]:
@@ -60,7 +65,15 @@ class Family:
 
     def with_layout(self, layout: Layout, wrapper: Wrapper | None) -> Family:
         """Return the family with the names of a checkpoint whose tensors have prefixes."""
-        return replace(self, table=layout.table(self.table), layout=layout, wrapper=wrapper)
+        other = None if self.other_table is None else layout.table(self.other_table)
+        return replace(self, table=layout.table(self.table), layout=layout, wrapper=wrapper, other_table=other)
+
+    def stored_as(self, names: Collection[str]) -> Family:
+        """Return the family with the one of its two tables whose tensors have these names."""
+        if self.other_table is None:
+            return self
+        wanted = {one.name.replace(LAYER, "0").replace(EXPERT, "0") for one in self.other_table if EXPERT in one.name}
+        return replace(self, table=self.other_table, other_table=self.table) if wanted <= set(names) else self
 
 
 SELF = "model.layers.{}.self_attn."
@@ -117,8 +130,13 @@ NORMS_BOTH = (
 )
 
 
-def dimensions(s: Settings, *, tied: bool, eps: float, head_dim: int | None = None) -> dict[str, Any]:
-    """Return the settings that all families have in common. `tied`, `eps` and `head_dim` are the family's defaults."""
+def dimensions(
+    s: Settings, *, tied: bool, eps: float, head_dim: int | None = None, mlp: str = "intermediate_size"
+) -> dict[str, Any]:
+    """Return the settings that all families have in common.
+
+    `tied`, `eps` and `head_dim` are the family's defaults, and `mlp` is its key for the width of the MLP.
+    """
     embed, heads = s.need("hidden_size"), s.need("num_attention_heads")
     for name in DROPOUTS:
         s.take(name)
@@ -129,7 +147,7 @@ def dimensions(s: Settings, *, tied: bool, eps: float, head_dim: int | None = No
         "heads": heads,
         "kv_heads": s.take("num_key_value_heads", heads),
         "head_dim": s.take("head_dim", head_dim or embed // heads),
-        "mlp": s.need("intermediate_size"),
+        "mlp": s.need(mlp),
         "vocab": s.need("vocab_size"),
         "tied": s.take("tie_word_embeddings", tied),
         "norm_eps": float(s.take("rms_norm_eps", eps)),

@@ -1,4 +1,6 @@
-"""Qwen3.5, 3.6 and 3.8 (dense, text): gated delta layers, and attention with a gate in every fourth layer.
+"""Qwen3.5, 3.6 and 3.8 (text): gated delta layers, and attention with a gate in every fourth layer.
+
+Every layer has one MLP, or experts and a shared expert: an MLP for all tokens, whose output a gate scales.
 
 The three positions of M-RoPE are equal for text, so its sections have no effect. transformers ignores the weights of
 the multi-token prediction (`mtp.*`), too.
@@ -6,13 +8,15 @@ the multi-token prediction (`mtp.*`), too.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from forerun.models.families import base
+from forerun.models.decoder_config import DecoderConfig
+from forerun.models.families import base, experts
 from forerun.models.families.settings import Settings, rope_json
 from forerun.models.keys import fused, tensor
 from forerun.models.layer_kinds import LayerKind, LayerShape
-from forerun.models.sizes import DecoderConfig, delta_shape
+from forerun.models.sizes import delta_shape
 from forerun.nn.rope import Rope
 
 SHARE = 0.25  # of each head that RoPE rotates
@@ -22,12 +26,29 @@ LINEAR, FULL = "linear_attention", "full_attention"
 WITHOUT_EFFECT = ("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mlp_only_layers")
 
 
+# `intermediate_size` of some files is that of an MLP that no layer has.
+WITHOUT_EFFECT_WITH_EXPERTS = (*WITHOUT_EFFECT, *experts.WITHOUT_EFFECT, "intermediate_size")
+
+
 def read(s: Settings) -> DecoderConfig:
+    return _read(s, "intermediate_size")
+
+
+def read_moe(s: Settings) -> DecoderConfig:
+    s.only("norm_topk_prob", True, default=True)
+    s.only("decoder_sparse_step", 1, default=1)
+    width = s.take("moe_intermediate_size", 512)
+    found = experts.experts_of(s, count=256, top=8, mlp=width, balance_loss=0.001, normalised=True)
+    return replace(_read(s, "shared_expert_intermediate_size"), experts=replace(found, shared=True))
+
+
+def _read(s: Settings, mlp: str) -> DecoderConfig:
+    """Return the dimensions without experts. `mlp` is the key for the width of the MLP that all tokens use."""
     s.only("hidden_act", "silu", default="silu")
     s.only("attn_output_gate", True, default=True)
     s.only("output_gate_type", "swish", "silu", default="swish")
     s.only("mlp_only_layers", [], default=[])
-    sizes = base.dimensions(s, tied=False, eps=1e-6, head_dim=256)
+    sizes = base.dimensions(s, tied=False, eps=1e-6, head_dim=256, mlp=mlp)
     nested = s.take("rope_parameters") or {}
     share = nested.get("partial_rotary_factor") or s.take("partial_rotary_factor") or SHARE
     s.take("partial_rotary_factor")
@@ -81,8 +102,20 @@ def write(c: DecoderConfig) -> dict[str, Any]:
     }
 
 
+def write_moe(c: DecoderConfig) -> dict[str, Any]:
+    assert c.experts is not None
+    common = write(c)
+    return common | {
+        "shared_expert_intermediate_size": common.pop("intermediate_size"),
+        "num_experts": c.experts.count,
+        "num_experts_per_tok": c.experts.top,
+        "moe_intermediate_size": c.experts.mlp,
+        "router_aux_loss_coef": c.experts.balance_loss,
+    }
+
+
 DELTA = "model.layers.{}.linear_attn."
-TABLE = (
+MIXERS = (
     *base.EMBEDDING,
     tensor(base.SELF + "q_proj.weight", "blocks.query", "(HJD) E"),  # query and gate alternate per head
     *base.PROJECTIONS[1:],
@@ -108,7 +141,29 @@ TABLE = (
     tensor(DELTA + "A_log", "blocks.decay_rate", "H"),
     tensor(DELTA + "dt_bias", "blocks.decay_bias", "H"),
     tensor(DELTA + "norm.weight", "blocks.delta_norm", "W"),
-    *base.GATED_MLP,
-    *base.NORMS_BEFORE,
 )
+TABLE = (*MIXERS, *base.GATED_MLP, *base.NORMS_BEFORE)
 FAMILY = base.Family("qwen3_5_text", "Qwen3_5ForCausalLM", read, TABLE, write)
+
+SHARED = base.MLP + "shared_expert."
+SHARED_EXPERT = (
+    tensor(SHARED + "gate_proj.weight", "blocks.gate", "F E"),
+    tensor(SHARED + "up_proj.weight", "blocks.up", "F E"),
+    tensor(SHARED + "down_proj.weight", "blocks.down", "E F"),
+    tensor(base.MLP + "shared_expert_gate.weight", "blocks.shared_gate", "A E"),
+)
+# The published files have all experts of a layer in two tensors. transformers writes one tensor per expert and matrix
+# for a text model that it has made itself.
+FUSED_EXPERTS = (
+    tensor(base.MLP + "gate.weight", "blocks.router", "X E"),
+    fused(base.MLP + "experts.gate_up_proj", ("blocks.expert_gate", "X M E"), ("blocks.expert_up", "X M E"), along=1),
+    tensor(base.MLP + "experts.down_proj", "blocks.expert_down", "X E M"),
+)
+MOE = base.Family(
+    "qwen3_5_moe_text",
+    "Qwen3_5MoeForCausalLM",
+    read_moe,
+    (*MIXERS, *FUSED_EXPERTS, *SHARED_EXPERT, *base.NORMS_BEFORE),
+    write_moe,
+    other_table=(*MIXERS, *experts.QWEN_EXPERTS, *SHARED_EXPERT, *base.NORMS_BEFORE),
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
+from forerun.models.decoder_config import DecoderConfig, Gpt2Config
 from forerun.models.families import (
     exaone,
     experts,
@@ -14,6 +15,7 @@ from forerun.models.families import (
     gemma4,
     glm,
     gpt2,
+    gpt_oss,
     granite,
     lfm2,
     llama,
@@ -29,7 +31,6 @@ from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
 from forerun.models.families.unknown import Difference, difference, unknown_family
 from forerun.models.families.wrapper import TEXT, layout_in, text_config, wrapper_of
-from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.rope import LongRope
 
 FAMILIES = {
@@ -58,10 +59,12 @@ FAMILIES = {
         glm.GLM4,
         glm.ERNIE,
         qwen3_5.FAMILY,
+        qwen3_5.MOE,
         lfm2.FAMILY,
         experts.QWEN3_MOE,
         experts.MIXTRAL,
         experts.OLMOE,
+        gpt_oss.FAMILY,
         gpt2.FAMILY,
     )
 }
@@ -104,9 +107,9 @@ def read_config(config: Mapping[str, Any], where: str, names: Collection[str] | 
         raise Settings(config, where).refused(f"quantized weights ({method})")
     if wrapper is None:
         family, read = _read_text(config, where)
-        return (family if layout is None else family.with_layout(layout, None)), read
+        return (family if layout is None else family.with_layout(layout, None)).stored_as(names or ()), read
     family, read = _read_text(text_config(wrapper, config, where, names), f"{where}: {TEXT}")
-    return family.with_layout(layout or wrapper.layout, wrapper), read
+    return family.with_layout(layout or wrapper.layout, wrapper).stored_as(names or ()), read
 
 
 def _read_text(config: Mapping[str, Any], where: str) -> tuple[Family, Config]:
@@ -166,7 +169,9 @@ def family_for(config: Config) -> Family:
     if not isinstance(config, DecoderConfig):
         return gpt2.FAMILY
     if config.attention_gate:
-        return qwen3_5.FAMILY
+        return qwen3_5.FAMILY if config.experts is None else qwen3_5.MOE
+    if config.attention_sinks:
+        return gpt_oss.FAMILY
     if config.experts is not None:
         return experts.QWEN3_MOE
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
@@ -193,6 +198,7 @@ _WITHOUT_EFFECT = {
     "exaone4": ("sliding_window_pattern",),
     "granitemoehybrid": granite.WITHOUT_EFFECT,
     "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
+    "qwen3_5_moe_text": qwen3_5.WITHOUT_EFFECT_WITH_EXPERTS,
     "lfm2": lfm2.WITHOUT_EFFECT,
-    **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe"), experts.WITHOUT_EFFECT),
+    **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe", "gpt_oss"), experts.WITHOUT_EFFECT),
 }  # fmt: skip

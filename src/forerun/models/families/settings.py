@@ -71,11 +71,13 @@ RANGES = {
     **dict.fromkeys(("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"), _FACTOR),
     **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"), _FACTOR),
     **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta"), _FACTOR),
-    "shared_intermediate_size": _MLP,
-    "moe_intermediate_size": _MLP,
+    **dict.fromkeys(("shared_intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), _MLP),
     **dict.fromkeys(("num_experts_per_tok", "decoder_sparse_step"), Range(int, 0, limits.MAX_EXPERTS)),
     **dict.fromkeys(("num_experts", "num_local_experts"), Range(int, -1, limits.MAX_EXPERTS)),
     "router_aux_loss_coef": Range(float, -1e-9, limits.MAX_FACTOR),
+    **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), _FACTOR),
+    "initial_context_length": _POSITIONS,
+    "experts_per_token": Range(int, 0, limits.MAX_EXPERTS),
     "block_ffn_dim_multiplier": _FACTOR,
 }
 ZERO_MEANS_ABSENT = ("mscale", "mscale_all_dim", "llama_4_scaling_beta")
@@ -291,6 +293,16 @@ def rope_json(theta: float, scaling: Scaling | None) -> dict[str, Any]:
                 "factor": scaling.factor,
                 "low_freq_factor": scaling.low,
                 "high_freq_factor": scaling.high,
+                "original_max_position_embeddings": scaling.original,
+            }
+        case Yarn():
+            return base | {
+                "rope_type": "yarn",
+                "factor": scaling.factor,
+                "beta_fast": scaling.fast,
+                "beta_slow": scaling.slow,
+                "attention_factor": scaling.attention,
+                "truncate": scaling.truncate,
                 "original_max_position_embeddings": scaling.original,
             }
     raise ValueError(f"{scaling} comes from a checkpoint, so export must keep the config.json of the checkpoint")

@@ -156,9 +156,10 @@ LAYER_LISTS = ("layer_types", "layers_block_type", "block_types", "mlp_layer_typ
 QWEN3_5 = ("qwen3_5", "qwen3_5_text")
 GEMMA4 = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "enable_moe_block")
-SOFTMAX_ROUTED = ("qwen3_moe", "mixtral", "olmoe")
+SOFTMAX_ROUTED = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")
+SINKS = ("gpt_oss", "granite_swa", "mimo_v2*")
 ROUTING = ("scoring_func", "score_function", "n_group", "use_routing_bias", "moe_router_use_sigmoid")
-SHARED = ("n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size", "enable_moe_block")
+SHARED, GATED_SHARED = ("n_shared_experts", "num_shared_experts"), "shared_expert_intermediate_size"
 MULTIPLIERS = ("residual_multiplier", "logits_scaling", "embedding_multiplier", "attention_multiplier")
 INTERLEAVED = ("ernie4_5*", "glm", "glm4*", "cohere*", "helium", "llama4_text", "gptj", "codegen", "youtu")
 TEXT_SECTIONS = ("text_config", "thinker_config", "llm_config", "language_config", "decoder", "global_config")
@@ -188,8 +189,10 @@ COMPONENTS = (
     Component("experts", _any(_keys(*EXPERTS), _layers("sparse", "moe"), _named("dbrx")), SOFTMAX_ROUTED),
     Component("other routing than softmax", _any(_keys(*ROUTING), _named("llama4_text", "minimax_m2"))),
     Component("shared experts", _keys(*SHARED)),
+    Component("shared experts with a gate", _keys(GATED_SHARED), ("qwen3_5_moe_text",)),
+    Component("experts beside a dense MLP", _keys("enable_moe_block")),
     Component("AltUp and LAuReL", _keys("altup_num_inputs", "laurel_rank")),
-    Component("attention sinks", _any(_keys("attention_sinks"), _named("gpt_oss", "granite_swa", "mimo_v2*"))),
+    Component("attention sinks", _any(_keys("attention_sinks"), _named(*SINKS)), ("gpt_oss",)),
     Component("chunked attention", _any(_keys("attention_chunk_size"), _layers("chunked_attention"))),
     Component("cross attention layers", _keys("cross_attention_layers", "add_cross_attention")),
     Component("short convolution layers", _any(_keys("conv_L_cache"), _layers("conv")), ("lfm2",)),
@@ -212,7 +215,7 @@ COMPONENTS = (
     Component("a scale of the logits", _keys("logit_scale", "output_multiplier", "scale_depth"), ("granite",)),
     Component("a text model inside a multimodal checkpoint of this kind", _wrapper),
     Component("FP8 weights", _quantized("fp8"), ("ministral3",)),
-    Component("MXFP4 weights", _quantized("mxfp4")),
+    Component("MXFP4 weights", _quantized("mxfp4"), ("gpt_oss",)),
     Component("quantized weights", _quantized(*OTHER_METHODS)),
 )  # fmt: skip
 # Keys of the outer section that describe the complete model. All others there belong to towers and tokens.

@@ -103,12 +103,15 @@ WRAPPERS = {
              "spatial_merge_size", "vision_feature_layer"),
             ("vision_tower", "multi_modal_projector"),
         ),
-        Wrapper(
-            "qwen3_5",
-            "qwen3_5_text",
-            INNER,
-            (*_VISION, "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
-            ("visual", "mtp"),
+        *(
+            Wrapper(
+                kind,
+                f"{kind}_text",
+                INNER,
+                (*_VISION, "image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"),
+                ("visual", "mtp"),
+            )
+            for kind in ("qwen3_5", "qwen3_5_moe")
         ),
         Wrapper(
             "gemma4",

@@ -58,10 +58,17 @@ def remedies(v: FitResult) -> list[Remedy]:
 
 
 def verified(v: FitResult, ask: Callable[[Sequence[CompileRequest]], list[FitResult]]) -> list[Tried]:
-    """Compile every change with `ask` and return the results: those that fit first, fastest first."""
+    """Compile every change with `ask` and return the results: those that fit first, fastest first.
+
+    Changes that need as much memory as the job are left out.
+    """
     tried = remedies(v)
     verdicts = ask([CompileRequest(remedy.resolved, v.question.slice) for remedy in tried])
-    both = [Tried(remedy, verdict) for remedy, verdict in zip(tried, verdicts, strict=True)]
+    both = [
+        Tried(remedy, verdict)
+        for remedy, verdict in zip(tried, verdicts, strict=True)
+        if verdict.fits or verdict.spare_bytes > v.spare_bytes
+    ]
     return sorted(both, key=lambda t: (not t.verdict.fits, t.verdict.step.mid_seconds if t.verdict.step else 0.0))
 
 

@@ -14,6 +14,7 @@ from forerun.config.schema import Job, Remat
 from forerun.hardware.chips import Chip
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import Slice
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.layer_kinds import LayerKind, LayerShape
 from forerun.models.parameter_axes import (
     active_expert_count,
@@ -23,7 +24,6 @@ from forerun.models.parameter_axes import (
     parameter_count,
     shape_of,
 )
-from forerun.models.sizes import DecoderConfig
 from forerun.planner.search.link_speeds import LinkSpeeds
 from forerun.resolve.resolved_job import ResolvedJob
 
@@ -242,7 +242,7 @@ def _layer_widths(c: DecoderConfig, kind: LayerKind) -> dict[str, int]:
 
 def _mlp_width(c: DecoderConfig, shape: LayerShape | None) -> int:
     """Return the width of the MLP that every token uses, or 0 for a layer with only experts."""
-    return c.size("F", shape) if c.experts is None else 0
+    return c.size("F", shape) if c.has_mlp else 0
 
 
 def _other_model(resolved: ResolvedJob) -> Footprint:

@@ -16,7 +16,11 @@ REMINDER_SECONDS = 15.0
 
 
 def gather(decision: Decision, phase: Gathering, now: float) -> Decision:
-    """Start an attempt when all hosts are connected, or without lost slices. Give up after the time limit."""
+    """Start an attempt when all hosts are connected, or without lost slices. Give up after the time limit.
+
+    A slice that was lost is waited for `mesh.slice_wait_seconds`. The first attempt waits for all slices as long as a
+    run without `mesh.min_slices` does.
+    """
     view = decision.view
     if view.stop is not None:
         return decision.finished(Ending(STOPPED, f"stopped as asked ({view.stop.why}), between two attempts"))
@@ -25,9 +29,11 @@ def gather(decision: Decision, phase: Gathering, now: float) -> Decision:
         return _start(decision, tuple(range(view.hosts.count)))
     waited, policy = now - phase.since, view.policy
     remaining = policy.remaining_hosts(absent)
-    if remaining and (waited >= policy.wait_seconds or not _took_part(view, absent)):
-        return _start_without(decision, absent, remaining)
     limit_seconds = max(phase.limit_seconds, policy.wait_seconds) if remaining else phase.limit_seconds
+    # Before the first attempt, an absent host is probably late and not lost.
+    patience_seconds = policy.wait_seconds if view.taking_part else limit_seconds
+    if remaining and (waited >= patience_seconds or not _took_part(view, absent)):
+        return _start_without(decision, absent, remaining)
     if waited > limit_seconds:
         here = [view.members[index] for index in sorted(view.members) if index not in absent]
         refused = [f"refused {address}: {why}" for address, why in view.refused_peers.items()]
@@ -37,7 +43,7 @@ def gather(decision: Decision, phase: Gathering, now: float) -> Decision:
     if now - phase.reminded > REMINDER_SECONDS:
         text = f"waiting for host {', '.join(map(str, absent))} ({Seconds(waited)})"
         if remaining:
-            text += f"; continuing without {policy.spoken(absent)} in {Seconds(policy.wait_seconds - waited)}"
+            text += f"; continuing without {policy.spoken(absent)} in {Seconds(patience_seconds - waited)}"
         return decision.then(Say(text), phase=replace(phase, reminded=now))
     return decision
 

@@ -67,3 +67,14 @@ def test_what_fits_comes_first_and_the_quickest_of_it() -> None:
         "'remat={policy: named, offload: [layer_in]}': fits, 5.75 GiB to spare, +25 % time",
         "remat=full: still 256 MiB short",
     ]
+
+
+def test_a_change_that_needs_more_memory_is_left_out() -> None:
+    asked = question(remat="none")
+
+    def ask(questions: Sequence[CompileRequest]) -> list[FitResult]:
+        peaks = [17.0, 18.0, 18.5, 10.0]  # the second one needs as much as the job
+        return [verdict_of(q, peak, seconds=1.0) for q, peak in zip(questions, peaks, strict=True)]
+
+    told = [one.told(quickest_seconds=1.0) for one in verified(verdict_of(asked, 18), ask)]
+    assert told == ["micro_batch=16 remat=full: fits, 5.75 GiB to spare", "remat=full: still 1.25 GiB short"]

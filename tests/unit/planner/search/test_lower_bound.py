@@ -16,12 +16,13 @@ from forerun.config.schema import Job, Remat
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES
 from forerun.models.layer_kinds import LayerKind, LayerShape
 from forerun.models.parameter_axes import layer_matrix_count
 from forerun.models.pretrained import config_of
 from forerun.models.registry import model_of
-from forerun.models.sizes import SIZES, DecoderConfig
+from forerun.models.sizes import SIZES
 from forerun.nn.spec import count, is_spec
 from forerun.planner.search.lower_bound import decoder_footprint, footprint
 from forerun.program.build import make_mesh
@@ -45,6 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{name: {"model_type": name} | (GPT2 if name == "gpt2" else PLAIN) for name in FAMILIES},
     "granitemoehybrid": {"model_type": "granitemoehybrid", **PLAIN, **DENSE_GRANITE},
     "gemma4_text": {"model_type": "gemma4_text", **PLAIN, "vocab_size_per_layer_input": 96},
+    "qwen3_5_moe_text": {"model_type": "qwen3_5_moe_text", **PLAIN, "shared_expert_intermediate_size": 40},
     **{
         f"{name}-window": {"model_type": name, **PLAIN, **WINDOW}
         for name in ("gemma2", "gemma3_text", "mistral", "phi3")
@@ -164,7 +166,7 @@ def test_a_convolution_counts_its_matrices_only() -> None:
 def test_every_decoder_family_is_counted_by_hand() -> None:
     """Layers of these differ, or have experts. tests/unit/models compares the counts of their published sizes."""
     other_layers = {"gemma4_text", "gemma4_unified_text", "qwen3_5_text", "lfm2"}
-    other_layers |= {"qwen3_moe", "mixtral", "olmoe"}
+    other_layers |= {"qwen3_moe", "mixtral", "olmoe", "gpt_oss", "qwen3_5_moe_text"}
     assert {*FAMILIES} - {"gpt2"} - other_layers <= {*NORMS_AND_BIASES}
 
 

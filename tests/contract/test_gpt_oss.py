@@ -149,6 +149,7 @@ def test_an_mxfp4_checkpoint_is_trained_and_exported(tmp_path: Path) -> None:
     assert np.abs(after - before).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_quantized_base_trains_and_is_merged(tmp_path: Path) -> None:
     checkpoint(tmp_path / "base", "GptOss", **GPT_OSS)

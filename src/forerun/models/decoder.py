@@ -121,8 +121,7 @@ class Decoder:
                     q_BSHD, limits = self._tempered(q_BSHD, positions_BS), self._limits(kind, block)
                     return run_attention(q_BSHD, k_BSKD, v_BSKD, segments_BS, kernel=compute.attention, **limits)
 
-                given = shared.get(kind.stack_name)
-                mix = partial(self.attention, turns=turns.get(kind), attend=noted, shared=given)
+                mix = partial(self.attention, turns=turns.get(kind), attend=noted, shared=shared.get(kind.stack_name))
                 x_BSE, routing = self.block(block, x_BSE, mix, counted_BS)
                 return x_BSE, used[0] if keeps else None, routing
 
@@ -192,7 +191,7 @@ class Decoder:
             compute: The compute dtype. Its attention kernel and remat policy are not used.
         """
         c = self.config
-        turns = self._angles(positions_BT, jnp.ones_like(positions_BT), compute)
+        turns = self._angles(positions_BT, jnp.ones_like(positions_BT), compute, cache.slots)
 
         def layer(kind: LayerKind, carry: Carry, block: Block[jax.Array]) -> tuple[Carry, Any]:
             x_BTE, numbers, kept = carry
@@ -313,10 +312,13 @@ class Decoder:
     def flops_per_token(self, sequence: int) -> float:
         return decoder_flops(self.config, sequence)
 
-    def _angles(self, positions_BS: jax.Array, segments_BS: jax.Array, compute: Compute) -> dict[LayerKind, Angles]:
+    def _angles(
+        self, positions_BS: jax.Array, segments_BS: jax.Array, compute: Compute, longest: int | None = None
+    ) -> dict[LayerKind, Angles]:
         """Return the RoPE angles of each layer kind, which its layers share. Kinds without positions are absent."""
-        turn = partial(angles, positions_BS=positions_BS, segments_BS=segments_BS, by_product=compute.rope_by_product)
-        return {kind: turn(kind.rope) for kind in (*self.config.layer_kinds, *self.config.last_kinds) if kind.rope}
+        kinds = (*self.config.layer_kinds, *self.config.last_kinds)
+        turn = partial(angles, by_product=compute.rope_by_product, longest=longest)
+        return {kind: turn(kind.rope, positions_BS, segments_BS) for kind in kinds if kind.rope}
 
     def _embed(self, params: Params[jax.Array], tokens_BS: jax.Array, compute: Compute) -> jax.Array:
         x_BSE = layers.embed(params.embed, tokens_BS, compute.dtype)

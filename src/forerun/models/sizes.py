@@ -58,22 +58,11 @@ def _qwen3_5(
 
 
 _QWEN3_30B = DecoderConfig(
-    layers=48,
-    embed=2048,
-    heads=32,
-    kv_heads=4,
-    head_dim=128,
-    mlp=6144,  # not used
-    vocab=151_936,
-    tied=False,
-    qk_norm=True,
-    rope_theta=1e6,
+    48, 2048, 32, 4, 128, 6144, 151_936, tied=False, qk_norm=True, rope_theta=1e6,  # the width 6144 is not used
     experts=ExpertConfig(count=128, top=8, mlp=768, balance_loss=0.001),
-)
+)  # fmt: skip
 
-GPT_OSS_YARN = Yarn(
-    factor=32.0, original=4096, attention=attention_factor(32.0, None, 4096, kind="yarn"), truncate=False
-)
+GPT_OSS_YARN = Yarn(32.0, 4096, attention=attention_factor(32.0, None, 4096, kind="yarn"), truncate=False)
 
 
 def _gpt_oss(layers: int, experts: int) -> DecoderConfig:
@@ -87,6 +76,7 @@ def _gpt_oss(layers: int, experts: int) -> DecoderConfig:
     )  # fmt: skip
 
 
+_MIXTRAL_EXPERTS = ExpertConfig(count=8, top=2, mlp=14_336, balance_loss=0.02)
 _QWEN3_5_EXPERTS = ExpertConfig(count=256, top=8, mlp=512, balance_loss=0.001, shared=True)
 
 SIZES: dict[str, DecoderConfig] = {
@@ -117,6 +107,9 @@ SIZES: dict[str, DecoderConfig] = {
     "mistral-7b": DecoderConfig(  # v0.1, the one with the sliding window
         32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, window=4096, norm_eps=1e-5
     ),
+    "mixtral-8x7b": DecoderConfig(
+        32, 4096, 32, 8, 128, 14_336, 32_000, tied=False, rope_theta=1e6, norm_eps=1e-5, experts=_MIXTRAL_EXPERTS
+    ),
 }
 
 
@@ -146,6 +139,7 @@ HUB_NAMES = {
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",
     "mistral-7b": "mistralai/Mistral-7B-v0.1",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-v0.1",
 }
 
 

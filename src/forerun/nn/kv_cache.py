@@ -60,6 +60,12 @@ class Cache(Generic[T]):
 
         return Cache(each(self.keys, KEYS), each(self.values, VALUES))
 
+    @property
+    def slots(self: Cache[jax.Array]) -> int:
+        """The number of positions that each row can have."""
+        values: jax.Array = self.values[0] if isinstance(self.values, tuple) else self.values
+        return values.shape[-2]
+
     def layer(self: Cache[jax.Array], number: jax.Array | int) -> CachedLayer:
         """Return keys and values of one layer. With an array for each layer, `number` must be a Python int."""
         if isinstance(self.keys, tuple) and isinstance(self.values, tuple):

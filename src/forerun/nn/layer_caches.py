@@ -57,6 +57,11 @@ class LayerCaches(Generic[T]):
         """Return the specs of the same caches with an array for each layer."""
         return LayerCaches({name: part.apart() for name, part in self.parts.items()})
 
+    @property
+    def slots(self: LayerCaches[jax.Array]) -> int:
+        """The number of positions that each row can have, or 0 without attention layers."""
+        return max((part.slots for part in self.parts.values() if isinstance(part, Cache)), default=0)
+
     def with_tokens(
         self: LayerCaches[jax.Array], positions_BT: jax.Array, new: dict[str, Any], *, after_BTE: jax.Array
     ) -> LayerCaches[jax.Array]:

@@ -131,7 +131,9 @@ def _ramp(rope: Rope, scaling: Yarn) -> Any:
     return np.clip((np.arange(rope.dims // 2, dtype=np.float32) - low) / span, 0, 1)
 
 
-def angles(rope: Rope, positions_BS: Any, segments_BS: Any, *, by_product: bool = False) -> Angles:
+def angles(
+    rope: Rope, positions_BS: Any, segments_BS: Any, *, by_product: bool = False, longest: int | None = None
+) -> Angles:
     """Return cos and sin of the rotation of each token and pair, [B, S, 1, dims / 2], or one of the named tuples.
 
     They are in float32, because bfloat16 cannot represent positions beyond 256 exactly.
@@ -141,6 +143,7 @@ def angles(rope: Rope, positions_BS: Any, segments_BS: Any, *, by_product: bool 
         positions_BS: The position of each token in its document.
         segments_BS: The document of each token.
         by_product: Whether `rotate` exchanges the halves by a matrix product. The values are the same.
+        longest: The number of positions that a text can have, if the arrays have only its newest tokens. None: S.
     """
     import jax.numpy as jnp
 
@@ -156,7 +159,7 @@ def angles(rope: Rope, positions_BS: Any, segments_BS: Any, *, by_product: bool 
     def unchanged(frequencies: Any) -> Any:
         return frequencies
 
-    if positions_BS.shape[1] <= SPLIT_POSITIONS:
+    if max(positions_BS.shape[1], longest or 0) <= SPLIT_POSITIONS:
         radians = times(positions_BS, unchanged)
     else:
         radians = times(positions_BS // COARSE, _coarse_angles) + times(positions_BS % COARSE, unchanged)

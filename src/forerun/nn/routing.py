@@ -116,26 +116,24 @@ def expert_mlp(
     if experts % ways:
         raise ValueError(f"{experts} experts do not divide over mesh.expert={ways}")
 
-    def products(x_PE: jax.Array, factors_P: jax.Array | None, matrices: Any, sizes_X: jax.Array) -> jax.Array:
+    def products(x_PE: jax.Array, factors_P: jax.Array, matrices: Any, sizes_X: jax.Array) -> jax.Array:
         (gate, up, down), own_biases = matrices
         plus: list[Callable[..., jax.Array]] = [no_bias] * 3
         if own_biases is not None:
             members_PX = members(sizes_X, x_PE)
             plus = [partial(plus_bias, members_PX, bias_XO) for bias_XO in own_biases]
         hidden_PM = activation(plus[0](grouped(x_PE, gate, sizes_X)), plus[1](grouped(x_PE, up, sizes_X)))
-        if factors_P is not None:
-            hidden_PM = (hidden_PM.astype(jnp.float32) * factors_P[:, None]).astype(hidden_PM.dtype)
+        hidden_PM = (hidden_PM.astype(jnp.float32) * factors_P[:, None]).astype(hidden_PM.dtype)
         return plus[2](grouped(hidden_PM, down, sizes_X), factors_P)
 
     def own(x: jax.Array, ids: jax.Array, factors: jax.Array, matrices: Any) -> jax.Array:
-        x_NE = x.reshape(-1, x.shape[-1])
+        top = ids.shape[-1]
         order, inverse, sizes_X = by_expert(ids.reshape(-1), experts)
-        sorted_PE = dispatched(ids.shape[-1], x_NE, order, inverse)
-        y_PE = permuted(products(sorted_PE, None, matrices, sizes_X), inverse, order)
-        y_BSKE = y_PE.reshape(*ids.shape, -1)
-        return jnp.einsum(
-            "BSKE,BSK->BSE", y_BSKE, factors.astype(y_BSKE.dtype), preferred_element_type=jnp.float32
-        ).astype(x.dtype)
+        sorted_PE = dispatched(top, x.reshape(-1, x.shape[-1]), order, inverse)
+        # The factors multiply the inputs of the last product, not its outputs. So the backward pass does not need these
+        # outputs, and the recomputation of a layer skips that product.
+        y_PE = products(sorted_PE, permuted(factors.reshape(-1), order, inverse), matrices, sizes_X)
+        return combined(top, y_PE, order, inverse).reshape(x.shape)
 
     def shared(x: jax.Array, ids: jax.Array, factors: jax.Array, matrices: Any) -> jax.Array:
         """Return the outputs of this device's experts for all tokens of the axis, added over the devices."""
@@ -219,29 +217,53 @@ def dispatched(top: int, x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Arr
 
 def _dispatched_forward(
     top: int, x_NE: jax.Array, order_P: jax.Array, inverse_P: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    return dispatched(top, x_NE, order_P, inverse_P), inverse_P
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return dispatched(top, x_NE, order_P, inverse_P), (order_P, inverse_P)
 
 
-def _dispatched_backward(top: int, inverse_P: jax.Array, gradient_PE: jax.Array) -> tuple[jax.Array, None, None]:
-    return jnp.sum(gradient_PE[inverse_P].reshape(-1, top, gradient_PE.shape[-1]), axis=1), None, None
+def _dispatched_backward(
+    top: int, orders: tuple[jax.Array, jax.Array], gradient_PE: jax.Array
+) -> tuple[jax.Array, None, None]:
+    return combined(top, gradient_PE, *orders), None, None
 
 
 dispatched.defvjp(_dispatched_forward, _dispatched_backward)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def combined(top: int, y_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
+    """Return the sum of the rows of each token's pairs, [N, E]. The gradient is a gather."""
+    rows_NKE = y_PE[inverse_P].reshape(-1, top, y_PE.shape[-1])
+    return jnp.sum(rows_NKE, axis=1, dtype=jnp.float32).astype(y_PE.dtype)
+
+
+def _combined_forward(
+    top: int, y_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    return combined(top, y_PE, order_P, inverse_P), (order_P, inverse_P)
+
+
+def _combined_backward(
+    top: int, orders: tuple[jax.Array, jax.Array], gradient_NE: jax.Array
+) -> tuple[jax.Array, None, None]:
+    return dispatched(top, gradient_NE, *orders), None, None
+
+
+combined.defvjp(_combined_forward, _combined_backward)
+
+
 @jax.custom_vjp
-def permuted(x_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
-    """Return the rows in another order. The gradient is a gather with the inverse order."""
-    return x_PE[order_P]
+def permuted(x_P: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> jax.Array:
+    """Return the values in another order. The gradient is a gather with the inverse order."""
+    return x_P[order_P]
 
 
-def _permuted_forward(x_PE: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return permuted(x_PE, order_P, inverse_P), inverse_P
+def _permuted_forward(x_P: jax.Array, order_P: jax.Array, inverse_P: jax.Array) -> tuple[jax.Array, jax.Array]:
+    return permuted(x_P, order_P, inverse_P), inverse_P
 
 
-def _permuted_backward(inverse_P: jax.Array, gradient_PE: jax.Array) -> tuple[jax.Array, None, None]:
-    return gradient_PE[inverse_P], None, None
+def _permuted_backward(inverse_P: jax.Array, gradient_P: jax.Array) -> tuple[jax.Array, None, None]:
+    return gradient_P[inverse_P], None, None
 
 
 permuted.defvjp(_permuted_forward, _permuted_backward)

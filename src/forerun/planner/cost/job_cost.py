@@ -62,10 +62,10 @@ class Assumptions:
     )
     replace_seconds: float = _assumed(900, "s", "wait for another host or slice after a failure")
     restart_seconds: float = _assumed(
-        15,
+        36,
         "s",
         "restart of all workers after a failure, without compile and checkpoint",
-        "measured in 2026-11 with two tiny slices on one machine: bench/slice_recovery.py",
+        "measured in 2026-11 with two tiny slices on one busy machine: bench/slice_recovery.py",
     )
 
 

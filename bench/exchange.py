@@ -45,7 +45,7 @@ DEVICES = 8
 
 def model() -> Any:
     from forerun.models.decoder import Decoder
-    from forerun.models.sizes import DecoderConfig
+    from forerun.models.decoder_config import DecoderConfig
 
     return Decoder(DecoderConfig(LAYERS, EMBED, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCAB, tied=False))
 

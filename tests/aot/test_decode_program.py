@@ -18,8 +18,8 @@ from forerun.generate.sampling import Rule
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope

@@ -17,8 +17,8 @@ from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import require_split_sequences
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import read_config
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import sharding
 from forerun.nn.compute import Compute
 from forerun.nn.context import SequenceSplit

@@ -13,9 +13,9 @@ import pytest
 from forerun.config.schema import Job, Model, Optimizer, Precision, Remat
 from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.decoder_params import Params
 from forerun.models.registry import model_of
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import sharding, spec
 from forerun.nn.attention import Kernel, attention
 from forerun.nn.compute import Compute

@@ -24,8 +24,8 @@ from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.method import method_of
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.registry import model_of
-from forerun.models.sizes import DecoderConfig, ExpertConfig
 from forerun.nn import expert_rounds, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.weights.experts import Experts

@@ -10,8 +10,9 @@ import pytest
 from families_reference import VARIANTS, YARN, config_for
 
 from forerun.errors import UserError
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES, family_for, read_config
-from forerun.models.sizes import SIZES, DecoderConfig
+from forerun.models.sizes import SIZES
 from forerun.nn.rope import Proportional, Rope
 
 WHERE = "tiny/config.json"

@@ -23,11 +23,10 @@ from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.method import method_of
 from forerun.models.base import require_split_sequences
-from forerun.models.clamped_gate import ClampedGate
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.registry import model_of
-from forerun.models.sizes import DecoderConfig, ExpertConfig
 from forerun.nn import expert_rounds, sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope
@@ -150,6 +149,7 @@ def test_an_mxfp4_checkpoint_is_trained_and_exported(tmp_path: Path) -> None:
     assert np.abs(after - before).max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.torch
 def test_a_quantized_base_trains_and_is_merged(tmp_path: Path) -> None:
     checkpoint(tmp_path / "base", "GptOss", **GPT_OSS)

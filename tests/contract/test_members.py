@@ -13,8 +13,9 @@ import pytest
 from forerun.config.schema import Job, Model, RopeScaling
 from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.registry import model_of
-from forerun.models.sizes import SIZES, DecoderConfig
+from forerun.models.sizes import SIZES
 from forerun.nn import sharding, spec
 from forerun.program.build import Program, build, make_mesh
 from forerun.program.derive import derive
@@ -43,6 +44,7 @@ PUBLISHED = {
     "llama3.2-3b": 3_212_749_824,
     "llama3.1-8b": 8_030_261_248,
     "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
     "smollm2-135m": 134_515_008,
     "smollm2-360m": 361_821_120,
     "smollm2-1.7b": 1_711_376_384,

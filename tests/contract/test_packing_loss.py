@@ -12,7 +12,7 @@ import pytest
 from forerun.data.documents import InMemory, in_memory
 from forerun.data.order.whole_documents import WholeDocuments
 from forerun.models.decoder import Decoder
-from forerun.models.sizes import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 

@@ -12,8 +12,8 @@ import pytest
 
 from forerun.config.schema import Remat, RopeScaling
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.decoder_params import Block, Params
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.attention import Kernel
 from forerun.nn.compute import Compute
 from forerun.nn.weights.dense import Dense

@@ -17,7 +17,7 @@ from forerun.hardware.prices import provider_names
 from forerun.hardware.storage_table import StorageReads, storage_table
 from forerun.inputs.resolve_job import resolve
 from forerun.inputs.starting_weights import starting_weights
-from forerun.models.sizes import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible, possible_requests, slices_named
 from forerun.planner.cost.job_cost import Tariff

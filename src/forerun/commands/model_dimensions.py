@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from forerun.models.decoder_config import DecoderConfig
     from forerun.models.layer_kinds import LayerShape
-    from forerun.models.sizes import DecoderConfig
     from forerun.resolve.resolved_job import ResolvedJob
 
 
 def model_dimensions(resolved: ResolvedJob) -> str:
     """Return layers, width and vocabulary of a job's model as text."""
-    from forerun.models.sizes import DecoderConfig
+    from forerun.models.decoder_config import DecoderConfig
 
     config = resolved.config
     if not isinstance(config, DecoderConfig):

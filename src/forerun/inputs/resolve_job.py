@@ -14,8 +14,8 @@ from forerun.hardware.mesh import MeshShape
 from forerun.inputs.job_corpus import model_vocab, open_corpus, require_vocab, tokenizer_of
 from forerun.inputs.new_tokens import with_new_tokens
 from forerun.inputs.teacher_tokenizer import require_same_tokenizer
+from forerun.models.decoder_config import Gpt2Config
 from forerun.models.pretrained import config_of, teacher_section
-from forerun.models.sizes import Gpt2Config
 from forerun.program.derive import GIVEN, derive
 from forerun.resolve.model_facts import ModelFacts
 from forerun.resolve.resolved_job import ResolvedJob

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.pretrained import config_of
-from forerun.models.sizes import DecoderConfig, ExpertConfig, is_plugin
+from forerun.models.sizes import is_plugin
 from forerun.objectives.router_losses import RouterLosses
 
 

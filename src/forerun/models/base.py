@@ -62,11 +62,11 @@ class Capabilities:
     layers: int | None = None
     positions: int | None = None
     attention_softcap: float | None = None
-    attention_sinks: bool = False
     layer_kinds: tuple[LayerKind, ...] = ()
     has_cache: bool = False
     splits_sequences: bool = False
     has_experts: bool = False
+    attention_sinks: bool = False
 
     @property
     def rope_switch(self) -> int | None:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from forerun.models.base import Capabilities, Readout
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.decoder_flops import decoder_flops
 from forerun.models.decoder_params import Block, Params, decoder_specs
 from forerun.models.keys import Stack
@@ -24,7 +25,6 @@ from forerun.models.layer_kinds import LayerKind, LayerShape, Section
 from forerun.models.layout import StepWithOutput, joined, through, unstacked
 from forerun.models.mlp import ACTIVATIONS, layer_mlp, plus
 from forerun.models.recurrent_mixers import NewTokens, PackedRows, Recurrence, filtered, gated_delta, state_specs
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
 from forerun.nn.compute import Compute, residual
@@ -34,6 +34,7 @@ from forerun.nn.layer_caches import LayerCaches, RecurrentCache
 from forerun.nn.rope import Angles, angles, rotate
 from forerun.nn.routing import Routing, together
 from forerun.nn.sharding import constrain
+from forerun.nn.slice_gradients import with_summed_gradient
 from forerun.nn.spec import ParamSpec
 from forerun.nn.weights.dense import as_weight, contract
 
@@ -109,6 +110,7 @@ class Decoder:
 
         def step(kind: LayerKind, shared: Kept, *, keeps: bool) -> Callable[[Any, Block[jax.Array]], Any]:
             def layer(x_BSE: jax.Array, block: Block[jax.Array]) -> tuple[jax.Array, KeysAndValues | None, Any]:
+                block = replace(with_summed_gradient(replace(block, layer_input=None)), layer_input=block.layer_input)
                 if kind.mixer != "attention":
                     x_BSE, routing = self.block(block, x_BSE, self._recurrent(kind, packed), counted_BS)
                     return x_BSE, None, routing

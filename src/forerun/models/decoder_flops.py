@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import jax
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.decoder_params import decoder_specs
 from forerun.models.parameter_axes import active_matrix_count, matrix_count
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.spec import count
 
 

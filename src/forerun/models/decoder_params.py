@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.layer_kinds import LayerShape, Section
 from forerun.models.parameter_axes import (
     array_axes,
@@ -17,7 +18,6 @@ from forerun.models.parameter_axes import (
     scalar_axes,
     shape_of,
 )
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.spec import Fill, Init, LogUniform, Normal, ParamSpec, stack
 from forerun.nn.weights.dense import Dense
 from forerun.nn.weights.experts import Experts

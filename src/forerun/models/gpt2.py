@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from forerun.models.base import Capabilities, Readout
+from forerun.models.decoder_config import Gpt2Config
 from forerun.models.keys import Stack
 from forerun.models.layout import per_layer, per_layer_with_outputs, unstacked
-from forerun.models.sizes import Gpt2Config
 from forerun.nn import layers
 from forerun.nn.attention import attention, cached_attention
 from forerun.nn.compute import Compute, residual

@@ -10,9 +10,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 
-from forerun.models.clamped_gate import ClampedGate
+from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
 from forerun.models.decoder_params import Block
-from forerun.models.sizes import DecoderConfig, ExpertConfig
 from forerun.nn.compute import residual
 from forerun.nn.routing import Routing, choose, expert_mlp
 from forerun.nn.weights.dense import contract

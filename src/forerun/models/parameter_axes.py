@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.layer_kinds import LayerShape
-from forerun.models.sizes import DecoderConfig
 
 
 def outer_axes(c: DecoderConfig) -> dict[str, str]:

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.decoder_params import Block
 from forerun.models.layer_kinds import LayerShape
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import layers
 from forerun.nn.compute import residual
 from forerun.nn.gated_delta import DeltaInputs, extended_delta_rule, gated_delta_rule

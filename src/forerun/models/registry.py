@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from forerun.config import schema
 from forerun.errors import UserError
 from forerun.models.base import Model
+from forerun.models.decoder_config import Gpt2Config
 from forerun.models.families.base import Config
 from forerun.models.plugin import Plugin, create_plugin
 from forerun.models.pretrained import config_of
-from forerun.models.sizes import Gpt2Config, is_plugin
+from forerun.models.sizes import is_plugin
 
 MEMBERS = ("vocab", "heads", "specs", "apply", "flops_per_token")
 

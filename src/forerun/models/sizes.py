@@ -1,4 +1,4 @@
-"""Model dimensions, and the named decoder sizes with their exact published dimensions.
+"""The named decoder sizes with their exact published dimensions, and free dimensions of a job.
 
 Does not import jax, so that errors appear quickly. The sizes come from the `config.json` of each model's Hugging Face
 repository. A test compares the parameter counts with the published ones.
@@ -6,146 +6,13 @@ repository. A test compares the parameter counts with the published ones.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Literal
+from dataclasses import fields, replace
 
 from forerun.config.schema import Model, RopeScaling
 from forerun.errors import UserError, did_you_mean
-from forerun.models.clamped_gate import ClampedGate
-from forerun.models.layer_kinds import LayerKind, LayerShape, Section, sections
-from forerun.nn.rope import Rope, Scaling, Yarn, attention_factor
-
-
-@dataclass(frozen=True)
-class QueryTemperature:
-    """A factor of queries that grows with their position: 1 + beta * log(1 + floor(position / original))."""
-
-    beta: float
-    original: int  # in tokens; the factor is 1 for earlier positions
-
-
-@dataclass(frozen=True)
-class ExpertConfig:
-    """Dimensions of a mixture of experts, which every layer has in place of one MLP, or beside it."""
-
-    count: int
-    top: int  # experts per token
-    mlp: int  # width inside the MLP of one expert
-    normalised: bool = True  # the weights of a token's experts are divided by their sum
-    balance_loss: float = 0.0  # published coefficient of the load-balancing loss
-    bias: bool = False  # the router and the matrices of experts have biases
-    clamped: ClampedGate | None = None  # None: the activation of the model
-    shared: bool = False  # every layer also has an MLP of the model's width, whose output a gate scales (Qwen3.5)
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Dimensions and settings of a decoder.
-
-    A job file can set the fields up to `norm_eps`. The later ones come only from a checkpoint's config.json.
-    """
-
-    layers: int
-    embed: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    mlp: int
-    vocab: int
-    tied: bool = True
-    qkv_bias: bool = False
-    qk_norm: bool = False
-    window: int | None = None
-    rope_theta: float = 10_000.0
-    rope_scaling: Scaling | None = None
-    norm_eps: float = 1e-6
-    rope_dims: int | None = None  # rotated dimensions of each head; None: all
-    out_bias: bool = False
-    mlp_bias: bool = False
-    norms: Literal["before", "after", "both"] = "before"  # where norms are, relative to attention and MLP
-    norm_around_one: bool = False  # norm weights are stored as their difference from 1 (Gemma)
-    norm_heads_together: bool = False  # the norms of q and k cover all heads together (OLMo 2)
-    activation: Literal["silu", "gelu"] = "silu"  # gelu is the tanh approximation
-    embed_scale: float = 1.0
-    residual_scale: float = 1.0  # factor of each output of attention and MLP before the addition (Granite)
-    logit_divisor: float = 1.0  # of the logits (Granite)
-    query_temperature: QueryTemperature | None = None  # None: 1 at every position (Ministral 3 has one)
-    query_scale: float | None = None  # None: head_dim ** -0.5
-    attention_softcap: float | None = None
-    logit_softcap: float | None = None
-    kinds: tuple[LayerKind, ...] = ()  # one period of the layers' kinds; empty: all layers have `window` and RoPE
-    attention_gate: bool = False  # the query matrix also has a gate of the attention output for each head (Qwen3.5)
-    last_layers: int = 0  # layers at the end that repeat `last_kinds` instead
-    last_kinds: tuple[LayerKind, ...] = ()
-    value_norm: bool = False  # values have an RMS norm without a scale (Gemma 4)
-    layer_scalar: bool = False  # a fixed number scales each layer's output (Gemma 4)
-    attention_sinks: bool = False  # each head has a learned score in the denominator of its softmax (gpt-oss)
-    layer_width: int = 0  # width of each layer's own embedding (Gemma 4 E2B), or 0
-    experts: ExpertConfig | None = None  # None: every layer has one MLP of width `mlp`
-
-    @property
-    def has_mlp(self) -> bool:
-        """Whether every layer has an MLP of width `mlp`, which all tokens use."""
-        return self.experts is None or self.experts.shared
-
-    @property
-    def layer_kinds(self) -> tuple[LayerKind, ...]:
-        """One period of the layers' kinds."""
-        rope = Rope(self.rope_theta, self.rope_dims or self.head_dim, self.rope_scaling)
-        return self.kinds or (LayerKind(self.window, rope),)
-
-    @property
-    def sections(self) -> list[Section]:
-        """The consecutive layers that are one part of the parameters each."""
-        return sections(self.layers - self.last_layers, self.layer_kinds, self.last_layers, self.last_kinds)
-
-    @property
-    def all_kinds(self) -> list[LayerKind]:
-        """The kind of every layer, in order."""
-        return [section.kind(n) for section in self.sections for n in range(section.layers)]
-
-    def size(self, letter: str, shape: LayerShape | None = None) -> int:
-        """Return the dimension of an axis with this letter in layers of one shape."""
-        own: dict[str, int | None] = {"J": 2}  # queries and gates
-        if shape:
-            own |= {"H": shape.heads, "K": shape.kv_heads, "D": shape.head_dim, "F": shape.mlp}
-            own |= {"W": shape.value_dim, "I": shape.width}
-        sizes = {
-            "E": self.embed,
-            "H": self.heads,
-            "K": self.kv_heads,
-            "D": self.head_dim,
-            "F": self.mlp,
-            "V": self.vocab,
-            "P": self.layer_width,
-            "Y": self.layers * self.layer_width,
-            "A": 1,
-            "X": self.experts.count if self.experts else 0,
-            "M": self.experts.mlp if self.experts else 0,
-        }
-        return own.get(letter) or sizes[letter]
-
-
-@dataclass(frozen=True)
-class Gpt2Config:
-    """Dimensions of GPT-2, which come only from a checkpoint."""
-
-    layers: int
-    embed: int
-    heads: int
-    mlp: int
-    vocab: int
-    positions: int
-    norm_eps: float = 1e-5
-    tied: bool = True
-
-    @property
-    def head_dim(self) -> int:
-        return self.embed // self.heads
-
-    @property
-    def kv_heads(self) -> int:
-        return self.heads
+from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
+from forerun.models.layer_kinds import LayerKind, LayerShape
+from forerun.nn.rope import Rope, Yarn, attention_factor
 
 
 def _qwen2(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, vocab: int, tied: bool) -> DecoderConfig:
@@ -231,6 +98,7 @@ SIZES: dict[str, DecoderConfig] = {
     "llama3.2-3b": _llama3(28, 3072, 24, 8192, tied=True, factor=32.0),
     "llama3.1-8b": _llama3(32, 4096, 32, 14_336, tied=False, factor=8.0),
     "llama3.1-70b": _llama3(80, 8192, 64, 28_672, tied=False, factor=8.0),
+    "llama3.1-405b": _llama3(126, 16_384, 128, 53_248, tied=False, factor=8.0),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
     "smollm2-135m": _smollm2(30, 576, 9, 3, 1536, 1e5),
@@ -264,6 +132,7 @@ HUB_NAMES = {
     "llama3.2-3b": "meta-llama/Llama-3.2-3B",
     "llama3.1-8b": "meta-llama/Llama-3.1-8B",
     "llama3.1-70b": "meta-llama/Llama-3.1-70B",
+    "llama3.1-405b": "meta-llama/Llama-3.1-405B",
     "gpt-oss-20b": "openai/gpt-oss-20b",
     "gpt-oss-120b": "openai/gpt-oss-120b",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",

@@ -20,6 +20,8 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from forerun.nn.slice_gradients import summing_layers
+
 AXES = ("data", "fsdp", "tp")  # of every mesh; a mesh may also have the axes EXPERT and CONTEXT
 CONTEXT = "context"
 EXPERT = "expert"
@@ -200,7 +202,10 @@ def by_hand(function: Callable[..., Any], *, arguments: tuple[Any, ...], results
 
 
 def summed_over_slices(
-    function: Callable[..., Any], arguments: tuple[Any, ...], dtypes: tuple[Any, Any] | None = None
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    dtypes: tuple[Any, Any] | None = None,
+    of_layers: Callable[[tuple[Any, ...]], bool] | None = None,
 ) -> Any:
     """Return the sum of `function(*arguments)` over the slices of the mesh, or its result on a mesh of one slice.
 
@@ -213,6 +218,8 @@ def summed_over_slices(
             [A, B, ...].
         dtypes: The dtype to which arrays with dimensions are rounded, and the dtype in which they cross the network.
             None keeps their own.
+        of_layers: Returns whether the result with a key path is the gradient of a layer. These are summed in the
+            backward pass already, if the model can (`nn/slice_gradients.py`). None sums all results at the end.
     """
     if ambient_sizes().get(SLICE, 1) == 1:
         return function(*arguments)
@@ -223,8 +230,17 @@ def summed_over_slices(
         rounded, sent = dtypes
         return jax.lax.psum(x.astype(rounded).astype(sent), SLICE).astype(x.dtype)
 
+    def summed(*local: Any) -> Any:
+        if of_layers is None:
+            return jax.tree.map(over, function(*local))
+        with summing_layers(over) as layers:
+            found = function(*local)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, x: x if layers.used and of_layers(path) else over(x), found
+        )
+
     return jax.shard_map(
-        lambda *local: jax.tree.map(over, function(*local)),
+        summed,
         in_specs=(*(PartitionSpec(),) * (len(arguments) - 1), PartitionSpec(None, SLICE)),
         out_specs=PartitionSpec(),
         axis_names={SLICE},

@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import SequenceKey
 
 from forerun.models.base import Model
+from forerun.models.layer_kinds import SECTIONS
 from forerun.nn import sharding, spec
 from forerun.nn.compute import Compute
 from forerun.nn.spec import Tree
@@ -59,6 +61,9 @@ def make_step(
       eight_bits: the weights whose products have operands of 8 bits, or None for none.
     """
 
+    # A gradient of a layer with frozen weights would also have parts for those. Such gradients are small: adapters.
+    overlaps = eight_bits is None and drops is None and trains_layers(trainable)
+
     def step(state: State, batch: Batch[jax.Array], schedule: Schedule) -> tuple[State, Metrics]:
         # Only the trainable part is differentiated. Frozen weights, such as the base of LoRA or a teacher, need no
         # memory for gradients and moments. They may also have dtypes without a gradient, such as integers.
@@ -86,7 +91,9 @@ def make_step(
             codes = {} if eight_bits is None else eight_bits.codes(spec.merge(learning, frozen))
             return accumulate(partial(loss, frozen, codes), learning, batch)
 
-        sums, gradient_sum = sharding.summed_over_slices(summed, (learning, frozen, batch), dcn_dtypes)
+        # With several micro-batches, only the sum of their gradients crosses the network, after the last one.
+        early = in_layers if batch.tokens.shape[0] == 1 and overlaps else None
+        sums, gradient_sum = sharding.summed_over_slices(summed, (learning, frozen, batch), dcn_dtypes, early)
         # The maximum prevents 0 / 0 in a batch without counted targets, whose gradient is 0. The division is in
         # float32, because bfloat16 represents integers exactly only up to 256, and a batch has many more tokens.
         weight_sum = jnp.maximum(sums.weight, 1.0)
@@ -110,6 +117,21 @@ def make_step(
         return (after, metrics) if rule is None else guarded(rule, state, after, metrics)
 
     return step
+
+
+def in_layers(path: tuple[Any, ...]) -> bool:
+    """Return whether the key path is that of a layer's gradient in the result (sums, gradient)."""
+    return len(path) > 1 and path[0] == SequenceKey(1) and _name(path[1]) in SECTIONS
+
+
+def trains_layers(trainable: Tree) -> bool:
+    """Return whether all weights of all layers are trainable."""
+    leaves = jax.tree_util.tree_leaves_with_path(trainable)
+    return all(bool(keep) for path, keep in leaves if path and _name(path[0]) in SECTIONS)
+
+
+def _name(key: Any) -> str:
+    return str(getattr(key, "name", getattr(key, "key", "")))
 
 
 def guarded(rule: guard.Rule, before: State, after: State, metrics: Metrics) -> tuple[State, Metrics]:

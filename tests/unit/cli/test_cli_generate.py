@@ -29,7 +29,7 @@ def parts() -> dict[str, Any]:
     import jax
 
     from forerun.models.decoder import Decoder
-    from forerun.models.sizes import DecoderConfig
+    from forerun.models.decoder_config import DecoderConfig
     from forerun.nn import spec
     from forerun.nn.compute import Compute
     from forerun.program.build import make_mesh

@@ -16,7 +16,7 @@ from forerun.evaluate.language import GenerationRequest
 from forerun.hardware.mesh import MeshShape
 from forerun.inputs.load_model import LoadedModel
 from forerun.models.decoder import Decoder
-from forerun.models.sizes import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored

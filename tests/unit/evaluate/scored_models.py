@@ -11,8 +11,8 @@ import numpy as np
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Model
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig, Gpt2Config
 from forerun.models.gpt2 import Gpt2
-from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored

@@ -16,9 +16,9 @@ from forerun.generate.engine import Chooser, Engine, Settings
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Model
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig, Gpt2Config
 from forerun.models.gpt2 import Gpt2
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope

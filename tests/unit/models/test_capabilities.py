@@ -15,9 +15,9 @@ from forerun.generate.uncached import UncachedModel
 from forerun.hardware.mesh import MeshShape
 from forerun.models.base import Capabilities, capabilities_of
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig, Gpt2Config
 from forerun.models.gpt2 import Gpt2
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.compute import Compute
 from forerun.nn.rope import LongRope, Rope
 from forerun.nn.spec import initial

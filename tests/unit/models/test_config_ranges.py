@@ -14,10 +14,10 @@ from published_configs import GEMMA2_2B, GEMMA3_1B, GEMMA4_12B, GEMMA4_E2B, GPT2
 
 from forerun.config.schema import Model
 from forerun.errors import UserError
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES, read_config
 from forerun.models.families.settings import RANGES, ZERO_MEANS_ABSENT
 from forerun.models.registry import model_for
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import frequencies
 from forerun.nn.spec import count
 

@@ -14,8 +14,9 @@ from spec_shapes import shapes_of
 
 from forerun.config.schema import Remat
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.parameter_axes import active_matrix_count, matrix_count, parameter_count
-from forerun.models.sizes import SIZES, DecoderConfig, ExpertConfig
+from forerun.models.sizes import SIZES
 from forerun.nn.compute import Compute
 from forerun.nn.spec import count
 

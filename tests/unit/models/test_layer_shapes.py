@@ -13,11 +13,11 @@ import pytest
 from forerun.config.schema import Remat
 from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.llama import TABLE
 from forerun.models.keys import Stack, entries, table_path
 from forerun.models.layer_kinds import LayerKind, LayerShape, sections
 from forerun.models.parameter_axes import matrix_count, parameter_count
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.layer_caches import LayerCaches, RecurrentCache

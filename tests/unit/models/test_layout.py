@@ -12,10 +12,10 @@ import pytest
 
 from forerun.config.schema import Remat
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.gpt2 import Gpt2, Gpt2Config
 from forerun.models.layer_kinds import LayerKind, LayerShape
 from forerun.models.layout import through
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.rope import Rope

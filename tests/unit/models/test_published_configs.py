@@ -26,12 +26,12 @@ from published_configs import (
     SEED_OSS_36B,
 )
 
+from forerun.models.decoder_config import DecoderConfig, QueryTemperature
 from forerun.models.families.registry import read_config
 from forerun.models.keys import entries, unused_names
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.parameter_axes import parameter_count
 from forerun.models.registry import model_for
-from forerun.models.sizes import DecoderConfig, QueryTemperature
 from forerun.nn.rope import Rope, Yarn
 from forerun.nn.spec import count
 

@@ -16,7 +16,7 @@ from forerun.data.documents import in_memory
 from forerun.data.order.mixture import Mixture
 from forerun.data.order.pairs import PairReferences, Pairs
 from forerun.models.decoder import Decoder
-from forerun.models.sizes import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.attention import Kernel
 from forerun.nn.compute import Compute

@@ -14,8 +14,9 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.models import sizes
+from forerun.models.decoder_config import ExpertConfig
 from forerun.models.layer_kinds import LayerKind, LayerShape
-from forerun.models.sizes import ExpertConfig, delta_shape
+from forerun.models.sizes import delta_shape
 from forerun.nn import expert_rounds, sharding
 from forerun.nn.rope import Rope
 from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD

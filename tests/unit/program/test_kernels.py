@@ -8,7 +8,7 @@ import pytest
 from forerun.errors import UserError
 from forerun.hardware.chips import Chip, chips
 from forerun.models.decoder import Decoder
-from forerun.models.sizes import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig
 from forerun.program import kernels
 
 H100 = "NVIDIA H100 80GB HBM3"

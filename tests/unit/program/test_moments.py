@@ -13,7 +13,7 @@ import pytest
 from forerun.config.schema import Optimizer
 from forerun.methods.parameter_layouts import ParamLayout, layouts_of
 from forerun.models.decoder import Decoder
-from forerun.models.sizes import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig
 from forerun.nn import spec
 from forerun.program import optimizer
 from forerun.program.schedule import Schedule

@@ -11,7 +11,7 @@ import pytest
 
 from forerun.config.schema import Optimizer
 from forerun.models.decoder import Decoder
-from forerun.models.sizes import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig
 from forerun.nn import spec
 from forerun.program import optimizer
 from forerun.program.schedule import Schedule, rate_at

@@ -21,6 +21,18 @@ from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
 
 ROWS, LENGTH, VOCAB, EMBED, MLP = 16, 32, 256, 256, 512
+DELTA = {"name": "qwen3.5-0.8b", "layers": 5, "embed": 64, "heads": 2, "kv_heads": 1, "mlp": 128, "vocab": VOCAB}
+BIASES = {
+    "layers": 3,
+    "embed": 64,
+    "heads": 2,
+    "mlp": 128,
+    "vocab": VOCAB,
+    "tied": True,
+    "qkv_bias": True,
+    "qk_norm": True,
+}
+EVEN = {"eps": 1e-3}  # Adam would amplify the rounding of gradients that are nearly 0, such as those of key biases
 ONE, TWO = MeshShape(1, 4, 1), MeshShape(1, 4, 1, slices=2)
 
 
@@ -132,6 +144,45 @@ def test_only_parts_of_gradients_cross_once_per_step(two_slices: Any) -> None:
     matrices = sum(leaf.size for leaf in jax.tree.leaves(two_slices[2].params) if leaf.size >= 1 << 16)
     small = sum(leaf.size for leaf in jax.tree.leaves(two_slices[2].params) if leaf.size < 1 << 16)
     assert matrices / 4 <= sum(sizes) <= matrices / 4 + small
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        pytest.param({"unroll": True, "remat": "full"}, marks=pytest.mark.slow),
+        pytest.param({"model": DELTA, "optimizer": EVEN}, marks=pytest.mark.slow),
+        pytest.param({"model": BIASES, "optimizer": EVEN}, marks=pytest.mark.slow),
+    ],
+    ids=["scan", "unroll", "gated delta", "biases and norms"],
+)
+def test_one_micro_batch_sums_each_layer_in_the_backward_pass(other: dict[str, Any]) -> None:
+    """Each layer's gradient crosses in the loop over the layers, and no second time after it."""
+    _, one_losses, one, _ = trained(ONE, micro_batch=4, **other)
+    _, two_losses, two, text = trained(TWO, micro_batch=2, **other)
+    np.testing.assert_allclose(two_losses, one_losses, rtol=1e-5)
+    assert largest_difference(two, one) < 1e-5
+    assert over_slices(text)
+    if not other:
+        parts = crossing_elements(text)
+        outside = crossing_elements(text[text.index("\nENTRY ") :])
+        layers = sum(leaf.size for leaf in jax.tree.leaves(two.params.blocks)) // 2  # of one layer
+        assert layers / 4 <= parts - outside <= layers
+        assert outside <= (2 * VOCAB * EMBED) / 4 + EMBED + 100
+
+
+def test_frozen_layers_are_summed_after_the_backward_pass() -> None:
+    _, _, _, text = trained(TWO, micro_batch=2, lora={"rank": 4, "alpha": 8})
+    assert len(over_slices(text[text.index("\nENTRY ") :])) == len(over_slices(text))
+
+
+def crossing_elements(text: str) -> int:
+    """Return the elements of all arrays that the all-reduces between slices sum."""
+    return sum(
+        int(np.prod([int(n) for n in dims.split(",") if n]))
+        for line in over_slices(text)
+        for dims in re.findall(r"f32\[([\d,]*)\]", line.split(" = ")[1])
+    )
 
 
 def test_replicas_on_other_slices_are_compared(two_slices: Any) -> None:

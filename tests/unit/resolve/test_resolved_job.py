@@ -15,7 +15,8 @@ from forerun.config.schema import Job, Model
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.inputs.resolve_job import resolve
-from forerun.models.sizes import SIZES, DecoderConfig
+from forerun.models.decoder_config import DecoderConfig
+from forerun.models.sizes import SIZES
 from forerun.resolve.model_facts import ModelFacts
 from forerun.resolve.resolved_job import ResolvedJob
 

@@ -12,7 +12,7 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.models import sizes
-from forerun.models.sizes import ExpertConfig
+from forerun.models.decoder_config import ExpertConfig
 from forerun.run import train as loop
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics

@@ -16,8 +16,9 @@ from forerun.checkpoint.log import Commit, Log
 from forerun.config.schema import Job
 from forerun.run.train import train
 from forerun.supervise.protocol.channel import MAX_BYTES, SupervisorChannel
+from forerun.supervise.protocol.json_form import decode_from_worker
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import FromWorker, Saved, decode_from_worker
+from forerun.supervise.protocol.messages import FromWorker, Saved
 from forerun.supervise.protocol.worker_progress import WorkerProgress
 from forerun.supervise.worker.pulse import ProgressReporter
 from forerun.supervise.worker.stop import Stop

@@ -27,8 +27,8 @@ from forerun.supervise.leader.member import Member
 from forerun.supervise.leader.tries import RestartPolicy
 from forerun.supervise.owner import Owner
 from forerun.supervise.protocol.ending import Ending
+from forerun.supervise.protocol.json_form import decode_from_leader, encode
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import decode_from_leader, encode
 from forerun.supervise.protocol.secret import VARIABLE, read_secret
 from forerun.supervise.protocol.worker_state import WorkerExit
 

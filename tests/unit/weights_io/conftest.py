@@ -18,10 +18,10 @@ from jax.sharding import Mesh, NamedSharding
 from safetensors.numpy import save_file
 
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families import gemma, gpt2, phi3
 from forerun.models.gpt2 import Gpt2, Gpt2Config
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.rope import Rope
 from forerun.nn.sharding import WEIGHTS_STORED, partition

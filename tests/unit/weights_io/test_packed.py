@@ -11,9 +11,9 @@ import pytest
 from forerun.config.methods.qat import Qat
 from forerun.errors import UserError
 from forerun.methods.qat import QatTransform
+from forerun.models.decoder_config import Gpt2Config
 from forerun.models.families import gpt2
 from forerun.models.gpt2 import Gpt2
-from forerun.models.sizes import Gpt2Config
 from forerun.nn import spec
 from forerun.weights_io.packed import pack, unpack, write_packed
 

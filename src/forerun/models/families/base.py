@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forerun.models.decoder_config import DecoderConfig, Gpt2Config
 from forerun.models.families.settings import Settings
 from forerun.models.families.wrapper import INNER, Layout, Wrapper
 from forerun.models.keys import EXPERT, LAYER, Tensor, fused, tensor
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.rope import smallest_period
 
 Config = DecoderConfig | Gpt2Config

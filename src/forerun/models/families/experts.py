@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.families import base
 from forerun.models.families.settings import Settings, rope_json
 from forerun.models.keys import EXPERT, Tensor, tensor
-from forerun.models.sizes import DecoderConfig, ExpertConfig
 
 WITHOUT_EFFECT = ("output_router_logits",)  # whether transformers adds the balance loss; a job decides it here
 

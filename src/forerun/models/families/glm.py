@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families import base
 from forerun.models.families.settings import Settings
 from forerun.models.keys import tensor
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import Rope
 
 

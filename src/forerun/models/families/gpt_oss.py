@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from forerun.models.clamped_gate import ClampedGate
+from forerun.models.decoder_config import ClampedGate, DecoderConfig
 from forerun.models.families import base
 from forerun.models.families.experts import experts_of
 from forerun.models.families.settings import Settings, rope_json
 from forerun.models.keys import interleaved, tensor
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import GPT_OSS_YARN, DecoderConfig
+from forerun.models.sizes import GPT_OSS_YARN
 from forerun.nn.rope import Rope, Yarn
 
 THETA = 150_000.0

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families import base
 from forerun.models.families.settings import Settings
 from forerun.models.keys import fused, tensor
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig
 
 _SHARED = "model.layers.{}.shared_mlp."
 _ATTENTION = {"attention", "full_attention"}  # transformers 4 and 5

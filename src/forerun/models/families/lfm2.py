@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families import base
 from forerun.models.families.settings import Settings
 from forerun.models.keys import fused, tensor
 from forerun.models.layer_kinds import LayerKind, LayerShape
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import Rope
 
 CONVOLUTION, FULL = "conv", "full_attention"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.models.decoder_config import DecoderConfig, QueryTemperature
 from forerun.models.families import base
 from forerun.models.families.settings import Settings, rope_json
-from forerun.models.sizes import DecoderConfig, QueryTemperature
 from forerun.nn.rope import Yarn
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families import base
 from forerun.models.families.settings import Settings
 from forerun.models.keys import fused, tensor
-from forerun.models.sizes import DecoderConfig
 
 
 def read(s: Settings) -> DecoderConfig:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families import base
 from forerun.models.families.settings import Settings, rope_json
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import Rope
 
 

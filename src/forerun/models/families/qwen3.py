@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families import base
 from forerun.models.families.qwen2 import windowed
 from forerun.models.families.settings import Settings, rope_json
-from forerun.models.sizes import DecoderConfig
 
 
 def read(s: Settings) -> DecoderConfig:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families import base, experts
 from forerun.models.families.settings import Settings, rope_json
 from forerun.models.keys import fused, tensor
 from forerun.models.layer_kinds import LayerKind, LayerShape
-from forerun.models.sizes import DecoderConfig, delta_shape
+from forerun.models.sizes import delta_shape
 from forerun.nn.rope import Rope
 
 SHARE = 0.25  # of each head that RoPE rotates

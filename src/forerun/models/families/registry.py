@@ -7,6 +7,7 @@ from typing import Any
 
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
+from forerun.models.decoder_config import DecoderConfig, Gpt2Config
 from forerun.models.families import (
     exaone,
     experts,
@@ -30,7 +31,6 @@ from forerun.models.families.base import Config, Family
 from forerun.models.families.settings import Settings
 from forerun.models.families.unknown import Difference, difference, unknown_family
 from forerun.models.families.wrapper import TEXT, layout_in, text_config, wrapper_of
-from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.rope import LongRope
 
 FAMILIES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from forerun.hardware.price import Price
 from forerun.hardware.prices import cheapest, check_providers, check_zone, prices
@@ -47,6 +47,26 @@ class Assumptions:
         "assumed, 2026-11: no published rate was found; it differs by zone, size and week",
     )
     wait_seconds: float = _assumed(900, "s", "wait for the next spot slice after a preemption; not billed")
+    tpu_host_failure_days: float = _assumed(
+        1250,
+        "d",
+        "mean time between failures of one TPU host",
+        "0.08 % of TPU v4 machines fail each day: Zu et al., NSDI 2024, seen in 2026-11; assumed for all generations, "
+        "without cables and software",
+    )
+    gpu_failure_days: float = _assumed(
+        2112,
+        "d",
+        "mean time between failures that one GPU, with its part of the machine and network, adds",
+        "419 interruptions of 16,384 H100 in 54 days: Meta's report on Llama 3, 2024, seen in 2026-11",
+    )
+    replace_seconds: float = _assumed(900, "s", "wait for another host or slice after a failure")
+    restart_seconds: float = _assumed(
+        15,
+        "s",
+        "restart of all workers after a failure, without compile and checkpoint",
+        "measured in 2026-11 with two tiny slices on one machine: bench/slice_recovery.py",
+    )
 
 
 ASSUMPTIONS = Assumptions()
@@ -176,6 +196,9 @@ def job_cost_of(verdict: FitResult, tariff: Tariff, assumptions: Assumptions = A
     job = verdict.question.job
     assert job.steps is not None, "a question's job is resolved"
     saves = saves_of(verdict, assumptions)
+    # The run stops if one of its slices is preempted.
+    slices = verdict.question.mesh_shape().slices
+    assumptions = replace(assumptions, preemptions_per_hour=assumptions.preemptions_per_hour * slices)
     run = RunCost(job.steps, saves, assumptions)
     best = RunCost(job.steps, saves_of(verdict, assumptions, best=True), assumptions)
     hours = over_step(verdict, lambda step: run.seconds(step) / 3600)

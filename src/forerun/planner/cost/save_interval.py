@@ -26,9 +26,18 @@ def best_interval(
         write_seconds: Time to write the save afterwards, while the run continues.
         between_seconds: Mean time between failures.
     """
-    daly = max(math.sqrt(2 * pause_seconds * between_seconds), write_seconds)
+    daly = _young_daly_seconds(pause_seconds, write_seconds, between_seconds)
     short = max(steps / SAVES * step_seconds, pause_seconds / CHEAP, write_seconds)
     return max(1, min(steps, round(min(daly, short) / step_seconds)))
+
+
+def young_daly(step_seconds: float, *, pause_seconds: float, write_seconds: float, between_seconds: float) -> int:
+    """Return the number of steps between saves that loses the least time in a run of any length."""
+    return max(1, round(_young_daly_seconds(pause_seconds, write_seconds, between_seconds) / step_seconds))
+
+
+def _young_daly_seconds(pause_seconds: float, write_seconds: float, between_seconds: float) -> float:
+    return max(math.sqrt(2 * pause_seconds * between_seconds), write_seconds)
 
 
 def lost_share(

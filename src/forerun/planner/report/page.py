@@ -29,7 +29,7 @@ from forerun.planner.report.formatting import (
     unroll_notes,
     usd_text,
 )
-from forerun.planner.report.plan_notes import gpu_memory_note, place_text, price_notes
+from forerun.planner.report.plan_notes import failure_notes, gpu_memory_note, place_text, price_notes
 from forerun.planner.time.chip_model import ChipModel, chip_model_of
 from forerun.planner.time.step_time import StepTime
 from forerun.units import Usd
@@ -74,6 +74,7 @@ def page(
         slices=[*(_slice(v, bill, tariff) for v, bill in rows), *map(_impossible_slice, impossible)],
         notes=[
             *price_notes(rows, tariff),
+            *failure_notes(verdicts),
             *attention_notes(verdicts),
             *unroll_notes(verdicts),
             *doubt_notes(verdicts),
@@ -118,6 +119,7 @@ def compact_page(
         slices=[*(_slice(v, bill, tariff) for v, bill in rows), *map(_impossible_slice, impossible)],
         notes=[
             *price_notes(rows, tariff),
+            *failure_notes(verdicts),
             *attention_notes(verdicts),
             *unroll_notes(verdicts),
             *doubt_notes(verdicts),

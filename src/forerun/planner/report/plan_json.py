@@ -9,6 +9,7 @@ from typing import Any
 
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible
+from forerun.planner.cost.failures import failures_of
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff, job_cost_of
 from forerun.planner.report.formatting import limit_text
 from forerun.planner.report.plan_notes import provider_of
@@ -64,6 +65,7 @@ def _slice_json(v: FitResult, tariff: Tariff, changes: Sequence[str]) -> dict[st
         },
         **_time_json(v),
         **_money_json(job_cost_of(v, tariff), tariff),
+        "failures": _failures_json(v),
         "changes": [one for change in changes for one in change.split()],
         "error": None,
     }
@@ -111,6 +113,11 @@ def _money_json(bill: JobCost | None, tariff: Tariff) -> dict[str, Any]:
         "written_bytes": int(bill.written_bytes) if bill else None,
         "kept_bytes": int(bill.kept_bytes) if bill else None,
     }
+
+
+def _failures_json(v: FitResult) -> dict[str, Any] | None:
+    found = failures_of(v)
+    return None if found is None else asdict(found)
 
 
 def _finite(share: float) -> float | None:

@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from forerun.hardware.gpu_memory import memory_share
 from forerun.hardware.price import GOOGLE_CLOUD
 from forerun.planner.compile.fit_result import FitResult
+from forerun.planner.cost.failures import DAY_SECONDS, failures_of
 from forerun.planner.cost.job_cost import JobCost, Offer, Tariff
 from forerun.planner.cost.save_interval import WASTE
 from forerun.planner.report.formatting import seconds_text
+from forerun.units import Seconds
 
+OFTEN_DAYS = 30  # a run that fails more often than this has a note about it
 SHORT_LIST = 4  # values that a note lists one by one
 
 
@@ -66,6 +69,27 @@ def _save_times(v: FitResult, bill: JobCost) -> str:
     return (
         f"a save of {bill.saves.state_bytes} pauses the run for {pause} and takes {write} to write; a step takes {step}"
     )
+
+
+def failure_notes(verdicts: Sequence[FitResult]) -> list[str]:
+    """Return the goodput of each run that is so large that failures matter."""
+    notes = []
+    for v in verdicts:
+        found = failures_of(v)
+        if found is None or found.between_seconds > OFTEN_DAYS * DAY_SECONDS:
+            continue
+        what = "GPUs" if v.question.slice.platform == "gpu" else "hosts"
+        every = v.question.job.checkpoint.every
+        text = (
+            f"Failures on {_name(v)}: {found.hosts:,} {what} have one every {Seconds(found.between_seconds)} "
+            f"(assumed), and a recovery takes {Seconds(found.recovery_seconds)}. Goodput: {found.goodput:.1%} "
+            f"with checkpoint.every={found.every}, {found.planned_goodput:.1%} with {every}"
+        )
+        if found.fewer_slices_goodput is not None:
+            least = v.question.job.mesh.min_slices
+            text += f", {found.fewer_slices_goodput:.1%} with mesh.min_slices={least}"
+        notes.append(text + ".")
+    return notes
 
 
 def price_notes(rows: Sequence[tuple[FitResult, JobCost | None]], tariff: Tariff) -> list[str]:

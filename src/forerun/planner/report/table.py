@@ -27,7 +27,7 @@ from forerun.planner.report.formatting import (
     unroll_notes,
     usd_text,
 )
-from forerun.planner.report.plan_notes import memory_notes, price_notes, provider_of
+from forerun.planner.report.plan_notes import failure_notes, memory_notes, price_notes, provider_of
 from forerun.units import GIB
 
 PARTS = (("weights", "cyan"), ("optimizer", "blue"), ("gradients + activations", "magenta"))
@@ -215,7 +215,8 @@ def _notes(rows: Sequence[PlanRow], tariff: Tariff, ascii_only: bool | None, mor
             notes.append("   " if n else "").append("#" if ascii_only else "█", style=colour).append(f" {name}")
         notes.append("\n")
     notes.append("\n".join(memory_notes([row.verdict for row in rows])), style="dim")
-    for line in price_notes([(row.verdict, row.bill) for row in rows], tariff):
+    verdicts = [row.verdict for row in rows]
+    for line in (*price_notes([(row.verdict, row.bill) for row in rows], tariff), *failure_notes(verdicts)):
         notes.append(f"\n{line}", style="dim")
     for row in rows:
         if row.verdict.memory.host_bytes >= GIB / 100:

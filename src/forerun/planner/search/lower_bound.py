@@ -14,6 +14,7 @@ from forerun.config.schema import Job, Remat
 from forerun.hardware.chips import Chip
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import Slice
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.layer_kinds import LayerKind, LayerShape
 from forerun.models.parameter_axes import (
     active_expert_count,
@@ -23,7 +24,6 @@ from forerun.models.parameter_axes import (
     parameter_count,
     shape_of,
 )
-from forerun.models.sizes import DecoderConfig
 from forerun.planner.search.link_speeds import LinkSpeeds
 from forerun.resolve.resolved_job import ResolvedJob
 

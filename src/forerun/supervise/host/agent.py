@@ -22,6 +22,7 @@ from forerun.supervise.console import Console
 from forerun.supervise.host.child import Child
 from forerun.supervise.host_address import Hosts
 from forerun.supervise.protocol.ending import Ending
+from forerun.supervise.protocol.json_form import InvalidMessage, decode_from_leader, encode
 from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.protocol.messages import (
     AskStacks,
@@ -35,7 +36,6 @@ from forerun.supervise.protocol.messages import (
     HostStacks,
     HostUnits,
     Idle,
-    InvalidMessage,
     LeaderBeat,
     Message,
     Sigterm,
@@ -44,8 +44,6 @@ from forerun.supervise.protocol.messages import (
     StopAfter,
     StopNotice,
     WorkerUnits,
-    decode_from_leader,
-    encode,
 )
 from forerun.supervise.protocol.secret import VARIABLE as SECRET_VARIABLE
 from forerun.supervise.protocol.secret import Secret

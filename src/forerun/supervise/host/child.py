@@ -17,17 +17,9 @@ from dataclasses import asdict
 from forerun.supervise import oom_counter
 from forerun.supervise.console import Console
 from forerun.supervise.protocol.channel import MAX_BYTES, VARIABLE, encode_packet
+from forerun.supervise.protocol.json_form import decode_from_worker
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import (
-    Begin,
-    Fact,
-    FromSupervisor,
-    Sigterm,
-    Welcome,
-    WorkerHello,
-    WorkerUnits,
-    decode_from_worker,
-)
+from forerun.supervise.protocol.messages import Begin, Fact, FromSupervisor, Sigterm, Welcome, WorkerHello, WorkerUnits
 from forerun.supervise.protocol.worker_progress import WorkerProgress
 from forerun.supervise.protocol.worker_state import WorkerExit, WorkerView
 

@@ -22,18 +22,9 @@ from forerun.supervise.leader.leader_view import (
 )
 from forerun.supervise.leader.member import Member
 from forerun.supervise.protocol.ending import Ending
+from forerun.supervise.protocol.json_form import InvalidMessage, decode_first, decode_from_host, encode
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import (
-    Hello,
-    InvalidMessage,
-    Message,
-    OpenTunnel,
-    StartFailure,
-    StopNotice,
-    decode_first,
-    decode_from_host,
-    encode,
-)
+from forerun.supervise.protocol.messages import Hello, Message, OpenTunnel, StartFailure, StopNotice
 from forerun.supervise.protocol.secret import Secret
 from forerun.supervise.protocol.tunnel import TunnelExit
 from forerun.supervise.protocol.wire import Line, Refused, admit

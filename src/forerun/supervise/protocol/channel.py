@@ -8,7 +8,8 @@ import socket
 from contextlib import suppress
 from typing import Protocol
 
-from forerun.supervise.protocol.messages import FromSupervisor, FromWorker, Message, decode_from_supervisor, encode
+from forerun.supervise.protocol.json_form import decode_from_supervisor, encode
+from forerun.supervise.protocol.messages import FromSupervisor, FromWorker, Message
 
 VARIABLE = "FORERUN_WORKER"
 MAX_BYTES = 1 << 16

@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-from forerun.supervise.protocol.messages import OpenTunnel, encode
+from forerun.supervise.protocol.json_form import encode
+from forerun.supervise.protocol.messages import OpenTunnel
 from forerun.supervise.protocol.wire import Line, Refused
 
 CHUNK_BYTES = 1 << 16

@@ -13,9 +13,9 @@ from typing import Any
 
 from forerun.config.schema import RopeScaling
 from forerun.errors import UserError
+from forerun.models.decoder_config import DecoderConfig, Gpt2Config
 from forerun.models.families.base import Config, Family
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.sizes import DecoderConfig, Gpt2Config
 from forerun.nn.rope import Linear, LongRope, Rope, Yarn, frequencies
 
 LOCAL_THETA = 10_000.0  # the base frequency of Gemma 3's local layers, unless the file has one

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forerun.hub.safetensors.tensors import Weights
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.base import Config, Family
-from forerun.models.sizes import DecoderConfig
 from forerun.weights_io.gguf.architecture import Architecture, Metadata
 from forerun.weights_io.match import Match, Stacked, matches
 from forerun.weights_io.packed import Unpacked

@@ -176,6 +176,7 @@ def test_json_keys_are_frozen() -> None:
         "checkpoint_bytes",
         "written_bytes",
         "kept_bytes",
+        "failures",
         "changes",
         "error",
     ]
@@ -211,6 +212,7 @@ def test_json_of_time_and_money() -> None:
         "hours",
         "spot",
         "written_bytes",
+        "failures",
     ):
         assert large[key] is None
     json.dumps([fits, large], allow_nan=False)

@@ -16,12 +16,13 @@ from forerun.config.schema import Job, Remat
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import slice_named
 from forerun.models.decoder import Decoder
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES
 from forerun.models.layer_kinds import LayerKind, LayerShape
 from forerun.models.parameter_axes import layer_matrix_count
 from forerun.models.pretrained import config_of
 from forerun.models.registry import model_of
-from forerun.models.sizes import SIZES, DecoderConfig
+from forerun.models.sizes import SIZES
 from forerun.nn.spec import count, is_spec
 from forerun.planner.search.lower_bound import decoder_footprint, footprint
 from forerun.program.build import make_mesh

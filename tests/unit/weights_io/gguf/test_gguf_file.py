@@ -15,10 +15,10 @@ from error_assertions import assert_error
 from safetensors.numpy import save_file
 
 from forerun.errors import UserError
+from forerun.models.decoder_config import DecoderConfig
 from forerun.models.families.registry import FAMILIES
 from forerun.models.layer_kinds import LayerKind
 from forerun.models.rounding import Rounding
-from forerun.models.sizes import DecoderConfig
 from forerun.nn.rope import Linear, Rope, Yarn
 from forerun.weights_io.gguf import gguf_file
 from forerun.weights_io.gguf.architecture import ARCHITECTURES, architecture_of, metadata_of

@@ -22,8 +22,7 @@ from forerun.models.families import (
     mistral,
     olmo2,
     phi3,
-    qwen2,
-    qwen3,
+    qwen,
     qwen3_5,
     smollm3,
 )
@@ -37,8 +36,8 @@ FAMILIES = {
     family.model_type: family
     for family in (
         llama.FAMILY,
-        qwen2.FAMILY,
-        qwen3.FAMILY,
+        qwen.QWEN2,
+        qwen.QWEN3,
         mistral.FAMILY,
         smollm3.FAMILY,
         gemma.GEMMA2,
@@ -176,10 +175,10 @@ def family_for(config: Config) -> Family:
         return experts.QWEN3_MOE
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
     if plain and config.qk_norm and not config.qkv_bias and config.window is None:
-        return qwen3.FAMILY
+        return qwen.QWEN3
     as_qwen2 = config.qkv_bias and not config.qk_norm and config.head_dim * config.heads == config.embed
     if plain and as_qwen2 and config.window is None:
-        return qwen2.FAMILY
+        return qwen.QWEN2
     if plain and not config.qk_norm and not config.qkv_bias:
         return llama.FAMILY if config.window is None else mistral.FAMILY
     raise UserError(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
+from forerun.nn import attention as module
 from forerun.nn import sharding
 from forerun.nn.attention import Kernel, attention, block_length
 
@@ -129,10 +130,7 @@ def test_whole_of_bfloat16_is_near() -> None:
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The splash kernel's own code, run by the Pallas interpreter in place of Mosaic."""
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-
-    original = splash.make_splash_mha_single_device
-    monkeypatch.setattr(splash, "make_splash_mha_single_device", partial(original, interpret=True))
+    monkeypatch.setattr(module, "_splash_local", partial(module._splash_local, interpret=True))
 
 
 @pytest.mark.usefixtures("interpreted")

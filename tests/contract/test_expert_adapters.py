@@ -53,6 +53,7 @@ def with_quantized_experts(folder: Path) -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_twenty_steps_of_quantized_experts_follow_peft(tmp_path: Path) -> None:
     """The first adapters are those of PEFT, on one parameter of the experts and on the attention."""
     import peft
@@ -76,7 +77,7 @@ def test_twenty_steps_of_quantized_experts_follow_peft(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name in ("Mixtral", "GptOss") else pytest.mark.slow) for name in FAMILIES]
+    "family", [pytest.param(name, marks=() if name == "GptOss" else pytest.mark.slow) for name in FAMILIES]
 )
 def test_peft_computes_the_logits_of_the_run(family: str, tmp_path: Path) -> None:
     """All matrices and the routers have adapters. A second run starts from the folder and exports it again."""

@@ -106,8 +106,12 @@ def assert_equal(mine: Trained, theirs: Trained, *, routers: bool = True) -> Non
         (MeshShape(1, 2, 1, expert=4), {}),
         pytest.param(MeshShape(2, 1, 2, expert=2), {"micro_batch": 4}, marks=pytest.mark.slow),
         pytest.param(MeshShape(1, 2, 2, expert=2), {"micro_batch": 4, "lora": LORA}, marks=pytest.mark.slow),
-        (MeshShape(1, 1, 1, expert=2), {"micro_batch": 4, "lora": LORA | {"base": "nf4", "block": 8}}),
-        (MeshShape(1, 2, 2, expert=2), {"micro_batch": 4, "model": HYBRID}),
+        pytest.param(
+            MeshShape(1, 1, 1, expert=2),
+            {"micro_batch": 4, "lora": LORA | {"base": "nf4", "block": 8}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(MeshShape(1, 2, 2, expert=2), {"micro_batch": 4, "model": HYBRID}, marks=pytest.mark.slow),
         pytest.param(
             MeshShape(1, 2, 1, expert=2),
             {"micro_batch": 4, "model": HYBRID, "lora": LORA | {"base": "nf4", "block": 8}},

@@ -3,7 +3,7 @@
 B batch, S sequence, E embed, X experts, K experts per token, M width of an expert's MLP, N = B x S tokens.
 
 Each device sorts its own tokens by expert and multiplies the groups with `ragged_dot`, so no token is dropped. With the
-mesh axis expert, it sorts the tokens of all devices of the axis and multiplies those of its own experts.
+mesh axis expert, it sorts the tokens of all devices of the axis and multiplies those of the experts that it holds.
 """
 
 from __future__ import annotations

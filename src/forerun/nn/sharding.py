@@ -69,7 +69,7 @@ def partition(shape: tuple[int, ...], axes: str, sizes: Mapping[str, int], rules
     taken: list[list[str]] = [[] for _ in shape]
     for axis, letters in rules:
         ways = sizes.get(axis, 1)
-        if ways == 1 or any(axis in axes for axes in taken):
+        if ways == 1 or any(axis in names for names in taken):
             continue
         for letter in letters:
             dim = axes.find(letter)

@@ -73,12 +73,7 @@ def page(
         fits=any(v.fits for v in verdicts),
         slices=[*(_slice(v, bill, tariff) for v, bill in rows), *map(_impossible_slice, impossible)],
         notes=[
-            *price_notes(rows, tariff),
-            *failure_notes(verdicts),
-            *attention_notes(verdicts),
-            *unroll_notes(verdicts),
-            *doubt_notes(verdicts),
-            *range_notes(verdicts),
+            *_plan_notes(rows, tariff),
             *idle,
             *(one.text for one in impossible),
             *notes,
@@ -100,6 +95,19 @@ def page(
     )
 
 
+def _plan_notes(rows: Rows, tariff: Tariff) -> list[str]:
+    """Return the notes on the figures, which both pages have."""
+    verdicts = [v for v, _ in rows]
+    return [
+        *price_notes(rows, tariff),
+        *failure_notes(verdicts),
+        *attention_notes(verdicts),
+        *unroll_notes(verdicts),
+        *doubt_notes(verdicts),
+        *range_notes(verdicts),
+    ]
+
+
 def compact_page(
     job: Job,
     verdicts: Sequence[FitResult],
@@ -118,12 +126,7 @@ def compact_page(
         fits=any(v.fits for v in verdicts),
         slices=[*(_slice(v, bill, tariff) for v, bill in rows), *map(_impossible_slice, impossible)],
         notes=[
-            *price_notes(rows, tariff),
-            *failure_notes(verdicts),
-            *attention_notes(verdicts),
-            *unroll_notes(verdicts),
-            *doubt_notes(verdicts),
-            *range_notes(verdicts),
+            *_plan_notes(rows, tariff),
             *(one.text for one in impossible),
             *notes,
         ],

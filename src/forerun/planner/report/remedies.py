@@ -60,7 +60,7 @@ def remedies(v: FitResult) -> list[Remedy]:
 def verified(v: FitResult, ask: Callable[[Sequence[CompileRequest]], list[FitResult]]) -> list[Tried]:
     """Compile every change with `ask` and return the results: those that fit first, fastest first.
 
-    Changes that need as much memory as the job are left out.
+    Changes that need as much memory as the job are omitted.
     """
     tried = remedies(v)
     verdicts = ask([CompileRequest(remedy.resolved, v.question.slice) for remedy in tried])

@@ -5,8 +5,8 @@
 
 Each slice is one host: a process of `forerun train` with two virtual devices on this machine, and a tiny model
 (tests/faults/slices_rig.py). The seconds are those from the kill of the slice (`restart`, `degrade`), or from the new
-start of its host (`return`), to the next new step, so steps that are computed again count. The time that the leader
-waits for a lost slice does not count. A real slice adds the time until its machine exists, the size of the checkpoint,
+start of its host (`return`), to the next new step, so steps that are computed again count. The waiting time for
+a lost slice is 0 here. A real slice adds the time until its machine exists, the size of the checkpoint,
 and the compilation.
 """
 

@@ -24,6 +24,7 @@ from forerun.errors import UserError
 from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import Slice
 from forerun.inputs.resolve_job import resolve
+from forerun.models.decoder_config import ExpertConfig
 from forerun.models.sizes import decoder_config, is_plugin
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest, from_json, requests_of, slices_named
@@ -232,12 +233,23 @@ def parameters(job: Job) -> int:
     c = decoder_config(job.model)
     queries = 3 if c.attention_gate else 2  # queries, their gates and the output
     attention = c.embed * c.head_dim * (queries * c.heads + 2 * c.kv_heads)
-    biases = c.head_dim * (c.heads + 2 * c.kv_heads) if c.qkv_bias else 0
+    attention += c.head_dim * (c.heads + 2 * c.kv_heads) if c.qkv_bias else 0
+    attention += c.embed if c.out_bias else 0
+    attention += c.heads if c.attention_sinks else 0
     norms = 2 * c.embed + (2 * c.head_dim if c.qk_norm else 0)
     tables = c.vocab * c.embed * (1 if c.tied else 2)
-    plain = attention + biases + norms
+    plain = attention + norms
     mixers = sum(2 * c.embed + delta(c.embed, kind.shape) if kind.mixer == "delta" else plain for kind in c.all_kinds)
-    return mixers + c.layers * 3 * c.embed * c.mlp + tables + c.embed
+    mlps = (3 * c.embed * c.mlp if c.has_mlp else 0) + experts(c.embed, c.experts)
+    return mixers + c.layers * mlps + tables + c.embed
+
+
+def experts(embed: int, config: ExpertConfig | None) -> int:
+    """The parameters of the experts of one layer, with their router and the gate of the shared MLP."""
+    if config is None:
+        return 0
+    biases = 1 + 2 * config.mlp + embed if config.bias else 0
+    return config.count * (embed + 3 * embed * config.mlp + biases) + (embed if config.shared else 0)
 
 
 def delta(embed: int, shape: Any) -> int:

@@ -18,10 +18,12 @@ END = "<!-- end of families -->"
 RESULTS = Path(__file__).resolve().parent / "results" / "family_methods.json"
 ROWS = (
     "Llama 2, 3.x", "SmolLM2", "SmolLM3", "Qwen2, 2.5", "Qwen3", "Mistral",
-    "Gemma 2", "Gemma 3 (text)", "VaultGemma", "Gemma 4 12B (text)", "Gemma 4 31B (text)", "Gemma 4 E2B, E4B (text)",
+    "Gemma 2", "Gemma 3 (text)", "VaultGemma", "Gemma 4 12B (text)", "Gemma 4 26B-A4B (text)", "Gemma 4 31B (text)",
+    "Gemma 4 E2B, E4B (text)",
     "Phi-3, Phi-4-mini", "OLMo 2", "OLMo 3", "EXAONE 4", "Seed-OSS", "CWM",
     "Ministral 3", "Granite 3, 4.1", "Granite 4.0 without Mamba", "GLM-4", "ERNIE 4.5",
-    "Qwen3.5, 3.6, 3.8 (dense)", "Qwen3.5, 3.6 (experts)", "LFM2, LFM2.5", "Qwen3-MoE", "Mixtral", "OLMoE", "gpt-oss",
+    "Qwen3.5, 3.6, 3.8 (dense)", "Qwen3.5, 3.6 (experts)", "LFM2, LFM2.5", "Qwen3-MoE", "Mixtral", "OLMoE",
+    "MiniMax-M2", "gpt-oss",
     "GPT-2",
 )  # fmt: skip
 METHODS = "20 steps of"

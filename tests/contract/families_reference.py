@@ -111,6 +111,18 @@ GEMMA4_SMALL = GEMMA4 | {
     "vocab_size_per_layer_input": VOCAB,
     "num_kv_shared_layers": 3,
 }
+GEMMA4_EXPERTS = GEMMA4_LARGE | {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 24,
+}
+MINIMAX_M2 = {
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.5},
+}
 UPPER_WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "num_hidden_layers": 4, "max_window_layers": 2}
 PHI = {"num_attention_heads": 2, "original_max_position_embeddings": ORIGINAL}
 SLIDING_AND_FULL = {
@@ -235,6 +247,7 @@ VARIANTS: dict[str, Variant] = {
         GEMMA4_LARGE | {"num_hidden_layers": 5, "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL]},
     ),
     "gemma4-31b": Variant("Gemma 4 31B (text)", "Gemma4", GEMMA4_LARGE | {"attention_bias": True}),
+    "gemma4-26b": Variant("Gemma 4 26B-A4B (text)", "Gemma4", GEMMA4_EXPERTS),
     "gemma4-e2b": Variant(
         "Gemma 4 E2B, E4B (text)", "Gemma4", GEMMA4_SMALL | {"use_double_wide_mlp": True, "num_key_value_heads": 1}
     ),
@@ -314,6 +327,7 @@ VARIANTS: dict[str, Variant] = {
         {"num_local_experts": 8, "num_experts_per_tok": 3, "sliding_window": WINDOW, "head_dim": 16},
     ),
     "olmoe": Variant("OLMoE", "Olmoe", {"num_experts": 8, "num_experts_per_tok": 2, "rope_parameters": YARN}),
+    "minimax-m2": Variant("MiniMax-M2", "MiniMaxM2", MINIMAX_M2),
     "gpt-oss-full": Variant(
         "gpt-oss", "GptOss", GPT_OSS | {"layer_types": [GLOBAL] * 2, "rope_parameters": LINEAR, "attention_bias": False}
     ),
@@ -358,12 +372,14 @@ def reference_of(variant: Variant) -> Any:
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for name, weight in reference.named_parameters():
-            is_scale = ("norm" in name or "ln_" in name) and name.endswith("weight")
+            is_scale = (("norm" in name or "ln_" in name) and name.endswith("weight")) or name.endswith("scale")
             mean = 1.0 if is_scale and (around_one or "linear_attn" in name) else 0.0
             if variant.kind.startswith("Gemma4") and "q_norm" in name:
                 mean = 0.3  # only this norm scales the scores; with 1, attention would amplify rounding errors
             weight.normal_(mean, 0.2, generator=generator)
         for name, buffer in reference.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.uniform_(-0.3, 0.3, generator=generator)
             if name.endswith("layer_scalar"):
                 buffer.uniform_(0.6, 1.4, generator=generator)
                 buffer.copy_(buffer.bfloat16())  # as in published files

@@ -29,8 +29,19 @@ EVERY = pytest.mark.parametrize("name", VARIANTS)
 # Together these have each kind of layer, norm, position and head. CI compares the logits of all variants, and
 # everything else of these.
 SAMPLE = (
-    *("llama3", "qwen2-window", "qwen3", "gemma2-tail", "gemma4-e2b", "phi3-longrope", "olmo2", "granite", "glm4"),
-    *("qwen3.5", "qwen3.5-moe", "lfm2-tail", "qwen3-moe", "mixtral", "gpt-oss", "gpt2"),
+    *(
+        "llama3",
+        "qwen2-window",
+        "qwen3",
+        "gemma2-tail",
+        "gemma4-26b",
+        "gemma4-e2b",
+        "phi3-longrope",
+        "olmo2",
+        "granite",
+        "glm4",
+    ),
+    *("qwen3.5", "qwen3.5-moe", "lfm2-tail", "qwen3-moe", "mixtral", "minimax-m2", "gpt-oss", "gpt2"),
 )
 Note = Callable[[str, str, Any], None]
 

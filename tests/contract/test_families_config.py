@@ -10,7 +10,7 @@ import pytest
 from families_reference import VARIANTS, YARN, config_for
 
 from forerun.errors import UserError
-from forerun.models.decoder_config import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.families.registry import FAMILIES, family_for, read_config
 from forerun.models.sizes import SIZES
 from forerun.nn.rope import Proportional, Rope
@@ -28,6 +28,7 @@ PLAIN = {
 GPT2 = {"vocab_size": 96, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 QWEN3_5 = ("qwen3_5_text", "qwen3_5_moe_text")
 GEMMA4 = ("gemma4_text", "gemma4_unified_text")
+GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 24}
 ROWS = {
     "llama": "Llama 2, 3.x",
     "qwen2": "Qwen2, 2.5",
@@ -57,10 +58,11 @@ ROWS = {
     "qwen3_moe": "Qwen3-MoE",
     "mixtral": "Mixtral",
     "olmoe": "OLMoE",
+    "minimax_m2": "MiniMax-M2",
     "gpt_oss": "gpt-oss",
     "gpt2": "GPT-2",
 }
-EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "qwen3_5_moe_text", "gpt_oss")
+EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "minimax_m2", "qwen3_5_moe_text", "gpt_oss")
 DENSE_GRANITE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "position_embedding_type": "rope"}
 MORE = {
     "gemma4_text": {"vocab_size_per_layer_input": 96},  # its default is 262,144
@@ -132,6 +134,25 @@ def test_the_published_file_of_gpt_oss_is_the_named_size_and_its_export() -> Non
     assert read_config({**GPT_OSS_20B, "rope_scaling": None, "initial_context_length": None}, WHERE)[1] == config
 
 
+def test_a_null_width_of_embeddings_per_layer_means_none() -> None:
+    """Without the key, the default is that of E2B."""
+    given = minimal("gemma4_text", **GEMMA4_EXPERTS)
+    _, config = read_config(given | {"hidden_size_per_layer_input": None}, WHERE)
+    assert isinstance(config, DecoderConfig)
+    assert (config.layer_width, config.experts) == (0, ExpertConfig(4, 2, 24, beside=True))
+    assert read_config(given, WHERE)[1].layer_width == 256  # type: ignore[union-attr]
+
+
+def test_keys_of_the_published_minimax_m2_file() -> None:
+    """Its RoPE rotates `rotary_dim` dimensions, and its multi-token prediction has no effect."""
+    more = {"rotary_dim": 4, "use_mtp": True, "num_mtp_modules": 3, "mtp_transformer_layers": 1}
+    more |= {"attn_type_list": [1, 1], "shared_intermediate_size": 0, "scoring_func": "sigmoid"}
+    _, config = read_config(minimal("minimax_m2", **more), WHERE)
+    assert isinstance(config, DecoderConfig)
+    assert config.rope_dims == 4
+    assert config.experts == ExpertConfig(256, 8, 48, balance_loss=0.001, sigmoid=True)
+
+
 PUBLISHED = {"global_head_dim": 16, "num_global_key_value_heads": 1, "attention_k_eq_v": True, "head_dim": 8}
 
 
@@ -168,8 +189,9 @@ def test_keys_of_published_qwen3_5_files_have_no_effect(model_type: str) -> None
     assert config == read_config(given | {"rope_theta": 1e7}, WHERE)[1]
 
 
-def test_a_named_size_and_the_exported_config_json_are_the_same() -> None:
-    size = SIZES["qwen3.5-35b-a3b"]
+@pytest.mark.parametrize("name", ["qwen3.5-35b-a3b", "gemma-4-26b-a4b"])
+def test_a_named_size_and_the_exported_config_json_are_the_same(name: str) -> None:
+    size = SIZES[name]
     family = family_for(size)
     assert family.write is not None
     assert read_config(family.write(size) | {"model_type": family.model_type}, WHERE) == (family, size)
@@ -189,7 +211,7 @@ LLAMA_LIKE = [name for name in FAMILIES if name != "gpt2"]
 ACTIVATIONS = {"gpt2": "activation_function"} | dict.fromkeys(
     ("gemma2", "gemma3_text", "vaultgemma", *GEMMA4), "hidden_activation"
 )
-WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4", *QWEN3_5)]
+WITHOUT_PARTIAL = [name for name in LLAMA_LIKE if name not in ("phi3", "glm", "glm4", "minimax_m2", *QWEN3_5)]
 DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {"partial_rotary_factor": 0.5}
 
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what the error names, in the table
@@ -218,7 +240,8 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     *((name, {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types") for name in GEMMA4),
     *((name, {"num_kv_shared_layers": 2}, "num_kv_shared_layers: 2", "sharing with no layer") for name in GEMMA4),
     *((name, {"rope_parameters": {}}, "rope_parameters", "RoPE for one type of layers") for name in GEMMA4),
-    ("gemma4_text", {"enable_moe_block": True, "num_experts": 4}, "enable_moe_block", "experts"),
+    ("gemma4_text", GEMMA4_EXPERTS | {"top_k_experts": 5}, "top_k_experts: 5", "more experts per token"),
+    ("gemma4_text", GEMMA4_EXPERTS | {"enable_moe_block": False}, "num_experts: 4", "experts without their block"),
     ("gemma4_text", {"vocab_size_per_layer_input": 97}, "vocab_size_per_layer_input", "a table with other rows"),
     ("gemma4_text", {"per_layer_config": {"0": {"head_dim": 4}}}, "per_layer_config", "layers of one type that differ"),
     ("mistral", {"layer_types": ["full_attention"] * 2}, "layer_types", "other layer types"),
@@ -249,6 +272,13 @@ REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what 
     ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers", "layers without experts"),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step", "layers without experts"),
     ("mixtral", {"router_jitter_noise": 0.1}, "router_jitter_noise", "noise in the router"),
+    ("minimax_m2", {"router_jitter_noise": 0.1}, "router_jitter_noise", "noise in the router"),
+    ("minimax_m2", {"scoring_func": "softmax"}, "scoring_func", "other routing"),
+    ("minimax_m2", {"use_routing_bias": False}, "use_routing_bias", "other routing"),
+    ("minimax_m2", {"qk_norm_type": "per_head"}, "qk_norm_type", "other norms"),
+    ("minimax_m2", {"layernorm_mlp_beta": 2.0}, "layernorm_mlp_beta", "other norms"),
+    ("minimax_m2", {"attn_type_list": [1, 0]}, "attn_type_list", "linear attention"),
+    ("minimax_m2", {"shared_intermediate_size": 48}, "shared_intermediate_size", "shared experts"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv", "clipped q, k and v"),
     ("gpt_oss", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention", "other layer types"),
     ("gpt_oss", {"experts_per_token": 2}, "experts_per_token: 2", "two counts of experts per token"),

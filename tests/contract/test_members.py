@@ -39,6 +39,7 @@ PUBLISHED = {
     # Published in MXFP4, with two values per byte: the parameters as transformers counts them.
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
+    "gemma-4-26b-a4b": 25_233_141_790,  # with a scalar per layer, which transformers does not count
     "qwen3.5-35b-a3b": 34_660_610_688,
     "llama3.2-1b": 1_235_814_400,
     "llama3.2-3b": 3_212_749_824,

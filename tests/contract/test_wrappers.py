@@ -94,7 +94,9 @@ def test_greedy_text_is_that_of_transformers(name: str) -> None:
     assert ours == out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("name", ["mistral3, published", "qwen3_5", "qwen3_5_moe, published", "gemma4"])
+@pytest.mark.parametrize(
+    "name", ["mistral3, published", "qwen3_5", "qwen3_5_moe, published", "gemma4", "gemma4, experts"]
+)
 def test_export_keeps_the_other_parts(name: str, tmp_path: Path) -> None:
     base = checkpoint(name)
     done = export(str(trained(tmp_path, base)), str(tmp_path / "out"))
@@ -121,6 +123,8 @@ LAYER = "base_model.model.model.language_model.layers."
         # Per layer, a shared expert and two parameters of experts.
         pytest.param("qwen3_5_moe, published", "all-linear", 5 + 4 + 2 * (3 + 2), marks=pytest.mark.slow),
         ("gemma4", "all-linear", 2 * 4 + 2 * 2 + 4 * 3),  # two layers have no keys and values
+        # The global layer has no matrix for values. The routers are linear layers here.
+        pytest.param("gemma4, experts", "[all-linear, router]", 4 + 3 + 2 * (3 + 1 + 2), marks=pytest.mark.slow),
     ],
 )
 def test_adapters_have_the_modules_of_the_wrapper(name: str, targets: str, modules: int, tmp_path: Path) -> None:

@@ -154,6 +154,27 @@ def _gemma4() -> Any:
     )
 
 
+def _gemma4_experts() -> Any:
+    """Return a model of the kind of 26B-A4B: experts beside the MLP of each layer."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    text = GEMMA4_TEXT | {
+        "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 0,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    }
+    vision = VISION | {"num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 16}
+    del vision["image_size"]
+    return Gemma4ForConditionalGeneration(
+        Gemma4Config(text_config=text, vision_config=vision, audio_config=None, **GEMMA4_TOKENS)
+    )
+
+
 def _gemma4_unified() -> Any:
     """Return a model of the kind of 12B: the keys of a global layer are also its values."""
     from transformers import Gemma4UnifiedConfig, Gemma4UnifiedForConditionalGeneration
@@ -219,6 +240,7 @@ CHECKPOINTS = {
     "qwen3_5_moe": Wrapped(lambda: _qwen3_5("Qwen3_5Moe", EXPERTS)),
     "qwen3_5_moe, published": Wrapped(lambda: _qwen3_5("Qwen3_5Moe", EXPERTS), _fused),
     "gemma4": Wrapped(_gemma4, _added(SHARED)),
+    "gemma4, experts": Wrapped(_gemma4_experts),
     "gemma4_unified": Wrapped(_gemma4_unified),
 }
 

@@ -187,13 +187,17 @@ def expected_loss_and_gradients(one: Pair) -> tuple[float, Any]:
 
 
 def stored_gradients(one: Pair) -> dict[str, np.ndarray]:
-    """Return the gradients of the reference by the names of the tensors in the files."""
+    """Return the gradients of the reference by the names of the tensors in the files. Those of buffers are zeros."""
+    import torch
+
     with open_weights(one.folder) as weights:
         separate = any(".experts.0." in name for name in weights)
     if separate:  # one parameter has the matrices of all experts; transformers itself separates it for the files
         from transformers.core_model_loading import revert_weight_conversion
 
         joined = {name: leaf.grad for name, leaf in one.reference.named_parameters()}
+        kept = one.reference.state_dict()
+        joined |= {name: torch.zeros_like(leaf) for name, leaf in one.reference.named_buffers() if name in kept}
         return {name: leaf.numpy() for name, leaf in revert_weight_conversion(one.reference, joined).items()}
     trained = {id(leaf): leaf.grad.numpy() for leaf in one.reference.parameters()}
     return {key: trained.get(id(leaf), np.zeros(tuple(leaf.shape), np.float32)) for key, leaf in stored_tensors(one)}

@@ -254,7 +254,7 @@ class Decoder:
         x_BSE = x_BSE + self._scaled(self._norm(y_BSE, block.attention_post_norm))
 
         # ---- MLP, or experts ----
-        y_BSE, routing = layer_mlp(self.config, block, self._norm(x_BSE, block.mlp_norm), counted_BS)
+        y_BSE, routing = layer_mlp(self.config, block, x_BSE, self._norm, counted_BS)
         x_BSE = x_BSE + self._scaled(self._norm(y_BSE, block.mlp_post_norm))
         if block.layer_gate is not None:
             x_BSE = plus_layer_input(x_BSE, block, ACTIVATIONS[self.config.activation], self._norm)

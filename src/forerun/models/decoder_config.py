@@ -37,6 +37,8 @@ class ExpertConfig:
     bias: bool = False  # the router and the matrices of experts have biases
     clamped: ClampedGate | None = None  # None: the activation of the model
     shared: bool = False  # every layer also has an MLP of the model's width, whose output a gate scales (Qwen3.5)
+    beside: bool = False  # the same without a gate; both have norms of their own, and so has the router (Gemma 4)
+    sigmoid: bool = False  # weights are sigmoids, and a fixed bias of each expert affects only the choice (MiniMax-M2)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class DecoderConfig:
     @property
     def has_mlp(self) -> bool:
         """Whether every layer has an MLP of width `mlp`, which all tokens use."""
-        return self.experts is None or self.experts.shared
+        return self.experts is None or self.experts.shared or self.experts.beside
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:

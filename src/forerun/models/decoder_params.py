@@ -10,12 +10,13 @@ import jax
 from forerun.models.decoder_config import DecoderConfig
 from forerun.models.layer_kinds import LayerShape, Section
 from forerun.models.parameter_axes import (
+    CORRECTION,
     array_axes,
     bias_axes,
+    fixed_axes,
     matrix_axes,
     norm_axes,
     outer_axes,
-    scalar_axes,
     shape_of,
 )
 from forerun.nn.spec import Fill, Init, LogUniform, Normal, ParamSpec, stack
@@ -73,10 +74,16 @@ class Block(Generic[T]):
     expert_up: Experts[T] | None = None
     expert_down: Experts[T] | None = None
     router_bias: T | None = None
+    router_correction: T | None = None  # a fixed bias, for the choice of the experts only
     expert_gate_bias: T | None = None
     expert_up_bias: T | None = None
     expert_down_bias: T | None = None
     shared_gate: Dense[T] | None = None  # of the MLP that all tokens use
+    dense_post_norm: T | None = None  # of that MLP beside experts, as the next four (Gemma 4)
+    expert_norm: T | None = None
+    expert_post_norm: T | None = None
+    router_norm: T | None = None
+    expert_scale: T | None = None  # a factor of each expert's weights
     gate_bias: T | None = None
     up_bias: T | None = None
     down_bias: T | None = None
@@ -151,8 +158,15 @@ def _block_specs(c: DecoderConfig, shape: LayerShape | None) -> Block[ParamSpec]
         for name, axes in bias_axes(c, shape).items()
     }
     members |= {
-        name: ParamSpec(shape_of(c, axes), axes, Fill(1.0), decay=False, trainable=False)
-        for name, axes in scalar_axes(c).items()
+        name: ParamSpec(
+            shape_of(c, axes),
+            axes,
+            Fill(0.0 if name == CORRECTION else 1.0),
+            decay=False,
+            trainable=False,
+            keeps_dtype=name == CORRECTION,
+        )
+        for name, axes in fixed_axes(c).items()
     }
     members |= {
         name: ParamSpec(

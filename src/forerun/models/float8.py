@@ -30,7 +30,7 @@ def float8_in(section: Any) -> Float8 | None:
         return None
     block, form = section.get("weight_block_size"), section.get("fmt", "e4m3")
     known = {*_WITHOUT_EFFECT, "weight_block_size", "fmt"}
-    if form != "e4m3" or any(value for key, value in section.items() if key not in known):
+    if form not in ("e4m3", "float8_e4m3fn") or any(value for key, value in section.items() if key not in known):
         return None
     if block is None:
         return Float8(None)

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
 from forerun.models.decoder_params import Block
 from forerun.nn.compute import residual
-from forerun.nn.routing import Routing, choose, expert_mlp
+from forerun.nn.routing import Router, Routing, choose, expert_mlp
 from forerun.nn.weights.dense import contract
 
+Norm = Callable[[jax.Array, jax.Array | None], jax.Array]  # values and the scale of a norm -> normed values
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": partial(jax.nn.gelu, approximate=True),
@@ -23,19 +24,26 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def layer_mlp(
-    c: DecoderConfig, block: Block[jax.Array], y_BSE: jax.Array, counted_BS: jax.Array | None
+    c: DecoderConfig, block: Block[jax.Array], x_BSE: jax.Array, norm: Norm, counted_BS: jax.Array | None
 ) -> tuple[jax.Array, Routing[jax.Array] | None]:
     """Return the output of the MLP of one layer, [B, S, E], and the sums of its router.
 
     Args:
         c: The dimensions.
         block: Parameters of the layer, without a layer dimension.
-        y_BSE: The input, with the norm before it applied.
+        x_BSE: The residual stream.
+        norm: The function that applies a norm of the layer, or returns its input if the layer does not have the norm.
         counted_BS: The tokens that the router's sums count, or None for no sums.
     """
+    y_BSE = norm(x_BSE, block.mlp_norm)
     if c.experts is None:
         return _gated(c, block, y_BSE), None
-    experts_BSE, sums = _mixture(c, c.experts, block, y_BSE, counted_BS)
+    if c.experts.beside:
+        dense_BSE = norm(_gated(c, block, y_BSE), block.dense_post_norm)
+        routed_BSE = norm(x_BSE, block.router_norm) * c.embed**-0.5
+        experts_BSE, sums = _mixture(c, c.experts, block, norm(x_BSE, block.expert_norm), routed_BSE, counted_BS)
+        return dense_BSE + norm(experts_BSE, block.expert_post_norm), sums
+    experts_BSE, sums = _mixture(c, c.experts, block, y_BSE, y_BSE, counted_BS)
     if not c.experts.shared:
         return experts_BSE, sums
     assert block.shared_gate is not None
@@ -54,11 +62,18 @@ def _gated(c: DecoderConfig, block: Block[jax.Array], y_BSE: jax.Array) -> jax.A
 
 
 def _mixture(
-    c: DecoderConfig, e: ExpertConfig, block: Block[jax.Array], y_BSE: jax.Array, counted_BS: jax.Array | None
+    c: DecoderConfig,
+    e: ExpertConfig,
+    block: Block[jax.Array],
+    y_BSE: jax.Array,
+    routed_BSE: jax.Array,
+    counted_BS: jax.Array | None,
 ) -> tuple[jax.Array, Routing[jax.Array] | None]:
+    """Return the output of the experts for the inputs `y_BSE`. The router reads `routed_BSE`."""
     assert block.router is not None
-    logits_BSX = plus(contract("BSE,EX->BSX", y_BSE, block.router), block.router_bias).astype(jnp.float32)
-    choice = choose(logits_BSX, e.top, e.normalised, counted_BS)
+    logits_BSX = plus(contract("BSE,EX->BSX", routed_BSE, block.router), block.router_bias).astype(jnp.float32)
+    router = Router(e.top, e.normalised, e.sigmoid, block.router_correction, block.expert_scale)
+    choice = choose(logits_BSX, router, counted_BS)
     weights = (block.expert_gate, block.expert_up, block.expert_down)
     biases = (block.expert_gate_bias, block.expert_up_bias, block.expert_down_bias) if e.bias else None
 

@@ -23,11 +23,19 @@ def outer_axes(c: DecoderConfig) -> dict[str, str]:
 ATTENTION = {"query": "EHD", "key": "EKD", "value": "EKD", "out": "HDE"}
 MLP = {"gate": "EF", "up": "EF", "down": "FE"}
 EXPERTS = {"router": "EX", "expert_gate": "XEM", "expert_up": "XEM", "expert_down": "XME"}
+CORRECTION = "router_correction"
 EXPERT_BIASES = {
     "router_bias": "X",
     "expert_gate_bias": "XM",
     "expert_up_bias": "XM",
     "expert_down_bias": "XE",
+}
+NORMS_BESIDE = {
+    "dense_post_norm": "E",
+    "expert_norm": "E",
+    "expert_post_norm": "E",
+    "router_norm": "E",
+    "expert_scale": "X",
 }
 DELTA = {
     "delta_query": "EKD",
@@ -88,6 +96,8 @@ def norm_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, st
         )
     if c.layer_width:
         axes |= {"layer_post_norm": "E"}
+    if c.experts is not None and c.experts.beside:
+        axes |= NORMS_BESIDE
     if shape is not None and shape.shares_keys:
         axes.pop("key_norm", None)
     return axes
@@ -110,9 +120,10 @@ def bias_axes(c: DecoderConfig, shape: LayerShape | None = None) -> dict[str, st
     return axes
 
 
-def scalar_axes(c: DecoderConfig) -> dict[str, str]:
-    """Return the axes of the fixed number of each layer, if the family has one."""
-    return {"scalar": "A"} if c.layer_scalar else {}
+def fixed_axes(c: DecoderConfig) -> dict[str, str]:
+    """Return the axes of the numbers of each layer that no job trains, if the family has some."""
+    axes = {"scalar": "A"} if c.layer_scalar else {}
+    return axes | ({CORRECTION: "X"} if c.experts is not None and c.experts.sigmoid else {})
 
 
 def shape_of(c: DecoderConfig, axes: str, shape: LayerShape | None = None) -> tuple[int, ...]:
@@ -124,9 +135,14 @@ def parameter_count(c: DecoderConfig) -> int:
     """Return the number of parameters of the model."""
     return _numbers(c, outer_axes(c)) + sum(
         _numbers(c, {**matrix_axes(c, shape), **norm_axes(c, shape), **bias_axes(c, shape), **array_axes(shape)}, shape)
-        + _numbers(c, scalar_axes(c))
+        + _numbers(c, fixed_axes(c))
         for shape in (kind.shape for kind in c.all_kinds)
     )
+
+
+def fixed_count(c: DecoderConfig) -> int:
+    """Return the number of parameters that no job trains."""
+    return c.layers * _numbers(c, fixed_axes(c))
 
 
 def matrix_count(c: DecoderConfig) -> int:

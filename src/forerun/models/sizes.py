@@ -12,7 +12,7 @@ from forerun.config.schema import Model, RopeScaling
 from forerun.errors import UserError, did_you_mean
 from forerun.models.decoder_config import ClampedGate, DecoderConfig, ExpertConfig
 from forerun.models.layer_kinds import LayerKind, LayerShape
-from forerun.nn.rope import Rope, Yarn, attention_factor
+from forerun.nn.rope import Proportional, Rope, Yarn, attention_factor
 
 
 def _qwen2(layers: int, embed: int, heads: int, kv_heads: int, mlp: int, vocab: int, tied: bool) -> DecoderConfig:
@@ -76,6 +76,17 @@ def _gpt_oss(layers: int, experts: int) -> DecoderConfig:
     )  # fmt: skip
 
 
+def _gemma4_26b() -> DecoderConfig:
+    local = LayerKind(1024, Rope(1e4, 256), LayerShape("sliding"))
+    whole = LayerShape("full", head_dim=512, kv_heads=2, key_is_value=True)
+    return DecoderConfig(
+        30, 2816, 16, 8, 256, 2112, 262_144, tied=True, qk_norm=True, value_norm=True, norms="both", activation="gelu",
+        embed_scale=2816**0.5, query_scale=1.0, logit_softcap=30.0, layer_scalar=True,
+        kinds=(*[local] * 5, LayerKind(None, Rope(1e6, 512, Proportional(0.25)), whole)),
+        experts=ExpertConfig(count=128, top=8, mlp=704, beside=True),
+    )  # fmt: skip
+
+
 _MIXTRAL_EXPERTS = ExpertConfig(count=8, top=2, mlp=14_336, balance_loss=0.02)
 _QWEN3_5_EXPERTS = ExpertConfig(count=256, top=8, mlp=512, balance_loss=0.001, shared=True)
 
@@ -101,6 +112,7 @@ SIZES: dict[str, DecoderConfig] = {
     "llama3.1-405b": _llama3(126, 16_384, 128, 53_248, tied=False, factor=8.0),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),
+    "gemma-4-26b-a4b": _gemma4_26b(),
     "smollm2-135m": _smollm2(30, 576, 9, 3, 1536, 1e5),
     "smollm2-360m": _smollm2(32, 960, 15, 5, 2560, 1e5),
     "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, 1.3e5),
@@ -135,6 +147,7 @@ HUB_NAMES = {
     "llama3.1-405b": "meta-llama/Llama-3.1-405B",
     "gpt-oss-20b": "openai/gpt-oss-20b",
     "gpt-oss-120b": "openai/gpt-oss-120b",
+    "gemma-4-26b-a4b": "google/gemma-4-26B-A4B",
     "smollm2-135m": "HuggingFaceTB/SmolLM2-135M",
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B",

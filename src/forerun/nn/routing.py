@@ -36,6 +36,25 @@ class Routing(Generic[T]):
 
 
 @dataclass(frozen=True)
+class Router:
+    """How the experts of a token, and their weights, follow from the output of a router.
+
+    Attributes:
+        top: The number of experts per token.
+        normalised: Whether the weights of the chosen experts are divided by their sum.
+        sigmoid: Whether the weights are sigmoids of the logits, not their softmax.
+        correction_X: What is added to the weights for the choice only, or None.
+        scale_X: A factor of the weights of each expert, or None.
+    """
+
+    top: int
+    normalised: bool = True
+    sigmoid: bool = False
+    correction_X: jax.Array | None = None
+    scale_X: jax.Array | None = None
+
+
+@dataclass(frozen=True)
 class Choice:
     """The experts of each token."""
 
@@ -44,23 +63,30 @@ class Choice:
     sums: Routing[jax.Array] | None  # of one layer, without L; None if there is no mask
 
 
-def choose(logits_BSX: jax.Array, top: int, normalised: bool, counted_BS: jax.Array | None) -> Choice:
-    """Return the experts with the `top` largest probabilities of each token.
+def choose(logits_BSX: jax.Array, router: Router, counted_BS: jax.Array | None) -> Choice:
+    """Return the experts with the largest weights of each token.
 
     Args:
         logits_BSX: The output of the router, in float32.
-        top: The number of experts per token.
-        normalised: Whether the weights of the chosen experts are divided by their sum.
-        counted_BS: The tokens that `sums` count, or None for no sums.
+        router: How the choice follows from it.
+        counted_BS: The tokens that `sums` count, or None for no sums. Their probabilities are the softmax of the
+            logits in every case, as in the balance loss of transformers.
     """
     probabilities_BSX = jax.nn.softmax(logits_BSX, axis=-1)
-    weights_BSK, ids_BSK = jax.lax.top_k(probabilities_BSX, top)
-    if normalised:
+    scores_BSX = jax.nn.sigmoid(logits_BSX) if router.sigmoid else probabilities_BSX
+    if router.correction_X is None:
+        weights_BSK, ids_BSK = jax.lax.top_k(scores_BSX, router.top)
+    else:
+        corrected_BSX = scores_BSX + jax.lax.stop_gradient(router.correction_X.astype(jnp.float32))
+        ids_BSK = jax.lax.top_k(corrected_BSX, router.top)[1]
+        weights_BSK = _of_chosen(scores_BSX[..., None, :], ids_BSK)
+    if router.normalised:
         weights_BSK = weights_BSK / jnp.sum(weights_BSK, axis=-1, keepdims=True)
+    if router.scale_X is not None:
+        weights_BSK = weights_BSK * _of_chosen(router.scale_X.astype(jnp.float32), ids_BSK)
     if counted_BS is None:
         return Choice(ids_BSK, weights_BSK, None)
     ours_BS = counted_BS.astype(jnp.float32)
-    # A comparison and a sum, which the compiler fuses. A scatter would be slow on a TPU.
     chosen_BSKX = ids_BSK[..., None] == jnp.arange(logits_BSX.shape[-1])
     normalizers_BS = jax.nn.logsumexp(logits_BSX, axis=-1)
     sums = Routing(
@@ -69,6 +95,14 @@ def choose(logits_BSX: jax.Array, top: int, normalised: bool, counted_BS: jax.Ar
         squares_L=jnp.sum(jnp.square(normalizers_BS) * ours_BS),
     )
     return Choice(ids_BSK, weights_BSK, sums)
+
+
+def _of_chosen(values: jax.Array, ids_BSK: jax.Array) -> jax.Array:
+    """Return the value of each chosen expert, [B, S, K]. The last dimension of `values` is that of the experts.
+
+    This is a comparison and a sum, which the compiler fuses. The gradient of a gather, a scatter, is slow on a TPU.
+    """
+    return jnp.sum(jnp.where(ids_BSK[..., None] == jnp.arange(values.shape[-1]), values, 0.0), axis=-1)
 
 
 def together(parts: Sequence[Any]) -> Routing[jax.Array] | None:

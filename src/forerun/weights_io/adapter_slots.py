@@ -116,8 +116,9 @@ def _with_fused_experts(table: Iterable[Tensor]) -> Iterator[Tensor]:
 
 
 def _is_parameter(one: Tensor) -> bool:
-    """Return whether PEFT adapts the tensor as a parameter. The router of transformers is no linear layer."""
-    return not one.name.endswith(".weight") or one.parts[0].leaf == ROUTER
+    """Return whether PEFT adapts the tensor as a parameter. Most routers of transformers are no linear layers."""
+    is_router = one.parts[0].leaf == ROUTER and not one.name.endswith(".proj.weight")  # Gemma 4 has a linear layer
+    return not one.name.endswith(".weight") or is_router
 
 
 def _slots(

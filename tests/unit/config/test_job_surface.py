@@ -206,6 +206,7 @@ def sizes_table() -> str:
             f"RoPE scaling {size.rope_scaling.factor:g}" if size.rope_scaling else "",
             f"{size.experts.count} experts, {size.experts.top} per token" if size.experts else "",
             "a shared expert" if size.experts and size.experts.shared else "",
+            "experts beside an MLP" if size.experts and size.experts.beside else "",
         ]
         mlp = size.experts.mlp if size.experts else size.mlp
         cells = (

@@ -111,6 +111,19 @@ GEMMA4_31B: dict[str, Any] = GEMMA4_12B | {
     "num_key_value_heads": 16,
     "vocab_size_per_layer_input": 262144,
 }
+GEMMA4_26B: dict[str, Any] = GEMMA4_31B | {
+    "enable_moe_block": True,
+    "hidden_size": 2816,
+    "intermediate_size": 2112,
+    "layer_types": [*[LOCAL] * 5, GLOBAL] * 5,
+    "moe_intermediate_size": 704,
+    "num_attention_heads": 16,
+    "num_experts": 128,
+    "num_global_key_value_heads": 2,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 8,
+    "top_k_experts": 8,
+}
 GEMMA2_2B: dict[str, Any] = {
     "architectures": ["Gemma2ForCausalLM"],
     "attention_bias": False,

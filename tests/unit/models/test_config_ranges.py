@@ -59,7 +59,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": GEMMA2_2B,
     "gemma3_text": GEMMA3_1B,
     "vaultgemma": GEMMA2_2B,
-    "gemma4_text": GEMMA4_E2B,
+    "gemma4_text": GEMMA4_E2B
+    | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 16},
     "gemma4_unified_text": GEMMA4_12B,
     "phi3": PLAIN | ORIGINAL | {"rope_scaling": LONG, "partial_rotary_factor": 1.0, "sliding_window": 16},
     "olmo2": PLAIN,
@@ -80,6 +81,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "lfm2": PLAIN | {"layer_types": ["conv", "full_attention"], "conv_L_cache": 3, "block_multiple_of": 8},
     "qwen3_moe": PLAIN | EXPERTS,
     "mixtral": PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "minimax_m2": PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4},
     "olmoe": PLAIN | {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True},
     "gpt_oss": PLAIN
     | {

@@ -14,6 +14,7 @@ from published_configs import (
     GEMMA3_1B,
     GEMMA3_4B,
     GEMMA4_12B,
+    GEMMA4_26B,
     GEMMA4_31B,
     GEMMA4_E2B,
     GEMMA4_E4B,
@@ -30,8 +31,9 @@ from forerun.models.decoder_config import DecoderConfig, QueryTemperature
 from forerun.models.families.registry import read_config
 from forerun.models.keys import entries, unused_names
 from forerun.models.layer_kinds import LayerKind
-from forerun.models.parameter_axes import parameter_count
+from forerun.models.parameter_axes import active_matrix_count, matrix_count, parameter_count
 from forerun.models.registry import model_for
+from forerun.models.sizes import SIZES
 from forerun.nn.rope import Rope, Yarn
 from forerun.nn.spec import count
 
@@ -46,6 +48,7 @@ from forerun.nn.spec import count
         pytest.param(GEMMA4_E4B, 7_463_013_376 + 42, id="gemma-4-e4b"),
         pytest.param(GEMMA4_12B, 11_907_350_272 + 48, id="gemma-4-12b"),
         pytest.param(GEMMA4_31B, 30_697_345_280 + 60, id="gemma-4-31b"),
+        pytest.param(GEMMA4_26B, 25_233_141_760 + 30, id="gemma-4-26b-a4b"),
         pytest.param(GPT2, 124_439_808, id="gpt2"),
         pytest.param(GEMMA3_4B, 3_880_263_168, id="gemma-3-4b text"),
         pytest.param(MISTRAL_SMALL_3, 23_572_403_200, id="mistral-small-3 text"),
@@ -80,6 +83,13 @@ def decoder_of(content: dict[str, Any]) -> DecoderConfig:
     _, read = read_config(content, "config.json")
     assert isinstance(read, DecoderConfig)
     return read
+
+
+def test_gemma4_26b_is_the_named_size() -> None:
+    """25.2B parameters, of which a token uses 3.8B (https://huggingface.co/google/gemma-4-26B-A4B)."""
+    size = SIZES["gemma-4-26b-a4b"]
+    assert decoder_of(GEMMA4_26B) == size
+    assert parameter_count(size) - matrix_count(size) + active_matrix_count(size) == pytest.approx(3.8e9, rel=0.01)
 
 
 def test_olmo3_scales_rope_only_in_layers_without_a_window() -> None:

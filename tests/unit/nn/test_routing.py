@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from forerun.nn.routing import Choice, by_expert, choose, combined, dispatched, expert_mlp
+from forerun.nn.routing import Choice, Router, by_expert, choose, combined, dispatched, expert_mlp
 from forerun.nn.weights.experts import Experts
 
 ROWS, LENGTH, EMBED, EXPERTS, TOP, WIDTH = 2, 12, 16, 6, 2, 24
@@ -23,8 +23,8 @@ def test_values_and_gradients() -> None:
     logits = jax.random.normal(keys[1], (ROWS, LENGTH, EXPERTS)).at[..., 4].set(-100.0)
     shapes = ((EXPERTS, EMBED, WIDTH), (EXPERTS, EMBED, WIDTH), (EXPERTS, WIDTH, EMBED))
     matrices = tuple(jax.random.normal(key, shape) / 4 for key, shape in zip(keys[2:], shapes, strict=True))
-    ids = choose(logits, TOP, True, None).ids_BSK
-    factors = choose(logits, TOP, True, None).weights_BSK
+    ids = choose(logits, Router(TOP), None).ids_BSK
+    factors = choose(logits, Router(TOP), None).weights_BSK
     pull = jnp.sin(jnp.arange(x.size, dtype=jnp.float32)).reshape(x.shape)
 
     def grouped(x: jax.Array, factors: jax.Array, matrices: tuple[jax.Array, ...]) -> jax.Array:

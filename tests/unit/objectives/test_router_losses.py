@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from forerun.nn.routing import Routing, choose
+from forerun.nn.routing import Router, Routing, choose
 from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD, SQUARES, RouterLosses, router_values
 
 
@@ -39,10 +39,12 @@ def test_the_penalty_is_the_weighted_sum() -> None:
 
 def test_weights_of_the_chosen_experts_and_padding() -> None:
     logits = np.log(np.array([[[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.15, 0.05]]], np.float32))
-    shares = choose(jnp.asarray(logits), 2, False, jnp.array([[True, False]]))
+    shares = choose(jnp.asarray(logits), Router(2, normalised=False), jnp.array([[True, False]]))
     np.testing.assert_array_equal(shares.ids_BSK, [[[3, 2], [0, 2]]])
     np.testing.assert_allclose(shares.weights_BSK, [[[0.4, 0.3], [0.7, 0.15]]], rtol=1e-6)
-    np.testing.assert_allclose(choose(jnp.asarray(logits), 2, True, None).weights_BSK[0, 0], [4 / 7, 3 / 7], rtol=1e-6)
+    np.testing.assert_allclose(
+        choose(jnp.asarray(logits), Router(2), None).weights_BSK[0, 0], [4 / 7, 3 / 7], rtol=1e-6
+    )
     assert shares.sums is not None
     np.testing.assert_allclose(shares.sums.counts_LX, [0, 0, 1, 1])  # padding does not count
     np.testing.assert_allclose(shares.sums.probabilities_LX, [0.1, 0.2, 0.3, 0.4], rtol=1e-6)

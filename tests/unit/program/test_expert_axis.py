@@ -24,8 +24,11 @@ from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
 
 NAME, HYBRID = "qwen3-30b-a3b", "qwen3.5-35b-a3b"  # the second has gated delta layers and a shared expert
+BESIDE = "gemma-4-26b-a4b"  # experts beside an MLP, and two shapes of attention
 ROWS, LENGTH, VOCAB = 16, 16, 128
 LORA = {"rank": 4, "alpha": 8}
+OPTIMIZER = {"lr": 3e-3, "warmup": 0.0, "eps": 1e-6}
+LARGE_EPSILON = OPTIMIZER | {"eps": 1e-5}  # some gradients are near 1e-6, and AdamW would amplify their rounding
 ONE = MeshShape(1, 1, 1)
 TOLD = (BALANCE, ENTROPY, LOAD)
 Trained = tuple[list[float], list[dict[str, float]], State]
@@ -46,6 +49,13 @@ def _tiny_experts(monkeypatch: pytest.MonkeyPatch) -> None:
         kinds=kinds, experts=replace(experts, shared=True),
     )  # fmt: skip
     monkeypatch.setitem(sizes.SIZES, HYBRID, hybrid)
+    near = LayerKind(8, Rope(1e4, 8), LayerShape("sliding"))
+    far = LayerKind(None, Rope(1e6, 16), LayerShape("full", head_dim=16, kv_heads=1, key_is_value=True))
+    both = replace(
+        sizes.SIZES[BESIDE], layers=2, embed=32, heads=4, kv_heads=2, head_dim=8, mlp=16, vocab=VOCAB,
+        kinds=(near, far), experts=replace(experts, beside=True),
+    )  # fmt: skip
+    monkeypatch.setitem(sizes.SIZES, BESIDE, both)
     monkeypatch.setattr(sharding, "SMALLEST_SPLIT", 256)
     monkeypatch.setattr(expert_rounds, "MULTIPLE", 8)
     monkeypatch.setattr(expert_rounds, "ROOM", 0.8)
@@ -61,7 +71,7 @@ def trained(shape: MeshShape, steps: int = 2, **fields: Any) -> Trained:
         "micro_batch": 2,
         "steps": 4,
         "precision": {"compute": "float32"},
-        "optimizer": {"lr": 3e-3, "warmup": 0.0, "eps": 1e-6},
+        "optimizer": OPTIMIZER,
     }
     made = ResolvedJob(Job.model_validate(given | fields)).program(shape, jax.devices()[: shape.devices])
     draw = np.random.default_rng(0)
@@ -117,8 +127,17 @@ def assert_equal(mine: Trained, theirs: Trained, *, routers: bool = True) -> Non
             {"micro_batch": 4, "model": HYBRID, "lora": LORA | {"base": "nf4", "block": 8}},
             marks=pytest.mark.slow,
         ),
+        pytest.param(MeshShape(1, 2, 2, expert=2), {"micro_batch": 4, "model": BESIDE}, marks=pytest.mark.slow),
+        pytest.param(
+            MeshShape(1, 2, 1, expert=2),
+            {"micro_batch": 4, "model": BESIDE, "lora": LORA | {"base": "nf4", "block": 8}, "optimizer": LARGE_EPSILON},
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["fsdp", "data and tp", "adapters, fsdp and tp", "quantized base", "shared", "shared and quantized"],
+    ids=[
+        *("fsdp", "data and tp", "adapters, fsdp and tp", "quantized base", "shared", "shared and quantized"),
+        *("beside", "beside and quantized"),
+    ],
 )
 def test_steps_with_the_expert_axis_are_those_of_one_device(shape: MeshShape, fields: dict[str, Any]) -> None:
     micro = fields.get("micro_batch", 2) * shape.data_parallel

@@ -1,7 +1,8 @@
-"""Mixture of experts with softmax routing: Qwen3-MoE, Mixtral and OLMoE. All layers have experts."""
+"""Mixture of experts in every layer: Qwen3-MoE, Mixtral and OLMoE with softmax routing, MiniMax-M2 with sigmoids."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from forerun.models.decoder_config import DecoderConfig, ExpertConfig
@@ -117,6 +118,35 @@ def read_olmoe(s: Settings) -> DecoderConfig:
     )
 
 
+def read_minimax_m2(s: Settings) -> DecoderConfig:
+    """Return the dimensions of MiniMax-M2. Published files describe its routing in keys that transformers ignores."""
+    s.only("hidden_act", "silu", default="silu")
+    s.only("router_jitter_noise", 0.0, default=0.0)
+    s.only("scoring_func", "sigmoid", default="sigmoid")
+    s.only("qk_norm_type", "per_layer", default="per_layer")
+    for key in ("use_routing_bias", "use_qk_norm"):
+        s.only(key, True, default=True)
+    for part in ("full_attention", "linear_attention", "mlp"):
+        s.only(f"layernorm_{part}_beta", 1.0, default=1.0)
+    sizes = base.dimensions(s, tied=False, eps=1e-6, head_dim=128)
+    full = [1] * sizes["layers"]
+    s.only("attn_type_list", full, default=full)
+    share = (s.take("rope_parameters") or {}).get("partial_rotary_factor") or s.take("partial_rotary_factor") or 1.0
+    s.take("partial_rotary_factor")
+    dims = s.take("rotary_dim", int(sizes["head_dim"] * share))
+    theta, scaling = s.rope(5_000_000.0, partial=True)
+    experts = experts_of(s, count=256, top=8, mlp=sizes["mlp"], balance_loss=0.001, normalised=True)
+    return DecoderConfig(
+        **sizes,
+        qk_norm=True,
+        norm_heads_together=True,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        rope_dims=dims,
+        experts=replace(experts, sigmoid=True),
+    )
+
+
 def expert_table(prefix: str, gate: str, up: str, down: str) -> tuple[Tensor, ...]:
     """Return the tensors of the router and of the experts, one per expert and matrix."""
     one = f"{prefix}experts.{EXPERT}."
@@ -152,8 +182,23 @@ OLMOE_TABLE = (
     *QWEN_EXPERTS,
     *base.NORMS_BEFORE,
 )
-QWEN3_MOE = base.Family("qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, QWEN3_TABLE, write_qwen3_moe)
-MIXTRAL = base.Family(
-    "mixtral", "MixtralForCausalLM", read_mixtral, MIXTRAL_TABLE, renamed=(".block_sparse_moe.", ".mlp.")
+MINIMAX_M2_TABLE = (
+    *MIXTRAL_TABLE,
+    tensor(base.SELF + "q_norm.weight", "blocks.query_norm", "(HD)"),
+    tensor(base.SELF + "k_norm.weight", "blocks.key_norm", "(KD)"),
+    tensor("model.layers.{}.block_sparse_moe.e_score_correction_bias", "blocks.router_correction", "X"),
 )
+# The multi-token prediction of published files, and widths of parts that no layer has.
+WITHOUT_EFFECT_IN_MINIMAX_M2 = (
+    *WITHOUT_EFFECT,
+    "use_mtp",
+    "num_mtp_modules",
+    "mtp_transformer_layers",
+    "mlp_intermediate_size",
+    "shared_moe_mode",
+)
+QWEN3_MOE = base.Family("qwen3_moe", "Qwen3MoeForCausalLM", read_qwen3_moe, QWEN3_TABLE, write_qwen3_moe)
+_RENAMED = (".block_sparse_moe.", ".mlp.")
+MIXTRAL = base.Family("mixtral", "MixtralForCausalLM", read_mixtral, MIXTRAL_TABLE, renamed=_RENAMED)
+MINIMAX_M2 = base.Family("minimax_m2", "MiniMaxM2ForCausalLM", read_minimax_m2, MINIMAX_M2_TABLE, renamed=_RENAMED)
 OLMOE = base.Family("olmoe", "OlmoeForCausalLM", read_olmoe, OLMOE_TABLE)

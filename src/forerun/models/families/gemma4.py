@@ -1,7 +1,7 @@
 """Gemma 4 (text): local and global layers with heads of other sizes, unscaled norms of values, and a scalar per layer.
 
-12B and 31B use the keys of a global layer also as its values. E2B and E4B have an embedding for each layer, and their
-last layers attend to the keys and values of earlier ones.
+12B, 26B and 31B use the keys of a global layer also as its values. E2B and E4B have an embedding for each layer, and
+their last layers attend to the keys and values of earlier ones. 26B-A4B has experts beside the MLP of each layer.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from forerun.models.decoder_config import DecoderConfig
+from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.families import base
-from forerun.models.families.settings import Settings
-from forerun.models.keys import tensor
+from forerun.models.families.settings import Settings, rope_json
+from forerun.models.keys import fused, tensor
 from forerun.models.layer_kinds import LayerKind, LayerShape
 from forerun.nn.rope import Proportional, Rope, Scaling
 
@@ -35,8 +35,6 @@ def _read(s: Settings, *, window: int, layer_width: int) -> DecoderConfig:
     s.only("use_bidirectional_attention", None, "vision")
     s.only("hidden_activation", "gelu_pytorch_tanh", default="gelu_pytorch_tanh")
     s.only("hidden_act", "gelu_pytorch_tanh", default="gelu_pytorch_tanh")
-    if s.take("enable_moe_block", False):
-        raise s.refused("a mixture of experts (enable_moe_block)")
     sizes = base.dimensions(s, tied=True, eps=1e-6, head_dim=256)
     bias, cap = bool(s.take("attention_bias", False)), s.take("final_logit_softcapping")
     types = _types(s, sizes["layers"])
@@ -67,7 +65,16 @@ def _read(s: Settings, *, window: int, layer_width: int) -> DecoderConfig:
         last_layers=shared,
         last_kinds=base.repeated([sharing[one] for one in types[own:]]) if shared else (),
         layer_width=_layer_width(s, layer_width, sizes["vocab"]),
+        experts=_experts(s) if s.take("enable_moe_block", False) else None,
     )
+
+
+def _experts(s: Settings) -> ExpertConfig:
+    """Return the experts, which no published file has a coefficient of a balance loss for."""
+    count, top = s.need("num_experts"), s.need("top_k_experts")
+    if top > count:
+        raise s.refused(f"top_k_experts: {top} of {count} experts")
+    return ExpertConfig(count, top, s.need("moe_intermediate_size"), beside=True)
 
 
 def _types(s: Settings, layers: int) -> list[str]:
@@ -126,12 +133,43 @@ def _shared_layers(s: Settings, types: list[str]) -> int:
 
 
 def _layer_width(s: Settings, width: int, vocab: int) -> int:
-    """Return the width of the embedding that each layer has, or 0. `width` is the default."""
-    width = s.take("hidden_size_per_layer_input", width)
+    """Return the width of the embedding that each layer has, or 0, which null means. `width` is the default."""
+    width = s.take("hidden_size_per_layer_input", 0 if "hidden_size_per_layer_input" in s.config else width)
     rows = s.take("vocab_size_per_layer_input", 262_144)
     if width and rows != vocab:
         raise s.refused(f"vocab_size_per_layer_input: {rows} with another vocab_size")
     return width
+
+
+def write(c: DecoderConfig) -> dict[str, Any]:
+    """Return the config.json of a model without embeddings per layer and without shared keys and values."""
+    kinds = {kind.stack_name: kind for kind in c.all_kinds}
+    far, near = kinds["full"], kinds["sliding"]
+    assert far.shape is not None
+    ropes = {GLOBAL: far.rope, LOCAL: near.rope}
+    found = base.plain_json(c) | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "head_dim": c.head_dim,
+        "global_head_dim": far.shape.head_dim,
+        "num_global_key_value_heads": far.shape.kv_heads,
+        "attention_k_eq_v": far.shape.key_is_value,
+        "attention_bias": c.qkv_bias,
+        "sliding_window": near.window,
+        "layer_types": [GLOBAL if kind.window is None else LOCAL for kind in c.all_kinds],
+        "rope_parameters": {name: rope_json(rope.theta, rope.scaling) for name, rope in ropes.items() if rope},
+        "final_logit_softcapping": c.logit_softcap,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+    }
+    del found["hidden_act"]
+    if c.experts is None:
+        return found
+    return found | {
+        "enable_moe_block": True,
+        "num_experts": c.experts.count,
+        "top_k_experts": c.experts.top,
+        "moe_intermediate_size": c.experts.mlp,
+    }
 
 
 LAYER = "model.layers.{}."
@@ -149,6 +187,14 @@ TABLE = (
     tensor(LAYER + "per_layer_projection.weight", "blocks.layer_out", "E P"),
     tensor(LAYER + "post_per_layer_input_norm.weight", "blocks.layer_post_norm", "E"),
     tensor(LAYER + "layer_scalar", "blocks.scalar", "A"),
+    tensor(LAYER + "router.proj.weight", "blocks.router", "X E"),
+    tensor(LAYER + "router.scale", "blocks.router_norm", "E"),
+    tensor(LAYER + "router.per_expert_scale", "blocks.expert_scale", "X"),
+    fused(LAYER + "experts.gate_up_proj", ("blocks.expert_gate", "X M E"), ("blocks.expert_up", "X M E"), along=1),
+    tensor(LAYER + "experts.down_proj", "blocks.expert_down", "X E M"),
+    tensor(LAYER + "post_feedforward_layernorm_1.weight", "blocks.dense_post_norm", "E"),
+    tensor(LAYER + "pre_feedforward_layernorm_2.weight", "blocks.expert_norm", "E"),
+    tensor(LAYER + "post_feedforward_layernorm_2.weight", "blocks.expert_post_norm", "E"),
 )
-GEMMA4 = base.Family("gemma4_text", "Gemma4ForCausalLM", read, TABLE)
+GEMMA4 = base.Family("gemma4_text", "Gemma4ForCausalLM", read, TABLE, write)
 GEMMA4_UNIFIED = base.Family("gemma4_unified_text", "Gemma4UnifiedForCausalLM", read_unified, TABLE)

@@ -63,6 +63,7 @@ FAMILIES = {
         experts.QWEN3_MOE,
         experts.MIXTRAL,
         experts.OLMOE,
+        experts.MINIMAX_M2,
         gpt_oss.FAMILY,
         gpt2.FAMILY,
     )
@@ -172,7 +173,7 @@ def family_for(config: Config) -> Family:
     if config.attention_sinks:
         return gpt_oss.FAMILY
     if config.experts is not None:
-        return experts.QWEN3_MOE
+        return gemma4.GEMMA4 if config.experts.beside else experts.QWEN3_MOE
     plain = not config.out_bias and not config.mlp_bias and not config.kinds and config.norms == "before"
     if plain and config.qk_norm and not config.qkv_bias and config.window is None:
         return qwen.QWEN3
@@ -199,5 +200,6 @@ _WITHOUT_EFFECT = {
     "qwen3_5_text": qwen3_5.WITHOUT_EFFECT,
     "qwen3_5_moe_text": qwen3_5.WITHOUT_EFFECT_WITH_EXPERTS,
     "lfm2": lfm2.WITHOUT_EFFECT,
+    "minimax_m2": experts.WITHOUT_EFFECT_IN_MINIMAX_M2,
     **dict.fromkeys(("qwen3_moe", "mixtral", "olmoe", "gpt_oss"), experts.WITHOUT_EFFECT),
 }  # fmt: skip

@@ -72,7 +72,8 @@ RANGES = {
     **dict.fromkeys(("embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"), _FACTOR),
     **dict.fromkeys(("mscale", "mscale_all_dim", "llama_4_scaling_beta"), _FACTOR),
     **dict.fromkeys(("shared_intermediate_size", "moe_intermediate_size", "shared_expert_intermediate_size"), _MLP),
-    **dict.fromkeys(("num_experts_per_tok", "decoder_sparse_step"), Range(int, 0, limits.MAX_EXPERTS)),
+    **dict.fromkeys(("num_experts_per_tok", "top_k_experts", "decoder_sparse_step"), Range(int, 0, limits.MAX_EXPERTS)),
+    "rotary_dim": Range(int, 0, limits.MAX_HEAD_WIDTH),
     **dict.fromkeys(("num_experts", "num_local_experts"), Range(int, -1, limits.MAX_EXPERTS)),
     "router_aux_loss_coef": Range(float, -1e-9, limits.MAX_FACTOR),
     **dict.fromkeys(("swiglu_alpha", "swiglu_limit"), _FACTOR),
@@ -305,4 +306,6 @@ def rope_json(theta: float, scaling: Scaling | None) -> dict[str, Any]:
                 "truncate": scaling.truncate,
                 "original_max_position_embeddings": scaling.original,
             }
+        case Proportional(share, factor):
+            return base | {"rope_type": "proportional", "partial_rotary_factor": share, "factor": factor}
     raise ValueError(f"{scaling} comes from a checkpoint, so export must keep the config.json of the checkpoint")

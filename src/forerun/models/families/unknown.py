@@ -156,7 +156,8 @@ LAYER_LISTS = ("layer_types", "layers_block_type", "block_types", "mlp_layer_typ
 QWEN3_5 = ("qwen3_5", "qwen3_5_text")
 GEMMA4 = ("gemma4", "gemma4_text", "gemma4_unified", "gemma4_unified_text")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "enable_moe_block")
-SOFTMAX_ROUTED = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss")
+MINIMAX = "minimax_m2"
+ROUTED = ("qwen3_moe", "mixtral", "olmoe", "gpt_oss", "gemma4", "gemma4_text", MINIMAX)
 SINKS = ("gpt_oss", "granite_swa", "mimo_v2*")
 ROUTING = ("scoring_func", "score_function", "n_group", "use_routing_bias", "moe_router_use_sigmoid")
 SHARED, GATED_SHARED = ("n_shared_experts", "num_shared_experts"), "shared_expert_intermediate_size"
@@ -186,11 +187,11 @@ COMPONENTS = (
     Component("linear attention without the gated delta rule", _linear_attention),
     Component("gated delta rule layers", _keys("linear_num_value_heads"), QWEN3_5),
     Component("latent attention (MLA)", _keys("kv_lora_rank")),
-    Component("experts", _any(_keys(*EXPERTS), _layers("sparse", "moe"), _named("dbrx")), SOFTMAX_ROUTED),
-    Component("other routing than softmax", _any(_keys(*ROUTING), _named("llama4_text", "minimax_m2"))),
+    Component("experts", _any(_keys(*EXPERTS), _layers("sparse", "moe"), _named("dbrx")), ROUTED),
+    Component("other routing than softmax", _any(_keys(*ROUTING), _named("llama4_text", MINIMAX)), (MINIMAX,)),
     Component("shared experts", _keys(*SHARED)),
     Component("shared experts with a gate", _keys(GATED_SHARED), ("qwen3_5_moe_text",)),
-    Component("experts beside a dense MLP", _keys("enable_moe_block")),
+    Component("experts beside a dense MLP", _keys("enable_moe_block"), ("gemma4", "gemma4_text")),
     Component("AltUp and LAuReL", _keys("altup_num_inputs", "laurel_rank")),
     Component("attention sinks", _any(_keys("attention_sinks"), _named(*SINKS)), ("gpt_oss",)),
     Component("chunked attention", _any(_keys("attention_chunk_size"), _layers("chunked_attention"))),

@@ -20,6 +20,7 @@ from forerun.models.parameter_axes import (
     active_expert_count,
     active_layer_matrix_count,
     active_matrix_count,
+    fixed_count,
     outer_axes,
     parameter_count,
     shape_of,
@@ -100,10 +101,10 @@ class Footprint:
         """Return the minimum seconds of a step on a mesh, at the peak rates of the data sheet.
 
         Every step needs the FLOPs of the forward and backward pass. It also reads all weights and optimizer state from
-        HBM, and writes them if all weights are trained. Both may overlap, so the longer one counts. Recomputation is
-        not counted: the compiler can remove it from a program with one layer.
+        HBM, and writes the share that is trained. Both may overlap, so the longer one counts. Recomputation is not
+        counted: the compiler can remove it from a program with one layer.
         """
-        passes = 2 if self.learned >= self.parameters else 1
+        passes = 1 + min(1.0, self.learned / self.parameters)
         moved = passes * self.lower_bound_bytes(mesh) - (chip.gpu.l2_bytes if chip.gpu else 0)
         rate = chip.hbm_bytes_per_second / chip.devices_per_chip if chip.hbm_bytes_per_second else math.inf
         return max(self.lower_bound_seconds(chip, mesh.devices), moved / rate)
@@ -174,7 +175,7 @@ def decoder_footprint(job: Job, c: DecoderConfig) -> Footprint:
     down = sum(c.embed * _mlp_width(c, kind.shape) + active_expert_count(c, kind.shape) // 3 for kind in c.all_kinds)
     attention = sum(_mixer_flops(c, kind, job.sequence) for kind in c.all_kinds)  # forward, per token
     tokens = job.batch * job.sequence
-    learned, resting_bytes = _resting(job, parameters)
+    learned, resting_bytes = _resting(job, parameters, fixed_count(c))
     per_weight = 4.0 if job.method.trains_adapters else 6.0  # a fixed weight has no gradient
     return Footprint(
         parameters=parameters,
@@ -254,15 +255,16 @@ def _other_model(resolved: ResolvedJob) -> Footprint:
     return Footprint(parameters, *_resting(job, parameters), flops, 0.0, 0.0, {}, tokens, job.sequence, compute)
 
 
-def _resting(job: Job, parameters: int) -> tuple[int, int]:
+def _resting(job: Job, parameters: int, fixed: int = 0) -> tuple[int, int]:
     """Return the number of parameters with a gradient, and the bytes of weights and optimizer state.
 
     Other weights than the model's (adapters, learned scales, a teacher) and the state of other optimizers than AdamW
-    are counted from the specs, which needs jax.
+    are counted from the specs, which needs jax. `fixed` parameters of the model have neither a gradient nor a state.
     """
     size = BYTES[job.precision.params]
     if not job.method.may_hold_other_weights and job.optimizer.name == ADAMW:
-        return parameters, parameters * size * (3 if job.optimizer.ema is None else 4)
+        learned = parameters - fixed
+        return learned, size * (parameters + learned * (2 if job.optimizer.ema is None else 3))
     from forerun.program.sizes import resting
 
     found = resting(job)

@@ -24,7 +24,8 @@ from forerun.errors import UserError
 from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import Slice
 from forerun.inputs.resolve_job import resolve
-from forerun.models.decoder_config import ExpertConfig
+from forerun.models.decoder_config import DecoderConfig, ExpertConfig
+from forerun.models.layer_kinds import LayerShape
 from forerun.models.sizes import decoder_config, is_plugin
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import CompileRequest, from_json, requests_of, slices_named
@@ -231,25 +232,34 @@ def layout(job: Job, question: CompileRequest, batch: int) -> None:
 
 def parameters(job: Job) -> int:
     c = decoder_config(job.model)
-    queries = 3 if c.attention_gate else 2  # queries, their gates and the output
-    attention = c.embed * c.head_dim * (queries * c.heads + 2 * c.kv_heads)
-    attention += c.head_dim * (c.heads + 2 * c.kv_heads) if c.qkv_bias else 0
-    attention += c.embed if c.out_bias else 0
-    attention += c.heads if c.attention_sinks else 0
-    norms = 2 * c.embed + (2 * c.head_dim if c.qk_norm else 0)
     tables = c.vocab * c.embed * (1 if c.tied else 2)
-    plain = attention + norms
-    mixers = sum(2 * c.embed + delta(c.embed, kind.shape) if kind.mixer == "delta" else plain for kind in c.all_kinds)
+    mixers = sum(
+        delta(c.embed, kind.shape) if kind.mixer == "delta" else attention(c, kind.shape) for kind in c.all_kinds
+    )
+    norms = (4 if c.norms == "both" else 2) * c.embed + (1 if c.layer_scalar else 0)
     mlps = (3 * c.embed * c.mlp if c.has_mlp else 0) + experts(c.embed, c.experts)
-    return mixers + c.layers * mlps + tables + c.embed
+    return mixers + c.layers * (norms + mlps) + tables + c.embed
+
+
+def attention(c: DecoderConfig, shape: LayerShape | None) -> int:
+    """The parameters of the attention of one layer, with the norms of its heads."""
+    width, kv_heads, values = c.head_dim, c.kv_heads, 1
+    if shape is not None:
+        width, kv_heads = shape.head_dim or width, shape.kv_heads or kv_heads
+        values = 0 if shape.key_is_value else 1
+    queries = 3 if c.attention_gate else 2  # queries, their gates and the output
+    biases = (width * (c.heads + 2 * kv_heads) if c.qkv_bias else 0) + (c.embed if c.out_bias else 0)
+    others = biases + (c.heads if c.attention_sinks else 0) + (2 * width if c.qk_norm else 0)
+    return c.embed * width * (queries * c.heads + (1 + values) * kv_heads) + others
 
 
 def experts(embed: int, config: ExpertConfig | None) -> int:
-    """The parameters of the experts of one layer, with their router and the gate of the shared MLP."""
+    """The parameters of the experts of one layer, with their router and what an MLP beside them adds."""
     if config is None:
         return 0
     biases = 1 + 2 * config.mlp + embed if config.bias else 0
-    return config.count * (embed + 3 * embed * config.mlp + biases) + (embed if config.shared else 0)
+    beside = 4 * embed + config.count if config.beside else 0  # three norms, the router's, and a scale of each expert
+    return config.count * (embed + 3 * embed * config.mlp + biases) + (embed if config.shared else 0) + beside
 
 
 def delta(embed: int, shape: Any) -> int:

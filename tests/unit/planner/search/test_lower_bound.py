@@ -46,6 +46,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{name: {"model_type": name} | (GPT2 if name == "gpt2" else PLAIN) for name in FAMILIES},
     "granitemoehybrid": {"model_type": "granitemoehybrid", **PLAIN, **DENSE_GRANITE},
     "gemma4_text": {"model_type": "gemma4_text", **PLAIN, "vocab_size_per_layer_input": 96},
+    "gemma4-experts": {
+        "model_type": "gemma4_text",
+        **PLAIN,
+        "hidden_size_per_layer_input": None,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 16,
+    },
     "qwen3_5_moe_text": {"model_type": "qwen3_5_moe_text", **PLAIN, "shared_expert_intermediate_size": 40},
     **{
         f"{name}-window": {"model_type": name, **PLAIN, **WINDOW}
@@ -166,12 +175,12 @@ def test_a_convolution_counts_its_matrices_only() -> None:
 def test_every_decoder_family_is_counted_by_hand() -> None:
     """Layers of these differ, or have experts. tests/unit/models compares the counts of their published sizes."""
     other_layers = {"gemma4_text", "gemma4_unified_text", "qwen3_5_text", "lfm2"}
-    other_layers |= {"qwen3_moe", "mixtral", "olmoe", "gpt_oss", "qwen3_5_moe_text"}
+    other_layers |= {"qwen3_moe", "mixtral", "olmoe", "minimax_m2", "gpt_oss", "qwen3_5_moe_text"}
     assert {*FAMILIES} - {"gpt2"} - other_layers <= {*NORMS_AND_BIASES}
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", ["gemma2", "olmo2-biases", "qwen2"])
+@pytest.mark.parametrize("name", ["gemma2", "olmo2-biases", "qwen2", "gemma4_unified_text"])
 def test_no_state_is_smaller_than_its_bound(name: str, method: str, tmp_path: Path) -> None:
     """The oracle is the state that a Program would hold: weights, moments and an average, each array once."""
     from forerun.program.build import build

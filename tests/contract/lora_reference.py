@@ -162,21 +162,27 @@ def rounded(matrix: NDArray[Any], kind: str, block: int) -> NDArray[Any]:
 def rest_as(model: Any, kind: str, block: int) -> Any:
     """The torch model as a base rests: if it is quantized, its matrices rounded to that, and all else in bfloat16.
 
-    Arrays of layers with a state stay in float32.
+    Arrays of layers with a state stay in float32. Routers and gates of shared experts are in bfloat16.
     """
     import torch
 
+    outside = ("lm_head", "per_layer_model_projection", "router.proj", "shared_expert_gate")
     inside = {
         name
         for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and name not in ("lm_head", "model.per_layer_model_projection")
+        if isinstance(module, torch.nn.Linear) and not name.endswith(outside)
     }
+    inputs_first = model.config.model_type == "gpt_oss"  # of the matrices of experts
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(STATE_ARRAYS):
                 continue
             if kind != "bfloat16" and name.removesuffix(".weight") in inside:
                 parameter.copy_(torch.from_numpy(rounded(parameter.numpy(), kind, block)))
+            elif kind != "bfloat16" and ".experts." in name and parameter.ndim == 3:
+                for matrix in parameter:
+                    by_output = matrix.T if inputs_first else matrix
+                    by_output.copy_(torch.from_numpy(rounded(by_output.numpy(), kind, block)))
             else:
                 parameter.copy_(parameter.to(torch.bfloat16).to(torch.float32))
     return model

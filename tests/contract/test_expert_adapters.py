@@ -13,7 +13,6 @@ from lora_reference import (
     job_in,
     peft_start,
     rest_as,
-    rounded,
     torch_logits,
     torch_losses,
     torch_model,
@@ -39,20 +38,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def with_quantized_experts(folder: Path) -> Any:
-    """The torch model whose matrices, also those of experts, are rounded to nf4; routers are in bfloat16."""
-    import torch
-
-    model = rest_as(torch_model(folder), "nf4", 16)
-    exact = torch_model(folder).state_dict()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if ".experts." in name:
-                matrices = [rounded(matrix, "nf4", 16) for matrix in exact[name].numpy()]
-                parameter.copy_(torch.from_numpy(np.stack(matrices)))
-    return model
-
-
 @pytest.mark.slow
 def test_twenty_steps_of_quantized_experts_follow_peft(tmp_path: Path) -> None:
     """The first adapters are those of PEFT, on one parameter of the experts and on the attention."""
@@ -64,7 +49,7 @@ def test_twenty_steps_of_quantized_experts_follow_peft(tmp_path: Path) -> None:
     lora = "{rank: 4, base: nf4, block: 16, targets: [q_proj, down_proj], start: first}"
     job = job_in(tmp_path, lora, "experts.balance_loss=0")
     rows = trained(job)
-    model = peft.PeftModel.from_pretrained(with_quantized_experts(base), first, is_trainable=True)
+    model = peft.PeftModel.from_pretrained(rest_as(torch_model(base), "nf4", 16), first, is_trainable=True)
     expected = torch_losses(model, job, [row["lr"] for row in rows])
     assert expected[0] - expected[-1] > 0.2
     np.testing.assert_allclose([row["loss"] for row in rows], expected, rtol=1e-4)
@@ -72,7 +57,7 @@ def test_twenty_steps_of_quantized_experts_follow_peft(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
     assert config["target_parameters"] == ["mlp.experts.down_proj"]
     assert config["target_modules"] == ["self_attn.q_proj"]
-    again = peft.PeftModel.from_pretrained(with_quantized_experts(base), tmp_path / "peft")
+    again = peft.PeftModel.from_pretrained(rest_as(torch_model(base), "nf4", 16), tmp_path / "peft")
     np.testing.assert_allclose(torch_logits(again, IDS), our_logits(tmp_path / "runs" / "run"), atol=1e-4)
 
 

@@ -62,7 +62,9 @@ ROWS = {
     "gpt_oss": "gpt-oss",
     "gpt2": "GPT-2",
 }
+ALSO = {"llama": ("SmolLM2",), "gemma4_text": ("Gemma 4 26B-A4B (text)",)}  # other rows of the table
 EXPERTS = ("qwen3_moe", "mixtral", "olmoe", "minimax_m2", "qwen3_5_moe_text", "gpt_oss")
+ROUTED = (*EXPERTS, "gemma4_text")
 DENSE_GRANITE = {"layer_types": ["attention"] * 2, "num_local_experts": 0, "position_embedding_type": "rope"}
 MORE = {
     "gemma4_text": {"vocab_size_per_layer_input": 96},  # its default is 262,144
@@ -217,7 +219,8 @@ DYNAMIC, PARTIAL = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, {
 REFUSED: list[tuple[str, dict[str, Any], str, str]] = [  # family, change, what the error names, in the table
     *((name, {ACTIVATIONS.get(name, "hidden_act"): "relu"}, "relu", "other activations") for name in FAMILIES),
     *((name, {"quantization_config": {"quant_method": "awq"}}, "awq", "quantized weights") for name in FAMILIES),
-    *((name, {"num_local_experts": 8}, "num_local_experts: 8", "experts") for name in FAMILIES if name not in EXPERTS),
+    *((name, {"num_local_experts": 8}, "num_local_experts: 8", "experts") for name in FAMILIES if name not in ROUTED),
+    ("gemma4_text", {"num_local_experts": 8}, "num_local_experts: 8", "experts without their block"),
     *((name, {"from_the_future": "yes"}, "from_the_future: 'yes'", "any unknown key") for name in FAMILIES),
     *((name, {"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "dynamic", "dynamic NTK") for name in LLAMA_LIKE),
     *((name, {"rope_parameters": DYNAMIC}, "dynamic", "dynamic NTK") for name in LLAMA_LIKE),
@@ -299,8 +302,8 @@ def test_refused_by_name(
     assert WHERE in raised.value.what
     assert named in raised.value.what
     families_table(ROWS[model_type], "refused", [feature])
-    if model_type == "llama":
-        families_table("SmolLM2", "refused", [feature])
+    for row in ALSO.get(model_type, ()):
+        families_table(row, "refused", [feature])
 
 
 @pytest.mark.parametrize("model_type", ["gemma3n", "phimoe", "llama4", None, 7, ["llama"]])

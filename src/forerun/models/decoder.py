@@ -125,7 +125,7 @@ class Decoder:
                 x_BSE, routing = self.block(block, x_BSE, mix, counted_BS)
                 return x_BSE, used[0] if keeps else None, routing
 
-            checkpointed = compute.checkpointed(layer)
+            checkpointed = compute.checkpointed(layer, in_order=c.experts is not None and len(c.layer_kinds) > 1)
 
             def one(carry: tuple[jax.Array, Kept], block: Block[jax.Array]) -> tuple[tuple[jax.Array, Kept], Any]:
                 x_BSE, found, routing = checkpointed(carry[0], block)

@@ -27,10 +27,11 @@ class Compute:
     unroll: bool = False  # run the layers one after the other instead of in a scan
     rope_by_product: bool = False  # exchange the halves of heads by a matrix product (`nn/rotation.py`)
 
-    def checkpointed(self, layer: F) -> F:
+    def checkpointed(self, layer: F, *, in_order: bool = False) -> F:
         """Return `layer` with the remat policy applied, or `layer` itself for the policy "none".
 
-        The backward pass then recomputes every intermediate value that the policy does not keep.
+        The backward pass then recomputes every intermediate value that the policy does not keep. With `in_order`, it
+        starts with a layer only when it has the gradient of the layer's output.
         """
         policies = jax.checkpoint_policies
         if self.remat.policy == "none":
@@ -46,8 +47,9 @@ class Compute:
                 offload_dst="pinned_host",
             )
         # Inside a scan, forward and backward pass are separate loops, which XLA cannot merge. Without a scan, it would
-        # find that the backward pass computes the same values again, and keep them instead.
-        return jax.checkpoint(layer, policy=policy, prevent_cse=self.unroll)  # type: ignore[return-value]
+        # find that the backward pass computes the same values again, and keep them instead. A scan over several layers
+        # at a time may gather the weights of all of them at once, unless they are computed in order.
+        return jax.checkpoint(layer, policy=policy, prevent_cse=self.unroll or in_order)  # type: ignore[return-value]
 
 
 def _keeps_product(primitive: Any, *operands: Any, **settings: Any) -> Any:

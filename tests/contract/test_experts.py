@@ -18,16 +18,18 @@ from lora_reference import checkpoint, job_in, torch_logits, torch_model, traine
 from test_lora_steps import our_logits
 
 from forerun.commands.export import export
-from forerun.config.schema import Job
+from forerun.config.schema import Job, Remat
 from forerun.config.schema import Model as Section
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.method import method_of
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig, ExpertConfig
+from forerun.models.layer_kinds import LayerKind
 from forerun.models.registry import model_of
 from forerun.nn import expert_rounds, sharding, spec
 from forerun.nn.compute import Compute
+from forerun.nn.rope import Rope
 from forerun.nn.weights.experts import Experts
 from forerun.nn.weights.lowrank import LowRank
 from forerun.objectives.batch import Batch
@@ -116,6 +118,23 @@ def test_the_gradients_on_eight_devices_are_those_on_one(
     ):
         assert np.abs(leaf).max() > 0, jax.tree_util.keystr(path)
         np.testing.assert_allclose(other, leaf, atol=1e-5, err_msg=jax.tree_util.keystr(path))
+
+
+@pytest.mark.parametrize(("kinds", "ordered"), [(1, False), (2, True)])
+def test_only_a_period_of_several_layers_is_computed_again_in_order(kinds: int, ordered: bool) -> None:
+    """The compiler could gather the experts of all its layers at once. A scan over single layers is in order anyway."""
+    rope = Rope(1e4, 8)
+    periods = tuple(LayerKind(window, rope) for window in (4, None)[:kinds])
+    model = Decoder(replace(MODEL.config, layers=4, kinds=periods))
+    params = spec.map_specs(lambda s: jax.ShapeDtypeStruct(s.shape, jnp.float32), model.specs())
+
+    def value(params: Any) -> jax.Array:
+        sums = NextToken(8)(model, params, BATCH, Compute(remat=Remat(policy="full")))
+        return sums.loss / sums.weight
+
+    text = str(jax.make_jaxpr(jax.grad(value))(params))
+    found = ("prevent_cse=True" in text, "prevent_cse=False" in text)
+    assert found == (ordered, not ordered)
 
 
 def test_adapters_give_the_logits_of_the_merged_experts() -> None:

@@ -63,6 +63,7 @@ PLANS = (
     Row("plans", "lora-qwen3.5-35b-a3b", "v5e-64", ("micro_batch=1", "mesh={fsdp: 8, expert: 8}")),
     Row("plans", "lora-qwen3.5-35b-a3b", "v6e-32", ("micro_batch=2",)),
     Row("plans", "lora-qwen3.5-35b-a3b", "v6e-8", ("micro_batch=1",)),
+    Row("plans", "lora-qwen3.5-35b-a3b", "v6e-8", ("micro_batch=1", "mesh={fsdp: 1, expert: 8}")),
     Row("plans", "lora-qwen3.5-35b-a3b", "v6e-8", ("micro_batch=2",)),
     Row("plans", "lora-gpt-oss-20b", "v6e-8", ()),
     Row("plans", "gemma-4-26b-a4b", "v6e-32", ("micro_batch=1",)),

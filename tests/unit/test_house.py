@@ -21,15 +21,15 @@ MAX_LINES = 400
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
 FORBIDDEN_PACKAGES = {"torch", "tensorflow", "flax"}
 TESTS = ROOT / "tests"
-# CI runs no test of these files, because the cheapest one takes more than half a minute.
+# CI runs no test of these files, because the cheapest one takes more than 40 seconds.
 EMPTY_IN_CI = {
     "tests/aot/test_sinks_program.py",
     "tests/e2e/test_hugging_face.py",
     "tests/faults/test_guard_faults.py",
-    "tests/faults/test_hosts_jax.py",
     "tests/faults/test_ray.py",
     "tests/faults/test_runs_hosts.py",
     "tests/faults/test_slices.py",
+    "tests/unit/run/test_expert_run.py",
 }
 LIGHT_ROOMS = ("cli", "config", "hardware", "hub")
 

@@ -69,6 +69,11 @@ QUICKLY = (
 )
 # Whole runs first, a thousand short ones last: two workers end together only if what is long does not begin last.
 ORDER = ("cloud", "e2e", "docs", "faults", "aot", "real_weights", "contract")
+# CI omits these tests, because `bench/ci_sample.py` gives each Python a budget. A line of the list is a test, or a
+# function with all its cases. A third column names the only Python that omits the test.
+_LINES = (TESTS / "outside_ci.tsv").read_text("utf-8").splitlines()
+_ROWS = (line.split("\t") for line in _LINES if not line.startswith("#"))
+OUTSIDE_CI = {name for _, name, *only in _ROWS if not only or PYTHON in only}
 NEEDS = {
     "aot": ("libtpu", "jax_cuda13_plugin"),
     "torch": ("torch", "transformers", "lm_eval", "peft", "compressed_tensors"),
@@ -86,6 +91,14 @@ def _compile_quickly(request: pytest.FixtureRequest) -> Iterator[None]:
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the listed tests as slow. The keyword tells `.ci/tests` that the marker is not in their source."""
+    listed = not OUTSIDE_CI.isdisjoint((item.nodeid, item.nodeid.partition("[")[0]))
+    if listed and item.get_closest_marker("slow") is None:
+        item.add_marker(pytest.mark.slow)
+        item.keywords["outside_ci"] = True
 
 
 @pytest.hookimpl(trylast=True)

@@ -86,33 +86,70 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
         yield {"folder": folder, "tiny": tiny, "environment": environment}
 
 
-def run_pages(work: dict[str, Any], name: str, pages: list[Path]) -> dict[str, list[dict[str, Any]]]:
-    """Run pages in one process. Return the outcome of each block, by page."""
-    command = [sys.executable, "-P", str(SUPPORT / "page_runner.py"), str(work["folder"] / name), str(work["tiny"])]
-    done = subprocess.run([*command, *map(str, pages)], env=work["environment"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    outcomes: dict[str, list[dict[str, Any]]] = {str(page): [] for page in pages}
-    for line in done.stdout.splitlines():
-        if line.startswith('{"page": '):
-            outcome = json.loads(line)
-            outcomes[outcome["page"]].append(outcome)
-    return outcomes
+class PageRunner:
+    """The process that runs all selected pages, because the import of jax would be most of the time of a page."""
+
+    def __init__(self, work: dict[str, Any]) -> None:
+        """Start the process."""
+        self._errors = work["folder"] / "errors"
+        command = [
+            sys.executable,
+            "-P",
+            str(SUPPORT / "page_runner.py"),
+            str(work["folder"] / "docs"),
+            str(work["tiny"]),
+        ]
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                env=work["environment"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._outcomes: dict[Path, list[dict[str, Any]]] = {}
+
+    def outcomes(self, page: Path) -> list[dict[str, Any]]:
+        """Return the outcome of each block of a page, and run the page before its first use."""
+        if page not in self._outcomes:
+            self._outcomes[page] = list(self._run(page))
+        return self._outcomes[page]
+
+    def _run(self, page: Path) -> Iterator[dict[str, Any]]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(page, file=self._process.stdin, flush=True)
+        for line in self._process.stdout:
+            if line.startswith('{"page": '):
+                outcome = json.loads(line)
+                if outcome["line"] is None:
+                    return
+                yield outcome
+        raise AssertionError(f"the process ended:\n{self._errors.read_text()[-3000:]}")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
+        assert self._process.returncode == 0, self._errors.read_text()[-3000:]
 
 
 @pytest.fixture(scope="module")
-def outcomes(work: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    return run_pages(work, "docs", PAGES)
+def runner(work: dict[str, Any]) -> Iterator[PageRunner]:
+    runner = PageRunner(work)
+    yield runner
+    runner.close()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT / "docs")))
-def test_every_block_of_a_page_runs(page: Path, outcomes: dict[str, list[dict[str, Any]]]) -> None:
-    found = outcomes[str(page)]
+def test_every_block_of_a_page_runs(page: Path, runner: PageRunner) -> None:
+    found = runner.outcomes(page)
     assert [row["line"] for row in found] == [block.line for block in blocks_of(page) if block.is_run]
     failed = [f"{page.relative_to(ROOT)}, line {row['line']}:\n{row['problem']}" for row in found if row["problem"]]
     assert not failed, "\n".join(failed)
 
 
-def test_the_python_examples_print_results(outcomes: dict[str, list[dict[str, Any]]]) -> None:
-    printed = "".join(row["printed"] for row in outcomes[str(ROOT / "docs" / "how-to" / "python.md")])
+def test_the_python_examples_print_results(runner: PageRunner) -> None:
+    printed = "".join(row["printed"] for row in runner.outcomes(ROOT / "docs" / "how-to" / "python.md"))
     assert "True v6e-1" in printed, "the plan fits"
     assert "E-JOB-" in printed, "the error has a code"

@@ -1,8 +1,9 @@
-"""The program that runs the code blocks of pages: `python page_runner.py WORK TINY PAGE...`.
+"""The program that runs the code blocks of pages: `python page_runner.py WORK TINY`. Each line of its input is a page.
 
 Each page has its own folder in WORK, with the files that its examples name. Commands run in this process, because the
 import of jax would be most of their time, and with few steps on one device. TINY is a folder with a tiny model. For
-each block, one JSON line is printed: page, line, language, CPU seconds, what it prints, and the problem or null.
+each block, one JSON line is printed: page, line, language, CPU seconds, what it prints, and the problem or null. A line
+without a block ends each page.
 """
 
 from __future__ import annotations
@@ -203,11 +204,14 @@ def run_page(page: Path, folder: Path, tiny: Path, report: Any) -> None:
 
 
 def main() -> None:
-    """Run the pages that the command line names."""
+    """Run the pages that the input names. Commands of a page get an empty input."""
     work, tiny = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
-    report = os.fdopen(os.dup(1), "w")
-    for number, page in enumerate(sys.argv[3:]):
-        run_page(Path(page).resolve(), work / f"{number}-{Path(page).stem}", tiny, report)
+    pages, report = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, line in enumerate(pages):
+        page = Path(line.rstrip("\n"))
+        run_page(page, work / f"{number}-{page.stem}", tiny, report)
+        print(json.dumps({"page": str(page), "line": None}), file=report, flush=True)
 
 
 if __name__ == "__main__":

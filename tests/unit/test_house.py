@@ -20,6 +20,17 @@ MODULES = sorted(SOURCE.rglob("*.py"))
 MAX_LINES = 400
 FORBIDDEN_NAMES = {"utils", "util", "common", "helpers", "helper", "misc", "manager"}
 FORBIDDEN_PACKAGES = {"torch", "tensorflow", "flax"}
+TESTS = ROOT / "tests"
+# CI runs no test of these files, because the cheapest one takes more than 40 seconds.
+EMPTY_IN_CI = {
+    "tests/aot/test_sinks_program.py",
+    "tests/e2e/test_hugging_face.py",
+    "tests/faults/test_guard_faults.py",
+    "tests/faults/test_ray.py",
+    "tests/faults/test_runs_hosts.py",
+    "tests/faults/test_slices.py",
+    "tests/unit/run/test_expert_run.py",
+}
 LIGHT_ROOMS = ("cli", "config", "hardware", "hub")
 
 
@@ -169,3 +180,40 @@ def test_only_config_and_methods_read_the_method_sections() -> None:
         if isinstance(node, ast.Attribute) and node.attr in sections
     ]
     assert found == []
+
+
+def listed_outside_ci() -> list[str]:
+    """Return the node ids of the list that `bench/ci_sample.py` writes."""
+    lines = (TESTS / "outside_ci.tsv").read_text("utf-8").splitlines()
+    return [line.split("\t")[1] for line in lines if not line.startswith("#")]
+
+
+def is_slow(node: ast.AST) -> bool:
+    """Return whether an expression is the marker `slow` or a list with it. Marks of single cases do not count."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return any(is_slow(element) for element in node.elts)
+    return ast.unparse(node) == "pytest.mark.slow"
+
+
+def functions_in_ci(file: Path) -> set[str]:
+    """Return the names of the test functions of a file that do not have the marker `slow` in their source."""
+    body = ast.parse(file.read_text("utf-8")).body
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and is_slow(node.value):
+            return set()
+    functions = [node for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    return {node.name for node in functions if not any(is_slow(one) for one in node.decorator_list)}
+
+
+def test_listed_tests_outside_ci_exist() -> None:
+    """Remove the lines of renamed tests, or run `bench/ci_sample.py` with new recorded seconds."""
+    places = [name.partition("[")[0].partition("::") for name in listed_outside_ci()]
+    functions = {file: functions_in_ci(ROOT / file) for file, _, _ in places}
+    assert [f"{file}::{name}" for file, _, name in places if name not in functions[file]] == []
+
+
+def test_ci_runs_a_test_of_each_file() -> None:
+    omitted = set(listed_outside_ci())
+    names = {str(file.relative_to(ROOT)): functions_in_ci(file) for file in sorted(TESTS.rglob("test_*.py"))}
+    empty = [name for name, found in names.items() if found and all(f"{name}::{test}" in omitted for test in found)]
+    assert empty == sorted(EMPTY_IN_CI)

@@ -5,6 +5,7 @@ Each case is a small test suite in a folder. Its tests take their results from f
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -62,7 +63,7 @@ class Run:
 
     def __init__(self, folder: Path, *words: str, **results: str) -> None:
         """Write a suite with one test for each keyword; its results are separated by spaces. Run the suite."""
-        (folder / "pytest.ini").write_text("[pytest]\nmarkers = timing\naddopts = --strict-markers\n")
+        (folder / "pytest.ini").write_text("[pytest]\nmarkers = timing\n  slow\naddopts = --strict-markers\n")
         tests = [TESTS[name.partition("_")[0]].format(name=name) for name in results]
         (folder / "test_suite.py").write_text("\n\n".join([SUITE, *tests]))
         for name, result in results.items():
@@ -102,6 +103,19 @@ def test_a_run_without_failures_prints_counts_and_slowest_tests(tmp_path: Path) 
     assert (run.code, run.last_line) == (0, "2 passed, 0 failed, 1 skipped")
     assert "slowest 20 durations" in run.out
     assert len(run.runs) == 3
+
+
+def test_the_seconds_of_tests_outside_the_slow_marker_are_written(tmp_path: Path) -> None:
+    """Those of a listed test are recorded, too: tests/conftest.py marks it as slow and adds a keyword."""
+    hook = "def pytest_itemcollected(item):\n    if 'slow' in item.name:\n        item.add_marker('slow')\n"
+    (tmp_path / "conftest.py").write_text(
+        f"{hook}    if 'listed' in item.name:\n        item.keywords['outside_ci'] = True\n"
+    )
+    Run(tmp_path, unmarked="pass", unmarked_2="skip", unmarked_slow="pass", unmarked_slow_listed="pass")
+    (file,) = (tmp_path / ".cache").glob("seconds-3.*.json")
+    seconds = json.loads(file.read_text())
+    assert seconds.keys() == {"test_suite.py::test_unmarked", "test_suite.py::test_unmarked_slow_listed"}
+    assert all(0 < value < 60 for value in seconds.values())
 
 
 @pytest.mark.parametrize("words", [(), ("-n", "2")])

@@ -78,6 +78,7 @@ CAPABILITIES = (
             Example("experts_plan", "qlora-qwen3-30b-a3b", "v6e-8", ("micro_batch=8",)),
             Example("experts_plan", "lora-qwen3.5-35b-a3b", "v6e-32", ("micro_batch=2",)),
             Example("experts_plan", "lora-gpt-oss-20b", "v6e-8"),
+            Example("experts_plan", "lora-gemma-4-26b-a4b", "v6e-8", ("micro_batch=2",)),
         ),
         "Mixtral 8x7B on v6e-256: 13.484 s with dropped tokens (MaxText)",
     ),

@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "tests" / "outside_ci.tsv"
 HEADER = "# Seconds and name of each test that CI omits. Written by `python bench/ci_sample.py`.\n"
 RECORDED = [ROOT / ".cache" / f"seconds-{python}.json" for python in ("3.11", "3.13")]
-OLDEST_BUDGET_SECONDS = 2700.0
-NEWEST_BUDGET_SECONDS = 360.0
+OLDEST_BUDGET_SECONDS = 3300.0
+NEWEST_BUDGET_SECONDS = 600.0
 MAX_SHORT_SECONDS = 0.5
 MAX_SECONDS_FOR_A_FILE = 40.0
 
@@ -47,6 +47,7 @@ KEEP = (
     "tests/contract/test_round_trip.py::test_bit_for_bit",
     "tests/docs/test_code_blocks.py::test_every_block_of_a_page_runs[how-to/python.md]",
     "tests/docs/test_code_blocks.py::test_every_block_of_a_page_runs[tutorials/quickstart.md]",
+    "tests/e2e/test_notebooks.py::test_quickstart",
     "tests/e2e/test_quickstart.py::test_init",
     "tests/e2e/test_quickstart.py::test_plan",
     "tests/e2e/test_quickstart.py::test_the_example_of_the_page_on_training",

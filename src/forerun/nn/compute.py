@@ -48,7 +48,7 @@ class Compute:
             )
         # Inside a scan, forward and backward pass are separate loops, which XLA cannot merge. Without a scan, it would
         # find that the backward pass computes the same values again, and keep them instead. A scan over several layers
-        # at a time may gather the weights of all of them at once, unless they are computed in order.
+        # at a time may gather the weights of all of them together, unless they are computed in order.
         return jax.checkpoint(layer, policy=policy, prevent_cse=self.unroll or in_order)  # type: ignore[return-value]
 
 

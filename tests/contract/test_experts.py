@@ -122,7 +122,7 @@ def test_the_gradients_on_eight_devices_are_those_on_one(
 
 @pytest.mark.parametrize(("kinds", "ordered"), [(1, False), (2, True)])
 def test_only_a_period_of_several_layers_is_computed_again_in_order(kinds: int, ordered: bool) -> None:
-    """The compiler could gather the experts of all its layers at once. A scan over single layers is in order anyway."""
+    """The compiler could gather the experts of all its layers together. Single layers are in order anyway."""
     rope = Rope(1e4, 8)
     periods = tuple(LayerKind(window, rope) for window in (4, None)[:kinds])
     model = Decoder(replace(MODEL.config, layers=4, kinds=periods))

@@ -130,6 +130,12 @@ def _fused(names: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 GEMMA4_TEXT = TEXT | {"sliding_window": WINDOW, "global_head_dim": 16, "final_logit_softcapping": 30.0}
+GEMMA4_VISION = {key: value for key, value in VISION.items() if key != "image_size"} | {
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "patch_size": 4,
+    "position_embedding_size": 16,
+}
 GEMMA4_TOKENS = {"image_token_id": 299, "video_token_id": 298, "audio_token_id": 297}
 
 
@@ -145,12 +151,10 @@ def _gemma4() -> Any:
         "num_kv_shared_layers": 2,
         "use_double_wide_mlp": True,
     }
-    vision = VISION | {"num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 16}
-    del vision["image_size"]
     audio = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "output_proj_dims": 24}
     audio |= {"subsampling_conv_channels": [4, 2]}
     return Gemma4ForConditionalGeneration(
-        Gemma4Config(text_config=text, vision_config=vision, audio_config=audio, **GEMMA4_TOKENS)
+        Gemma4Config(text_config=text, vision_config=GEMMA4_VISION, audio_config=audio, **GEMMA4_TOKENS)
     )
 
 
@@ -168,10 +172,8 @@ def _gemma4_experts() -> Any:
         "top_k_experts": 2,
         "moe_intermediate_size": 24,
     }
-    vision = VISION | {"num_key_value_heads": 2, "head_dim": 8, "patch_size": 4, "position_embedding_size": 16}
-    del vision["image_size"]
     return Gemma4ForConditionalGeneration(
-        Gemma4Config(text_config=text, vision_config=vision, audio_config=None, **GEMMA4_TOKENS)
+        Gemma4Config(text_config=text, vision_config=GEMMA4_VISION, audio_config=None, **GEMMA4_TOKENS)
     )
 
 

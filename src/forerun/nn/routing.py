@@ -87,6 +87,7 @@ def choose(logits_BSX: jax.Array, router: Router, counted_BS: jax.Array | None) 
     if counted_BS is None:
         return Choice(ids_BSK, weights_BSK, None)
     ours_BS = counted_BS.astype(jnp.float32)
+    # A comparison and a sum, as in `_of_chosen`: a scatter would be slow on a TPU.
     chosen_BSKX = ids_BSK[..., None] == jnp.arange(logits_BSX.shape[-1])
     normalizers_BS = jax.nn.logsumexp(logits_BSX, axis=-1)
     sums = Routing(

@@ -176,3 +176,4 @@ def test_published_forms() -> None:
         "weight_block_size": None,
     }
     assert (float8_in(qwen), float8_in(ministral)) == (Float8((128, 128)), Float8(None))
+    assert float8_in(qwen | {"fmt": "float8_e4m3fn"}) == Float8((128, 128))  # as MiniMax-M2 names it

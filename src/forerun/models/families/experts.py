@@ -131,8 +131,8 @@ def read_minimax_m2(s: Settings) -> DecoderConfig:
     sizes = base.dimensions(s, tied=False, eps=1e-6, head_dim=128)
     full = [1] * sizes["layers"]
     s.only("attn_type_list", full, default=full)
-    share = (s.take("rope_parameters") or {}).get("partial_rotary_factor") or s.take("partial_rotary_factor") or 1.0
-    s.take("partial_rotary_factor")
+    outer = s.take("partial_rotary_factor")
+    share = s.rope_value("partial_rotary_factor") or outer or 1.0
     dims = s.take("rotary_dim", int(sizes["head_dim"] * share))
     theta, scaling = s.rope(5_000_000.0, partial=True)
     experts = experts_of(s, count=256, top=8, mlp=sizes["mlp"], balance_loss=0.001, normalised=True)

@@ -43,7 +43,9 @@ def modelfile(file: str, form: TurnFormat | None, stops: Sequence[str], generati
 def _sampling(generation: Mapping[str, Any]) -> list[str]:
     if generation.get("do_sample") is False:
         return ["PARAMETER temperature 0"]
-    return [f"PARAMETER {ours} {generation[key]}" for key, ours in PARAMETERS.items() if _is_number(generation.get(key))]
+    return [
+        f"PARAMETER {ours} {generation[key]}" for key, ours in PARAMETERS.items() if _is_number(generation.get(key))
+    ]
 
 
 def _is_number(value: object) -> bool:

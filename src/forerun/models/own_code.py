@@ -18,7 +18,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from importlib.util import resolve_name
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 MAIN = "__main__"  # the notebook or the script, which cannot be imported again
 # Packages that jax imports when it opens a backend, which a plug-in may cause while it is imported: all modules of the
@@ -74,8 +74,7 @@ def _installed_spec(name: str, path: Sequence[str] | None, target: ModuleType | 
     for finder in sys.meta_path:
         find = None if isinstance(finder, OwnCodeFinder) else getattr(finder, "find_spec", None)
         if find is not None and (spec := find(name, path, target)) is not None:
-            found: ModuleSpec = spec
-            return found
+            return cast(ModuleSpec, spec)
     return None
 
 
@@ -97,14 +96,12 @@ def own_modules(plugins: Iterable[str]) -> dict[str, ModuleType]:
     plugins = set(plugins)
     names = [*plugins, *(name for name, loader in _recorded().items() if loader.plugin in plugins)]
     modules: dict[str, ModuleType] = {}
-    seen: set[str] = set()
     while names:
-        parts = names.pop().split(".")
-        for name in (".".join(parts[: n + 1]) for n in range(len(parts))):
+        steps = names.pop().split(".")
+        for name in (".".join(steps[: n + 1]) for n in range(len(steps))):
             module = sys.modules.get(name)
-            if name in seen or module is None or not is_own_file(getattr(module, "__file__", None)):
+            if name in modules or module is None or not is_own_file(getattr(module, "__file__", None)):
                 continue
-            seen.add(name)
             modules[name] = module
             names += _imports(module)
     return modules
@@ -140,7 +137,7 @@ def forget_changed(folder: Path | None) -> None:
     recorded = _recorded()
     changed = {loader.path for loader in recorded.values() if _content(loader.path) != loader.source}
     _reloaded.update(changed)
-    packages = {name for name, place in _folder_of_package.items() if changed or place != folder}
+    packages = {name for name, own in _folder_of_package.items() if changed or own != folder}
     inside = {name for name in list(sys.modules) if name.partition(".")[0] in packages}
     forget(inside | set(recorded) if changed else inside)
     for name in packages:
@@ -175,7 +172,8 @@ def _recorded() -> dict[str, OwnCodeLoader]:
 
 
 def _loader(module: Any) -> Any:
-    return getattr(getattr(module, "__spec__", None), "loader", None)
+    spec = getattr(module, "__spec__", None)
+    return None if spec is None else spec.loader
 
 
 def _imports(module: ModuleType) -> Iterator[str]:
@@ -207,8 +205,8 @@ def _content(file: str) -> bytes | None:
 def _process_start_seconds() -> float:
     """Return a time shortly before the start of this process, or 0 if it is unknown."""
     try:
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        boot = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime "))
+        ticks = int(Path("/proc/self/stat").read_text("utf-8").rpartition(")")[2].split()[19])
+        boot = next(line for line in Path("/proc/stat").read_text("utf-8").splitlines() if line.startswith("btime "))
         # The time of the boot has whole seconds, so the result can be late by one.
         return int(boot.split()[1]) + ticks / os.sysconf("SC_CLK_TCK") - 2
     except (OSError, ValueError, IndexError, StopIteration):

@@ -118,6 +118,7 @@ def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None,
     package = module.partition(".")[0]
     record = _recorded(run)
     use_job_folder(None)  # modules of another job's folder are no longer importable
+    folder: Path | None
     if given is not None:
         folder = Path(given).expanduser()
         use_job_folder(folder)

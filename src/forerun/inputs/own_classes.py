@@ -82,7 +82,8 @@ def _described(name: str, folder: Path | None) -> dict[str, str | None]:
     module = sys.modules[module_name]
     if module_name in own_modules([module_name]):
         file = _name_in(folder, Path(str(module.__file__)))
-        return {"class": name, "file": file} | ({} if executed_source(module) is not None else {"reason": CHANGED_FILE})
+        recorded: dict[str, str | None] = {"class": name, "file": file}
+        return recorded if executed_source(module) is not None else recorded | {"reason": CHANGED_FILE}
     if module_name != MAIN:
         package = module_name.partition(".")[0]
         installed = metadata.packages_distributions().get(package, [])

@@ -39,7 +39,7 @@ class OwnCode:
 def class_names(job: Job) -> dict[str, str]:
     """Return the classes `module.path:Class` that a job names, by their keys."""
     named = {"model.name": job.model.name, "optimizer.name": job.optimizer.name}
-    named |= {"objective.name": job.objective and job.objective.name}
+    named |= {"objective.name": None if job.objective is None else job.objective.name}
     named |= {f"track.to[{n}]": name for n, name in enumerate(job.track.to)}
     return {key: name for key, name in named.items() if name is not None and ":" in name}
 

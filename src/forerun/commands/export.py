@@ -200,15 +200,13 @@ def _export_adapter(
         say(f"new tokens: PEFT needs base.resize_token_embeddings({resolved.vocab}), because the base has {rows} rows")
     params = saved_params(run, step, resolved, fsdp_mesh(job))
     with _in_the_making(target) as part:
-        name = job.model.name if base else None
-        tensors = write_adapter(part, params, job, family, resolved.model, name and public_name(name))
+        name = None if base is None else base.name if base.revision else str(base.folder.resolve())
+        tensors = write_adapter(part, params, job, family, resolved.model, name)
         proof = (
             f"Read back from disk: all {tensors} tensors of the adapters are those of the trained state, bit for bit."
         )
         chat = own_chat_form(run, job, base, tokenizer)
-        # Otherwise the base's files are those of the adapters.
-        if chat or own_tokenizer_files(job) or job.model.added_tokens:
-            write_words(job, base, tokenizer, chat, part)
+        write_words(job, base, tokenizer, chat, part)
         write_card(part, run, job, base, proof, library="peft")
         part.rename(target)
     return Exported(target, proof, is_adapter=True, step=step)

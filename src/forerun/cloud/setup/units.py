@@ -10,6 +10,7 @@ from forerun.cloud.record.entries import CloudRun
 TRAIN_UNIT, AGENT_UNIT = "forerun-train.service", "forerun-agent.service"
 FORERUN = "/opt/forerun/venv/bin/forerun"
 STATE_FOLDER = "/var/lib/forerun"
+HOST_JOB_FOLDER = f"{STATE_FOLDER}/job"
 _TEMPLATES = Path(__file__).parent / "units"
 
 
@@ -19,9 +20,9 @@ def train_command(run: CloudRun, hosts: int) -> list[str]:
     Keys of the place and the device come last: they win over the job and over the user's arguments.
     """
     folder = run.folder.rstrip("/").rpartition("/")[0]
-    command = [FORERUN, "train", f"{STATE_FOLDER}/job/job.yaml", *run.arguments]
+    command = [FORERUN, "train", f"{HOST_JOB_FOLDER}/job.yaml", *run.arguments]
     command += [f"name={run.name}", f"device={run.device}", f"checkpoint.folder={folder}"]
-    command += [f"runs={STATE_FOLDER}/job/runs", "--supervise"]
+    command += [f"runs={HOST_JOB_FOLDER}/runs", "--supervise"]
     if hosts > 1:
         command += ["--host", "auto", "--secret", f"{STATE_FOLDER}/secret"]
     return command

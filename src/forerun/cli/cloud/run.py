@@ -37,12 +37,14 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cli.cloud.file_list import print_file_list
     from forerun.cli.cloud.run_outline import outline
     from forerun.cloud.control.begin import begin_run
+    from forerun.cloud.one_line import require_one_line
     from forerun.cloud.providers import provider_named
     from forerun.cloud.record.run_files import RunFiles
     from forerun.cloud.setup.job_files import job_files
     from forerun.cloud.setup.units import HOST_JOB_FOLDER
     from forerun.cloud.view.known_runs import remember_runs
 
+    require_one_line(vars(args))
     loaded = open_job(args.job, args.overrides)
     folder = loaded.path.resolve().parent
     local = job_files(loaded.path.read_text(encoding="utf-8"), folder, args.overrides, HOST_JOB_FOLDER)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.cloud.one_line import require_one_line
 from forerun.cloud.setup.file_rules import (
     FileRules,
     FolderEntry,
@@ -83,9 +84,10 @@ def job_files(text: str, folder: Path, arguments: Sequence[str], target: str) ->
       target: the folder of the job on the host.
 
     Raises:
-      UserError: the files are too large, a stage of the job names a file outside of the folder, or the rules exclude
-        a file that the job needs.
+      UserError: an argument has a control character, the files are too large, a stage of the job names a file outside
+        of the folder, or the rules exclude a file that the job needs.
     """
+    require_one_line({"an argument of the job": tuple(arguments)})
     folder = Path(os.path.abspath(folder))
     with tempfile.TemporaryDirectory(prefix="forerun-job-") as name:
         file = Path(name) / JOB_FILE

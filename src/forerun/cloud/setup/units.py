@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from forerun.cloud.one_line import require_one_line
 from forerun.cloud.record.entries import CloudRun
 
 TRAIN_UNIT, AGENT_UNIT = "forerun-train.service", "forerun-agent.service"
@@ -38,11 +39,15 @@ def unit_words(words: Sequence[str]) -> str:
     r"""Return a command line as systemd reads it.
 
     systemd replaces `%` specifiers and `$` variables also inside of quotes, so both are doubled.
+
+    Raises:
+      UserError: a word has a control character. systemd begins a new line after a carriage return, also in quotes.
     """
+    require_one_line({"the command of the training": list(words)})
     return " ".join(_quoted(word) for word in words)
 
 
 def _quoted(word: str) -> str:
-    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%").replace("$", "$$")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     plain = word and all(letter.isalnum() or letter in "/_-.=:,+@%" for letter in word)
     return escaped if plain else f'"{escaped}"'

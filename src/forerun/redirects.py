@@ -127,10 +127,10 @@ async def aiohttp_client(**settings: Any) -> Any:
         """Checks the addresses that the connection uses: a name may resolve to others than before."""
 
         async def resolve(self, host: str, port: int = 0, family: Any = socket.AF_INET) -> Any:
-            found = await super().resolve(host, port, family)
+            entries = await super().resolve(host, port, family)
             if host in sources:
-                check_addresses(sources[host], f"https://{host}", [entry["host"] for entry in found])
-            return found
+                check_addresses(sources[host], f"https://{host}", [entry["host"] for entry in entries])
+            return entries
 
     trace = aiohttp.TraceConfig()
     trace.on_request_redirect.append(check)
@@ -173,10 +173,10 @@ def _resolved(host: str) -> list[str]:
 
 
 def _uses_proxy(url: str) -> bool:
-    parts = urlsplit(url)
+    split = urlsplit(url)
     proxies = urllib.request.getproxies()
-    has_proxy = parts.scheme in proxies or "all" in proxies
-    return has_proxy and not urllib.request.proxy_bypass(str(parts.hostname))
+    has_proxy = split.scheme in proxies or "all" in proxies
+    return has_proxy and not urllib.request.proxy_bypass(str(split.hostname))
 
 
 def _refusal(source: str, target: str, why: str) -> UserError:

@@ -27,17 +27,19 @@ def reserved(target: Path) -> Iterator[None]:
       UserError: the target has content, or another process writes it.
     """
     require_free(target)
-    part = part_folder(target)
-    descriptor = _locked(part, target)
+    folder = part_folder(target)
+    descriptor = _locked(folder, target)
 
     def remove() -> None:
-        if _is_open_folder(descriptor, part):  # it is not after the rename; another process may have created a new one
-            shutil.rmtree(part, ignore_errors=True)
+        if _is_open_folder(
+            descriptor, folder
+        ):  # it is not after the rename; another process may have created a new one
+            shutil.rmtree(folder, ignore_errors=True)
 
     try:
         with cleanup(remove):
             require_free(target)  # another export may have finished before the lock was taken
-            for child in part.iterdir():  # of an export that was killed
+            for child in folder.iterdir():  # of an export that was killed
                 shutil.rmtree(child) if child.is_dir() and not child.is_symlink() else child.unlink()
             yield
     finally:
@@ -69,12 +71,12 @@ def require_free(target: Path) -> None:
         )
 
 
-def _locked(part: Path, target: Path) -> int:
+def _locked(folder: Path, target: Path) -> int:
     """Create the unfinished folder and return a descriptor that holds its lock."""
     while True:
-        part.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):  # its owner has just renamed or removed it
-            descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -83,11 +85,11 @@ def _locked(part: Path, target: Path) -> int:
                     raise UserError(
                         "E-RUN-091",
                         f"another export is writing {target}",
-                        why=f"its process holds the lock of {part}",
+                        why=f"its process holds the lock of {folder}",
                         fix="wait until it ends, or give another folder after --to",
                     ) from None
                 # Some network file systems have no locks.
-            if _is_open_folder(descriptor, part):
+            if _is_open_folder(descriptor, folder):
                 return descriptor
             os.close(descriptor)
 

@@ -43,8 +43,8 @@ def _is_at(file: JobFile) -> bool:
 def _names(names: Sequence[str]) -> str:
     if not names:
         return ""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ": " + ", ".join(map(_line, names[:_SHOWN])) + more
+    suffix = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ": " + ", ".join(map(_line, names[:_SHOWN])) + suffix
 
 
 def _line(name: str) -> str:

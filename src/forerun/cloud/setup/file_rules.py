@@ -93,11 +93,11 @@ class FileRules:
         if inside and not real.is_relative_to(os.path.realpath(self.folder)):
             raise link_error(path, self.folder, real)
         is_folder = real.is_dir()
-        for one, base in ((path, self.folder), (real, Path(os.path.realpath(self.folder)))):
-            folders = one.relative_to(base).parts if inside else one.parts
-            if is_private(one.name) or any(name.lower() in PRIVATE_FOLDERS for name in folders):
+        for candidate, base in ((path, self.folder), (real, Path(os.path.realpath(self.folder)))):
+            folders = candidate.relative_to(base).parts if inside else candidate.parts
+            if is_private(candidate.name) or any(name.lower() in PRIVATE_FOLDERS for name in folders):
                 raise _named_error(key, path, "tools store keys and credentials under this name")
-            if not is_folder and one.name.startswith("."):
+            if not is_folder and candidate.name.startswith("."):
                 raise _named_error(key, path, "hidden files often contain credentials")
         if inside and self._ignored is not None:
             name = os.path.relpath(path, self.folder) + ("/" if is_folder else "")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.hub.client import guard_client
 from forerun.hub.names import is_repository_text
 from forerun.hub.repository import is_offline
 
@@ -82,6 +83,7 @@ def push_folder(
     require_upload(name)
     import huggingface_hub
 
+    guard_client()
     client = huggingface_hub.HfApi()
     try:
         before = _existing(client, name)

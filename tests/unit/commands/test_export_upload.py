@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import huggingface_hub
 import pytest
 from error_assertions import assert_error
-from huggingface_hub import constants
+from huggingface_hub import constants, utils
 
 from forerun.commands import export_upload
 from forerun.commands.export import Exported
@@ -33,9 +32,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        huggingface_hub.utils.disable_progress_bars()
+        utils.disable_progress_bars()
         yield server
-        huggingface_hub.utils.enable_progress_bars()
+        utils.enable_progress_bars()
 
 
 def written(folder: Path) -> Exported:

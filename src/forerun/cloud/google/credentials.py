@@ -30,7 +30,12 @@ class GoogleSession:
         from google.auth.exceptions import GoogleAuthError, TransportError
 
         try:
-            answer: Answer = self._session.request(method, url, json=json, params=params, timeout=timeout)
+            # A redirect would carry the token of the credentials, and the APIs send none.
+            answer: Answer = self._session.request(
+                method, url, json=json, params=params, timeout=timeout, allow_redirects=False
+            )
+            if 300 <= answer.status_code < 400:
+                raise ConnectionError(f"{url} answers with a redirect, which is not followed")
             return answer
         except TransportError as error:  # the token server does not answer
             raise ConnectionError(str(error)) from error

@@ -78,8 +78,9 @@ def notes_of(source: Source, recipe: Recipe, data: schema.Data, tokenizer: Token
         )
     elif source.unused_prompts:
         yield (
-            f"column {', '.join(source.unused_prompts)} is not used, although it has the name of a prompt: the rows are "
-            f"read as {source.form}; name all columns to read in data.columns, or rename this one if it is no prompt"
+            f"column {', '.join(source.unused_prompts)} is not used, although it has the name of a prompt: the "
+            f"rows are read as {source.form}; name all columns to read in data.columns, or rename this one if it is no "
+            "prompt"
         )
     if source.kind == "text" and source.separator is None:
         found = likely_separators(source.files[0])

@@ -13,7 +13,8 @@ from forerun.report.comparability import incomparable_keys
 from forerun.report.job_differences import differing_keys
 from forerun.report.run_charts import METRICS
 from forerun.report.run_facts import RunFacts, run_facts
-from forerun.report.run_record import Row, RunRecord
+from forerun.report.run_files import Row
+from forerun.report.run_record import RunRecord
 from forerun.safe_text import redact
 from forerun.units import Bytes, Seconds, Usd
 from forerun.version import __version__

@@ -34,5 +34,8 @@ def incomparable_keys(jobs: Sequence[Job], *, validation: bool) -> list[tuple[st
         ("the tokenizers differ", [_TOKENS]),
         (f"the {'validation' if validation else 'training'} data differs", data),
     )
-    found = [(reason, [key for key in keys if any(one.fullmatch(key) for one in ones)]) for reason, ones in reasons]
-    return [(reason, differing) for reason, differing in found if differing]
+    matches = [
+        (reason, [key for key in keys if any(pattern.fullmatch(key) for pattern in patterns)])
+        for reason, patterns in reasons
+    ]
+    return [(reason, differing) for reason, differing in matches if differing]

@@ -162,10 +162,10 @@ def line_of(line: bytes) -> Row:
 def object_of(content: bytes) -> Row:
     """Return the JSON object in `content`, or an empty one if there is none."""
     try:
-        found = json.loads(content)
+        value = json.loads(content)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _validated(path: Path, model: type[_Content]) -> Row:
@@ -194,5 +194,5 @@ def _is_bounded(value: Any, depth: int) -> bool:
     """Return whether all numbers are finite and below `_LARGEST`, and lists and objects are nested at most `depth`."""
     if isinstance(value, dict | list):
         values = value.values() if isinstance(value, dict) else value
-        return depth > 0 and all(_is_bounded(one, depth - 1) for one in values)
+        return depth > 0 and all(_is_bounded(inner, depth - 1) for inner in values)
     return not isinstance(value, int | float) or -_LARGEST < value < _LARGEST

@@ -31,7 +31,8 @@ SUMMARY: dict[str, Any] = {
     "steps": 20, "resumed_at": 0, "parameters": 10, "trainable_parameters": 5, "step_seconds": 1.0, "device": TPU,
     "predicted_step_seconds": 1.0, "tokens_per_second": 5.0, "mfu": 0.4, "hbm_peak_bytes": 7, "versions": {"jax": "1"},
     "goodput": {"share": 0.5, "wall_seconds": 4.0, "seconds": {"useful": 2.0, "other": 2.0}}, "loss_unit": "nats",
-    "mesh": "data=1", "program": "a", "compile_cached": True, "train_seconds": 3.0, "data_requests": 3, "validation": {},
+    "mesh": "data=1", "program": "a", "compile_cached": True, "train_seconds": 3.0, "data_requests": 3,
+    "validation": {},
 }  # fmt: skip
 HOST: dict[str, Any] = {
     "name": "a",

@@ -200,10 +200,10 @@ def shape_of(value: Any) -> Shape:
 
 def _likely_columns(names: Sequence[str]) -> dict[str, str] | None:
     """Return `data.columns` for names that usually have one meaning, or None. Raise RowError for several meanings."""
-    for role, others in _OTHER_NAMES.items():
-        other = next((name for name in others if name in names), None)
-        if other is not None:
-            return {role: column_value(other)}
+    for role, synonyms in _OTHER_NAMES.items():
+        synonym = next((name for name in synonyms if name in names), None)
+        if synonym is not None:
+            return {role: column_value(synonym)}
     return pair_columns(names)
 
 
@@ -266,8 +266,12 @@ def _missing_fix(
     if near and is_named:
         return f"did you mean {override_text(role, column_value(near))}?{unused_text(names, [near])}"
     if role != "text":
-        used = [column for value in given.values() for column in _columns_of(value)]
-        partner = partner_fix(names, role, used) if role in ("prompt", "completion", "instruction", "output") else None
+        named_columns = [column for value in given.values() for column in _columns_of(value)]
+        partner = (
+            partner_fix(names, role, named_columns)
+            if role in ("prompt", "completion", "instruction", "output")
+            else None
+        )
         return partner or f"add the {role} column: data.columns.{role}=NAME, where NAME is one of: {shortened(names)}"
     lists = {name: shape for name, shape in shapes.items() if shape != "value"}
     if len(lists) == 1:

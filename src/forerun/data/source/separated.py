@@ -36,9 +36,9 @@ def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
     except RowError as row_error:
         bad = row_error.at(file.name, number, whole_file=True)
         if bad.code == "E-DATA-024" and not given and len(names) == 2:
-            header = _DELIMITERS[file.kind].join(("prompt", "completion"))
+            example = _DELIMITERS[file.kind].join(("prompt", "completion"))
             bad = replace(
-                bad, fix=f"{bad.fix}; if line {number} is a row, write a line before it as header, such as {header}"
+                bad, fix=f"{bad.fix}; if line {number} is a row, write a line before it as header, such as {example}"
             )
         return bad
     return columns

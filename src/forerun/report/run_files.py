@@ -109,14 +109,6 @@ class _Line(_Content):
 class DamagedRunFile(UserError):
     """A file of a run has a value of a wrong type."""
 
-    def __init__(self, path: Path, why: str) -> None:
-        super().__init__(
-            "E-REPORT-003",
-            f"{path} has a value that forerun did not write",
-            why=why,
-            fix="restore the file, or move it away: the run is shown without it, and training does not read it",
-        )
-
 
 def read_summary(path: Path) -> Row:
     """Return the content of summary.json. See `read_object`."""
@@ -176,7 +168,12 @@ def _validated(path: Path, model: type[_Content]) -> Row:
     """
     content = read_object(path)
     if problem := _problem(content, model):
-        raise DamagedRunFile(path, problem)
+        raise DamagedRunFile(
+            "E-REPORT-003",
+            f"{path} has a value that forerun did not write",
+            why=problem,
+            fix="restore the file, or move it away: the run is shown without it, and training does not read it",
+        )
     return content
 
 

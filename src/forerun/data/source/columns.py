@@ -53,6 +53,7 @@ Shape = Literal["value", "list", "ShareGPT", "integers"]
 # Columns that are read as a role if no form fits otherwise.
 _OTHER_NAMES = {"messages": ("conversations", "conversation")}
 _COMMON_TEXT_NAMES = ("content", "body", "document", "article", "story", "raw_text", "txt")
+MISSING_COLUMN = "E-DATA-024"
 _PAIR_FORMS = ("prompt/completion", "alpaca")
 
 
@@ -244,7 +245,7 @@ def _require_no_column_name(names: Sequence[str], template: RowTemplate) -> None
 
 
 def _missing(names: Sequence[str], name: str, fix: str) -> RowError:
-    return RowError("E-DATA-024", f"no column {name!r}", why=f"its columns: {shortened(names) or 'none'}", fix=fix)
+    return RowError(MISSING_COLUMN, f"no column {name!r}", why=f"its columns: {shortened(names) or 'none'}", fix=fix)
 
 
 def _row_fix(names: Sequence[str], name: str) -> str:

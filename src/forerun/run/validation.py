@@ -102,7 +102,7 @@ class Validation:
         self.best = Best()
         self._latest_loss: float | None = None
         self._latest_step = 0
-        if corpus.kept is None:  # the corpus warns if the job asks for validation
+        if corpus.kept is None:  # the job does not ask for validation
             return
         like = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding), program.batch

@@ -26,7 +26,7 @@ class SteadyClock:
     def __init__(self, cloud_time: Callable[[], float], elapsed: Callable[[], float] = elapsed_seconds) -> None:
         self._cloud_time, self._elapsed = cloud_time, elapsed
         self._now: float | None = None
-        self._read_at = self._ahead = 0.0
+        self._read_at = self._unconfirmed = 0.0
 
     def now(self) -> float:
         """Return the time in seconds since 1970.
@@ -43,10 +43,9 @@ class SteadyClock:
             told = estimate
         now = told
         if estimate is not None:
-            ahead, before = max(told - estimate, 0.0), self._ahead
-            self._ahead = ahead if ahead > JUMP_SECONDS else 0.0
-            # The smaller one of two jumps is confirmed. The first one alone is not.
-            now = estimate + (ahead if ahead <= JUMP_SECONDS else min(ahead, before))
-            self._ahead -= now - estimate if ahead > JUMP_SECONDS else 0.0
+            ahead = max(told - estimate, 0.0)
+            # The smaller one of two jumps in sequence is confirmed. A single one may be a wrong header.
+            now = estimate + (ahead if ahead <= JUMP_SECONDS else min(ahead, self._unconfirmed))
+            self._unconfirmed = 0.0 if ahead <= JUMP_SECONDS else told - now
         self._now, self._read_at = now, self._elapsed()
         return now

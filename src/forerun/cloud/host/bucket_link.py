@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from forerun.cloud.host.log_copy import LogCopy
 from forerun.cloud.host.planned_program import planned_program
 from forerun.cloud.record.entries import HostEntry
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.report.program_differences import ProgramFacts
 
@@ -124,20 +125,21 @@ class BucketLink:
         """Read the record, then write the report and the new lines of the logs."""
         files, view = self._files, self.view
         if not view.is_read:
-            attempt = files.attempt(self._attempt)
+            attempt = undamaged(files.attempt(self._attempt))
             if attempt is not None:
-                run = files.run()
+                run = undamaged(files.run())
                 versions = {} if run is None else dict(run.versions)
                 planned = planned_program(attempt.option, versions)
                 view = replace(view, limit_seconds=attempt.limit_seconds, planned=planned, is_read=True)
-        if view.ready_at is None and (ready := files.ready(self._attempt)) is not None:
+        if view.ready_at is None and (ready := undamaged(files.ready(self._attempt))) is not None:
             view = replace(view, ready_at=ready.at)
-        stop = files.stop()
+        stop = undamaged(files.stop())
         view = replace(view, stop_reason=None if stop is None else stop.reason)
         if is_ending:
             reports = files.hosts(self._attempt, self._hosts)
-            phases = {host: entry.phase for host, entry in reports.items()}
-            view = replace(view, phases=phases, is_finished=view.is_finished or files.finished() is not None)
+            phases = {host: entry.phase for host, entry in reports.items() if isinstance(entry, HostEntry)}
+            is_finished = view.is_finished or undamaged(files.finished()) is not None
+            view = replace(view, phases=phases, is_finished=is_finished)
         with self._changed:
             self._view = view
         if report is not None:

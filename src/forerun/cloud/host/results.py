@@ -14,6 +14,7 @@ from pathlib import Path
 from forerun.cloud.host.layout import HostLayout
 from forerun.cloud.host.settings import AgentSettings
 from forerun.cloud.record.entries import FinishEntry
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import CLOUD_FOLDER, EXPORT_FOLDER, RunFiles
 
 # The files of the run's folder that are stored for `forerun fetch`.
@@ -71,7 +72,7 @@ class ResultStore:
 
     def store(self) -> None:
         """Export the model, store all files, then create `finished.json`."""
-        if self._files.finished() is not None:
+        if undamaged(self._files.finished()) is not None:
             return
         run = self._layout.job_folder / self._settings.relative_run_folder
         stored: dict[str, tuple[int, str]] = {}

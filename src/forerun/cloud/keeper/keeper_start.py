@@ -13,6 +13,7 @@ from forerun.cloud.keeper.keeper_process import HOLDER
 from forerun.cloud.keeper.settings import KeeperSettings
 from forerun.cloud.provider import CloudUnavailable, Provider, RequestRefused, SliceState
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
 
@@ -67,7 +68,7 @@ def start_keeper(
     )
     # A keeper that is started again after its deletion needs another request ID.
     request = replace(request, request_id=labels.request_id(run.folder, 0, f"keeper {zone} {run.keeper_at}"))
-    settings = KeeperSettings(run.folder, project, name, zone, since=run.keeper_at or 0.0)
+    settings = KeeperSettings(run, project, name, zone, since=run.keeper_at or 0.0)
     bundle = make_keeper_bundle(run, settings, local, secrets, identity)
     tell(f"starting the keeper {name}: {machine} in {zone}, ${run.keeper_usd_per_hour:.2f}/h")
     until = provider.now() + LIMIT_SECONDS
@@ -122,5 +123,5 @@ def _deliver(
 
 
 def _controls(files: RunFiles, now: float) -> bool:
-    lease = files.lease()
-    return lease is not None and lease.holder.startswith(f"{HOLDER}:") and lease.until > now
+    lease = undamaged(files.lease())
+    return lease is not None and lease.holder.startswith(f"{HOLDER}:") and lease.is_held(now)

@@ -170,17 +170,22 @@ class Agent:
         if decision.is_end and self._ended is None:
             self._ended = self._monotonic()
         is_new = (decision.phase, decision.detail) != (self._last.phase, self._last.detail)
-        if is_new:
-            self._tell(f"{decision.phase}{': ' if decision.detail else ''}{decision.detail}")
-        self._last = decision
-        if self._clock.now() is not None:  # a report with a wrong time would be taken for an old one
+        # Until the time is known, only the deadline acts: a report with a wrong time would be taken for an old one, and
+        # all other actions need a report.
+        is_known = view.now > 0.0
+        if is_known:
+            if is_new:
+                self._tell(f"{decision.phase}{': ' if decision.detail else ''}{decision.detail}")
             self._link.report(
                 self._entry(view, decision),
                 is_new=is_new,
                 is_ending=not _is_running(view),
                 ready_at=self._clock.ready_at,
             )
-        self._act(decision.action)
+            self._last = decision
+        is_last = view.is_rented and is_last_moment(view.now, view.deadline_at, self._host)
+        if is_known or is_last or decision.action is HostAction.STOP_TRAINING:
+            self._act(decision.action)
         if self._monotonic() >= self._clock_saved + self._times.save_seconds / self._times.speed:
             self._clock_saved = self._monotonic()
             self._clock.save()

@@ -119,7 +119,7 @@ def make_bundle(
         "requirements.lock": locked.content,
         "secret": attempt_secret(run.folder, attempt.number).encode() + b"\n",
         "environment": environment_file(secrets).encode(),
-        "agent.json": _agent_settings(run, attempt, project, ready_at),
+        "agent.json": agent_settings(run, attempt, project, ready_at),
         f"job/{JOB_FILE}": run.job.encode(),
     }
     files |= {f"units/{name}": text.encode() for name, text in unit_files(moved, attempt.option.hosts).items()}
@@ -155,7 +155,7 @@ def _refusal(name: str, why: str) -> UserError:
     )
 
 
-def _agent_settings(run: CloudRun, attempt: AttemptEntry, project: str | None, ready_at: float | None) -> bytes:
+def agent_settings(run: CloudRun, attempt: AttemptEntry, project: str | None, ready_at: float | None) -> bytes:
     """Return the content of agent.json. It has the limit, so that the agent does not depend on the record for it."""
     settings = {
         "folder": run.folder,

@@ -62,6 +62,15 @@ def test_a_run_trains_to_its_end_and_leaves_nothing() -> None:
     assert created == ("forerun-sim-1", "us-east1-d")
 
 
+def test_hosts_get_the_start_of_billing() -> None:
+    cloud = started(SimulatedCloud(PRICES))
+    one = controller(cloud)
+    one.delivery = delivery = SimulatedDelivery(cloud)
+    assert ended(one, cloud) == "finished"
+    assert delivery.ready_at is not None
+    assert delivery.ready_at == cloud.past[0].ready_at
+
+
 def test_the_request_identifies_the_run() -> None:
     cloud = started(SimulatedCloud(PRICES))
     follow(cloud)

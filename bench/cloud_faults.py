@@ -44,7 +44,7 @@ from fake import FakeCloud, Fault, record_faults
 from fake.faults import MALFORMED
 from fake.process_host import scale_waits, state_after, write
 from fake.process_hosts import kill_host, kill_process
-from fake.record_faults import RecordFaults
+from fake.record_faults import LocalBucket, RecordFaults
 
 from forerun.cloud.control.actions import Action
 from forerun.cloud.control.begin import begin_run
@@ -57,6 +57,7 @@ from forerun.cloud.providers import provider_named
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, Option
 from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.setup.bundle import agent_settings
+from forerun.data.storage.folder import LocalFolder
 
 RESULTS = Path(__file__).resolve().parent / "results"
 SPEED = 10.0
@@ -223,7 +224,10 @@ class Trial:
         self.folder, self.run_folder, self.hosts = folder, folder / "bucket" / "run", folder / "hosts"
         self.hosts.mkdir(parents=True)
         (self.run_folder / "checkpoints").mkdir(parents=True)
-        self.record = RecordFaults(self.run_folder, self.random) if hostile else None
+        self.record: RecordFaults | None = None
+        if hostile:
+            bucket = LocalBucket(self.run_folder)
+            self.record = RecordFaults(LocalFolder(bucket.store / "cloud"), bucket, self.random)
         self.kinds, self.is_listed = HOSTILE_KINDS if hostile else KINDS, False
         # A third of the caps are too small for the job. An attempt needs three minutes of budget to begin.
         cap = USD_PER_HOUR[ZONES[0]] * self.random.choice((self.random.uniform(240, 500), 900.0, 1500.0)) / 3600
@@ -275,7 +279,7 @@ class Trial:
                     if kind in RECORD_KINDS and not self.is_listed:
                         self.is_listed = True
                         self._list(f"during the fault {kind!r}")
-                next_fault = now + self.random.expovariate(1 / 45.0)
+                next_fault = now + self.random.expovariate(1 / (45.0 if self.record is None else 20.0))
             time.sleep(0.1)
         self.result.problems.append("the run has not ended")
 
@@ -306,6 +310,8 @@ class Trial:
     def _inject(self, kind: str) -> bool:
         """Inject one fault. Return False if there is nothing that it could hit now."""
         if self.record is not None and kind in RECORD_KINDS:
+            if kind in ENDING_KINDS and len(self.result.faults) < 4:
+                return False  # a run that ends early meets no other faults
             return self.record.inject(kind, self.cloud.now())
         if kind in (*API_KINDS, *HOSTILE_API_KINDS):
             method = self.random.choice(("", "", "POST", "DELETE", "GET"))

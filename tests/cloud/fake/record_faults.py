@@ -1,7 +1,6 @@
 """Faults of a run's record: damaged, forged, deleted and late files, and a bucket that denies or hangs.
 
-The bucket is a local folder. Each fault is what an account with write access to the bucket can do, except that
-checkpoints are never touched.
+Each fault is what an account with write access to the bucket can do. Checkpoints are never touched.
 """
 
 from __future__ import annotations
@@ -10,58 +9,112 @@ import contextlib
 import json
 import os
 import random
-import shutil
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from forerun.cloud.record.entries import EndEntry, FinishEntry, HostEntry, LeaseEntry, ReadyEntry
+from forerun.data.storage.folder import LocalFolder, StoreFolder
 
+ATTEMPT = re.compile(r"attempts/([0-9]+)\.json")
 DAMAGE = (b"", b"null", b"[]", b"{}", b'{"at": ', b"\x00\xff" * 40, b'"text"', b"[" * 20_000)
 NUMBERS = (float("nan"), 1e12, -1e12, float("inf"), -1, "1", "x", True, None, [], 10**30)
 FORGED = ("forged end", "forged lease", "forged cap", "forged limit", "forged ready", "forged host", "forged finish")
 KINDS = ("damaged", "forged number", *FORGED, "deleted", "late", "denied", "hangs")
 
 
+class Bucket(Protocol):
+    """A bucket that a fault can stop."""
+
+    def deny(self) -> None:
+        """Let every call fail until `work`."""
+
+    def hang(self) -> None:
+        """Let reads wait until `work`."""
+
+    def work(self) -> None: ...
+
+
+class LocalBucket:
+    """A local folder in place of a bucket.
+
+    Args:
+      folder: the run's folder. It becomes a symbolic link, so that one rename replaces it for all processes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.store = folder, folder.with_name(f"{folder.name}.store")
+        self.run_file = self.store / "cloud/run.json"
+        folder.rename(self.store)
+        folder.symlink_to(self.store)
+        self._content: bytes | None = None  # of the file that cannot be read at present
+
+    def deny(self) -> None:
+        denied = self.folder.with_name("denied")
+        denied.touch()
+        self._lead_to(denied)
+
+    def hang(self) -> None:
+        """Let each reader of `run.json` wait. A controller reads it at every look, and does not replace it."""
+        if self._content is not None or not self.run_file.exists():
+            return
+        self._content = self.run_file.read_bytes()
+        pipe = self.run_file.with_name(".pipe")
+        os.mkfifo(pipe)
+        pipe.replace(self.run_file)
+
+    def work(self) -> None:
+        self._lead_to(self.store)
+        content, self._content = self._content, None
+        if content is None:
+            return
+        aside = self.run_file.with_name(".ended")
+        with contextlib.suppress(FileNotFoundError):
+            self.run_file.replace(aside)
+        LocalFolder(self.store / "cloud").replace("run.json", content)
+        with contextlib.suppress(OSError):  # nothing waits, or the record was deleted
+            os.close(os.open(aside, os.O_WRONLY | os.O_NONBLOCK))
+        aside.unlink(missing_ok=True)
+
+    def _lead_to(self, target: Path) -> None:
+        link = self.folder.with_name(".link")
+        link.unlink(missing_ok=True)
+        link.symlink_to(target)
+        link.replace(self.folder)
+
+
 class RecordFaults:
     """Injects faults into the record of one run.
 
     Args:
-      folder: the run's folder in the bucket. It becomes a symbolic link, so that one rename replaces the bucket.
+      files: the folder of the record.
     """
 
-    def __init__(self, folder: Path, choose: random.Random) -> None:
-        self.folder, self.random = folder, choose
-        self.store = folder.with_name(f"{folder.name}.store")
-        folder.rename(self.store)
-        folder.symlink_to(self.store)
+    def __init__(self, files: StoreFolder, bucket: Bucket, choose: random.Random) -> None:
+        self.files, self.bucket, self.random = files, bucket, choose
         self._due: list[tuple[float, Callable[[], None]]] = []
 
     def inject(self, kind: str, now: float) -> bool:
         """Inject one fault. Return False if there is nothing that it could hit now."""
-        cloud = self.store / "cloud"
-        files = sorted(path.relative_to(cloud).as_posix() for path in cloud.rglob("[!.]*.json") if path.is_file())
-        if not files:
+        # A file that hangs cannot be read here either.
+        names = sorted(name for name in self.files.files() if name.endswith(".json") and self._content(name))
+        if not names:
             return False
-        seconds = self.random.uniform(5, 60)
-        name = self.random.choice(files)
+        seconds, name = self.random.uniform(5, 60), self.random.choice(names)
+        content = self._content(name)
         if kind == "damaged":
-            self._write(name, self.random.choice(DAMAGE))
+            self.files.replace(name, self.random.choice(DAMAGE))
         elif kind == "deleted":
-            if self.random.random() < 0.3:
-                shutil.rmtree(cloud, ignore_errors=True)  # a file may appear in the meantime
-            else:
-                (cloud / name).unlink(missing_ok=True)
+            for deleted in names if self.random.random() < 0.3 else [name]:
+                self.files.remove(deleted)
         elif kind == "late":
-            content = (cloud / name).read_bytes()
-            (cloud / name).unlink(missing_ok=True)
-            self._due.append((now + seconds, lambda: self._write(name, content)))
-        elif kind == "denied":
-            self.deny()
-            self._due.append((now + seconds, self.allow))
-        elif kind == "hangs":
-            self._hang(seconds, now)
+            self.files.remove(name)
+            self._due.append((now + seconds, lambda: self.files.replace(name, content)))
+        elif kind in ("denied", "hangs"):
+            (self.bucket.deny if kind == "denied" else self.bucket.hang)()
+            self._due.append((now + seconds, self.bucket.work))
         elif kind == "forged number":
             self._forge_number(name)
         else:
@@ -76,59 +129,22 @@ class RecordFaults:
 
     def end_all(self) -> None:
         self.end_due(float("inf"))
-        self.allow()
+        self.bucket.work()
 
-    def deny(self) -> None:
-        """Let every call of the bucket fail."""
-        denied = self.folder.with_name("denied")
-        denied.touch()
-        self._lead_to(denied)
+    def _content(self, name: str) -> bytes:
+        """Return the content of a file, or nothing if it does not exist or cannot be read now."""
+        place = Path(self.files.address) / name
+        if place.exists() and not place.is_file():
+            return b""
+        return self.files.read_many([name])[0] or b""
 
-    def allow(self) -> None:
-        self._lead_to(self.store)
-
-    def _lead_to(self, target: Path) -> None:
-        link = self.folder.with_name(".link")
-        link.unlink(missing_ok=True)
-        link.symlink_to(target)
-        link.replace(self.folder)
-
-    def _hang(self, seconds: float, now: float) -> None:
-        """Let each reader of `run.json` wait. It is read at every look, and replaced by no controller that runs."""
-        file = self.store / "cloud/run.json"
-        content = file.read_bytes() if file.exists() else b"{}"
-        pipe = file.with_name(".pipe")
-        os.mkfifo(pipe)
-        pipe.replace(file)
-
-        def end() -> None:
-            aside = file.with_name(".ended")
-            with contextlib.suppress(FileNotFoundError):
-                file.replace(aside)
-            self._write("run.json", content)
-            with contextlib.suppress(OSError):  # no reader waits, or a controller has replaced it
-                os.close(os.open(aside, os.O_WRONLY | os.O_NONBLOCK))
-            aside.unlink(missing_ok=True)
-
-        self._due.append((now + seconds, end))
-
-    def _write(self, name: str, content: bytes) -> None:
-        file = self.store / "cloud" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        written = file.with_name(f".{file.name}.fault")
-        written.write_bytes(content)
-        written.replace(file)
-
-    def _values(self, name: str) -> dict[str, Any] | None:
-        """Return the content of a file; None if it does not exist or was damaged before."""
-        file = self.store / "cloud" / name
-        if not file.is_file():
-            return None
+    def _values(self, name: str) -> dict[str, Any]:
+        """Return the content of a file, or nothing if it was damaged before."""
         try:
-            values = json.loads(file.read_bytes())
+            values = json.loads(self._content(name))
         except (ValueError, RecursionError):
-            return None
-        return values if isinstance(values, dict) else None
+            return {}
+        return values if isinstance(values, dict) else {}
 
     def _forge_number(self, name: str) -> None:
         values = self._values(name) or {"at": 0.0}
@@ -137,7 +153,7 @@ class RecordFaults:
         keys = [(one, key) for one in objects for key, value in one.items() if isinstance(value, int | float)]
         for one, key in self.random.sample(keys, min(2, len(keys))):
             one[key] = self.random.choice(NUMBERS)
-        self._write(name, json.dumps(values).encode())
+        self.files.replace(name, json.dumps(values).encode())
 
     def _forge(self, kind: str, now: float) -> bool:
         """Write a valid entry with a wrong content."""
@@ -147,12 +163,12 @@ class RecordFaults:
         if kind == "forged lease":
             entry = asdict(LeaseEntry("forged", now + self.random.choice((170.0, 1e6, 1e9))))
             name = "controller.json"
-        elif kind == "forged cap" and (entry := self._values("run.json") or {}):
+        elif kind == "forged cap" and (entry := self._values("run.json")):
             name = "run.json"
             entry["max_usd"] = self.random.choice((0.0, 1e6, None))
             for option in entry.get("options") or ():
                 option["usd_per_hour"] = self.random.choice((0.0, 0.01, 1e6))
-        elif kind == "forged limit" and number and (entry := self._values(f"attempts/{number:03}.json") or {}):
+        elif kind == "forged limit" and number and (entry := self._values(f"attempts/{number:03}.json")):
             name = f"attempts/{number:03}.json"
             entry |= {"limit_seconds": self.random.choice((10**8, 0, None)), "spent_usd": 0.0}
         elif kind == "forged ready" and number:
@@ -168,9 +184,8 @@ class RecordFaults:
             name, entry = "finished.json", asdict(FinishEntry(now, max(number, 1), {}))
         if not name:
             return False
-        self._write(name, json.dumps(entry).encode())
+        self.files.replace(name, json.dumps(entry).encode())
         return True
 
     def _attempts(self) -> list[int]:
-        names = (path.stem for path in (self.store / "cloud/attempts").glob("[0-9]*.json"))
-        return [int(name) for name in names if name.isdigit()]
+        return [int(match[1]) for name in self.files.files() if (match := ATTEMPT.fullmatch(name))]

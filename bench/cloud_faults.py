@@ -130,6 +130,15 @@ class TrialResult:
     problems: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Listing:
+    """`forerun ps`, while it runs. `existing` has the names of what existed when it began."""
+
+    when: str
+    existing: set[str]
+    process: subprocess.Popen[str]
+
+
 class FolderDelivery:
     """Brings the settings of the agent to the hosts through their folders, in place of ssh."""
 
@@ -229,6 +238,7 @@ class Trial:
             bucket = LocalBucket(self.run_folder)
             self.record = RecordFaults(LocalFolder(bucket.store / "cloud"), bucket, self.random)
         self.kinds, self.is_listed = HOSTILE_KINDS if hostile else KINDS, False
+        self.listing: Listing | None = None
         # A third of the caps are too small for the job. An attempt needs three minutes of budget to begin.
         cap = USD_PER_HOUR[ZONES[0]] * self.random.choice((self.random.uniform(240, 500), 900.0, 1500.0)) / 3600
         self.result = TrialResult(seed, self.random.random() < 0.5, round(cap, 4))
@@ -270,6 +280,8 @@ class Trial:
             self._collect(now)
             if self.record is not None:
                 self.record.end_due(now)
+            if self.listing is not None and self.listing.process.poll() is not None:
+                self._end_list()
             if not self.processes and not self.restart_at:
                 return
             if len(self.result.faults) < faults and now >= next_fault:
@@ -278,7 +290,7 @@ class Trial:
                     self.result.faults.append((round(now - first, 1), kind))
                     if kind in RECORD_KINDS and not self.is_listed:
                         self.is_listed = True
-                        self._list(f"during the fault {kind!r}")
+                        self._start_list(f"during the fault {kind!r}")
                 next_fault = now + self.random.expovariate(1 / (45.0 if self.record is None else 20.0))
             time.sleep(0.1)
         self.result.problems.append("the run has not ended")
@@ -362,7 +374,9 @@ class Trial:
             kind = self.random.choice(("", "denied", "denied", "damaged", "deleted", "forged number"))
             for _ in range(10 if kind else 0):
                 self.record.inject(kind, self.cloud.now())
-        self._list("at the end")
+        self._end_list()
+        self._start_list("at the end")
+        self._end_list()
         done = self._command("down", "--all", "--yes")
         if done.returncode != 0:
             self.result.problems.append(f"forerun down: exit code {done.returncode}: {done.stderr[-500:]}")
@@ -371,20 +385,37 @@ class Trial:
         if left:
             self.result.problems.append(f"leaked: {left}")
 
-    def _list(self, when: str) -> None:
-        """Check that `forerun ps` lists what exists before and after it."""
-        existing = {one["name"] for one in self.cloud.resources()}
-        listed = self._command("ps", "--all", "--json")
-        missing = {name for name in existing if name not in listed.stdout}
-        missing &= {one["name"] for one in self.cloud.resources()}
-        if missing or listed.returncode != 0:
-            told = f"exit code {listed.returncode}: {listed.stderr[-500:]}"
-            self.result.problems.append(f"forerun ps {when} does not list {sorted(missing)}, {told}")
+    def _start_list(self, when: str) -> None:
+        command = [sys.executable, "-P", "-m", "forerun", "ps", "--all", "--json"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.listing = Listing(when, self._existing(), subprocess.Popen(command, env=self._variables(), **pipes))  # type: ignore[call-overload]
+
+    def _end_list(self) -> None:
+        """Check that `forerun ps` has listed what existed before and after it."""
+        listing, self.listing = self.listing, None
+        if listing is None:
+            return
+        try:
+            output, errors = listing.process.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            listing.process.kill()
+            output, errors = "", "no answer within 300 s"
+        missing = {name for name in listing.existing & self._existing() if name not in output}
+        if missing or listing.process.returncode != 0:
+            self.result.problems.append(f"forerun ps {listing.when} does not list {sorted(missing)}: {errors[-500:]}")
+
+    def _existing(self) -> set[str]:
+        """Return the names of what exists. A group represents its machines."""
+        resources = self.cloud.resources()
+        groups = {one["name"] for one in resources if one["kind"] == "instance group"}
+        return {one["name"] for one in resources if one["name"].rpartition("-")[0] not in groups}
+
+    def _variables(self) -> dict[str, str]:
+        return os.environ | self.environment | {"XDG_CONFIG_HOME": str(self.folder / "config")}
 
     def _command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        environment = os.environ | self.environment | {"XDG_CONFIG_HOME": str(self.folder / "config")}
         command = [sys.executable, "-P", "-m", "forerun", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+        return subprocess.run(command, env=self._variables(), capture_output=True, text=True, check=False, timeout=300)
 
     def _check(self) -> None:
         result = self.result

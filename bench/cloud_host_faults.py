@@ -44,9 +44,9 @@ STEPS, STEP_SECONDS = 30, 1.5
 SHORT_SECONDS = 330.0  # of the cap in trials in which training never ends
 LONGEST_SECONDS = 420.0  # of a trial
 MINUTE = 60.0
-KINDS = (*(kind for kind in RECORD_KINDS if kind != "denied"), "malformed", "401", "403", "429", "500", "laptop")
+API_KINDS = ("malformed", "401", "403", "429", "500")
+KINDS = (*(kind for kind in RECORD_KINDS if kind != "denied"), *API_KINDS, "laptop")
 ENDING_KINDS = {"forged end", "forged finish", "forged host"}  # a run that ends early meets no other faults
-PROLONGING = ("forged limit", "forged ready", "forged cap", "forged lease", "deleted", "damaged")
 JOB = f"""\
 name: {NAME}
 model: {{layers: 1, embed: 16, heads: 2}}
@@ -166,16 +166,17 @@ class HostTrialRunner:
             if len(self.result.faults) < 8 and time.monotonic() >= next_fault:
                 next_fault = time.monotonic() + self.random.expovariate(1 / 10.0)
                 kind = self.random.choice(KINDS)
+                if self.result.never_ends:  # its hosts must train before the record is forged
+                    kind = self.random.choice(API_KINDS)
                 if kind not in ENDING_KINDS or len(self.result.faults) >= 4:
                     self._inject(kind, run)
             time.sleep(0.3)
         return "too late"
 
     def _without_laptop(self) -> str:
-        for kind in self.random.sample(PROLONGING, 3):
-            self._inject(kind, None)
-            self._wait(self.random.uniform(2, 20))
-        self._inject("hangs", None)
+        self._inject("prolonged", None)
+        self._wait(self.random.uniform(5, 30))
+        self._inject(self.random.choice(("hangs", "deleted", "damaged")), None)
         while time.monotonic() - self.began < LONGEST_SECONDS:
             self._wait(1.0)
             if not any(one["ready_at"] and one["ended_at"] is None for one in self.site.cloud.rentals()):
@@ -189,7 +190,7 @@ class HostTrialRunner:
             time.sleep(0.3)
 
     def _look(self) -> None:
-        self.record.end_due(time.monotonic())
+        self.record.end_due(self.site.cloud.now())
         steps = self._steps()
         if max(steps, default=0) < self.result.newest_step:
             self.result.problems.append(f"the checkpoint of step {self.result.newest_step} is lost")
@@ -205,8 +206,10 @@ class HostTrialRunner:
 
     def _inject(self, kind: str, run: Command | None) -> bool:
         is_injected = True
-        if kind in RECORD_KINDS:
-            is_injected = self.record.inject(kind, time.monotonic())
+        if kind == "prolonged":
+            self.record.prolong(self.site.cloud.now())
+        elif kind in RECORD_KINDS:
+            is_injected = self.record.inject(kind, self.site.cloud.now())
         elif kind == "laptop":
             assert run is not None
             run.process.kill()
@@ -320,7 +323,7 @@ def record(results: list[HostTrial]) -> None:
         "",
         "| fault | injected |",
         "| --- | --- |",
-        *(f"| {kind} | {counts[kind]} |" for kind in KINDS),
+        *(f"| {kind} | {counts[kind]} |" for kind in (*KINDS, "prolonged")),
         "",
         *(f"{text}\n" for text in problems),
     ]

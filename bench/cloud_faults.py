@@ -203,7 +203,7 @@ def controller(wanted: CloudRun, hosts: Path, environment: Mapping[str, str], wh
             else:  # the keeper has the run in its settings
                 run = replace(wanted, created_at=now)
                 ledger.agree(run)
-            found = Controller(
+            control = Controller(
                 run,
                 files,
                 providers,
@@ -214,7 +214,7 @@ def controller(wanted: CloudRun, hosts: Path, environment: Mapping[str, str], wh
                 ledger=ledger,
                 elapsed=lambda: elapsed_seconds() * SPEED,
             )
-            end = found.follow(lambda seconds: time.sleep(seconds / SPEED))[1]
+            end = control.follow(lambda seconds: time.sleep(seconds / SPEED))[1]
             tell(f"end {end}")
             write(Path(wanted.folder).parent / "end.txt", "" if end is None else f"{end.reason} {end.detail}".strip())
             code = 0
@@ -407,8 +407,8 @@ class Trial:
     def _existing(self) -> set[str]:
         """Return the names of what exists. A group represents its machines."""
         resources = self.cloud.resources()
-        groups = {one["name"] for one in resources if one["kind"] == "instance group"}
-        return {one["name"] for one in resources if one["name"].rpartition("-")[0] not in groups}
+        groups = {resource["name"] for resource in resources if resource["kind"] == "instance group"}
+        return {resource["name"] for resource in resources if resource["name"].rpartition("-")[0] not in groups}
 
     def _variables(self) -> dict[str, str]:
         return os.environ | self.environment | {"XDG_CONFIG_HOME": str(self.folder / "config")}
@@ -523,7 +523,7 @@ def record(section: str, results: list[TrialResult], seconds: float) -> None:
 def table(results: list[TrialResult]) -> list[str]:
     counts = Counter(kind for one in results for _, kind in one.faults)
     kinds = HOSTILE_KINDS if set(RECORD_KINDS) & set(counts) else KINDS
-    hit = {kind: [one for one in results if any(found == kind for _, found in one.faults)] for kind in kinds}
+    hit = {kind: [trial for trial in results if kind in {name for _, name in trial.faults}] for kind in kinds}
     ends = Counter(one.end.split(" ")[0] for one in results)
     saved = sum(one.saved for one in results)
     failed = [one for one in results if one.problems]

@@ -105,7 +105,7 @@ def is_emulator(pid: int, folder: Path) -> bool:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    return str(folder).encode() in arguments and any(one.endswith(b"bucket_server.py") for one in arguments)
+    return str(folder).encode() in arguments and any(argument.endswith(b"bucket_server.py") for argument in arguments)
 
 
 class HostTrialRunner:
@@ -179,7 +179,7 @@ class HostTrialRunner:
         self._inject(self.random.choice(("hangs", "deleted", "damaged")), None)
         while time.monotonic() - self.began < LONGEST_SECONDS:
             self._wait(1.0)
-            if not any(one["ready_at"] and one["ended_at"] is None for one in self.site.cloud.rentals()):
+            if not any(rental["ready_at"] and rental["ended_at"] is None for rental in self.site.cloud.rentals()):
                 return "deleted"
         return "too late"
 
@@ -226,9 +226,9 @@ class HostTrialRunner:
         return is_injected
 
     def _list(self, when: str) -> None:
-        existing = {one["name"] for one in self.site.cloud.resources()}
+        existing = {resource["name"] for resource in self.site.cloud.resources()}
         listed = self.site.forerun("ps", "--all", "--json")
-        missing = existing & {one["name"] for one in self.site.cloud.resources()}
+        missing = existing & {resource["name"] for resource in self.site.cloud.resources()}
         missing = {name for name in missing if name not in listed.stdout}
         if listed.returncode != 0 or missing:
             self.result.problems.append(f"forerun ps {when} does not list {sorted(missing)}: {listed.stderr[-300:]}")
@@ -238,24 +238,24 @@ class HostTrialRunner:
         if self.random.random() < 0.5:
             self.bucket.hang()
         self._list("at the end")
-        done = self.site.forerun("down", "--all", "--yes")
-        if done.returncode != 0:
-            self.result.problems.append(f"forerun down: exit code {done.returncode}: {done.stderr[-500:]}")
-        left = [one["name"] for one in self.site.cloud.resources()]
-        if left:
-            self.result.problems.append(f"leaked: {left}")
+        deletion = self.site.forerun("down", "--all", "--yes")
+        if deletion.returncode != 0:
+            self.result.problems.append(f"forerun down: exit code {deletion.returncode}: {deletion.stderr[-500:]}")
+        remaining = [resource["name"] for resource in self.site.cloud.resources()]
+        if remaining:
+            self.result.problems.append(f"leaked: {remaining}")
 
     def _check(self) -> None:
         result, rentals = self.result, self.site.cloud.rentals()
-        result.usd = sum(one["usd"] for one in rentals)
-        result.attempts = len({one["name"] for one in rentals})
-        prices = [one["usd_per_hour"] for one in rentals]
+        result.usd = sum(rental["usd"] for rental in rentals)
+        result.attempts = len({rental["name"] for rental in rentals})
+        prices = [rental["usd_per_hour"] for rental in rentals]
         if prices:
             result.over_seconds = round(max(0.0, result.usd - result.cap_usd) / min(prices) * 3600, 1)
             if result.usd > result.cap_usd + max(prices) * MINUTE / 3600:
                 result.problems.append(f"cost ${result.usd:.4f} with a cap of ${result.cap_usd:.4f}")
         self._look()
-        if any(one["ready_at"] and one["ended_at"] is None for one in rentals):
+        if any(rental["ready_at"] and rental["ended_at"] is None for rental in rentals):
             result.problems.append("machines still run")
 
 
@@ -289,7 +289,7 @@ def main() -> None:
             show(result)
     if not args.no_results:
         record(results)
-    sys.exit(1 if any(one.problems for one in results) else 0)
+    sys.exit(1 if any(trial.problems for trial in results) else 0)
 
 
 def show(result: HostTrial) -> None:
@@ -301,24 +301,24 @@ def show(result: HostTrial) -> None:
 
 
 def record(results: list[HostTrial]) -> None:
-    content = json.dumps([asdict(one) for one in results], indent=1, sort_keys=True)
+    content = json.dumps([asdict(trial) for trial in results], indent=1, sort_keys=True)
     (RESULTS / "cloud_host_faults.json").write_text(content + "\n", "utf-8")
-    counts = Counter(kind for one in results for _, kind in one.faults)
-    problems = [f"Seed {one.seed}: {'; '.join(one.problems)}" for one in results if one.problems]
+    counts = Counter(kind for trial in results for _, kind in trial.faults)
+    problems = [f"Seed {trial.seed}: {'; '.join(trial.problems)}" for trial in results if trial.problems]
     lines = [
         "# Faults of a hostile bucket and API on real hosts",
         "",
         "Written by `bench/cloud_host_faults.py`, which describes the trials.",
         "",
         f"{counts.total()} faults in {len(results)} runs; {len(problems)} runs with a problem. In "
-        f"{sum(one.hosts_alone for one in results)} runs, the hosts were alone with forged files.",
+        f"{sum(trial.hosts_alone for trial in results)} runs, the hosts were alone with forged files.",
         "",
         "| seed | hosts alone | end | USD | cap | seconds above the cap | newest step |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(
-            f"| {one.seed} | {'yes' if one.hosts_alone else 'no'} | {one.end.split(':')[0]} | {one.usd:.3f} "
-            f"| {one.cap_usd:.2f} | {one.over_seconds:.0f} | {one.newest_step} |"
-            for one in results
+            f"| {trial.seed} | {'yes' if trial.hosts_alone else 'no'} | {trial.end.split(':')[0]} | {trial.usd:.3f} "
+            f"| {trial.cap_usd:.2f} | {trial.over_seconds:.0f} | {trial.newest_step} |"
+            for trial in results
         ),
         "",
         "| fault | injected |",

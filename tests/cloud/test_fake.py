@@ -303,7 +303,7 @@ def test_a_malformed_answer_hides_what_the_api_has_done(cloud: FakeCloud, body: 
     else:
         assert status == 200
         assert body in ("null", "list") or set(answer.values()) == {7}
-    assert [one["name"] for one in cloud.resources()] == ["one"]
+    assert [resource["name"] for resource in cloud.resources()] == ["one"]
 
 
 def test_date_header_shows_the_clock_of_the_fake(cloud: FakeCloud) -> None:

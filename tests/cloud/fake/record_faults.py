@@ -145,8 +145,8 @@ class RecordFaults:
 
     def _content(self, name: str) -> bytes:
         """Return the content of a file, or nothing if it does not exist or cannot be read now."""
-        place = Path(self.files.address) / name
-        if place.exists() and not place.is_file():
+        path = Path(self.files.address) / name
+        if path.exists() and not path.is_file():
             return b""
         return self.files.read_many([name])[0] or b""
 
@@ -162,9 +162,9 @@ class RecordFaults:
         values = self._values(name) or {"at": 0.0}
         objects = [values, *(value for value in values.values() if isinstance(value, dict))]
         objects += [option for option in values.get("options") or () if isinstance(option, dict)]
-        keys = [(one, key) for one in objects for key, value in one.items() if isinstance(value, int | float)]
-        for one, key in self.random.sample(keys, min(2, len(keys))):
-            one[key] = self.random.choice(NUMBERS)
+        keys = [(entry, key) for entry in objects for key, value in entry.items() if isinstance(value, int | float)]
+        for entry, key in self.random.sample(keys, min(2, len(keys))):
+            entry[key] = self.random.choice(NUMBERS)
         self._replace(name, values)
 
     def _forge(self, kind: str, now: float) -> bool:

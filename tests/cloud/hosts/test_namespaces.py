@@ -84,9 +84,9 @@ def test_ssh_accepts_only_the_published_host_key(machines: NamespaceMachines, tm
 
 
 def test_the_uptime_of_a_host_begins_with_its_start(machines: NamespaceMachines, tmp_path: Path) -> None:
-    known = tmp_path / "known"
-    known.write_text(f"{machines.addresses(SLICE)[0][0]} {machines.host_keys(SLICE)[0][0]}\n")
-    uptime = float(by_ssh(machines, 0, known, "cut -d ' ' -f 1 /proc/uptime").stdout)
+    hosts_file = tmp_path / "known"
+    hosts_file.write_text(f"{machines.addresses(SLICE)[0][0]} {machines.host_keys(SLICE)[0][0]}\n")
+    uptime = float(by_ssh(machines, 0, hosts_file, "cut -d ' ' -f 1 /proc/uptime").stdout)
     began = (machines.folder / f"{SLICE}-0" / "host.json").stat().st_mtime
     assert 0 < uptime <= time.time() - began + 2
 

@@ -264,3 +264,13 @@ def test_attempts_share_the_budget() -> None:
     poor = replace(spent, run=cloud_run(FIRST, max_usd=2.2))
     assert isinstance(decide(poor), EndRun)
     assert decide(poor).reason == "budget"  # type: ignore[union-attr]
+
+
+def test_hosts_that_save_do_not_keep_a_slice_beyond_its_deadline() -> None:
+    """The stop comes 50 s before the deadline, 3600 s after ready. Two graces would end later."""
+    stop = StopEntry(START + 3550, "the user asked")
+    saving = view(SliceState.READY, ready=True, hosts=hosts("stopping"), stop=stop, after=3599)
+    assert isinstance(decide(saving), Pause)
+    action = decide(replace(saving, now=START + 3600))
+    assert isinstance(action, EndAttempt)
+    assert action.reason == "stopped"

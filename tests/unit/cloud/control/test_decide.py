@@ -274,3 +274,11 @@ def test_hosts_that_save_do_not_keep_a_slice_beyond_its_deadline() -> None:
     action = decide(replace(saving, now=START + 3600))
     assert isinstance(action, EndAttempt)
     assert action.reason == "stopped"
+
+
+def test_the_limit_of_an_attempt_contains_the_keeper() -> None:
+    """$40 without 6 hours of the keeper at $2, at $10 for the slice and $2 for the keeper."""
+    run = replace(cloud_run(FIRST), keeper=True, keeper_usd_per_hour=2.0)
+    action = decide(ControlView(now=START, run=run))
+    assert isinstance(action, StartAttempt)
+    assert action.entry.limit_seconds == 8400

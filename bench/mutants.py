@@ -63,12 +63,12 @@ class Mutant:
 
     def digest(self, root: Path) -> str:
         """Return a hash of the change, the source file and the test files."""
-        found = hashlib.sha256(json.dumps([self.file, self.old, self.new, self.tests]).encode())
-        paths = [root / SOURCE / self.file, *(root / "tests" / one for one in self.tests)]
+        digest = hashlib.sha256(json.dumps([self.file, self.old, self.new, self.tests]).encode())
+        paths = [root / SOURCE / self.file, *(root / "tests" / path for path in self.tests)]
         for path in paths:
             for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-                found.update(f"\0{file.relative_to(root)}\0".encode() + file.read_bytes())
-        return found.hexdigest()[:16]
+                digest.update(f"\0{file.relative_to(root)}\0".encode() + file.read_bytes())
+        return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ class Record:
         with self._lock:
             self.rows[str(row["name"])] = row
             lines = [json.dumps(self.rows[name]) + "\n" for name in self._names if name in self.rows]
-            part = self.file.with_suffix(".part")
-            part.write_text("".join(lines), "utf-8")
-            part.replace(self.file)
+            new_file = self.file.with_suffix(".part")
+            new_file.write_text("".join(lines), "utf-8")
+            new_file.replace(self.file)
 
 
 def read_table(file: Path) -> list[Mutant]:
@@ -129,9 +129,9 @@ def environment(copy: Path) -> dict[str, str]:
 
 def require_own_source(copy: Path) -> None:
     command = [sys.executable, "-c", "import forerun; print(forerun.__file__)"]
-    shown = subprocess.run(command, cwd=copy, env=environment(copy), check=True, capture_output=True, text=True)
-    if not Path(shown.stdout.strip()).resolve().is_relative_to(copy):
-        raise SystemExit(f"the tests would import {shown.stdout.strip()}, which is not in the copy {copy}")
+    printed = subprocess.run(command, cwd=copy, env=environment(copy), check=True, capture_output=True, text=True)
+    if not Path(printed.stdout.strip()).resolve().is_relative_to(copy):
+        raise SystemExit(f"the tests would import {printed.stdout.strip()}, which is not in the copy {copy}")
 
 
 def run_tests(copy: Path, tests: Sequence[str], timeout_seconds: float | None = None) -> TestRun:
@@ -143,7 +143,7 @@ def run_tests(copy: Path, tests: Sequence[str], timeout_seconds: float | None = 
     command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-rfE", "--tb=line"]
     began = time.monotonic()
     with subprocess.Popen(
-        [*command, *(f"tests/{one}" for one in tests)],
+        [*command, *(f"tests/{path}" for path in tests)],
         cwd=copy, env=environment(copy), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
     ) as process:  # fmt: skip
@@ -195,11 +195,11 @@ class Progress:
     def add(self, row: dict[str, object]) -> None:
         with self._lock:
             self._done += 1
-            left = (time.monotonic() - self._began) / self._done * (self._count - self._done) / 60
+            minutes_left = (time.monotonic() - self._began) / self._done * (self._count - self._done) / 60
             seconds = f" in {row['seconds']} s" if "seconds" in row else ""
             test = f" by {row['test']}" if row.get("test") else ""
-            done = f"[{self._done}/{self._count}] {row['name']}: {row['result']}{seconds}{test}"
-            print(f"{done}  about {left:.0f} min left", flush=True)
+            result = f"[{self._done}/{self._count}] {row['name']}: {row['result']}{seconds}{test}"
+            print(f"{result}  about {minutes_left:.0f} min left", flush=True)
 
 
 def run_pending(root: Path, pending: Sequence[tuple[int, Mutant]], record: Record, jobs: int) -> None:
@@ -227,8 +227,8 @@ def run_pending(root: Path, pending: Sequence[tuple[int, Mutant]], record: Recor
     with repository_copies(root, jobs) as folders, ThreadPoolExecutor(jobs) as pool:
         for folder in folders:
             copies.put(folder)
-        for done in [pool.submit(run_group, tests) for tests in groups]:
-            done.result()
+        for group_run in [pool.submit(run_group, tests) for tests in groups]:
+            group_run.result()
 
 
 @contextmanager
@@ -240,38 +240,40 @@ def repository_copies(root: Path, count: int) -> Iterator[list[Path]]:
 def summary(root: Path, mutants: Sequence[Mutant], record: Record) -> int:
     """Print the result of all mutants, and return the exit code."""
     rows = [record.rows.get(mutant.name, {}) for mutant in mutants]
-    outdated = [one.name for one, row in zip(mutants, rows, strict=True) if row.get("digest") != one.digest(root)]
-    real = [row for one, row in zip(mutants, rows, strict=True) if not one.equivalent]
+    outdated = [
+        mutant.name for mutant, row in zip(mutants, rows, strict=True) if row.get("digest") != mutant.digest(root)
+    ]
+    real = [row for mutant, row in zip(mutants, rows, strict=True) if not mutant.equivalent]
     killed = [row for row in real if row.get("result") == KILLED]
     equivalent = len(mutants) - len(real)
     print(f"{len(killed)} of {len(real)} mutants are killed ({len(killed) / len(real):.0%}); {equivalent} equivalent")
     for row in real:
         if row and row["result"] != KILLED:
             print(f"{row['result']}: {row['name']} ({row['file']})")
-    for one, row in zip(mutants, rows, strict=True):
-        if one.equivalent and row.get("result") == KILLED:
-            print(f"not equivalent: {one.name} is killed by {row['test']}")
+    for mutant, row in zip(mutants, rows, strict=True):
+        if mutant.equivalent and row.get("result") == KILLED:
+            print(f"not equivalent: {mutant.name} is killed by {row['test']}")
     if outdated:
         print(f"not run since a change: {', '.join(outdated)}")
     is_complete = not outdated and all(row["result"] != STALE for row in rows)
     return 0 if is_complete and len(killed) >= TARGET * len(real) else 1
 
 
-def main(words: Sequence[str] | None = None, root: Path = ROOT) -> int:
+def main(options: Sequence[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", help="run these mutants, also if they have a result")
     parser.add_argument("--all", action="store_true", help="run all mutants, also those that have a result")
     parser.add_argument("--jobs", type=int, default=1, help="how many run at the same time (default: 1)")
-    arguments = parser.parse_args(words)
+    arguments = parser.parse_args(options)
     mutants = read_table(root / TABLE)
-    record = Record([one.name for one in mutants], root / RECORD)
-    if unknown := set(arguments.only or ()) - {one.name for one in mutants}:
+    record = Record([mutant.name for mutant in mutants], root / RECORD)
+    if unknown := set(arguments.only or ()) - {mutant.name for mutant in mutants}:
         parser.error(f"no such mutant: {', '.join(sorted(unknown))}")
     pending = [
-        (number, one)
-        for number, one in enumerate(mutants)
-        if (arguments.only is None or one.name in arguments.only)
-        and (arguments.only or arguments.all or record.rows.get(one.name, {}).get("digest") != one.digest(root))
+        (number, mutant)
+        for number, mutant in enumerate(mutants)
+        if (arguments.only is None or mutant.name in arguments.only)
+        and (arguments.only or arguments.all or record.rows.get(mutant.name, {}).get("digest") != mutant.digest(root))
     ]
     if pending:
         print(f"{len(pending)} of {len(mutants)} mutants", flush=True)

@@ -89,6 +89,6 @@ def test_results_of_a_small_repository(bench: ModuleType, tmp_path: Path, capsys
     printed = capsys.readouterr().out
     assert "1 of 3 mutants\n" in printed
     assert "2 of 2 mutants are killed (100%); 1 equivalent" in printed
-    before = record.read_text()
+    first_record = record.read_text()
     assert bench.main([], tmp_path) == 0
-    assert record.read_text() == before
+    assert record.read_text() == first_record

@@ -31,7 +31,7 @@ def test_a_slice_that_is_gone_was_billed_from_its_first_machine_to_its_last_oper
 def test_a_group_that_lost_a_machine_is_billed_while_another_one_exists() -> None:
     instance = {"status": "RUNNING", "creationTimestamp": "2026-01-01T00:00:30Z"}
     operations = [*INSERTIONS, PREEMPTION]
-    left = group_status(STABLE, [], [instance], operations, 2, "spot")
-    assert (left.state, left.ready_at, left.ended_at) == (SliceState.PREEMPTED, START + 60, None)
+    partial = group_status(STABLE, [], [instance], operations, 2, "spot")
+    assert (partial.state, partial.ready_at, partial.ended_at) == (SliceState.PREEMPTED, START + 60, None)
     empty = group_status(STABLE, [], [], operations, 2, "spot")
     assert (empty.state, empty.ready_at, empty.ended_at) == (SliceState.PREEMPTED, START + 60, START + 600)

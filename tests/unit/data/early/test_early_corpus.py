@@ -20,8 +20,8 @@ def digest(
     too_long: Any = "auto",
 ) -> str:
     folder = LocalFolder(f"/stores/{store}")  # type: ignore[arg-type]
-    part = _ArrivingPart(UnitArrival("data", folder, [], []), 256, packing, None)
-    return _digest([part], weights, Data(path="rows.jsonl", too_long=too_long), sequence)
+    arriving = _ArrivingPart(UnitArrival("data", folder, [], []), 256, packing, None)
+    return _digest([arriving], weights, Data(path="rows.jsonl", too_long=too_long), sequence)
 
 
 @pytest.mark.parametrize(

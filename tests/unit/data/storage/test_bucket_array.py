@@ -111,5 +111,5 @@ def test_the_last_number_is_found_without_a_read(tmp_path: Path) -> None:
 
 def test_equal_numbers_have_a_place(tmp_path: Path) -> None:
     array, _ = array_of(tmp_path, np.full(20_000, 7, "<i8"))
-    for value, place in ((6, 0), (7, 20_000), (8, 20_000)):
-        assert array.places_of([value]).tolist() == [place]
+    for value, expected in ((6, 0), (7, 20_000), (8, 20_000)):
+        assert array.places_of([value]).tolist() == [expected]

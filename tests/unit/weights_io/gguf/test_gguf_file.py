@@ -220,7 +220,9 @@ def test_a_quantization_error_above_its_limit_is_not_proven(
     """Only the tensors of one type are wrong, by more than the limit of this type."""
     encoded, limit = gguf_file.encoded, gguf_file.ERROR_LIMITS[coded]
     factors = {coded: np.float32(1 + 1.5 * limit)}
-    monkeypatch.setattr(gguf_file, "encoded", lambda value, one: encoded(value * factors.get(one, np.float32(1)), one))
+    monkeypatch.setattr(
+        gguf_file, "encoded", lambda value, kind: encoded(value * factors.get(kind, np.float32(1)), kind)
+    )
     with pytest.raises(UserError) as raised:
         write_gguf(folder, tmp_path / "model.gguf", kind, name="small", ends=[0])
     assert_error(raised.value, "E-WEIGHTS-023")

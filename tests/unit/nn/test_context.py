@@ -20,8 +20,8 @@ def expected(q: np.ndarray, k: np.ndarray, v: np.ndarray, segments: np.ndarray, 
     out = np.zeros(q.shape)
     for row, position, head in np.ndindex(q.shape[:3]):
         oldest = 0 if window is None else max(0, position + 1 - window)
-        seen = [n for n in range(oldest, position + 1) if segments[row, n] == segments[row, position]]
-        keys, values = (x[row, seen, head * KV_HEADS // HEADS] for x in (k, v))
+        visible = [n for n in range(oldest, position + 1) if segments[row, n] == segments[row, position]]
+        keys, values = (x[row, visible, head * KV_HEADS // HEADS] for x in (k, v))
         weights = np.exp(keys @ q[row, position, head] / np.sqrt(DIMS))
         out[row, position, head] = weights @ values / weights.sum()
     return out
@@ -42,5 +42,5 @@ def test_every_query_sees_its_window(window: int | None, block: int) -> None:
         return split.in_text_order(split_attention(*spread, window=window, kernel=Kernel("xla", block), split=split))
 
     with jax.set_mesh(make_mesh(MeshShape(1, 1, 1, context=4), jax.devices()[:4])):
-        found = attend(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)), jnp.asarray(segments))
-    np.testing.assert_allclose(found, expected(q, k, v, segments, window), rtol=0, atol=1e-5)
+        output = attend(*(jnp.asarray(x, jnp.float32) for x in (q, k, v)), jnp.asarray(segments))
+    np.testing.assert_allclose(output, expected(q, k, v, segments, window), rtol=0, atol=1e-5)

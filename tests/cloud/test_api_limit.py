@@ -53,7 +53,12 @@ class NoDelivery:
         return ""
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None = None,
     ) -> None:
         raise AssertionError("the controller is gone before the slice is ready")
 
@@ -75,7 +80,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def controller(files: RunFiles, provider: Provider, holder: str) -> Controller:
-    return Controller(files, {"compute": provider}, NoDelivery(), NoDisplay(), holder)
+    run = files.run()
+    assert isinstance(run, CloudRun)
+    return Controller(run, files, {"compute": provider}, NoDelivery(), NoDisplay(), holder)
 
 
 def test_the_api_alone_keeps_the_cap(tmp_path: Path) -> None:

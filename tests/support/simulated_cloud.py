@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from forerun.cloud.control.controller import Controller
+from forerun.cloud.control.ledger import RunLedger
 from forerun.cloud.provider import (
     CloudUnavailable,
     Failure,
@@ -29,7 +30,9 @@ from forerun.cloud.record.entries import (
     HostEntry,
     Option,
 )
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
+from forerun.errors import StorageError
 
 START = 1_000_000.0
 
@@ -52,6 +55,9 @@ class MemoryFolder:
 
     def inside(self, name: str) -> MemoryFolder:
         return MemoryFolder(self.contents, f"{self.prefix}{name}/", self.before)
+
+    def require_writable(self) -> None:
+        self.before()
 
     def files(self) -> set[str]:
         self.before()
@@ -100,6 +106,8 @@ class SimulatedCloud:
       queue_seconds: how long a request waits; None: refused.
       work_seconds: of training until the job is finished.
       tells_times: whether the API tells when billing began and ended.
+      fault: is called with the name of each call of a controller before it is carried out, to let the call fail.
+      clock_error: seconds that the cloud's clock is wrong by. `now` is the true time.
     """
 
     usd_per_hour: Mapping[str, float]
@@ -116,12 +124,15 @@ class SimulatedCloud:
     trained_seconds: float = 0.0
     refuse: dict[str, Failure] = field(default_factory=dict)  # by zone
     before: Callable[[], None] = lambda: None
+    fault: Callable[[str], None] = lambda call: None
+    clock_error: float = 0.0
 
     def files(self, *, faulty: bool = False) -> RunFiles:
         return RunFiles(MemoryFolder(self.contents, "", self._before if faulty else lambda: None))
 
     def _before(self) -> None:
         self.before()
+        self.fault("bucket")
 
     def advance(self, seconds: float) -> None:
         """Let time pass in steps of at most 5 s."""
@@ -140,9 +151,15 @@ class SimulatedCloud:
             self._train(one, seconds)
 
     def _train(self, one: SimulatedSlice, seconds: float) -> None:
+        try:
+            self._train_and_report(one, seconds)
+        except StorageError:  # the hosts train on, and nobody sees it
+            self.trained_seconds += seconds
+
+    def _train_and_report(self, one: SimulatedSlice, seconds: float) -> None:
         files = self.files()
         number = int(one.request.labels["forerun-attempt"])
-        stopping = files.stop() is not None
+        stopping = undamaged(files.stop()) is not None
         finished = self.trained_seconds >= self.work_seconds
         if not stopping and not finished:
             self.trained_seconds += seconds
@@ -186,13 +203,15 @@ class SimulatedProvider:
         self.cloud = cloud
 
     def now(self) -> float:
-        return self.cloud.now
+        self.cloud.fault("now")
+        return self.cloud.now + self.cloud.clock_error
 
     def enforces_limit(self, request: SliceRequest) -> bool:
         return False
 
     def create(self, request: SliceRequest) -> None:
         self.cloud.before()
+        self.cloud.fault("create")
         key = request.name, request.zone
         if (failure := self.cloud.refuse.get(request.zone)) is not None:
             raise RequestRefused(failure, failure.value)
@@ -205,6 +224,7 @@ class SimulatedProvider:
 
     def status(self, name: str, zone: str) -> SliceStatus:
         self.cloud.before()
+        self.cloud.fault("status")
         one = self.cloud.slices.get((name, zone))
         if one is None:
             return SliceStatus(SliceState.ABSENT)
@@ -213,6 +233,7 @@ class SimulatedProvider:
 
     def delete(self, name: str, zone: str) -> float | None:
         self.cloud.before()
+        self.cloud.fault("delete")
         one = self.cloud.slices.get((name, zone))
         if one is not None:
             self.cloud.end(one)
@@ -223,13 +244,24 @@ class SimulatedProvider:
 
     def list(self) -> Sequence[Resource]:
         self.cloud.before()
+        self.cloud.fault("list")
         return [
-            Resource("tpu", "node", name, zone, SliceStatus(one.state), one.request.labels, one.request.metadata)
+            Resource(
+                "tpu",
+                "node",
+                name,
+                zone,
+                SliceStatus(one.state),
+                one.request.labels,
+                one.request.metadata,
+                one.request.slice,
+            )
             for (name, zone), one in self.cloud.slices.items()
         ]
 
     def addresses(self, name: str, zone: str) -> Sequence[HostAddress]:
         self.cloud.before()
+        self.cloud.fault("addresses")
         one = self.cloud.slices.get((name, zone))
         if one is None:
             raise CloudUnavailable("gone")
@@ -246,6 +278,7 @@ class SimulatedDelivery:
     def __init__(self, cloud: SimulatedCloud) -> None:
         self.cloud = cloud
         self.count = 0
+        self.ready_at: float | None = None  # of the last delivery
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         return ""
@@ -254,13 +287,19 @@ class SimulatedDelivery:
         return {"startup-script": "#!/bin/sh\n"}
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None = None,
     ) -> None:
         self.cloud.before()
         one = self.cloud.slices.get((attempt.resource, attempt.option.zone))
         if one is None:
             raise CloudUnavailable("gone")
         self.count += 1
+        self.ready_at = ready_at
         if not one.delivered:
             one.delivered = True
             for host in range(one.hosts):
@@ -292,8 +331,20 @@ def cloud_run(*options: Option, max_usd: float | None = 40.0, wait_seconds: int 
     return replace(base, wait_seconds=wait_seconds)
 
 
-def controller(cloud: SimulatedCloud, holder: str = "laptop", since: float = 0.0) -> Controller:
-    """Return a new controller, as a process that was started now."""
-    provider = SimulatedProvider(cloud)
-    files = cloud.files(faulty=True)
-    return Controller(files, {"tpu": provider}, SimulatedDelivery(cloud), RecordedDisplay(), holder, since)
+def controller(
+    cloud: SimulatedCloud, holder: str = "laptop", since: float = 0.0, ledger: RunLedger | None = None
+) -> Controller:
+    """Return a new controller, as a process that was started now. It has agreed to what the record contains now."""
+    run = cloud.files().run()
+    assert isinstance(run, CloudRun)
+    return Controller(
+        run,
+        cloud.files(faulty=True),
+        {"tpu": SimulatedProvider(cloud)},
+        SimulatedDelivery(cloud),
+        RecordedDisplay(),
+        holder,
+        since,
+        ledger,
+        elapsed=lambda: cloud.now,
+    )

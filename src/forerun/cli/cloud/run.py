@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
     from forerun.cloud.compute.compute_provider import ComputeProvider
     from forerun.cloud.control.actions import EndRun
-    from forerun.cloud.control.controller import JobDelivery
+    from forerun.cloud.control.interfaces import JobDelivery
+    from forerun.cloud.control.ledger import RunLedger
     from forerun.cloud.control.run_view import ControlView
     from forerun.cloud.control.ssh_delivery import SshDelivery
     from forerun.cloud.provider import Provider, SliceRequest
     from forerun.cloud.record.entries import CloudRun
     from forerun.cloud.record.run_files import RunFiles
+    from forerun.cloud.setup.job_files import JobFiles
 
 HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
 
@@ -33,54 +35,68 @@ HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
 def run(args: argparse.Namespace) -> int:
     """Plan, ask once, then control the run until it has ended."""
     from forerun.api.jobs import open_job
+    from forerun.cli.cloud.file_list import print_file_list
     from forerun.cli.cloud.run_outline import outline
-    from forerun.cloud.control.begin import begin_run
-    from forerun.cloud.providers import provider_named
+    from forerun.cloud.control.begin import begin_run, usd_so_far, with_cap
+    from forerun.cloud.control.ledger import ledger_of
+    from forerun.cloud.one_line import require_one_line
+    from forerun.cloud.providers import GOOGLE, SSH, provider_named
+    from forerun.cloud.record.read_entry import undamaged
     from forerun.cloud.record.run_files import RunFiles
+    from forerun.cloud.setup.job_files import job_files
+    from forerun.cloud.setup.units import HOST_JOB_FOLDER
     from forerun.cloud.view.known_runs import remember_runs
 
+    require_one_line(vars(args))
     loaded = open_job(args.job, args.overrides)
+    folder = loaded.path.resolve().parent
+    local = job_files(loaded.path.read_text(encoding="utf-8"), folder, args.overrides, HOST_JOB_FOLDER)
+    if args.list_files:
+        print_file_list(loaded.path, local)
+        return 0
     wanted = outline(args, loaded)
     if args.print_startup:
         from forerun.cloud.setup.startup import startup_script
 
         print(startup_script(wanted, wanted.options[0]), end="")
         return 0
-    folder = loaded.path.resolve().parent
     providers = providers_for(args, [option.provider for option in wanted.options])
     if args.dry_run:
-        return _dry_run(wanted, folder, providers)
+        return _dry_run(wanted, folder, providers, local)
     if wanted.keeper:
         compute = cast("ComputeProvider", provider_named("compute", args.project))
         providers.setdefault("compute", compute)
-    files = RunFiles(wanted.folder)
+    files, ledger = RunFiles(wanted.folder), ledger_of(wanted.folder)
     files.files.require_writable()
-    found = files.run()
-    providers |= providers_for(
-        args, {entry.option.provider for entry in files.attempts().values()} - set(providers) if found else ()
-    )
-    if files.finished() is not None:
-        if all(files.end(number) is not None for number in files.attempts()):
+    is_resumed = files.run() is not None
+    entries = [entry for one in files.attempts().values() if (entry := undamaged(one)) is not None]
+    entries += [one.entry for one in ledger.attempts.values()]
+    used = {entry.option.provider for entry in entries} & {*GOOGLE, SSH}  # a record may name any provider
+    providers |= providers_for(args, used - set(providers))
+    agreed = with_cap(files, wanted, ledger, max_usd_given=args.max_usd is not None)
+    now = next(iter(providers.values())).now()
+    if undamaged(files.finished()) is not None:
+        if not ledger.open and all(undamaged(files.end(number)) is not None for number in files.attempts()):
             print(f"the run {wanted.name} has finished; download its results: forerun fetch {wanted.name}")
             return 0
         # Only the deletion of the last slice must be verified.
     else:
-        _print_outline(wanted, providers, resumed=found is not None)
-        if not agrees(_question(wanted), yes=args.yes):
+        spent_usd = usd_so_far(files, agreed, ledger, providers, now)
+        _print_outline(agreed, providers, resumed=is_resumed, spent_usd=spent_usd, local=local)
+        if not agrees(_question(agreed, spent_usd), yes=args.yes):
             print("nothing is rented")
             return 1
-    now = next(iter(providers.values())).now()
-    begun = begin_run(files, wanted, providers, now, max_usd_given=args.max_usd is not None)
+    begun = begin_run(files, agreed, providers, now, ledger=ledger)
     remember_runs([wanted.folder])
-    delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap)
-    if begun.keeper and files.finished() is None:
+    delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap, local=local)
+    if begun.keeper and undamaged(files.finished()) is None:
         from forerun.cloud.keeper.keeper_start import start_keeper
 
-        start_keeper(begun, files, compute, folder, delivery.identity, delivery.secrets, tell, time.sleep)
+        start_keeper(begun, files, compute, local, delivery.identity, delivery.secrets, tell, time.sleep)
         if args.no_wait:
             print(f"the keeper controls {begun.name}. Follow it: forerun logs {begun.name}; list it: forerun ps")
             return 0
-    view, end = control(args, begun, files, delivery, providers, now)
+    view, end = control(args, begun, files, delivery, providers, now, ledger)
     if end is None:
         print(f"{begun.name} trains. Follow it: forerun logs {begun.name}; list it: forerun ps")
         return 0
@@ -98,6 +114,7 @@ def control(
     delivery: JobDelivery,
     providers: Mapping[str, Provider],
     now: float,
+    ledger: RunLedger,
 ) -> tuple[ControlView, EndRun | None]:
     """Control a run until its end; with --no-wait, until its hosts train. Return the last view and the end."""
     from forerun.cli.cloud.run_display import ControlLines
@@ -114,7 +131,7 @@ def control(
         )
     )
     with ControlLines(sys.stderr) as display:
-        controller = Controller(files, providers, delivery, display, holder_name(), since=now)
+        controller = Controller(wanted, files, providers, delivery, display, holder_name(), now, ledger)
         return controller.follow(time.sleep, until=_trains if args.no_wait else lambda view: False)
 
 
@@ -126,7 +143,12 @@ def providers_for(args: argparse.Namespace, names: Iterable[str]) -> dict[str, P
 
 
 def delivery_for(
-    wanted: CloudRun, job_folder: Path, providers: Mapping[str, Provider], *, through_iap: bool
+    wanted: CloudRun,
+    job_folder: Path,
+    providers: Mapping[str, Provider],
+    *,
+    through_iap: bool,
+    local: JobFiles | None = None,
 ) -> SshDelivery:
     """Return the delivery with the run's ssh key on this machine."""
     from forerun.cloud.control.ssh_delivery import SshDelivery
@@ -134,7 +156,7 @@ def delivery_for(
 
     rest = getattr(next(iter(providers.values())), "rest", None)  # machines of the user have no project
     project = None if rest is None else rest.project
-    return SshDelivery(job_folder, identity_of(wanted.folder), project, tell, through_iap=through_iap)
+    return SshDelivery(job_folder, identity_of(wanted.folder), project, tell, through_iap=through_iap, local=local)
 
 
 def _trains(view: ControlView) -> bool:
@@ -142,15 +164,19 @@ def _trains(view: ControlView) -> bool:
     return current is not None and current.ready is not None and len(view.hosts) >= current.entry.option.hosts
 
 
-def _first_request(wanted: CloudRun, delivery: JobDelivery | None) -> SliceRequest:
+def _first_request(wanted: CloudRun, delivery: JobDelivery) -> SliceRequest:
     from forerun.cloud.control.next_attempt import first_attempt
     from forerun.cloud.control.slice_request import slice_request
 
     entry = first_attempt(wanted)
-    return slice_request(wanted, entry, {} if delivery is None else delivery.metadata(wanted, entry))
+    return slice_request(wanted, entry, delivery.metadata(wanted, entry))
 
 
-def _print_outline(wanted: CloudRun, providers: Mapping[str, Provider], *, resumed: bool) -> None:
+def _print_outline(
+    wanted: CloudRun, providers: Mapping[str, Provider], *, resumed: bool, local: JobFiles, spent_usd: float = 0.0
+) -> None:
+    from forerun.cli.cloud.file_list import file_summary
+    from forerun.cli.cloud.run_limits import limit_lines
     from forerun.cloud.control.ssh_delivery import secrets_in
     from forerun.cloud.control.status_text import duration, option_text
 
@@ -167,26 +193,25 @@ def _print_outline(wanted: CloudRun, providers: Mapping[str, Provider], *, resum
     names = secrets_in(os.environ)
     if names:
         print(f"  sent to the hosts by ssh: {', '.join(names)}")
+    print(f"  {file_summary(local)}")
+    for line in limit_lines(wanted, providers, spent_usd):
+        print(line)
     if wanted.max_usd is not None:
-        request = _first_request(wanted, None)
-        limits = ["the controller", "the hosts"]
-        if providers[wanted.options[0].provider].enforces_limit(request):
-            limits.append("the cloud's API")
-        print(f"  cap: ${wanted.max_usd:.2f}; it is enforced by {' and '.join([', '.join(limits[:-1]), limits[-1]])}")
         planned = wanted.options[0].hours
         if planned is not None and planned * wanted.options[0].usd_per_hour > wanted.max_usd:
             tell("warning: the plan costs more than the cap: the run will stop there with a checkpoint")
 
 
-def _question(wanted: CloudRun) -> str:
+def _question(wanted: CloudRun, spent_usd: float = 0.0) -> str:
     if wanted.max_usd is None:
         return f"train {wanted.name} on {wanted.options[0].slice}?"
-    return f"rent {wanted.options[0].slice} for at most ${wanted.max_usd:.2f}?"
+    spent = f", of which ${spent_usd:.2f} are spent" if spent_usd else ""
+    return f"rent {wanted.options[0].slice} for at most ${wanted.max_usd:.2f}{spent}?"
 
 
-def _dry_run(wanted: CloudRun, folder: Path, providers: Mapping[str, Provider]) -> int:
+def _dry_run(wanted: CloudRun, folder: Path, providers: Mapping[str, Provider], local: JobFiles) -> int:
     """Print every request of the first attempt, and send nothing."""
-    _print_outline(wanted, providers, resumed=False)
+    _print_outline(wanted, providers, resumed=False, local=local)
     request = _first_request(wanted, delivery_for(wanted, folder, providers, through_iap=False))
     print("requests:")
     for one in providers[wanted.options[0].provider].requests(request):

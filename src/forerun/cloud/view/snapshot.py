@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from forerun.cloud.control.billing import attempt_usd
+from forerun.cloud.labels import resource_name
 from forerun.cloud.record.entries import (
     ENDED_BUDGET,
     ENDED_FAILED,
@@ -21,14 +21,18 @@ from forerun.cloud.record.entries import (
     ReadyEntry,
     StopEntry,
 )
+from forerun.cloud.record.read_entry import DamagedEntry, undamaged
 from forerun.cloud.record.run_files import RunFiles
-
-CONCURRENT_READS = 16
 
 
 @dataclass(frozen=True)
 class RecordSnapshot:
-    """What the record of a run contains. `hosts` are the reports of the newest attempt."""
+    """What the record of a run contains.
+
+    Attributes:
+      hosts: the reports of the newest attempt.
+      damaged: the files without a valid entry. The other attributes do not contain them.
+    """
 
     run: CloudRun
     attempts: Mapping[int, AttemptEntry] = field(default_factory=dict)
@@ -38,6 +42,7 @@ class RecordSnapshot:
     stop: StopEntry | None = None
     finished: FinishEntry | None = None
     lease: LeaseEntry | None = None
+    damaged: tuple[DamagedEntry, ...] = ()
 
     @property
     def newest(self) -> AttemptEntry | None:
@@ -50,8 +55,8 @@ class RecordSnapshot:
 
     @property
     def end_reason(self) -> str | None:
-        """Why the run has ended, with all slices deleted; None if it has not, or if a controller may continue it."""
-        if self.open_attempts:
+        """Why the run has ended, with all slices deleted; None if a controller may continue it or a file is damaged."""
+        if self.open_attempts or self.damaged:
             return None
         if self.finished is not None:
             return ENDED_FINISHED
@@ -97,32 +102,45 @@ class RecordSnapshot:
 
     def controller(self, now: float) -> str | None:
         """Return the controller that acts at present, or None if no controller does."""
-        return self.lease.holder if self.lease is not None and self.lease.until > now else None
+        return self.lease.holder if self.lease is not None and self.lease.is_held(now) else None
 
     def report_age_seconds(self, now: float) -> float | None:
         """Return the time since the last report of any host of the newest attempt."""
         return max(0.0, now - max(host.at for host in self.hosts.values())) if self.hosts else None
 
 
-def read_snapshot(files: RunFiles) -> RecordSnapshot | None:
-    """Read the record of a run, or return None if the folder has none. Raise ValueError if it is damaged."""
+def read_snapshot(files: RunFiles) -> RecordSnapshot | DamagedEntry | None:
+    """Read the record of a run. Return None if the folder has none, or the file `run.json` if that is damaged."""
     run = files.run()
-    if run is None:
-        return None
-    attempts = files.attempts()
+    if run is None or isinstance(run, DamagedEntry):
+        return run
+    recorded = {number: _own_attempt(run, number, entry, files) for number, entry in files.attempts().items()}
+    attempts = {number: entry for number, entry in recorded.items() if isinstance(entry, AttemptEntry)}
     newest = attempts[max(attempts)] if attempts else None
-    with ThreadPoolExecutor(CONCURRENT_READS) as pool:
-        ready = {number: pool.submit(files.ready, number) for number in attempts}
-        ends = {number: pool.submit(files.end, number) for number in attempts}
-        stop, finished, lease = pool.submit(files.stop), pool.submit(files.finished), pool.submit(files.lease)
-        hosts = pool.submit(files.hosts, newest.number, newest.option.hosts) if newest else None
-        return RecordSnapshot(
-            run=run,
-            attempts=attempts,
-            ready={number: found for number, one in ready.items() if (found := one.result()) is not None},
-            ends={number: end for number, one in ends.items() if (end := one.result()) is not None},
-            hosts=hosts.result() if hosts else {},
-            stop=stop.result(),
-            finished=finished.result(),
-            lease=lease.result(),
-        )
+    progress = files.progress(recorded)
+    hosts = files.hosts(newest.number, newest.option.hosts) if newest else {}
+    entries: tuple[object, ...] = (*recorded.values(), *progress.ready.values(), *progress.ends.values())
+    entries += (*hosts.values(), progress.stop, progress.finished, progress.lease)
+    return RecordSnapshot(
+        run=run,
+        attempts=attempts,
+        ready={number: entry for number, entry in progress.ready.items() if isinstance(entry, ReadyEntry)},
+        ends={number: entry for number, entry in progress.ends.items() if isinstance(entry, EndEntry)},
+        hosts={host: entry for host, entry in hosts.items() if isinstance(entry, HostEntry)},
+        stop=undamaged(progress.stop),
+        finished=undamaged(progress.finished),
+        lease=undamaged(progress.lease),
+        damaged=tuple(entry for entry in entries if isinstance(entry, DamagedEntry)),
+    )
+
+
+def _own_attempt(
+    run: CloudRun, number: int, entry: AttemptEntry | DamagedEntry, files: RunFiles
+) -> AttemptEntry | DamagedEntry:
+    """Return the entry of an attempt, or DamagedEntry if it names another resource than that of the attempt.
+
+    `forerun down` deletes the resource that an open attempt names. A forged name must not delete other machines.
+    """
+    if isinstance(entry, DamagedEntry) or entry.resource == resource_name(run.name, number):
+        return entry
+    return DamagedEntry(f"{files.files.address}/attempts/{number:03}.json", "its resource is not that of the attempt")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.cloud.host.settings import read_settings
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.setup import job_files as job_files_module
 from forerun.cloud.setup.bundle import Bundle, environment_file, make_bundle
@@ -69,12 +70,25 @@ def test_a_bundle_has_all_that_the_hosts_need(folder, tmp_path):
         "zone": "us-east5-b",
         "project": "p",
         "total_steps": 1,
+        "limit_seconds": 3600,
+        "deadline_at": None,
     }
     assert (place / "environment").read_text() == "HF_TOKEN=hf_x\n"
     assert {stat.S_IMODE((place / name).stat().st_mode) for name in ("secret", "environment")} == {0o600}
     unit = (place / "units/forerun-train.service").read_text()
     assert "data.path=/var/lib/forerun/job/text name=tiny device=cpu checkpoint.folder=gs://bucket/runs" in unit
     assert "--host auto --secret /var/lib/forerun/secret" in unit
+
+
+def test_the_agent_gets_its_deadline_with_the_job(folder, tmp_path):
+    """The agent reads what the controller writes: the limit and the deadline do not come from the bucket."""
+    for name, attempt, deadline in (
+        ("limited", ATTEMPT, 1_700_003_600.0),
+        ("unlimited", replace(ATTEMPT, limit_seconds=None), None),
+    ):
+        place = unpacked(make_bundle(RUN, attempt, folder, {}, ready_at=1_700_000_000.0), tmp_path / name)
+        settings = read_settings(place / "agent.json")
+        assert (settings.limit_seconds, settings.deadline_at) == (attempt.limit_seconds, deadline)
 
 
 def test_the_same_attempt_gives_the_same_bytes_and_another_one_another_secret(folder, tmp_path):
@@ -89,6 +103,13 @@ def test_the_same_attempt_gives_the_same_bytes_and_another_one_another_secret(fo
     shown = subprocess.run(["ssh-keygen", "-y", "-f", str(identity)], capture_output=True, text=True, check=True)
     assert shown.stdout.split()[:2] == public_key(identity).split()
     assert identity_of("gs://bucket/runs/other") != identity
+
+
+def test_files_that_appear_after_the_question_are_not_sent(folder):
+    local = job_files(JOB, folder, (), "/var/lib/forerun/job")
+    (folder / "text/new.txt").write_text("new")
+    bundle = make_bundle(RUN, ATTEMPT, folder, {}, local=local)
+    assert {name for name in bundle.files if name.startswith("job/")} == {"job/job.yaml", "job/text/a.txt"}
 
 
 def test_one_host_needs_no_secret_on_its_command_line(folder):

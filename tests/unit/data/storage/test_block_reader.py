@@ -318,5 +318,5 @@ def test_near_ranges_are_merged_up_to_a_limit() -> None:
 
 
 def test_a_range_inside_of_another_one_is_covered() -> None:
-    ranges = [FileRange("a", 0, 1000), FileRange("a", 10, 50), FileRange("a", 1200, 1300), FileRange("b", 10, 50)]
-    assert merged(ranges) == [FileRange("a", 0, 1300), FileRange("b", 10, 50)]
+    ranges = [FileRange("a", 0, 1000), FileRange("a", 10, 50), FileRange("b", 10, 50)]
+    assert merged(ranges) == [FileRange("a", 0, 1000), FileRange("b", 10, 50)]

@@ -1,0 +1,132 @@
+"""The invariants of a simulation, with their own computation of the bill and of the longest life of a machine.
+
+Nothing here uses `forerun.cloud.control`: prices, caps, times and outages are those of the simulation itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from simulation.events import World
+from simulation.machines import Machine
+from simulation.process import Outage
+from simulation.scenario import Scenario
+from simulation.training import CHECKPOINTS, Training
+
+FREE_SECONDS = 60.0  # of a spot machine that is preempted in its first minute
+RETRY_SECONDS = 60.0  # the longest pause of a controller after a failed call
+MARGIN_SECONDS = 5.0
+
+
+@dataclass
+class Checks:
+    """Collects violations while a simulation runs."""
+
+    world: World
+    scenario: Scenario
+    machines: list[Machine]
+    trainings: list[Training] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    caps: list[float] = field(default_factory=list)
+    controller_gaps: list[tuple[float, float]] = field(default_factory=list)
+    host_gaps: list[tuple[float, float]] = field(default_factory=list)
+    saved: dict[str, bytes] = field(default_factory=dict)
+    is_removed: Callable[[Machine], bool] = lambda machine: False
+
+    def fail(self, text: str) -> None:
+        if text not in self.violations:
+            self.violations.append(text)
+            self.world.note(f"VIOLATION: {text}")
+
+    def bill(self, *, until: float | None = None) -> float:
+        """Return what all machines have cost."""
+        return sum(self._usd(machine, until) for machine in self.machines)
+
+    def _usd(self, machine: Machine, until: float | None = None) -> float:
+        if machine.ready_at is None:
+            return 0.0
+        end = self.world.now if machine.gone_at is None else machine.gone_at
+        if until is not None:
+            end = min(end, until)
+        seconds = max(0.0, end - machine.ready_at)
+        if machine.is_preempted and seconds <= FREE_SECONDS:
+            return 0.0
+        return machine.usd_per_hour * seconds / 3600
+
+    def ready(self, machine: Machine) -> None:
+        """Schedule the check of a machine's life."""
+        assert machine.ready_at is not None
+        rate = machine.usd_per_hour + sum(one.usd_per_hour for one in self.machines if one.is_keeper and one.runs)
+        if machine.is_keeper:
+            rate = machine.usd_per_hour
+        left = max(self.caps) - self.bill()
+        deadline = machine.ready_at + max(left, 0.0) / rate * 3600
+        self.world.at(self.latest_end(machine, deadline), lambda: self._check_life(machine, deadline))
+
+    def latest_end(self, machine: Machine, deadline: float) -> float:
+        """Return the latest time at which the first of the existing limits must have acted."""
+        if machine.is_keeper:
+            return self._extended(deadline, "controller") + self.scenario.poll_seconds + MARGIN_SECONDS
+        return min(self._latest_of(guard, machine, deadline) for guard in self.scenario.guards)
+
+    def _latest_of(self, guard: str, machine: Machine, deadline: float) -> float:
+        scenario = self.scenario
+        if guard == "api":
+            return deadline + MARGIN_SECONDS
+        # Without times of the API, a reader sees the machine for the first time up to one poll after its start.
+        unseen = 0.0 if scenario.tells_times else scenario.poll_seconds
+        if guard == "controller":
+            return self._extended(deadline, guard) + scenario.poll_seconds + unseen + MARGIN_SECONDS
+        slack = scenario.guest.poll_seconds
+        if machine.delivered_at is None:
+            slack += scenario.guest.boot_seconds  # the startup script counts from the boot
+        return self._extended(deadline, guard) + slack + unseen + MARGIN_SECONDS
+
+    def _extended(self, time: float, guard: str) -> float:
+        """Return the end of the period around `time` in which a limit cannot act."""
+        role = ("all", "laptop", "keeper") if guard == "controller" else ("all", "host")
+        outages: list[Outage] = self.scenario.controller_faults.outages
+        gaps = [(one.start, one.end + RETRY_SECONDS) for one in outages if one.target == "api" and one.users in role]
+        gaps += [(start, end + RETRY_SECONDS) for start, end, _ in self.scenario.clock_glitches]
+        gaps += self.controller_gaps if guard == "controller" else self.host_gaps
+        margin = self.scenario.poll_seconds + MARGIN_SECONDS
+        for start, end in sorted(gaps):
+            if start <= time + margin and end > time:
+                time = end
+        return time
+
+    def _check_life(self, machine: Machine, deadline: float) -> None:
+        if not machine.runs:
+            return
+        latest = self.latest_end(machine, deadline)
+        if self.world.now < latest:  # a process was suspended or killed in the meantime
+            self.world.at(latest, lambda: self._check_life(machine, deadline))
+            return
+        late = self.world.now - deadline
+        guards = "+".join(self.scenario.guards)
+        self.fail(f"{machine.request.name} runs {late:.0f} s after its budget is used up; limits: {guards}")
+
+    def gone(self, machine: Machine, training: Training | None) -> None:
+        """Check how a machine ends."""
+        if training is not None and training.is_active and self.scenario.is_calm and not machine.is_preempted:
+            asked = training.stop_asked_at
+            self.fail(f"attempt {machine.attempt} is deleted before its checkpoint; stop asked at {asked}")
+
+    def write(self, training: Training, step: int, phase: str, content: bytes | None) -> None:
+        """Check a write of a checkpoint: no other attempt may write or train."""
+        for other in self.trainings:
+            if other is not training and other.is_active:
+                self.fail(f"attempts {other.attempt} and {training.attempt} write at the same time")
+        if phase == "end" and content is not None:
+            self.saved[f"{CHECKPOINTS}{step:06}"] = content
+
+    def end(self, contents: dict[str, bytes]) -> None:
+        """Check the checkpoints and the bill at the end."""
+        for name, content in self.saved.items():
+            if contents.get(name) != content:
+                self.fail(f"{name} is lost")
+
+    def state(self) -> dict[str, Any]:
+        return {"usd": round(self.bill(), 4), "cap": max(self.caps, default=0.0), "saved": len(self.saved)}

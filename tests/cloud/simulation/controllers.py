@@ -1,0 +1,235 @@
+"""The processes that control a run: the user's command and the keeper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from simulation.bucket import FOLDER, BucketFolder
+from simulation.guest import Delivery
+from simulation.machines import Machine
+from simulation.process import Killed, Process, Suspended
+
+from forerun.cloud import labels
+from forerun.cloud.compute.keeper_machine import keeper_request
+from forerun.cloud.control.actions import Action, EndRun
+from forerun.cloud.control.begin import begin_run
+from forerun.cloud.control.controller import Controller
+from forerun.cloud.control.run_view import ControlView
+from forerun.cloud.control.status_text import event_text
+from forerun.cloud.keeper import keeper_process
+from forerun.cloud.keeper.settings import KeeperSettings
+from forerun.cloud.provider import CloudUnavailable
+from forerun.cloud.record.entries import CloudRun, LeaseEntry
+from forerun.cloud.record.run_files import RunFiles
+from forerun.errors import UserError
+
+if TYPE_CHECKING:
+    from simulation.simulation import Simulation
+
+KEEPER, KEEPER_USD_PER_HOUR = "forerun-sim-keeper", 0.6
+USER_RETRY_SECONDS = 60.0  # a user starts a command again that ended with an error
+KEEPER_START_SECONDS = 60.0
+
+
+def sleep(seconds: float) -> None:
+    raise Suspended(seconds)
+
+
+class TraceDisplay:
+    """Writes the events of a controller to the trace."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note, self._last = note, ""
+
+    def show(self, view: ControlView, action: Action) -> None:
+        self._tell(event_text(action) or "")
+
+    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
+        self._tell(f"{lease.holder} controls the run")
+
+    def trouble(self, message: str) -> None:
+        self._tell(f"trouble: {message}")
+
+    def _tell(self, text: str) -> None:
+        if text and text != self._last:
+            self._last = text
+            self._note(text)
+
+
+class PolledController(Controller):
+    """A controller that looks less often, which makes simulations faster."""
+
+    poll = 15.0
+
+    def follow(self, sleep: Any, poll_seconds: float = 5.0, until: Any = lambda view: False) -> Any:
+        return super().follow(sleep, self.poll, until)
+
+
+class ControllerProcess:
+    """A process that controls the run and that may be killed and started again.
+
+    Attributes:
+      end: how the run ended, as this process reports it.
+    """
+
+    def __init__(self, simulation: Simulation, role: str) -> None:
+        self.simulation, self.role = simulation, role
+        self.process = self._process()
+        self.controller: Controller | None = None
+        self.end: EndRun | None = None
+        self.is_gone = False  # for ever
+        self.starts = 0
+
+    def start(self) -> None:
+        """Start the process."""
+        if self.is_gone or self.end is not None:
+            return
+        self.starts += 1
+        self.controller = None
+        self.process = self._process()
+        self.resume()
+
+    def resume(self) -> None:
+        """Continue the process until it sleeps or ends."""
+        world, process = self.simulation.world, self.process
+        try:
+            self.end = self._continue()
+            world.note(f"{self.role}: the command ends: {self.end.reason}")
+        except Suspended as suspended:
+            world.after(suspended.seconds, lambda: self._wake(process))
+        except Killed:
+            self.restart_later(world.random.uniform(1, 60))
+        except (UserError, CloudUnavailable, OSError) as error:
+            self._ended_with(error)
+        except Exception as error:
+            self.simulation.checks.fail(f"the {self.role} crashed: {type(error).__name__}: {error}")
+            self.restart_later(USER_RETRY_SECONDS)
+
+    def kill(self, seconds: float | None) -> None:
+        """Kill the process, and start it again later if `seconds` is not None."""
+        if self.end is not None or self.process.is_killed:
+            return
+        self.process.kill()
+        if seconds is None:
+            self.is_gone = True
+        else:
+            self.restart_later(seconds)
+
+    def restart_later(self, seconds: float) -> None:
+        """Start the process again after some time, in which it cannot act."""
+        world, process = self.simulation.world, self.process
+        process.is_killed = True
+        self.simulation.checks.controller_gaps.append((world.now, world.now + seconds + MARGIN_SECONDS))
+        world.after(seconds, lambda: self.start() if self.process is process else None)
+
+    def _wake(self, process: Process) -> None:
+        if self.process is process and not process.is_killed:
+            if process.is_paused:
+                self.simulation.world.after(1.0, lambda: self._wake(process))
+            else:
+                self.resume()
+
+    def _ended_with(self, error: Exception) -> None:
+        """Report an error that ended the process while it controlled machines. The user starts it again."""
+        simulation = self.simulation
+        text = error.what if isinstance(error, UserError) else str(error)
+        simulation.world.note(f"{self.role}: the command ends with an error: {text}")
+        if self.controller is not None and any(one.runs and not one.is_keeper for one in simulation.cloud.machines):
+            simulation.checks.fail(f"the {self.role} ended with an error while a machine runs: {text}")
+        self.restart_later(USER_RETRY_SECONDS)
+
+    def _continue(self) -> EndRun:
+        if self.controller is None:
+            self.controller = self._begin()
+        _, end = self.controller.follow(sleep)
+        assert end is not None
+        return end
+
+    def _begin(self) -> Controller:
+        """Begin or resume the run, as `forerun run` does."""
+        simulation = self.simulation
+        files, providers = self.files(), self.providers()
+        now = next(iter(providers.values())).now()
+        begun = self._begun(files, providers, now)
+        if begun.keeper and simulation.keeper is None:
+            simulation.world.after(KEEPER_START_SECONDS, simulation.start_keeper)
+        return self.controller_of(files, providers, now)
+
+    def _begun(self, files: RunFiles, providers: dict[str, Any], now: float) -> CloudRun:
+        simulation = self.simulation
+        cap = simulation.cap_of_start(self.starts)
+        wanted = simulation.wanted if cap is None else replace(simulation.wanted, max_usd=cap)
+        begun = begin_run(files, wanted, providers, now, max_usd_given=cap is not None)
+        if cap is not None:
+            simulation.checks.caps.append(cap)
+        return begun
+
+    def controller_of(self, files: RunFiles, providers: dict[str, Any], since: float) -> Controller:
+        simulation = self.simulation
+        display = TraceDisplay(lambda text: simulation.world.note(f"{self.role}: {text}"))
+        holder = f"{self.role}:{self.starts}"
+        delivery = Delivery(simulation.context, self.process)
+        controller = PolledController(files, providers, delivery, display, holder, since)
+        controller.poll = simulation.scenario.poll_seconds
+        return controller
+
+    def files(self) -> RunFiles:
+        return RunFiles(BucketFolder(self.simulation.bucket, self.process))
+
+    def providers(self) -> dict[str, Any]:
+        return self.simulation.providers(self.process)
+
+    def _process(self) -> Process:
+        simulation = self.simulation
+        faults = simulation.scenario.controller_faults
+        return Process(simulation.world, faults, self.role, self.role, simulation.checks.controller_gaps)
+
+
+MARGIN_SECONDS = 20.0  # of a process that starts
+
+
+class KeeperProcess(ControllerProcess):
+    """The keeper, on its own machine."""
+
+    def __init__(self, simulation: Simulation, machine: Machine) -> None:
+        super().__init__(simulation, "keeper")
+        self.machine = machine
+        self.since = simulation.world.now
+
+    def start(self) -> None:
+        if self.machine.runs:
+            super().start()
+
+    def _wake(self, process: Process) -> None:
+        if self.machine.runs:
+            super()._wake(process)
+
+    def _continue(self) -> EndRun:
+        simulation, request = self.simulation, self.machine.request
+        settings = KeeperSettings(FOLDER, "sim", request.name, request.zone, since=self.since)
+        files, providers = self.files(), self.providers()
+        if self.controller is None:
+            self.controller = self.controller_of(files, providers, self.since)
+        controller = self.controller
+        # The loop of the keeper is entered again after each sleep, with the controller that it has.
+        with mock.patch.object(keeper_process, "Controller", lambda *arguments: controller):
+            return keeper_process.run_keeper(
+                settings,
+                providers,
+                Delivery(simulation.context, self.process),
+                lambda text: simulation.world.note(f"keeper: {text}"),
+                sleep,
+                files,
+            )
+
+
+def rent_keeper(simulation: Simulation) -> Machine:
+    """Create the machine of the keeper, with the limit that `forerun run` gives it."""
+    limit = int(simulation.scenario.cap_usd / KEEPER_USD_PER_HOUR * 3600)
+    request = keeper_request("sim", FOLDER, ("zone-a", "e2-small"), {}, limit_seconds=limit)
+    simulation.cloud.create(request, "compute")
+    assert request.labels[labels.ROLE] == labels.KEEPER_ROLE
+    return simulation.cloud.machines[-1]

@@ -29,7 +29,7 @@ class Checks:
     machines: list[Machine]
     trainings: list[Training] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
-    caps: list[float] = field(default_factory=list)
+    caps: list[tuple[float, float]] = field(default_factory=list)
     controller_gaps: list[tuple[float, float]] = field(default_factory=list)
     host_gaps: list[tuple[float, float]] = field(default_factory=list)
     saved: dict[str, bytes] = field(default_factory=dict)
@@ -55,13 +55,18 @@ class Checks:
             return 0.0
         return machine.usd_per_hour * seconds / 3600
 
+    @property
+    def cap_usd(self) -> float:
+        """The cap of the user's last command."""
+        return self.caps[-1][1]
+
     def ready(self, machine: Machine) -> None:
         """Schedule the check of a machine's life."""
         assert machine.ready_at is not None
         rate = machine.usd_per_hour + sum(one.usd_per_hour for one in self.machines if one.is_keeper and one.runs)
         if machine.is_keeper:
             rate = machine.usd_per_hour
-        left = max(self.caps) - self.bill()
+        left = self.cap_usd - self.bill()
         deadline = machine.ready_at + max(left, 0.0) / rate * 3600
         self.world.at(self.latest_end(machine, deadline), lambda: self._check_life(machine, deadline))
 
@@ -129,4 +134,4 @@ class Checks:
                 self.fail(f"{name} is lost")
 
     def state(self) -> dict[str, Any]:
-        return {"usd": round(self.bill(), 4), "cap": max(self.caps, default=0.0), "saved": len(self.saved)}
+        return {"usd": round(self.bill(), 4), "cap": self.cap_usd, "saved": len(self.saved)}

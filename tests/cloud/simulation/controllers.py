@@ -73,6 +73,7 @@ class ControllerProcess:
 
     Attributes:
       end: how the run ended, as this process reports it.
+      starts, begins: how often it was started, and how often the start succeeded.
     """
 
     def __init__(self, simulation: Simulation, role: str) -> None:
@@ -81,7 +82,7 @@ class ControllerProcess:
         self.controller: Controller | None = None
         self.end: EndRun | None = None
         self.is_gone = False  # for ever
-        self.starts = 0
+        self.starts = self.begins = 0
 
     def start(self) -> None:
         """Start the process."""
@@ -160,11 +161,12 @@ class ControllerProcess:
 
     def _begun(self, files: RunFiles, providers: dict[str, Any], now: float) -> CloudRun:
         simulation = self.simulation
-        cap = simulation.cap_of_start(self.starts)
+        cap = simulation.cap_of_begin(self.begins)
+        if cap is not None:
+            simulation.checks.caps.append((simulation.world.now, cap))
         wanted = simulation.wanted if cap is None else replace(simulation.wanted, max_usd=cap)
         begun = begin_run(files, wanted, providers, now, max_usd_given=cap is not None)
-        if cap is not None:
-            simulation.checks.caps.append(cap)
+        self.begins += 1
         return begun
 
     def controller_of(self, files: RunFiles, providers: dict[str, Any], since: float) -> Controller:

@@ -84,11 +84,11 @@ class Simulation:
     def providers(self, process: Process) -> dict[str, Any]:
         return {name: SimulatedProvider(self.cloud, process, name) for name in ("tpu", "compute")}
 
-    def cap_of_start(self, starts: int) -> float | None:
-        """Return the cap that the user gives with a start of the command, or None."""
-        if starts == 1:
+    def cap_of_begin(self, begins: int) -> float | None:
+        """Return the cap that the user gives when the command was begun so many times before, or None."""
+        if begins == 0:
             return self.scenario.cap_usd
-        return self.scenario.later_cap_usd if starts == 2 else None
+        return self.scenario.later_cap_usd if begins == 1 else None
 
     def start_keeper(self) -> None:
         if self.keeper is None and self.laptop.end is None:
@@ -129,7 +129,7 @@ class Simulation:
         """Require that a run without faults finishes if its cap allows it."""
         end = "none" if self.laptop.end is None else self.laptop.end.reason
         saved = f"{CHECKPOINTS}{self.scenario.job.steps:06}" in self.bucket.contents
-        if (end == "finished") != saved or end not in ("finished", "budget", "failed"):
+        if (end == "finished" and not saved) or end not in ("finished", "budget", "failed"):
             self.checks.fail(f"a run without faults ends as {end}; the last checkpoint exists: {saved}")
 
     def _is_over(self) -> bool:

@@ -48,6 +48,7 @@ class Faults:
     kill: float = 0.0
     pause: float = 0.0
     lost: float = 0.0  # the answer of a call that was carried out
+    odd: float = 0.0  # an answer of the API of the wrong shape
     late: float = 0.0  # writes that take effect after the caller has given up
 
     def outage(self, target: str, role: str, now: float) -> Outage | None:
@@ -75,6 +76,14 @@ class Process:
 
     def call(self, target: str) -> None:
         """Begin a call. Raise the error with which it fails."""
+        outage = self.check(target)
+        if outage is not None:
+            raise failure(outage)
+        if target == "api" and self.faults.odd and self.world.random.random() < self.faults.odd:
+            raise CloudUnavailable("an answer of the wrong shape")
+
+    def check(self, target: str) -> Outage | None:
+        """Begin a call. Return the outage that it meets, or None."""
         faults, world = self.faults, self.world
         if self.is_killed:
             raise Killed
@@ -83,9 +92,7 @@ class Process:
             raise Killed
         if faults.pause and not self.is_paused and world.random.random() < faults.pause:
             self._pause(world.random.choice((3.0, 20.0, 90.0)))
-        outage = faults.outage(target, self.role, world.now) if faults.outages else None
-        if outage is not None:
-            raise failure(outage)
+        return faults.outage(target, self.role, world.now) if faults.outages else None
 
     def answer(self, target: str) -> None:
         """End a call that was carried out. Its answer may be lost, or its process may have ended with its machine."""

@@ -27,6 +27,7 @@ class Scenario:
     """All random choices that are made before a simulation begins.
 
     Attributes:
+      provider: `http` for the real provider of the Cloud TPU API, or `simulated`.
       guards: the limits that exist: `controller`, `agent`, `api`. Each must hold alone.
       attacks: when the record is changed, and for how long an attacker repeats it (0: once).
       laptop_kills: when the user's process is killed, and for how long it does not run.
@@ -69,7 +70,7 @@ class Scenario:
         events = (self.attacks, self.laptop_kills, self.agent_kills, self.training_kills, self.preemptions)
         return (
             set(self.guards) >= {"controller", "agent"}
-            and not any(one.outages or one.kill or one.pause or one.lost or one.late for one in faults)
+            and not any(one.outages or one.kill or one.pause or one.lost or one.late or one.odd for one in faults)
             and not any(events)
             and not self.clock_glitches
             and self.down_at is None
@@ -82,7 +83,7 @@ def draw(random: Random) -> Scenario:
     """Return the scenario of a seed."""
     sets, weights = zip(*GUARDS, strict=True)
     guards = random.choices(sets, weights)[0]
-    scenario = Scenario(guards=guards)
+    scenario = Scenario(guards=guards, provider="http" if random.random() < 0.25 else "simulated")
     _draw_cloud(random, scenario)
     _draw_job(random, scenario)
     if random.random() < 0.12:
@@ -169,6 +170,7 @@ def _draw_faults(random: Random, scenario: Scenario) -> None:
     scenario.controller_faults = Faults(
         kill=chance(0.3, 0.002), pause=chance(0.3, 0.004), lost=chance(0.3, 0.03), late=chance(0.15, 0.03)
     )
+    scenario.controller_faults.odd = scenario.host_faults.odd = chance(0.2, 0.02)
     scenario.host_faults = Faults(kill=chance(0.3, 0.003), lost=chance(0.3, 0.03), late=chance(0.15, 0.03))
     outages = []
     for _ in range(random.choice((0, 0, 1, 1, 2, 3))):

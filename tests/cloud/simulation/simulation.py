@@ -21,6 +21,7 @@ from simulation.machines import HOSTS, Cloud, Machine, SimulatedProvider
 from simulation.process import Process
 from simulation.record_faults import Attacker
 from simulation.scenario import HORIZON_SECONDS, Scenario, draw
+from simulation.tpu_http import tpu_provider
 from simulation.training import CHECKPOINTS, Training
 
 from forerun.cloud.record.entries import CloudRun, Option, StopEntry
@@ -82,7 +83,9 @@ class Simulation:
         self.attacker = Attacker(self.bucket, self.world.random, lambda: self.world.now)
 
     def providers(self, process: Process) -> dict[str, Any]:
-        return {name: SimulatedProvider(self.cloud, process, name) for name in ("tpu", "compute")}
+        """Return the providers of a process. In some seeds, that of slices is the real one."""
+        found: dict[str, Any] = {name: SimulatedProvider(self.cloud, process, name) for name in ("tpu", "compute")}
+        return found | ({"tpu": tpu_provider(self.cloud, process)} if self.scenario.provider == "http" else {})
 
     def cap_of_begin(self, begins: int) -> float | None:
         """Return the cap that the user gives when the command was begun so many times before, or None."""

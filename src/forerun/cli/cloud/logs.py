@@ -96,6 +96,7 @@ def _open_log(files: RunFiles, snapshot: RecordSnapshot, attempt: int, host: int
 
 
 def _snapshot(files: RunFiles) -> RecordSnapshot:
+    from forerun.cloud.record.read_entry import require_undamaged
     from forerun.cloud.view.snapshot import read_snapshot
     from forerun.errors import UserError
 
@@ -107,7 +108,7 @@ def _snapshot(files: RunFiles) -> RecordSnapshot:
             why="cloud/run.json does not exist any more",
             fix="see what exists with forerun ps",
         )
-    return found
+    return require_undamaged(found)
 
 
 def _require(snapshot: RecordSnapshot, attempt: int | None, host: int) -> None:

@@ -36,6 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cli.cloud.run_outline import outline
     from forerun.cloud.control.begin import begin_run
     from forerun.cloud.providers import provider_named
+    from forerun.cloud.record.read_entry import require_undamaged, undamaged
     from forerun.cloud.record.run_files import RunFiles
     from forerun.cloud.view.known_runs import remember_runs
 
@@ -55,12 +56,12 @@ def run(args: argparse.Namespace) -> int:
         providers.setdefault("compute", compute)
     files = RunFiles(wanted.folder)
     files.files.require_writable()
-    found = files.run()
-    providers |= providers_for(
-        args, {entry.option.provider for entry in files.attempts().values()} - set(providers) if found else ()
-    )
-    if files.finished() is not None:
-        if all(files.end(number) is not None for number in files.attempts()):
+    recorded = files.run()
+    found = None if recorded is None else require_undamaged(recorded)
+    entries = [undamaged(entry) for entry in files.attempts().values()] if found else []
+    providers |= providers_for(args, {entry.option.provider for entry in entries if entry} - set(providers))
+    if undamaged(files.finished()) is not None:
+        if all(undamaged(files.end(number)) is not None for number in files.attempts()):
             print(f"the run {wanted.name} has finished; download its results: forerun fetch {wanted.name}")
             return 0
         # Only the deletion of the last slice must be verified.
@@ -73,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     begun = begin_run(files, wanted, providers, now, max_usd_given=args.max_usd is not None)
     remember_runs([wanted.folder])
     delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap)
-    if begun.keeper and files.finished() is None:
+    if begun.keeper and undamaged(files.finished()) is None:
         from forerun.cloud.keeper.keeper_start import start_keeper
 
         start_keeper(begun, files, compute, folder, delivery.identity, delivery.secrets, tell, time.sleep)

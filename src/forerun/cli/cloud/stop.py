@@ -23,12 +23,14 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cloud.control.controller import Controller
     from forerun.cloud.control.lease import holder_name
     from forerun.cloud.record.entries import StopEntry
+    from forerun.cloud.record.read_entry import require_undamaged
     from forerun.cloud.view.project_state import cloud_time
     from forerun.cloud.view.snapshot import read_snapshot
 
     files = files_of(args)
-    snapshot = read_snapshot(files)
-    assert snapshot is not None
+    recorded = read_snapshot(files)
+    assert recorded is not None
+    snapshot = require_undamaged(recorded)
     if snapshot.is_over:
         print(f"{snapshot.run.name} has {'finished' if snapshot.finished else 'stopped'} already; nothing is billed")
         return 0

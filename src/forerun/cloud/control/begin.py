@@ -8,6 +8,7 @@ from dataclasses import replace
 from forerun.cloud import labels
 from forerun.cloud.provider import Provider
 from forerun.cloud.record.entries import CloudRun
+from forerun.cloud.record.read_entry import require_undamaged, undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
 
@@ -27,8 +28,9 @@ def begin_run(
     wanted = replace(wanted, created_at=now, keeper_at=now if wanted.keeper else None)
     if files.create_run(wanted):
         return wanted
-    found = files.run()
-    assert found is not None, "a record is never removed"
+    recorded = files.run()
+    assert recorded is not None, "a record is never removed"
+    found = require_undamaged(recorded)
     if (found.job, tuple(found.arguments)) != (wanted.job, tuple(wanted.arguments)):
         raise UserError(
             "E-CLOUD-061",
@@ -51,7 +53,7 @@ def _keeper_spent_usd(files: RunFiles, found: CloudRun, now: float) -> float:
     """Return what the earlier keepers of a run cost. The last one ended with the last attempt."""
     if found.keeper_at is None:
         return found.keeper_spent_usd
-    ends = [files.end(number) for number in files.attempts()]
+    ends = [undamaged(files.end(number)) for number in files.attempts()]
     last = now if None in ends else max((end.at for end in ends if end is not None), default=now)
     return found.keeper_spent_usd + found.keeper_usd_per_hour * max(last - found.keeper_at, 0.0) / 3600
 

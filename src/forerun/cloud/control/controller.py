@@ -37,6 +37,7 @@ from forerun.cloud.record.entries import (
     ReadyEntry,
     StopEntry,
 )
+from forerun.cloud.record.read_entry import require_undamaged, undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import StorageError, UserError
 
@@ -139,6 +140,7 @@ class Controller:
                 why=f"{self.files.files.address}/run.json does not exist",
                 fix="start it with `forerun run JOB`; `forerun ps` lists the runs that exist",
             )
+        run = require_undamaged(run)
         other = self.lease.take(now)
         if other is None and (self._swept_at is None or now - self._swept_at > SWEEP_SECONDS):
             self.sweep()
@@ -163,14 +165,14 @@ class Controller:
 
         They exist only if a controller was suspended between its decision and its request, for longer than its lease.
         """
-        run = self.files.run()
+        run = undamaged(self.files.run())
         if run is None:
             return
         for provider in self.providers.values():
             for resource in provider.list():
                 if not is_slice_of(run, resource.labels, resource.metadata):
                     continue
-                if self.files.end(int(resource.labels[labels.ATTEMPT])) is not None:
+                if undamaged(self.files.end(int(resource.labels[labels.ATTEMPT]))) is not None:
                     provider.delete(resource.name, resource.zone)
 
     def _now(self) -> float:
@@ -204,7 +206,7 @@ class Controller:
             self._end(view, EndAttempt(entry, ENDED_REFUSED, str(refused), refused.failure))
             return
         self.observer.requested[entry.number] = view.now
-        if self.files.end(entry.number) is not None:
+        if undamaged(self.files.end(entry.number)) is not None:
             provider.delete(entry.resource, entry.option.zone)  # another controller has ended it in the meantime
 
     def _deliver(self, run: CloudRun, view: ControlView, entry: AttemptEntry) -> None:
@@ -239,7 +241,7 @@ class Controller:
         deleted_at = provider.delete(entry.resource, entry.option.zone)
         known = [at for at in (action.at, deleted_at) if at is not None]
         at = min(known) if known else provider.now()
-        ready = self.files.ready(entry.number)
+        ready = undamaged(self.files.ready(entry.number))
         preempted = action.reason == ENDED_PREEMPTED
         usd = attempt_usd(entry.option.usd_per_hour, None if ready is None else ready.at, at, preempted=preempted)
         end = EndEntry(at, action.reason, usd, action.detail, "" if action.failure is None else action.failure.value)

@@ -10,10 +10,9 @@ import os
 import secrets
 import socket
 
-from forerun.cloud.record.entries import LeaseEntry
+from forerun.cloud.record.entries import LEASE_SECONDS, LeaseEntry
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
-
-LEASE_SECONDS = 60.0
 
 
 def holder_name() -> str:
@@ -29,14 +28,14 @@ class Lease:
 
     def take(self, now: float) -> LeaseEntry | None:
         """Take or renew the lease. Return None on success, else the lease of the controller that has it."""
-        found = self.files.lease()
-        if found is not None and found.holder != self.holder and found.until > now:
+        found = undamaged(self.files.lease())
+        if found is not None and found.holder != self.holder and found.is_held(now):
             return found
-        if found is None or found.holder != self.holder or found.until - now < LEASE_SECONDS / 2:
+        if found is None or found.holder != self.holder or not LEASE_SECONDS / 2 <= found.until - now <= LEASE_SECONDS:
             self.files.write_lease(LeaseEntry(self.holder, now + LEASE_SECONDS))
         return None
 
     def release(self, now: float) -> None:
-        found = self.files.lease()
+        found = undamaged(self.files.lease())
         if found is not None and found.holder == self.holder:
             self.files.write_lease(LeaseEntry(self.holder, now))

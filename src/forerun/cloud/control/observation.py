@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport
 from forerun.cloud.provider import Provider, SliceState, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, HostEntry
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 
 
@@ -41,8 +42,10 @@ class RunObserver:
         cloud has its newest time.
         """
         if not self._attempts:
-            self._attempts = [AttemptView(entry) for entry in self.files.attempts().values()]
-        while (entry := self.files.attempt(self._last_number + 1)) is not None:
+            self._attempts = [
+                AttemptView(entry) for entry in self.files.attempts().values() if isinstance(entry, AttemptEntry)
+            ]
+        while (entry := undamaged(self.files.attempt(self._last_number + 1))) is not None:
             self._attempts.append(AttemptView(entry))
         self._attempts = [self._fresh(one) for one in self._attempts]
         view = ControlView(
@@ -50,14 +53,15 @@ class RunObserver:
             run=run,
             since=self.since,
             attempts=tuple(self._attempts),
-            stop=self.files.stop(),
-            finished=self.files.finished(),
+            stop=undamaged(self.files.stop()),
+            finished=undamaged(self.files.finished()),
         )
         current = view.current
         if current is None:
             return replace(view, now=clock())
         number, option = current.entry.number, current.entry.option
-        found = self.files.hosts(number, option.hosts)
+        reports = self.files.hosts(number, option.hosts)
+        found = {host: entry for host, entry in reports.items() if isinstance(entry, HostEntry)}
         status = own_status(providers[option.provider].status(current.entry.resource, option.zone), current.entry)
         now = clock()
         return replace(
@@ -77,8 +81,8 @@ class RunObserver:
         if known.end is not None:
             return known
         number = known.entry.number
-        end = self.files.end(number)
-        return AttemptView(known.entry, known.ready or self.files.ready(number), end)
+        end = undamaged(self.files.end(number))
+        return AttemptView(known.entry, known.ready or undamaged(self.files.ready(number)), end)
 
     def _reports(self, attempt: int, found: Mapping[int, HostEntry], now: float) -> dict[int, HostReport]:
         reports = {}

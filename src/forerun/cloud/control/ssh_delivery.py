@@ -63,7 +63,12 @@ class SshDelivery:
         return slice_metadata(run, attempt, public_key(self.identity), self.project)
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None = None,
     ) -> None:
         from forerun.cloud.setup.bundle import make_bundle
         from forerun.cloud.ssh.connection import IapTunnel
@@ -72,7 +77,7 @@ class SshDelivery:
         variables = dict(self.secrets)
         if len(hosts) > 1:  # machines without the metadata of a TPU slice find their index by their own address
             variables[HOSTS_VARIABLE] = ",".join(host.internal for host in hosts)
-        bundle = make_bundle(run, attempt, self.job_folder, variables, project=self.project)
+        bundle = make_bundle(run, attempt, self.job_folder, variables, project=self.project, ready_at=ready_at)
         tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
         deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)
 

@@ -11,6 +11,7 @@ from forerun.cloud.host.service import ServiceState
 from forerun.cloud.host.train_progress import TrainProgress
 from forerun.cloud.record.entries import (
     BROKEN,
+    CHECKING,
     EXPORTING,
     FAILED,
     FINISHED,
@@ -27,6 +28,7 @@ ENDED_PHASES = (FINISHED, STOPPED, PREEMPTING, BROKEN, FAILED)
 
 # Words of the startup script that are not phases.
 _SETUP_PHASES = {"preparing": INSTALLING, "waiting": INSTALLING, "started": STARTING}
+SETUP_WORDS = (*_SETUP_PHASES, INSTALLING, CHECKING, STARTING, BROKEN, FAILED)
 
 # How long host 0 waits for the last reports of the other hosts before it deletes the slice.
 LAST_REPORTS_SECONDS = 30.0
@@ -50,11 +52,11 @@ class HostView:
     """What an agent sees.
 
     Attributes:
-      now: the time of the cloud's clock.
+      now: the time of the cloud's clock; 0 while it is not known.
       setup: the line of the startup script: its phase, and a reason.
       service: the training service; None if systemd does not answer.
       stop_reason: of the stop request in the bucket, or None.
-      deadline_at: the time at which the budget is used up, or None.
+      deadline_at: the value of `now` at which the budget is used up, or None.
       notice: why the cloud will end this machine, or an empty string.
       is_finished: host 0 has stored the results, and `finished.json` exists.
       is_exported: the export on this host has ended.
@@ -127,10 +129,12 @@ def _stop_reason(view: HostView) -> str | None:
 
 
 def _is_last_moment(view: HostView) -> bool:
-    """Return whether the slice must be deleted now, whatever it does."""
-    if view.deadline_at is None or not view.is_rented:
-        return False
-    return view.now >= view.deadline_at - DELETE_SECONDS + host_delay_seconds(view.host, DELETE_SECONDS)
+    return view.is_rented and is_last_moment(view.now, view.deadline_at, view.host)
+
+
+def is_last_moment(now: float, deadline_at: float | None, host: int) -> bool:
+    """Return whether a rented slice must be deleted now, whatever it does."""
+    return deadline_at is not None and now >= deadline_at - DELETE_SECONDS + host_delay_seconds(host, DELETE_SECONDS)
 
 
 def _after_training(view: HostView, reason: str | None) -> HostDecision:

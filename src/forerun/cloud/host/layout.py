@@ -36,6 +36,18 @@ class HostLayout:
         return self.state_folder / "state"
 
     @property
+    def clock(self) -> Path:
+        """The state of the agent's clock, which must survive restarts."""
+        return self.state_folder / "agent-clock.json"
+
+    def boot_id(self) -> str:
+        """Return the ID of this boot of the machine, or an empty string."""
+        try:
+            return (self.root / "proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+        except (OSError, ValueError):
+            return ""
+
+    @property
     def log_position(self) -> Path:
         return self.state_folder / "agent-log.json"
 

@@ -10,6 +10,7 @@ from forerun.cloud.record.run_files import RunFiles
 from forerun.files import atomic_write
 
 PART_BYTES = 1 << 20
+MOST_BYTES = 1 << 50  # a larger position is not credible
 
 
 class LogCopy:
@@ -60,7 +61,10 @@ class LogCopy:
 
     def _restored(self) -> tuple[int, dict[str, int]]:
         try:
-            content = json.loads(self._position.read_bytes())
-            return int(content["part"]), {str(name): int(offset) for name, offset in content["offsets"].items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return 0, {}
+            position = json.loads(self._position.read_bytes())
+            part, offsets = position["part"], dict(position["offsets"])
+            if all(type(number) is int and 0 <= number < MOST_BYTES for number in (part, *offsets.values())):
+                return part, offsets
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        return 0, {}

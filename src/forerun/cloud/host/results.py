@@ -22,12 +22,17 @@ RUN_FOLDER = f"{CLOUD_FOLDER}/run"  # below the run's bucket folder
 KILL_SECONDS = 5.0
 
 
+def start_thread(work: Callable[[], None], name: str) -> None:
+    threading.Thread(target=work, name=name, daemon=True).start()
+
+
 class ResultStore:
     """Exports the model and stores the results in the bucket. It runs in its own thread and can be cancelled.
 
     Args:
       now: the cloud's clock.
       tell: receives what is done, for the agent's log.
+      start: runs a function in the background; it gets the function and a name.
     """
 
     def __init__(
@@ -37,20 +42,20 @@ class ResultStore:
         layout: HostLayout,
         now: Callable[[], float],
         tell: Callable[[str], None],
+        start: Callable[[Callable[[], None], str], None] = start_thread,
     ) -> None:
         self._files, self._settings, self._layout = files, settings, layout
-        self._now, self._tell = now, tell
+        self._now, self._tell, self._start = now, tell, start
         self._process: subprocess.Popen[bytes] | None = None
-        self._thread: threading.Thread | None = None
-        self._is_cancelled = False
+        self._is_cancelled = self._is_running = False
         self.is_done = False
         self.note = ""  # about results that could not be made
 
     def start(self) -> None:
         """Start, unless it runs. After a failure, start again."""
-        if self._thread is None or not (self._thread.is_alive() or self.is_done):
-            self._thread = threading.Thread(target=self._work, name="results", daemon=True)
-            self._thread.start()
+        if not (self._is_running or self.is_done or self._is_cancelled):
+            self._is_running = True
+            self._start(self._work, "results")
 
     def cancel(self) -> None:
         """End the export. What it has stored stays in the bucket."""
@@ -68,10 +73,12 @@ class ResultStore:
             self.is_done = not self._is_cancelled
         except Exception as error:  # for example, the bucket does not answer: the agent starts it again
             self._tell(f"results: {type(error).__name__}: {error}")
+        finally:
+            self._is_running = False
 
     def store(self) -> None:
         """Export the model, store all files, then create `finished.json`."""
-        if self._files.finished() is not None:
+        if isinstance(self._files.finished(), FinishEntry):  # a damaged file hides no results
             return
         run = self._layout.job_folder / self._settings.relative_run_folder
         stored: dict[str, tuple[int, str]] = {}
@@ -97,6 +104,8 @@ class ResultStore:
             self._process = subprocess.Popen(
                 command, cwd=self._layout.job_folder, env=environment, stdout=log, stderr=subprocess.STDOUT
             )
+            if self._is_cancelled:  # since the last check
+                self._process.kill()
             code = self._process.wait()
         self._tell(f"results: forerun export ended with exit code {code}")
         self.note = "" if code == 0 else f"forerun export ended with exit code {code}; the checkpoints are complete"

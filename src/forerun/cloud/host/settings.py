@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+
+from forerun.cloud.record.entries import MOST_HOSTS, AttemptNumber, Count, HostIndex, LimitSeconds, Name, Time, Word
+from forerun.cloud.record.read_entry import DamagedEntry, read_entry
 from forerun.errors import UserError
 
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """What an agent must know about its run.
+    """What an agent must know about its run. The deadline is delivered too: the record may be lost or forged.
 
     Attributes:
       folder: the bucket folder of the run.
@@ -22,21 +25,25 @@ class AgentSettings:
       resource: the name of the slice, which `provider` deletes in `zone`.
       host: the index of this host; None: it comes from the instance metadata.
       run_folder: the run's folder, relative to the job's folder.
+      limit_seconds: how long the slice may be billed; None: no limit.
+      deadline_at: when that time ends by the cloud's clock; None: the controller did not know when billing began.
     """
 
-    folder: str
-    attempt: int
-    hosts: int
-    run_name: str
-    provider: str
-    resource: str
-    zone: str
-    project: str | None = None
-    device: str = "tpu"
+    folder: Name
+    attempt: AttemptNumber
+    hosts: Annotated[int, Field(ge=1, le=MOST_HOSTS)]
+    run_name: Name
+    provider: Name
+    resource: Name
+    zone: Word
+    project: Word | None = None
+    device: Word = "tpu"
     export: bool = True
-    total_steps: int | None = None
-    host: int | None = None
-    run_folder: str = ""
+    total_steps: Count | None = None
+    host: HostIndex | None = None
+    run_folder: Word = ""
+    limit_seconds: LimitSeconds | None = None
+    deadline_at: Time | None = None
 
     @property
     def relative_run_folder(self) -> str:
@@ -44,15 +51,20 @@ class AgentSettings:
 
 
 def read_settings(file: Path) -> AgentSettings:
-    """Return the settings in a file. Keys of newer versions are ignored."""
+    """Return the settings in a file. Keys of newer versions are ignored.
+
+    Raises:
+      UserError: The settings cannot be read. The watch of the startup script then deletes the slice at its limit.
+    """
     try:
-        values = json.loads(file.read_bytes())
-        known = {one.name for one in dataclasses.fields(AgentSettings)}
-        return AgentSettings(**{name: value for name, value in values.items() if name in known})
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise UserError(
-            "E-CLOUD-040",
-            f"the agent cannot read its settings in {file}",
-            why=str(error),
-            fix="delete the slice with forerun down NAME, and start the run again: forerun run creates the file",
-        ) from error
+        settings = read_entry(AgentSettings, str(file), file.read_bytes())
+    except OSError as error:
+        settings = DamagedEntry(str(file), str(error))
+    if not isinstance(settings, DamagedEntry):
+        return settings
+    raise UserError(
+        "E-CLOUD-040",
+        f"the agent cannot read its settings in {file}",
+        why=settings.reason,
+        fix="delete the slice with forerun down NAME, and start the run again: forerun run creates the file",
+    )

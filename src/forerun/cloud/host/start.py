@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from forerun.cloud.host.agent import Agent, AgentTimes, SliceApi
 from forerun.cloud.host.layout import HostLayout
 from forerun.cloud.host.settings import AgentSettings, read_settings
+from forerun.cloud.provider import SliceStatus
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
 from forerun.hardware import maintenance_notice
@@ -55,11 +57,36 @@ def host_index(settings: AgentSettings) -> int:
 
 def api_of(settings: AgentSettings) -> SliceApi | None:
     """Return the API that deletes this slice; None for machines of the user."""
-    if settings.provider == SSH:
-        return None
-    from forerun.cloud.providers import provider_named
+    return None if settings.provider == SSH else ProviderApi(settings.provider, settings.project)
 
-    return provider_named(settings.provider, settings.project)
+
+class ProviderApi:
+    """A provider that is made at its first use.
+
+    Its credentials come from a server. If that does not answer, only the call fails: the agent still stops training.
+    """
+
+    def __init__(self, name: str, project: str | None) -> None:
+        self._name, self._project = name, project
+        self._lock = threading.Lock()
+        self._made: SliceApi | None = None
+
+    def _provider(self) -> SliceApi:
+        from forerun.cloud.providers import provider_named
+
+        with self._lock:
+            if self._made is None:
+                self._made = provider_named(self._name, self._project)
+            return self._made
+
+    def now(self) -> float:
+        return self._provider().now()
+
+    def status(self, name: str, zone: str) -> SliceStatus:
+        return self._provider().status(name, zone)
+
+    def delete(self, name: str, zone: str) -> float | None:
+        return self._provider().delete(name, zone)
 
 
 class NoticeWatch:
@@ -77,11 +104,16 @@ class NoticeWatch:
 
     def _work(self) -> None:
         while not self._reason:
-            found = maintenance_notice.announced(maintenance_notice.metadata_url())
+            try:
+                found = maintenance_notice.announced(maintenance_notice.metadata_url())
+            except Exception as error:  # nothing ends this thread
+                tell(f"notice: {type(error).__name__}: {error}")
+                found = None
             if found is not None:
                 self._reason = found[0]
             time.sleep(self._every_seconds)
 
 
 def tell(text: str) -> None:
-    print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)
+    with contextlib.suppress(OSError, ValueError):  # a full disk must not end the agent
+        print(time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), text, flush=True)

@@ -13,6 +13,7 @@ from forerun.cloud.keeper.keeper_process import HOLDER
 from forerun.cloud.keeper.settings import KeeperSettings
 from forerun.cloud.provider import CloudUnavailable, Provider, RequestRefused, SliceState
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
 
@@ -121,5 +122,5 @@ def _deliver(
 
 
 def _controls(files: RunFiles, now: float) -> bool:
-    lease = files.lease()
-    return lease is not None and lease.holder.startswith(f"{HOLDER}:") and lease.until > now
+    lease = undamaged(files.lease())
+    return lease is not None and lease.holder.startswith(f"{HOLDER}:") and lease.is_held(now)

@@ -1,16 +1,46 @@
-"""The entries of a run's record. Each is a frozen dataclass that becomes one JSON file."""
+"""The entries of a run's record. Each is a frozen dataclass that becomes one JSON file.
+
+Whoever may write to the bucket can damage or forge an entry. The annotations state the types and bounds that
+`read_entry.py` requires of a file.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
 
 from forerun.cloud.provider import Capacity
 
-T = TypeVar("T")
+VERSION: Literal[1] = 1  # of the record's format
+LEASE_SECONDS = 60.0
+LONGEST_LEASE_SECONDS = 3 * LEASE_SECONDS  # a lease that ends later than this from now is forged
+LONGEST_LIMIT_SECONDS = 10 * 366 * 24 * 3600
+LARGEST_ATTEMPT, MOST_HOSTS = 9999, 4096
+_MOST_DETAIL_CHARACTERS = 4000
+
+
+def _shortened(text: str) -> str:
+    return text[:_MOST_DETAIL_CHARACTERS]
+
+
+# The time in seconds since 1970, up to the year 2100.
+Time = Annotated[float, Field(ge=0, le=4_102_444_800, allow_inf_nan=False)]
+Usd = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
+AttemptNumber = Annotated[int, Field(ge=1, le=LARGEST_ATTEMPT)]
+HostIndex = Annotated[int, Field(ge=0, lt=MOST_HOSTS)]
+LimitSeconds = Annotated[int, Field(ge=0, le=LONGEST_LIMIT_SECONDS)]
+# One line without control characters: a name, a word or an address.
+Word = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+Name = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+JobText = Annotated[str, Field(max_length=1_000_000)]
+# Messages of programs have any length. A long one is cut, since it must not make the entry unreadable.
+Detail = Annotated[str, AfterValidator(_shortened)]
+Digest = Annotated[str, Field(max_length=64, pattern=r"^[0-9a-f]*$")]
 
 # Phases of a host, in their usual order.
 INSTALLING, CHECKING, STARTING, TRAINING, EXPORTING, FINISHED = (
@@ -41,16 +71,16 @@ class Option:
       preemptions: the expected number on spot.
     """
 
-    provider: str
-    slice: str
-    zone: str
+    provider: Name
+    slice: Name
+    zone: Name
     capacity: Capacity
-    hosts: int
-    usd_per_hour: float
-    step_seconds: float | None = None
-    hours: float | None = None
-    program: str = ""
-    preemptions: float | None = None
+    hosts: Annotated[int, Field(ge=1, le=MOST_HOSTS)]
+    usd_per_hour: Usd
+    step_seconds: Seconds | None = None
+    hours: Seconds | None = None
+    program: Word = ""
+    preemptions: Seconds | None = None
 
 
 @dataclass(frozen=True)
@@ -68,31 +98,33 @@ class CloudRun:
       keeper_usd_per_hour: the price of the keeper; 0: the run has none.
       keeper_at: when the keeper was started, and billed from then on.
       keeper_spent_usd: what earlier keepers cost, before the user resumed the run.
+      version: of the format of the record.
     """
 
-    name: str
-    folder: str
-    job: str
-    options: Sequence[Option]
-    max_usd: float | None
-    created_at: float
-    device: str = "tpu"
-    arguments: Sequence[str] = ()
-    versions: Mapping[str, str] = field(default_factory=dict)
-    total_steps: int | None = None
+    name: Name
+    folder: Name
+    job: JobText
+    options: Annotated[tuple[Option, ...], Field(min_length=1, max_length=1000)]
+    max_usd: Usd | None
+    created_at: Time
+    device: Word = "tpu"
+    arguments: Annotated[tuple[JobText, ...], Field(max_length=10_000)] = ()
+    versions: Mapping[Word, Word] = field(default_factory=dict)
+    total_steps: Count | None = None
     export: bool = True
     keeper: bool = False
-    image: str | None = None
-    disk_gib: int | None = None
-    network: str | None = None
-    subnetwork: str | None = None
-    service_account: str | None = None
-    reservation: str | None = None
+    image: Word | None = None
+    disk_gib: Count | None = None
+    network: Word | None = None
+    subnetwork: Word | None = None
+    service_account: Word | None = None
+    reservation: Word | None = None
     internal_only: bool = False
-    wait_seconds: int | None = None
-    keeper_usd_per_hour: float = 0.0
-    keeper_at: float | None = None
-    keeper_spent_usd: float = 0.0
+    wait_seconds: LimitSeconds | None = None
+    keeper_usd_per_hour: Usd = 0.0
+    keeper_at: Time | None = None
+    keeper_spent_usd: Usd = 0.0
+    version: Literal[1] = VERSION
 
 
 @dataclass(frozen=True)
@@ -105,19 +137,19 @@ class AttemptEntry:
       spent_usd: what all earlier attempts cost.
     """
 
-    number: int
+    number: AttemptNumber
     option: Option
-    resource: str
-    created_at: float
-    limit_seconds: int | None
-    spent_usd: float
+    resource: Name
+    created_at: Time
+    limit_seconds: LimitSeconds | None
+    spent_usd: Usd
 
 
 @dataclass(frozen=True)
 class ReadyEntry:
     """The time from which an attempt is billed. `attempts/NNN-ready.json`, created once by the first that sees it."""
 
-    at: float
+    at: Time
 
 
 @dataclass(frozen=True)
@@ -130,34 +162,34 @@ class EndEntry:
       failure: why the cloud refused it (a value of `Failure`), or an empty string.
     """
 
-    at: float
-    reason: str
-    usd: float
-    detail: str = ""
-    failure: str = ""
+    at: Time
+    reason: Word
+    usd: Usd
+    detail: Detail = ""
+    failure: Word = ""
 
 
 @dataclass(frozen=True)
 class HostEntry:
     """The last report of a host. `hosts/NNN-II.json`, replaced every few seconds."""
 
-    attempt: int
-    host: int
-    at: float
-    phase: str
-    step: int | None = None
-    detail: str = ""
-    exit_code: int | None = None
-    program: str = ""
-    save_seconds: float | None = None
+    attempt: AttemptNumber
+    host: HostIndex
+    at: Time
+    phase: Word
+    step: Count | None = None
+    detail: Detail = ""
+    exit_code: Annotated[int, Field(ge=-1000, le=1000)] | None = None
+    program: Word = ""
+    save_seconds: Seconds | None = None
 
 
 @dataclass(frozen=True)
 class StopEntry:
     """The request to stop the run with a checkpoint. `stop.json`, created once; removed by the next `forerun run`."""
 
-    at: float
-    reason: str
+    at: Time
+    reason: Detail
 
 
 @dataclass(frozen=True)
@@ -168,36 +200,18 @@ class FinishEntry:
       files: size and SHA-256 of each result file below the run's bucket folder.
     """
 
-    at: float
-    attempt: int
-    files: Mapping[str, tuple[int, str]]
+    at: Time
+    attempt: AttemptNumber
+    files: Mapping[Name, tuple[Count, Digest]]
 
 
 @dataclass(frozen=True)
 class LeaseEntry:
     """The controller that acts at present. `controller.json`, renewed by it; another one may act after `until`."""
 
-    holder: str
-    until: float
+    holder: Name
+    until: Time
 
-
-def to_json(entry: Any) -> bytes:
-    return json.dumps(dataclasses.asdict(entry), indent=1, sort_keys=True).encode() + b"\n"
-
-
-def from_json(kind: type[T], content: bytes) -> T:
-    """Return the entry in a file. Keys of newer versions are ignored. Raise ValueError if it is damaged."""
-    try:
-        values = json.loads(content)
-        known = {one.name for one in dataclasses.fields(kind)}  # type: ignore[arg-type]
-        values = {name: value for name, value in values.items() if name in known}
-        if kind is CloudRun:
-            values["options"] = tuple(Option(**option) for option in values["options"])
-            values["arguments"] = tuple(values.get("arguments", ()))
-        if kind is AttemptEntry:
-            values["option"] = Option(**values["option"])
-        if kind is FinishEntry:
-            values["files"] = {name: (int(size), str(digest)) for name, (size, digest) in values["files"].items()}
-        return kind(**values)
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"not a {kind.__name__}: {error}") from error
+    def is_held(self, now: float) -> bool:
+        """Return whether its controller may still act. A lease that ends too late was not written by a controller."""
+        return now < self.until <= now + LONGEST_LEASE_SECONDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TypeVar
 
 from forerun.cloud.record.entries import (
@@ -15,16 +15,15 @@ from forerun.cloud.record.entries import (
     LeaseEntry,
     ReadyEntry,
     StopEntry,
-    from_json,
-    to_json,
 )
+from forerun.cloud.record.read_entry import DamagedEntry, read_entry, undamaged, write_entry
 from forerun.data.storage.folder import StoreFolder
 from forerun.data.storage.location import folder_at
 
 T = TypeVar("T")
 CLOUD_FOLDER = "cloud"  # in the run's bucket folder, beside its checkpoints
 EXPORT_FOLDER = "export"
-_ATTEMPT = re.compile(r"attempts/(\d+)\.json")
+_ATTEMPT = re.compile(r"attempts/([0-9]{3,4})\.json")
 
 
 class RunFiles:
@@ -32,6 +31,8 @@ class RunFiles:
 
     Files that are created once decide between concurrent controllers: the first one that creates the file acts,
     and the others read what it has written.
+
+    A file with an invalid entry is returned as `DamagedEntry`: whoever may write to the bucket can damage it.
 
     Args:
       folder: the bucket folder of the run, such as `gs://bucket/runs/quickstart`.
@@ -45,7 +46,7 @@ class RunFiles:
     def address(self) -> str:
         return self.run_folder.address
 
-    def run(self) -> CloudRun | None:
+    def run(self) -> CloudRun | DamagedEntry | None:
         return self._read("run.json", CloudRun)
 
     def create_run(self, entry: CloudRun) -> bool:
@@ -53,47 +54,62 @@ class RunFiles:
         return self._create("run.json", entry)
 
     def replace_run(self, entry: CloudRun) -> None:
-        self.files.replace("run.json", to_json(entry))
+        self.files.replace("run.json", write_entry(entry))
 
-    def attempts(self) -> dict[int, AttemptEntry]:
-        """Return all attempts by their number, from 1 on."""
-        names = sorted(name for name in self.files.files() if _ATTEMPT.fullmatch(name))
-        contents = self.files.read_many(names)
-        found = [from_json(AttemptEntry, content) for content in contents if content is not None]
-        return {entry.number: entry for entry in sorted(found, key=lambda entry: entry.number)}
+    def attempts(self) -> dict[int, AttemptEntry | DamagedEntry]:
+        """Return all attempts by the number in the names of their files, in ascending order."""
+        numbers = {int(found[1]): name for name in self.files.files() if (found := _ATTEMPT.fullmatch(name))}
+        numbers = {number: name for number, name in numbers.items() if number and name == _attempt_name(number)}
+        read = self._read_attempts(sorted(numbers))
+        return {number: entry for number, entry in read.items() if entry is not None}
 
-    def attempt(self, number: int) -> AttemptEntry | None:
-        return self._read(f"attempts/{number:03}.json", AttemptEntry)
+    def attempt(self, number: int) -> AttemptEntry | DamagedEntry | None:
+        return self._read_attempts([number])[number]
+
+    def _read_attempts(self, numbers: Sequence[int]) -> dict[int, AttemptEntry | DamagedEntry | None]:
+        entries = self._read_many([_attempt_name(number) for number in numbers], AttemptEntry)
+        return {
+            number: self._damaged(_attempt_name(number), f"it is the entry of attempt {entry.number}")
+            if isinstance(entry, AttemptEntry) and entry.number != number
+            else entry
+            for number, entry in zip(numbers, entries, strict=True)
+        }
 
     def create_attempt(self, entry: AttemptEntry) -> bool:
         """Claim the number of an attempt. Return False if another controller has claimed it."""
-        return self._create(f"attempts/{entry.number:03}.json", entry)
+        return self._create(_attempt_name(entry.number), entry)
 
-    def ready(self, attempt: int) -> ReadyEntry | None:
+    def ready(self, attempt: int) -> ReadyEntry | DamagedEntry | None:
         return self._read(f"attempts/{attempt:03}-ready.json", ReadyEntry)
 
     def create_ready(self, attempt: int, entry: ReadyEntry) -> ReadyEntry:
-        """Record when billing began, if it is not recorded yet. Return what is recorded."""
+        """Record when billing began, if it is not recorded yet. Return what is recorded, else `entry`."""
         self._create(f"attempts/{attempt:03}-ready.json", entry)
-        return self.ready(attempt) or entry
+        return undamaged(self.ready(attempt)) or entry
 
-    def end(self, attempt: int) -> EndEntry | None:
+    def end(self, attempt: int) -> EndEntry | DamagedEntry | None:
         return self._read(f"attempts/{attempt:03}-end.json", EndEntry)
 
     def create_end(self, attempt: int, entry: EndEntry) -> EndEntry:
-        """Record the end of an attempt, if it is not recorded yet. Return what is recorded."""
+        """Record the end of an attempt, if it is not recorded yet. Return what is recorded, else `entry`."""
         self._create(f"attempts/{attempt:03}-end.json", entry)
-        return self.end(attempt) or entry
+        return undamaged(self.end(attempt)) or entry
 
-    def hosts(self, attempt: int, count: int) -> Mapping[int, HostEntry]:
+    def hosts(self, attempt: int, count: int) -> dict[int, HostEntry | DamagedEntry]:
         """Return the last report of each host that has reported."""
-        contents = self.files.read_many([f"hosts/{attempt:03}-{host:02}.json" for host in range(count)])
-        return {host: from_json(HostEntry, content) for host, content in enumerate(contents) if content is not None}
+        names = [_host_name(attempt, host) for host in range(count)]
+        reports: dict[int, HostEntry | DamagedEntry] = {}
+        for host, (name, entry) in enumerate(zip(names, self._read_many(names, HostEntry), strict=True)):
+            if isinstance(entry, HostEntry) and (entry.attempt, entry.host) != (attempt, host):
+                entry = self._damaged(name, f"it is the report of host {entry.host} of attempt {entry.attempt}")
+            if entry is not None:
+                reports[host] = entry
+        return reports
 
     def report_host(self, entry: HostEntry) -> None:
-        self.files.replace(f"hosts/{entry.attempt:03}-{entry.host:02}.json", to_json(entry))
+        self.files.replace(_host_name(entry.attempt, entry.host), write_entry(entry))
 
-    def stop(self) -> StopEntry | None:
+    def stop(self) -> StopEntry | DamagedEntry | None:
         return self._read("stop.json", StopEntry)
 
     def request_stop(self, entry: StopEntry) -> None:
@@ -102,17 +118,17 @@ class RunFiles:
     def withdraw_stop(self) -> None:
         self.files.remove("stop.json")
 
-    def finished(self) -> FinishEntry | None:
+    def finished(self) -> FinishEntry | DamagedEntry | None:
         return self._read("finished.json", FinishEntry)
 
     def create_finished(self, entry: FinishEntry) -> None:
         self._create("finished.json", entry)
 
-    def lease(self) -> LeaseEntry | None:
+    def lease(self) -> LeaseEntry | DamagedEntry | None:
         return self._read("controller.json", LeaseEntry)
 
     def write_lease(self, entry: LeaseEntry) -> None:
-        self.files.replace("controller.json", to_json(entry))
+        self.files.replace("controller.json", write_entry(entry))
 
     def log_names(self, attempt: int, host: int) -> list[str]:
         """Return the names of the parts of a host's log, in their order. A part is never changed after its creation."""
@@ -122,14 +138,39 @@ class RunFiles:
     def add_log(self, attempt: int, host: int, part: int, content: bytes) -> None:
         self.files.create(f"logs/{attempt:03}-{host:02}/{part:06}.log", content)
 
-    def _read(self, name: str, kind: type[T]) -> T | None:
-        (content,) = self.files.read_many([name])
-        return None if content is None else from_json(kind, content)
+    def _read(self, name: str, kind: type[T]) -> T | DamagedEntry | None:
+        return self._read_many([name], kind)[0]
+
+    def _read_many(self, names: Sequence[str], kind: type[T]) -> list[T | DamagedEntry | None]:
+        try:
+            contents = self.files.read_many(names)
+        except IsADirectoryError:
+            if len(names) > 1:
+                return [self._read(name, kind) for name in names]
+            return [self._damaged(names[0], "it is a folder")]
+        return [
+            None if content is None else read_entry(kind, self._path(name), content)
+            for name, content in zip(names, contents, strict=True)
+        ]
+
+    def _damaged(self, name: str, reason: str) -> DamagedEntry:
+        return DamagedEntry(self._path(name), reason)
+
+    def _path(self, name: str) -> str:
+        return f"{self.files.address}/{name}"
 
     def _create(self, name: str, entry: object) -> bool:
         """Create a file. True also if it exists with the same content: the answer to an earlier try may be lost."""
-        content = to_json(entry)
+        content = write_entry(entry)
         if self.files.create(name, content):
             return True
         (found,) = self.files.read_many([name])
         return found == content
+
+
+def _attempt_name(number: int) -> str:
+    return f"attempts/{number:03}.json"
+
+
+def _host_name(attempt: int, host: int) -> str:
+    return f"hosts/{attempt:03}-{host:02}.json"

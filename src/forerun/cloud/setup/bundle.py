@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO
 
+from forerun.cloud.deadline import deadline_at
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.cloud.setup.job_files import JOB_FILE, job_files
 from forerun.cloud.setup.planned_wheel import planned_wheel
@@ -70,7 +71,13 @@ class _Digest:
 
 
 def make_bundle(
-    run: CloudRun, attempt: AttemptEntry, job_folder: Path, secrets: Mapping[str, str], *, project: str | None = None
+    run: CloudRun,
+    attempt: AttemptEntry,
+    job_folder: Path,
+    secrets: Mapping[str, str],
+    *,
+    project: str | None = None,
+    ready_at: float | None = None,
 ) -> Bundle:
     """Return what the hosts of an attempt need: forerun, its requirements, the job with its files, and secrets.
 
@@ -78,6 +85,7 @@ def make_bundle(
       job_folder: what paths in the job file are relative to.
       secrets: environment variables of the training, such as HF_TOKEN. They are only in the bundle.
       project: the project of the slice, for the agent; None: the agent asks the metadata server.
+      ready_at: when billing of the slice began; None: the agent asks the API.
 
     Raises:
       UserError: a local file of the job is too large, a secret cannot be an environment variable, or the running
@@ -91,7 +99,8 @@ def make_bundle(
         "requirements.lock": locked.content,
         "secret": attempt_secret(run.folder, attempt.number).encode() + b"\n",
         "environment": environment_file(secrets).encode(),
-        "agent.json": json.dumps(_agent_settings(run, attempt, project), indent=1, sort_keys=True).encode() + b"\n",
+        "agent.json": json.dumps(_agent_settings(run, attempt, project, ready_at), indent=1, sort_keys=True).encode()
+        + b"\n",
         f"job/{JOB_FILE}": run.job.encode(),
     }
     files |= {f"units/{name}": text.encode() for name, text in unit_files(moved, attempt.option.hosts).items()}
@@ -127,8 +136,9 @@ def _refusal(name: str, why: str) -> UserError:
     )
 
 
-def _agent_settings(run: CloudRun, attempt: AttemptEntry, project: str | None) -> dict[str, object]:
-    return {
+def _agent_settings(run: CloudRun, attempt: AttemptEntry, project: str | None, ready_at: float | None) -> bytes:
+    """Return the content of agent.json. It has the limit, so that the agent does not depend on the record for it."""
+    settings = {
         "folder": run.folder,
         "attempt": attempt.number,
         "hosts": attempt.option.hosts,
@@ -140,4 +150,7 @@ def _agent_settings(run: CloudRun, attempt: AttemptEntry, project: str | None) -
         "zone": attempt.option.zone,
         "project": project,
         "total_steps": run.total_steps,
+        "limit_seconds": attempt.limit_seconds,
+        "deadline_at": None if ready_at is None else deadline_at(ready_at, attempt.limit_seconds),
     }
+    return json.dumps(settings, indent=1, sort_keys=True).encode() + b"\n"

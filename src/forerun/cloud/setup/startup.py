@@ -17,6 +17,9 @@ TEMPLATE = Path(__file__).parent / "startup.sh"
 USER = "forerun"  # the user of ssh connections
 BUNDLE_SECONDS = 1800  # how long a machine waits for its job
 SETUP_SECONDS = 3600  # after this time without an agent, a machine deletes its slice
+# How much later than the agent a machine deletes its slice. The time is counted from its first boot, which may be some
+# minutes before the slice is ready and billed.
+LIMIT_MARGIN_SECONDS = 300
 STARTUP_SCRIPT, SSH_KEYS = "startup-script", "ssh-keys"
 _PLACE = re.compile(r"@([A-Z0-9_]+)@")
 
@@ -29,8 +32,9 @@ def startup_script(
     It contains no secret. Everyone who may list the project's machines can read it.
 
     Args:
-      deletion: the requests that delete the slice if its setup does not succeed (`deletion_paths`).
-      limit_seconds: how long the slice may be billed, which also limits its setup.
+      deletion: the requests that delete the slice if its setup or its agent fails (`deletion_paths`).
+      limit_seconds: how long the slice may be billed; None: no limit. It comes from the attempt that requests the
+        slice, so the machine needs neither the bucket nor the agent to keep it.
 
     Raises:
       UserError: the running forerun or its Python cannot be installed on another machine.
@@ -45,7 +49,8 @@ def startup_script(
         "LOCK_SHA256": locked_requirements(run.device, python).sha256,
         "UV_REQUIREMENT": uv_requirement(),
         "BUNDLE_SECONDS": str(BUNDLE_SECONDS),
-        "SETUP_SECONDS": str(min(SETUP_SECONDS, limit_seconds or SETUP_SECONDS)),
+        "SETUP_SECONDS": str(SETUP_SECONDS if limit_seconds is None else min(SETUP_SECONDS, limit_seconds)),
+        "LIMIT_SECONDS": "" if limit_seconds is None else str(limit_seconds + LIMIT_MARGIN_SECONDS),
         "DELETION": "\n".join(deletion),
     }
     return _PLACE.sub(lambda found: shlex.quote(values[found[1]]), TEMPLATE.read_text(encoding="utf-8"))

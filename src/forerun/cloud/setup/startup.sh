@@ -13,6 +13,7 @@ LOCK_SHA256=@LOCK_SHA256@
 UV_REQUIREMENT=@UV_REQUIREMENT@
 BUNDLE_SECONDS=@BUNDLE_SECONDS@
 SETUP_SECONDS=@SETUP_SECONDS@
+LIMIT_SECONDS=@LIMIT_SECONDS@
 DELETION=@DELETION@
 
 STATE_FOLDER=/var/lib/forerun
@@ -75,29 +76,95 @@ settings() {
   export UV_NO_PROGRESS=1
 }
 
-# Deletes the slice if no agent runs after SETUP_SECONDS: the job never came, or the setup failed. The controller may not
-# exist any more, and the agent, which enforces the deadline, is not installed yet.
-watch_setup() {
+# The functions of the watch. It deletes the slice without an agent, a controller and the bucket: if no agent was started
+# within SETUP_SECONDS, and after LIMIT_SECONDS whatever the agent does. Both are counted from the first boot on.
+uptime_seconds() { cut -d. -f1 /proc/uptime; }
+boot_id() { cat /proc/sys/kernel/random/boot_id; }
+
+# Sets `counted` to the seconds since the first boot. A file keeps them over reboots. Within a boot, no clock changes
+# them. For the time of a reboot, the clock adds at most one hour.
+count_seconds() {
+  local up wall gap old_counted old_boot old_up old_wall form='^[0-9]{1,10} [0-9a-f-]+ [0-9]{1,10} [0-9]{1,11}$'
+  up=$(uptime_seconds) wall=$(date +%s)
+  if [ -z "${counted_line:-}" ]; then
+    counted_line=$(tr -d '\0' 2>/dev/null <"$STATE_FOLDER/.counted") || counted_line=
+    # Without the file, or with a damaged one, the time since this boot counts.
+    [[ $counted_line =~ $form ]] || counted_line="$up $(boot_id) $up $wall"
+  fi
+  read -r old_counted old_boot old_up old_wall <<<"$counted_line"
+  if [ "$old_boot" = "$(boot_id)" ] && [ "$((10#$old_up))" -le "$up" ]; then
+    gap=$((up - 10#$old_up))
+  else
+    gap=$((wall - 10#$old_wall))
+    if [ "$gap" -gt 3600 ]; then gap=3600; fi
+    if [ "$gap" -lt "$up" ]; then gap=$up; fi
+  fi
+  counted=$((10#$old_counted + gap))
+  counted_line="$counted $(boot_id) $up $wall"
+  # A full disk does not end the watch: until the next boot, the value in memory is enough.
+  echo "$counted_line" >"$STATE_FOLDER/.counted.new" && mv -f "$STATE_FOLDER/.counted.new" "$STATE_FOLDER/.counted" || true
+}
+
+delete_slice() {
   local api path base project token metadata=http://metadata.google.internal/computeMetadata/v1
-  sleep "$SETUP_SECONDS"
-  # Not `is-active`: an agent that is being restarted at this moment is no reason to delete the slice.
-  until [ -e "$STATE_FOLDER/.agent-started" ]; do
-    project=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/project/project-id") || project=
-    token=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/instance/service-accounts/default/token" |
-      sed -n 's/.*"access_token" *: *"\([^"]*\)".*/\1/p') || token=
-    echo "no agent runs after $SETUP_SECONDS seconds: the slice is deleted"
-    while read -r api path; do
-      base=https://tpu.googleapis.com/
-      if [ "$api" = tpu ]; then base=${CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU:-$base}; fi
-      if [ "$api" = compute ]; then
-        base=${CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE:-https://compute.googleapis.com/compute/v1/}
-      fi
-      # The token is read from standard input: process lists show arguments.
-      echo "header = \"Authorization: Bearer $token\"" |
-        curl -s -m 60 -o /dev/null -w "%{http_code} DELETE $path\n" -X DELETE -K - "$base${path//PROJECT/$project}" || true
-    done <<<"$DELETION"
-    sleep 60
+  project=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/project/project-id") || project=
+  token=$(curl -sf -m 10 -H "Metadata-Flavor: Google" "$metadata/instance/service-accounts/default/token" |
+    sed -n 's/.*"access_token" *: *"\([^"]*\)".*/\1/p') || token=
+  while read -r api path; do
+    base=https://tpu.googleapis.com/
+    if [ "$api" = tpu ]; then base=${CLOUDSDK_API_ENDPOINT_OVERRIDES_TPU:-$base}; fi
+    if [ "$api" = compute ]; then
+      base=${CLOUDSDK_API_ENDPOINT_OVERRIDES_COMPUTE:-https://compute.googleapis.com/compute/v1/}
+    fi
+    # The token is read from standard input: process lists show arguments.
+    echo "header = \"Authorization: Bearer $token\"" |
+      curl -s -m 60 -o /dev/null -w "%{http_code} DELETE $path\n" -X DELETE -K - "$base${path//PROJECT/$project}" || true
+  done <<<"$DELETION"
+}
+
+watch_slice() {
+  while true; do
+    count_seconds
+    # Not `is-active`: an agent that is being restarted at this moment is no reason to delete the slice.
+    if [ -n "$LIMIT_SECONDS" ] && [ "$counted" -ge "$LIMIT_SECONDS" ]; then
+      echo "the slice still exists after $counted seconds: it is deleted"
+      delete_slice
+    elif [ -e "$STATE_FOLDER/.agent-started" ]; then
+      if [ -z "$LIMIT_SECONDS" ]; then return 0; fi
+    elif [ "$counted" -ge "$SETUP_SECONDS" ]; then
+      echo "no agent runs after $counted seconds: the slice is deleted"
+      delete_slice
+    fi
+    sleep 30
   done
+}
+
+# Starts the watch as a unit, which lives as long as the machine. Processes of this script may end with the script.
+start_watch() {
+  if [ -z "$DELETION" ]; then return 0; fi
+  {
+    declare -p STATE_FOLDER SETUP_SECONDS LIMIT_SECONDS DELETION
+    declare -f uptime_seconds boot_id count_seconds delete_slice watch_slice
+    echo watch_slice
+  } >"$STATE_FOLDER/.watch.new"
+  mv -f "$STATE_FOLDER/.watch.new" "$STATE_FOLDER/watch.sh"
+  cat >"$UNITS/forerun-watch.service" <<END
+[Unit]
+Description=forerun: the watch that deletes the slice if its agent does not
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+EnvironmentFile=-/etc/default/forerun
+ExecStart=/bin/bash $STATE_FOLDER/watch.sh
+Restart=on-failure
+RestartSec=5
+OOMScoreAdjust=-900
+StandardOutput=append:$LOG_FOLDER/watch.log
+StandardError=append:$LOG_FOLDER/watch.log
+END
+  systemctl daemon-reload
+  systemctl start forerun-watch
 }
 
 folders() {
@@ -209,16 +276,12 @@ check_devices() {
 }
 
 echo "$(date -u +%FT%TZ) startup of the run $RUN"
+start_watch # before all that may fail, and before the script ends early
 settings
 folders
 if systemctl is-active --quiet forerun-train; then
   echo "the training runs already"
   exit 0
-fi
-if [ -n "$DELETION" ]; then
-  trap - ERR
-  (set +e && exec 9>&- && watch_setup) </dev/null >>"$LOG_FOLDER/startup.log" 2>&1 &
-  trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 fi
 state preparing
 install_uv

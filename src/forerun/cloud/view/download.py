@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from forerun.cloud.record.entries import FinishEntry
+from forerun.cloud.record.read_entry import require_undamaged
 from forerun.cloud.record.run_files import CLOUD_FOLDER, RunFiles
 from forerun.data.storage.file_range import FileRange
 from forerun.data.storage.folder import StoreFolder
@@ -96,6 +97,7 @@ def fetch_results(
             why="it has not finished: cloud/finished.json does not exist",
             fix=f"see its state with forerun ps --all, and its curves with forerun report {files.address}",
         )
+    finished = require_undamaged(finished)
     folder = to or Path(RUNS) / files.address.rstrip("/").rpartition("/")[2]
     return download(files.run_folder, result_files(finished, folder), folder, tell)
 

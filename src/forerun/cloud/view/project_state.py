@@ -10,6 +10,7 @@ from pathlib import Path
 
 from forerun.cloud import labels
 from forerun.cloud.provider import ApiDisabled, CloudUnavailable, Provider, Resource, ZonesUnreachable
+from forerun.cloud.record.read_entry import DamagedEntry
 from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.ssh.machines import PROVIDER
 from forerun.cloud.ssh.ssh_provider import SshProvider
@@ -140,7 +141,8 @@ def _existing_machines(snapshots: Iterable[RecordSnapshot]) -> tuple[Provider, .
 
 def _snapshot(folder: str) -> RecordSnapshot | str:
     try:
-        return read_snapshot(RunFiles(folder)) or "it has no file cloud/run.json"
+        snapshot = read_snapshot(RunFiles(folder))
+        return str(snapshot) if isinstance(snapshot, DamagedEntry) else snapshot or "it has no file cloud/run.json"
     except UserError as error:
         return f"{error.what} [{error.code}]"
     except (OSError, ValueError) as error:

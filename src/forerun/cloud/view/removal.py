@@ -9,6 +9,7 @@ from forerun.cloud import labels
 from forerun.cloud.control.billing import attempt_usd
 from forerun.cloud.provider import CloudUnavailable, Provider, Resource, SliceState
 from forerun.cloud.record.entries import ENDED_FINISHED, ENDED_STOPPED, EndEntry, ReadyEntry, StopEntry
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.view.run_location import is_address
 from forerun.cloud.view.snapshot import RecordSnapshot
@@ -167,7 +168,7 @@ def _record_ends(
         if target not in deleted:  # not listed: something may still be on its way
             ended_at = provider.delete(entry.resource, entry.option.zone)
         at = provider.now() if ended_at is None else ended_at
-        ready = files.ready(entry.number)
+        ready = undamaged(files.ready(entry.number))
         usd = attempt_usd(entry.option.usd_per_hour, None if ready is None else ready.at, at, preempted=False)
         files.create_end(entry.number, EndEntry(at, reason, usd, REASON))
 

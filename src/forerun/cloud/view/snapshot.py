@@ -21,6 +21,7 @@ from forerun.cloud.record.entries import (
     ReadyEntry,
     StopEntry,
 )
+from forerun.cloud.record.read_entry import DamagedEntry, undamaged
 from forerun.cloud.record.run_files import RunFiles
 
 CONCURRENT_READS = 16
@@ -28,7 +29,12 @@ CONCURRENT_READS = 16
 
 @dataclass(frozen=True)
 class RecordSnapshot:
-    """What the record of a run contains. `hosts` are the reports of the newest attempt."""
+    """What the record of a run contains.
+
+    Attributes:
+      hosts: the reports of the newest attempt.
+      damaged: the files without a valid entry. The other attributes do not contain them.
+    """
 
     run: CloudRun
     attempts: Mapping[int, AttemptEntry] = field(default_factory=dict)
@@ -38,6 +44,7 @@ class RecordSnapshot:
     stop: StopEntry | None = None
     finished: FinishEntry | None = None
     lease: LeaseEntry | None = None
+    damaged: tuple[DamagedEntry, ...] = ()
 
     @property
     def newest(self) -> AttemptEntry | None:
@@ -50,8 +57,8 @@ class RecordSnapshot:
 
     @property
     def end_reason(self) -> str | None:
-        """Why the run has ended, with all slices deleted; None if it has not, or if a controller may continue it."""
-        if self.open_attempts:
+        """Why the run has ended, with all slices deleted; None if a controller may continue it or a file is damaged."""
+        if self.open_attempts or self.damaged:
             return None
         if self.finished is not None:
             return ENDED_FINISHED
@@ -97,32 +104,36 @@ class RecordSnapshot:
 
     def controller(self, now: float) -> str | None:
         """Return the controller that acts at present, or None if no controller does."""
-        return self.lease.holder if self.lease is not None and self.lease.until > now else None
+        return self.lease.holder if self.lease is not None and self.lease.is_held(now) else None
 
     def report_age_seconds(self, now: float) -> float | None:
         """Return the time since the last report of any host of the newest attempt."""
         return max(0.0, now - max(host.at for host in self.hosts.values())) if self.hosts else None
 
 
-def read_snapshot(files: RunFiles) -> RecordSnapshot | None:
-    """Read the record of a run, or return None if the folder has none. Raise ValueError if it is damaged."""
+def read_snapshot(files: RunFiles) -> RecordSnapshot | DamagedEntry | None:
+    """Read the record of a run. Return None if the folder has none, or the file `run.json` if that is damaged."""
     run = files.run()
-    if run is None:
-        return None
-    attempts = files.attempts()
+    if run is None or isinstance(run, DamagedEntry):
+        return run
+    found = files.attempts()
+    attempts = {number: entry for number, entry in found.items() if isinstance(entry, AttemptEntry)}
     newest = attempts[max(attempts)] if attempts else None
     with ThreadPoolExecutor(CONCURRENT_READS) as pool:
-        ready = {number: pool.submit(files.ready, number) for number in attempts}
-        ends = {number: pool.submit(files.end, number) for number in attempts}
+        ready = dict(zip(found, pool.map(files.ready, found), strict=True))
+        ends = dict(zip(found, pool.map(files.end, found), strict=True))
         stop, finished, lease = pool.submit(files.stop), pool.submit(files.finished), pool.submit(files.lease)
-        hosts = pool.submit(files.hosts, newest.number, newest.option.hosts) if newest else None
-        return RecordSnapshot(
-            run=run,
-            attempts=attempts,
-            ready={number: found for number, one in ready.items() if (found := one.result()) is not None},
-            ends={number: end for number, one in ends.items() if (end := one.result()) is not None},
-            hosts=hosts.result() if hosts else {},
-            stop=stop.result(),
-            finished=finished.result(),
-            lease=lease.result(),
-        )
+        hosts = files.hosts(newest.number, newest.option.hosts) if newest else {}
+    every: tuple[object, ...] = (*found.values(), *ready.values(), *ends.values(), *hosts.values())
+    every += (stop.result(), finished.result(), lease.result())
+    return RecordSnapshot(
+        run=run,
+        attempts=attempts,
+        ready={number: entry for number, entry in ready.items() if isinstance(entry, ReadyEntry)},
+        ends={number: entry for number, entry in ends.items() if isinstance(entry, EndEntry)},
+        hosts={host: entry for host, entry in hosts.items() if isinstance(entry, HostEntry)},
+        stop=undamaged(stop.result()),
+        finished=undamaged(finished.result()),
+        lease=undamaged(lease.result()),
+        damaged=tuple(entry for entry in every if isinstance(entry, DamagedEntry)),
+    )

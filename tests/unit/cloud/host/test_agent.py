@@ -1,118 +1,17 @@
-"""An agent in a temporary file tree, with a `systemctl` and a `forerun` that record their calls."""
+"""An agent with its threads, a `systemctl` and a `forerun` that record their calls."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from agent_host import LIMIT_SECONDS, Host
 
-from forerun.cloud.host.agent import Agent, AgentTimes
-from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.settings import AgentSettings
-from forerun.cloud.provider import CloudUnavailable, SliceState, SliceStatus
-from forerun.cloud.record.entries import AttemptEntry, FinishEntry, HostEntry, Option, ReadyEntry, StopEntry
-from forerun.cloud.record.run_files import RunFiles
-
-SYSTEMCTL = """#!/bin/sh
-if [ "$1" = show ]; then cat {unit}; fi
-if [ "$1" = stop ]; then
-  echo "$*" >> {calls}
-  if [ -f {checkpoint} ]; then printf 'ActiveState=failed\\nExecMainCode=1\\nExecMainStatus=75\\n' > {unit}; fi
-fi
-"""
-FORERUN = """#!/bin/sh
-echo "$JAX_PLATFORMS $*" >> {calls}
-mkdir -p {export}/sub
-printf weights > {export}/model.safetensors
-printf '{{}}' > {export}/sub/config.json
-"""
-RUNNING = "ActiveState=active\nExecMainCode=0\nExecMainStatus=0\n"
-ENDED = "ActiveState=inactive\nExecMainCode=1\nExecMainStatus={}\n"
-OPTION = Option("tpu", "v6e-8", "us-east5-b", "spot", 1, 21.6)
-LIMIT_SECONDS = 3600
-
-
-class StubApi:
-    """A provider that records deletions. `fails` is how many calls of `delete` raise."""
-
-    def __init__(self, now: float) -> None:
-        self.time, self.fails = now, 0
-        self.is_down = False
-        self.deleted: list[tuple[str, str]] = []
-
-    def now(self) -> float:
-        if self.is_down:
-            raise CloudUnavailable("down")
-        return self.time
-
-    def status(self, name: str, zone: str) -> SliceStatus:
-        return SliceStatus(SliceState.READY, ready_at=1000.0)
-
-    def delete(self, name: str, zone: str) -> float | None:
-        if self.fails:
-            self.fails -= 1
-            raise CloudUnavailable("down")
-        self.deleted.append((name, zone))
-        return None
-
-
-class Host:
-    """A file tree of a host, its bucket folder and its API."""
-
-    def __init__(self, folder: Path) -> None:
-        self.layout = HostLayout(folder / "root")
-        self.files = RunFiles(str(folder / "bucket"))
-        self.api = StubApi(1010.0)
-        self.calls, self.unit, self.checkpoint = folder / "calls", folder / "unit", folder / "checkpoint"
-        self.run = self.layout.job_folder / "runs/tiny"
-        names = {"unit": self.unit, "calls": self.calls, "checkpoint": self.checkpoint, "export": self.layout.export}
-        for path, text in (
-            (self.layout.root / "usr/bin/systemctl", SYSTEMCTL.format(**names)),
-            (self.layout.forerun, FORERUN.format(**names)),
-        ):
-            path.parent.mkdir(parents=True)
-            path.write_text(text)
-            path.chmod(0o755)
-        self.run.mkdir(parents=True)
-        self.layout.log_folder.mkdir(parents=True)
-        self.layout.setup_state.write_text("started\n")
-        self.unit.write_text(RUNNING)
-        self.checkpoint.touch()
-        self.files.create_attempt(AttemptEntry(1, OPTION, "forerun-tiny-1", 900.0, LIMIT_SECONDS, 0.0))
-        self.files.create_ready(1, ReadyEntry(1000.0))
-
-    def end_training(self, code: int) -> None:
-        self.unit.write_text(ENDED.format(code))
-
-    def agent(self, host: int = 0, hosts: int = 1, *, is_rented: bool = True, notice: str = "") -> Agent:
-        settings = AgentSettings(self.files.address, 1, hosts, "tiny", "tpu", "forerun-tiny-1", "us-east5-b")
-        api = self.api if is_rented else None
-        times = AgentTimes(speed=50.0, flush_seconds=1000.0)
-        return Agent(settings, self.layout, self.files, host, api, lambda: notice, lambda text: None, times)
-
-    @contextmanager
-    def running(self, **options: object) -> Iterator[Agent]:
-        agent = self.agent(**options)  # type: ignore[arg-type]
-        thread = threading.Thread(target=agent.run)
-        thread.start()
-        try:
-            yield agent
-        finally:
-            agent.close()
-            thread.join()
-
-    def report(self, host: int = 0) -> HostEntry | None:
-        return self.files.hosts(1, host + 1).get(host)
-
-    def phase(self, host: int = 0) -> str:
-        entry = self.report(host)
-        return "" if entry is None else entry.phase
+from forerun.cloud.record.entries import FinishEntry, HostEntry, ReadyEntry, StopEntry
 
 
 @pytest.fixture
@@ -222,7 +121,7 @@ def test_finish_exports_stores_and_deletes(host: Host) -> None:
     host.end_training(0)
     with host.running(hosts=2):
         wait_for(lambda: host.files.finished())
-        assert host.phase() in ("exporting", "finished")
+        wait_for(lambda: host.phase() in ("exporting", "finished"))
         host.files.report_host(HostEntry(1, 1, 1012.0, "finished"))
         wait_for(lambda: host.api.deleted)
     assert host.calls.read_text().split() == ["cpu", "export", str(host.run), "--to", str(host.layout.export)]

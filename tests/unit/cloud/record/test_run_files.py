@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, EndEntry, HostEntry, Option, ReadyEntry, StopEntry
+from forerun.cloud.record.read_entry import DamagedEntry, write_entry
 from forerun.cloud.record.run_files import RunFiles
 
 OPTION = Option("tpu", "v6e-8", "us-east5-b", "spot", 1, 21.6, 0.5, 2.0, "abc")
@@ -63,9 +64,48 @@ def test_logs_in_order(files: RunFiles) -> None:
     assert [files.files.read(name) for name in files.log_names(1, 0)] == [b"0", b"1", b"2"]
 
 
-def test_damaged_and_newer_files(files: RunFiles) -> None:
+def test_keys_of_newer_files_are_ignored(files: RunFiles) -> None:
     files.files.create("stop.json", b'{"at": 1.0, "reason": "user", "added later": 1}')
     assert files.stop() == StopEntry(1.0, "user")
-    files.files.create("run.json", b'{"name": "tiny"}')
-    with pytest.raises(ValueError, match="CloudRun"):
-        files.run()
+
+
+def test_damaged_files_do_not_hide_the_others(files: RunFiles) -> None:
+    for number in (1, 2, 3):
+        files.create_attempt(AttemptEntry(number, OPTION, f"forerun-tiny-{number}", 1000.0, 3600, 0.0))
+        files.report_host(HostEntry(3, number, 1005.0, "training"))
+    files.files.replace("attempts/002.json", b"[" * 100_000)
+    files.files.replace("attempts/0004.json", b"no file of a record")
+    files.files.replace("attempts/000.json", b"no file of a record")
+    files.files.replace("hosts/003-02.json", b"\xff")
+    attempts, hosts = files.attempts(), files.hosts(3, 4)
+    assert [type(attempts[number]) for number in (1, 2, 3)] == [AttemptEntry, DamagedEntry, AttemptEntry]
+    assert files.attempt(2) == attempts[2]
+    assert list(attempts) == [1, 2, 3]
+    assert {host: type(entry) for host, entry in hosts.items()} == {1: HostEntry, 2: DamagedEntry, 3: HostEntry}
+    assert damaged_path(hosts[2]) == f"{files.address}/cloud/hosts/003-02.json"
+
+
+def test_an_entry_in_the_file_of_another_is_damaged(files: RunFiles) -> None:
+    files.files.replace("attempts/002.json", write_entry(AttemptEntry(1, OPTION, "a", 1000.0, 3600, 0.0)))
+    files.files.replace("hosts/002-00.json", write_entry(HostEntry(1, 0, 1000.0, "training")))
+    files.files.replace("hosts/002-01.json", write_entry(HostEntry(2, 0, 1000.0, "training")))
+    assert damaged_path(files.attempts()[2]) == f"{files.address}/cloud/attempts/002.json"
+    assert set(map(type, files.hosts(2, 2).values())) == {DamagedEntry}
+
+
+def test_a_folder_in_the_place_of_a_file_is_damaged(files: RunFiles, tmp_path: Path) -> None:
+    files.report_host(HostEntry(1, 0, 1000.0, "training"))
+    (tmp_path / "cloud/hosts/001-01.json").mkdir()
+    assert list(map(type, files.hosts(1, 2).values())) == [HostEntry, DamagedEntry]
+
+
+def test_a_damaged_time_does_not_replace_the_own_one(files: RunFiles) -> None:
+    files.files.create("attempts/001-ready.json", b'{"at": "x"}')
+    files.files.create("attempts/001-end.json", b'{"at": 1, "reason": "finished", "usd": NaN}')
+    assert files.create_ready(1, ReadyEntry(1010.0)) == ReadyEntry(1010.0)
+    assert files.create_end(1, EndEntry(2000.0, "preempted", 1.25)).usd == 1.25
+
+
+def damaged_path(entry: object) -> str:
+    assert isinstance(entry, DamagedEntry)
+    return entry.path

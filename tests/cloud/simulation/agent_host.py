@@ -1,109 +1,76 @@
-"""A host with the real agent, whose threads are replaced by calls in a fixed order."""
+"""A host with the real agent. Its threads are replaced by calls in a fixed order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from unittest import mock
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from simulation.bucket import BucketFolder
 from simulation.process import Killed, Process
 
 from forerun.cloud.host import agent as agent_module
-from forerun.cloud.host.agent import Agent, AgentTimes
-from forerun.cloud.host.bucket_link import BucketLink
+from forerun.cloud.host.agent import Agent
 from forerun.cloud.host.layout import HostLayout
-from forerun.cloud.host.results import ResultStore
 from forerun.cloud.host.service import ServiceState
 from forerun.cloud.host.settings import read_settings
 from forerun.cloud.host.train_progress import TrainProgress
-from forerun.cloud.record.entries import HostEntry
 from forerun.cloud.record.run_files import RunFiles
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from simulation.guest import Guest
 
 RESTART_SECONDS = 5.0  # RestartSec= of the agent's unit
-_ACTIVE: list[AgentHost] = []  # the host whose agent acts now, as the only element
 
 
-class SerialLink(BucketLink):
-    """A link without a thread: the host calls `exchange_once`."""
+@dataclass(frozen=True)
+class SimulatedLayout(HostLayout):
+    """The file tree of a simulated host, with the ID of its boot."""
 
-    def start(self) -> None:
-        """Do nothing."""
+    host: AgentHost | None = None
 
-    def close(self) -> None:
-        """Do nothing."""
-
-    def flush(self, limit_seconds: float) -> bool:
-        return self.exchange_once()
-
-    def exchange_once(self) -> bool:
-        """Exchange the report and the record as the thread of the link does. Return whether it succeeded."""
-        try:
-            self.exchange(self._report, is_ending=self._is_ending)
-        except Exception as error:
-            self._tell(f"bucket: {type(error).__name__}")
-            return False
-        return True
-
-
-class SerialResults(ResultStore):
-    """A store of results whose thread is an event."""
-
-    _is_scheduled = False
-
-    def start(self) -> None:
-        host = _ACTIVE[0]
-        if self._is_scheduled or self.is_done:
-            return
-        self._is_scheduled = True
-        context = host.guest.context
-        context.world.after(context.plan.export_seconds, lambda: self._finish(host))
-
-    def _finish(self, host: AgentHost) -> None:
-        self._is_scheduled = False
-        if host.guest.lives and host.agent is not None and host.agent._results is self and not self._is_cancelled:
-            try:
-                self._work()
-            except Killed:
-                host.restart_later()
-
-    def cancel(self) -> None:
-        self._is_cancelled = True
+    def boot_id(self) -> str:
+        assert self.host is not None
+        return f"boot-{self.host.boots}"
 
 
 class AgentHost:
-    """One host of a slice: its disk, its clocks and its agent."""
+    """One host of a slice: its disk, its clocks and its agent.
+
+    Attributes:
+      is_broken: the agent has ended for ever.
+      notice: why the cloud will end the machine, or an empty string.
+    """
 
     def __init__(self, guest: Guest, index: int) -> None:
         self.guest, self.index = guest, index
-        context = guest.context
-        self.layout = HostLayout(context.disk / f"{guest.machine.request.name}-{guest.machine.request.zone}-{index}")
-        self.settings_file = self.layout.settings
-        self.booted_at = context.world.now
+        context, request = guest.context, guest.machine.request
+        root = context.disk / f"{request.name}-{request.zone}-{index}"
+        self.layout = SimulatedLayout(root, self)
+        self.booted_at, self.boots = context.world.now, 1
         self.process = self._process()
         self.agent: Agent | None = None
         self.has_started = False
         self.is_broken = False
         self.notice = ""
 
+    def accept(self, settings: bytes) -> None:
+        self.layout.state_folder.mkdir(parents=True, exist_ok=True)
+        self.layout.settings.write_bytes(settings)
+
     def set_state(self, text: str) -> None:
         self.layout.setup_state.write_text(text + "\n")
 
     def start(self) -> None:
         """Start the agent, as systemd does."""
-        guest = self.guest
-        if not guest.lives or self.is_broken:
+        if not self.guest.lives or self.is_broken:
             return
         self.has_started = True
         self.process = self._process()
         try:
-            with self._acting():
-                self.agent = self._agent()
+            self.agent = self._agent()
         except Exception as error:
             self._crashed(error)
             return
@@ -111,31 +78,39 @@ class AgentHost:
 
     def tick(self) -> None:
         """Run one turn of the agent and its threads."""
-        agent = self.agent
+        agent, context = self.agent, self.guest.context
         if agent is None or not self.guest.lives or self.is_broken:
             return
+        _ACTIVE[:] = [self]
         try:
-            with self._acting():
+            self._exchange(agent)
+            agent.ask_cloud()
+            phase = agent._last.phase
+            if agent.turn():
+                self.agent = None
+                return
+            if agent._last.phase != phase:
                 self._exchange(agent)
-                agent._clock.refresh() or agent._record_ready()
-                phase = agent._last.phase
-                if agent.turn():
-                    self.agent = None
-                    return
-                if agent._last.phase != phase:
-                    self._exchange(agent)
         except Killed:
-            if self.guest.lives:
-                self.restart_later()
+            self.restart_later()
             return
         except Exception as error:
             self._crashed(error)
             return
-        self.guest.context.world.after(self.guest.context.plan.poll_seconds, self._tick_of(agent))
+        context.world.after(context.plan.poll_seconds, lambda: self.tick() if self.agent is agent else None)
 
     def restart_later(self) -> None:
+        """Start the agent again, unless its machine has ended."""
         self.agent = None
-        self.guest.context.world.after(RESTART_SECONDS, self.start)
+        if self.guest.lives:
+            self.guest.context.world.after(RESTART_SECONDS, self.start)
+
+    def reboot(self) -> None:
+        """End the agent with the operating system. The clock that counts from the boot begins again."""
+        self.process.is_killed = True
+        self.agent = None
+        self.boots += 1
+        self.booted_at = self.guest.context.world.now
 
     def wall(self) -> float:
         return self.guest.context.world.now + self.guest.context.plan.wall_offset
@@ -143,19 +118,36 @@ class AgentHost:
     def monotonic(self) -> float:
         return self.guest.context.world.now - self.booted_at
 
-    def _tick_of(self, agent: Agent) -> Callable[[], None]:
-        return lambda: self.tick() if self.agent is agent else None
+    def state(self) -> ServiceState:
+        """Return the state of the training service."""
+        return self.guest.training.service()
+
+    def stop(self) -> None:
+        """Stop the training service."""
+        self.guest.training.stop()
+
+    def background(self, work: Callable[[], None], name: str) -> None:
+        """Run the export of the agent that acts now, after the time that it takes."""
+        agent, context = self.agent, self.guest.context
+
+        def finish() -> None:
+            if self.guest.lives and self.agent is agent:
+                try:
+                    work()
+                except Killed:
+                    self.restart_later()
+
+        context.world.after(context.plan.export_seconds, finish)
 
     def _exchange(self, agent: Agent) -> None:
         context = self.guest.context
         outage = context.faults.outage("bucket", "host", context.world.now)
         if outage is None or outage.kind != "hang":
-            link: Any = agent._link
-            link.exchange_once()
+            agent.exchange()
 
     def _crashed(self, error: Exception) -> None:
-        self.guest.context.problems.append(f"the agent crashed: {type(error).__name__}: {error}")
-        self.guest.context.world.note(f"{self.process.name} crashed: {type(error).__name__}: {error}")
+        text = f"the agent crashed: {type(error).__name__}: {error}"
+        self.guest.context.on_problem(text)
         self.restart_later()
 
     def _process(self) -> Process:
@@ -163,71 +155,30 @@ class AgentHost:
         name = f"agent {self.guest.machine.attempt}-{self.index}"
         return Process(context.world, context.faults, "host", name)
 
-    @contextmanager
-    def _acting(self) -> Iterator[None]:
-        _ACTIVE[:] = [self]
-        yield
-
     def _agent(self) -> Agent:
         context = self.guest.context
-        settings = read_settings(self.settings_file)
-        files = RunFiles(BucketFolder(context.bucket, self.process))
-        agent = Agent(
-            settings,
+        return Agent(
+            read_settings(self.layout.settings),
             self.layout,
-            files,
+            RunFiles(BucketFolder(context.bucket, self.process)),
             self.index,
             context.provider(self.process),
             lambda: self.notice,
             lambda text: context.world.note(f"{self.process.name}: {text}"),
-            AgentTimes(),
+            wall=self.wall,
+            monotonic=self.monotonic,
+            service=self,
+            start=self.background,
         )
-        agent._clock._fallback, agent._clock._monotonic = self.wall, self.monotonic
-        return agent
 
 
-class HostTime:
-    """The module `time` of the host that acts now."""
-
-    @staticmethod
-    def time() -> float:
-        return _ACTIVE[0].wall()
-
-    @staticmethod
-    def monotonic() -> float:
-        return _ACTIVE[0].monotonic()
+_ACTIVE: list[AgentHost] = []  # the host whose agent acts now, as the only element
 
 
-def _training_state(layout: HostLayout) -> ServiceState:
-    return _ACTIVE[0].guest.training.service()
-
-
-def _stop_training(layout: HostLayout) -> None:
-    _ACTIVE[0].guest.training.stop()
-
-
-def _progress(run: Path, host: int) -> TrainProgress:
+def progress_of_active(run: Path, host: int) -> TrainProgress:
+    """Return the progress of the training, in place of `read_progress`, which reads many files."""
     return _ACTIVE[0].guest.training.progress()
 
 
-@contextmanager
-def simulated_hosts() -> Iterator[None]:
-    """Connect the agent's module to the simulated hosts."""
-    replacements = {
-        "training_state": _training_state,
-        "stop_training": _stop_training,
-        "read_progress": _progress,
-        "program_of_run": lambda run: None,
-        "BucketLink": SerialLink,
-        "ResultStore": SerialResults,
-        "time": HostTime,
-    }
-    with ExitStack() as stack:
-        for name, value in replacements.items():
-            stack.enter_context(mock.patch.object(agent_module, name, value))
-        yield
-
-
-def entry_of(host: AgentHost) -> HostEntry | None:
-    """Return the last report of a host's agent."""
-    return None if host.agent is None else host.agent._link._report
+REPLACEMENTS = {"read_progress": progress_of_active, "program_of_run": lambda run: None}
+assert all(hasattr(agent_module, name) for name in REPLACEMENTS)

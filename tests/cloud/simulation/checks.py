@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from simulation.events import World
+from simulation.guest import WATCH_SECONDS
 from simulation.machines import Machine
 from simulation.process import Outage
 from simulation.scenario import Scenario
@@ -18,6 +19,7 @@ from simulation.training import CHECKPOINTS, Training
 FREE_SECONDS = 60.0  # of a spot machine that is preempted in its first minute
 RETRY_SECONDS = 60.0  # the longest pause of a controller after a failed call
 MARGIN_SECONDS = 5.0
+LIMIT_MARGIN_SECONDS = 300.0  # how much later than the agent the watch of the startup script deletes a slice
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Checks:
     @property
     def cap_usd(self) -> float:
         """The cap of the user's last command."""
-        return self.caps[-1][1]
+        return self.caps[-1][1] if self.caps else self.scenario.cap_usd
 
     def ready(self, machine: Machine) -> None:
         """Schedule the check of a machine's life."""
@@ -85,8 +87,10 @@ class Checks:
         if guard == "controller":
             return self._extended(deadline, guard) + scenario.poll_seconds + unseen + MARGIN_SECONDS
         slack = scenario.guest.poll_seconds
-        if machine.delivered_at is None:
-            slack += scenario.guest.boot_seconds  # the startup script counts from the boot
+        if guard == "watch":
+            slack = WATCH_SECONDS + LIMIT_MARGIN_SECONDS
+        elif machine.delivered_at is None:
+            slack = WATCH_SECONDS  # before the agent starts, the watch of the startup script deletes at the limit
         return self._extended(deadline, guard) + slack + unseen + MARGIN_SECONDS
 
     def _extended(self, time: float, guard: str) -> float:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,11 @@ from simulation.training import Job, Training
 from forerun.cloud.provider import CloudUnavailable, HostAddress
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.cloud.setup.bundle import _agent_settings
-from forerun.cloud.setup.startup import SETUP_SECONDS
+from forerun.cloud.setup.startup import LIMIT_MARGIN_SECONDS, SETUP_SECONDS
 
-SETUP_LIMIT = "setup-seconds"  # metadata in place of the startup script
-DELETION_RETRY_SECONDS = 60.0  # of the startup script
+SETUP_LIMIT, SLICE_LIMIT = "setup-seconds", "limit-seconds"  # metadata in place of the startup script
+WATCH_SECONDS = 30.0  # between two turns of the watch of the startup script
+REBOOT_SECONDS = 40.0
 
 
 @dataclass
@@ -29,7 +29,8 @@ class GuestPlan:
     """How the machines of a seed behave.
 
     Attributes:
-      has_agent: False: the setup never comes to its end, and the startup script cannot delete the slice.
+      has_agent: False: the setup never comes to its end.
+      has_watch: False: the watch of the startup script does not work.
       agent_dies_after: seconds after its start, the agent ends for ever; None: never.
       freezes_after: seconds after its start, the machine hangs with all its processes; None: never.
       wall_offset: the error of the hosts' own clocks.
@@ -41,6 +42,7 @@ class GuestPlan:
     poll_seconds: float = 10.0
     export_seconds: float = 20.0
     has_agent: bool = True
+    has_watch: bool = True
     agent_dies_after: float | None = None
     freezes_after: float | None = None
     setup_failure: str = ""
@@ -60,7 +62,7 @@ class GuestContext:
     disk: Path
     on_write: Callable[[Training, int, str], None]
     provider: Callable[[Process], Any]
-    problems: list[str] = field(default_factory=list)
+    on_problem: Callable[[str], None]
 
 
 class Guest:
@@ -76,9 +78,13 @@ class Guest:
         self.hosts = [AgentHost(self, index) for index in range(machine.hosts)]
         if plan.freezes_after is not None:
             world.after(plan.freezes_after, self.freeze)
-        setup_seconds = machine.request.metadata.get(SETUP_LIMIT)
-        if plan.has_agent and setup_seconds is not None:
-            world.after(plan.boot_seconds + float(setup_seconds), self._watch_setup)
+        metadata = machine.request.metadata
+        self._setup_seconds = float(metadata.get(SETUP_LIMIT, "inf"))
+        self._limit_seconds = float(metadata.get(SLICE_LIMIT) or "inf")
+        self._first_boot = world.now
+        self._off_until = 0.0  # a reboot lasts until this time
+        if plan.has_watch:
+            world.after(plan.boot_seconds, self._watch)
 
     @property
     def lives(self) -> bool:
@@ -104,8 +110,7 @@ class Guest:
         self.machine.delivered_at = world.now
         world.note(f"{self.machine.request.name} has the job")
         for host in self.hosts:
-            host.settings_file.parent.mkdir(parents=True, exist_ok=True)
-            host.settings_file.write_bytes(settings)
+            host.accept(settings)
         if not plan.has_agent:
             return
         if plan.setup_failure:
@@ -135,18 +140,41 @@ class Guest:
                 host.set_state("started")
             self.training.start()
 
-    def _watch_setup(self) -> None:
-        """Delete the slice if no agent has started, as the startup script does."""
-        if not self.lives or any(host.has_started for host in self.hosts):
+    def reboot(self) -> None:
+        """End all processes, and start them again as the startup script does."""
+        if not self.lives:
             return
-        world = self.context.world
-        world.note(f"{self.machine.request.name}: the setup takes too long")
-        process = Process(world, self.context.faults, "host", f"the setup of {self.machine.request.name}")
+        world, plan = self.context.world, self.context.plan
+        world.note(f"{self.machine.request.name} reboots")
+        self._off_until = world.now + REBOOT_SECONDS
+        started = any(host.has_started for host in self.hosts)
+        self.training.crash(restarts=False)
+        for host in self.hosts:
+            host.reboot()
+        if started:
+            world.after(REBOOT_SECONDS, lambda: [host.start() for host in self.hosts])
+            world.after(REBOOT_SECONDS + plan.check_seconds, self._start_training)
+
+    def _watch(self) -> None:
+        """Delete the slice if no agent has started, or after its limit, as the watch of the startup script does.
+
+        The watch counts the time since the first boot.
+        """
+        if not self.lives:
+            return
+        world, request = self.context.world, self.machine.request
+        world.after(WATCH_SECONDS, self._watch)
+        if world.now < self._off_until:
+            return
+        counted = world.now - self._first_boot
+        has_agent = any(host.has_started for host in self.hosts)
+        if counted < self._limit_seconds and (has_agent or counted < self._setup_seconds):
+            return
+        process = Process(world, self.context.faults, "host", f"the watch of {request.name}")
         try:
-            self.context.provider(process).delete(self.machine.request.name, self.machine.request.zone)
+            self.context.provider(process).delete(request.name, request.zone)
         except Exception as error:
             world.note(f"{process.name}: {type(error).__name__}")
-        world.after(DELETION_RETRY_SECONDS, self._watch_setup)
 
 
 class Delivery:
@@ -156,17 +184,26 @@ class Delivery:
         self.context, self.process = context, process
 
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
-        return {SETUP_LIMIT: str(min(SETUP_SECONDS, attempt.limit_seconds or SETUP_SECONDS))}
+        """Return the times of the watch, as `startup_script` computes them."""
+        limit = attempt.limit_seconds
+        if limit is None:
+            return {SETUP_LIMIT: str(SETUP_SECONDS)}
+        return {SETUP_LIMIT: str(min(SETUP_SECONDS, limit)), SLICE_LIMIT: str(limit + LIMIT_MARGIN_SECONDS)}
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None = None,
     ) -> None:
         self.process.call("ssh")
         guest = self._guest(attempt.resource, attempt.option.zone)
         machine = guest.machine
         if self.context.world.now < (machine.ready_at or 0.0) + self.context.plan.boot_seconds:
             raise CloudUnavailable("the host does not answer to ssh yet")
-        guest.accept(json.dumps(_agent_settings(run, attempt, "sim")).encode())
+        guest.accept(_agent_settings(run, attempt, "sim", ready_at))
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         self.process.call("ssh")

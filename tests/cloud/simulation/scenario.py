@@ -19,6 +19,7 @@ GUARDS = (
     (("controller",), 4),
     (("agent",), 4),
     (("api",), 1),
+    (("watch",), 1),
 )
 
 
@@ -28,7 +29,8 @@ class Scenario:
 
     Attributes:
       provider: `http` for the real provider of the Cloud TPU API, or `simulated`.
-      guards: the limits that exist: `controller`, `agent`, `api`. Each must hold alone.
+      guards: the limits that exist: `controller`, `agent`, `api`, and `watch`, the
+        watch of the startup script, which acts five minutes later. Each must hold alone.
       attacks: when the record is changed, and for how long an attacker repeats it (0: once).
       laptop_kills: when the user's process is killed, and for how long it does not run.
       laptop_ends: when it is killed for ever.
@@ -59,6 +61,7 @@ class Scenario:
     laptop_ends: float | None = None
     agent_kills: list[float] = field(default_factory=list)
     training_kills: list[float] = field(default_factory=list)
+    reboots: list[float] = field(default_factory=list)
     preemptions: list[tuple[float, bool]] = field(default_factory=list)
     stop_at: float | None = None
     down_at: float | None = None
@@ -67,11 +70,12 @@ class Scenario:
     def is_calm(self) -> bool:
         """Whether nothing prevents an orderly stop: no fault, and no command that deletes."""
         faults = (self.controller_faults, self.host_faults)
-        events = (self.attacks, self.laptop_kills, self.agent_kills, self.training_kills, self.preemptions)
+        events = (self.attacks, self.laptop_kills, self.agent_kills, self.training_kills, self.reboots)
         return (
             set(self.guards) >= {"controller", "agent"}
             and not any(one.outages or one.kill or one.pause or one.lost or one.late or one.odd for one in faults)
             and not any(events)
+            and not self.preemptions
             and not self.clock_glitches
             and self.down_at is None
             and not self.guest.setup_failure
@@ -140,8 +144,9 @@ def _draw_job(random: Random, scenario: Scenario) -> None:
 def _draw_actors(random: Random, scenario: Scenario) -> None:
     """Remove the actors of the limits that do not exist, and restart the others."""
     guest = scenario.guest
+    guest.has_watch = "agent" in scenario.guards or "watch" in scenario.guards
     if "agent" not in scenario.guards:
-        kind = random.randrange(3)
+        kind = random.randrange(2 if "watch" in scenario.guards else 3)
         if kind == 0:
             guest.has_agent = False
         elif kind == 1:
@@ -158,6 +163,7 @@ def _draw_actors(random: Random, scenario: Scenario) -> None:
         scenario.later_cap_usd = round(scenario.cap_usd * random.choice((0.5, 1.5)), 4)
     scenario.agent_kills = [START + random.uniform(60, 1200) for _ in range(random.choice((0, 0, 1, 3)))]
     scenario.training_kills = [START + random.uniform(60, 1200) for _ in range(random.choice((0, 0, 0, 1)))]
+    scenario.reboots = [START + random.uniform(60, 1200) for _ in range(random.choice((0, 0, 0, 0, 0, 1)))]
     scenario.preemptions = [
         (START + random.uniform(30, 1500), random.random() < 0.3) for _ in range(random.choice((0, 0, 1, 2)))
     ]

@@ -9,14 +9,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
-from simulation.agent_host import simulated_hosts
+from simulation.agent_host import REPLACEMENTS
 from simulation.bucket import FOLDER, Bucket
 from simulation.checks import Checks
 from simulation.controllers import KEEPER_USD_PER_HOUR, ControllerProcess, KeeperProcess, rent_keeper
 from simulation.down import take_everything_down
 from simulation.events import START, World
-from simulation.guest import Guest, GuestContext
+from simulation.guest import REBOOT_SECONDS, Guest, GuestContext
 from simulation.machines import HOSTS, Cloud, Machine, SimulatedProvider
 from simulation.process import Process
 from simulation.record_faults import Attacker
@@ -24,6 +25,7 @@ from simulation.scenario import HORIZON_SECONDS, Scenario, draw
 from simulation.tpu_http import tpu_provider
 from simulation.training import CHECKPOINTS, Training
 
+from forerun.cloud.host import agent as agent_module
 from forerun.cloud.record.entries import CloudRun, Option, StopEntry
 
 ATTACK_SECONDS = 17.0  # between two repetitions of an attack
@@ -76,6 +78,7 @@ class Simulation:
             disk / "hosts",
             self._write,
             lambda process: self.providers(process)["tpu"],
+            self.checks.fail,
         )
         self.wanted = self._run()
         self.laptop = ControllerProcess(self, "laptop")
@@ -112,6 +115,8 @@ class Simulation:
             world.at(time, self._kill_agent)
         for time in scenario.training_kills:
             world.at(time, lambda: [guest.training.crash() for guest in self._guests()])
+        for time in scenario.reboots:
+            world.at(time, self._reboot)
         for time, notice in scenario.preemptions:
             world.at(time, lambda notice=notice: self._preempt(notice))
         for time, zone, seconds in scenario.capacity_changes:
@@ -172,6 +177,11 @@ class Simulation:
             if host.agent is not None:
                 host.process.kill()
                 self.checks.host_gaps.append((self.world.now, self.world.now + 2 * MARGIN_SECONDS))
+
+    def _reboot(self) -> None:
+        for guest in self._guests():
+            guest.reboot()
+            self.checks.host_gaps.append((self.world.now, self.world.now + REBOOT_SECONDS + MARGIN_SECONDS))
 
     def _preempt(self, notice: bool) -> None:
         for machine in self.cloud.machines:
@@ -258,7 +268,8 @@ def simulate(seed: int, scenario: Scenario | None = None) -> Result:
     """Run the simulation of a seed."""
     with ExitStack() as stack:
         disk = stack.enter_context(disk_folder())
-        stack.enter_context(simulated_hosts())
+        for name, value in REPLACEMENTS.items():
+            stack.enter_context(mock.patch.object(agent_module, name, value))
         simulation = Simulation(seed, disk, scenario)
         try:
             simulation.run()

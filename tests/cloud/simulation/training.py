@@ -66,7 +66,7 @@ class Training:
 
     def start(self) -> None:
         """Start from the newest checkpoint."""
-        if self.state == "dead" or self.is_active or self.stop_asked_at is not None:
+        if self.state not in ("idle", "crashed") or self.stop_asked_at is not None:
             return
         saved = [int(name.removeprefix(CHECKPOINTS)) for name in self.bucket.contents if name.startswith(CHECKPOINTS)]
         self._step, self.code = max(saved, default=0), None
@@ -80,11 +80,12 @@ class Training:
             if self.state == "running":
                 self._save(STOPPED)
 
-    def crash(self) -> None:
+    def crash(self, *, restarts: bool = True) -> None:
         """Kill the processes. systemd starts them again."""
         if self.is_active:
             self._step, self.state, self._generation = self.step, "crashed", self._generation + 1
-            self.world.after(RESTART_SECONDS, self._restart)
+            if restarts:
+                self.world.after(RESTART_SECONDS, self._restart)
 
     def _restart(self) -> None:
         if self.state == "crashed":

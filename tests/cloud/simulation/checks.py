@@ -68,7 +68,7 @@ class Checks:
         rate = machine.usd_per_hour + sum(one.usd_per_hour for one in self.machines if one.is_keeper and one.runs)
         if machine.is_keeper:
             rate = machine.usd_per_hour
-        left = self.cap_usd - self.bill()
+        left = self.cap_usd - self.bill() + sum(self._unknown_usd(one) for one in self.machines if one is not machine)
         deadline = machine.ready_at + max(left, 0.0) / rate * 3600
         self.world.at(self.latest_end(machine, deadline), lambda: self._check_life(machine, deadline))
 
@@ -82,8 +82,7 @@ class Checks:
         scenario = self.scenario
         if guard == "api":
             return deadline + MARGIN_SECONDS
-        # Without times of the API, a reader sees the machine for the first time up to one poll after its start.
-        unseen = 0.0 if scenario.tells_times else scenario.poll_seconds
+        unseen = self._unseen_seconds(machine)
         if guard == "controller":
             return self._extended(deadline, guard) + scenario.poll_seconds + unseen + MARGIN_SECONDS
         slack = scenario.guest.poll_seconds
@@ -105,6 +104,26 @@ class Checks:
             if start <= time + margin and end > time:
                 time = end
         return time
+
+    def _unseen_seconds(self, machine: Machine) -> float:
+        """Return how long nothing could know that a machine runs, because the API tells no times."""
+        if machine.ready_at is None or self._tells_times:
+            return 0.0
+        return (self.world.now if machine.seen_at is None else machine.seen_at) - machine.ready_at
+
+    def _unknown_usd(self, machine: Machine) -> float:
+        """Return how much of the cost of a machine that has ended nothing could know."""
+        if machine.gone_at is None or machine.ready_at is None or self._tells_times:
+            return 0.0
+        unseen = min(self._unseen_seconds(machine), machine.gone_at - machine.ready_at)
+        seen = machine.gone_at - machine.ready_at - unseen
+        if machine.is_preempted and seen <= FREE_SECONDS:
+            unseen += seen
+        return machine.usd_per_hour * unseen / 3600
+
+    @property
+    def _tells_times(self) -> bool:
+        return self.scenario.tells_times or self.scenario.provider == "http"
 
     def _check_life(self, machine: Machine, deadline: float) -> None:
         if not machine.runs:
@@ -137,5 +156,8 @@ class Checks:
             if contents.get(name) != content:
                 self.fail(f"{name} is lost")
 
-    def state(self) -> dict[str, Any]:
-        return {"usd": round(self.bill(), 4), "cap": self.cap_usd, "saved": len(self.saved)}
+    def figures(self) -> dict[str, float]:
+        """Return the counts of the simulation."""
+        rented = [machine for machine in self.machines if machine.ready_at is not None]
+        hours = sum(((machine.gone_at or self.world.now) - (machine.ready_at or 0.0)) / 3600 for machine in rented)
+        return {"machines": len(rented), "machine_hours": hours, "checkpoints": len(self.saved)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 
 START = 1_790_000_000.0  # seconds since 1970
@@ -16,6 +17,7 @@ class World:
         self.random = random.Random(seed)
         self.now = START
         self.trace: list[tuple[float, str]] = []
+        self.faults: Counter[str] = Counter()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = 0
 
@@ -38,6 +40,12 @@ class World:
             action()
         if not is_over():
             self.now = max(self.now, end)
+
+    def fault(self, kind: str, text: str = "") -> None:
+        """Count a fault, and add it to the trace unless `text` is empty."""
+        self.faults[kind] += 1
+        if text:
+            self.note(text)
 
     def note(self, text: str) -> None:
         """Add a line to the trace."""

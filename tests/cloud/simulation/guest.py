@@ -92,7 +92,7 @@ class Guest:
 
     def freeze(self) -> None:
         if self.machine.runs:
-            self.context.world.note(f"{self.machine.request.name} hangs")
+            self.context.world.fault("machines that hang", f"{self.machine.request.name} hangs")
             self.is_frozen = True
             self.end()
 
@@ -145,7 +145,7 @@ class Guest:
         if not self.lives:
             return
         world, plan = self.context.world, self.context.plan
-        world.note(f"{self.machine.request.name} reboots")
+        world.fault("reboots", f"{self.machine.request.name} reboots")
         self._off_until = world.now + REBOOT_SECONDS
         started = any(host.has_started for host in self.hosts)
         self.training.crash(restarts=False)

@@ -32,6 +32,7 @@ class Machine:
       gone_at: when billing ended.
       is_listed: the resource exists in the API, also after a preemption.
       delivered_at: when the job arrived, if it did.
+      seen_at: when a controller saw for the first time that it runs.
     """
 
     request: SliceRequest
@@ -44,6 +45,7 @@ class Machine:
     is_preempted: bool = False
     is_listed: bool = True
     delivered_at: float | None = None
+    seen_at: float | None = None
     guest: object = None
 
     @property
@@ -106,6 +108,7 @@ class Cloud:
         now = self.world.now
         for start, end, offset in self.clock_glitches:
             if start <= now < end:
+                self.world.fault("wrong times of the API")
                 return now + offset
         return now
 
@@ -114,6 +117,7 @@ class Cloud:
             return
         queue = self.queue_seconds.get(request.zone, 10.0)
         if queue is None:
+            self.world.fault("requests without capacity")
             raise RequestRefused(Failure.CAPACITY, "no capacity")
         price = self.prices[request.slice, request.zone]
         machine = Machine(request, provider, price, self.world.now)
@@ -141,7 +145,7 @@ class Cloud:
     def preempt(self, machine: Machine) -> None:
         if machine.runs:
             machine.is_preempted = True
-            self.world.note(f"cloud: {machine.request.name} is preempted")
+            self.world.fault("preemptions", f"cloud: {machine.request.name} is preempted")
             self._end(machine, SliceState.PREEMPTED)
 
     def _end(self, machine: Machine, state: SliceState) -> None:
@@ -178,6 +182,8 @@ class SimulatedProvider:
             if past is None or not self.cloud.tells_times:
                 return SliceStatus(SliceState.ABSENT)
             return SliceStatus(SliceState.ABSENT, ready_at=past.ready_at, ended_at=past.gone_at)
+        if machine.runs and machine.seen_at is None:
+            machine.seen_at = self.cloud.world.now
         if not self.cloud.tells_times:
             return SliceStatus(machine.state)
         return SliceStatus(machine.state, ready_at=machine.ready_at, ended_at=machine.gone_at)

@@ -80,6 +80,7 @@ class Process:
         if outage is not None:
             raise failure(outage)
         if target == "api" and self.faults.odd and self.world.random.random() < self.faults.odd:
+            self.world.fault("answers of the wrong shape")
             raise CloudUnavailable("an answer of the wrong shape")
 
     def check(self, target: str) -> Outage | None:
@@ -92,30 +93,34 @@ class Process:
             raise Killed
         if faults.pause and not self.is_paused and world.random.random() < faults.pause:
             self._pause(world.random.choice((3.0, 20.0, 90.0)))
-        return faults.outage(target, self.role, world.now) if faults.outages else None
+        outage = faults.outage(target, self.role, world.now) if faults.outages else None
+        if outage is not None:
+            world.fault(f"failed calls of the {target}")
+        return outage
 
     def answer(self, target: str) -> None:
         """End a call that was carried out. Its answer may be lost, or its process may have ended with its machine."""
         if self.is_killed:
             raise Killed
         if self.faults.lost and self.world.random.random() < self.faults.lost:
-            self.world.note(f"{self.name}: an answer of the {target} is lost")
+            self.world.fault("lost answers", f"{self.name}: an answer of the {target} is lost")
             raise storage_error("lost") if target == "bucket" else CloudUnavailable("lost")
 
     def late_seconds(self) -> float | None:
         """Return the delay of a write that takes effect late, or None."""
         if self.faults.late and self.world.random.random() < self.faults.late:
+            self.world.fault("late writes")
             return self.world.random.choice((10.0, 60.0, 400.0))
         return None
 
     def kill(self) -> None:
-        self.world.note(f"{self.name} is killed")
+        self.world.fault("kills of processes", f"{self.name} is killed")
         self.is_killed = True
 
     def _pause(self, seconds: float) -> None:
         """Let the time pass in the middle of a call, as on a machine that sleeps."""
         world, began = self.world, self.world.now
-        world.note(f"{self.name} is suspended for {seconds:.0f} s")
+        world.fault("suspended processes", f"{self.name} is suspended for {seconds:.0f} s")
         self.gaps.append((began, began + seconds))
         self.is_paused = True
         world.run_until(began + seconds)

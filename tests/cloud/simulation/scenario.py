@@ -118,7 +118,7 @@ def _draw_cloud(random: Random, scenario: Scenario) -> None:
         (START + random.uniform(0, 900), random.choice(ZONES), random.choice((None, 5.0, 5.0, 300.0)))
         for _ in range(random.choice((0, 0, 1, 2)))
     ]
-    scenario.tells_times = random.random() < 0.7
+    scenario.tells_times = random.random() < 0.85
     scenario.capacity = "flex-start" if "api" in scenario.guards else "spot"
     scenario.wait_seconds = random.choice((None, None, 120))
     scenario.poll_seconds = random.choice((10.0, 15.0, 20.0))

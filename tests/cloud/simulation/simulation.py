@@ -47,7 +47,8 @@ class Result:
     trace: list[str]
     end: str
     guards: str
-    figures: dict[str, Any] = field(default_factory=dict)
+    faults: dict[str, int] = field(default_factory=dict)
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 class Simulation:
@@ -156,7 +157,8 @@ class Simulation:
         text, again = self.attacker.act()
         if not text:
             return
-        self.world.note(f"record: {text}")
+        kind = "forged" if text.startswith("forged") else "damaged" if "damaged" in text else "deleted"
+        self.world.fault(f"{kind} record files", f"record: {text}")
         if again is not None and repeat:
             until = self.world.now + repeat
 
@@ -275,7 +277,8 @@ def simulate(seed: int, scenario: Scenario | None = None) -> Result:
             simulation.run()
         except Exception as error:
             raise RuntimeError(f"seed {seed}: {type(error).__name__}: {error}") from error
-    trace = [f"{seconds:8.1f} {text}" for seconds, text in simulation.world.trace]
+    world = simulation.world
+    trace = [f"{seconds:8.1f} {text}" for seconds, text in world.trace]
     end = "" if simulation.laptop.end is None else simulation.laptop.end.reason
     guards = "+".join(simulation.scenario.guards)
-    return Result(seed, simulation.checks.violations, trace, end, guards, simulation.checks.state())
+    return Result(seed, simulation.checks.violations, trace, end, guards, dict(world.faults), simulation.checks.figures())

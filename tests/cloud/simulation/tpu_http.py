@@ -76,8 +76,10 @@ class TpuSession:
             process.answer("api")
         is_odd = outage is not None or (process.faults.odd and random.random() < process.faults.odd)
         if is_odd:
+            process.world.fault("answers of the wrong shape")
             content = self._odd(content)
         if process.faults.lost and random.random() < process.faults.lost:
+            process.world.fault("lost answers")
             raise ConnectionError("the answer is lost")
         return Reply(status, content, time)
 

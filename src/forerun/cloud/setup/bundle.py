@@ -99,8 +99,7 @@ def make_bundle(
         "requirements.lock": locked.content,
         "secret": attempt_secret(run.folder, attempt.number).encode() + b"\n",
         "environment": environment_file(secrets).encode(),
-        "agent.json": json.dumps(_agent_settings(run, attempt, project, ready_at), indent=1, sort_keys=True).encode()
-        + b"\n",
+        "agent.json": _agent_settings(run, attempt, project, ready_at),
         f"job/{JOB_FILE}": run.job.encode(),
     }
     files |= {f"units/{name}": text.encode() for name, text in unit_files(moved, attempt.option.hosts).items()}

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from agent_host import StubApi
 
 from forerun.cloud.host.__main__ import main
 from forerun.cloud.host.settings import AgentSettings, read_settings
@@ -23,10 +24,34 @@ def test_settings_ignore_keys_of_newer_versions(tmp_path: Path) -> None:
     assert SETTINGS.relative_run_folder == "runs/tiny"
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}"])
-def test_damaged_settings_are_reported(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b"\xff\x00",
+        b"[" * 100_000,
+        *(
+            json.dumps({**vars(SETTINGS), name: value}).encode()
+            for name, value in (
+                ("limit_seconds", "3600"),
+                ("limit_seconds", -1),
+                ("limit_seconds", 10**12),
+                ("limit_seconds", True),
+                ("deadline_at", float("nan")),
+                ("deadline_at", 1e308),
+                ("attempt", 0),
+                ("hosts", 0),
+                ("host", -1),
+                ("folder", ""),
+            )
+        ),
+    ],
+)
+def test_damaged_settings_are_reported(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "agent.json"
-    file.write_text(text)
+    file.write_bytes(content)
     assert main([str(file)]) == USER_MISTAKE
     assert "E-CLOUD-040" in capsys.readouterr().err
 
@@ -47,3 +72,22 @@ def test_one_host_needs_no_metadata() -> None:
 
 def test_machines_of_the_user_have_no_api() -> None:
     assert api_of(AgentSettings(**{**vars(SETTINGS), "provider": "ssh"})) is None
+
+
+def test_an_api_without_credentials_fails_only_in_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent starts, and stops training at its deadline, while the server of the credentials does not answer."""
+    made: list[object] = []
+
+    def provider(name: str, project: str | None) -> StubApi:
+        if not made:
+            made.append(name)
+            raise UserError("E-CLOUD-001", "no credentials", why="down", fix="wait")
+        return StubApi(5.0)
+
+    monkeypatch.setattr("forerun.cloud.providers.provider_named", provider)
+    api = api_of(SETTINGS)
+    assert api is not None
+    with pytest.raises(UserError):
+        api.now()
+    assert api.now() == 5.0
+    assert api.status("forerun-tiny-1", "us-east5-b").ready_at == 1000.0

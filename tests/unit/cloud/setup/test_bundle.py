@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from forerun.cloud.host.settings import read_settings
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.setup import job_files as job_files_module
 from forerun.cloud.setup.bundle import Bundle, environment_file, make_bundle
@@ -69,12 +70,25 @@ def test_a_bundle_has_all_that_the_hosts_need(folder, tmp_path):
         "zone": "us-east5-b",
         "project": "p",
         "total_steps": 1,
+        "limit_seconds": 3600,
+        "deadline_at": None,
     }
     assert (place / "environment").read_text() == "HF_TOKEN=hf_x\n"
     assert {stat.S_IMODE((place / name).stat().st_mode) for name in ("secret", "environment")} == {0o600}
     unit = (place / "units/forerun-train.service").read_text()
     assert "data.path=/var/lib/forerun/job/text name=tiny device=cpu checkpoint.folder=gs://bucket/runs" in unit
     assert "--host auto --secret /var/lib/forerun/secret" in unit
+
+
+def test_the_agent_gets_its_deadline_with_the_job(folder, tmp_path):
+    """The agent reads what the controller writes: the limit and the deadline do not come from the bucket."""
+    for name, attempt, deadline in (
+        ("limited", ATTEMPT, 1_700_003_600.0),
+        ("unlimited", replace(ATTEMPT, limit_seconds=None), None),
+    ):
+        place = unpacked(make_bundle(RUN, attempt, folder, {}, ready_at=1_700_000_000.0), tmp_path / name)
+        settings = read_settings(place / "agent.json")
+        assert (settings.limit_seconds, settings.deadline_at) == (attempt.limit_seconds, deadline)
 
 
 def test_the_same_attempt_gives_the_same_bytes_and_another_one_another_secret(folder, tmp_path):

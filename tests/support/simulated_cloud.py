@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from forerun.cloud.control.controller import Controller
+from forerun.cloud.control.ledger import RunLedger
 from forerun.cloud.provider import (
     CloudUnavailable,
     Failure,
@@ -224,7 +225,16 @@ class SimulatedProvider:
     def list(self) -> Sequence[Resource]:
         self.cloud.before()
         return [
-            Resource("tpu", "node", name, zone, SliceStatus(one.state), one.request.labels, one.request.metadata)
+            Resource(
+                "tpu",
+                "node",
+                name,
+                zone,
+                SliceStatus(one.state),
+                one.request.labels,
+                one.request.metadata,
+                one.request.slice,
+            )
             for (name, zone), one in self.cloud.slices.items()
         ]
 
@@ -292,8 +302,20 @@ def cloud_run(*options: Option, max_usd: float | None = 40.0, wait_seconds: int 
     return replace(base, wait_seconds=wait_seconds)
 
 
-def controller(cloud: SimulatedCloud, holder: str = "laptop", since: float = 0.0) -> Controller:
-    """Return a new controller, as a process that was started now."""
-    provider = SimulatedProvider(cloud)
-    files = cloud.files(faulty=True)
-    return Controller(files, {"tpu": provider}, SimulatedDelivery(cloud), RecordedDisplay(), holder, since)
+def controller(
+    cloud: SimulatedCloud, holder: str = "laptop", since: float = 0.0, ledger: RunLedger | None = None
+) -> Controller:
+    """Return a new controller, as a process that was started now. It has agreed to what the record contains now."""
+    run = cloud.files().run()
+    assert isinstance(run, CloudRun)
+    return Controller(
+        run,
+        cloud.files(faulty=True),
+        {"tpu": SimulatedProvider(cloud)},
+        SimulatedDelivery(cloud),
+        RecordedDisplay(),
+        holder,
+        since,
+        ledger,
+        elapsed=lambda: cloud.now,
+    )

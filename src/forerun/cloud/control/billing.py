@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 from forerun.cloud.deadline import grace_seconds
+from forerun.cloud.record.entries import CloudRun, Option
 
 FREE_SECONDS = 60.0  # a slice that is preempted within its first minute is not billed
 USEFUL_SECONDS = 60.0  # an attempt that can train for less than this is not started
 SECONDS_PER_HOUR = 3600.0
+KEEPER_WAIT_SECONDS = 6 * 3600.0  # a keeper costs money while it waits: then the limit is computed again
 
 
 def attempt_usd(usd_per_hour: float, ready_at: float | None, end_at: float, *, preempted: bool) -> float:
@@ -26,6 +28,17 @@ def limit_seconds(max_usd: float | None, spent_usd: float, usd_per_hour: float) 
     if max_usd is None or usd_per_hour <= 0:
         return None
     return max(math.floor((max_usd - spent_usd) / usd_per_hour * SECONDS_PER_HOUR + 1e-6), 0)
+
+
+def attempt_limit(run: CloudRun, spent_usd: float, option: Option) -> int | None:
+    """Return how long an attempt may be billed together with the run's keeper, in complete seconds.
+
+    Args:
+      spent_usd: what earlier attempts and the keeper have cost.
+    """
+    keeper = run.keeper_usd_per_hour if run.keeper else 0.0
+    reserve = keeper * KEEPER_WAIT_SECONDS / SECONDS_PER_HOUR  # what the keeper may cost before the slice is ready
+    return limit_seconds(run.max_usd, spent_usd + reserve, option.usd_per_hour + keeper)
 
 
 def is_useful(limit: int | None) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 from forerun.cloud import labels
 from forerun.cloud.control.actions import (
@@ -19,25 +18,37 @@ from forerun.cloud.control.actions import (
     StartAttempt,
 )
 from forerun.cloud.control.billing import attempt_usd
-from forerun.cloud.control.decide import decide
+from forerun.cloud.control.decide import decide, is_limit
+from forerun.cloud.control.failures import FAILURES, failure_text
+from forerun.cloud.control.interfaces import ControlDisplay, JobDelivery
 from forerun.cloud.control.lease import Lease
+from forerun.cloud.control.ledger import LedgerAttempt, RunLedger
 from forerun.cloud.control.observation import RunObserver
 from forerun.cloud.control.run_summary import run_summary, write_summary
-from forerun.cloud.control.run_view import ControlView
+from forerun.cloud.control.run_view import ControlView, attempt_deadline
 from forerun.cloud.control.slice_request import slice_request
-from forerun.cloud.provider import CloudUnavailable, HostAddress, Provider, RequestRefused
+from forerun.cloud.control.steady_clock import SteadyClock
+from forerun.cloud.google.clock import elapsed_seconds
+from forerun.cloud.provider import (
+    CloudUnavailable,
+    Provider,
+    RequestRefused,
+    Resource,
+    SliceState,
+    ZonesUnreachable,
+)
 from forerun.cloud.record.entries import (
     ENDED_BROKEN,
+    ENDED_BUDGET,
     ENDED_PREEMPTED,
     ENDED_REFUSED,
     AttemptEntry,
     CloudRun,
     EndEntry,
-    LeaseEntry,
     ReadyEntry,
     StopEntry,
 )
-from forerun.cloud.record.read_entry import require_undamaged, undamaged
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import StorageError, UserError
 
@@ -45,37 +56,9 @@ POLL_SECONDS = 5.0
 SWEEP_SECONDS = 300.0  # between two searches for slices that nothing needs
 SETUP_CHECK_SECONDS = 20.0  # between two looks at the setup of hosts whose agents do not report yet
 LONGEST_RETRY_SECONDS = 60.0
-
-
-class JobDelivery(Protocol):
-    """How a job gets to its hosts."""
-
-    def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
-        """Return the metadata of the slice: the startup script and the public ssh key. It contains no secret."""
-
-    def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
-    ) -> None:
-        """Copy the job to all hosts. Copying it again changes nothing.
-
-        Raises:
-          CloudUnavailable: A host cannot be reached yet.
-        """
-
-    def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
-        """Return why the setup of a host failed before its agent could report it, or an empty text."""
-
-
-class ControlDisplay(Protocol):
-    """Shows what a controller does."""
-
-    def show(self, view: ControlView, action: Action) -> None: ...
-
-    def standby(self, view: ControlView, lease: LeaseEntry) -> None:
-        """Show that another controller acts."""
-
-    def trouble(self, message: str) -> None:
-        """Show that a call failed and is repeated."""
+OVERDUE_RETRY_SECONDS = 10.0  # between two tries to delete a slice whose time is over
+LAST_TRIES = 10  # to write the summary of a run that has ended
+OF_ANOTHER_RUN = "E-CLOUD-022"  # the resource with the name of the slice belongs to another run
 
 
 class Controller:
@@ -83,27 +66,43 @@ class Controller:
 
     It may be killed at any moment, and any number of controllers may exist. Each reads the state from the cloud.
 
+    Its limits do not depend on the record, which everyone who may write to the bucket can change: the cap and the prices
+    are those of `run`, and times and costs are those of `ledger`.
+
     Args:
-      files: the record of the run. `run.json` exists.
+      run: what the user has agreed to.
+      files: the record of the run.
       providers: by name, at least those of the run's options.
       delivery: brings the job to the hosts.
       holder: the name of this controller in the lease.
+      since: when the user started or resumed the run, in the cloud's time.
+      ledger: what this machine knows about the run; None: nothing yet.
+      elapsed: a time of this machine that only grows.
     """
 
     def __init__(
         self,
+        run: CloudRun,
         files: RunFiles,
         providers: Mapping[str, Provider],
         delivery: JobDelivery,
         display: ControlDisplay,
         holder: str,
         since: float = 0.0,
+        ledger: RunLedger | None = None,
+        elapsed: Callable[[], float] = elapsed_seconds,
     ) -> None:
         self.files, self.providers, self.delivery, self.display = files, providers, delivery, display
+        self.ledger = RunLedger() if ledger is None else ledger
         self.lease = Lease(files, holder)
-        self.observer = RunObserver(files, since)
+        self.observer = RunObserver(run, files, self.ledger, since)
+        self.clock = SteadyClock(next(iter(providers.values())).now, elapsed)
+        self._has_rented = run.keeper_at is not None or bool(self.ledger.open)
+        self._final: UserError | None = None
         self._swept_at: float | None = None
         self._checked_at = float("-inf")
+        self._told: set[str] = set()  # damage that was shown
+        self._last_tries = 0
 
     def follow(
         self,
@@ -111,16 +110,25 @@ class Controller:
         poll_seconds: float = POLL_SECONDS,
         until: Callable[[ControlView], bool] = lambda view: False,
     ) -> tuple[ControlView, EndRun | None]:
-        """Act until the run has ended, or `until` is true. Calls that fail for a while are repeated for ever."""
+        """Act until the run has ended, or `until` is true.
+
+        Calls that fail are repeated for ever, because something may be rented.
+
+        Raises:
+          UserError: A call was refused before anything was rented.
+        """
         failures = 0
         while True:
             try:
                 view, action = self.step()
                 failures = 0
-            except (CloudUnavailable, StorageError, OSError) as error:
+            except FAILURES as error:
+                if self._ends_control(error):
+                    raise
                 failures += 1
-                self.display.trouble(str(error))
-                sleep(min(poll_seconds * 2 ** min(failures, 10), LONGEST_RETRY_SECONDS))
+                pause = self._pause(poll_seconds, failures)
+                self.display.trouble(f"{failure_text(error)}; next try in {pause:.0f} s")
+                sleep(pause)
                 continue
             if isinstance(action, EndRun):
                 return view, action
@@ -130,96 +138,134 @@ class Controller:
                 sleep(poll_seconds)
 
     def step(self) -> tuple[ControlView, Action]:
-        """Look once and act once."""
-        now = self._now()
-        run = self.files.run()
-        if run is None:
-            raise UserError(
-                "E-CLOUD-050",
-                f"there is no cloud run in {self.files.address}",
-                why=f"{self.files.files.address}/run.json does not exist",
-                fix="start it with `forerun run JOB`; `forerun ps` lists the runs that exist",
-            )
-        run = require_undamaged(run)
+        """Look once and act once. If that fails, enforce the limit without the record."""
+        try:
+            return self._step()
+        except FAILURES:
+            self._enforce_limit()
+            raise
+
+    def _step(self) -> tuple[ControlView, Action]:
+        now = self.clock.now()
+        self.observer.read(self.providers, now)
+        self._show_damage()
+        self._record_missing_ends()
         other = self.lease.take(now)
-        if other is None and (self._swept_at is None or now - self._swept_at > SWEEP_SECONDS):
+        if self._swept_at is None or now - self._swept_at > SWEEP_SECONDS:
             self.sweep()
             self._swept_at = now
-        view = self.observer.look(run, self.providers, self._now)
+        view = self.observer.look(self.providers, self.clock.now)
+        if view.status is not None and view.status.state is not SliceState.ABSENT:
+            self._has_rented = True
         action = decide(view)
-        if other is not None and not isinstance(action, EndRun):
+        if other is not None and not isinstance(action, EndRun) and not is_limit(view, action):
             self.display.standby(view, other)
             return view, Pause(f"{other.holder} controls the run")
         self.display.show(view, action)
         if isinstance(action, EndRun):
             self.sweep()
             if other is None:
-                write_summary(self.files, run_summary(view, action.reason))
-                self.lease.release(now)
+                self._finish(view, action)
         else:
-            self._perform(run, view, action)
+            self._perform(view, action)
         return view, action
 
     def sweep(self) -> None:
-        """Delete slices of this run whose attempt has ended.
+        """Delete slices of this run that belong to no open attempt, and verify ends that the record has.
 
-        They exist only if a controller was suspended between its decision and its request, for longer than its lease.
+        Such slices exist if a controller was suspended between its decision and its request, for longer than its lease,
+        or if the record was changed.
         """
-        run = undamaged(self.files.run())
-        if run is None:
-            return
+        listed: set[int] = set()
+        unlisted: set[tuple[str, str]] = set()
         for provider in self.providers.values():
-            for resource in provider.list():
-                if not is_slice_of(run, resource.labels, resource.metadata):
-                    continue
-                if undamaged(self.files.end(int(resource.labels[labels.ATTEMPT]))) is not None:
-                    provider.delete(resource.name, resource.zone)
+            try:
+                resources = provider.list()
+            except ZonesUnreachable as error:
+                resources = error.resources
+                unlisted |= {(provider.name, zone) for zone in error.zones}
+            for resource in resources:
+                if is_slice_of(self.observer.run, resource.labels, resource.metadata):
+                    listed.add(int(resource.labels[labels.ATTEMPT]))
+                    self._sweep_slice(provider, resource)
+        for number, recorded in self.observer.recorded_ends.items():
+            known = self.ledger.attempts[number]
+            option = known.entry.option
+            if known.end is None and number not in listed and (option.provider, option.zone) not in unlisted:
+                # The list shows that the slice is gone. When it ended is known from the record only.
+                self._keep_end(known, EndAttempt(known.entry, recorded.reason, recorded.detail), recorded.at)
 
-    def _now(self) -> float:
-        return next(iter(self.providers.values())).now()
+    def _sweep_slice(self, provider: Provider, resource: Resource) -> None:
+        number = int(resource.labels[labels.ATTEMPT])
+        known, recorded = self.ledger.attempts.get(number), self.observer.recorded_ends.get(number)
+        entry = undamaged(self.files.attempt(number)) if known is None else known.entry
+        is_own = entry is not None and (entry.option.provider, entry.option.zone) == (provider.name, resource.zone)
+        if known is not None and known.end is None and recorded is not None and is_own:
+            self._end(EndAttempt(known.entry, recorded.reason, recorded.detail))
+            return
+        if known is None:
+            has_ended = undamaged(self.files.end(number)) is not None
+        else:
+            has_ended = known.end is not None or recorded is not None
+        # A slice without an attempt, or of an open attempt that is elsewhere, is the work of a changed record. Resources
+        # without machines may be listed in another zone than their slice.
+        if has_ended or (not is_own and resource.slice):
+            provider.delete(resource.name, resource.zone)
 
-    def _perform(self, run: CloudRun, view: ControlView, action: Action) -> None:
+    def _perform(self, view: ControlView, action: Action) -> None:
         match action:
             case StartAttempt(entry):
-                self.files.create_attempt(entry)
+                if self.files.create_attempt(entry):
+                    self.ledger.add(LedgerAttempt(entry))
             case RequestSlice(entry):
-                self._request(run, view, entry)
+                self._request(view, entry)
             case RecordReady(entry, at):
-                self.files.create_ready(entry.number, ReadyEntry(at))
+                self.ledger.bill_from(entry.number, min(at, view.now))
+                self.files.create_ready(entry.number, ReadyEntry(min(at, view.now)))
             case DeliverJob(entry):
-                self._deliver(run, view, entry)
+                self._deliver(view, entry)
             case RequestStop(reason):
-                self.files.request_stop(StopEntry(view.now, reason))
+                stop = StopEntry(view.now, reason)
+                self.files.request_stop(stop)
+                self.observer.request_stop(stop)
             case EndAttempt():
-                self._end(view, action)
+                self._end(action)
             case Pause() if view.delivered and view.current is not None and view.now > self._checked_at:
                 self._check_setup(view, view.current.entry)
             case _:
                 pass
 
-    def _request(self, run: CloudRun, view: ControlView, entry: AttemptEntry) -> None:
+    def _request(self, view: ControlView, entry: AttemptEntry) -> None:
         provider = self.providers[entry.option.provider]
+        request = slice_request(view.run, entry, self.delivery.metadata(view.run, entry))
+        was_rented, self._has_rented = self._has_rented, True
         try:
-            provider.create(slice_request(run, entry, self.delivery.metadata(run, entry)))
+            provider.create(request)
         except RequestRefused as refused:
             # The refusal may answer a repeated request, so something may exist: delete as at every other end.
-            self._end(view, EndAttempt(entry, ENDED_REFUSED, str(refused), refused.failure))
+            self._end(EndAttempt(entry, ENDED_REFUSED, str(refused), refused.failure))
             return
+        except UserError:
+            # The answer to an earlier try may be lost, so something may exist.
+            if provider.status(entry.resource, entry.option.zone).state is SliceState.ABSENT:
+                self._has_rented = was_rented
+            raise
         self.observer.requested[entry.number] = view.now
         if undamaged(self.files.end(entry.number)) is not None:
             provider.delete(entry.resource, entry.option.zone)  # another controller has ended it in the meantime
 
-    def _deliver(self, run: CloudRun, view: ControlView, entry: AttemptEntry) -> None:
+    def _deliver(self, view: ControlView, entry: AttemptEntry) -> None:
         provider = self.providers[entry.option.provider]
         hosts = provider.addresses(entry.resource, entry.option.zone)
         keys = provider.host_keys(entry.resource, entry.option.zone)
         if len(hosts) < entry.option.hosts or len(keys) < len(hosts):
             raise CloudUnavailable(f"{entry.resource}: {len(hosts)} addresses and {len(keys)} host keys are known")
         try:
-            self.delivery.deliver(run, entry, hosts, keys)
+            self.delivery.deliver(view.run, entry, hosts, keys)
         except UserError as error:
             if not isinstance(error, StorageError):
-                self._end(view, EndAttempt(entry, ENDED_BROKEN, error.what))  # it would be billed for nothing
+                self._end(EndAttempt(entry, ENDED_BROKEN, error.what))  # it would be billed for nothing
+                self._final = error
             raise
         self.observer.delivered.add(entry.number)
 
@@ -233,21 +279,108 @@ class Controller:
         silent = [host for host in hosts if host.index not in view.hosts and host.index < len(keys)]
         failure = self.delivery.setup_failure(silent, [keys[host.index] for host in silent], zone)
         if failure:
-            self._end(view, EndAttempt(entry, ENDED_BROKEN, failure))
+            self._end(EndAttempt(entry, ENDED_BROKEN, failure))
 
-    def _end(self, view: ControlView, action: EndAttempt) -> None:
+    def _end(self, action: EndAttempt) -> None:
+        """Delete the slice of an attempt, verify it, and keep the end of the attempt."""
         entry = action.entry
-        provider = self.providers[entry.option.provider]
-        deleted_at = provider.delete(entry.resource, entry.option.zone)
-        known = [at for at in (action.at, deleted_at) if at is not None]
-        at = min(known) if known else provider.now()
-        ready = undamaged(self.files.ready(entry.number))
-        preempted = action.reason == ENDED_PREEMPTED
-        usd = attempt_usd(entry.option.usd_per_hour, None if ready is None else ready.at, at, preempted=preempted)
+        deleted_at = self.providers[entry.option.provider].delete(entry.resource, entry.option.zone)
+        now = self.clock.now()
+        at = min(at for at in (action.at, deleted_at, now) if at is not None)
+        self._keep_end(self.ledger.attempts[entry.number], action, at)
+
+    def _keep_end(self, known: LedgerAttempt, action: EndAttempt, at: float) -> None:
+        """Keep the end of an attempt whose slice is gone, first on this machine, then in the record."""
+        entry, number = known.entry, known.entry.number
+        recorded = self.observer.recorded_ends.get(number)
+        # Neither a wrong clock nor a record can end the billing before this controller saw the slice for the last time.
+        at = max(at, known.seen_at or at)
+        # Only the state of the slice shows a preemption. The record and silent hosts do not.
+        preempted = action.reason == ENDED_PREEMPTED and action.at is not None
+        usd = attempt_usd(entry.option.usd_per_hour, known.ready_at, at, preempted=preempted)
+        if known.ready_at is None and number in self.observer.damaged_ends:
+            usd = self._limit_usd(entry)  # neither this machine nor the record tells the cost
+        if known.ready_at is None and recorded is None:
+            at = self.clock.now()  # the pause before the next attempt begins here
+        usd = max(usd, 0.0 if recorded is None else recorded.usd)
         end = EndEntry(at, action.reason, usd, action.detail, "" if action.failure is None else action.failure.value)
-        if ready is None:
-            end = replace(end, at=provider.now())  # the pause before the next attempt begins here
-        self.files.create_end(entry.number, end)
+        self.ledger.end(number, end)
+        self.files.create_end(number, end)
+
+    def _limit_usd(self, entry: AttemptEntry) -> float:
+        if entry.limit_seconds is None:
+            return self.observer.run.max_usd or 0.0
+        return entry.option.usd_per_hour * entry.limit_seconds / 3600
+
+    def _enforce_limit(self) -> None:
+        """Delete slices whose time is over. This needs neither the record nor the lease, only the API."""
+        for known in self.ledger.open:
+            entry, number = known.entry, known.entry.number
+            provider = self.providers.get(entry.option.provider)
+            if provider is None:
+                continue
+            with suppress(*FAILURES):
+                status = self.observer.note(
+                    number, provider.status(entry.resource, entry.option.zone), self.clock.now()
+                )
+                if status.state is SliceState.READY:
+                    now = self.clock.now()
+                    self.ledger.bill_from(number, min(now, now if status.ready_at is None else status.ready_at))
+            if self._seconds_left(self.ledger.attempts[number]) > 0:
+                continue
+            try:
+                self._end(EndAttempt(entry, ENDED_BUDGET, "deleted at the deadline"))
+            except FAILURES as error:
+                self.display.trouble(f"{entry.resource} is billed after its deadline: {failure_text(error)}")
+
+    def _seconds_left(self, known: LedgerAttempt) -> float:
+        """Return the time until the deadline of an attempt; infinity if it has none."""
+        if known.ready_at is None:
+            return float("inf")
+        deadline = attempt_deadline(self.observer.run, known.entry, known.ready_at)
+        return float("inf") if deadline is None else deadline - self.clock.now()
+
+    def _pause(self, poll_seconds: float, failures: int) -> float:
+        """Return the seconds before the next try. A deadline shortens them."""
+        left = float("inf")
+        with suppress(*FAILURES):
+            left = min((self._seconds_left(known) for known in self.ledger.open), default=left)
+        if left <= 0:
+            return min(poll_seconds, OVERDUE_RETRY_SECONDS)
+        longest = max(min(left, LONGEST_RETRY_SECONDS), poll_seconds)
+        return min(poll_seconds * 2 ** min(failures, 10), longest)
+
+    def _ends_control(self, error: Exception) -> bool:
+        """Return whether an error ends the control: the user must correct it, and nothing is rented."""
+        if isinstance(error, UserError) and (error is self._final or error.code == OF_ANOTHER_RUN):
+            return True  # repeating the latter would control, and then delete, the slice of another run
+        return not self._has_rented and not isinstance(error, CloudUnavailable | OSError | StorageError)
+
+    def _show_damage(self) -> None:
+        damage = [f"{path} is not valid: {reason}" for path, reason in self.observer.damaged.items()]
+        for text in [*damage, self.ledger.problem]:
+            if text and text not in self._told:
+                self._told.add(text)
+                self.display.trouble(f"{text}; the limits of the run do not depend on it")
+
+    def _record_missing_ends(self) -> None:
+        """Record the ends that an earlier call could not record, or that were deleted."""
+        for number in sorted(self.observer.unrecorded_ends):
+            end = self.ledger.attempts[number].end
+            assert end is not None
+            self.files.create_end(number, end)
+            self.observer.unrecorded_ends.discard(number)
+
+    def _finish(self, view: ControlView, action: EndRun) -> None:
+        """Write the summary of a run that has ended. A bucket that refuses it must not hold the process for ever."""
+        try:
+            write_summary(self.files, run_summary(view, action.reason))
+            self.lease.release(view.now)
+        except FAILURES as error:
+            self._last_tries += 1
+            if self._last_tries < LAST_TRIES:
+                raise
+            self.display.trouble(failure_text(error))
 
 
 def is_slice_of(run: CloudRun, found: Mapping[str, str], metadata: Mapping[str, str]) -> bool:

@@ -12,7 +12,8 @@ from forerun.cloud.control.actions import (
     RequestSlice,
     RequestStop,
 )
-from forerun.cloud.control.next_attempt import KEEPER_WAIT_SECONDS, next_attempt
+from forerun.cloud.control.billing import KEEPER_WAIT_SECONDS
+from forerun.cloud.control.next_attempt import next_attempt
 from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 from forerun.cloud.record.entries import (
@@ -54,9 +55,34 @@ def decide(view: ControlView) -> Action:
         failed = _failure(view)
         return failed if failed is not None else next_attempt(view)
     status = view.status or SliceStatus(SliceState.ABSENT)
+    if current.recorded_end is not None:
+        # Another controller has recorded the end, or the record is forged. Deleting again verifies it, and a slice that
+        # lives is billed until its deletion. Until then, no other attempt starts.
+        recorded = current.recorded_end
+        return _end(view, current, status, recorded.reason, recorded.detail, _failure_named(recorded.failure))
+    if view.deadline is not None and view.now >= view.deadline:
+        # This is first because nothing below may delay it: no report, no stop request and no state of the slice.
+        reason = ENDED_FINISHED if view.finished is not None else _gone_reason(view)
+        return _end(view, current, status, reason, "deleted at the deadline")
+    if current.is_foreign:
+        # The user agreed neither to this slice nor to its price.
+        return _end(view, current, status, ENDED_STOPPED, "it is not one of the slices that the user chose")
     if view.finished is not None:
         return _end(view, current, status, ENDED_FINISHED)
     return _before_ready(view, current, status) if current.ready is None else _while_ready(view, current, status)
+
+
+def is_limit(view: ControlView, action: Action) -> bool:
+    """Return whether a controller carries out an action even if another one has the lease.
+
+    The lease is a file of the record, so it may be forged. These actions only end what is billed, or record since when it
+    is billed, and two controllers may do each of them.
+    """
+    if isinstance(action, RecordReady):
+        return True
+    overdue = view.stop_at is not None and view.now >= view.stop_at
+    verified = view.current is not None and view.current.recorded_end is not None
+    return isinstance(action, EndAttempt | RequestStop) and (overdue or verified)
 
 
 def _failure(view: ControlView) -> EndRun | None:
@@ -135,20 +161,29 @@ def _while_ready(view: ControlView, current: AttemptView, status: SliceStatus) -
 def _stopping(view: ControlView, current: AttemptView, status: SliceStatus, stop: StopEntry) -> Action:
     """Delete the slice when all hosts have stopped, when they had nothing to save, or when their time is over."""
     stopped = len(view.hosts) >= current.entry.option.hosts and all(map(_has_ended, view.hosts.values()))
-    latest = stop.at + 2 * view.grace
-    if view.deadline is not None:
-        latest = min(latest, view.deadline)
-    if stopped or not view.hosts or view.now >= latest:
+    if stopped or not view.hosts or view.now >= stop.at + 2 * view.grace:
         return _end(view, current, status, _stop_reason(stop), "" if stopped else "deleted without a report of a save")
     return Pause("the hosts save a checkpoint")
 
 
-def _end(view: ControlView, current: AttemptView, status: SliceStatus, reason: str, detail: str = "") -> EndAttempt:
+def _end(
+    view: ControlView,
+    current: AttemptView,
+    status: SliceStatus,
+    reason: str,
+    detail: str = "",
+    failure: Failure | None = None,
+) -> EndAttempt:
     at = None
     # A slice that is being deleted is billed until the deletion is complete.
     if current.ready is not None and status.state in GONE and status.state is not SliceState.DELETING:
         at = view.latest_end if status.ended_at is None else status.ended_at
-    return EndAttempt(current.entry, reason, detail, at=at)
+    return EndAttempt(current.entry, reason, detail, failure, at)
+
+
+def _failure_named(name: str) -> Failure | None:
+    """Return the failure that a record names, or None: a record may contain any word."""
+    return next((failure for failure in Failure if failure.value == name), None)
 
 
 def _gone_reason(view: ControlView) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import takewhile
 
 from forerun.cloud.control.actions import EndRun, Pause, StartAttempt
-from forerun.cloud.control.billing import is_useful, limit_seconds
+from forerun.cloud.control.adoption import place
+from forerun.cloud.control.billing import attempt_limit, is_useful, limit_seconds
 from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.labels import resource_name
 from forerun.cloud.provider import Failure
@@ -22,7 +23,6 @@ from forerun.cloud.record.entries import (
 
 MOST_BROKEN = 3  # machines in sequence on which the job did not start
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 30.0, 600.0
-KEEPER_WAIT_SECONDS = 6 * 3600.0  # a keeper costs money while it waits: then the limit is computed again
 FINAL = {Failure.PERMISSION.value, Failure.INVALID.value}  # the same request fails again
 WITHOUT_HOPE = FINAL | {Failure.QUOTA.value}  # if all options fail like this, waiting does not help
 
@@ -43,8 +43,8 @@ def next_attempt(view: ControlView) -> StartAttempt | Pause | EndRun:
     allowed = _allowed(view, refused)
     if not allowed:
         return EndRun(ENDED_FAILED, _refusals(refused))
-    places = [_place(option) for option in allowed]
-    passing = [one for one in refused if _place(one[0].option) in places]
+    places = [place(option) for option in allowed]
+    passing = [one for one in refused if place(one[0].option) in places]
     cycles, position = divmod(len(passing), len(allowed))
     if passing and position == 0:
         if all(end.failure in WITHOUT_HOPE for _, end in passing[: len(allowed)]):
@@ -54,12 +54,10 @@ def next_attempt(view: ControlView) -> StartAttempt | Pause | EndRun:
             return Pause("no option has capacity", until)
     option = _option(view, allowed, refused)
     spent = view.spent_usd + view.keeper_usd
-    keeper = view.run.keeper_usd_per_hour if view.run.keeper else 0.0
-    reserve = keeper * KEEPER_WAIT_SECONDS / 3600  # what the keeper may cost before the slice is ready
-    limit = limit_seconds(view.run.max_usd, spent + reserve, option.usd_per_hour + keeper)
+    limit = attempt_limit(view.run, spent, option)
     if not is_useful(limit):
         return EndRun(ENDED_BUDGET, _spending(view))
-    number = max((one.entry.number for one in view.attempts), default=0) + 1
+    number = max((*(one.entry.number for one in view.attempts), *view.unknown_usd), default=0) + 1
     return StartAttempt(AttemptEntry(number, option, resource_name(view.run.name, number), view.now, limit, spent))
 
 
@@ -72,28 +70,24 @@ def first_attempt(run: CloudRun) -> AttemptEntry:
 
 def _allowed(view: ControlView, refused: list[tuple[AttemptEntry, EndEntry]]) -> list[Option]:
     """Return the options without those that would fail again."""
-    final = [_place(entry.option) for entry, end in refused if end.failure in FINAL]
-    return [option for option in view.run.options if _place(option) not in final]
+    final = [place(entry.option) for entry, end in refused if end.failure in FINAL]
+    return [option for option in view.run.options if place(option) not in final]
 
 
 def _option(view: ControlView, allowed: list[Option], refused: list[tuple[AttemptEntry, EndEntry]]) -> Option:
-    places = [_place(option) for option in allowed]
+    places = [place(option) for option in allowed]
     if refused:
-        last = _place(refused[0][0].option)
-        order = [_place(option) for option in view.run.options]
+        last = place(refused[0][0].option)
+        order = [place(option) for option in view.run.options]
         after = order[order.index(last) + 1 :] + order if last in order else order
-        return allowed[places.index(next(place for place in after if place in places))]
-    if view.ended and (last := _place(view.ended[-1][0].option)) in places:
+        return allowed[places.index(next(one for one in after if one in places))]
+    if view.ended and (last := place(view.ended[-1][0].option)) in places:
         return allowed[places.index(last)]
     return allowed[0]
 
 
 def _spending(view: ControlView) -> str:
     return f"${view.cost_usd:.2f} of ${view.run.max_usd or 0.0:.2f} are spent"
-
-
-def _place(option: Option) -> tuple[str, str, str, str]:
-    return option.provider, option.slice, option.zone, option.capacity
 
 
 def _refusals(refused: list[tuple[AttemptEntry, EndEntry]]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from forerun.cloud.control.billing import attempt_usd
+from forerun.cloud.control.billing import attempt_limit, attempt_usd
 from forerun.cloud.deadline import deadline_at, grace_seconds
 from forerun.cloud.provider import SliceStatus
 from forerun.cloud.record.entries import (
@@ -24,11 +24,33 @@ REPORT_SECONDS = 30.0  # a host reports more often than this
 
 @dataclass(frozen=True)
 class AttemptView:
-    """An attempt, with its start and end of billing as far as they are recorded."""
+    """An attempt as this controller knows it.
+
+    Attributes:
+      ready: since when it is billed.
+      end: its end, after this controller has verified that the slice is gone.
+      recorded_end: the end in the record, before that is verified. It may be forged, and the slice may still exist.
+      seen_at: when this controller saw the slice ready for the last time.
+      is_foreign: whether the user of this controller did not choose its option.
+    """
 
     entry: AttemptEntry
     ready: ReadyEntry | None = None
     end: EndEntry | None = None
+    recorded_end: EndEntry | None = None
+    seen_at: float | None = None
+    is_foreign: bool = False
+
+    def usd(self, now: float) -> float:
+        """Return what the attempt has cost until now. An end that is not verified can only add to it."""
+        if self.end is not None:
+            return self.end.usd
+        ready_at = None if self.ready is None else self.ready.at
+        price = self.entry.option.usd_per_hour
+        if self.recorded_end is None:
+            return attempt_usd(price, ready_at, now, preempted=False)
+        seen = attempt_usd(price, ready_at, self.seen_at or 0.0, preempted=False)
+        return max(seen, self.recorded_end.usd)
 
 
 @dataclass(frozen=True)
@@ -52,7 +74,9 @@ class ControlView:
     Attributes:
       now: the time of the cloud's clock.
       since: when the user started the run or resumed it; refusals before it are not counted.
-      attempts: all attempts, in the order of their numbers.
+      run: what the user has agreed to, with the cap of the record if that is lower.
+      attempts: all attempts that are known, in the order of their numbers.
+      unknown_usd: the cost of attempts of which only the number is known, because their files are damaged or deleted.
       status: the state of the slice of the attempt that has not ended, if there is one.
       requested_at: when this controller requested the slice of that attempt, or None.
       delivered: whether this controller has delivered the job to the hosts of that attempt.
@@ -62,6 +86,7 @@ class ControlView:
     run: CloudRun
     since: float = 0.0
     attempts: Sequence[AttemptView] = ()
+    unknown_usd: Mapping[int, float] = field(default_factory=dict)
     stop: StopEntry | None = None
     finished: FinishEntry | None = None
     status: SliceStatus | None = None
@@ -71,8 +96,8 @@ class ControlView:
 
     @property
     def current(self) -> AttemptView | None:
-        """The attempt that has not ended. A controller creates an attempt only after the end of all others."""
-        return next((one for one in reversed(self.attempts) if one.end is None), None)
+        """The first attempt whose end is not verified. A controller creates an attempt only after the end of all others."""
+        return next((one for one in self.attempts if one.end is None), None)
 
     @property
     def ended(self) -> list[tuple[AttemptEntry, EndEntry]]:
@@ -81,24 +106,17 @@ class ControlView:
     @property
     def spent_usd(self) -> float:
         """What all ended attempts cost."""
-        return sum(end.usd for _, end in self.ended)
+        return sum(end.usd for _, end in self.ended) + sum(self.unknown_usd.values())
 
     @property
     def keeper_usd(self) -> float:
         """What the keeper has cost until now."""
-        run = self.run
-        if run.keeper_at is None:
-            return run.keeper_spent_usd
-        return run.keeper_spent_usd + run.keeper_usd_per_hour * max(self.now - run.keeper_at, 0.0) / 3600
+        return keeper_usd(self.run, self.now)
 
     @property
     def cost_usd(self) -> float:
         """What the run has cost until now, with the attempt that has not ended and the keeper."""
-        current = self.current
-        spent = self.spent_usd + self.keeper_usd
-        if current is None or current.ready is None:
-            return spent
-        return spent + attempt_usd(current.entry.option.usd_per_hour, current.ready.at, self.now, preempted=False)
+        return sum(one.usd(self.now) for one in self.attempts) + sum(self.unknown_usd.values()) + self.keeper_usd
 
     @property
     def deadline(self) -> float | None:
@@ -106,7 +124,7 @@ class ControlView:
         current = self.current
         if current is None or current.ready is None:
             return None
-        return deadline_at(current.ready.at, current.entry.limit_seconds)
+        return attempt_deadline(self.run, current.entry, current.ready.at)
 
     @property
     def grace(self) -> float:
@@ -124,17 +142,35 @@ class ControlView:
 
     @property
     def latest_end(self) -> float:
-        """The latest time at which a slice that no longer runs can have ended, as far as reports tell it."""
+        """The latest time at which a slice that no longer runs can have ended, as far as the record tells it.
+
+        The record cannot make it earlier than the last time at which this controller saw the slice ready.
+        """
         current = self.current
         end = self.now
         if current is not None and current.ready is not None:
             if self.hosts:
                 end = min(end, max(host.entry.at for host in self.hosts.values()) + REPORT_SECONDS)
+            if current.recorded_end is not None:
+                end = min(end, current.recorded_end.at)
             if self.deadline is not None:
                 end = min(end, self.deadline + REPORT_SECONDS)
-            end = max(end, current.ready.at)
+            end = max(end, current.ready.at, current.seen_at or 0.0)
         return end
 
     @property
     def preemptions(self) -> int:
         return sum(end.reason == ENDED_PREEMPTED for _, end in self.ended)
+
+
+def keeper_usd(run: CloudRun, now: float) -> float:
+    """Return what the keepers of a run have cost until now."""
+    if run.keeper_at is None:
+        return run.keeper_spent_usd
+    return run.keeper_spent_usd + run.keeper_usd_per_hour * max(now - run.keeper_at, 0.0) / 3600
+
+
+def attempt_deadline(run: CloudRun, entry: AttemptEntry, ready_at: float) -> float | None:
+    """Return when the budget of an attempt is used up, or None without a limit. A lower cap of the run shortens it."""
+    limits = [entry.limit_seconds, attempt_limit(run, entry.spent_usd, entry.option)]
+    return deadline_at(ready_at, min((limit for limit in limits if limit is not None), default=None))

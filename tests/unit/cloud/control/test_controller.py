@@ -13,7 +13,6 @@ from simulated_cloud import (
     RecordedDisplay,
     SimulatedCloud,
     SimulatedDelivery,
-    SimulatedProvider,
     cloud_run,
     controller,
     option,
@@ -171,9 +170,8 @@ def test_the_slice_of_an_ended_attempt_is_deleted() -> None:
     cloud.refuse.clear()
     assert reasons(cloud) == ["refused"]
     entry = cloud.files().attempts()[1]
-    run = cloud.files().run()
-    assert run is not None
-    suspended._request(run, suspended.observer.look(run, suspended.providers, lambda: cloud.now), entry)
+    assert isinstance(entry, AttemptEntry)
+    suspended._request(suspended.observer.view(cloud.now), entry)
     assert cloud.slices == {}
 
 
@@ -264,7 +262,8 @@ class FailedSetup(SimulatedDelivery):
 
 def test_a_setup_that_fails_before_the_agents_start_ends_its_slice_at_once() -> None:
     cloud = started(SimulatedCloud(PRICES))
-    one = Controller(cloud.files(), {"tpu": SimulatedProvider(cloud)}, FailedSetup(cloud), RecordedDisplay(), "laptop")
+    one = controller(cloud)
+    one.delivery = FailedSetup(cloud)
     assert ended(one, cloud) == "finished"
     assert reasons(cloud) == ["broken", "finished"]
     first, ready = cloud.files().end(1), cloud.files().ready(1)

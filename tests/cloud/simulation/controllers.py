@@ -17,6 +17,7 @@ from forerun.cloud.compute.keeper_machine import keeper_request
 from forerun.cloud.control.actions import Action, EndRun
 from forerun.cloud.control.begin import begin_run
 from forerun.cloud.control.controller import Controller
+from forerun.cloud.control.ledger import RunLedger
 from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.control.status_text import event_text
 from forerun.cloud.keeper import keeper_process
@@ -79,6 +80,7 @@ class ControllerProcess:
     def __init__(self, simulation: Simulation, role: str) -> None:
         self.simulation, self.role = simulation, role
         self.process = self._process()
+        self.ledger = RunLedger()
         self.controller: Controller | None = None
         self.end: EndRun | None = None
         self.is_gone = False  # for ever
@@ -89,6 +91,7 @@ class ControllerProcess:
         if self.is_gone or self.end is not None:
             return
         self.starts += 1
+        self.ledger = RunLedger(self.simulation.disk / f"{self.role}.ledger.json")
         self.controller = None
         self.process = self._process()
         self.resume()
@@ -156,8 +159,8 @@ class ControllerProcess:
         now = next(iter(providers.values())).now()
         begun = self._begun(files, providers, now)
         if begun.keeper and simulation.keeper is None:
-            simulation.world.after(KEEPER_START_SECONDS, simulation.start_keeper)
-        return self.controller_of(files, providers, now)
+            simulation.world.after(KEEPER_START_SECONDS, lambda: simulation.start_keeper(begun))
+        return self.controller_of(begun, files, providers, now)
 
     def _begun(self, files: RunFiles, providers: dict[str, Any], now: float) -> CloudRun:
         simulation = self.simulation
@@ -165,16 +168,18 @@ class ControllerProcess:
         if cap is not None:
             simulation.checks.caps.append((simulation.world.now, cap))
         wanted = simulation.wanted if cap is None else replace(simulation.wanted, max_usd=cap)
-        begun = begin_run(files, wanted, providers, now, max_usd_given=cap is not None)
+        begun = begin_run(files, wanted, providers, now, max_usd_given=cap is not None, ledger=self.ledger)
         self.begins += 1
         return begun
 
-    def controller_of(self, files: RunFiles, providers: dict[str, Any], since: float) -> Controller:
+    def controller_of(self, run: CloudRun, files: RunFiles, providers: dict[str, Any], since: float) -> Controller:
         simulation = self.simulation
         display = TraceDisplay(lambda text: simulation.world.note(f"{self.role}: {text}"))
         holder = f"{self.role}:{self.starts}"
         delivery = Delivery(simulation.context, self.process)
-        controller = PolledController(files, providers, delivery, display, holder, since)
+        controller = PolledController(
+            run, files, providers, delivery, display, holder, since, self.ledger, lambda: simulation.world.now
+        )
         controller.poll = simulation.scenario.poll_seconds
         return controller
 
@@ -196,9 +201,9 @@ MARGIN_SECONDS = 20.0  # of a process that starts
 class KeeperProcess(ControllerProcess):
     """The keeper, on its own machine."""
 
-    def __init__(self, simulation: Simulation, machine: Machine) -> None:
+    def __init__(self, simulation: Simulation, machine: Machine, run: CloudRun) -> None:
         super().__init__(simulation, "keeper")
-        self.machine = machine
+        self.machine, self.run = machine, run
         self.since = simulation.world.now
 
     def start(self) -> None:
@@ -214,7 +219,7 @@ class KeeperProcess(ControllerProcess):
         settings = KeeperSettings(FOLDER, "sim", request.name, request.zone, since=self.since)
         files, providers = self.files(), self.providers()
         if self.controller is None:
-            self.controller = self.controller_of(files, providers, self.since)
+            self.controller = self.controller_of(self.run, files, providers, self.since)
         controller = self.controller
         # The loop of the keeper is entered again after each sleep, with the controller that it has.
         with mock.patch.object(keeper_process, "Controller", lambda *arguments: controller):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-from concurrent.futures import Future
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -16,35 +16,16 @@ from simulation.process import Faults, Process
 from forerun.cli.cloud import down as down_command
 from forerun.cloud.record import run_files as run_files_module
 from forerun.cloud.view import known_runs as known_runs_module
-from forerun.cloud.view import project_state, snapshot
+from forerun.cloud.view import project_state
 from forerun.errors import UserError
 
 if TYPE_CHECKING:
     from simulation.simulation import Simulation
 
 
-class SerialPool:
-    """A pool of threads without threads: each task is done when it is submitted."""
-
-    def __init__(self, *arguments: object) -> None:
-        """Accept the arguments of ThreadPoolExecutor."""
-
-    def __enter__(self) -> SerialPool:
-        return self
-
-    def __exit__(self, *arguments: object) -> None:
-        """Do nothing."""
-
-    def submit(self, function: Any, *arguments: Any) -> Future[Any]:
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*arguments))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def map(self, function: Any, values: Any) -> list[Any]:
-        return [self.submit(function, value).result() for value in values]
+def serial_calls(function: Any, values: Sequence[Any], seconds: float) -> dict[Any, Any]:
+    """Call a function for each value, in place of `bounded_calls` with its threads."""
+    return {value: function(value) for value in values}
 
 
 class CommandTime:
@@ -79,8 +60,7 @@ def take_everything_down(simulation: Simulation, *, is_last: bool) -> None:
         for target, name, value in (
             (down_command, "providers_of", lambda args: providers),
             (down_command, "time", CommandTime(simulation)),
-            (project_state, "ThreadPoolExecutor", SerialPool),
-            (snapshot, "ThreadPoolExecutor", SerialPool),
+            (project_state, "bounded_calls", serial_calls),
             (known_runs_module, "known_runs", lambda: (FOLDER,)),
             (run_files_module, "folder_at", lambda folder: _folder(folder, simulation, process)),
         ):

@@ -19,6 +19,7 @@ class World:
         self.trace: list[tuple[float, str]] = []
         self.faults: Counter[str] = Counter()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self.calls, self.called_at = 0, START  # of processes at one moment
         self._count = 0
 
     def at(self, time: float, action: Callable[[], None]) -> None:

@@ -11,6 +11,13 @@ from forerun.cloud.provider import CloudUnavailable
 from forerun.errors import UserError
 
 
+MOST_CALLS = 20_000  # of all processes at one moment
+
+
+class Stuck(BaseException):
+    """A process makes calls without an end."""
+
+
 class Killed(BaseException):
     """The process was killed."""
 
@@ -88,6 +95,10 @@ class Process:
         faults, world = self.faults, self.world
         if self.is_killed:
             raise Killed
+        world.calls = world.calls + 1 if world.called_at == world.now else 1
+        world.called_at = world.now
+        if world.calls > MOST_CALLS:
+            raise Stuck
         if faults.kill and world.random.random() < faults.kill:
             self.kill()
             raise Killed

@@ -19,7 +19,7 @@ from simulation.down import take_everything_down
 from simulation.events import START, World
 from simulation.guest import REBOOT_SECONDS, Guest, GuestContext
 from simulation.machines import HOSTS, Cloud, Machine, SimulatedProvider
-from simulation.process import Process
+from simulation.process import Process, Stuck
 from simulation.record_faults import Attacker
 from simulation.scenario import HORIZON_SECONDS, Scenario, draw
 from simulation.tpu_http import tpu_provider
@@ -97,9 +97,9 @@ class Simulation:
             return self.scenario.cap_usd
         return self.scenario.later_cap_usd if begins == 1 else None
 
-    def start_keeper(self) -> None:
+    def start_keeper(self, run: CloudRun) -> None:
         if self.keeper is None and self.laptop.end is None:
-            self.keeper = KeeperProcess(self, rent_keeper(self))
+            self.keeper = KeeperProcess(self, rent_keeper(self), run)
 
     def run(self) -> None:
         """Simulate everything, then delete what remains with `forerun down`."""
@@ -275,6 +275,8 @@ def simulate(seed: int, scenario: Scenario | None = None) -> Result:
         simulation = Simulation(seed, disk, scenario)
         try:
             simulation.run()
+        except Stuck:
+            simulation.checks.fail("a process makes calls without an end")
         except Exception as error:
             raise RuntimeError(f"seed {seed}: {type(error).__name__}: {error}") from error
     world = simulation.world

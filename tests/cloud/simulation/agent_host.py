@@ -6,9 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from simulation.bucket import BucketFolder
-from simulation.process import Killed, Process
-
 from forerun.cloud.host import agent as agent_module
 from forerun.cloud.host.agent import Agent
 from forerun.cloud.host.layout import HostLayout
@@ -16,6 +13,8 @@ from forerun.cloud.host.service import ServiceState
 from forerun.cloud.host.settings import read_settings
 from forerun.cloud.host.train_progress import TrainProgress
 from forerun.cloud.record.run_files import RunFiles
+from simulation.bucket import BucketFolder
+from simulation.process import Killed, Process
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,11 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from simulation.bucket import FOLDER, BucketFolder
-from simulation.guest import Delivery
-from simulation.machines import Machine
-from simulation.process import Killed, Process, Suspended
-
 from forerun.cloud import labels
 from forerun.cloud.compute.keeper_machine import keeper_request
 from forerun.cloud.control.actions import Action, EndRun
@@ -26,6 +21,10 @@ from forerun.cloud.provider import CloudUnavailable
 from forerun.cloud.record.entries import CloudRun, LeaseEntry
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
+from simulation.bucket import FOLDER, BucketFolder
+from simulation.guest import Delivery
+from simulation.machines import Machine
+from simulation.process import Killed, Process, Suspended
 
 if TYPE_CHECKING:
     from simulation.simulation import Simulation

@@ -10,14 +10,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from simulation.bucket import FOLDER, BucketFolder
-from simulation.process import Faults, Process
-
 from forerun.cli.cloud import down as down_command
 from forerun.cloud.record import run_files as run_files_module
 from forerun.cloud.view import known_runs as known_runs_module
 from forerun.cloud.view import project_state
 from forerun.errors import UserError
+from simulation.bucket import FOLDER, BucketFolder
+from simulation.process import Faults, Process
 
 if TYPE_CHECKING:
     from simulation.simulation import Simulation

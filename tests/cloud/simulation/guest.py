@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forerun.cloud.provider import CloudUnavailable, HostAddress
+from forerun.cloud.record.entries import AttemptEntry, CloudRun
+from forerun.cloud.setup.bundle import _agent_settings
+from forerun.cloud.setup.startup import LIMIT_MARGIN_SECONDS, SETUP_SECONDS
 from simulation.agent_host import AgentHost
 from simulation.bucket import Bucket
 from simulation.events import World
 from simulation.machines import Cloud, Machine
 from simulation.process import Faults, Process
 from simulation.training import Job, Training
-
-from forerun.cloud.provider import CloudUnavailable, HostAddress
-from forerun.cloud.record.entries import AttemptEntry, CloudRun
-from forerun.cloud.setup.bundle import _agent_settings
-from forerun.cloud.setup.startup import LIMIT_MARGIN_SECONDS, SETUP_SECONDS
 
 SETUP_LIMIT, SLICE_LIMIT = "setup-seconds", "limit-seconds"  # metadata in place of the startup script
 WATCH_SECONDS = 30.0  # between two turns of the watch of the startup script

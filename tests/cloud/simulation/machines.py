@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from simulation.events import World
-from simulation.process import Process
-
 from forerun.cloud import labels
 from forerun.cloud.provider import (
     CloudUnavailable,
@@ -19,6 +16,8 @@ from forerun.cloud.provider import (
     SliceState,
     SliceStatus,
 )
+from simulation.events import World
+from simulation.process import Process
 
 HOSTS = {"v6e-4": 1, "v6e-8": 2, "e2-small": 1}
 
@@ -115,7 +114,7 @@ class Cloud:
     def create(self, request: SliceRequest, provider: str) -> None:
         if self.find(request.name, request.zone) is not None:
             return
-        queue = self.queue_seconds.get(request.zone, 10.0)
+        queue = self.queue_seconds.get(request.zone, 10.0) if provider == "tpu" else 5.0
         if queue is None:
             self.world.fault("requests without capacity")
             raise RequestRefused(Failure.CAPACITY, "no capacity")

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from simulation.bucket import storage_error
-from simulation.events import World
-
 from forerun.cloud.provider import CloudUnavailable
 from forerun.errors import UserError
-
+from simulation.bucket import storage_error
+from simulation.events import World
 
 MOST_CALLS = 20_000  # of all processes at one moment
 

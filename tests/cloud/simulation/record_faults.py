@@ -66,7 +66,21 @@ class Attacker:
     def forge(self) -> tuple[str, Callable[[], None] | None]:
         """Write a valid entry with false values."""
         kind = self.random.choice(
-            ("run", "run", "attempt", "attempt", "next", "ready", "end", "end", "ends", "host", "lease", "stop", "finish")
+            (
+                "run",
+                "run",
+                "attempt",
+                "attempt",
+                "next",
+                "ready",
+                "end",
+                "end",
+                "ends",
+                "host",
+                "lease",
+                "stop",
+                "finish",
+            )
         )
         forged: dict[str, Any] = getattr(self, f"_{kind}")()
         if not forged:

@@ -7,10 +7,18 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from pydantic import TypeAdapter
+
+from forerun.cloud.control import ledger
+from forerun.cloud.host import agent as agent_module
+from forerun.cloud.host import host_clock
+from forerun.cloud.record import run_files
+from forerun.cloud.record.entries import CloudRun, Option, StopEntry
 from simulation.agent_host import REPLACEMENTS
 from simulation.bucket import FOLDER, Bucket
 from simulation.checks import Checks
@@ -24,9 +32,6 @@ from simulation.record_faults import Attacker
 from simulation.scenario import HORIZON_SECONDS, Scenario, draw
 from simulation.tpu_http import tpu_provider
 from simulation.training import CHECKPOINTS, Training
-
-from forerun.cloud.host import agent as agent_module
-from forerun.cloud.record.entries import CloudRun, Option, StopEntry
 
 ATTACK_SECONDS = 17.0  # between two repetitions of an attack
 SHARED_MEMORY = Path("/dev/shm")
@@ -255,6 +260,16 @@ class Simulation:
 MARGIN_SECONDS = 10.0
 
 
+@cache
+def _writer(kind: type) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def fast_write_entry(entry: Any) -> bytes:
+    """Return the JSON of an entry, in place of `write_entry`, whose indented text takes half of the time."""
+    return _writer(type(entry)).dump_json(entry)
+
+
 @contextmanager
 def disk_folder() -> Iterator[Path]:
     """Yield a folder for the disks of all machines of a simulation, in memory if possible."""
@@ -272,6 +287,8 @@ def simulate(seed: int, scenario: Scenario | None = None) -> Result:
         disk = stack.enter_context(disk_folder())
         for name, value in REPLACEMENTS.items():
             stack.enter_context(mock.patch.object(agent_module, name, value))
+        for module in (run_files, ledger, host_clock):
+            stack.enter_context(mock.patch.object(module, "write_entry", fast_write_entry))
         simulation = Simulation(seed, disk, scenario)
         try:
             simulation.run()
@@ -283,4 +300,6 @@ def simulate(seed: int, scenario: Scenario | None = None) -> Result:
     trace = [f"{seconds:8.1f} {text}" for seconds, text in world.trace]
     end = "" if simulation.laptop.end is None else simulation.laptop.end.reason
     guards = "+".join(simulation.scenario.guards)
-    return Result(seed, simulation.checks.violations, trace, end, guards, dict(world.faults), simulation.checks.figures())
+    return Result(
+        seed, simulation.checks.violations, trace, end, guards, dict(world.faults), simulation.checks.figures()
+    )

@@ -8,15 +8,14 @@ import email.utils
 from collections.abc import Mapping
 from typing import Any
 
-from simulation.machines import Cloud, Machine
-from simulation.process import Process
-
 from forerun.cloud import labels
 from forerun.cloud.google.endpoints import Endpoints
 from forerun.cloud.google.rest import Rest
 from forerun.cloud.provider import RequestRefused, SliceRequest, SliceState
 from forerun.cloud.tpu.node_request import slice_of
 from forerun.cloud.tpu.tpu_provider import TpuProvider
+from simulation.machines import Cloud, Machine
+from simulation.process import Process
 
 BASE, PROJECT = "https://tpu.simulated/", "sim"
 ODD: tuple[Any, ...] = (None, 7, "x", [], {}, ["x"], True, [[]])

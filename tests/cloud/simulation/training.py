@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from simulation.bucket import Bucket
-from simulation.events import World
-
 from forerun.cloud.host.service import ServiceState
 from forerun.cloud.host.train_progress import TrainProgress
 from forerun.exit_codes import STOPPED
+from simulation.bucket import Bucket
+from simulation.events import World
 
 CHECKPOINTS = "checkpoints/"
 RESTART_SECONDS = 5.0  # RestartSec= of the unit of the training

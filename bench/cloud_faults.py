@@ -46,6 +46,7 @@ from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.provider import CloudUnavailable, HostAddress
 from forerun.cloud.providers import provider_named
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, Option
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -155,12 +156,11 @@ def controller(wanted: CloudRun, hosts: Path, environment: Mapping[str, str], wh
             rented = wanted.options[0].provider
             files, providers = RunFiles(wanted.folder), {rented: provider_named(rented)}
             now = providers[rented].now()
-            if who == "laptop":
-                begin_run(files, wanted, providers, now)
-            elif files.run() is None:
+            run = begin_run(files, wanted, providers, now) if who == "laptop" else undamaged(files.run())
+            if run is None:
                 os._exit(3)
             name = f"{who}:{os.getpid()}"
-            found = Controller(files, providers, FolderDelivery(hosts), LogDisplay(tell), name, since=now)
+            found = Controller(run, files, providers, FolderDelivery(hosts), LogDisplay(tell), name, since=now)
             end = found.follow(lambda seconds: time.sleep(seconds / SPEED))[1]
             tell(f"end {end}")
             write(Path(wanted.folder).parent / "end.txt", "" if end is None else f"{end.reason} {end.detail}".strip())

@@ -75,7 +75,9 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def controller(files: RunFiles, provider: Provider, holder: str) -> Controller:
-    return Controller(files, {"compute": provider}, NoDelivery(), NoDisplay(), holder)
+    run = files.run()
+    assert isinstance(run, CloudRun)
+    return Controller(run, files, {"compute": provider}, NoDelivery(), NoDisplay(), holder)
 
 
 def test_the_api_alone_keeps_the_cap(tmp_path: Path) -> None:

@@ -77,9 +77,10 @@ def laptop(cloud: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def controller(folder: Path, option: Option, now: float) -> Controller:
     files = RunFiles(str(folder))
-    files.create_run(CloudRun(folder.name, str(folder), "name: x\n", (option,), 400.0, now, total_steps=20))
+    run = CloudRun(folder.name, str(folder), "name: x\n", (option,), 400.0, now, total_steps=20)
+    files.create_run(run)
     return Controller(
-        files, {option.provider: provider_named(option.provider)}, Delivery(files), RecordedDisplay(), "laptop"
+        run, files, {option.provider: provider_named(option.provider)}, Delivery(files), RecordedDisplay(), "laptop"
     )
 
 

@@ -37,8 +37,8 @@ class World:
         self.files = RunFiles(MemoryFolder({}))
         self.provider: Provider = provider_named("tpu", PROJECT, os.environ | cloud.environment())
         options = tuple(slice_offers("v5e-16", "spot", ZONES))
-        run = CloudRun("sim", "gs://bucket", "name: sim\n", options, max_usd, cloud.now())
-        self.files.create_run(run)
+        self.run = CloudRun("sim", "gs://bucket", "name: sim\n", options, max_usd, cloud.now())
+        self.files.create_run(self.run)
         self.attempt: AttemptEntry | None = None
         self.preempt_after = float("inf")
 
@@ -55,7 +55,7 @@ class World:
         return ""
 
     def follow(self) -> str:
-        controller = Controller(self.files, {"tpu": self.provider}, self, RecordedDisplay(), "laptop")
+        controller = Controller(self.run, self.files, {"tpu": self.provider}, self, RecordedDisplay(), "laptop")
         _, end = controller.follow(self.sleep, poll_seconds=20.0)
         assert end is not None
         return end.reason

@@ -30,7 +30,9 @@ from forerun.cloud.record.entries import (
     HostEntry,
     Option,
 )
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
+from forerun.errors import StorageError
 
 START = 1_000_000.0
 
@@ -101,6 +103,8 @@ class SimulatedCloud:
       queue_seconds: how long a request waits; None: refused.
       work_seconds: of training until the job is finished.
       tells_times: whether the API tells when billing began and ended.
+      fault: is called with the name of each call of a controller before it is carried out, to let the call fail.
+      clock_error: seconds that the cloud's clock is wrong by. `now` is the true time.
     """
 
     usd_per_hour: Mapping[str, float]
@@ -117,12 +121,15 @@ class SimulatedCloud:
     trained_seconds: float = 0.0
     refuse: dict[str, Failure] = field(default_factory=dict)  # by zone
     before: Callable[[], None] = lambda: None
+    fault: Callable[[str], None] = lambda call: None
+    clock_error: float = 0.0
 
     def files(self, *, faulty: bool = False) -> RunFiles:
         return RunFiles(MemoryFolder(self.contents, "", self._before if faulty else lambda: None))
 
     def _before(self) -> None:
         self.before()
+        self.fault("bucket")
 
     def advance(self, seconds: float) -> None:
         """Let time pass in steps of at most 5 s."""
@@ -141,9 +148,15 @@ class SimulatedCloud:
             self._train(one, seconds)
 
     def _train(self, one: SimulatedSlice, seconds: float) -> None:
+        try:
+            self._train_and_report(one, seconds)
+        except StorageError:  # the hosts train on, and nobody sees it
+            self.trained_seconds += seconds
+
+    def _train_and_report(self, one: SimulatedSlice, seconds: float) -> None:
         files = self.files()
         number = int(one.request.labels["forerun-attempt"])
-        stopping = files.stop() is not None
+        stopping = undamaged(files.stop()) is not None
         finished = self.trained_seconds >= self.work_seconds
         if not stopping and not finished:
             self.trained_seconds += seconds
@@ -187,13 +200,15 @@ class SimulatedProvider:
         self.cloud = cloud
 
     def now(self) -> float:
-        return self.cloud.now
+        self.cloud.fault("now")
+        return self.cloud.now + self.cloud.clock_error
 
     def enforces_limit(self, request: SliceRequest) -> bool:
         return False
 
     def create(self, request: SliceRequest) -> None:
         self.cloud.before()
+        self.cloud.fault("create")
         key = request.name, request.zone
         if (failure := self.cloud.refuse.get(request.zone)) is not None:
             raise RequestRefused(failure, failure.value)
@@ -206,6 +221,7 @@ class SimulatedProvider:
 
     def status(self, name: str, zone: str) -> SliceStatus:
         self.cloud.before()
+        self.cloud.fault("status")
         one = self.cloud.slices.get((name, zone))
         if one is None:
             return SliceStatus(SliceState.ABSENT)
@@ -214,6 +230,7 @@ class SimulatedProvider:
 
     def delete(self, name: str, zone: str) -> float | None:
         self.cloud.before()
+        self.cloud.fault("delete")
         one = self.cloud.slices.get((name, zone))
         if one is not None:
             self.cloud.end(one)
@@ -224,6 +241,7 @@ class SimulatedProvider:
 
     def list(self) -> Sequence[Resource]:
         self.cloud.before()
+        self.cloud.fault("list")
         return [
             Resource(
                 "tpu",
@@ -240,6 +258,7 @@ class SimulatedProvider:
 
     def addresses(self, name: str, zone: str) -> Sequence[HostAddress]:
         self.cloud.before()
+        self.cloud.fault("addresses")
         one = self.cloud.slices.get((name, zone))
         if one is None:
             raise CloudUnavailable("gone")

@@ -22,6 +22,7 @@ REASON = "forerun stop"
 def run(args: argparse.Namespace) -> int:
     from forerun.cloud.control.controller import Controller
     from forerun.cloud.control.lease import holder_name
+    from forerun.cloud.control.ledger import ledger_of
     from forerun.cloud.record.entries import StopEntry
     from forerun.cloud.record.read_entry import require_undamaged
     from forerun.cloud.view.project_state import cloud_time
@@ -40,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     if args.no_wait:
         print("forerun ps shows the slice until it is deleted")
         return 0
-    controller = Controller(files, providers, NoDelivery(), StopDisplay(), holder_name())
+    controller = Controller(
+        snapshot.run, files, providers, NoDelivery(), StopDisplay(), holder_name(), ledger=ledger_of(files.address)
+    )
     view, _ = controller.follow(time.sleep, POLL_SECONDS)
     print(summary(view))
     return 0
@@ -93,7 +96,7 @@ class StopDisplay:
         self._tell(f"waiting for {lease.holder}, which controls the run")
 
     def trouble(self, message: str) -> None:
-        self._tell(f"trying again: {message}")
+        self._tell(message)
 
     def _tell(self, text: str) -> None:
         if text != self._last:

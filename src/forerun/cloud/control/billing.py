@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from forerun.cloud.deadline import grace_seconds
-from forerun.cloud.record.entries import CloudRun, Option
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 
 FREE_SECONDS = 60.0  # a slice that is preempted within its first minute is not billed
 USEFUL_SECONDS = 60.0  # an attempt that can train for less than this is not started
@@ -39,6 +39,13 @@ def attempt_limit(run: CloudRun, spent_usd: float, option: Option) -> int | None
     keeper = run.keeper_usd_per_hour if run.keeper else 0.0
     reserve = keeper * KEEPER_WAIT_SECONDS / SECONDS_PER_HOUR  # what the keeper may cost before the slice is ready
     return limit_seconds(run.max_usd, spent_usd + reserve, option.usd_per_hour + keeper)
+
+
+def limit_usd(run: CloudRun, entry: AttemptEntry) -> float:
+    """Return the most that an attempt can cost; without a limit, the cap of the run."""
+    if entry.limit_seconds is None:
+        return run.max_usd or 0.0
+    return entry.option.usd_per_hour * entry.limit_seconds / SECONDS_PER_HOUR
 
 
 def is_useful(limit: int | None) -> bool:

@@ -239,6 +239,7 @@ class Controller:
         provider = self.providers[entry.option.provider]
         request = slice_request(view.run, entry, self.delivery.metadata(view.run, entry))
         was_rented, self._has_rented = self._has_rented, True
+        self.observer.unready_at[entry.number] = view.now
         try:
             provider.create(request)
         except RequestRefused as refused:
@@ -298,19 +299,12 @@ class Controller:
         # Only the state of the slice shows a preemption. The record and silent hosts do not.
         preempted = action.reason == ENDED_PREEMPTED and action.at is not None
         usd = attempt_usd(entry.option.usd_per_hour, known.ready_at, at, preempted=preempted)
-        if known.ready_at is None and number in self.observer.damaged_ends:
-            usd = self._limit_usd(entry)  # neither this machine nor the record tells the cost
         if known.ready_at is None and recorded is None:
             at = self.clock.now()  # the pause before the next attempt begins here
         usd = max(usd, 0.0 if recorded is None else recorded.usd)
         end = EndEntry(at, action.reason, usd, action.detail, "" if action.failure is None else action.failure.value)
         self.ledger.end(number, end)
         self.files.create_end(number, end)
-
-    def _limit_usd(self, entry: AttemptEntry) -> float:
-        if entry.limit_seconds is None:
-            return self.observer.run.max_usd or 0.0
-        return entry.option.usd_per_hour * entry.limit_seconds / 3600
 
     def _enforce_limit(self) -> None:
         """Delete slices whose time is over. This needs neither the record nor the lease, only the API."""
@@ -319,32 +313,36 @@ class Controller:
             provider = self.providers.get(entry.option.provider)
             if provider is None:
                 continue
-            with suppress(*FAILURES):
-                status = self.observer.note(
-                    number, provider.status(entry.resource, entry.option.zone), self.clock.now()
-                )
+            try:
+                status = provider.status(entry.resource, entry.option.zone)
+                now = self.clock.now()
+                status = self.observer.note(number, status, now)
                 if status.state is SliceState.READY:
-                    now = self.clock.now()
                     self.ledger.bill_from(number, min(now, now if status.ready_at is None else status.ready_at))
-            if self._seconds_left(self.ledger.attempts[number]) > 0:
+            except FAILURES:
+                # The slice may have become ready right after the API told the opposite for the last time.
+                since = self.observer.unready_at.get(number)
+                if known.ready_at is None and since is not None and self._seconds_left(known, since) <= 0:
+                    self.ledger.bill_from(number, since)
+            known = self.ledger.attempts[number]
+            if self._seconds_left(known, known.ready_at) > 0:
                 continue
             try:
                 self._end(EndAttempt(entry, ENDED_BUDGET, "deleted at the deadline"))
             except FAILURES as error:
                 self.display.trouble(f"{entry.resource} is billed after its deadline: {failure_text(error)}")
 
-    def _seconds_left(self, known: LedgerAttempt) -> float:
+    def _seconds_left(self, known: LedgerAttempt, ready_at: float | None) -> float:
         """Return the time until the deadline of an attempt; infinity if it has none."""
-        if known.ready_at is None:
-            return float("inf")
-        deadline = attempt_deadline(self.observer.run, known.entry, known.ready_at)
+        deadline = None if ready_at is None else attempt_deadline(self.observer.run, known.entry, ready_at)
         return float("inf") if deadline is None else deadline - self.clock.now()
 
     def _pause(self, poll_seconds: float, failures: int) -> float:
         """Return the seconds before the next try. A deadline shortens them."""
         left = float("inf")
         with suppress(*FAILURES):
-            left = min((self._seconds_left(known) for known in self.ledger.open), default=left)
+            times = [(one, one.ready_at or self.observer.unready_at.get(one.entry.number)) for one in self.ledger.open]
+            left = min((self._seconds_left(one, at) for one, at in times), default=left)
         if left <= 0:
             return min(poll_seconds, OVERDUE_RETRY_SECONDS)
         longest = max(min(left, LONGEST_RETRY_SECONDS), poll_seconds)

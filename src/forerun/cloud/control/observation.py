@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from forerun.cloud.control.adoption import adopted, is_foreign, with_lower_cap
+from forerun.cloud.control.billing import limit_usd
 from forerun.cloud.control.ledger import LedgerAttempt, RunLedger
 from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport, keeper_usd
 from forerun.cloud.provider import Provider, SliceState, SliceStatus
 from forerun.cloud.record.entries import (
+    ENDED_PREEMPTED,
     AttemptEntry,
     CloudRun,
     EndEntry,
@@ -50,17 +52,19 @@ class RunObserver:
       damaged: the files of the record without a valid entry, and why, by address.
       recorded_ends: the ends of attempts in the record, before they are verified.
       unrecorded_ends: the numbers of attempts whose verified end the record does not contain.
+      requested: when this process requested the slice of an attempt.
+      unready_at: when the API told for the last time that the slice of an attempt is not ready.
     """
 
     def __init__(self, run: CloudRun, files: RunFiles, ledger: RunLedger, since: float = 0.0) -> None:
         self.agreed = self.run = run
         self.files, self.ledger, self.since = files, ledger, since
-        self.requested: dict[int, float] = {}  # attempt: when this process requested its slice
+        self.requested: dict[int, float] = {}
         self.delivered: set[int] = set()
         self.damaged: dict[str, str] = {}
         self.recorded_ends: dict[int, EndEntry] = {}
         self.unrecorded_ends: set[int] = set()
-        self.damaged_ends: set[int] = set()
+        self.unready_at: dict[int, float] = {}
         self._unknown: set[int] = set()  # attempts of which only the number is known
         self._recorded_usd: dict[int, float] = {}
         self._compared: set[int] = set()  # attempts whose verified end was compared with the record
@@ -145,6 +149,8 @@ class RunObserver:
             self.ledger.bill_from(number, status.ready_at)
         if status.state is SliceState.READY:
             self.ledger.see(number, now)
+        else:
+            self.unready_at[number] = now
         return status
 
     def request_stop(self, stop: StopEntry) -> None:
@@ -183,14 +189,16 @@ class RunObserver:
 
     def _read_open(self, number: int, now: float) -> None:
         ready = self._valid(self.files.ready(number), ReadyEntry)
+        known = self.ledger.attempts[number]
         if ready is not None and ready.at <= now:
-            self.ledger.bill_from(number, max(ready.at, self.ledger.attempts[number].entry.created_at))
+            self.ledger.bill_from(number, max(ready.at, known.entry.created_at))
         recorded = self.files.end(number)
         end = self._valid(recorded, EndEntry)
+        if isinstance(recorded, DamagedEntry) and known.ready_at is None and number not in self.requested:
+            # Another controller has ended it, and neither this machine nor the record tells what it cost.
+            end = EndEntry(now, ENDED_PREEMPTED, limit_usd(self.run, known.entry), "its end is damaged")
         if end is not None:
             self.recorded_ends.setdefault(number, end)
-        if isinstance(recorded, DamagedEntry):
-            self.damaged_ends.add(number)
 
     def _compare_end(self, number: int) -> None:
         """Compare a verified end with the record: the larger cost counts, and a missing end is recorded again."""

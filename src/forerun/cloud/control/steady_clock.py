@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from forerun.cloud.control.failures import FAILURES
 from forerun.cloud.google.clock import elapsed_seconds
-from forerun.cloud.provider import CloudUnavailable
-from forerun.errors import UserError
 
 JUMP_SECONDS = 60.0  # a step ahead by more than this must be confirmed by the next answer
 
@@ -37,7 +36,7 @@ class SteadyClock:
         estimate = None if self._now is None else self._now + max(self._elapsed() - self._read_at, 0.0)
         try:
             told = self._cloud_time()
-        except (CloudUnavailable, UserError, OSError):
+        except FAILURES:
             if estimate is None:
                 raise
             told = estimate

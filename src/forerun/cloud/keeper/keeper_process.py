@@ -9,14 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from forerun.cloud.control.actions import Action, EndRun, Pause
-from forerun.cloud.control.controller import Controller, JobDelivery
+from forerun.cloud.control.controller import Controller
+from forerun.cloud.control.failures import FAILURES, failure_text
+from forerun.cloud.control.interfaces import JobDelivery
 from forerun.cloud.control.lease import holder_name
+from forerun.cloud.control.ledger import RunLedger, ledger_of
 from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.control.ssh_delivery import SshDelivery, secrets_in
 from forerun.cloud.control.status_text import event_text, state_text
 from forerun.cloud.keeper.settings import KeeperSettings, read_settings
-from forerun.cloud.provider import CloudUnavailable, HostAddress, Provider
-from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry
+from forerun.cloud.google.clock import elapsed_seconds
+from forerun.cloud.provider import HostAddress, Provider
+from forerun.cloud.record.entries import ENDED_FAILED, AttemptEntry, CloudRun, LeaseEntry
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
 
@@ -65,7 +69,7 @@ class KeeperLog:
             self._tell(f"{lease.holder} controls the run")
 
     def trouble(self, message: str) -> None:
-        self._tell(f"trying again: {message}")
+        self._tell(message)
 
 
 def run_keeper(
@@ -75,35 +79,34 @@ def run_keeper(
     tell: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
     files: RunFiles | None = None,
+    ledger: RunLedger | None = None,
+    elapsed: Callable[[], float] = elapsed_seconds,
 ) -> EndRun:
-    """Control the run until its end, and delete the keeper's own machine.
-
-    An error that a user must correct does not end the keeper: the error may be that of one zone, and the limits of the
-    hosts hold in any case. It is repeated until the run ends or its budget is used up.
-    """
+    """Control the run until its end, and delete the keeper's own machine."""
     controller = Controller(
-        files or RunFiles(settings.folder),
+        settings.run,
+        files or RunFiles(settings.run.folder),
         providers,
         delivery,
         KeeperLog(tell),
         f"{HOLDER}:{holder_name()}",
         settings.since,
+        ledger,
+        elapsed,
     )
-    while True:
-        try:
-            _, end = controller.follow(sleep)
-            assert end is not None
-            break
-        except UserError as error:
-            tell(str(error))
-            sleep(RETRY_SECONDS)
+    try:
+        _, end = controller.follow(sleep)
+        assert end is not None
+    except UserError as error:  # nothing is rented but the keeper
+        tell(str(error))
+        end = EndRun(ENDED_FAILED, error.what)
     while True:
         try:
             tell(f"deleting {settings.resource} in {settings.zone}")
             providers["compute"].delete(settings.resource, settings.zone)
             return end
-        except (CloudUnavailable, UserError) as error:
-            tell(str(error))
+        except FAILURES as error:
+            tell(failure_text(error))
             sleep(RETRY_SECONDS)
 
 
@@ -113,11 +116,12 @@ def start_keeper_process(settings_file: Path, state_folder: Path) -> int:
     from forerun.cloud.ssh.keys import identity_of, store_identity
 
     settings = read_settings(settings_file)
-    store_identity(settings.folder, (state_folder / "secret").read_bytes())
+    store_identity(settings.run.folder, (state_folder / "secret").read_bytes())
     providers = {name: provider_named(name, settings.project) for name in GOOGLE}
     secrets = secrets_in(os.environ)  # systemd reads them from the file `environment` of this machine
-    inner = SshDelivery(state_folder / "job", identity_of(settings.folder), settings.project, log_line, secrets)
-    run_keeper(settings, providers, KeeperDelivery(inner, settings.overrides), log_line)
+    inner = SshDelivery(state_folder / "job", identity_of(settings.run.folder), settings.project, log_line, secrets)
+    delivery = KeeperDelivery(inner, settings.overrides)
+    run_keeper(settings, providers, delivery, log_line, ledger=ledger_of(settings.run.folder))
     return 0
 
 

@@ -67,7 +67,7 @@ def start_keeper(
     )
     # A keeper that is started again after its deletion needs another request ID.
     request = replace(request, request_id=labels.request_id(run.folder, 0, f"keeper {zone} {run.keeper_at}"))
-    settings = KeeperSettings(run.folder, project, name, zone, since=run.keeper_at or 0.0)
+    settings = KeeperSettings(run, project, name, zone, since=run.keeper_at or 0.0)
     bundle = make_keeper_bundle(run, settings, job_folder, secrets, identity)
     tell(f"starting the keeper {name}: {machine} in {zone}, ${run.keeper_usd_per_hour:.2f}/h")
     until = provider.now() + LIMIT_SECONDS

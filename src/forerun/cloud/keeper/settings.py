@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from forerun.cloud.record.entries import CloudRun, Name, Time, Word
+from forerun.cloud.record.read_entry import read_entry, require_undamaged, write_entry
 
 
 @dataclass(frozen=True)
@@ -12,23 +14,22 @@ class KeeperSettings:
     """What a keeper must know.
 
     Attributes:
-      folder: the bucket folder of the run.
+      run: what the user has agreed to. The keeper does not read it from the bucket, where it may be changed.
       resource: the name of the keeper itself, which it deletes at the end.
       overrides: the keys of the job whose local files are at another path on the keeper.
       since: when the user started or resumed the run, in the cloud's time.
     """
 
-    folder: str
-    project: str | None
-    resource: str
-    zone: str
+    run: CloudRun
+    project: Word | None
+    resource: Name
+    zone: Name
     overrides: tuple[str, ...] = ()
-    since: float = 0.0
+    since: Time = 0.0
 
     def to_json(self) -> bytes:
-        return json.dumps(asdict(self), indent=1, sort_keys=True).encode() + b"\n"
+        return write_entry(self)
 
 
 def read_settings(file: Path) -> KeeperSettings:
-    values = json.loads(file.read_text("utf-8"))
-    return KeeperSettings(**{**values, "overrides": tuple(values["overrides"])})
+    return require_undamaged(read_entry(KeeperSettings, str(file), file.read_bytes()))

@@ -9,18 +9,18 @@ from simulated_cloud import START, SimulatedCloud, SimulatedDelivery, SimulatedP
 
 from forerun.cloud.keeper.keeper_process import KeeperDelivery, run_keeper
 from forerun.cloud.keeper.settings import KeeperSettings, read_settings
-from forerun.cloud.provider import SliceRequest
-from forerun.cloud.record.entries import AttemptEntry
+from forerun.cloud.provider import SliceRequest, SliceStatus
+from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.errors import UserError
 
 PRICES = {"v6e-8": 10.0, "e2-small": 0.5}
-SETTINGS = KeeperSettings("gs://bucket", "p", "forerun-sim-keeper", "us-east1-c", ("data=/var/lib/forerun/job/text",))
+RUN = replace(cloud_run(option()), keeper=True, keeper_usd_per_hour=0.5, keeper_at=START)
+SETTINGS = KeeperSettings(RUN, "p", "forerun-sim-keeper", "us-east1-c", ("data=/var/lib/forerun/job/text",))
 
 
 def cloud_with_keeper(*, work_seconds: float, max_usd: float) -> SimulatedCloud:
     cloud = SimulatedCloud(PRICES, work_seconds=work_seconds)
-    run = replace(cloud_run(option(), max_usd=max_usd), keeper=True, keeper_usd_per_hour=0.5, keeper_at=START)
-    cloud.files().create_run(run)
+    cloud.files().create_run(replace(RUN, max_usd=max_usd))
     labels = {"forerun-run": "sim", "forerun-role": "keeper"}
     SimulatedProvider(cloud).create(
         SliceRequest("forerun-sim-keeper", "e2-small", "us-east1-c", "on-demand", labels, {}, "id")
@@ -31,7 +31,11 @@ def cloud_with_keeper(*, work_seconds: float, max_usd: float) -> SimulatedCloud:
 def keep(cloud: SimulatedCloud, provider: SimulatedProvider) -> str:
     delivery = KeeperDelivery(SimulatedDelivery(cloud), SETTINGS.overrides)
     providers = {"tpu": provider, "compute": provider}
-    end = run_keeper(SETTINGS, providers, delivery, lambda text: None, cloud.advance, cloud.files())
+    run = cloud.files().run()
+    assert isinstance(run, CloudRun)
+    settings = replace(SETTINGS, run=run)
+    elapsed = lambda: cloud.now  # noqa: E731
+    end = run_keeper(settings, providers, delivery, lambda text: None, cloud.advance, cloud.files(), elapsed=elapsed)
     return end.reason
 
 
@@ -68,6 +72,30 @@ def test_an_error_of_the_user_does_not_end_the_keeper() -> None:
             return super().status(name, zone)
 
     assert keep(cloud, Failing(cloud)) == "finished"
+    assert cloud.slices == {}
+
+
+def test_a_keeper_keeps_the_cap_of_its_settings_when_the_record_is_deleted() -> None:
+    cloud = cloud_with_keeper(work_seconds=1e9, max_usd=8.0)
+
+    class Deleting(SimulatedProvider):
+        def status(self, name: str, zone: str) -> SliceStatus:
+            self.cloud.contents.pop("cloud/run.json", None)
+            return super().status(name, zone)
+
+    assert keep(cloud, Deleting(cloud)) == "budget"
+    assert cloud.slices == {}
+    assert 5.0 < cloud.bill() <= 8.0
+
+
+def test_a_keeper_deletes_itself_when_the_slice_belongs_to_another_run() -> None:
+    cloud = cloud_with_keeper(work_seconds=300, max_usd=40)
+
+    class Taken(SimulatedProvider):
+        def create(self, request: SliceRequest) -> None:
+            raise UserError("E-CLOUD-022", "what", why="why", fix="fix")
+
+    assert keep(cloud, Taken(cloud)) == "failed"
     assert cloud.slices == {}
 
 

@@ -142,9 +142,7 @@ def main() -> None:
         print(json.dumps({key: value for key, value in lines[0].items() if key != "failed"}, indent=1))
     if not args.no_results:
         record(lines)
-    is_failed = lines[0].get("seeds_with_violations") or any(
-        "first_seed" in one and one["first_seed"] is None for one in lines
-    )
+    is_failed = lines[0].get("seeds_with_violations") or any(line.get("first_seed") is None for line in lines)
     sys.exit(1 if is_failed else 0)
 
 

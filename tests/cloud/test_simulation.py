@@ -1,4 +1,4 @@
-"""Simulated cloud runs with random faults: 300 seeds of the campaign of bench/cloud_simulation.py, and its own tests."""
+"""Simulated cloud runs with random faults: 300 seeds of bench/cloud_simulation.py, and tests of the simulation."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_one_seed_gives_one_trace() -> None:
 
 
 def test_a_run_without_faults_costs_what_it_takes() -> None:
-    """Boot 20 s, installation 30 s, tests 10 s, 500 s of steps, 5 saves of 5 s, and the export: 605 s and some polls."""
+    """Boot 20 s, installation 30 s, tests 10 s, steps 500 s, 5 saves of 5 s, export 20 s: 605 s and some polls."""
     result = simulate(1, scenario())
     assert result.violations == []
     assert result.end == "finished"

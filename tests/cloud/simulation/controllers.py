@@ -215,13 +215,13 @@ class KeeperProcess(ControllerProcess):
 
     def _continue(self) -> EndRun:
         simulation, request = self.simulation, self.machine.request
-        settings = KeeperSettings(FOLDER, "sim", request.name, request.zone, since=self.since)
+        settings = KeeperSettings(self.run, "sim", request.name, request.zone, since=self.since)
         files, providers = self.files(), self.providers()
         if self.controller is None:
             self.controller = self.controller_of(self.run, files, providers, self.since)
         controller = self.controller
         # The loop of the keeper is entered again after each sleep, with the controller that it has.
-        with mock.patch.object(keeper_process, "Controller", lambda *arguments: controller):
+        with mock.patch.object(keeper_process, "Controller", return_value=controller):
             return keeper_process.run_keeper(
                 settings,
                 providers,

@@ -35,7 +35,8 @@ class Outage:
     Attributes:
       target: `api` or `bucket`.
       users: the processes that are refused: `all`, or a role (`laptop`, `keeper`, `host`).
-      kind: how calls fail: `down`, `denied`, `login`, `odd` (an answer of the wrong shape).
+      kind: how calls fail: `down`, `denied`, `login`, `odd` (an answer of the wrong shape),
+        `pages` (a list without an end).
     """
 
     target: str

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from simulation.bucket import FOLDER, Bucket
+from simulation.bucket import Bucket
 
 PREFIX = "cloud/"
 ODD_VALUES: tuple[Any, ...] = (None, "x", "", True, -1, 0, -1e9, 1e12, 1e308, float("nan"), float("inf"), [], {}, [[]])
@@ -65,35 +65,23 @@ class Attacker:
 
     def forge(self) -> tuple[str, Callable[[], None] | None]:
         """Write a valid entry with false values."""
-        kind = self.random.choice(
-            (
-                "run",
-                "run",
-                "attempt",
-                "attempt",
-                "next",
-                "ready",
-                "end",
-                "end",
-                "ends",
-                "host",
-                "lease",
-                "stop",
-                "finish",
-            )
-        )
+        kinds = ("run", "attempt", "end", "next", "ready", "ends", "host", "lease", "stop", "finish")
+        kind = self.random.choice(kinds + kinds[:3])
         forged: dict[str, Any] = getattr(self, f"_{kind}")()
         if not forged:
             return "", None
-        for name, values in forged.items():
-            self._put(PREFIX + name, json.dumps(values).encode())
-        repeat = lambda: [self._put(PREFIX + name, json.dumps(values).encode()) for name, values in forged.items()]
-        if kind == "lease":
-            repeat = lambda: [  # a lease of usual length, renewed for ever
-                self._put(PREFIX + "controller.json", json.dumps({"holder": "evil", "until": self.now() + 59}).encode())
-            ]
+
+        def write() -> None:
+            for name, values in forged.items():
+                self._put(PREFIX + name, json.dumps(values).encode())
+
+        def write_lease() -> None:
+            lease = {"holder": "evil", "until": self.now() + 59}  # of usual length, renewed for ever
+            self._put(PREFIX + "controller.json", json.dumps(lease).encode())
+
+        write()
         text = ", ".join(f"{name} {json.dumps(values)[:90]}" for name, values in forged.items())
-        return f"forged: {text}", lambda: [repeat(), None][1]
+        return f"forged: {text}", write_lease if kind == "lease" else write
 
     def _put(self, name: str, content: bytes) -> None:
         self.bucket.contents[name] = content
@@ -209,6 +197,3 @@ class Attacker:
 
     def _finish(self) -> dict[str, Any]:
         return {"finished.json": {"at": self.now(), "attempt": self.random.choice((1, self._last())), "files": {}}}
-
-
-assert FOLDER

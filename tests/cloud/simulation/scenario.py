@@ -172,7 +172,9 @@ def _draw_actors(random: Random, scenario: Scenario) -> None:
 
 
 def _draw_faults(random: Random, scenario: Scenario) -> None:
-    chance = lambda probability, value: value if random.random() < probability else 0.0
+    def chance(probability: float, value: float) -> float:
+        return value if random.random() < probability else 0.0
+
     scenario.controller_faults = Faults(
         kill=chance(0.3, 0.002), pause=chance(0.3, 0.004), lost=chance(0.3, 0.03), late=chance(0.15, 0.03)
     )
@@ -184,7 +186,9 @@ def _draw_faults(random: Random, scenario: Scenario) -> None:
         target = random.choice(("api", "bucket", "bucket"))
         seconds = random.choice((20.0, 100.0, 400.0) if target == "api" else (20.0, 100.0, 400.0, 6000.0))
         users = random.choice(("all", "all", "laptop", "host"))
-        kind = random.choice(("down", "denied", "login", "odd") if target == "api" else ("down", "denied", "hang"))
+        kind = random.choice(
+            ("down", "denied", "login", "odd", "pages") if target == "api" else ("down", "denied", "hang")
+        )
         outages.append(Outage(target, users, start, start + seconds, kind))
     scenario.controller_faults.outages = scenario.host_faults.outages = outages
     for _ in range(random.choice((0, 0, 0, 1))):

@@ -64,7 +64,7 @@ class TpuSession:
         if outage is not None:
             if outage.kind == "down" and random.random() < 0.3:
                 raise ConnectionError("the connection is closed")
-            if outage.kind != "odd":
+            if outage.kind not in ("odd", "pages"):
                 status, name = {"denied": (403, "PERMISSION_DENIED"), "login": (401, "UNAUTHENTICATED")}.get(
                     outage.kind, (503, "UNAVAILABLE")
                 )
@@ -73,6 +73,8 @@ class TpuSession:
         status, content = self._answer(method, path, json or {}, dict(params or {}))
         if process.is_killed:  # its machine was deleted
             process.answer("api")
+        if outage is not None and outage.kind == "pages":
+            return Reply(status, {**content, "nextPageToken": "again"}, time)
         is_odd = outage is not None or (process.faults.odd and random.random() < process.faults.odd)
         if is_odd:
             process.world.fault("answers of the wrong shape")
@@ -85,11 +87,9 @@ class TpuSession:
     def _odd(self, content: Any) -> Any:
         """Return an answer of the wrong shape."""
         random = self.process.world.random
-        kind = random.randrange(6)
+        kind = random.randrange(5)
         if kind == 0:
             return random.choice((None, [], "text", 5, ValueError("not JSON")))
-        if kind == 1 and isinstance(content, dict):
-            return {**content, "nextPageToken": "again"}
         # Replace one value, at any depth, by one of another type.
         content = copy.deepcopy(content)
         holder, key = content, None

@@ -56,6 +56,9 @@ class MemoryFolder:
     def inside(self, name: str) -> MemoryFolder:
         return MemoryFolder(self.contents, f"{self.prefix}{name}/", self.before)
 
+    def require_writable(self) -> None:
+        self.before()
+
     def files(self) -> set[str]:
         self.before()
         return {name.removeprefix(self.prefix) for name in self.contents if name.startswith(self.prefix)}

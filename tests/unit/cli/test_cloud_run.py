@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from simulated_cloud import START, SimulatedCloud, SimulatedProvider
+
 from forerun.api.jobs import open_job
 from forerun.cli.cloud.run import _shortened
 from forerun.cli.cloud.run_outline import outline
 from forerun.cli.main import main
 from forerun.cli.words import parser_of
-from forerun.cloud.record.entries import CloudRun
+from forerun.cloud.provider import SliceRequest
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, EndEntry
 from forerun.errors import UserError
 from forerun.planner.compile.installed_compilers import InstalledCompiler
 
@@ -139,3 +142,63 @@ def test_the_startup_script_is_printed_without_credentials(job: Path, capsys: py
 
 def test_a_dry_run_shortens_long_texts() -> None:
     assert _shortened({"a": ["x" * 500, "b"], "c": 1}) == {"a": ["<500 characters: see --print-startup>", "b"], "c": 1}
+
+
+class Limited(SimulatedProvider):
+    """An API that has a limit for flex-start only."""
+
+    def enforces_limit(self, request: SliceRequest) -> bool:
+        return request.capacity == "flex-start"
+
+
+def asked(
+    cloud: SimulatedCloud, job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *words: str
+) -> tuple[str, str]:
+    """Run `forerun run` up to its question, which gets the answer no. Return what is printed, and the question."""
+    questions = []
+
+    def agrees(question: str, *, yes: bool) -> bool:
+        questions.append(question)
+        return False
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(job.parent / "config"))
+    monkeypatch.setattr("forerun.cli.cloud.run.agrees", agrees)
+    monkeypatch.setattr("forerun.cloud.providers.provider_named", lambda name, project: Limited(cloud))
+    monkeypatch.setattr("forerun.cloud.record.run_files.RunFiles", lambda folder: cloud.files())
+    assert main(["run", str(job), *BUCKET, "--on", "v5e-8", *words]) == 1
+    (question,) = questions
+    return capsys.readouterr().out, question
+
+
+def test_the_question_of_a_resumed_run_names_the_cap_that_holds(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cloud = SimulatedCloud({})
+    recorded = outlined(job, *BUCKET, "--on", "v5e-8", "--max-usd", "500")
+    files = cloud.files()
+    files.create_run(recorded)
+    files.create_attempt(AttemptEntry(1, recorded.options[0], "forerun-tiny-1", START, 3600, 0.0))
+    files.create_end(1, EndEntry(START, "preempted", 3.25))
+    before = dict(cloud.contents)
+    # Without --max-usd, a planned job has a cap of its own, twice the planned cost.
+    monkeypatch.setattr("forerun.cli.cloud.run_outline._cap", lambda args, options: args.max_usd or 20.0)
+    _, question = asked(cloud, job, monkeypatch, capsys)
+    assert "$500.00" in question
+    assert "$3.25" in question
+    _, question = asked(cloud, job, monkeypatch, capsys, "--max-usd", "20")
+    assert "$20.00" in question
+    assert "500" not in question
+    assert cloud.contents == before, "nothing changes before the answer"
+
+
+@pytest.mark.parametrize(("words", "has_limit"), [([], False), (["--spot"], False), (["--flex-start"], True)])
+def test_the_limit_of_the_api_is_printed_before_the_question(
+    words: list[str],
+    has_limit: bool,
+    job: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    printed, _ = asked(SimulatedCloud({}), job, monkeypatch, capsys, "--max-usd", "20", *words)
+    (line,) = [line for line in printed.splitlines() if line.strip().startswith("cloud API:")]
+    assert line.split()[2].rstrip(",") == ("yes" if has_limit else "no")

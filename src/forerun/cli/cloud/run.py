@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from forerun.cloud.compute.compute_provider import ComputeProvider
     from forerun.cloud.control.actions import EndRun
-    from forerun.cloud.control.controller import JobDelivery
+    from forerun.cloud.control.interfaces import JobDelivery
+    from forerun.cloud.control.ledger import RunLedger
     from forerun.cloud.control.run_view import ControlView
     from forerun.cloud.control.ssh_delivery import SshDelivery
     from forerun.cloud.provider import Provider, SliceRequest
@@ -34,9 +35,10 @@ def run(args: argparse.Namespace) -> int:
     """Plan, ask once, then control the run until it has ended."""
     from forerun.api.jobs import open_job
     from forerun.cli.cloud.run_outline import outline
-    from forerun.cloud.control.begin import begin_run
-    from forerun.cloud.providers import provider_named
-    from forerun.cloud.record.read_entry import require_undamaged, undamaged
+    from forerun.cloud.control.begin import begin_run, usd_so_far, with_cap
+    from forerun.cloud.control.ledger import ledger_of
+    from forerun.cloud.providers import GOOGLE, SSH, provider_named
+    from forerun.cloud.record.read_entry import undamaged
     from forerun.cloud.record.run_files import RunFiles
     from forerun.cloud.view.known_runs import remember_runs
 
@@ -54,24 +56,27 @@ def run(args: argparse.Namespace) -> int:
     if wanted.keeper:
         compute = cast("ComputeProvider", provider_named("compute", args.project))
         providers.setdefault("compute", compute)
-    files = RunFiles(wanted.folder)
+    files, ledger = RunFiles(wanted.folder), ledger_of(wanted.folder)
     files.files.require_writable()
-    recorded = files.run()
-    found = None if recorded is None else require_undamaged(recorded)
-    entries = [undamaged(entry) for entry in files.attempts().values()] if found else []
-    providers |= providers_for(args, {entry.option.provider for entry in entries if entry} - set(providers))
+    is_resumed = files.run() is not None
+    entries = [entry for one in files.attempts().values() if (entry := undamaged(one)) is not None]
+    entries += [one.entry for one in ledger.attempts.values()]
+    used = {entry.option.provider for entry in entries} & {*GOOGLE, SSH}  # a record may name any provider
+    providers |= providers_for(args, used - set(providers))
+    agreed = with_cap(files, wanted, ledger, max_usd_given=args.max_usd is not None)
+    now = next(iter(providers.values())).now()
     if undamaged(files.finished()) is not None:
-        if all(undamaged(files.end(number)) is not None for number in files.attempts()):
+        if not ledger.open and all(undamaged(files.end(number)) is not None for number in files.attempts()):
             print(f"the run {wanted.name} has finished; download its results: forerun fetch {wanted.name}")
             return 0
         # Only the deletion of the last slice must be verified.
     else:
-        _print_outline(wanted, providers, resumed=found is not None)
-        if not agrees(_question(wanted), yes=args.yes):
+        spent_usd = usd_so_far(files, agreed, ledger, providers, now)
+        _print_outline(agreed, providers, resumed=is_resumed, spent_usd=spent_usd)
+        if not agrees(_question(agreed, spent_usd), yes=args.yes):
             print("nothing is rented")
             return 1
-    now = next(iter(providers.values())).now()
-    begun = begin_run(files, wanted, providers, now, max_usd_given=args.max_usd is not None)
+    begun = begin_run(files, agreed, providers, now, ledger=ledger)
     remember_runs([wanted.folder])
     delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap)
     if begun.keeper and undamaged(files.finished()) is None:
@@ -81,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         if args.no_wait:
             print(f"the keeper controls {begun.name}. Follow it: forerun logs {begun.name}; list it: forerun ps")
             return 0
-    view, end = control(args, begun, files, delivery, providers, now)
+    view, end = control(args, begun, files, delivery, providers, now, ledger)
     if end is None:
         print(f"{begun.name} trains. Follow it: forerun logs {begun.name}; list it: forerun ps")
         return 0
@@ -99,6 +104,7 @@ def control(
     delivery: JobDelivery,
     providers: Mapping[str, Provider],
     now: float,
+    ledger: RunLedger,
 ) -> tuple[ControlView, EndRun | None]:
     """Control a run until its end; with --no-wait, until its hosts train. Return the last view and the end."""
     from forerun.cli.cloud.run_display import ControlLines
@@ -115,7 +121,7 @@ def control(
         )
     )
     with ControlLines(sys.stderr) as display:
-        controller = Controller(files, providers, delivery, display, holder_name(), since=now)
+        controller = Controller(wanted, files, providers, delivery, display, holder_name(), now, ledger)
         return controller.follow(time.sleep, until=_trains if args.no_wait else lambda view: False)
 
 
@@ -143,15 +149,18 @@ def _trains(view: ControlView) -> bool:
     return current is not None and current.ready is not None and len(view.hosts) >= current.entry.option.hosts
 
 
-def _first_request(wanted: CloudRun, delivery: JobDelivery | None) -> SliceRequest:
+def _first_request(wanted: CloudRun, delivery: JobDelivery) -> SliceRequest:
     from forerun.cloud.control.next_attempt import first_attempt
     from forerun.cloud.control.slice_request import slice_request
 
     entry = first_attempt(wanted)
-    return slice_request(wanted, entry, {} if delivery is None else delivery.metadata(wanted, entry))
+    return slice_request(wanted, entry, delivery.metadata(wanted, entry))
 
 
-def _print_outline(wanted: CloudRun, providers: Mapping[str, Provider], *, resumed: bool) -> None:
+def _print_outline(
+    wanted: CloudRun, providers: Mapping[str, Provider], *, resumed: bool, spent_usd: float = 0.0
+) -> None:
+    from forerun.cli.cloud.run_limits import limit_lines
     from forerun.cloud.control.ssh_delivery import secrets_in
     from forerun.cloud.control.status_text import duration, option_text
 
@@ -168,21 +177,19 @@ def _print_outline(wanted: CloudRun, providers: Mapping[str, Provider], *, resum
     names = secrets_in(os.environ)
     if names:
         print(f"  sent to the hosts by ssh: {', '.join(names)}")
+    for line in limit_lines(wanted, providers, spent_usd):
+        print(line)
     if wanted.max_usd is not None:
-        request = _first_request(wanted, None)
-        limits = ["the controller", "the hosts"]
-        if providers[wanted.options[0].provider].enforces_limit(request):
-            limits.append("the cloud's API")
-        print(f"  cap: ${wanted.max_usd:.2f}; it is enforced by {' and '.join([', '.join(limits[:-1]), limits[-1]])}")
         planned = wanted.options[0].hours
         if planned is not None and planned * wanted.options[0].usd_per_hour > wanted.max_usd:
             tell("warning: the plan costs more than the cap: the run will stop there with a checkpoint")
 
 
-def _question(wanted: CloudRun) -> str:
+def _question(wanted: CloudRun, spent_usd: float = 0.0) -> str:
     if wanted.max_usd is None:
         return f"train {wanted.name} on {wanted.options[0].slice}?"
-    return f"rent {wanted.options[0].slice} for at most ${wanted.max_usd:.2f}?"
+    spent = f", of which ${spent_usd:.2f} are spent" if spent_usd else ""
+    return f"rent {wanted.options[0].slice} for at most ${wanted.max_usd:.2f}{spent}?"
 
 
 def _dry_run(wanted: CloudRun, folder: Path, providers: Mapping[str, Provider]) -> int:

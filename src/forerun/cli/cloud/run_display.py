@@ -53,7 +53,7 @@ class ControlLines:
         self._show_state(view)
 
     def trouble(self, message: str) -> None:
-        text = f"trying again: {message.splitlines()[0] if message else 'no answer'}"
+        text = message.splitlines()[0] if message else "no answer"
         if text != self._last:
             self._line(text)
             self._last = text

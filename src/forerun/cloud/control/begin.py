@@ -42,7 +42,7 @@ def usd_so_far(
     files: RunFiles, run: CloudRun, ledger: RunLedger, providers: Mapping[str, Provider], now: float
 ) -> float:
     """Return what a run has cost until now, as its controller will count it. Change nothing."""
-    observer = RunObserver(run, files, ledger.copy())
+    observer = RunObserver(replace(run, keeper_spent_usd=_keepers_usd(files, ledger, now)), files, ledger.copy())
     observer.read(providers, now)
     return observer.view(now).cost_usd
 
@@ -78,9 +78,7 @@ def begin_run(
                 fix="give this job another name: name=NEW; or resume the run with its own job file and arguments",
             )
         wanted = replace(wanted, created_at=earlier.created_at)
-    # Keepers are billed until the run ends, also if their times are no longer in the record.
-    spent = [_keeper_spent_usd(files, run, now) for run in (earlier, ledger.agreed) if run is not None]
-    wanted = replace(wanted, keeper_spent_usd=max(spent, default=0.0))
+    wanted = replace(wanted, keeper_spent_usd=_keepers_usd(files, ledger, now))
     if files.run() != wanted and not files.create_run(wanted):
         files.replace_run(wanted)
     if files.stop() is not None:
@@ -93,6 +91,12 @@ def _earlier_run(files: RunFiles, ledger: RunLedger) -> CloudRun | None:
     """Return the run in the record, or as this machine knows it if the record is damaged; None if there is none."""
     recorded = files.run()
     return ledger.agreed if isinstance(recorded, DamagedEntry) else recorded
+
+
+def _keepers_usd(files: RunFiles, ledger: RunLedger, now: float) -> float:
+    """Return what the earlier keepers of a run cost. The record alone may tell too little."""
+    runs = [run for run in (undamaged(files.run()), ledger.agreed) if run is not None]
+    return max((_keeper_spent_usd(files, run, now) for run in runs), default=0.0)
 
 
 def _keeper_spent_usd(files: RunFiles, earlier: CloudRun, now: float) -> float:

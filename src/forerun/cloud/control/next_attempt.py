@@ -6,7 +6,7 @@ from itertools import takewhile
 
 from forerun.cloud.control.actions import EndRun, Pause, StartAttempt
 from forerun.cloud.control.adoption import place
-from forerun.cloud.control.billing import attempt_limit, is_useful, limit_seconds
+from forerun.cloud.control.billing import attempt_limit, is_useful
 from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.labels import resource_name
 from forerun.cloud.provider import Failure
@@ -61,10 +61,10 @@ def next_attempt(view: ControlView) -> StartAttempt | Pause | EndRun:
     return StartAttempt(AttemptEntry(number, option, resource_name(view.run.name, number), view.now, limit, spent))
 
 
-def first_attempt(run: CloudRun) -> AttemptEntry:
-    """Return the first attempt of a run, for a dry run."""
-    option = run.options[0]
-    limit = limit_seconds(run.max_usd, 0.0, option.usd_per_hour)
+def first_attempt(run: CloudRun, option: Option | None = None) -> AttemptEntry:
+    """Return the first attempt of a run with an option, by default the first one, for a dry run."""
+    option = option or run.options[0]
+    limit = attempt_limit(run, 0.0, option)
     return AttemptEntry(1, option, resource_name(run.name, 1), 0.0, limit, 0.0)
 
 

@@ -226,7 +226,9 @@ class RunObserver:
     def _usd_of_attempts(self) -> float:
         """Return what the known attempts have cost until now, as far as this controller has seen."""
         attempts = [self._attempt_view(one) for one in self.ledger.attempts.values()]
-        return sum(one.usd(one.seen_at or 0.0) for one in attempts) + sum(self._recorded_usd[number] for number in self._unknown)
+        return sum(one.usd(one.seen_at or 0.0) for one in attempts) + sum(
+            self._recorded_usd[number] for number in self._unknown
+        )
 
     def _valid(self, entry: object, kind: type[T]) -> T | None:
         if isinstance(entry, DamagedEntry):

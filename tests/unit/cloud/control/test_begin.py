@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from simulated_cloud import START, SimulatedCloud, SimulatedProvider, cloud_run, option
 
-from forerun.cloud.control.begin import begin_run
+from forerun.cloud.control.begin import begin_run, usd_so_far, with_cap
+from forerun.cloud.control.ledger import RunLedger
 from forerun.cloud.provider import SliceRequest
-from forerun.cloud.record.entries import AttemptEntry, EndEntry, StopEntry
+from forerun.cloud.record.entries import AttemptEntry, EndEntry, ReadyEntry, StopEntry
 from forerun.errors import UserError
 
 RUN = cloud_run(option())
@@ -62,3 +63,62 @@ def test_the_cost_of_an_earlier_keeper_is_kept() -> None:
     again = begin_run(files, kept, providers, START + 1e6)
     assert again.keeper_spent_usd == pytest.approx(1.0)
     assert again.keeper_at == START + 1e6
+
+
+def test_a_resumed_run_keeps_the_cap_that_its_question_names() -> None:
+    cloud = SimulatedCloud({})
+    files, providers, ledger = cloud.files(), {"tpu": SimulatedProvider(cloud)}, RunLedger()
+    planned = replace(RUN, max_usd=20.0)
+    assert with_cap(files, planned, ledger, max_usd_given=False).max_usd == 20.0
+    begin_run(files, replace(RUN, max_usd=500.0), providers, START)
+    asked = with_cap(files, planned, ledger, max_usd_given=False)
+    assert asked.max_usd == 500.0
+    assert begin_run(files, asked, providers, START).max_usd == 500.0
+    lower = with_cap(files, planned, ledger, max_usd_given=True)
+    assert lower.max_usd == 20.0
+    assert begin_run(files, lower, providers, START).max_usd == 20.0
+
+
+@pytest.mark.parametrize("content", [b"garbage", b'{"max_usd": NaN}', b"null"])
+def test_a_damaged_cap_needs_the_cap_of_the_user(content: bytes) -> None:
+    cloud = SimulatedCloud({})
+    files, providers = cloud.files(), {"tpu": SimulatedProvider(cloud)}
+    cloud.contents["cloud/run.json"] = content
+    with pytest.raises(UserError) as raised:
+        with_cap(files, RUN, RunLedger(), max_usd_given=False)
+    assert raised.value.code == "E-CLOUD-095"
+    asked = with_cap(files, RUN, RunLedger(), max_usd_given=True)
+    assert begin_run(files, asked, providers, START).max_usd == RUN.max_usd
+    assert files.run() == replace(RUN, created_at=START)
+
+
+def test_a_record_without_a_cap_is_no_run_without_a_limit() -> None:
+    cloud = SimulatedCloud({})
+    cloud.files().create_run(replace(RUN, max_usd=None))
+    with pytest.raises(UserError) as raised:
+        with_cap(cloud.files(), RUN, RunLedger(), max_usd_given=False)
+    assert raised.value.code == "E-CLOUD-095"
+
+
+def test_a_forged_cap_does_not_replace_the_one_that_this_machine_agreed_to() -> None:
+    cloud = SimulatedCloud({})
+    files, providers, ledger = cloud.files(), {"tpu": SimulatedProvider(cloud)}, RunLedger()
+    begin_run(files, replace(RUN, max_usd=30.0), providers, START, ledger=ledger)
+    for content in (replace(RUN, max_usd=1e6), replace(RUN, max_usd=30.0)):
+        files.replace_run(content)
+        assert with_cap(files, RUN, ledger, max_usd_given=False).max_usd == 30.0
+    cloud.contents["cloud/run.json"] = b"garbage"
+    assert with_cap(files, RUN, ledger, max_usd_given=False).max_usd == 30.0
+
+
+def test_what_is_spent_is_known_before_the_question() -> None:
+    cloud = SimulatedCloud({})
+    files, providers, ledger = cloud.files(), {"tpu": SimulatedProvider(cloud)}, RunLedger()
+    assert usd_so_far(files, RUN, ledger, providers, START) == 0.0
+    files.create_run(RUN)
+    for number in (1, 2):
+        files.create_attempt(AttemptEntry(number, option(), f"forerun-sim-{number}", START, 3600, 0.0))
+        files.create_ready(number, ReadyEntry(START))
+    files.create_end(1, EndEntry(START + 720, "preempted", 2.0))
+    assert usd_so_far(files, RUN, ledger, providers, START + 1080) == pytest.approx(2.0 + 3.0)
+    assert ledger.attempts == {}

@@ -85,7 +85,7 @@ def test_a_keeper_keeps_the_cap_of_its_settings_when_the_record_is_deleted() -> 
 
     assert keep(cloud, Deleting(cloud)) == "budget"
     assert cloud.slices == {}
-    assert 5.0 < cloud.bill() <= 8.0
+    assert 4.0 < cloud.bill() <= 8.0
 
 
 def test_a_keeper_deletes_itself_when_the_slice_belongs_to_another_run() -> None:

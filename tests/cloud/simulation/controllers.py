@@ -10,7 +10,7 @@ from unittest import mock
 from forerun.cloud import labels
 from forerun.cloud.compute.keeper_machine import keeper_request
 from forerun.cloud.control.actions import Action, EndRun
-from forerun.cloud.control.begin import begin_run
+from forerun.cloud.control.begin import begin_run, with_cap
 from forerun.cloud.control.controller import Controller
 from forerun.cloud.control.ledger import RunLedger
 from forerun.cloud.control.run_view import ControlView
@@ -19,6 +19,7 @@ from forerun.cloud.keeper import keeper_process
 from forerun.cloud.keeper.settings import KeeperSettings
 from forerun.cloud.provider import CloudUnavailable
 from forerun.cloud.record.entries import CloudRun, LeaseEntry
+from forerun.cloud.record.read_entry import undamaged
 from forerun.cloud.record.run_files import RunFiles
 from forerun.errors import UserError
 from simulation.bucket import FOLDER, BucketFolder
@@ -84,6 +85,7 @@ class ControllerProcess:
         self.end: EndRun | None = None
         self.is_gone = False  # for ever
         self.starts = self.begins = 0
+        self.needs_cap = False
 
     def start(self) -> None:
         """Start the process."""
@@ -147,27 +149,44 @@ class ControllerProcess:
     def _continue(self) -> EndRun:
         if self.controller is None:
             self.controller = self._begin()
+        if self.controller is None:
+            return EndRun("finished")
         _, end = self.controller.follow(sleep)
         assert end is not None
         return end
 
-    def _begin(self) -> Controller:
-        """Begin or resume the run, as `forerun run` does."""
+    def _begin(self) -> Controller | None:
+        """Begin or resume the run, as `forerun run` does. Return None if it has finished."""
         simulation = self.simulation
         files, providers = self.files(), self.providers()
         now = next(iter(providers.values())).now()
+        if self._has_finished(files):
+            return None
         begun = self._begun(files, providers, now)
         if begun.keeper and simulation.keeper is None:
             simulation.world.after(KEEPER_START_SECONDS, lambda: simulation.start_keeper(begun))
         return self.controller_of(begun, files, providers, now)
 
+    def _has_finished(self, files: RunFiles) -> bool:
+        if undamaged(files.finished()) is None or self.ledger.open:
+            return False
+        return all(undamaged(files.end(number)) is not None for number in files.attempts())
+
     def _begun(self, files: RunFiles, providers: dict[str, Any], now: float) -> CloudRun:
+        """Ask the question and begin the run. The cap that the question names must be the one that holds."""
         simulation = self.simulation
-        cap = simulation.cap_of_begin(self.begins)
-        if cap is not None:
-            simulation.checks.caps.append((simulation.world.now, cap))
-        wanted = simulation.wanted if cap is None else replace(simulation.wanted, max_usd=cap)
-        begun = begin_run(files, wanted, providers, now, max_usd_given=cap is not None, ledger=self.ledger)
+        cap = simulation.cap_of_begin(self.begins) if not self.needs_cap else simulation.checks.cap_usd
+        wanted = replace(simulation.wanted, max_usd=simulation.scenario.default_cap_usd if cap is None else cap)
+        try:
+            agreed = with_cap(files, wanted, self.ledger, max_usd_given=cap is not None)
+        except UserError:
+            self.needs_cap = True  # the user gives it with the next command
+            raise
+        assert agreed.max_usd is not None
+        simulation.checks.caps.append((simulation.world.now, agreed.max_usd))
+        begun = begin_run(files, agreed, providers, now, ledger=self.ledger)
+        if begun.max_usd != agreed.max_usd:
+            simulation.checks.fail("the cap of a resumed run is not the one that the question names")
         self.begins += 1
         return begun
 

@@ -13,7 +13,7 @@ from unittest import mock
 from forerun.cli.cloud import down as down_command
 from forerun.cloud.record import run_files as run_files_module
 from forerun.cloud.view import known_runs as known_runs_module
-from forerun.cloud.view import project_state
+from forerun.cloud.view import project_state, removal
 from forerun.errors import UserError
 from simulation.bucket import FOLDER, BucketFolder
 from simulation.process import Faults, Process
@@ -60,6 +60,7 @@ def take_everything_down(simulation: Simulation, *, is_last: bool) -> None:
             (down_command, "providers_of", lambda args: providers),
             (down_command, "time", CommandTime(simulation)),
             (project_state, "bounded_calls", serial_calls),
+            (removal, "bounded_calls", serial_calls),
             (known_runs_module, "known_runs", lambda: (FOLDER,)),
             (run_files_module, "folder_at", lambda folder: _folder(folder, simulation, process)),
         ):

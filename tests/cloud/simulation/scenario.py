@@ -34,7 +34,8 @@ class Scenario:
       attacks: when the record is changed, and for how long an attacker repeats it (0: once).
       laptop_kills: when the user's process is killed, and for how long it does not run.
       laptop_ends: when it is killed for ever.
-      caps: the cap of each command of the user; the first one starts the run.
+      later_cap_usd: the cap that the user gives with the second start of the command; None: none is given.
+      default_cap_usd: the cap of a command without one, if the run does not exist.
     """
 
     guards: tuple[str, ...] = ("controller", "agent")
@@ -47,6 +48,7 @@ class Scenario:
     capacity_changes: list[tuple[float, str, float | None]] = field(default_factory=list)
     job: Job = Job(100, 5.0, 20, 5.0)
     cap_usd: float = 10.0
+    default_cap_usd: float = 10.0
     later_cap_usd: float | None = None
     tells_times: bool = True
     wait_seconds: int | None = None
@@ -133,6 +135,7 @@ def _draw_job(random: Random, scenario: Scenario) -> None:
     # A third of the caps are too small for the job. An attempt needs three minutes of budget to begin.
     seconds = random.choice((random.uniform(200, 500), random.uniform(300, 1200), 1800.0))
     scenario.cap_usd = round(price * seconds / 3600, 4)
+    scenario.default_cap_usd = round(scenario.cap_usd * random.choice((0.3, 3.0)), 4)
     scenario.guest = GuestPlan(
         boot_seconds=random.choice((5.0, 20.0)),
         install_seconds=random.choice((5.0, 40.0)),

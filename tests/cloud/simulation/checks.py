@@ -85,6 +85,9 @@ class Checks:
         if guard == "controller":
             return self._extended(deadline, guard) + scenario.poll_seconds + unseen + MARGIN_SECONDS
         slack = scenario.guest.poll_seconds
+        if any(offset < 0 for _, _, offset in scenario.clock_glitches):
+            # An agent that starts while the API's clock is wrong counts the limit from its start.
+            slack += scenario.guest.boot_seconds + scenario.guest.install_seconds + scenario.poll_seconds
         if guard == "watch":
             slack = WATCH_SECONDS + LIMIT_MARGIN_SECONDS
         elif machine.delivered_at is None:
@@ -96,7 +99,10 @@ class Checks:
         role = ("all", "laptop", "keeper") if guard == "controller" else ("all", "host")
         outages: list[Outage] = self.scenario.controller_faults.outages
         gaps = [(one.start, one.end + RETRY_SECONDS) for one in outages if one.target == "api" and one.users in role]
-        gaps += [(start, end + RETRY_SECONDS) for start, end, _ in self.scenario.clock_glitches]
+        if guard == "controller":
+            # A time ahead can only end a run early. One that is set back is ignored, but not by a controller that starts.
+            glitches = [(start, end) for start, end, offset in self.scenario.clock_glitches if offset < 0]
+            gaps += [(start, end + RETRY_SECONDS) for start, end in glitches]
         gaps += self.controller_gaps if guard == "controller" else self.host_gaps
         margin = self.scenario.poll_seconds + MARGIN_SECONDS
         for start, end in sorted(gaps):

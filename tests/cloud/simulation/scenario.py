@@ -80,6 +80,7 @@ class Scenario:
             and not self.preemptions
             and not self.clock_glitches
             and self.down_at is None
+            and not self.guest.wall_offset
             and not self.guest.setup_failure
             and self.job.fails_at is None
         )
@@ -98,8 +99,9 @@ def draw(random: Random) -> Scenario:
     _draw_faults(random, scenario)
     if random.random() < 0.75:
         count = random.choice((1, 1, 2, 4))
+        latest = random.choice((150.0, 1500.0))
         scenario.attacks = sorted(
-            (START + random.uniform(5.0, 1500.0), random.choice((0.0, 0.0, 300.0, 5000.0))) for _ in range(count)
+            (START + random.uniform(5.0, latest), random.choice((0.0, 0.0, 300.0, 5000.0))) for _ in range(count)
         )
     if random.random() < 0.1:
         scenario.stop_at = START + random.uniform(30, 1200)
@@ -128,12 +130,12 @@ def _draw_cloud(random: Random, scenario: Scenario) -> None:
 
 
 def _draw_job(random: Random, scenario: Scenario) -> None:
-    steps = random.choice((20, 60, 150))
+    steps = random.choice((20, 60, 150, 400))
     step_seconds = random.choice((2.0, 5.0, 8.0))
     scenario.job = Job(steps, step_seconds, random.choice((5, 20, 50)), random.choice((1.0, 5.0, 20.0)))
     price = max(usd for (slice, _), usd in scenario.prices.items() if slice == scenario.slice)
     # A third of the caps are too small for the job. An attempt needs three minutes of budget to begin.
-    seconds = random.choice((random.uniform(200, 500), random.uniform(300, 1200), 1800.0))
+    seconds = random.choice((random.uniform(200, 500), random.uniform(200, 500), random.uniform(300, 1200), 1800.0))
     scenario.cap_usd = round(price * seconds / 3600, 4)
     scenario.default_cap_usd = round(scenario.cap_usd * random.choice((0.3, 3.0)), 4)
     scenario.guest = GuestPlan(
@@ -185,7 +187,7 @@ def _draw_faults(random: Random, scenario: Scenario) -> None:
     scenario.host_faults = Faults(kill=chance(0.3, 0.003), lost=chance(0.3, 0.03), late=chance(0.15, 0.03))
     outages = []
     for _ in range(random.choice((0, 0, 1, 1, 2, 3))):
-        start = START + random.uniform(0, 1500)
+        start = START + random.uniform(0, random.choice((120, 1500, 1500)))
         target = random.choice(("api", "bucket", "bucket"))
         seconds = random.choice((20.0, 100.0, 400.0) if target == "api" else (20.0, 100.0, 400.0, 6000.0))
         users = random.choice(("all", "all", "laptop", "host"))
@@ -194,7 +196,9 @@ def _draw_faults(random: Random, scenario: Scenario) -> None:
         )
         outages.append(Outage(target, users, start, start + seconds, kind))
     scenario.controller_faults.outages = scenario.host_faults.outages = outages
+    # A controller that starts while the API's clock is wrong has no other clock. The clock of an agent is on its disk.
+    longest = (1.0, 30.0) if "controller" in scenario.guards else (30.0, 400.0, 6000.0)
     for _ in range(random.choice((0, 0, 0, 1))):
-        start = START + random.uniform(0, 1500)
+        start = START + random.uniform(0, 900)
         offset = random.choice((-START, -7200.0, 7200.0, 1e6))
-        scenario.clock_glitches.append((start, start + random.choice((1.0, 30.0)), offset))
+        scenario.clock_glitches.append((start, start + random.choice(longest), offset))

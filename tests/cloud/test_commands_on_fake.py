@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from forerun.cloud.control.controller import Controller
 from forerun.cloud.google.rest import Rest
 from forerun.cloud.provider import HostAddress
 from forerun.cloud.providers import provider_named
-from forerun.cloud.record.entries import STOPPED, TRAINING, AttemptEntry, CloudRun, HostEntry, Option
+from forerun.cloud.record.entries import STOPPED, TRAINING, AttemptEntry, CloudRun, EndEntry, HostEntry, Option
 from forerun.cloud.record.run_files import RunFiles
 
 ZONE = "us-east5-b"
@@ -161,6 +162,28 @@ def test_two_laptops_see_the_same_and_either_may_stop_the_run(
     assert main(["stop", "shared"]) == 0
     assert cloud.resources() == []
     assert main(["down", "shared", "--yes"]) == 0
+
+
+def test_a_damaged_report_of_another_run_blocks_neither_ps_nor_down(
+    cloud: FakeCloud, laptop: Callable[[str], None], tmp_path: Path, capsys: Capture
+) -> None:
+    laptop("the user")
+    for name in ("mine", "other", "lost"):
+        train(controller(tmp_path / name, OPTIONS["node"], cloud.now()), cloud)
+    file = tmp_path / "other/cloud/hosts/001-00.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "at": "x"}))
+    shutil.rmtree(tmp_path / "lost")
+    laptop("a colleague")
+    rows = {row["run"]: (row["state"], row["step"]) for row in listed(capsys)}
+    assert rows == {"mine": ("training", 7), "other": ("damaged record", None), "lost": ("ready", None)}
+    assert main(["ps"]) == 0
+    assert "001-00.json" in "".join(capsys.readouterr().out.split())
+    assert main(["down", "--all", "--yes"]) == 0
+    assert cloud.resources() == []
+    for name in ("mine", "other"):
+        end = RunFiles(str(tmp_path / name)).end(1)
+        assert isinstance(end, EndEntry)
+        assert end.usd == pytest.approx(cloud.bill()[f"forerun-{name}-1"], abs=0.01)
 
 
 def test_down_deletes_one_run_and_leaves_the_other(

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from forerun.cli.cloud.connection import agrees, providers_of, tell
 
+if TYPE_CHECKING:
+    from forerun.cloud.provider import Resource
+    from forerun.cloud.view.project_state import ProjectState
+
+RECORD_SECONDS = 15.0  # how long buckets may delay the list, twice
 POLL_SECONDS = 2.0
 # A request that a controller has sent before it saw the stop may appear in lists only now.
 LATE_SECONDS = 10.0
 
 
 def run(args: argparse.Namespace) -> int:
-    from forerun.cli.cloud.ps import table
+    from forerun.cloud.record.read_entry import DamagedEntry
     from forerun.cloud.view.known_runs import known_runs
     from forerun.cloud.view.project_state import list_resources, read_project
     from forerun.cloud.view.removal import (
+        folders_of,
         removal_targets,
         require_removed,
         resources_of,
@@ -24,12 +32,10 @@ def run(args: argparse.Namespace) -> int:
         take_down,
     )
     from forerun.cloud.view.run_location import is_address
-    from forerun.cloud.view.run_rows import rows_of
-    from forerun.console import SafeConsole
 
     name = _name(args)
     known = (name, *known_runs()) if name is not None and is_address(name) else known_runs()
-    project = read_project(lambda: providers_of(args), known, time.time())
+    project = read_project(lambda: providers_of(args), known, time.time(), RECORD_SECONDS)
     chosen = resources_of(name, project.resources)
     snapshots = snapshots_of(name, chosen, project.snapshots)
     if not chosen and all(one.is_over for one in snapshots.values()):
@@ -38,24 +44,26 @@ def run(args: argparse.Namespace) -> int:
         print("nothing of forerun exists in this project" if name is None else f"{name} has no resources")
         return 0
     targets = removal_targets(chosen)
-    if chosen:
-        console = SafeConsole()
-        console.print(table(rows_of(chosen, project.snapshots, project.now), project.now, console.width))
+    _show(chosen, project)
     tell("checkpoints and results stay in the bucket; forerun stop saves a checkpoint first")
     question = f"delete {_counted(len(targets), 'resource')}?" if targets else "end the runs without resources?"
     if not agrees(question, yes=args.yes):
         print("nothing is deleted")
         return 1
     by_name = {one.name: one for one in project.providers}
-    result = take_down(targets, snapshots, by_name, project.now, tell)
-    for folder, why in result.unrecorded.items():
-        tell(f"warning: {folder} cannot be changed, so a controller that still runs may rent again: {why}")
-    has_controller = any(one.controller(project.now) is not None for one in snapshots.values())
-    until = time.monotonic() + LATE_SECONDS * has_controller
+    unread = {folder: why for folder, why in project.unread.items() if folder in folders_of(chosen)}
+    damaged = [folder for folder, why in unread.items() if isinstance(why, DamagedEntry)]
+    result = take_down(targets, snapshots, by_name, project.now, tell, damaged)
+    for folder, why in {**unread, **result.unrecorded}.items():
+        tell(f"warning: the record in {folder} is incomplete, so a controller that still runs may rent again: {why}")
+    may_have_controller = unread or any(
+        one.damaged or one.controller(project.now) is not None for one in snapshots.values()
+    )
+    until = time.monotonic() + (LATE_SECONDS if may_have_controller else 0.0)
     deleted, failed = set(result.deleted), dict(result.failed)
     while True:
-        found, errors = list_resources(project.providers)
-        remaining = resources_of(name, found)
+        resources, errors = list_resources(project.providers)
+        remaining = resources_of(name, resources)
         if time.monotonic() >= until:
             break
         late = take_down(removal_targets(remaining), {}, by_name, project.now, tell)
@@ -68,6 +76,23 @@ def run(args: argparse.Namespace) -> int:
     remains = "nothing of forerun" if name is None else f"nothing of {name}"
     print(f"deleted {_counted(len(deleted), 'resource')}; {remains} remains")
     return 0
+
+
+def _show(chosen: Sequence[Resource], project: ProjectState) -> None:
+    """Print what will be deleted: the table of `forerun ps`, or the plain names if it cannot be shown."""
+    from forerun.cli.cloud.ps import table
+    from forerun.cloud.view.run_rows import rows_of
+    from forerun.console import SafeConsole
+
+    if not chosen:
+        return
+    try:
+        console = SafeConsole()
+        console.print(table(rows_of(chosen, project.snapshots, project.now), project.now, console.width))
+    except Exception as error:  # no defect of the table may keep a machine alive
+        tell(f"warning: the table cannot be shown: {type(error).__name__}: {error}")
+        for resource in chosen:
+            print(f"{resource.kind} {resource.name} in {resource.zone}")
 
 
 def _name(args: argparse.Namespace) -> str | None:

@@ -14,6 +14,7 @@ from forerun.cli.cloud.connection import providers_of, tell
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from forerun.cloud.record.read_entry import DamagedEntry
     from forerun.cloud.view.project_state import ProjectState
     from forerun.cloud.view.run_rows import CloudRow
 
@@ -30,6 +31,7 @@ STYLES = {
     "checking": "yellow",
     "starting": "yellow",
     "no report": "bold red",
+    "damaged record": "bold red",
     "broken": "bold red",
     "failed": "bold red",
     "preempted": "red",
@@ -76,6 +78,8 @@ def _values(rows: tuple[CloudRow, ...], project: ProjectState, *, all_runs: bool
             }
             for one in others
         ],
+        "damaged": [asdict(entry) for entry in _damaged(project)],
+        "unread": {folder: str(why) for folder, why in project.unread.items()},
         "errors": [f"{error.what} [{error.code}]" for error in project.errors],
     }
 
@@ -96,8 +100,19 @@ def _print(rows: tuple[CloudRow, ...], project: ProjectState, *, all_runs: bool)
     for one in runs_without_resources(rows, project.snapshots, ended=all_runs):
         cost, step = f"${one.usd(project.now):.2f}", "" if one.step is None else f" at step {one.step}"
         console.print(Text(clean(f"{one.run.name}: {state_of_run(one, project.now)}{step}; cost {cost}")))
+    for entry in _damaged(project):
+        console.print(Text(clean(str(entry)), style="red"))
     for folder, why in project.unread.items():
-        console.print(Text(clean(f"{folder} cannot be read: {why}"), style="red"))
+        if isinstance(why, str):
+            console.print(Text(clean(f"{folder} cannot be read: {why}"), style="red"))
+
+
+def _damaged(project: ProjectState) -> list[DamagedEntry]:
+    """Return the damaged files of all records."""
+    from forerun.cloud.record.read_entry import DamagedEntry
+
+    entries = [entry for snapshot in project.snapshots.values() for entry in snapshot.damaged]
+    return entries + [why for why in project.unread.values() if isinstance(why, DamagedEntry)]
 
 
 def table(rows: tuple[CloudRow, ...], now: float, width: int) -> Table:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlencode
 
 from forerun.cloud.checks.cloud_need import CloudFinding, CloudNeed, region_of
 from forerun.cloud.google.api_error import ApiError
@@ -37,9 +36,8 @@ def check_bucket(rest: Rest, need: CloudNeed) -> Iterator[CloudFinding]:
         fix = f"gcloud storage buckets create gs://{need.bucket} --project {rest.project}{place}"
         yield CloudFinding("bucket", "FAIL", f"gs://{need.bucket}: {error.message}", fix)
         return
-    # The parameter is repeated, once for each permission.
-    query = urlencode([("permissions", name) for name in PERMISSIONS])
-    allowed = set(rest.call("GET", "storage", f"{path}/iam/testPermissions?{query}").get("permissions") or ())
+    answer = rest.call("GET", "storage", f"{path}/iam/testPermissions", params={"permissions": PERMISSIONS})
+    allowed = set(answer.get("permissions") or ())
     missing = [name for name in PERMISSIONS if name not in allowed]
     if missing:
         fix = (

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.cloud import labels as cloud_labels
+from forerun.cloud.compute.compute_answers import Description
 from forerun.cloud.compute.machine_types import MachineShape, machine_shape
+from forerun.cloud.google.answer_shape import shape_problem
 from forerun.cloud.provider import SliceRequest
 from forerun.errors import UserError
 
@@ -179,10 +181,10 @@ def description(request: SliceRequest, shape: MachineShape) -> str:
 def read_description(text: object) -> dict[str, Any]:
     """Return the values in a description, or an empty dictionary if forerun did not write it."""
     try:
-        found = json.loads(str(text or ""))
-    except ValueError:
+        values = json.loads(str(text or ""))
+    except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("labels"), dict) else {}
+    return {} if shape_problem(values, Description) else values
 
 
 def _boot_disk(request: SliceRequest, shape: MachineShape) -> dict[str, Any]:

@@ -8,7 +8,16 @@ from typing import Any
 
 from forerun.cloud import labels as cloud_labels
 from forerun.cloud.compute.bodies import read_description, region_of
+from forerun.cloud.compute.compute_answers import (
+    AggregatedPage,
+    ComputeOperation,
+    DiskPage,
+    InstancePage,
+    ManagedInstances,
+    OperationPage,
+)
 from forerun.cloud.compute.states import last_part, pending_insertions
+from forerun.cloud.google.answer_shape import GuestAttributes, NamedResource
 from forerun.cloud.google.api_error import ApiError, operation_error
 from forerun.cloud.google.api_problem import problem
 from forerun.cloud.google.rest import Rest
@@ -46,19 +55,19 @@ class ComputeCalls:
     def region_path(self, zone: str) -> str:
         return f"projects/{self.rest.project}/regions/{region_of(zone)}"
 
-    def find(self, path: str) -> dict[str, Any] | None:
-        """Return a resource, or None if it does not exist."""
+    def find(self, path: str, shape: Any = NamedResource) -> dict[str, Any] | None:
+        """Return a resource of a shape, or None if it does not exist."""
         try:
-            return self.rest.call("GET", "compute", path)
+            return self.rest.call("GET", "compute", path, shape=shape)
         except ApiError as error:
             if _is_absent(error):
                 return None
             raise problem(error, self.rest.project) from error
 
-    def items(self, path: str, filter: str) -> list[dict[str, Any]]:
+    def items(self, path: str, filter: str, shape: Any) -> list[dict[str, Any]]:
         """Return the items of a list, from all pages."""
         try:
-            pages = list(self.rest.pages("compute", path, {"filter": filter}))
+            pages = list(self.rest.pages("compute", path, {"filter": filter}, shape))
         except ApiError as error:
             if _is_absent(error):
                 return []
@@ -71,7 +80,8 @@ class ComputeCalls:
         found: list[dict[str, Any]] = []
         missing: list[str] = []
         try:
-            for page in self.rest.pages("compute", path, {"filter": filter, "returnPartialSuccess": "true"}):
+            params = {"filter": filter, "returnPartialSuccess": "true"}
+            for page in self.rest.pages("compute", path, params, AggregatedPage):
                 missing += [last_part(place) for place in page.get("unreachables") or ()]
                 for place, scope in (page.get("items") or {}).items():
                     found += scope.get(kind) or ()
@@ -84,7 +94,7 @@ class ComputeCalls:
     def delete(self, path: str) -> dict[str, Any] | None:
         """Delete a resource and return the operation, or None if the resource does not exist or is in use."""
         try:
-            return self.rest.call("DELETE", "compute", path)
+            return self.rest.call("DELETE", "compute", path, shape=ComputeOperation)
         except ApiError as error:
             if _is_absent(error) or error.reason in _NOT_YET:
                 return None
@@ -101,14 +111,14 @@ class ComputeCalls:
         pauses = Pauses(self.rest, f"the operation {found.get('name')}")
         while found.get("status") != "DONE":
             pauses.pause()
-            found = self.rest.call("GET", "compute", self._operation_path(found))
+            found = self.rest.call("GET", "compute", self._operation_path(found), shape=ComputeOperation)
         if found.get("error"):
             raise operation_error(found["error"])
         return found
 
     def members(self, name: str, zone: str) -> list[dict[str, Any]]:
         """Return the instances of a slice, in the order of their names."""
-        found = self.items(f"{self.zone_path(zone)}/instances", LABELLED)
+        found = self.items(f"{self.zone_path(zone)}/instances", LABELLED, InstancePage)
         return sorted((one for one in found if belongs_to(one, name)), key=lambda one: str(one.get("name")))
 
     def operations(self, name: str, zone: str) -> list[dict[str, Any]]:
@@ -126,7 +136,8 @@ class ComputeCalls:
         """Return the entries of an instance group, also of machines that do not exist yet."""
         path = f"{self.zone_path(zone)}/instanceGroupManagers/{name}/listManagedInstances"
         try:
-            return list(self.rest.call("POST", "compute", path).get("managedInstances") or [])
+            answer = self.rest.call("POST", "compute", path, shape=ManagedInstances)
+            return list(answer.get("managedInstances") or [])
         except ApiError as error:
             if _is_absent(error):
                 return []
@@ -141,7 +152,7 @@ class ComputeCalls:
         here, region = self.zone_path(zone), self.region_path(zone)
         yield "instance group", self._found([f"{here}/instanceGroupManagers/{name}"])
         yield "instance", [f"{here}/instances/{one['name']}" for one in self.members(name, zone)]
-        disks = self.items(f"{here}/disks", LABELLED)
+        disks = self.items(f"{here}/disks", LABELLED, DiskPage)
         yield "disk", [f"{here}/disks/{one['name']}" for one in disks if belongs_to(one, name)]
         yield "template", self._found([f"{region}/instanceTemplates/{name}"])
         yield "policy", self._found([f"{region}/resourcePolicies/{name}"])
@@ -150,7 +161,7 @@ class ComputeCalls:
         """Return the ssh host keys that the guest agent of an instance has reported."""
         path = f"{self.zone_path(zone)}/instances/{instance}/getGuestAttributes"
         try:
-            found = self.rest.call("GET", "compute", path, params={"queryPath": "hostkeys/"})
+            found = self.rest.call("GET", "compute", path, params={"queryPath": "hostkeys/"}, shape=GuestAttributes)
         except ApiError as error:
             # The attributes do not exist before the guest agent writes them.
             if _is_absent(error):
@@ -161,7 +172,7 @@ class ComputeCalls:
         return sorted(keys, key=lambda key: not key.startswith("ssh-ed25519"))
 
     def _operations(self, path: str, pattern: str) -> list[dict[str, Any]]:
-        found = self.items(path, f'targetLink eq "{pattern}"')
+        found = self.items(path, f'targetLink eq "{pattern}"', OperationPage)
         return [one for one in found if re.fullmatch(pattern, str(one.get("targetLink") or ""))]
 
     def _found(self, paths: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from forerun.cloud import labels as cloud_labels
 from forerun.cloud.compute.bodies import ComputeCall, creation_calls, read_description
 from forerun.cloud.compute.calls import ComputeCalls, Pauses, metadata_of
+from forerun.cloud.compute.compute_answers import ComputeOperation, ComputeResource, Group, Instance
 from forerun.cloud.compute.inventory import resources
 from forerun.cloud.compute.states import (
     absent_status,
@@ -68,10 +69,10 @@ class ComputeProvider:
                     raise RequestRefused(failure_of(error), error.message) from error
 
     def status(self, name: str, zone: str) -> SliceStatus:
-        instance = self.calls.find(f"{self.calls.zone_path(zone)}/instances/{name}")
+        instance = self.calls.find(f"{self.calls.zone_path(zone)}/instances/{name}", Instance)
         if instance is not None:
             return instance_status(instance)
-        group = self.calls.find(f"{self.calls.zone_path(zone)}/instanceGroupManagers/{name}")
+        group = self.calls.find(f"{self.calls.zone_path(zone)}/instanceGroupManagers/{name}", Group)
         if group is None:
             return absent_status(name, self.calls.operations(name, zone))
         described = read_description(group.get("description"))
@@ -122,11 +123,13 @@ class ComputeProvider:
     def _send(self, call: ComputeCall, request: SliceRequest) -> dict[str, Any] | None:
         """Send one request of a creation. Return None if its resource exists already and belongs to this run."""
         try:
-            return self.rest.call("POST", "compute", call.path, call.body, call.params or None)
+            return self.rest.call("POST", "compute", call.path, call.body, call.params or None, ComputeOperation)
         except ApiError as error:
             if not error.is_duplicate:
                 raise RequestRefused(failure_of(error), error.message) from error
-            found = self.calls.find(f"{call.path}/{request.name}")
+            found = self.calls.find(
+                f"{call.path}/{request.name}", Instance if call.kind == "instance" else ComputeResource
+            )
             if found is None:
                 raise RequestRefused(Failure.OTHER, error.message) from error
             _check_owner(call.kind, found, request)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from forerun.cloud import labels as cloud_labels
 from forerun.cloud.compute.bodies import region_of
+from forerun.cloud.compute.compute_answers import Region
 from forerun.cloud.compute.compute_provider import ComputeProvider
 from forerun.cloud.compute.states import last_part
 from forerun.cloud.provider import SliceRequest
@@ -71,7 +72,7 @@ def keeper_place(provider: ComputeProvider, zone: str) -> tuple[str, str]:
       UserError: No zone of the region has one of the machine types.
     """
     calls = provider.calls
-    region = calls.find(f"projects/{provider.rest.project}/regions/{region_of(zone)}") or {}
+    region = calls.find(f"projects/{provider.rest.project}/regions/{region_of(zone)}", Region) or {}
     others = sorted(last_part(link) for link in region.get("zones") or ())
     zones = [zone, *(one for one in others if one != zone)]
     for machine in KEEPER_MACHINES:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from forerun.cloud.provider import Failure, RequestRefused
@@ -129,12 +129,17 @@ def _contains(text: str, words: tuple[str, ...]) -> bool:
     return any(word in text for word in words)
 
 
+def _items(value: object) -> Sequence[object]:
+    """Return a list from the body of a refusal, which may have any shape."""
+    return value if isinstance(value, list) else ()
+
+
 def _reason(found: Mapping[str, Any]) -> str:
     """Return the reason from the details (TPU API) or from the list of errors (Compute Engine)."""
-    for detail in found.get("details") or ():
+    for detail in _items(found.get("details")):
         if isinstance(detail, Mapping) and detail.get("reason"):
             return str(detail["reason"])
-    for one in found.get("errors") or ():
-        if isinstance(one, Mapping) and one.get("reason"):
-            return str(one["reason"])
+    for error in _items(found.get("errors")):
+        if isinstance(error, Mapping) and error.get("reason"):
+            return str(error["reason"])
     return ""

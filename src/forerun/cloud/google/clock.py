@@ -6,6 +6,7 @@ import email.utils
 import time
 
 FRESH_SECONDS = 5.0
+EARLIEST = 1_704_067_200.0  # 2024; an earlier date is not that of a cloud, and would move every deadline
 
 
 def elapsed_seconds() -> float:
@@ -24,7 +25,9 @@ class CloudClock:
         """Store the `Date` header of an answer that arrived at the local time `elapsed`."""
         try:
             date = email.utils.parsedate_to_datetime(header or "").timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
+            return
+        if date < EARLIEST:
             return
         self._date, self._received_at = date, elapsed
 

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from forerun.cloud.google.endpoints import Endpoints
-from forerun.cloud.google.rest import Answer
+from forerun.cloud.google.rest import Answer, Params
 from forerun.errors import UserError
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
+MOST_BYTES, MOST_SECONDS, CHUNK_BYTES = 64 << 20, 60.0, 1 << 20  # of one answer
 ANONYMOUS = "CLOUDSDK_AUTH_DISABLE_CREDENTIALS"
 PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 
 
+@dataclass(frozen=True)
+class ReceivedAnswer:
+    """A complete answer."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        try:
+            return json.loads(self.content)
+        except RecursionError as error:
+            raise ValueError("the answer is nested too deeply") from error
+
+
 class GoogleSession:
-    """A session of google-auth whose exceptions have the meaning that `Session` defines."""
+    """A session of google-auth whose exceptions have the meaning that `Session` defines.
+
+    It follows no redirects, which these APIs do not send. The size and the total time of an answer are limited.
+    """
 
     def __init__(self, credentials: Any) -> None:
         from google.auth.transport.requests import AuthorizedSession
@@ -25,13 +47,16 @@ class GoogleSession:
         self.account = next((str(value) for name in names if (value := getattr(credentials, name, None))), "")
 
     def request(
-        self, method: str, url: str, *, json: Any = None, params: Mapping[str, str] | None = None, timeout: Any = None
+        self, method: str, url: str, *, json: Any = None, params: Params | None = None, timeout: Any = None
     ) -> Answer:
         from google.auth.exceptions import GoogleAuthError, TransportError
 
         try:
-            answer: Answer = self._session.request(method, url, json=json, params=params, timeout=timeout)
-            return answer
+            answer = self._session.request(
+                method, url, json=json, params=params, timeout=timeout, stream=True, allow_redirects=False
+            )
+            with answer:
+                return ReceivedAnswer(answer.status_code, answer.headers, _content(answer))
         except TransportError as error:  # the token server does not answer
             raise ConnectionError(str(error)) from error
         except GoogleAuthError as error:
@@ -46,6 +71,23 @@ class GoogleSession:
 
     def close(self) -> None:
         self._session.close()
+
+
+def _content(answer: Any) -> bytes:
+    """Return the content of an answer. Raise ConnectionError if it is too large or takes too long."""
+    from urllib3.exceptions import HTTPError
+
+    content, until = bytearray(), time.monotonic() + MOST_SECONDS
+    try:
+        # Unlike `read`, `read1` of urllib3 2 returns the bytes that have arrived: a slow server cannot delay the check.
+        read = getattr(answer.raw, "read1", answer.raw.read)
+        while chunk := read(CHUNK_BYTES, decode_content=True):
+            content += chunk
+            if len(content) > MOST_BYTES or time.monotonic() > until:
+                raise ConnectionError(f"the answer has more than {MOST_BYTES >> 20} MiB or takes {MOST_SECONDS:.0f} s")
+    except HTTPError as error:  # lost or truncated
+        raise ConnectionError(str(error)) from error
+    return bytes(content)
 
 
 def google_session(

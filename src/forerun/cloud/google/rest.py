@@ -5,27 +5,34 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import random
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
+from forerun.cloud.google.answer_shape import AnyAnswer, shape_problem
 from forerun.cloud.google.api_error import ApiError, error_of, may_pass
 from forerun.cloud.google.clock import CloudClock, elapsed_seconds
 from forerun.cloud.google.endpoints import Endpoints
 from forerun.cloud.provider import ApiDisabled, CloudUnavailable
 from forerun.errors import UserError
 
+Params = Mapping[str, str | Sequence[str]]  # a list repeats its parameter
 TRIES = 7
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
+MOST_PAGES = 1000
 _LOGGED_REQUESTS = 1000
+# A name from an answer or a record must not turn a path into that of another resource.
+_WRONG_PATH = re.compile(r"[\x00-\x20\x7f?#%\\]|(^|/)\.\.?(/|$)")
 
 
 class Answer(Protocol):
     """The part of `requests.Response` that is used here."""
 
-    status_code: int
+    @property
+    def status_code(self) -> int: ...
 
     @property
     def headers(self) -> Mapping[str, str]: ...
@@ -40,7 +47,7 @@ class Session(Protocol):
     """
 
     def request(
-        self, method: str, url: str, *, json: Any = None, params: Mapping[str, str] | None = None, timeout: Any = None
+        self, method: str, url: str, *, json: Any = None, params: Params | None = None, timeout: Any = None
     ) -> Answer: ...
 
 
@@ -87,14 +94,20 @@ class Rest:
         api: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        params: Mapping[str, str] | None = None,
+        params: Params | None = None,
+        shape: Any = AnyAnswer,
     ) -> dict[str, Any]:
         """Send a request and return the answer. `path` follows the base address, such as `v2/projects/p/locations`.
 
+        Args:
+          shape: the TypedDict that the answer must have.
+
         Raises:
           ApiError: The API refused the request.
-          CloudUnavailable: No usable answer after several tries.
+          CloudUnavailable: No usable answer after several tries, or an answer of another shape.
         """
+        if _WRONG_PATH.search(path):
+            raise CloudUnavailable(f"{path!r} is not the path of a resource")
         url = self.endpoints.url(api, path)
         problem = ""
         for tried in range(1, TRIES + 1):
@@ -106,8 +119,12 @@ class Rest:
             except (OSError, ValueError) as error:  # lost, late or truncated answer
                 problem, retry_after = f"{type(error).__name__}: {error}", None
             else:
+                if 200 <= answer.status_code < 300:
+                    return _shaped(content, shape, f"{method} {url}")
                 if answer.status_code < 400:
-                    return content if isinstance(content, dict) else {}
+                    raise CloudUnavailable(
+                        f"{method} {url}: HTTP status {answer.status_code}; redirects are not followed"
+                    )
                 refused = error_of(answer.status_code, content)
                 _raise_disabled_api(refused, self.project)
                 if not may_pass(refused):
@@ -120,15 +137,21 @@ class Rest:
                 self.sleep(self._pause(tried, retry_after))
         raise CloudUnavailable(f"{method} {url} failed {TRIES} times; last: {problem}")
 
-    def pages(self, api: str, path: str, params: Mapping[str, str] | None = None) -> Iterator[dict[str, Any]]:
-        """Yield all pages of a list."""
-        token = ""
+    def pages(
+        self, api: str, path: str, params: Params | None = None, shape: Any = AnyAnswer
+    ) -> Iterator[dict[str, Any]]:
+        """Yield all pages of a list, whose shape is `shape`. Raise CloudUnavailable if the list does not end."""
+        token, tokens = "", set[str]()
         while True:
-            page = self.call("GET", api, path, params={**(params or {}), **({"pageToken": token} if token else {})})
+            of_page = {**(params or {}), **({"pageToken": token} if token else {})}
+            page = self.call("GET", api, path, params=of_page, shape=shape)
             yield page
             token = str(page.get("nextPageToken") or "")
             if not token:
                 return
+            if token in tokens or len(tokens) >= MOST_PAGES:
+                raise CloudUnavailable(f"the list {self.endpoints.url(api, path)} does not end: page {len(tokens) + 2}")
+            tokens.add(token)
 
     def now(self) -> float:
         """Return the cloud's time in seconds since 1970. Ask the cloud if its last answer is older than 5 s.
@@ -154,7 +177,7 @@ class Rest:
         api: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        params: Mapping[str, str] | None = None,
+        params: Params | None = None,
     ) -> dict[str, object]:
         """Return the request that `call` sends, as {method, url, body}. Send nothing."""
         return {"method": method, "url": _with_params(self.endpoints.url(api, path), params), "body": body}
@@ -166,8 +189,15 @@ class Rest:
         return max(pause, min(_seconds(retry_after, self.clock.now(self._elapsed())), LONGEST_PAUSE_SECONDS))
 
 
-def _with_params(url: str, params: Mapping[str, str] | None) -> str:
-    return f"{url}?{urlencode(params)}" if params else url
+def _shaped(content: object, shape: Any, request: str) -> dict[str, Any]:
+    if problem := shape_problem(content, shape):
+        raise CloudUnavailable(f"{request}: the answer has another shape; {problem}")
+    assert isinstance(content, dict)
+    return content
+
+
+def _with_params(url: str, params: Params | None) -> str:
+    return f"{url}?{urlencode(params, doseq=True)}" if params else url
 
 
 def _content(answer: Answer) -> object:

@@ -1,6 +1,6 @@
 """The entries of a run's record. Each is a frozen dataclass that becomes one JSON file.
 
-Whoever may write to the bucket can damage or forge an entry. The annotations state the types and bounds that
+Every account that may write to the bucket can damage or forge an entry. The annotations state the types and bounds that
 `read_entry.py` requires of a file.
 """
 
@@ -12,7 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from forerun.cloud.labels import run_label
 from forerun.cloud.provider import Capacity
+from forerun.errors import UserError
 
 VERSION: Literal[1] = 1  # of the record's format
 LEASE_SECONDS = 60.0
@@ -26,6 +28,14 @@ def _shortened(text: str) -> str:
     return text[:_MOST_DETAIL_CHARACTERS]
 
 
+def _run_name(name: str) -> str:
+    try:
+        run_label(name)
+    except UserError as error:
+        raise ValueError(error.what) from error
+    return name
+
+
 # The time in seconds since 1970, up to the year 2100.
 Time = Annotated[float, Field(ge=0, le=4_102_444_800, allow_inf_nan=False)]
 Usd = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
@@ -37,6 +47,7 @@ LimitSeconds = Annotated[int, Field(ge=0, le=LONGEST_LIMIT_SECONDS)]
 # One line without control characters: a name, a word or an address.
 Word = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
 Name = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+RunName = Annotated[Name, AfterValidator(_run_name)]
 JobText = Annotated[str, Field(max_length=1_000_000)]
 # Messages of programs have any length. A long one is cut, since it must not make the entry unreadable.
 Detail = Annotated[str, AfterValidator(_shortened)]
@@ -101,7 +112,7 @@ class CloudRun:
       version: of the format of the record.
     """
 
-    name: Name
+    name: RunName
     folder: Name
     job: JobText
     options: Annotated[tuple[Option, ...], Field(min_length=1, max_length=1000)]

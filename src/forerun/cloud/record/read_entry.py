@@ -73,7 +73,7 @@ def damaged_error(entry: DamagedEntry) -> UserError:
         "E-CLOUD-092",
         f"{entry.path} is damaged",
         why=entry.reason,
-        fix="delete the run's resources with forerun down, and check who may write to the bucket",
+        fix="check who may write to the bucket; forerun down deletes the run's resources and does not need the file",
     )
 
 

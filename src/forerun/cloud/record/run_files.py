@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from forerun.cloud.record.entries import (
     AttemptEntry,
@@ -23,7 +24,19 @@ from forerun.data.storage.location import folder_at
 T = TypeVar("T")
 CLOUD_FOLDER = "cloud"  # in the run's bucket folder, beside its checkpoints
 EXPORT_FOLDER = "export"
+STOP, FINISHED, LEASE = "stop.json", "finished.json", "controller.json"
 _ATTEMPT = re.compile(r"attempts/([0-9]{3,4})\.json")
+
+
+@dataclass(frozen=True)
+class RunProgress:
+    """What has happened to a run and its attempts. A file that does not exist is None."""
+
+    ready: Mapping[int, ReadyEntry | DamagedEntry | None]
+    ends: Mapping[int, EndEntry | DamagedEntry | None]
+    stop: StopEntry | DamagedEntry | None
+    finished: FinishEntry | DamagedEntry | None
+    lease: LeaseEntry | DamagedEntry | None
 
 
 class RunFiles:
@@ -32,7 +45,8 @@ class RunFiles:
     Files that are created once decide between concurrent controllers: the first one that creates the file acts,
     and the others read what it has written.
 
-    A file with an invalid entry is returned as `DamagedEntry`: whoever may write to the bucket can damage it.
+    A file with an invalid entry is returned as `DamagedEntry`: everyone who may write to the bucket can damage it.
+    Entries that decide nothing between controllers replace a damaged one.
 
     Args:
       folder: the bucket folder of the run, such as `gs://bucket/runs/quickstart`.
@@ -58,10 +72,10 @@ class RunFiles:
 
     def attempts(self) -> dict[int, AttemptEntry | DamagedEntry]:
         """Return all attempts by the number in the names of their files, in ascending order."""
-        numbers = {int(found[1]): name for name in self.files.files() if (found := _ATTEMPT.fullmatch(name))}
-        numbers = {number: name for number, name in numbers.items() if number and name == _attempt_name(number)}
-        read = self._read_attempts(sorted(numbers))
-        return {number: entry for number, entry in read.items() if entry is not None}
+        names = self.files.files()
+        numbers = sorted(int(match[1]) for name in names if (match := _ATTEMPT.fullmatch(name)))
+        entries = self._read_attempts([number for number in numbers if number and _attempt_name(number) in names])
+        return {number: entry for number, entry in entries.items() if entry is not None}
 
     def attempt(self, number: int) -> AttemptEntry | DamagedEntry | None:
         return self._read_attempts([number])[number]
@@ -80,20 +94,18 @@ class RunFiles:
         return self._create(_attempt_name(entry.number), entry)
 
     def ready(self, attempt: int) -> ReadyEntry | DamagedEntry | None:
-        return self._read(f"attempts/{attempt:03}-ready.json", ReadyEntry)
+        return self._read(_ready_name(attempt), ReadyEntry)
 
     def create_ready(self, attempt: int, entry: ReadyEntry) -> ReadyEntry:
-        """Record when billing began, if it is not recorded yet. Return what is recorded, else `entry`."""
-        self._create(f"attempts/{attempt:03}-ready.json", entry)
-        return undamaged(self.ready(attempt)) or entry
+        """Record when billing began, if it is not recorded yet. Return what is recorded."""
+        return self._record(_ready_name(attempt), entry)
 
     def end(self, attempt: int) -> EndEntry | DamagedEntry | None:
-        return self._read(f"attempts/{attempt:03}-end.json", EndEntry)
+        return self._read(_end_name(attempt), EndEntry)
 
     def create_end(self, attempt: int, entry: EndEntry) -> EndEntry:
-        """Record the end of an attempt, if it is not recorded yet. Return what is recorded, else `entry`."""
-        self._create(f"attempts/{attempt:03}-end.json", entry)
-        return undamaged(self.end(attempt)) or entry
+        """Record the end of an attempt, if it is not recorded yet. Return what is recorded."""
+        return self._record(_end_name(attempt), entry)
 
     def hosts(self, attempt: int, count: int) -> dict[int, HostEntry | DamagedEntry]:
         """Return the last report of each host that has reported."""
@@ -110,25 +122,25 @@ class RunFiles:
         self.files.replace(_host_name(entry.attempt, entry.host), write_entry(entry))
 
     def stop(self) -> StopEntry | DamagedEntry | None:
-        return self._read("stop.json", StopEntry)
+        return self._read(STOP, StopEntry)
 
     def request_stop(self, entry: StopEntry) -> None:
-        self._create("stop.json", entry)
+        self._record(STOP, entry)
 
     def withdraw_stop(self) -> None:
-        self.files.remove("stop.json")
+        self.files.remove(STOP)
 
     def finished(self) -> FinishEntry | DamagedEntry | None:
-        return self._read("finished.json", FinishEntry)
+        return self._read(FINISHED, FinishEntry)
 
     def create_finished(self, entry: FinishEntry) -> None:
-        self._create("finished.json", entry)
+        self._record(FINISHED, entry)
 
     def lease(self) -> LeaseEntry | DamagedEntry | None:
-        return self._read("controller.json", LeaseEntry)
+        return self._read(LEASE, LeaseEntry)
 
     def write_lease(self, entry: LeaseEntry) -> None:
-        self.files.replace("controller.json", write_entry(entry))
+        self.files.replace(LEASE, write_entry(entry))
 
     def log_names(self, attempt: int, host: int) -> list[str]:
         """Return the names of the parts of a host's log, in their order. A part is never changed after its creation."""
@@ -138,19 +150,38 @@ class RunFiles:
     def add_log(self, attempt: int, host: int, part: int, content: bytes) -> None:
         self.files.create(f"logs/{attempt:03}-{host:02}/{part:06}.log", content)
 
+    def progress(self, attempts: Iterable[int]) -> RunProgress:
+        """Return what has happened to attempts and to the run, by one concurrent read."""
+        numbers = tuple(attempts)
+        kinds: list[tuple[str, type[Any]]] = [(STOP, StopEntry), (FINISHED, FinishEntry), (LEASE, LeaseEntry)]
+        kinds += [(_ready_name(number), ReadyEntry) for number in numbers]
+        kinds += [(_end_name(number), EndEntry) for number in numbers]
+        stop, finished, lease, *times = self._read_files(kinds)
+        return RunProgress(
+            ready=dict(zip(numbers, times[: len(numbers)], strict=True)),
+            ends=dict(zip(numbers, times[len(numbers) :], strict=True)),
+            stop=stop,
+            finished=finished,
+            lease=lease,
+        )
+
     def _read(self, name: str, kind: type[T]) -> T | DamagedEntry | None:
         return self._read_many([name], kind)[0]
 
     def _read_many(self, names: Sequence[str], kind: type[T]) -> list[T | DamagedEntry | None]:
+        return self._read_files([(name, kind) for name in names])
+
+    def _read_files(self, files: Sequence[tuple[str, type[Any]]]) -> list[Any]:
+        """Return the entry, DamagedEntry or None for each (name, kind)."""
         try:
-            contents = self.files.read_many(names)
+            contents = self.files.read_many([name for name, _ in files])
         except IsADirectoryError:
-            if len(names) > 1:
-                return [self._read(name, kind) for name in names]
-            return [self._damaged(names[0], "it is a folder")]
+            if len(files) > 1:
+                return [entry for file in files for entry in self._read_files([file])]
+            return [self._damaged(files[0][0], "it is a folder")]
         return [
             None if content is None else read_entry(kind, self._path(name), content)
-            for name, content in zip(names, contents, strict=True)
+            for (name, kind), content in zip(files, contents, strict=True)
         ]
 
     def _damaged(self, name: str, reason: str) -> DamagedEntry:
@@ -158,6 +189,15 @@ class RunFiles:
 
     def _path(self, name: str) -> str:
         return f"{self.files.address}/{name}"
+
+    def _record(self, name: str, entry: T) -> T:
+        """Create a file, or replace a damaged one. Return its entry."""
+        if self._create(name, entry):
+            return entry
+        recorded = self._read(name, type(entry))
+        if isinstance(recorded, DamagedEntry):
+            self.files.replace(name, write_entry(entry))
+        return undamaged(recorded) or entry
 
     def _create(self, name: str, entry: object) -> bool:
         """Create a file. True also if it exists with the same content: the answer to an earlier try may be lost."""
@@ -170,6 +210,14 @@ class RunFiles:
 
 def _attempt_name(number: int) -> str:
     return f"attempts/{number:03}.json"
+
+
+def _ready_name(attempt: int) -> str:
+    return f"attempts/{attempt:03}-ready.json"
+
+
+def _end_name(attempt: int) -> str:
+    return f"attempts/{attempt:03}-end.json"
 
 
 def _host_name(attempt: int, host: int) -> str:

@@ -11,6 +11,7 @@ from forerun.cloud.google.api_problem import problem
 from forerun.cloud.google.rest import Rest
 from forerun.cloud.provider import CloudUnavailable
 from forerun.cloud.tpu.node_request import STABLE, location
+from forerun.cloud.tpu.tpu_answers import PAGES
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def _list(rest: Rest, kind: str, zone: str) -> tuple[list[Mapping[str, Any]], li
     items: list[Mapping[str, Any]] = []
     missing: list[str] = []
     try:
-        for page in rest.pages("tpu", f"{STABLE}/{location(rest.project, zone)}/{kind}"):
+        for page in rest.pages("tpu", f"{STABLE}/{location(rest.project, zone)}/{kind}", shape=PAGES[kind]):
             items += page.get(kind) or ()
             missing += [str(name).split("/")[-1] for name in page.get("unreachable") or ()]
     except ApiError as error:

@@ -10,6 +10,7 @@ from forerun.cloud.google.rest import Rest
 from forerun.cloud.google.timestamps import seconds_of
 from forerun.cloud.provider import CloudUnavailable
 from forerun.cloud.tpu.node_request import STABLE, location
+from forerun.cloud.tpu.tpu_answers import Operation, OperationPage
 
 FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.5, 5.0
 LONGEST_WAIT_SECONDS = 1800.0
@@ -35,7 +36,7 @@ def wait_for(rest: Rest, operation: Mapping[str, Any]) -> Mapping[str, Any]:
     pauses = PollPauses(rest, f"the operation {operation.get('name')}")
     while not operation.get("done"):
         pauses.pause()
-        operation = rest.call("GET", "tpu", f"{STABLE}/{operation['name']}")
+        operation = rest.call("GET", "tpu", f"{STABLE}/{operation['name']}", shape=Operation)
     error = error_in(operation)
     if error is not None:
         raise error
@@ -59,7 +60,7 @@ def operations_on(rest: Rest, zone: str, targets: tuple[str, ...]) -> Sequence[M
     """Return the operations on some resources, oldest first. Return none if the account may not list operations."""
     found: list[Mapping[str, Any]] = []
     try:
-        for page in rest.pages("tpu", f"{STABLE}/{location(rest.project, zone)}/operations"):
+        for page in rest.pages("tpu", f"{STABLE}/{location(rest.project, zone)}/operations", shape=OperationPage):
             for operation in page.get("operations") or ():
                 if target_of(operation) in targets:
                     found.append(operation)

@@ -22,6 +22,7 @@ from forerun.cloud.provider import (
 )
 from forerun.cloud.tpu.node_request import STABLE, create_request, location, slice_of
 from forerun.cloud.tpu.slice_states import is_spot, labels_of, node_of, node_status, queue_status
+from forerun.cloud.tpu.tpu_answers import NODES, QUEUE, RESOURCES, HostAttributes, Operation
 from forerun.cloud.tpu.tpu_listing import list_everywhere
 from forerun.cloud.tpu.tpu_operations import (
     PollPauses,
@@ -36,7 +37,6 @@ from forerun.cloud.tpu.tpu_operations import (
     wait_for,
 )
 
-NODES, QUEUE = "nodes", "queuedResources"
 Json = Mapping[str, Any]
 
 
@@ -64,7 +64,7 @@ class TpuProvider:
     def create(self, request: SliceRequest) -> None:
         wanted = create_request(request, self.rest.project)
         try:
-            operation = self.rest.call("POST", "tpu", wanted.path, wanted.body, wanted.params)
+            operation = self.rest.call("POST", "tpu", wanted.path, wanted.body, wanted.params, Operation)
         except ApiError as error:
             if error.is_duplicate:
                 return
@@ -134,7 +134,8 @@ class TpuProvider:
     def _delete_one(self, kind: str, name: str, zone: str, params: Mapping[str, str] | None) -> bool:
         """Delete one resource. Return False if the API refuses it now, such as while it is being created."""
         try:
-            wait_for(self.rest, self.rest.call("DELETE", "tpu", self._path(kind, name, zone), params=params))
+            path = self._path(kind, name, zone)
+            wait_for(self.rest, self.rest.call("DELETE", "tpu", path, params=params, shape=Operation))
         except ApiError as error:
             if classify(error) is Failure.PERMISSION:
                 raise problem(error, self.rest.project) from error
@@ -201,7 +202,7 @@ class TpuProvider:
     def _guest_attributes(self, name: str, zone: str) -> Sequence[Json]:
         path = f"{self._path(NODES, name, zone)}:getGuestAttributes"
         try:
-            answer = self.rest.call("POST", "tpu", path, {"workerIds": [""]})
+            answer = self.rest.call("POST", "tpu", path, {"workerIds": [""]}, shape=HostAttributes)
         except ApiError as error:
             if classify(error) is Failure.PERMISSION:
                 raise problem(error, self.rest.project) from error
@@ -232,7 +233,7 @@ class TpuProvider:
 
     def _get(self, kind: str, name: str, zone: str) -> dict[str, Any] | None:
         try:
-            return self.rest.call("GET", "tpu", self._path(kind, name, zone))
+            return self.rest.call("GET", "tpu", self._path(kind, name, zone), shape=RESOURCES[kind])
         except ApiError as error:
             if error.is_absent or _is_unknown_zone(error):
                 return None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from forerun.cloud import labels
 from forerun.cloud.provider import ApiDisabled, CloudUnavailable, Provider, Resource, ZonesUnreachable
@@ -14,10 +13,11 @@ from forerun.cloud.record.read_entry import DamagedEntry
 from forerun.cloud.record.run_files import RunFiles
 from forerun.cloud.ssh.machines import PROVIDER
 from forerun.cloud.ssh.ssh_provider import SshProvider
+from forerun.cloud.view.bounded_calls import bounded_calls
 from forerun.cloud.view.snapshot import RecordSnapshot, read_snapshot
 from forerun.errors import StorageError, UserError
 
-CONCURRENT_RECORDS = 8
+RECORD_SECONDS = 60.0  # of the reads of all records; a bucket may never answer
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class ProjectState:
       providers: those that were asked: the project's ones, and the existing machines of known runs.
       resources: what the providers list.
       snapshots: the records of runs by their bucket folder.
-      unread: why the record of a folder cannot be read, by folder.
+      unread: why the record of a folder cannot be read, by folder: a reason, or its damaged `run.json`.
       errors: why a provider cannot list its resources. The list is incomplete then.
       no_access: why the providers of the project cannot be asked at all; part of `errors`.
       now: the time of the cloud's clock.
@@ -37,13 +37,18 @@ class ProjectState:
     providers: tuple[Provider, ...]
     resources: tuple[Resource, ...]
     snapshots: dict[str, RecordSnapshot]
-    unread: dict[str, str]
+    unread: dict[str, str | DamagedEntry]
     errors: tuple[UserError, ...]
     no_access: UserError | None
     now: float
 
 
-def read_project(providers: Callable[[], Sequence[Provider]], known: Sequence[str], now: float) -> ProjectState:
+def read_project(
+    providers: Callable[[], Sequence[Provider]],
+    known: Sequence[str],
+    now: float,
+    record_seconds: float = RECORD_SECONDS,
+) -> ProjectState:
     """Read the resources of all providers, and the records of the runs that they name or that are known.
 
     Args:
@@ -51,8 +56,9 @@ def read_project(providers: Callable[[], Sequence[Provider]], known: Sequence[st
         known runs all use existing machines.
       known: folders of runs that may have no resources.
       now: the time to use if no provider answers.
+      record_seconds: how long all buckets together may delay the result, twice.
     """
-    found, _ = _read_records(known)
+    found, unread = _read_records(known, record_seconds)
     no_access = None
     rented: Sequence[Provider] = ()
     try:
@@ -62,13 +68,15 @@ def read_project(providers: Callable[[], Sequence[Provider]], known: Sequence[st
             no_access = error
     every = (*rented, *_existing_machines(found.values()))
     resources, unlisted = list_resources(every)
-    named = {one.metadata[labels.FOLDER] for one in resources if one.metadata.get(labels.FOLDER)}
-    more, unread = _read_records(sorted(named - set(found)))
+    named = {folder for resource in resources if (folder := resource.metadata.get(labels.FOLDER))}
+    more, more_unread = _read_records(sorted(named - set(found) - set(unread)), record_seconds)
+    # A known folder that has no record any more is no problem, unless resources name it.
+    unread = {folder: why for folder, why in unread.items() if folder in named or isinstance(why, DamagedEntry)}
     return ProjectState(
         providers=every,
         resources=tuple(resources),
         snapshots={**found, **more},
-        unread=unread,
+        unread={**unread, **more_unread},
         errors=(*unlisted, *(() if no_access is None else (no_access,))),
         no_access=no_access,
         now=cloud_time(every, now),
@@ -114,13 +122,15 @@ def cloud_time(providers: Sequence[Provider], fallback: float) -> float:
     return fallback
 
 
-def _read_records(folders: Sequence[str]) -> tuple[dict[str, RecordSnapshot], dict[str, str]]:
+def _read_records(
+    folders: Sequence[str], seconds: float
+) -> tuple[dict[str, RecordSnapshot], dict[str, str | DamagedEntry]]:
     """Return the records of runs by their folder, and why others cannot be read."""
-    with ThreadPoolExecutor(CONCURRENT_RECORDS) as pool:
-        found = dict(zip(folders, pool.map(_snapshot, folders), strict=True))
+    answers = bounded_calls(_snapshot, folders, seconds)
+    records = {folder: answers.get(folder, f"no answer within {seconds:.0f} s") for folder in folders}
     return (
-        {folder: one for folder, one in found.items() if isinstance(one, RecordSnapshot)},
-        {folder: one for folder, one in found.items() if isinstance(one, str)},
+        {folder: record for folder, record in records.items() if isinstance(record, RecordSnapshot)},
+        {folder: record for folder, record in records.items() if not isinstance(record, RecordSnapshot)},
     )
 
 
@@ -134,15 +144,14 @@ def _existing_machines(snapshots: Iterable[RecordSnapshot]) -> tuple[Provider, .
         entry.option.zone
         for snapshot in snapshots
         for entry in snapshot.open_attempts
-        if entry.option.provider == PROVIDER and Path(entry.option.zone).is_file()
+        if entry.option.provider == PROVIDER and os.path.isfile(entry.option.zone)
     }
     return (SshProvider(sorted(files)),) if files else ()
 
 
-def _snapshot(folder: str) -> RecordSnapshot | str:
+def _snapshot(folder: str) -> RecordSnapshot | DamagedEntry | str:
     try:
-        snapshot = read_snapshot(RunFiles(folder))
-        return str(snapshot) if isinstance(snapshot, DamagedEntry) else snapshot or "it has no file cloud/run.json"
+        return read_snapshot(RunFiles(folder)) or "it has no file cloud/run.json"
     except UserError as error:
         return f"{error.what} [{error.code}]"
     except (OSError, ValueError) as error:

@@ -24,6 +24,8 @@ _PHASES = (
 )
 _URGENT = (entries.BROKEN, entries.PREEMPTING, entries.STOPPING)  # one host in this phase decides
 _ENDS = {entries.ENDED_BUDGET: "stopped at its cap"}
+DAMAGED = "damaged record"
+MOST_USD = 1e9
 _BILLED = (SliceState.READY, SliceState.STOPPED)
 
 
@@ -91,6 +93,8 @@ def runs_without_resources(
 
 def state_of_run(snapshot: RecordSnapshot, now: float) -> str:
     """Return what a run without any resource does."""
+    if snapshot.damaged:
+        return DAMAGED
     if (reason := snapshot.end_reason) is not None:
         detail = snapshot.ends[max(snapshot.ends)].detail if snapshot.ends and reason == entries.ENDED_FAILED else ""
         return f"{_ENDS.get(reason, reason)}: {detail}" if detail else _ENDS.get(reason, reason)
@@ -137,13 +141,15 @@ def _row(group: Sequence[Resource], snapshots: Mapping[str, RecordSnapshot], now
     state, deadline = main.status.state.value, None
     if snapshot is not None:
         usd, cap = snapshot.usd(now), snapshot.run.max_usd
-        entry = None if attempt is None or is_keeper else snapshot.attempts.get(int(attempt))
+        entry = None if attempt is None or is_keeper else snapshot.attempts.get(attempt)
         if entry is not None:
             price, deadline = entry.option.usd_per_hour, snapshot.deadline(entry.number)
             if entry is snapshot.newest:
                 state = _state(main.status.state, snapshot, now)
+        if snapshot.damaged and main.status.state is SliceState.READY:
+            state = DAMAGED
     return CloudRow(
-        run=snapshot.run.name if snapshot else main.labels.get(labels.RUN, "?"),
+        run=snapshot.run.name if snapshot and _has_label(snapshot, main) else main.labels.get(labels.RUN, "?"),
         folder=folder,
         kind="keeper" if is_keeper else "slice" if is_slice else main.kind,
         provider=main.provider,
@@ -164,6 +170,11 @@ def _row(group: Sequence[Resource], snapshots: Mapping[str, RecordSnapshot], now
     )
 
 
+def _has_label(snapshot: RecordSnapshot, resource: Resource) -> bool:
+    """Return whether a record names the run of a resource. A forged name must not hide the run."""
+    return resource.labels.get(labels.RUN) in (None, labels.run_label(snapshot.run.name))
+
+
 def _state(state: SliceState, snapshot: RecordSnapshot, now: float) -> str:
     if state is not SliceState.READY:
         return state.value
@@ -181,11 +192,14 @@ def _usd_without_record(resource: Resource, usd_per_hour: float | None, now: flo
 
 
 def _amount(text: str | None) -> float | None:
+    """Return a price or cap in metadata, or None if it is not a finite amount."""
     try:
-        return None if text is None else float(text)
+        amount = float(text or "")
     except ValueError:
         return None
+    return amount if 0 <= amount <= MOST_USD else None
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    is_number = text is not None and text.isascii() and text.isdecimal() and len(text) <= 4
+    return int(text) if text is not None and is_number else None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from forerun.cloud.control.billing import attempt_usd
+from forerun.cloud.labels import resource_name
 from forerun.cloud.record.entries import (
     ENDED_BUDGET,
     ENDED_FAILED,
@@ -23,8 +23,6 @@ from forerun.cloud.record.entries import (
 )
 from forerun.cloud.record.read_entry import DamagedEntry, undamaged
 from forerun.cloud.record.run_files import RunFiles
-
-CONCURRENT_READS = 16
 
 
 @dataclass(frozen=True)
@@ -116,24 +114,33 @@ def read_snapshot(files: RunFiles) -> RecordSnapshot | DamagedEntry | None:
     run = files.run()
     if run is None or isinstance(run, DamagedEntry):
         return run
-    found = files.attempts()
-    attempts = {number: entry for number, entry in found.items() if isinstance(entry, AttemptEntry)}
+    recorded = {number: _own_attempt(run, number, entry, files) for number, entry in files.attempts().items()}
+    attempts = {number: entry for number, entry in recorded.items() if isinstance(entry, AttemptEntry)}
     newest = attempts[max(attempts)] if attempts else None
-    with ThreadPoolExecutor(CONCURRENT_READS) as pool:
-        ready = dict(zip(found, pool.map(files.ready, found), strict=True))
-        ends = dict(zip(found, pool.map(files.end, found), strict=True))
-        stop, finished, lease = pool.submit(files.stop), pool.submit(files.finished), pool.submit(files.lease)
-        hosts = files.hosts(newest.number, newest.option.hosts) if newest else {}
-    every: tuple[object, ...] = (*found.values(), *ready.values(), *ends.values(), *hosts.values())
-    every += (stop.result(), finished.result(), lease.result())
+    progress = files.progress(recorded)
+    hosts = files.hosts(newest.number, newest.option.hosts) if newest else {}
+    entries: tuple[object, ...] = (*recorded.values(), *progress.ready.values(), *progress.ends.values())
+    entries += (*hosts.values(), progress.stop, progress.finished, progress.lease)
     return RecordSnapshot(
         run=run,
         attempts=attempts,
-        ready={number: entry for number, entry in ready.items() if isinstance(entry, ReadyEntry)},
-        ends={number: entry for number, entry in ends.items() if isinstance(entry, EndEntry)},
+        ready={number: entry for number, entry in progress.ready.items() if isinstance(entry, ReadyEntry)},
+        ends={number: entry for number, entry in progress.ends.items() if isinstance(entry, EndEntry)},
         hosts={host: entry for host, entry in hosts.items() if isinstance(entry, HostEntry)},
-        stop=undamaged(stop.result()),
-        finished=undamaged(finished.result()),
-        lease=undamaged(lease.result()),
-        damaged=tuple(entry for entry in every if isinstance(entry, DamagedEntry)),
+        stop=undamaged(progress.stop),
+        finished=undamaged(progress.finished),
+        lease=undamaged(progress.lease),
+        damaged=tuple(entry for entry in entries if isinstance(entry, DamagedEntry)),
     )
+
+
+def _own_attempt(
+    run: CloudRun, number: int, entry: AttemptEntry | DamagedEntry, files: RunFiles
+) -> AttemptEntry | DamagedEntry:
+    """Return the entry of an attempt, or DamagedEntry if it names another resource than that of the attempt.
+
+    `forerun down` deletes the resource that an open attempt names. A forged name must not delete other machines.
+    """
+    if isinstance(entry, DamagedEntry) or entry.resource == resource_name(run.name, number):
+        return entry
+    return DamagedEntry(f"{files.files.address}/attempts/{number:03}.json", "its resource is not that of the attempt")

@@ -267,7 +267,9 @@ class AttributeRest:
     def __init__(self, *hosts: dict[str, str]) -> None:
         self.hosts = hosts
 
-    def call(self, method: str, api: str, path: str, body: Any = None, params: Any = None) -> dict[str, Any]:
+    def call(
+        self, method: str, api: str, path: str, body: Any = None, params: Any = None, shape: Any = None
+    ) -> dict[str, Any]:
         if path.endswith(":getGuestAttributes"):
             items = [[{"key": key, "value": value} for key, value in host.items()] for host in self.hosts]
             return {"guestAttributes": [{"queryValue": {"items": one}} for one in items]}
@@ -299,7 +301,9 @@ class LateRest:
     def sleep(self, seconds: float) -> None:
         self.polls -= 1
 
-    def call(self, method: str, api: str, path: str, body: Any = None, params: Any = None) -> dict[str, Any]:
+    def call(
+        self, method: str, api: str, path: str, body: Any = None, params: Any = None, shape: Any = None
+    ) -> dict[str, Any]:
         if method == "DELETE":
             self.deleted = True
             return {"name": "d", "done": True}
@@ -307,7 +311,7 @@ class LateRest:
             return {"name": f"projects/p/locations/{ZONE}/nodes/n", "state": "READY"}
         raise ApiError(404, 5, "", "absent")
 
-    def pages(self, api: str, path: str) -> Iterator[dict[str, Any]]:
+    def pages(self, api: str, path: str, params: Any = None, shape: Any = None) -> Iterator[dict[str, Any]]:
         metadata = {"target": f"projects/1/locations/{ZONE}/nodes/n", "verb": "create"}
         created = {"name": "c", "done": self.polls <= 0, "metadata": metadata | {"createTime": "2026-11-18T12:00:00Z"}}
         yield {"operations": [created]}
@@ -328,10 +332,12 @@ class DeniedRest(LateRest):
         super().__init__(0)
         self.text = text
 
-    def call(self, method: str, api: str, path: str, body: Any = None, params: Any = None) -> dict[str, Any]:
+    def call(
+        self, method: str, api: str, path: str, body: Any = None, params: Any = None, shape: Any = None
+    ) -> dict[str, Any]:
         raise ApiError(403, 7, "", self.text)
 
-    def pages(self, api: str, path: str) -> Iterator[dict[str, Any]]:
+    def pages(self, api: str, path: str, params: Any = None, shape: Any = None) -> Iterator[dict[str, Any]]:
         raise ApiError(403, 7, "", self.text)
         yield
 
@@ -348,7 +354,7 @@ class PartialRest:
 
     project = "p"
 
-    def pages(self, api: str, path: str) -> Iterator[dict[str, Any]]:
+    def pages(self, api: str, path: str, params: Any = None, shape: Any = None) -> Iterator[dict[str, Any]]:
         kind = path.split("/")[-1]
         node = {"name": f"projects/p/locations/a/{kind}/n", "labels": {"forerun-run": "r"}, "state": "READY"}
         if "/locations/-/" in path:

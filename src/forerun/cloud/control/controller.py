@@ -66,8 +66,8 @@ class Controller:
 
     It may be killed at any moment, and any number of controllers may exist. Each reads the state from the cloud.
 
-    Its limits do not depend on the record, which everyone who may write to the bucket can change: the cap and the prices
-    are those of `run`, and times and costs are those of `ledger`.
+    Its limits do not depend on the record, which everyone who may write to the bucket can change: the cap and the
+    prices are those of `run`, and times and costs are those of `ledger`.
 
     Args:
       run: what the user has agreed to.
@@ -207,8 +207,8 @@ class Controller:
             has_ended = undamaged(self.files.end(number)) is not None
         else:
             has_ended = known.end is not None or recorded is not None
-        # A slice without an attempt, or of an open attempt that is elsewhere, is the work of a changed record. Resources
-        # without machines may be listed in another zone than their slice.
+        # A slice without an attempt, or in another zone than its open attempt, is the work of a changed record.
+        # Resources without machines may be listed in another zone than their slice.
         if has_ended or (not is_own and resource.slice):
             provider.delete(resource.name, resource.zone)
 

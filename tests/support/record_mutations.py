@@ -69,7 +69,7 @@ def _damage(draw: st.DrawFn, values: dict[str, Any]) -> None:
     for value in values.values():
         items = value if isinstance(value, list) else [value]
         objects += [item for item in items if isinstance(item, dict) and item]
-    chosen = draw(st.sampled_from([one for one in objects if one] or [{"": 0}]))
+    chosen = draw(st.sampled_from([value for value in objects if value] or [{"": 0}]))
     key = draw(st.sampled_from(sorted(chosen)))
     action = draw(st.sampled_from(("change", "change", "remove", "add")))
     if action == "remove":

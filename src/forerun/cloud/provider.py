@@ -184,6 +184,10 @@ class ApiDisabled(UserError):
     """The project has not enabled an API. It therefore has no resources there."""
 
 
+class NameTaken(UserError):
+    """The resource with the name of the slice belongs to another run, so nothing may control or delete it."""
+
+
 class ZonesUnreachable(CloudUnavailable):
     """Some zones do not answer. `resources` has what the others list; more may exist in `zones`."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from simulated_cloud import START, SimulatedCloud, SimulatedProvider
 
 from forerun.api.jobs import open_job

@@ -13,7 +13,7 @@ API_NAMES = {"tpu": "the Cloud TPU API", "compute": "Compute Engine"}
 
 
 def limit_lines(run: CloudRun, providers: Mapping[str, Provider], spent_usd: float) -> list[str]:
-    """Return the cap, what is spent of it, and which limits keep it for the machines of this run; none without a cap."""
+    """Return the cap, what is spent of it, and which limits keep it for these machines; no lines without a cap."""
     if run.max_usd is None:
         return []
     spent = f", of which ${spent_usd:.2f} are spent" if spent_usd else ""

@@ -23,12 +23,12 @@ from forerun.cloud.google.rest import Rest
 from forerun.cloud.provider import (
     Failure,
     HostAddress,
+    NameTaken,
     RequestRefused,
     Resource,
     SliceRequest,
     SliceStatus,
 )
-from forerun.errors import UserError
 
 NAME = "compute"
 
@@ -154,7 +154,7 @@ def _check_owner(kind: str, found: Mapping[str, Any], request: SliceRequest) -> 
     theirs = metadata_of(found).get(cloud_labels.FOLDER, "")
     ours = request.metadata.get(cloud_labels.FOLDER, "")
     if theirs != ours:
-        raise UserError(
+        raise NameTaken(
             "E-CLOUD-022",
             f"{request.zone} has a resource {request.name!r} of another run",
             why=f"its {kind} belongs to the run in {theirs or 'no folder'}; this run is in {ours or 'no folder'}",

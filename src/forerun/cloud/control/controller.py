@@ -31,6 +31,7 @@ from forerun.cloud.control.steady_clock import SteadyClock
 from forerun.cloud.google.clock import elapsed_seconds
 from forerun.cloud.provider import (
     CloudUnavailable,
+    NameTaken,
     Provider,
     RequestRefused,
     Resource,
@@ -56,9 +57,8 @@ POLL_SECONDS = 5.0
 SWEEP_SECONDS = 300.0  # between two searches for slices that nothing needs
 SETUP_CHECK_SECONDS = 20.0  # between two looks at the setup of hosts whose agents do not report yet
 LONGEST_RETRY_SECONDS = 60.0
-OVERDUE_RETRY_SECONDS = 10.0  # between two tries to delete a slice whose time is over
-LAST_TRIES = 10  # to write the summary of a run that has ended
-OF_ANOTHER_RUN = "E-CLOUD-022"  # the resource with the name of the slice belongs to another run
+OVERDUE_RETRY_SECONDS = 10.0  # between two tries to delete a slice after its deadline
+LAST_TRIES = 10  # of the summary
 
 
 class Controller:
@@ -66,8 +66,8 @@ class Controller:
 
     It may be killed at any moment, and any number of controllers may exist. Each reads the state from the cloud.
 
-    Its limits do not depend on the record, which everyone who may write to the bucket can change: the cap and the prices
-    are those of `run`, and times and costs are those of `ledger`.
+    Its limits do not depend on the record, which everyone who may write to the bucket can change: the cap and the
+    prices are those of `run`, and times and costs are those of `ledger`.
 
     Args:
       run: what the user has agreed to.
@@ -207,8 +207,8 @@ class Controller:
             has_ended = undamaged(self.files.end(number)) is not None
         else:
             has_ended = known.end is not None or recorded is not None
-        # A slice without an attempt, or of an open attempt that is elsewhere, is the work of a changed record. Resources
-        # without machines may be listed in another zone than their slice.
+        # A slice without an attempt, or in another zone than its open attempt, is the work of a changed record.
+        # Resources without machines may be listed in another zone than their slice.
         if has_ended or (not is_own and resource.slice):
             provider.delete(resource.name, resource.zone)
 
@@ -350,7 +350,7 @@ class Controller:
 
     def _ends_control(self, error: Exception) -> bool:
         """Return whether an error ends the control: the user must correct it, and nothing is rented."""
-        if isinstance(error, UserError) and (error is self._final or error.code == OF_ANOTHER_RUN):
+        if isinstance(error, UserError) and (error is self._final or isinstance(error, NameTaken)):
             return True  # repeating the latter would control, and then delete, the slice of another run
         return not self._has_rented and not isinstance(error, CloudUnavailable | OSError | StorageError)
 

@@ -75,8 +75,8 @@ def decide(view: ControlView) -> Action:
 def is_limit(view: ControlView, action: Action) -> bool:
     """Return whether a controller carries out an action even if another one has the lease.
 
-    The lease is a file of the record, so it may be forged. These actions only end what is billed, or record since when it
-    is billed, and two controllers may do each of them.
+    The lease is a file of the record, so it may be forged. These actions only end what is billed, or record since when
+    it is billed, and two controllers may do each of them.
     """
     if isinstance(action, RecordReady):
         return True

@@ -1,7 +1,7 @@
 """What a controller itself has agreed, seen and verified, in a file on its own disk.
 
-Everyone who may write to the bucket can change the record of a run. Limits and costs therefore come from the ledger, and
-the record can only add to them. The ledger also keeps them when a controller is started again on the same machine.
+Everyone who may write to the bucket can change the record of a run. Limits and costs therefore come from the ledger,
+and the record can only add to them. The ledger also keeps them when a controller is started again on the same machine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LedgerContent:
 class RunLedger:
     """The ledger of one run.
 
-    Several processes of one machine may use it. Each merges its own knowledge with the file before it replaces the file.
+    Several processes of one machine may use it. Each merges its own knowledge with the file before it replaces it.
 
     Args:
       file: None: keep the ledger in memory only.

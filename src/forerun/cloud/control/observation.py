@@ -236,9 +236,9 @@ class RunObserver:
         return entry if isinstance(entry, kind) else None
 
     def _reports(self, attempt: int, found: Mapping[int, HostEntry], now: float) -> dict[int, HostReport]:
-        """Return the last report of each host. One whose file is damaged or deleted now is a host that reports no more."""
+        """Return the last report of each host. A host whose file is damaged or deleted sends no new report."""
         if self._was_interrupted and self._looked_at is not None:
-            # Nothing could be read in the meantime. A host is silent only while its reports can be read.
+            # Nothing could be read in the meantime. Only time in which reports can be read counts.
             gap = now - self._looked_at
             for key, sight in self._sights.items():
                 self._sights[key] = replace(sight, at=sight.at + gap)

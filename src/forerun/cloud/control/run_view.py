@@ -96,7 +96,7 @@ class ControlView:
 
     @property
     def current(self) -> AttemptView | None:
-        """The first attempt whose end is not verified. A controller creates an attempt only after the end of all others."""
+        """The first attempt whose end is not verified. An attempt is created only after the end of all others."""
         return next((one for one in self.attempts if one.end is None), None)
 
     @property

@@ -14,8 +14,8 @@ class SteadyClock:
     """The time of the cloud, protected against wrong `Date` headers.
 
     A deadline must come at the latest when this machine has counted its seconds. A cloud clock that falls back to 1970,
-    or that is two hours slow, therefore changes nothing. One that jumps ahead may be right, because this machine may have
-    been suspended: the jump counts when two answers in sequence tell it.
+    or that is two hours slow, therefore changes nothing. One that jumps ahead may be right, because this machine may
+    have been suspended: the jump counts when two answers in sequence tell it.
 
     Args:
       cloud_time: returns the cloud's time in seconds since 1970.

@@ -139,7 +139,7 @@ def _reason(found: Mapping[str, Any]) -> str:
     for detail in _items(found.get("details")):
         if isinstance(detail, Mapping) and detail.get("reason"):
             return str(detail["reason"])
-    for one in _items(found.get("errors")):
-        if isinstance(one, Mapping) and one.get("reason"):
-            return str(one["reason"])
+    for error in _items(found.get("errors")):
+        if isinstance(error, Mapping) and error.get("reason"):
+            return str(error["reason"])
     return ""

@@ -13,7 +13,7 @@ from forerun.cloud.google.rest import Answer, Params
 from forerun.errors import UserError
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-MOST_BYTES, MOST_SECONDS, CHUNK_BYTES = 64 << 20, 120.0, 1 << 20  # of one answer
+MOST_BYTES, MOST_SECONDS, CHUNK_BYTES = 64 << 20, 60.0, 1 << 20  # of one answer
 ANONYMOUS = "CLOUDSDK_AUTH_DISABLE_CREDENTIALS"
 PROJECT_VARIABLES = ("GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT")
 
@@ -79,9 +79,10 @@ def _content(answer: Any) -> bytes:
 
     content, until = bytearray(), time.monotonic() + MOST_SECONDS
     try:
-        # Unlike `read`, `read1` returns the bytes that have arrived, so a slow server cannot delay the check.
-        while part := answer.raw.read1(CHUNK_BYTES, decode_content=True):
-            content += part
+        # Unlike `read`, `read1` of urllib3 2 returns the bytes that have arrived: a slow server cannot delay the check.
+        read = getattr(answer.raw, "read1", answer.raw.read)
+        while chunk := read(CHUNK_BYTES, decode_content=True):
+            content += chunk
             if len(content) > MOST_BYTES or time.monotonic() > until:
                 raise ConnectionError(f"the answer has more than {MOST_BYTES >> 20} MiB or takes {MOST_SECONDS:.0f} s")
     except HTTPError as error:  # lost or truncated

@@ -121,9 +121,13 @@ class Rest:
             else:
                 if 200 <= answer.status_code < 300:
                     return _shaped(content, shape, f"{method} {url}")
+                if answer.status_code < 400:
+                    raise CloudUnavailable(
+                        f"{method} {url}: HTTP status {answer.status_code}; redirects are not followed"
+                    )
                 refused = error_of(answer.status_code, content)
                 _raise_disabled_api(refused, self.project)
-                if answer.status_code >= 400 and not may_pass(refused):
+                if not may_pass(refused):
                     raise refused
                 problem, retry_after = (
                     f"HTTP status {answer.status_code}: {refused.message}",

@@ -17,8 +17,8 @@ from forerun.cloud.control.ledger import RunLedger, ledger_of
 from forerun.cloud.control.run_view import ControlView
 from forerun.cloud.control.ssh_delivery import SshDelivery, secrets_in
 from forerun.cloud.control.status_text import event_text, state_text
-from forerun.cloud.keeper.settings import KeeperSettings, read_settings
 from forerun.cloud.google.clock import elapsed_seconds
+from forerun.cloud.keeper.settings import KeeperSettings, read_settings
 from forerun.cloud.provider import HostAddress, Provider
 from forerun.cloud.record.entries import ENDED_FAILED, AttemptEntry, CloudRun, LeaseEntry
 from forerun.cloud.record.run_files import RunFiles

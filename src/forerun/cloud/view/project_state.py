@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from forerun.cloud import labels
 from forerun.cloud.provider import ApiDisabled, CloudUnavailable, Provider, Resource, ZonesUnreachable
@@ -68,7 +68,7 @@ def read_project(
             no_access = error
     every = (*rented, *_existing_machines(found.values()))
     resources, unlisted = list_resources(every)
-    named = {folder for one in resources if (folder := one.metadata.get(labels.FOLDER))}
+    named = {folder for resource in resources if (folder := resource.metadata.get(labels.FOLDER))}
     more, more_unread = _read_records(sorted(named - set(found) - set(unread)), record_seconds)
     # A known folder that has no record any more is no problem, unless resources name it.
     unread = {folder: why for folder, why in unread.items() if folder in named or isinstance(why, DamagedEntry)}
@@ -126,14 +126,11 @@ def _read_records(
     folders: Sequence[str], seconds: float
 ) -> tuple[dict[str, RecordSnapshot], dict[str, str | DamagedEntry]]:
     """Return the records of runs by their folder, and why others cannot be read."""
-    snapshots = bounded_calls(_snapshot, folders, seconds)
+    answers = bounded_calls(_snapshot, folders, seconds)
+    records = {folder: answers.get(folder, f"no answer within {seconds:.0f} s") for folder in folders}
     return (
-        {folder: one for folder, one in snapshots.items() if isinstance(one, RecordSnapshot)},
-        {
-            folder: one
-            for folder in folders
-            if not isinstance(one := snapshots.get(folder, f"no answer within {seconds:.0f} s"), RecordSnapshot)
-        },
+        {folder: record for folder, record in records.items() if isinstance(record, RecordSnapshot)},
+        {folder: record for folder, record in records.items() if not isinstance(record, RecordSnapshot)},
     )
 
 
@@ -147,7 +144,7 @@ def _existing_machines(snapshots: Iterable[RecordSnapshot]) -> tuple[Provider, .
         entry.option.zone
         for snapshot in snapshots
         for entry in snapshot.open_attempts
-        if entry.option.provider == PROVIDER and Path(entry.option.zone).is_file()
+        if entry.option.provider == PROVIDER and os.path.isfile(entry.option.zone)
     }
     return (SshProvider(sorted(files)),) if files else ()
 

@@ -71,7 +71,7 @@ def snapshots_of(
 
 def folders_of(resources: Iterable[Resource]) -> set[str]:
     """Return the bucket folders that the metadata of resources name."""
-    return {folder for one in resources if (folder := one.metadata.get(labels.FOLDER))}
+    return {folder for resource in resources if (folder := resource.metadata.get(labels.FOLDER))}
 
 
 def removal_targets(resources: Iterable[Resource]) -> tuple[RemovalTarget, ...]:
@@ -107,7 +107,7 @@ def take_down(
       tell: receives a line for each deletion.
       damaged: folders of runs with a damaged `run.json`. They get the stop request only.
     """
-    stopped = {folder for folder, one in snapshots.items() if one.finished is None and one.stop is None}
+    stopped = {folder for folder, record in snapshots.items() if record.finished is None and record.stop is None}
     unrecorded = _written(
         {folder: lambda files: files.request_stop(StopEntry(now, REASON)) for folder in (*stopped, *damaged)},
         STOP_SECONDS,

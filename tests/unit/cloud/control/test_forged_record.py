@@ -1,7 +1,7 @@
 """The controller against a record that is damaged, deleted or forged while it runs.
 
-The bill of the simulated cloud is the oracle: it is computed without the record. Neither the hosts nor the API enforce a
-limit here, and the job needs far more time than the cap allows.
+The bill of the simulated cloud is the oracle: it is computed without the record. Neither the hosts nor the API
+enforce a limit here, and the job needs far more time than the cap allows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The controller while calls are refused, the clock is wrong, or it is started again: its limit holds, and it continues.
+"""The controller while calls are refused, the clock is wrong, or it is started again.
 
 The bill of the simulated cloud is the oracle. Neither the hosts nor the API enforce a limit here.
 """
@@ -14,7 +14,7 @@ from simulated_cloud import START, RecordedDisplay, SimulatedCloud, cloud_run, c
 
 from forerun.cloud.control.controller import Controller
 from forerun.cloud.control.ledger import RunLedger
-from forerun.cloud.provider import CloudUnavailable, Failure, SliceState
+from forerun.cloud.provider import CloudUnavailable, Failure, NameTaken, SliceState
 from forerun.cloud.record.entries import CloudRun, EndEntry
 from forerun.errors import StorageError, UserError
 
@@ -160,7 +160,7 @@ def test_a_request_whose_answer_was_lost_is_not_given_up() -> None:
 
 def test_the_slice_of_another_run_is_left_alone() -> None:
     cloud = new_cloud()
-    error = UserError("E-CLOUD-022", "of another run", why="", fix="")
+    error = NameTaken("E-CLOUD-022", "of another run", why="", fix="")
     cloud.fault = lambda call: _raise(error) if call == "create" else None
     with pytest.raises(UserError) as raised:
         controller(cloud).follow(cloud.advance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import http.server
 import json
 import threading
@@ -14,12 +15,15 @@ import pytest
 from forerun.cloud.compute.compute_provider import ComputeProvider
 from forerun.cloud.google import credentials
 from forerun.cloud.google import rest as rest_module
+from forerun.cloud.google.endpoints import endpoints_from
 from forerun.cloud.provider import CloudUnavailable, Provider, SliceState
 from forerun.cloud.providers import google_rest
 from forerun.cloud.tpu.tpu_provider import TpuProvider
 from forerun.errors import UserError
 
 NAME, ZONE = "forerun-a-1", "us-east5-b"
+TPU, COMPUTE = (f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}" for name in ("TPU", "COMPUTE"))
+ENVIRONMENT = {"CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1", "GOOGLE_CLOUD_PROJECT": "p"}
 PAGE_KEYS = ("nodes", "queuedResources", "operations", "items", "guestAttributes", "managedInstances")
 
 
@@ -83,6 +87,11 @@ class AnswerServer(http.server.ThreadingHTTPServer):
         handler.wfile.write(self.body)
 
 
+@pytest.fixture(autouse=True)
+def _two_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest_module, "TRIES", 2)
+
+
 @pytest.fixture
 def server() -> Iterator[AnswerServer]:
     with AnswerServer() as server:
@@ -94,14 +103,10 @@ def server() -> Iterator[AnswerServer]:
 
 @pytest.fixture(params=[TpuProvider, ComputeProvider], ids=["tpu", "compute"])
 def provider(request: pytest.FixtureRequest, server: AnswerServer) -> Provider:
-    names = ("TPU", "COMPUTE")
-    environment = {f"CLOUDSDK_API_ENDPOINT_OVERRIDES_{name}": server.address for name in names}
-    rest = google_rest(
-        environment={**environment, "CLOUDSDK_AUTH_DISABLE_CREDENTIALS": "1", "GOOGLE_CLOUD_PROJECT": "p"}
-    )
+    rest = google_rest(environment={**ENVIRONMENT, TPU: server.address, COMPUTE: server.address})
     rest.sleep = lambda seconds: None
-    made: Provider = request.param(rest)
-    return made
+    provider: Provider = request.param(rest)
+    return provider
 
 
 def calls_of(provider: Provider) -> dict[str, Callable[[], Any]]:
@@ -222,6 +227,25 @@ def test_a_date_before_clouds_does_not_set_the_clock(provider: Provider, server:
     server.answer = old
     with pytest.raises(CloudUnavailable):
         provider.now()
+
+
+def test_a_compressed_answer_in_small_parts_is_read(server: AnswerServer) -> None:
+    nodes = [{"name": f"projects/p/locations/{ZONE}/nodes/n{index}", "labels": {}} for index in range(2000)]
+    body = gzip.compress(json.dumps({"nodes": nodes}).encode())
+
+    def parts(handler: Answers) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Encoding", "gzip")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for start in range(0, len(body), 500):
+            part = body[start : start + 500]
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+        handler.wfile.write(b"0\r\n\r\n")
+
+    server.answer = parts
+    session, _ = credentials.google_session(ENVIRONMENT, endpoints_from(ENVIRONMENT | {TPU: server.address}))
+    assert session.request("GET", server.address).json() == {"nodes": nodes}
 
 
 def test_valid_empty_lists_are_no_failure(provider: Provider, server: AnswerServer) -> None:

@@ -9,7 +9,7 @@ from simulated_cloud import START, SimulatedCloud, SimulatedDelivery, SimulatedP
 
 from forerun.cloud.keeper.keeper_process import KeeperDelivery, run_keeper
 from forerun.cloud.keeper.settings import KeeperSettings, read_settings
-from forerun.cloud.provider import SliceRequest, SliceStatus
+from forerun.cloud.provider import NameTaken, SliceRequest, SliceStatus
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.errors import UserError
 
@@ -93,7 +93,7 @@ def test_a_keeper_deletes_itself_when_the_slice_belongs_to_another_run() -> None
 
     class Taken(SimulatedProvider):
         def create(self, request: SliceRequest) -> None:
-            raise UserError("E-CLOUD-022", "what", why="why", fix="fix")
+            raise NameTaken("E-CLOUD-022", "what", why="why", fix="fix")
 
     assert keep(cloud, Taken(cloud)) == "failed"
     assert cloud.slices == {}

@@ -61,13 +61,21 @@ class Checks:
         """The cap of the user's last command."""
         return self.caps[-1][1] if self.caps else self.scenario.cap_usd
 
+    def _cap_of(self, machine: Machine) -> float:
+        """Return the cap that holds for a machine.
+
+        Only a controller can keep a cap that the user lowers after the machine was requested.
+        """
+        caps = [cap for time, cap in self.caps if time <= machine.requested_at][-1:]
+        return self.cap_usd if "controller" in self.scenario.guards else max([*caps, self.cap_usd])
+
     def ready(self, machine: Machine) -> None:
         """Schedule the check of a machine's life."""
         assert machine.ready_at is not None
         rate = machine.usd_per_hour + sum(one.usd_per_hour for one in self.machines if one.is_keeper and one.runs)
         if machine.is_keeper:
             rate = machine.usd_per_hour
-        left = self.cap_usd - self.bill() + sum(self._unknown_usd(one) for one in self.machines if one is not machine)
+        left = self._cap_of(machine) - self.bill() + sum(self._unknown_usd(one) for one in self.machines if one is not machine)
         deadline = machine.ready_at + max(left, 0.0) / rate * 3600
         self.world.at(self.latest_end(machine, deadline), lambda: self._check_life(machine, deadline))
 

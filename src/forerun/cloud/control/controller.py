@@ -189,24 +189,24 @@ class Controller:
                     listed.add(int(resource.labels[labels.ATTEMPT]))
                     self._sweep_slice(provider, resource)
         for number, recorded in self.observer.recorded_ends.items():
-            known = self.ledger.attempts[number]
-            option = known.entry.option
-            if known.end is None and number not in listed and (option.provider, option.zone) not in unlisted:
+            attempt = self.ledger.attempts[number]
+            option = attempt.entry.option
+            if attempt.end is None and number not in listed and (option.provider, option.zone) not in unlisted:
                 # The list shows that the slice is gone. When it ended is known from the record only.
-                self._keep_end(known, EndAttempt(known.entry, recorded.reason, recorded.detail), recorded.at)
+                self._keep_end(attempt, EndAttempt(attempt.entry, recorded.reason, recorded.detail), recorded.at)
 
     def _sweep_slice(self, provider: Provider, resource: Resource) -> None:
         number = int(resource.labels[labels.ATTEMPT])
-        known, recorded = self.ledger.attempts.get(number), self.observer.recorded_ends.get(number)
-        entry = undamaged(self.files.attempt(number)) if known is None else known.entry
+        attempt, recorded = self.ledger.attempts.get(number), self.observer.recorded_ends.get(number)
+        entry = undamaged(self.files.attempt(number)) if attempt is None else attempt.entry
         is_own = entry is not None and (entry.option.provider, entry.option.zone) == (provider.name, resource.zone)
-        if known is not None and known.end is None and recorded is not None and is_own:
-            self._end(EndAttempt(known.entry, recorded.reason, recorded.detail))
+        if attempt is not None and attempt.end is None and recorded is not None and is_own:
+            self._end(EndAttempt(attempt.entry, recorded.reason, recorded.detail))
             return
-        if known is None:
+        if attempt is None:
             has_ended = undamaged(self.files.end(number)) is not None
         else:
-            has_ended = known.end is not None or recorded is not None
+            has_ended = attempt.end is not None or recorded is not None
         # A slice without an attempt, or in another zone than its open attempt, is the work of a changed record.
         # Resources without machines may be listed in another zone than their slice.
         if has_ended or (not is_own and resource.slice):
@@ -290,16 +290,16 @@ class Controller:
         at = min(at for at in (action.at, deleted_at, now) if at is not None)
         self._keep_end(self.ledger.attempts[entry.number], action, at)
 
-    def _keep_end(self, known: LedgerAttempt, action: EndAttempt, at: float) -> None:
+    def _keep_end(self, attempt: LedgerAttempt, action: EndAttempt, at: float) -> None:
         """Keep the end of an attempt whose slice is gone, first on this machine, then in the record."""
-        entry, number = known.entry, known.entry.number
+        entry, number = attempt.entry, attempt.entry.number
         recorded = self.observer.recorded_ends.get(number)
         # Neither a wrong clock nor a record can end the billing before this controller saw the slice for the last time.
-        at = max(at, known.seen_at or at)
+        at = max(at, attempt.seen_at or at)
         # Only the state of the slice shows a preemption. The record and silent hosts do not.
         preempted = action.reason == ENDED_PREEMPTED and action.at is not None
-        usd = attempt_usd(entry.option.usd_per_hour, known.ready_at, at, preempted=preempted)
-        if known.ready_at is None and recorded is None:
+        usd = attempt_usd(entry.option.usd_per_hour, attempt.ready_at, at, preempted=preempted)
+        if attempt.ready_at is None and recorded is None:
             at = self.clock.now()  # the pause before the next attempt begins here
         usd = max(usd, 0.0 if recorded is None else recorded.usd)
         end = EndEntry(at, action.reason, usd, action.detail, "" if action.failure is None else action.failure.value)
@@ -308,8 +308,8 @@ class Controller:
 
     def _enforce_limit(self) -> None:
         """Delete slices whose time is over. This needs neither the record nor the lease, only the API."""
-        for known in self.ledger.open:
-            entry, number = known.entry, known.entry.number
+        for attempt in self.ledger.open:
+            entry, number = attempt.entry, attempt.entry.number
             provider = self.providers.get(entry.option.provider)
             if provider is None:
                 continue
@@ -322,30 +322,30 @@ class Controller:
             except FAILURES:
                 # The slice may have become ready right after the API told the opposite for the last time.
                 since = self.observer.unready_at.get(number)
-                if known.ready_at is None and since is not None and self._seconds_left(known, since) <= 0:
+                if attempt.ready_at is None and since is not None and self._seconds_left(attempt, since) <= 0:
                     self.ledger.bill_from(number, since)
-            known = self.ledger.attempts[number]
-            if self._seconds_left(known, known.ready_at) > 0:
+            attempt = self.ledger.attempts[number]
+            if self._seconds_left(attempt, attempt.ready_at) > 0:
                 continue
             try:
                 self._end(EndAttempt(entry, ENDED_BUDGET, "deleted at the deadline"))
             except FAILURES as error:
                 self.display.trouble(f"{entry.resource} is billed after its deadline: {failure_text(error)}")
 
-    def _seconds_left(self, known: LedgerAttempt, ready_at: float | None) -> float:
+    def _seconds_left(self, attempt: LedgerAttempt, ready_at: float | None) -> float:
         """Return the time until the deadline of an attempt; infinity if it has none."""
-        deadline = None if ready_at is None else attempt_deadline(self.observer.run, known.entry, ready_at)
+        deadline = None if ready_at is None else attempt_deadline(self.observer.run, attempt.entry, ready_at)
         return float("inf") if deadline is None else deadline - self.clock.now()
 
     def _pause(self, poll_seconds: float, failures: int) -> float:
         """Return the seconds before the next try. A deadline shortens them."""
-        left = float("inf")
+        seconds_left = float("inf")
         with suppress(*FAILURES):
             times = [(one, one.ready_at or self.observer.unready_at.get(one.entry.number)) for one in self.ledger.open]
-            left = min((self._seconds_left(one, at) for one, at in times), default=left)
-        if left <= 0:
+            seconds_left = min((self._seconds_left(one, at) for one, at in times), default=seconds_left)
+        if seconds_left <= 0:
             return min(poll_seconds, OVERDUE_RETRY_SECONDS)
-        longest = max(min(left, LONGEST_RETRY_SECONDS), poll_seconds)
+        longest = max(min(seconds_left, LONGEST_RETRY_SECONDS), poll_seconds)
         return min(poll_seconds * 2 ** min(failures, 10), longest)
 
     def _ends_control(self, error: Exception) -> bool:

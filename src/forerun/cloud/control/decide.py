@@ -62,8 +62,7 @@ def decide(view: ControlView) -> Action:
         return _end(view, current, status, recorded.reason, recorded.detail, _failure_named(recorded.failure))
     if view.deadline is not None and view.now >= view.deadline:
         # This is first because nothing below may delay it: no report, no stop request and no state of the slice.
-        reason = ENDED_FINISHED if view.finished is not None else _gone_reason(view)
-        return _end(view, current, status, reason, "deleted at the deadline")
+        return _end(view, current, status, _reason_at_deadline(view, status), "deleted at the deadline")
     if current.is_foreign:
         # The user agreed neither to this slice nor to its price.
         return _end(view, current, status, ENDED_STOPPED, "it is not one of the slices that the user chose")
@@ -179,6 +178,15 @@ def _end(
     if current.ready is not None and status.state in GONE and status.state is not SliceState.DELETING:
         at = view.latest_end if status.ended_at is None else status.ended_at
     return EndAttempt(current.entry, reason, detail, failure, at)
+
+
+def _reason_at_deadline(view: ControlView, status: SliceStatus) -> str:
+    if view.finished is not None:
+        return ENDED_FINISHED
+    # A slice that was gone before its deadline has left a part of the budget, and the run may continue.
+    if status.state in GONE:
+        return _gone_reason(view)
+    return ENDED_BUDGET if view.stop is None else _stop_reason(view.stop)
 
 
 def _failure_named(name: str) -> Failure | None:

@@ -90,24 +90,24 @@ class RunLedger:
 
     def bill_from(self, number: int, ready_at: float) -> None:
         """Keep since when an attempt is billed. The earliest time counts."""
-        known = self.attempts[number]
-        if known.ready_at is None or ready_at < known.ready_at:
-            self.attempts[number] = replace(known, ready_at=ready_at)
+        attempt = self.attempts[number]
+        if attempt.ready_at is None or ready_at < attempt.ready_at:
+            self.attempts[number] = replace(attempt, ready_at=ready_at)
             self._write()
 
     def see(self, number: int, now: float) -> None:
         """Keep that a slice is ready at present."""
-        known = self.attempts[number]
-        self.attempts[number] = replace(known, seen_at=max(now, known.seen_at or 0.0))
+        attempt = self.attempts[number]
+        self.attempts[number] = replace(attempt, seen_at=max(now, attempt.seen_at or 0.0))
         if now - self._saved_at.get(number, 0.0) > SAVE_SECONDS:
             self._saved_at[number] = now
             self._write()
 
     def end(self, number: int, end: EndEntry) -> None:
         """Keep the end of an attempt. The first one counts."""
-        known = self.attempts[number]
-        if known.end is None:
-            self.attempts[number] = replace(known, end=end)
+        attempt = self.attempts[number]
+        if attempt.end is None:
+            self.attempts[number] = replace(attempt, end=end)
             self._write()
 
     def _read(self) -> LedgerContent:
@@ -131,8 +131,8 @@ class RunLedger:
         stored = self._read()
         self.agreed = self.agreed or stored.agreed
         for one in stored.attempts:
-            known = self.attempts.get(one.entry.number)
-            self.attempts[one.entry.number] = one if known is None else _merged(known, one)
+            attempt = self.attempts.get(one.entry.number)
+            self.attempts[one.entry.number] = one if attempt is None else _merged(attempt, one)
         attempts = tuple(one for _, one in sorted(self.attempts.items()))
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

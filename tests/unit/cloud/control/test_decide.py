@@ -15,7 +15,7 @@ from forerun.cloud.control.actions import (
     RequestStop,
     StartAttempt,
 )
-from forerun.cloud.control.decide import decide
+from forerun.cloud.control.decide import decide, is_limit
 from forerun.cloud.control.run_view import AttemptView, ControlView, HostReport
 from forerun.cloud.provider import Failure, SliceState, SliceStatus
 from forerun.cloud.record.entries import (
@@ -264,3 +264,44 @@ def test_attempts_share_the_budget() -> None:
     poor = replace(spent, run=cloud_run(FIRST, max_usd=2.2))
     assert isinstance(decide(poor), EndRun)
     assert decide(poor).reason == "budget"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stop", [None, StopEntry(START + 3590, "user")])
+@pytest.mark.parametrize("phase", ["starting", "training", "stopping"])
+def test_nothing_delays_the_deletion_at_the_deadline(stop: StopEntry | None, phase: str) -> None:
+    """The deadline is 3600 s after ready. A stop shortly before it does not add its own two graces."""
+    late = view(SliceState.READY, ready=True, hosts=hosts(phase), stop=stop, after=3600)
+    action = decide(late)
+    assert isinstance(action, EndAttempt)
+    assert action.reason == ("budget" if stop is None else "stopped")
+    assert is_limit(late, action)
+
+
+def test_a_lower_cap_moves_the_deadline_and_a_higher_one_does_not() -> None:
+    assert view(SliceState.READY, ready=True, run=cloud_run(FIRST, max_usd=5.0)).deadline == START + 1800
+    assert view(SliceState.READY, ready=True, run=cloud_run(FIRST, max_usd=500.0)).deadline == START + 3600
+
+
+def test_a_recorded_end_is_verified_by_a_deletion() -> None:
+    recorded = EndEntry(START + 50, "preempted", 0.25)
+    current = AttemptView(attempt(), ReadyEntry(START), recorded_end=recorded, seen_at=START + 95)
+    alive = view(SliceState.READY, attempts=(current,))
+    assert decide(alive) == EndAttempt(attempt(), "preempted")
+    assert is_limit(alive, decide(alive))
+    gone = replace(alive, status=SliceStatus(SliceState.ABSENT))
+    assert decide(gone) == EndAttempt(attempt(), "preempted", at=START + 95), "not before it was seen"
+    assert alive.cost_usd == pytest.approx(max(0.25, 10 * 95 / 3600))
+
+
+def test_a_slice_that_the_user_did_not_choose_is_ended() -> None:
+    current = AttemptView(attempt(), ReadyEntry(START), is_foreign=True)
+    action = decide(view(SliceState.READY, attempts=(current,), hosts=hosts("training")))
+    assert isinstance(action, EndAttempt)
+    assert action.reason == "stopped"
+
+
+def test_a_controller_without_the_lease_rents_and_delivers_nothing() -> None:
+    assert not is_limit(view(SliceState.ABSENT), RequestSlice(attempt()))
+    assert not is_limit(view(SliceState.READY, ready=True), DeliverJob(attempt()))
+    assert not is_limit(view(SliceState.READY, ready=True), EndAttempt(attempt(), "broken"))
+    assert is_limit(view(SliceState.READY), RecordReady(attempt(), START))

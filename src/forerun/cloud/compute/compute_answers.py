@@ -15,7 +15,7 @@ class MetadataItem(TypedDict, total=False):
     value: str
 
 
-class Metadata(TypedDict, total=False):
+class InstanceMetadata(TypedDict, total=False):
     items: list[MetadataItem]
 
 
@@ -47,7 +47,7 @@ class Instance(ComputeResource, total=False):
     status: str
     statusMessage: str
     machineType: str
-    metadata: Metadata
+    metadata: InstanceMetadata
     scheduling: Scheduling
     networkInterfaces: list[NetworkInterface]
     lastStartTimestamp: str
@@ -67,7 +67,7 @@ class GroupStatus(TypedDict, total=False):
     isStable: bool
 
 
-class Group(ComputeResource, total=False):
+class InstanceGroup(ComputeResource, total=False):
     status: GroupStatus
     targetSize: int
 
@@ -115,7 +115,7 @@ class Scope(TypedDict, total=False):
 
     instances: list[Instance]
     disks: list[Disk]
-    instanceGroupManagers: list[Group]
+    instanceGroupManagers: list[InstanceGroup]
     instanceTemplates: list[ComputeResource]
     resourcePolicies: list[Policy]
     warning: ScopeWarning

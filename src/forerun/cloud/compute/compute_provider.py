@@ -8,7 +8,7 @@ from typing import Any
 from forerun.cloud import labels as cloud_labels
 from forerun.cloud.compute.bodies import ComputeCall, creation_calls, read_description
 from forerun.cloud.compute.calls import ComputeCalls, Pauses, metadata_of
-from forerun.cloud.compute.compute_answers import ComputeOperation, ComputeResource, Group, Instance
+from forerun.cloud.compute.compute_answers import ComputeOperation, ComputeResource, Instance, InstanceGroup
 from forerun.cloud.compute.inventory import resources
 from forerun.cloud.compute.states import (
     absent_status,
@@ -72,7 +72,7 @@ class ComputeProvider:
         instance = self.calls.find(f"{self.calls.zone_path(zone)}/instances/{name}", Instance)
         if instance is not None:
             return instance_status(instance)
-        group = self.calls.find(f"{self.calls.zone_path(zone)}/instanceGroupManagers/{name}", Group)
+        group = self.calls.find(f"{self.calls.zone_path(zone)}/instanceGroupManagers/{name}", InstanceGroup)
         if group is None:
             return absent_status(name, self.calls.operations(name, zone))
         described = read_description(group.get("description"))

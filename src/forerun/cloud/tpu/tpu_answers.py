@@ -14,16 +14,16 @@ class AcceleratorConfig(TypedDict, total=False):
     topology: str
 
 
-class AccessConfig(TypedDict, total=False):
+class ExternalAccess(TypedDict, total=False):
     externalIp: str
 
 
 class Endpoint(TypedDict, total=False):
     ipAddress: str
-    accessConfig: AccessConfig
+    accessConfig: ExternalAccess
 
 
-class Symptom(TypedDict, total=False):
+class NodeSymptom(TypedDict, total=False):
     symptomType: str
 
 
@@ -31,7 +31,7 @@ class NodeBody(TypedDict, total=False):
     state: str
     health: str
     healthDescription: str
-    symptoms: list[Symptom]
+    symptoms: list[NodeSymptom]
     labels: Labels
     metadata: dict[str, str]
     acceleratorType: str
@@ -94,7 +94,7 @@ class QueuePage(TypedDict, total=False):
     unreachable: list[str]
 
 
-class OperationPage(TypedDict, total=False):
+class TpuOperationPage(TypedDict, total=False):
     operations: list[Operation]
 
 

@@ -10,7 +10,7 @@ from forerun.cloud.google.rest import Rest
 from forerun.cloud.google.timestamps import seconds_of
 from forerun.cloud.provider import CloudUnavailable
 from forerun.cloud.tpu.node_request import STABLE, location
-from forerun.cloud.tpu.tpu_answers import Operation, OperationPage
+from forerun.cloud.tpu.tpu_answers import Operation, TpuOperationPage
 
 FIRST_POLL_SECONDS, LONGEST_POLL_SECONDS = 0.5, 5.0
 LONGEST_WAIT_SECONDS = 1800.0
@@ -60,7 +60,7 @@ def operations_on(rest: Rest, zone: str, targets: tuple[str, ...]) -> Sequence[M
     """Return the operations on some resources, oldest first. Return none if the account may not list operations."""
     found: list[Mapping[str, Any]] = []
     try:
-        for page in rest.pages("tpu", f"{STABLE}/{location(rest.project, zone)}/operations", shape=OperationPage):
+        for page in rest.pages("tpu", f"{STABLE}/{location(rest.project, zone)}/operations", shape=TpuOperationPage):
             for operation in page.get("operations") or ():
                 if target_of(operation) in targets:
                     found.append(operation)

@@ -139,14 +139,14 @@ class Host:
 
 
 class FailingFolder:
-    """A bucket folder whose calls raise if one of their names contains one of `words`."""
+    """A bucket folder whose calls raise if one of their names contains one of `fragments`."""
 
-    def __init__(self, folder: Any, *words: str) -> None:
-        self._folder, self._words = folder, words
+    def __init__(self, folder: Any, *fragments: str) -> None:
+        self._folder, self._fragments = folder, fragments
 
     def __getattr__(self, name: str) -> Any:
         def call(*arguments: Any) -> Any:
-            if any(word in str(arguments[:1]) for word in self._words):
+            if any(fragment in str(arguments[:1]) for fragment in self._fragments):
                 raise PermissionError("403")
             return getattr(self._folder, name)(*arguments)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 GRACE_SECONDS = 60.0
 SAVE_MARGIN = 1.5
-LONGEST_SAVE_SECONDS = 3600.0  # a longer time of a save is not credible
+LONGEST_SAVE_SECONDS = 3600.0  # a longer time is not credible
 DELETE_SECONDS = 30.0  # before the deadline, an agent deletes the slice even if training has not stopped
 HOST_DELAY_SECONDS = 15.0  # host I waits I times as long, so that the hosts do not all delete the slice
 

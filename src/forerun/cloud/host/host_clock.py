@@ -114,7 +114,7 @@ class HostClock:
             return "" if ahead >= -JUMP_SECONDS else "the clock was set back, which is ignored"
         if abs(ahead) > JUMP_SECONDS:
             previous = self._agreeing[-1:]
-            is_same = all(abs(answer.at - one.expected(answer.monotonic)) <= JUMP_SECONDS for one in previous)
+            is_same = all(abs(answer.at - reading.expected(answer.monotonic)) <= JUMP_SECONDS for reading in previous)
             self._agreeing = [*self._agreeing, answer] if is_same else [answer]
             if len(self._agreeing) < AGREEING_ANSWERS:
                 return "the clock jumped, which is not believed yet"
@@ -183,20 +183,20 @@ class HostClock:
         if self._file is None:
             return
         try:
-            saved = read_entry(SavedClock, str(self._file), self._file.read_bytes())
+            state = read_entry(SavedClock, str(self._file), self._file.read_bytes())
         except FileNotFoundError:
             return
         except OSError as error:
-            saved = DamagedEntry(str(self._file), str(error))
-        if isinstance(saved, DamagedEntry):
+            state = DamagedEntry(str(self._file), str(error))
+        if isinstance(state, DamagedEntry):
             # forerun ran on this host before. The time since the boot is at most minutes more than what was lost.
             self._elapsed = self._since
-            self._tell(f"{saved}; the time since the boot is used")
+            self._tell(f"{state}; the time since the boot is used")
             return
-        is_same_boot = saved.boot == self._boot and saved.monotonic <= self._since
+        is_same_boot = state.boot == self._boot and state.monotonic <= self._since
         # After a reboot, the time of this boot is certain. An answer of the cloud adds the time before it.
-        gap = self._since - (saved.monotonic if is_same_boot else 0.0)
-        self._elapsed = saved.elapsed_seconds + gap
-        self._ready_at = saved.ready_at
-        if saved.now is not None:
-            self._known, self._is_cloud = _Reading(saved.now + gap, self._since), saved.is_cloud
+        gap = self._since - (state.monotonic if is_same_boot else 0.0)
+        self._elapsed = state.elapsed_seconds + gap
+        self._ready_at = state.ready_at
+        if state.now is not None:
+            self._known, self._is_cloud = _Reading(state.now + gap, self._since), state.is_cloud

@@ -105,12 +105,12 @@ class NoticeWatch:
     def _work(self) -> None:
         while not self._reason:
             try:
-                found = maintenance_notice.announced(maintenance_notice.metadata_url())
+                notice = maintenance_notice.announced(maintenance_notice.metadata_url())
             except Exception as error:  # nothing ends this thread
                 tell(f"notice: {type(error).__name__}: {error}")
-                found = None
-            if found is not None:
-                self._reason = found[0]
+                notice = None
+            if notice is not None:
+                self._reason = notice[0]
             time.sleep(self._every_seconds)
 
 

@@ -28,9 +28,9 @@ def host(tmp_path: Any) -> Host:
     return host
 
 
-def deny(host: Host, *words: str) -> None:
-    """Deny all calls of the bucket for files whose names contain one of `words`, or for all files."""
-    host.files.files = FailingFolder(host.files.files, *(words or ("",)))  # type: ignore[assignment]
+def deny(host: Host, *fragments: str) -> None:
+    """Deny all calls of the bucket for files whose names contain one of `fragments`, or for all files."""
+    host.files.files = FailingFolder(host.files.files, *(fragments or ("",)))  # type: ignore[assignment]
 
 
 def assert_deleted_in_time(agent: SteppedAgent, passed: float = 0.0) -> None:
@@ -139,8 +139,8 @@ def test_a_damaged_or_forged_file_is_reported_once_and_prolongs_nothing(host: Ho
     assert report is not None
     assert (report.phase, report.detail) == ("starting", "")
     is_read = b"2000000000" not in content and not name.startswith(("finished", "hosts"))
-    told = [line for line in host.said if f"{name} is damaged" in line]
-    assert len(told) == (1 if is_read else 0)
+    reports = [line for line in host.said if f"{name} is damaged" in line]
+    assert len(reports) == (1 if is_read else 0)
     assert_deleted_in_time(agent, 3.0)
 
 
@@ -334,9 +334,9 @@ def test_no_value_moves_the_deadline_of_another_one_back() -> None:
     values: list[float | None] = [None, 0.0, 900.0, 5000.0, 1e12, math.nan, math.inf]
     for ready_at in values:
         for limit in values:
-            found = host_deadline_at(1010.0, 10.0, 4600.0, (1000.0, ready_at), (3600, limit))
-            assert found is not None
-            assert found <= 4600.0
+            deadline = host_deadline_at(1010.0, 10.0, 4600.0, (1000.0, ready_at), (3600, limit))
+            assert deadline is not None
+            assert deadline <= 4600.0
     assert host_deadline_at(None, 10.0, 4600.0, (1000.0, None), (3600, None)) == 3590.0
     assert host_deadline_at(1010.0, 10.0, None, (1000.0, None), (None, None)) is None
 

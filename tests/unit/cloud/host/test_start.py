@@ -76,11 +76,11 @@ def test_machines_of_the_user_have_no_api() -> None:
 
 def test_an_api_without_credentials_fails_only_in_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent starts, and stops training at its deadline, while the server of the credentials does not answer."""
-    made: list[object] = []
+    calls: list[str] = []
 
     def provider(name: str, project: str | None) -> StubApi:
-        if not made:
-            made.append(name)
+        if not calls:
+            calls.append(name)
             raise UserError("E-CLOUD-001", "no credentials", why="down", fix="wait")
         return StubApi(5.0)
 

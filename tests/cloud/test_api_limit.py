@@ -53,7 +53,12 @@ class NoDelivery:
         return ""
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None,
     ) -> None:
         raise AssertionError("the controller is gone before the slice is ready")
 

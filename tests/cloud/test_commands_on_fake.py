@@ -45,7 +45,12 @@ class Delivery:
         return {"startup-script": "#!/bin/bash\n"}
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None,
     ) -> None:
         report(self.files, attempt, TRAINING)
 

@@ -46,7 +46,12 @@ class World:
         return {"startup-script": "#!/bin/bash\n"}
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None,
     ) -> None:
         assert len(hosts) == 4
         self.attempt = attempt

@@ -278,6 +278,7 @@ class SimulatedDelivery:
     def __init__(self, cloud: SimulatedCloud) -> None:
         self.cloud = cloud
         self.count = 0
+        self.ready_at: float | None = None
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         return ""
@@ -286,13 +287,19 @@ class SimulatedDelivery:
         return {"startup-script": "#!/bin/sh\n"}
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None,
     ) -> None:
         self.cloud.before()
         one = self.cloud.slices.get((attempt.resource, attempt.option.zone))
         if one is None:
             raise CloudUnavailable("gone")
         self.count += 1
+        self.ready_at = ready_at
         if not one.delivered:
             one.delivered = True
             for host in range(one.hosts):

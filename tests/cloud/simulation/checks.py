@@ -75,7 +75,11 @@ class Checks:
         rate = machine.usd_per_hour + sum(one.usd_per_hour for one in self.machines if one.is_keeper and one.runs)
         if machine.is_keeper:
             rate = machine.usd_per_hour
-        left = self._cap_of(machine) - self.bill() + sum(self._unknown_usd(one) for one in self.machines if one is not machine)
+        left = (
+            self._cap_of(machine)
+            - self.bill()
+            + sum(self._unknown_usd(one) for one in self.machines if one is not machine)
+        )
         deadline = machine.ready_at + max(left, 0.0) / rate * 3600
         self.world.at(self.latest_end(machine, deadline), lambda: self._check_life(machine, deadline))
 

@@ -195,7 +195,7 @@ class Delivery:
         attempt: AttemptEntry,
         hosts: Sequence[HostAddress],
         host_keys: Sequence[Sequence[str]],
-        ready_at: float | None = None,
+        ready_at: float | None,
     ) -> None:
         self.process.call("ssh")
         guest = self._guest(attempt.resource, attempt.option.zone)

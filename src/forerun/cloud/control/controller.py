@@ -262,7 +262,7 @@ class Controller:
         if len(hosts) < entry.option.hosts or len(keys) < len(hosts):
             raise CloudUnavailable(f"{entry.resource}: {len(hosts)} addresses and {len(keys)} host keys are known")
         try:
-            self.delivery.deliver(view.run, entry, hosts, keys)
+            self.delivery.deliver(view.run, entry, hosts, keys, self.ledger.attempts[entry.number].ready_at)
         except UserError as error:
             if not isinstance(error, StorageError):
                 self._end(EndAttempt(entry, ENDED_BROKEN, error.what))  # it would be billed for nothing

@@ -18,9 +18,17 @@ class JobDelivery(Protocol):
         """Return the metadata of the slice: the startup script and the public ssh key. It contains no secret."""
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None,
     ) -> None:
         """Copy the job to all hosts. Copying it again changes nothing.
+
+        Args:
+          ready_at: since when the slice is billed, for the deadline of its agents; None: not known.
 
         Raises:
           CloudUnavailable: A host cannot be reached yet.

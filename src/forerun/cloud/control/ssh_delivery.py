@@ -68,7 +68,7 @@ class SshDelivery:
         attempt: AttemptEntry,
         hosts: Sequence[HostAddress],
         host_keys: Sequence[Sequence[str]],
-        ready_at: float | None = None,
+        ready_at: float | None,
     ) -> None:
         from forerun.cloud.setup.bundle import make_bundle
         from forerun.cloud.ssh.connection import IapTunnel

@@ -38,9 +38,14 @@ class KeeperDelivery:
         return self.inner.metadata(self._moved(run), attempt)
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None,
     ) -> None:
-        self.inner.deliver(self._moved(run), attempt, hosts, host_keys)
+        self.inner.deliver(self._moved(run), attempt, hosts, host_keys, ready_at)
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         return self.inner.setup_failure(hosts, host_keys, zone)

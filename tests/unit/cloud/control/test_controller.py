@@ -21,7 +21,7 @@ from simulated_cloud import (
 from forerun.cloud.control.actions import EndRun
 from forerun.cloud.control.controller import Controller
 from forerun.cloud.provider import CloudUnavailable, Failure, HostAddress, SliceState
-from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, StopEntry
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, ReadyEntry, StopEntry
 
 PRICES = {"v6e-8": 10.0, "v5e-16": 30.0}
 CENT = 0.01
@@ -251,9 +251,9 @@ def _claimed(cloud: SimulatedCloud) -> set[tuple[str, str]]:
 class FailedSetup(SimulatedDelivery):
     """On the first slice, the startup script fails before it starts the agents."""
 
-    def deliver(self, run: CloudRun, attempt: AttemptEntry, *hosts: Any) -> None:
+    def deliver(self, run: CloudRun, attempt: AttemptEntry, *arguments: Any) -> None:
         if attempt.number > 1:
-            super().deliver(run, attempt, *hosts)
+            super().deliver(run, attempt, *arguments)
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         assert len(hosts) == len(host_keys) > 0
@@ -271,3 +271,13 @@ def test_a_setup_that_fails_before_the_agents_start_ends_its_slice_at_once() -> 
     assert ready is not None
     assert first.at - ready.at < 60
     assert first.detail == "host 0: no package source"
+
+
+def test_the_hosts_get_the_time_from_which_the_slice_is_billed() -> None:
+    cloud = started(SimulatedCloud(PRICES))
+    one = controller(cloud)
+    assert ended(one, cloud) == "finished"
+    ready = cloud.files().ready(1)
+    assert isinstance(ready, ReadyEntry)
+    assert isinstance(one.delivery, SimulatedDelivery)
+    assert one.delivery.ready_at == ready.at

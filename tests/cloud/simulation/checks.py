@@ -112,7 +112,7 @@ class Checks:
         outages: list[Outage] = self.scenario.controller_faults.outages
         gaps = [(one.start, one.end + RETRY_SECONDS) for one in outages if one.target == "api" and one.users in role]
         if guard == "controller":
-            # A time ahead can only end a run early. One that is set back is ignored, but not by a controller that starts.
+            # A time ahead can only end a run early. One that is set back deceives only a controller that starts.
             glitches = [(start, end) for start, end, offset in self.scenario.clock_glitches if offset < 0]
             gaps += [(start, end + RETRY_SECONDS) for start, end in glitches]
         gaps += self.controller_gaps if guard == "controller" else self.host_gaps

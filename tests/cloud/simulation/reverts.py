@@ -13,6 +13,7 @@ from unittest import mock
 from forerun.cloud.control import controller, observation
 from forerun.cloud.control.begin import begin_run
 from forerun.cloud.control.observation import RunObserver
+from forerun.cloud.google import rest
 from forerun.cloud.host import agent
 from forerun.cloud.host.host_clock import HostClock
 from forerun.cloud.provider import CloudUnavailable
@@ -146,6 +147,26 @@ def _odd_answers_end_the_controller() -> list[tuple[Any, str, Any]]:
     return [(controller, "FAILURES", (CloudUnavailable, UserError, OSError))]
 
 
+def _answers_without_shapes() -> list[tuple[Any, str, Any]]:
+    def accept(content: Any, shape: Any, request: str) -> Any:
+        return content if isinstance(content, dict) else {}
+
+    return [(rest, "_shaped", accept)]
+
+
+def _lists_without_end() -> list[tuple[Any, str, Any]]:
+    def pages(self: rest.Rest, api: str, path: str, params: Any = None, shape: Any = None) -> Iterator[Any]:
+        token = ""
+        while True:
+            page = self.call("GET", api, path, params={**(params or {}), "pageToken": token})
+            yield page
+            token = str(page.get("nextPageToken") or "")
+            if not token:
+                return
+
+    return [(rest.Rest, "pages", pages)]
+
+
 def _no_limit_without_the_bucket() -> list[tuple[Any, str, Any]]:
     return [(controller.Controller, "_enforce_limit", lambda self: None)]
 
@@ -179,6 +200,8 @@ REVERTS = {
     "odd-answers-end-the-controller": Revert(
         4, "an answer of the wrong shape ends the controller", _odd_answers_end_the_controller
     ),
+    "answers-without-shapes": Revert(4, "an answer of the wrong shape crashes a command", _answers_without_shapes),
+    "lists-without-end": Revert(4, "a list whose pages do not end is read for ever", _lists_without_end),
     "no-limit-without-the-bucket": Revert(
         4, "a bucket that does not answer stops the controller's limit", _no_limit_without_the_bucket
     ),

@@ -272,6 +272,11 @@ def fast_write_entry(entry: Any) -> bytes:
     return _writer(type(entry)).dump_json(entry)
 
 
+def fast_write(path: Path, content: bytes, mode: int = 0o600) -> None:
+    """Write a file in one step. The simulated machines do not lose power."""
+    path.write_bytes(content)
+
+
 @contextmanager
 def disk_folder() -> Iterator[Path]:
     """Yield a folder for the disks of all machines of a simulation, in memory if possible."""
@@ -291,6 +296,8 @@ def simulate(seed: int, scenario: Scenario | None = None) -> Result:
             stack.enter_context(mock.patch.object(agent_module, name, value))
         for module in (run_files, ledger, host_clock):
             stack.enter_context(mock.patch.object(module, "write_entry", fast_write_entry))
+        for module in (ledger, host_clock):
+            stack.enter_context(mock.patch.object(module, "atomic_write", fast_write))
         simulation = Simulation(seed, disk, scenario)
         try:
             simulation.run()

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,12 @@ def results_of(first: int, count: int, workers: int) -> Iterator[Result]:
             yield from results
 
 
+def until_interrupted(results: Iterator[Result]) -> Iterator[Result]:
+    """Yield results until Ctrl-C, so that an interrupted campaign is recorded with fewer seeds."""
+    with suppress(KeyboardInterrupt):
+        yield from results
+
+
 def campaign(first: int, count: int, workers: int) -> dict[str, Any]:
     """Simulate many seeds, print those with violations, and return the figures."""
     began = time.monotonic()
@@ -67,7 +74,8 @@ def campaign(first: int, count: int, workers: int) -> dict[str, Any]:
     limits: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     totals: Counter[str] = Counter()
-    for done, result in enumerate(results_of(first, count, workers), 1):
+    done = 0
+    for done, result in enumerate(until_interrupted(results_of(first, count, workers)), 1):
         ends[result.end or "none"] += 1
         limits[result.guards] += 1
         faults.update(result.faults)
@@ -80,7 +88,7 @@ def campaign(first: int, count: int, workers: int) -> dict[str, Any]:
     return {
         "kind": "seeds",
         "first_seed": first,
-        "seeds": count,
+        "seeds": done,
         "seeds_with_violations": len(failed),
         "failed": failed[:50],
         "limits": dict(sorted(limits.items())),

@@ -111,7 +111,12 @@ class FolderDelivery:
         return ""
 
     def deliver(
-        self, run: CloudRun, attempt: AttemptEntry, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]]
+        self,
+        run: CloudRun,
+        attempt: AttemptEntry,
+        hosts: Sequence[HostAddress],
+        host_keys: Sequence[Sequence[str]],
+        ready_at: float | None = None,
     ) -> None:
         settings = {"folder": run.folder, "attempt": attempt.number, "hosts": len(hosts), "run_name": "run"}
         settings |= {

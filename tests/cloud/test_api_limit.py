@@ -58,7 +58,7 @@ class NoDelivery:
         attempt: AttemptEntry,
         hosts: Sequence[HostAddress],
         host_keys: Sequence[Sequence[str]],
-        ready_at: float | None,
+        ready_at: float | None = None,
     ) -> None:
         raise AssertionError("the controller is gone before the slice is ready")
 

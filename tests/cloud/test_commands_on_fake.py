@@ -50,7 +50,7 @@ class Delivery:
         attempt: AttemptEntry,
         hosts: Sequence[HostAddress],
         host_keys: Sequence[Sequence[str]],
-        ready_at: float | None,
+        ready_at: float | None = None,
     ) -> None:
         report(self.files, attempt, TRAINING)
 

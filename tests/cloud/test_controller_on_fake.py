@@ -51,7 +51,7 @@ class World:
         attempt: AttemptEntry,
         hosts: Sequence[HostAddress],
         host_keys: Sequence[Sequence[str]],
-        ready_at: float | None,
+        ready_at: float | None = None,
     ) -> None:
         assert len(hosts) == 4
         self.attempt = attempt

@@ -278,7 +278,7 @@ class SimulatedDelivery:
     def __init__(self, cloud: SimulatedCloud) -> None:
         self.cloud = cloud
         self.count = 0
-        self.ready_at: float | None = None
+        self.ready_at: float | None = None  # of the last delivery
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         return ""
@@ -292,7 +292,7 @@ class SimulatedDelivery:
         attempt: AttemptEntry,
         hosts: Sequence[HostAddress],
         host_keys: Sequence[Sequence[str]],
-        ready_at: float | None,
+        ready_at: float | None = None,
     ) -> None:
         self.cloud.before()
         one = self.cloud.slices.get((attempt.resource, attempt.option.zone))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from forerun.config.recipes import recipe_named, written
 from forerun.config.schema import Job
 from forerun.config.stages import Stage, stages_of
 from forerun.errors import UserError
+from forerun.inputs.own_classes import class_names
 from forerun.models.plugin import use_job_folder
 
-# The folder of each class that a loaded job names as `module.path:Class`. A Job does not know its file.
-_code_folders: dict[str, Path] = {}
+# The folder of each loaded job that names classes as `module.path:Class`, by the job's `id`. A Job does not know its
+# file. A copy of a job with other values is another object, so the folders of each class are kept, too.
+_folder_of_job: dict[int, Path] = {}
+_folders_of_class: dict[str, set[Path]] = {}
 
 
 def load_job(path: str | os.PathLike[str], *overrides: str) -> Job:
@@ -57,9 +61,13 @@ def open_stages(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 
 def find_classes(loaded: LoadedJob) -> None:
     """Make the classes next to the file of a job importable."""
-    for name in _class_names(loaded.job):
-        _code_folders[name] = loaded.path.parent
-    use_job_folder(loaded.path.parent)
+    folder = loaded.path.parent.resolve()
+    if names := class_names(loaded.job).values():
+        _folder_of_job[id(loaded.job)] = folder
+        weakref.finalize(loaded.job, _folder_of_job.pop, id(loaded.job), None)
+        for name in names:
+            _folders_of_class.setdefault(name, set()).add(folder)
+    use_job_folder(folder)
 
 
 def prepared(job: Job | str | os.PathLike[str]) -> Job:
@@ -70,8 +78,7 @@ def prepared(job: Job | str | os.PathLike[str]) -> Job:
     """
     if not isinstance(job, Job):
         return load_job(job)
-    folders = [_code_folders[name] for name in _class_names(job) if name in _code_folders]
-    use_job_folder(folders[0] if folders else None)
+    use_job_folder(_folder_of_job[id(job)] if id(job) in _folder_of_job else _only_folder(job))
     from forerun.config.merge import with_absolute_paths
 
     return with_absolute_paths(job)
@@ -82,9 +89,22 @@ def warn(text: str) -> None:
     print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
-def _class_names(job: Job) -> list[str]:
-    names = [job.model.name, job.objective.name if job.objective else None]
-    return [name for name in names if name and ":" in name]
+def _only_folder(job: Job) -> Path | None:
+    """Return the folder of the classes of a job that was created in Python, or None if no job file names them.
+
+    Raises:
+      UserError: Job files of different folders name the class, so that the wrong one could be trained.
+    """
+    named = {name: _folders_of_class.get(name, set()) for name in class_names(job).values()}
+    folders = sorted(set().union(*named.values()))
+    if len(folders) > 1:
+        raise UserError(
+            "E-MODEL-051",
+            f"{', '.join(name for name, places in named.items() if places)}: classes of several folders are possible",
+            why=f"this process loaded job files that name them in {' and '.join(map(str, folders))}",
+            fix="use the job that load_job returned, with overrides in load_job instead of a copy; or rename the class",
+        )
+    return folders[0] if folders else None
 
 
 def create_job(

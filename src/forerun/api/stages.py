@@ -97,10 +97,13 @@ class Stages(Mapping[str, Job]):
         Raises:
           UserError: A job has a mistake, or a finished stage was changed.
         """
-        from forerun.api.training import open_run, train
+        from forerun.api.training import open_run, train_in_place
+        from forerun.inputs.moved_run import require_run_in_place
         from forerun.inputs.run_folder import folder_of
 
         chosen = self._stages if stage is None else (stage_named(self._stages, stage),)
+        for one in () if fresh else chosen:
+            require_run_in_place(one.job)
         begin_stages(self._stages, chosen[0], fresh=fresh, take_over=take_over)
         runs: dict[str, Run] = {}
         for one in chosen:
@@ -108,7 +111,7 @@ class Stages(Mapping[str, Job]):
             if job is None:
                 runs[one.name] = open_run(folder_of(one.job).path)
                 continue
-            runs[one.name] = train(job, take_over=take_over, display=display)
+            runs[one.name] = train_in_place(job, take_over=take_over, display=display)
             if not runs[one.name].finished:
                 break
         return runs

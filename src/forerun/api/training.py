@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from forerun.api.jobs import prepared
 from forerun.api.tables import Table
 from forerun.config.schema import Job
+from forerun.inputs.moved_run import require_run_in_place
 from forerun.inputs.run_folder import RunFolder, folder_of, require_run
 from forerun.inputs.stage_folder import run_of
 from forerun.run.profiling.step_range import StepRange, range_of
@@ -113,7 +114,22 @@ def train(
     Raises:
       UserError: The job has a mistake, the data cannot be read, or another process trains this run.
     """
-    job, steps = prepared(job), range_of(profile) if profile else None
+    job_file, job = None if isinstance(job, Job) else Path(job), prepared(job)
+    if not fresh:
+        require_run_in_place(job, job_file)
+    return train_in_place(job, fresh=fresh, take_over=take_over, profile=profile, display=display)
+
+
+def train_in_place(
+    job: Job,
+    *,
+    fresh: bool = False,
+    take_over: bool = False,
+    profile: str | None = None,
+    display: Display | None = None,
+) -> Run:
+    """Train a prepared job. See `train`. A run whose folder was moved is not noticed here."""
+    steps = range_of(profile) if profile else None
     from forerun.track.display.make_display import make_display
 
     require_free_tpu_for(job.device, print)

@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_stages(args, stages, worker)
     loaded = load(args.job, args.overrides)
     if worker is None:
+        _require_run_in_place(args, loaded)
         return _started_by_user(args, loaded)
     return _train(args, loaded, worker)
 
@@ -66,6 +67,8 @@ def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worke
     if worker is None:
         from forerun.api.stages import begin_stages
 
+        for stage in chosen:
+            _require_run_in_place(args, stage.loaded)
         begin_stages(stages, chosen[0], fresh=args.fresh, take_over=args.take_over)
     args.fresh = False  # the earlier runs are renamed now
     # One worker for all stages: a stop that is announced between two stages must not be lost.
@@ -81,6 +84,19 @@ def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worke
         if code:
             return code
     return 0
+
+
+def _require_run_in_place(args: argparse.Namespace, loaded: LoadedJob) -> None:
+    """Raise if the run would start over because its folder was moved. On a terminal, ask first."""
+    from forerun.inputs.moved_run import require_run_in_place
+
+    if not args.fresh:
+        is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+        require_run_in_place(loaded.job, loaded.path, _agrees if is_terminal else None)
+
+
+def _agrees(question: str) -> bool:
+    return input(f"{question} [y/N]: ").strip().lower() in ("y", "yes")
 
 
 def _require_one_host(args: argparse.Namespace, stages: Sequence[Stage], worker: Worker | None) -> None:

@@ -244,6 +244,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
     from dataclasses import fields, is_dataclass
 
     from forerun.config import keys
+    from forerun.methods.adapter_base import derived_base
 
     derived, resolved = outcome.derived, outcome.resolved
     found: Applied = {
@@ -254,6 +255,8 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
     if job.steps is None:
         found["steps"] = (derived.steps, f"derived: {derived.reasons['steps']}")
         found["epochs"] = (1, "default: neither steps nor epochs is given")
+    if (base := derived_base(job)) is not None:
+        found["lora.base"] = (base.dtype, f"derived: {base.reason}")
     if resolved.model_facts.is_plugin:
         model, name = resolved.model, type(resolved.model).__name__
         found["model.vocab"] = (model.vocab, "derived: the tokenizer's")

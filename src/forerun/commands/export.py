@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ import numpy as np
 from forerun.checkpoint.weights import chosen_step
 from forerun.commands.export_card import public_name, write_card
 from forerun.commands.export_custom import add_usage, write_custom
+from forerun.commands.export_folder import reserved, unfinished
 from forerun.commands.export_gguf import GgufExport, add_gguf, require_gguf_form
 from forerun.commands.export_others import compared_others, copied_tensors
 from forerun.commands.export_rounding import config_without, has_scales, surely_moved
@@ -31,7 +30,6 @@ from forerun.inputs.load_model import abstract_plain_params, fsdp_mesh, method_p
 from forerun.inputs.model_code import use_code_of
 from forerun.inputs.peft_folder import write_adapter
 from forerun.inputs.run_folder import RunFolder, require_run
-from forerun.interrupt import cleanup
 from forerun.models.base import Model
 from forerun.models.families.base import Config, Family
 from forerun.models.families.registry import family_for
@@ -101,15 +99,30 @@ def export(
     """
     run, target = RunFolder(Path(source)), Path(to)
     resolved = ResolvedJob(require_run(run, say))
+    with reserved(target):
+        use_code_of(source, run, resolved.job, code, say)
+        if gguf is not None:
+            require_gguf_form(resolved, gguf, merge)
+        if resolved.model_facts.is_plugin:
+            return _export_custom(run, resolved, target, dtype, which, say)
+        if adapter or (resolved.job.method.exports_adapter and not merge):
+            return _export_adapter(run, resolved, target, dtype, which, say)
+        return _export_model(run, resolved, target, dtype, merge, dense, which, gguf, say)
+
+
+def _export_model(
+    run: RunFolder,
+    resolved: ResolvedJob,
+    target: Path,
+    dtype: str | None,
+    merge: bool,
+    dense: bool,
+    which: str,
+    gguf: str | None,
+    say: Say,
+) -> Exported:
+    """Write the complete model of a known family."""
     job = resolved.job
-    _require_free(target)
-    use_code_of(source, run, job, code, say)
-    if gguf is not None:
-        require_gguf_form(resolved, gguf, merge)
-    if resolved.model_facts.is_plugin:
-        return _export_custom(run, resolved, target, dtype, which, say)
-    if adapter or (job.method.exports_adapter and not merge):
-        return _export_adapter(run, resolved, target, dtype, which, say)
     family, base = _family_of(resolved)
     config, tokenizer = resolved.config, tokenizer_of(job)
     assert config is not None, "`_export_custom` exports a class of the user's own"
@@ -131,7 +144,7 @@ def export(
         trained |= new_rows_of(resolved.specs).keys()
     elif codes or has_scales(job):
         trained = surely_moved(job, model, lowrank.bare(whole))
-    with _in_the_making(target) as part, copied_tensors(base) as others:
+    with unfinished(target) as part, copied_tensors(base) as others:
         if codes:
             say(f"writing {family.model_type} weights as {codes}, others as {_described(dtypes)}")
             with jax.set_mesh(mesh):
@@ -199,16 +212,14 @@ def _export_adapter(
     if base is not None and resolved.vocab > (rows := pretrained(job.model).config.vocab):
         say(f"new tokens: PEFT needs base.resize_token_embeddings({resolved.vocab}), because the base has {rows} rows")
     params = saved_params(run, step, resolved, fsdp_mesh(job))
-    with _in_the_making(target) as part:
-        name = job.model.name if base else None
-        tensors = write_adapter(part, params, job, family, resolved.model, name and public_name(name))
+    with unfinished(target) as part:
+        name = None if base is None else base.name if base.revision else str(base.folder.resolve())
+        tensors = write_adapter(part, params, job, family, resolved.model, name)
         proof = (
             f"Read back from disk: all {tensors} tensors of the adapters are those of the trained state, bit for bit."
         )
         chat = own_chat_form(run, job, base, tokenizer)
-        # Otherwise the base's files are those of the adapters.
-        if chat or own_tokenizer_files(job) or job.model.added_tokens:
-            write_words(job, base, tokenizer, chat, part)
+        write_words(job, base, tokenizer, chat, part)
         write_card(part, run, job, base, proof, library="peft")
         part.rename(target)
     return Exported(target, proof, is_adapter=True, step=step)
@@ -223,7 +234,7 @@ def _export_custom(
     say(f"weights of step {step} from {run.checkpoints(job)}")
     params = run_params(run, step, resolved, fsdp_mesh(job), job.precision.params)
     chat = own_chat_form(run, job, None, tokenizer)
-    with _in_the_making(target) as part:
+    with unfinished(target) as part:
         say(f"writing weights of {job.model.name} as {dtype or job.precision.params}, and its source files")
         proof = write_custom(
             part, run, resolved, params, dtype or job.precision.params, chat.end.token if chat else None
@@ -233,16 +244,6 @@ def _export_custom(
         add_usage(part, resolved, target.name)
         part.rename(target)
     return Exported(target, proof, is_custom=True, step=step)
-
-
-def _require_free(target: Path) -> None:
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(
-            "E-RUN-022",
-            f"{target} exists already",
-            why="an export never writes over anything",
-            fix="remove it, or give another folder after --to",
-        )
 
 
 def _family_of(resolved: ResolvedJob) -> tuple[Family, Snapshot | None]:
@@ -264,21 +265,6 @@ def _dtypes(job: Job, base: Snapshot | None, family: Family, wanted: str | None)
 
 def _described(dtypes: str | dict[str, str]) -> str:
     return dtypes if isinstance(dtypes, str) else " and ".join(sorted(set(dtypes.values())))
-
-
-@contextmanager
-def _in_the_making(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to the target. It is removed if the block fails."""
-    part = target.with_name(f".{target.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    if target.exists():
-        target.rmdir()  # empty
-    try:
-        with cleanup(lambda: shutil.rmtree(part, ignore_errors=True)):
-            yield part
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: ChatForm | None, folder: Path) -> None:

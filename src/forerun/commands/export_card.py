@@ -10,6 +10,7 @@ from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.files import atomic_write, read_regular
 from forerun.hardware.prices import cheapest
+from forerun.hub.names import is_folder
 from forerun.hub.snapshot import Snapshot
 from forerun.inputs.run_folder import RunFolder
 from forerun.safe_text import redact
@@ -31,7 +32,8 @@ def write_card(
         base=public_name(job.model.name or "") if base else None,
         revision=base.revision if base else None,
         job=_as_written(job),
-        data=f"{_places(job)}, {job.sequence} tokens a sequence.",
+        data=[Path(redact(part.path)).name for part in job.data.parts.values()],
+        sequence=job.sequence,
         summary=counted,
         losses=losses,
         cost=_cost(counted),
@@ -58,13 +60,9 @@ def _as_written(job: Job) -> str:
     return dump(job.model_copy(update=public).with_initial_adapter(start and public_name(start)), defaults=False)
 
 
-def _places(job: Job) -> str:
-    return ", ".join(f"`{Path(redact(part.path)).name}`" for part in job.data.parts.values())
-
-
 def public_name(name: str) -> str:
     """Return the name of a model without the folders of this machine."""
-    return Path(name).name if name.startswith(("/", ".", "~")) else name
+    return Path(name).name if is_folder(name) else name
 
 
 def _cost(summary: dict[str, Any]) -> str:

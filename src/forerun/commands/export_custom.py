@@ -48,14 +48,14 @@ def write_custom(
     """
     job = resolved.job
     write_tree(folder, params, dtype)
-    sources = source_files()
+    sources = source_files(job)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in sources.items()}
     for name, content in sources.items():
         (folder / CODE_FOLDER / name).parent.mkdir(parents=True, exist_ok=True)
         atomic_write(folder / CODE_FOLDER / name, content)
     if sources:
         atomic_write(folder / CODE_FOLDER / "NOTICE.txt", NOTICE)
-    config = config_of_class(job.model, digests, changed_code(run), dtype, job.sequence)
+    config = config_of_class(job.model, digests, changed_code(run, job), dtype, job.sequence)
     ends = {} if chat_end is None else {"eos_token_id": chat_end}
     documents.write_json(folder / "config.json", config | ends)
     return _proof(folder, params, dtype)

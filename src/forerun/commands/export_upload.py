@@ -10,6 +10,7 @@ from forerun.checkpoint.weights import chosen_step
 from forerun.commands.export import Exported, export
 from forerun.commands.export_record import record_export
 from forerun.errors import UserError
+from forerun.hub.documents import read_json
 from forerun.hub.upload import push_folder, require_upload
 from forerun.inputs.run_folder import RunFolder, require_run
 
@@ -56,9 +57,26 @@ def export_and_push(
             record_export(RunFolder(Path(source)), exported, say)
     if push is None:
         return exported
+    _require_public_base(exported.folder)
     message = f"Upload {exported.folder.name}, exported by forerun"
     pushed = push_folder(exported.folder, push, public=public, overwrite=overwrite, message=message, say=say)
     return replace(exported, upload=pushed)
+
+
+def _require_public_base(folder: Path) -> None:
+    """Raise an error if adapters name their base by a path, which is private and which nobody else can load."""
+    config = folder / "adapter_config.json"
+    if not config.is_file():
+        return
+    base = read_json(config).get("base_model_name_or_path")
+    if isinstance(base, str) and Path(base).is_absolute():
+        raise UserError(
+            "E-HUB-065",
+            f"{config} names a folder of this computer, so it is not uploaded",
+            why=f"base_model_name_or_path is {base}, which others cannot load",
+            fix=f"set it to the hub name of the base, then run forerun export {folder} --push NAME; "
+            "or add --merge to upload the complete model",
+        )
 
 
 def is_export(folder: Path) -> bool:

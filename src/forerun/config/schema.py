@@ -301,6 +301,12 @@ class Job(Section):
             return self
         return self.model_copy(update={"distil": self.distil.model_copy(update={"revision": revision})})
 
+    def with_lora_base(self, dtype: Literal["float32", "bfloat16"]) -> Job:
+        """Return the job with another dtype of the frozen weights. A job without adapters is returned unchanged."""
+        if self.lora is None:
+            return self
+        return self.model_copy(update={"lora": self.lora.model_copy(update={"base": dtype})})
+
     def with_initial_adapter(self, folder: str | None) -> Job:
         """Return the job with another folder of initial adapters. A job without adapters is returned unchanged."""
         if self.lora is None:

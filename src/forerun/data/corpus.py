@@ -19,7 +19,7 @@ from forerun.data.order.subset import Subset, held_out, packer_of
 from forerun.data.order.too_long import resolve_policy
 from forerun.data.order.whole_documents import WholeDocuments
 from forerun.data.rendering import applies_template, notes_of, rendering_of, required_template
-from forerun.data.shares import HeldOut
+from forerun.data.shares import HeldOut, require_held_out
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.sources import Source, open_source
@@ -384,6 +384,14 @@ def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
 
 
 def held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
-    """Return the held-out rows of all parts. Each row counts once, because weights are for training only."""
+    """Return the held-out rows of all parts, or None if the job does not ask for validation.
+
+    Each row counts once, because weights are for training only.
+
+    Raises:
+      UserError: the job asks for validation, and no part holds out a row.
+    """
     kept = {part.name: part.kept for part in parts if part.kept is not None and len(part.kept)}
+    if not kept and (asked := [held for part in parts if (held := part.held_out) is not None]):
+        require_held_out(asked, sum(len(part.rows) for part in parts))
     return Mixture(list(kept.values()), None, list(kept)) if kept else None

@@ -76,6 +76,12 @@ def notes_of(source: Source, recipe: Recipe, data: schema.Data, tokenizer: Token
             "the rows are read as text, because they have the column text, and all tokens have loss: "
             "data.columns.instruction=instruction reads their instruction, input and output as Alpaca instead"
         )
+    elif source.unused_prompts:
+        yield (
+            f"column {', '.join(source.unused_prompts)} is not used, although it has the name of a prompt: the "
+            f"rows are read as {source.form}; name all columns to read in data.columns, or rename this one if it is no "
+            "prompt"
+        )
     if source.kind == "text" and source.separator is None:
         found = likely_separators(source.files[0])
         if found >= MANY_SEPARATORS:

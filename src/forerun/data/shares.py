@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from forerun.errors import UserError
 
 FAR = 2.0  # a share this many times larger or smaller than the job's is reported
 
@@ -47,3 +50,22 @@ class HeldOut:
         why = f"complete {self.by} are held out by their hash, and there are too few for an exact share"
         exact = "" if self.by == "pairs" else "; data.validation_by=rows holds out an exact share of the packed rows"
         return f"{what}: {why}{exact}"
+
+
+def require_held_out(parts: Sequence[HeldOut], rows: int) -> None:
+    """Raise UserError unless something of the parts is held out. `rows` is the number of packed rows of all parts."""
+    if any(part.held for part in parts):
+        return
+    first, count = parts[0], sum(part.count for part in parts)
+    more = "use more data, or data.validation=0 for no validation"
+    by_rows = first.by == "documents" and rows > 1
+    raise UserError(
+        "E-DATA-226",
+        f"data.validation={first.wanted:g} holds out nothing",
+        why=f"it chooses each of the {count:,} {first.by} by its hash, and chose none"
+        if first.by != "rows"
+        else f"the data has {count:,} packed row{'s' if count > 1 else ''}, and at least one remains for training",
+        fix=f"data.validation_by=rows holds out an exact share of the {rows:,} packed rows; or {more}"
+        if by_rows
+        else more,
+    )

@@ -8,6 +8,9 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping
 
+from forerun.errors import UserError
+from forerun.redirects import RedirectHandler
+
 URL = "http://metadata.google.internal"
 _ABOUT = "/computeMetadata/v1/instance/"
 ANSWER_SECONDS = 2.0
@@ -24,13 +27,13 @@ def metadata_url(environment: Mapping[str, str] = os.environ) -> str:
 def read(url: str, name: str, most_bytes: int = 200) -> str | None:
     """Return a value from the metadata server, or None if no such server answers."""
     request = urllib.request.Request(f"{url}{_ABOUT}{name}", headers={"Metadata-Flavor": "Google"})
-    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}), RedirectHandler)
     try:
         with direct.open(request, timeout=ANSWER_SECONDS) as answer:
             if answer.headers.get("Metadata-Flavor") != "Google":
                 return None
             return str(answer.read(most_bytes).decode(errors="replace").strip())
-    except (OSError, ValueError):
+    except (OSError, ValueError, UserError):
         return None
 
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, BinaryIO, cast
 
 from forerun.errors import UserError
+from forerun.hub.client import guard_client
 from forerun.hub.errors import to_user_error
 from forerun.units import MIB
 
@@ -51,6 +52,7 @@ class RangeFiles:
     def _client(self) -> Any:
         import huggingface_hub
 
+        guard_client()
         return huggingface_hub.HfFileSystem()
 
     @cached_property

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import StorageError
+from forerun.hub.client import guard_client
 from forerun.hub.errors import RepositoryKind, to_user_error
 from forerun.units import MIB, Bytes
 
@@ -40,6 +41,7 @@ class Repository:
         """Return the files of the repository at `revision` (None: its default branch)."""
         import huggingface_hub
 
+        guard_client()
         client = huggingface_hub.HfApi()
         ask: Callable[..., Any] = client.dataset_info if self.kind == "dataset" else client.model_info
         wait_seconds = huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT
@@ -55,6 +57,7 @@ class Repository:
         """Download the files and return the folder of the snapshot. With `local`, use only the cache."""
         import huggingface_hub
 
+        guard_client()
         try:
             folder = huggingface_hub.snapshot_download(
                 self.name,

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.hub.client import guard_client
 from forerun.hub.names import is_repository_text
 from forerun.hub.repository import is_offline
 
 OWN_FILES = (".gitattributes",)  # the hub writes it when it creates a repository
 _BLOCK_BYTES = 1 << 20
+_WRONG_ANSWERS = (ValueError, LookupError, TypeError, AttributeError, AssertionError)
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,7 @@ def push_folder(
     require_upload(name)
     import huggingface_hub
 
+    guard_client()
     client = huggingface_hub.HfApi()
     try:
         before = _existing(client, name)
@@ -100,6 +103,7 @@ def push_folder(
             parent_commit=None if before is None else before.sha,
             delete_patterns="*" if overwrite else None,
         )
+        _require_complete(client, name, folder)
     except Exception as error:
         again = f"forerun export {folder} --push {name}{' --public' * public}{' --overwrite' * overwrite}"
         raise _to_user_error(error, name, again) from error
@@ -130,13 +134,42 @@ def _check_visibility(name: str, before: Any, public: bool) -> None:
     )
 
 
+def _require_complete(client: Any, name: str, folder: Path) -> None:
+    """Raise an error unless the repository lists exactly the files of the folder, with their contents.
+
+    The client omits the files that the hub tells it to ignore, and still reports success.
+    """
+    after = _existing(client, name)
+    listed = set() if after is None else {file.rfilename for file in after.siblings or ()}
+    missing = sorted({path.relative_to(folder).as_posix() for path in _files(folder)} - listed)
+    differences = [*missing, *([] if after is None else _other_files(after, folder))]
+    if differences:
+        raise UserError(
+            "E-HUB-063",
+            f"the repository {name} does not have what was uploaded",
+            why=f"missing or different on the hub: {_shortened(differences)}",
+            fix=f"do not use the repository; look at its page, and upload again with forerun export {folder} "
+            f"--push {name} --overwrite",
+        )
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield the files that the client uploads: all but its own cache and the data of Git."""
+    for path in folder.rglob("*"):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and ".git" not in parts and parts[:2] != (".cache", "huggingface"):
+            yield path
+
+
 def _other_files(before: Any, folder: Path) -> Iterator[str]:
     """Yield the files of the repository that the folder does not have, or has with other content."""
     for file in before.siblings or ():
         path = folder / file.rfilename
         if file.rfilename in OWN_FILES:
             continue
-        if not path.is_file() or (file.size is not None and path.stat().st_size != file.size):
+        # The hub names the files, so a name may lead out of the folder: such a file is not one of the export.
+        is_inside = path.resolve().is_relative_to(folder.resolve())
+        if not is_inside or not path.is_file() or (file.size is not None and path.stat().st_size != file.size):
             yield file.rfilename
         elif file.lfs is not None:
             if _digest(path, hashlib.sha256()) != file.lfs.sha256:
@@ -153,13 +186,16 @@ def _digest(path: Path, digest: Any) -> str:
 
 
 def _other_content(name: str, others: list[str]) -> UserError:
-    shown = ", ".join(others[:5]) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
     return UserError(
         "E-HUB-053",
         f"the repository {name} has other content",
-        why=f"{shown}: not in the exported folder, or different there",
+        why=f"{_shortened(others)}: not in the exported folder, or different there",
         fix="name another repository, or add --overwrite to replace its files; its history keeps the old ones",
     )
+
+
+def _shortened(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _to_user_error(error: Exception, name: str, again: str) -> Exception:
@@ -192,6 +228,15 @@ def _to_user_error(error: Exception, name: str, again: str) -> Exception:
             f"the upload to {name} was interrupted",
             why=reason,
             fix=f"run `{again}`: files that are complete on the hub are not sent again",
+        )
+    # The client reads the hub's JSON without checks, so a wrong answer ends in one of Python's own errors.
+    wrong = next((cause for cause in causes if isinstance(cause, _WRONG_ANSWERS)), None)
+    if wrong is not None:
+        return UserError(
+            "E-HUB-064",
+            f"the hub's answer about {name} cannot be used",
+            why=f"{type(wrong).__name__}: {_first_line(wrong)}",
+            fix=f"check HF_ENDPOINT, which must be the address of a hub; then run `{again}`",
         )
     return error
 

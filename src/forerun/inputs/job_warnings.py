@@ -9,6 +9,7 @@ from forerun.config.optimizer import ADAMW, ADAMW8BIT, LION, MUON
 from forerun.config.schema import Job
 from forerun.data.storage.cache_size import bucket_cache
 from forerun.errors import UserError
+from forerun.methods.adapter_base import base_warnings
 from forerun.models.pretrained import is_checkpoint, pretrained
 
 HIGHEST_LR = 0.1
@@ -29,6 +30,7 @@ def warnings_of(job: Job) -> Iterator[str]:
     cache = bucket_cache(job.data)
     if cache is not None and cache.warning is not None:
         yield cache.warning
+    yield from base_warnings(job)
     form = _dequantized(job)
     if form is not None:
         yield (

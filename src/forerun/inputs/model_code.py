@@ -1,4 +1,4 @@
-"""`code.json` of a run: the folder of the user's custom classes during training, and digests of their files.
+"""`code.json` of a run: the user's own classes, and source and digest of all files that they consist of.
 
 A run's folder can come from another person, so a path in it must not decide which code runs. The record is therefore
 signed with a key of the user (`forerun.inputs.user_key`). Code is imported from the recorded folder only if this user's
@@ -11,8 +11,10 @@ import hashlib
 import hmac
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,11 @@ from typing import Any
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.files import atomic_write, read_regular
+from forerun.inputs.own_classes import class_names, code_folder, digest, own_code, source_text
 from forerun.inputs.run_folder import RunFolder
 from forerun.inputs.user_key import signature, user_key
-from forerun.models.plugin import job_folder, plugin_files, plugin_spec, use_job_folder
+from forerun.models.own_code import MAIN, is_own_file, take_reloaded
+from forerun.models.plugin import plugin_spec, use_job_folder
 from forerun.models.sizes import is_plugin
 from forerun.units import MIB
 
@@ -33,34 +37,56 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Record:
-    """The folder of the job, and the digest of each file that was imported from it."""
+    """The folder of the user's modules, the digest of each file by its path in it, and other digests of the code."""
 
-    folder: Path
-    files: dict[str, str]
+    folder: Path | None
+    files: dict[str, str | None]
+    classes: dict[str, Any]
     sealed: bool  # whether the signature is valid: this user wrote the record on this machine
 
-    def changed(self, folder: Path) -> list[str]:
+    def changed(self, folder: Path | None) -> list[str]:
         """Return the files that differ in `folder` or are missing there."""
-        return [name for name, digest in self.files.items() if _digest(folder / name) != digest]
+        return [] if folder is None else [name for name, sha in self.files.items() if _digest(folder / name) != sha]
 
 
-def record_code(run: RunFolder, tell: Tell) -> None:
-    """Write the record of a run, if files were imported from the job's folder. `train` calls this.
+def record_code(run: RunFolder, job: Job, say: Tell, warn: Tell) -> None:
+    """Write the record of a run whose job names classes of the user. `train` calls this after their import.
 
-    `tell` receives a message if the code has changed since the last start of the run.
+    Args:
+      run: the run's folder.
+      job: the run's job.
+      say: receives a message if edited modules were loaded again in this process.
+      warn: receives a message if the code has changed since the last start of the run.
     """
-    folder, files = job_folder(), plugin_files()
-    if folder is None or not files:
+    if reloaded := take_reloaded():
+        say(f"own code: loaded {_listed(reloaded)} again, because it may have changed since it was imported")
+    names = class_names(job)
+    if not names:
         return
-    before = _recorded(run)
-    if before is not None and (changed := before.changed(folder)):
-        tell(f"{_listed(changed)} changed since this run was last started: it continues with the new code")
-    content = _content({"folder": str(folder), "files": {name: _digest(file) for name, file in files.items()}})
+    code, before = own_code(names), _recorded(run)
+    files = {name: digest(source) for name, source in code.files.items()}
+    if before is not None and (changed := _differences(before, files, code.classes)):
+        warn(f"{_listed(changed)} changed since this run was last started: it continues with the new code")
+    record = {
+        "folder": None if code.folder is None else str(code.folder),
+        "classes": code.classes,
+        "files": files,
+        "sources": {name: source_text(source) for name, source in code.files.items() if source is not None},
+    }
+    content = _content(record)
     try:
         seal = _seal(content)
     except OSError:
         seal = ""  # no key can be stored, so `eval` and `generate` will ask for --code
     atomic_write(run.path / CODE, json.dumps({**json.loads(content), "seal": seal}, indent=2) + "\n")
+
+
+def _differences(before: Record, files: dict[str, str | None], classes: dict[str, Any]) -> list[str]:
+    """Return the files and the classes of a notebook that are not those of an earlier record."""
+    changed = [name for name in sorted({*before.files, *files}) if before.files.get(name) != files.get(name)]
+    return changed + [
+        str(one.get("class")) for key, one in classes.items() if "file" not in one and one != before.classes.get(key)
+    ]
 
 
 def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None, tell: Tell) -> None:
@@ -85,17 +111,22 @@ def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None,
                 fix="remove --code",
             )
         return
-    module = str(job.model.name).partition(":")[0]
+    module, _, class_name = str(job.model.name).partition(":")
+    if module == MAIN:
+        _require_in_session(source, class_name)
+        return
     package = module.partition(".")[0]
     record = _recorded(run)
+    use_job_folder(None)  # modules of another job's folder are no longer importable
+    folder: Path | None
     if given is not None:
         folder = Path(given).expanduser()
         use_job_folder(folder)
         if plugin_spec(package) is None:
             use_job_folder(None)
             raise _no_module(given, package, f"the run's model is {job.model.name}")
-    elif find_spec(package) is not None:
-        return  # installed packages have priority over all folders
+    elif (spec := find_spec(package)) is not None:  # packages on sys.path have priority over all folders
+        folder = _folder_of(spec) if is_own_file(spec.origin) else None
     else:
         folder = _recorded_folder(source, record, package)
         use_job_folder(folder)
@@ -131,15 +162,34 @@ def use_code_of_export(source: str, class_name: str, files: Mapping[str, str], g
         tell(f"{_listed(changed)} in {folder} differs from the code of {source}: results can differ")
 
 
-def source_files() -> dict[str, bytes]:
-    """Return the content of all files that were imported from the job's folder, by their path in it."""
-    return {name: read_regular(file, 64 * MIB) for name, file in plugin_files().items()}
+def source_files(job: Job) -> dict[str, bytes]:
+    """Return the source of the model's class and of the modules that it imports, by their paths in their folder."""
+    files = own_code({"model.name": str(job.model.name)}).files
+    return {name: source for name, source in files.items() if source is not None and not Path(name).is_absolute()}
 
 
-def changed_code(run: RunFolder) -> list[str]:
-    """Return the imported files that differ from those that `train` recorded."""
-    record, folder = _recorded(run), job_folder()
-    return [] if record is None or folder is None else record.changed(folder)
+def changed_code(run: RunFolder, job: Job) -> list[str]:
+    """Return the recorded files that differ from those from which the model's class was imported."""
+    record = _recorded(run)
+    return [] if record is None else record.changed(code_folder([str(job.model.name)]))
+
+
+def _require_in_session(source: str, class_name: str) -> None:
+    """Raise if the notebook or script, in which the model of a run was defined, does not have its class."""
+    if hasattr(sys.modules[MAIN], class_name):
+        return
+    raise UserError(
+        "E-RUN-096",
+        f"the model of {source} is the class {class_name} of a notebook or script",
+        why="a class that is not in a module exists only in the process that defines it",
+        fix=f"define {class_name} in this notebook or script; for other commands, move it to a module and train again",
+    )
+
+
+def _folder_of(spec: ModuleSpec) -> Path:
+    """Return the folder that contains a top-level module."""
+    origin = Path(str(spec.origin)).resolve()
+    return origin.parents[1] if spec.submodule_search_locations else origin.parent
 
 
 def _no_module(given: str, package: str, why: str) -> UserError:
@@ -161,6 +211,8 @@ def _recorded_folder(source: str, record: Record | None, package: str) -> Path:
     """Return the recorded folder. Raise if it cannot be trusted or does not contain the module."""
     if record is None:
         why = f"{source} has no readable {CODE}, which names the folder"
+    elif record.folder is None:
+        why = f"{CODE} names no folder"
     elif not record.sealed:
         why = f"code is imported from {record.folder} only if your own `forerun train` recorded it on this machine"
     elif not any((record.folder / name).exists() for name in (f"{package}.py", package)):
@@ -173,17 +225,18 @@ def _recorded_folder(source: str, record: Record | None, package: str) -> Path:
 def _recorded(run: RunFolder) -> Record | None:
     """Return the record of a run, or None if it is missing or cannot be read."""
     try:
-        content = json.loads(read_regular(run.path / CODE, MIB))
+        content = json.loads(read_regular(run.path / CODE, 64 * MIB))
         seal = str(content.pop("seal"))
-        files = {str(name): str(digest) for name, digest in dict(content["files"]).items()}
-        folder = Path(str(content["folder"]))
+        files = {str(name): sha and str(sha) for name, sha in dict(content["files"]).items()}
+        folder = content["folder"] and Path(str(content["folder"]))
+        classes = dict(content["classes"])
     except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError):
         return None
     try:
         sealed = hmac.compare_digest(seal.encode(), _seal(_content(content)).encode())
     except OSError:
         sealed = False
-    return Record(folder, files, sealed)
+    return Record(folder, files, classes, sealed)
 
 
 def _content(record: Any) -> bytes:

@@ -14,6 +14,7 @@ from forerun.hardware.mesh import MeshShape
 from forerun.inputs.job_corpus import model_vocab, open_corpus, require_vocab, tokenizer_of
 from forerun.inputs.new_tokens import with_new_tokens
 from forerun.inputs.teacher_tokenizer import require_same_tokenizer
+from forerun.methods.adapter_base import derived_base
 from forerun.models.decoder_config import Gpt2Config
 from forerun.models.pretrained import config_of, teacher_section
 from forerun.program.derive import GIVEN, derive
@@ -33,6 +34,8 @@ def resolve(job: Job, corpus: Corpus | None = None) -> ResolvedJob:
     """
     job = _with_tokenizer_revision(_with_revision(job))
     job = _with_teacher_revision(job, corpus)
+    if (base := derived_base(job)) is not None:
+        job = job.with_lora_base(base.dtype)
     require_positions(job, ModelFacts(job.model))
     if corpus is None and job.steps is None:
         corpus = open_corpus(job)

@@ -43,6 +43,8 @@ def run_of(source: str | Path, stage: str | None = None) -> Path:
       UserError: there is no such stage, or it was not started.
     """
     path = Path(source)
+    if path.name in ("", ".."):  # a place such as `.` has no name, and its parent is not the folder of the runs
+        path = path.absolute().resolve()
     runs = _runs(path)
     if runs is None:
         if stage is not None:

@@ -21,7 +21,7 @@ def _lora(job: Job) -> str | None:
     if job.lora is None:
         return None
     kind = "DoRA adapters" if job.lora.dora else "adapters"
-    base = f"the model is frozen in {job.lora.base}" if job.qat is None else "the model is frozen"
+    base = f"the model is frozen in {job.lora.base or job.lora.resting}" if job.qat is None else "the model is frozen"
     start = f", they start from {job.lora.start}" if job.lora.start else ""
     return f"{kind} of rank {job.lora.rank} on {_targets(job.lora.targets)}{start}; {base}"
 

@@ -63,6 +63,7 @@ class LoraTransform:
             if not is_linear(weight) or (self.names and table_path(path_text(path)) in EXACT):
                 return weight
             _require_blocks(path_text(path), weight.value, self.lora.block)
+            assert self.lora.base is not None, "only an explicit base is quantized"
             return quantized_spec(weight.value, self.lora.base, self.lora.block, expert_share(weight))
 
         return jax.tree_util.tree_map_with_path(leaf, specs, is_leaf=is_weight)

@@ -1,23 +1,31 @@
 """Plug-ins: classes that a job file names as `module.path:Class`. Functions to find, import, create and check them.
 
 The job's folder is never on `sys.path`, where any library could find code in it. A finder searches the folder only
-while the module of a plug-in is imported, and only in the thread that imports it.
+while the module of a plug-in is imported, and only in the thread that imports it (`forerun.models.own_code`).
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from forerun.errors import UserError
+from forerun.models.own_code import (
+    MAIN,
+    OwnCodeFinder,
+    forget,
+    forget_changed,
+    note_reloaded,
+    own_modules,
+    spec_in_folder,
+    uncertain,
+)
 
 
 @dataclass(frozen=True)
@@ -31,18 +39,20 @@ class Plugin:
     protocol: str  # the class that documents the required members
 
 
-# Packages that jax imports when it opens a backend, which a plug-in may cause while it is imported: all modules of the
-# namespace `jax_plugins`, and the libraries of CUDA and of TPUs. They never come from the job's folder.
-_PACKAGES_OF_BACKENDS = ("jax_plugins", "nvidia", "libtpu")
-
 _job_folder: Path | None = None
-_found_there: set[str] = set()  # top-level modules that a finder found in a job's folder
+_current: set[str] = set()  # plug-in modules that were compared with their files since `use_job_folder`
 
 
 def use_job_folder(folder: Path | None) -> None:
-    """Make plug-ins importable from `folder`, after all installed packages. None means installed packages only."""
+    """Make plug-ins importable from `folder`, after all installed packages. None means installed packages only.
+
+    Each command and each function of the API calls this once, before it imports a plug-in. Own modules whose files
+    changed since the last call are then imported again, so all plug-ins of one run have the same version.
+    """
     global _job_folder
     _job_folder = None if folder is None else folder.resolve()
+    _current.clear()
+    forget_changed(_job_folder)
 
 
 def job_folder() -> Path | None:
@@ -50,59 +60,36 @@ def job_folder() -> Path | None:
     return _job_folder
 
 
-def plugin_files() -> dict[str, Path]:
-    """Return the source files of all modules that were imported from the job's folder, by their path in it."""
-    if _job_folder is None:
-        return {}
-    files = [Path(file) for name in _found_there for file in _sources(name)]
-    return {str(file.relative_to(_job_folder)): file for file in sorted(files) if file.is_relative_to(_job_folder)}
-
-
-def _sources(package: str) -> list[str]:
-    """Return the files of an imported top-level module and of its submodules."""
-    inside = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
-    return [file for module in inside if (file := getattr(module, "__file__", None)) is not None]
-
-
 def import_plugin(module: str) -> ModuleType:
     """Import the module of a plug-in, which may import other modules of the job's folder in turn."""
-    if _job_folder is None:
-        return importlib.import_module(module)
-    # jax imports optional packages when it is imported (nvidia, libtpu). None of them may come from the job's folder.
-    importlib.import_module("jax")
-    finder = _JobFolderFinder(_job_folder)
-    sys.meta_path.append(finder)
+    if module == MAIN:
+        return sys.modules[MAIN]
+    if _job_folder is not None:
+        # jax imports optional packages when it is imported (nvidia, libtpu). None may come from the job's folder.
+        importlib.import_module("jax")
+    finder = OwnCodeFinder(_job_folder, module)
+    sys.meta_path.insert(0, finder)
     try:
-        return importlib.import_module(module)
+        imported = importlib.import_module(module)
+        modules = {} if module in _current else own_modules([module])
+        if names := uncertain(modules):
+            note_reloaded(modules[name] for name in names)
+            forget(modules)
+            imported = importlib.import_module(module)
+        _current.add(module)
+        return imported
     finally:
         sys.meta_path.remove(finder)
 
 
 def plugin_spec(package: str) -> ModuleSpec | None:
-    """Return where `import_plugin` finds a top-level module, without importing it."""
+    """Return where `import_plugin` finds a top-level module, without importing it. None for the notebook or script."""
+    if package == MAIN:
+        return None
     found = find_spec(package)
     if found is None and _job_folder is not None:
-        found = _JobFolderFinder(_job_folder).find_spec(package)
+        found = spec_in_folder(package, _job_folder)
     return found
-
-
-class _JobFolderFinder:
-    """Finds top-level modules in one folder, for the thread that created the finder."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._thread = str(folder), threading.get_ident()
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if path is not None or threading.get_ident() != self._thread:
-            return None
-        if fullname in _PACKAGES_OF_BACKENDS:
-            return None
-        found = PathFinder.find_spec(fullname, [self._folder])
-        if found is not None:
-            _found_there.add(fullname)
-        return found
 
 
 def create_plugin(name: str, arguments: dict[str, Any], plugin: Plugin) -> Any:

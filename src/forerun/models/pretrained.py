@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -17,6 +18,7 @@ from forerun.models.mxfp4 import is_mxfp4
 from forerun.models.rounding import QUANTIZATION, Rounding, recorded_rounding, rounding_in
 from forerun.models.sizes import decoder_config
 
+FLOATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # names in safetensors and in config.json
 BESIDE_A_CHECKPOINT = ("name", "revision", "options", "new_tokens", "new_special_tokens", "first_new_token")
 
 
@@ -31,6 +33,31 @@ class Pretrained:
     recorded: Rounding | None = None  # how its floats were rounded, as a dense export recorded it
     float8: Float8 | None = None  # the scales of its FP8 weights, which are dequantized when they are read
     mxfp4: bool = False  # whether its experts are in MXFP4; they are dequantized when they are read
+
+    def dtype_of(self, *, files: bool) -> str | None:
+        """Return the dtype of most bytes of the weights: float32, float16, bfloat16 or another name in safetensors.
+
+        Args:
+            files: Whether to read it from the headers of the weight files instead of config.json.
+
+        Returns:
+            None if the files are not on this machine yet, or if config.json has no dtype.
+        """
+        if not files:
+            content = self.snapshot.config()
+            text = content.get("text_config")
+            sections = [content, *([text] if isinstance(text, dict) else [])]
+            dtypes = [section.get(key) for key in ("dtype", "torch_dtype") for section in sections]
+            return next((dtype for dtype in dtypes if isinstance(dtype, str)), None)
+        try:
+            weights = self.snapshot.open_weights()
+        except UserError:
+            return None
+        with weights:
+            bytes_of: Counter[str] = Counter()
+            for tensor in weights.values():
+                bytes_of[tensor.dtype] += tensor.data_bytes
+        return FLOATS.get(dtype := bytes_of.most_common(1)[0][0], dtype) if bytes_of else None
 
     @property
     def rounding(self) -> Rounding | None:

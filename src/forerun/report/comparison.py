@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from forerun.errors import UserError
 from forerun.pages.line_chart import Curve, LineChart, line_chart
 from forerun.pages.render import render
+from forerun.report.comparability import incomparable_keys
 from forerun.report.job_differences import differing_keys
 from forerun.report.run_charts import METRICS
 from forerun.report.run_facts import RunFacts, run_facts
-from forerun.report.run_record import Row, RunRecord
+from forerun.report.run_files import Row
+from forerun.report.run_record import RunRecord
 from forerun.safe_text import redact
 from forerun.units import Bytes, Seconds, Usd
 from forerun.version import __version__
@@ -45,8 +47,19 @@ class Comparison:
         return self.metric.replace("_", " ")
 
     @property
+    def not_ranked(self) -> str:
+        """The reasons why the runs are not ranked by their losses, as a sentence, or ""."""
+        reasons = incomparable_keys([record.job for record in self.records], validation=self.metric == VALIDATION)
+        if not reasons:
+            return ""
+        listed = "; ".join(f"{reason} ({', '.join(keys)})" for reason, keys in reasons)
+        return f"The {self.metric_name} does not rank these runs: {listed}."
+
+    @property
     def best(self) -> int | None:
-        """The number of the run with the lowest metric, or None if no run has it."""
+        """The number of the run with the lowest metric, or None if no run has it or the runs are not ranked."""
+        if self.not_ranked:
+            return None
         found = [(value, at) for at, facts in enumerate(self.facts) if (value := self._value(facts)) is not None]
         return min(found)[1] if found else None
 
@@ -93,7 +106,7 @@ def comparison_page(comparison: Comparison) -> str:
         "run_comparison.html.jinja",
         page_title=f"Comparison of {len(names)} runs",
         title=f"{len(names)} runs",
-        answer=_answer(comparison),
+        answer=answer(comparison),
         rows=comparison.rows,
         legend_entries=[(css[at], name, "best" if at == best else "") for at, name in enumerate(names)],
         losses=_loss_charts(comparison),
@@ -103,7 +116,10 @@ def comparison_page(comparison: Comparison) -> str:
     )
 
 
-def _answer(comparison: Comparison) -> str:
+def answer(comparison: Comparison) -> str:
+    """Return which run has the lowest loss, or why the runs are not ranked."""
+    if comparison.not_ranked:
+        return comparison.not_ranked
     if comparison.best is None:
         return "No run has recorded a loss."
     value = comparison._value(comparison.facts[comparison.best])

@@ -13,7 +13,8 @@ from forerun.pages.svg import Segment, stacked_bar
 from forerun.report.job_differences import differences_from_defaults
 from forerun.report.run_charts import loss_chart, metric_charts, timeline
 from forerun.report.run_facts import RunFacts, StepCost, run_facts
-from forerun.report.run_record import Row, RunRecord
+from forerun.report.run_files import Row
+from forerun.report.run_record import RunRecord
 from forerun.safe_text import redact
 from forerun.units import Bytes, Count, Seconds, Usd
 from forerun.version import __version__

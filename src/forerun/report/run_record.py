@@ -6,22 +6,18 @@ written count as empty.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.inputs.run_folder import RunFolder, newest_record, recorded_job, require_run
 from forerun.inputs.stage_folder import run_of
-from forerun.track.metrics import read_metrics
+from forerun.report.run_files import Row, read_hosts, read_lines, read_summary
 
 EVENTS, HOSTS = "events.jsonl", "hosts.json"
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class RunRecord:
 
     def points(self, key: str) -> list[tuple[int, float]]:
         """Return (step, value) for each logged step that has a finite number for `key`."""
-        return [(row["step"], row[key]) for row in self.metrics if isinstance(row.get(key), int | float)]
+        return [(row["step"], row[key]) for row in self.metrics if type(row.get(key)) in (int, float)]
 
     @property
     def samples(self) -> list[tuple[int, list[Row]]]:
@@ -112,11 +108,11 @@ def record_of(location: str, folder: RunFolder, job: Job) -> RunRecord:
     return RunRecord(
         location=location,
         job=job,
-        metrics=read_metrics(folder.metrics),
+        metrics=[row for row in read_lines(folder.metrics) if row.get("step") is not None],
         events=read_lines(folder.path / EVENTS),
         skips=skips_of(read_lines(folder.skips)),
-        summary=read_object(folder.summary),
-        hosts=read_object(folder.path / HOSTS),
+        summary=read_summary(folder.summary),
+        hosts=read_hosts(folder.path / HOSTS),
         exports=read_lines(folder.path / "exports.jsonl"),
     )
 
@@ -126,29 +122,3 @@ def skips_of(rows: Iterable[Row]) -> dict[int, str]:
     return {
         row["step"]: row["why"] for row in rows if isinstance(row.get("step"), int) and isinstance(row.get("why"), str)
     }
-
-
-def read_lines(path: Path) -> list[Row]:
-    """Return the JSON objects of a file with one per line. Broken lines and an incomplete last line are omitted."""
-    try:
-        *lines, _torn = path.read_bytes().split(b"\n")
-    except OSError:
-        return []
-    return [row for line in lines if (row := object_of(line))]
-
-
-def read_object(path: Path) -> Row:
-    """Return the JSON object of a file, or an empty one if the file is missing or broken."""
-    try:
-        return object_of(path.read_bytes())
-    except OSError:
-        return {}
-
-
-def object_of(content: bytes) -> Row:
-    """Return the JSON object in `content`, or an empty one if there is none."""
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

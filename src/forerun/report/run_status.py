@@ -12,7 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from forerun.report.run_record import HOSTS, RunRecord, read_object
+from forerun.report.run_files import read_object
+from forerun.report.run_record import HOSTS, RunRecord
 from forerun.supervise.run_lock import LOST_SECONDS, holder_of, lock_file
 from forerun.units import Seconds
 

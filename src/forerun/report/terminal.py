@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from forerun.pages.chart_ticks import value_text
-from forerun.report.comparison import Comparison
+from forerun.report.comparison import Comparison, answer
 from forerun.report.job_differences import differences_from_defaults
 from forerun.report.page import TIME_NAMES, environment, figures, price_note, share_texts, subtitle
 from forerun.report.run_charts import METRICS
@@ -81,6 +81,8 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     for row in rows:
         table.add_row(*(Text("–" if cell is None else str(cell)) for cell in row.values()))
     console.print(table)
+    console.print()
+    console.print(Text(answer(comparison)))
     width = max(10, min(60, console.width - max(len(name) for name in comparison.names) - 4))
     blocks = blocks_for(console.encoding)
     _heading(console, f"{comparison.metric_name.capitalize()} by step")

@@ -62,9 +62,14 @@ class Throughput:
         return self._step
 
     @property
-    def loss(self) -> float:
-        """The loss of the last step that was taken."""
-        return float(self._metrics.loss)
+    def loss(self) -> float | None:
+        """The loss of the last step that was taken, or None if no token of its batch had a loss.
+
+        Such a batch has no mean. The step divides by 1 instead of 0, so that its sums are 0: a loss of 0 would be the
+        best one of the run.
+        """
+        loss, norm = float(self._metrics.loss), float(self._metrics.grad_norm)
+        return None if loss == norm == 0.0 and float(self._metrics.tokens) <= 1.0 else loss
 
     @property
     def total_seconds(self) -> float:
@@ -113,7 +118,8 @@ class Throughput:
 
         Rates are means over the steps since the last row. Values that are unknown on these devices are omitted.
         """
-        tokens = float(self._metrics.tokens)
+        loss = self.loss
+        tokens = 0.0 if loss is None else float(self._metrics.tokens)
         mean_seconds = self._row_seconds / self._row_steps
         self._row_steps, self._row_seconds = 0, 0.0
         known = {
@@ -122,7 +128,7 @@ class Throughput:
             "epoch_seconds": self.epoch_seconds(mean_seconds),
         }
         return {
-            "loss": self.loss,
+            **({} if loss is None else {"loss": loss}),
             "grad_norm": float(self._metrics.grad_norm),
             "lr": float(self._metrics.lr),
             self._program.method.objective.unit: int(tokens) if math.isfinite(tokens) else None,

@@ -188,7 +188,7 @@ def _train(
         (display.warn if is_warning else display.say)(text)
     folder = open_folder(job, fresh=fresh, writes=worker.first, tell=display.warn)
     if worker.first:
-        record_code(folder, display.warn)
+        record_code(folder, job, display.say, display.warn)
         times.open(folder.events, display.warn)
     checkpoints = folder.checkpoints(job)
     require_disk_space(

@@ -102,7 +102,7 @@ class Validation:
         self.best = Best()
         self._latest_loss: float | None = None
         self._latest_step = 0
-        if corpus.kept is None:  # the corpus warns if the job asks for validation
+        if corpus.kept is None:  # the job does not ask for validation
             return
         like = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding), program.batch
@@ -158,11 +158,11 @@ class Validation:
         self.best, self._latest_loss, self._latest_step = self.best.after(step, loss), loss, step
         return ValidationResult(step, loss, self.best, extra, nats)
 
-    def record(self, step: int, train_loss: float) -> dict[str, Any]:
+    def record(self, step: int, train_loss: float | None) -> dict[str, Any]:
         """Return what the checkpoint of this step records about validation, for `resume`.
 
         The `loss` ranks the checkpoints. It is the training loss in a run without held-out documents, and None if
-        the weights of this step were not evaluated.
+        the weights of this step were not evaluated, or if no token of the step's batch had a loss.
         """
         if self._rows is None:
             return {"loss": train_loss}

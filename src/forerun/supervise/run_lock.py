@@ -77,7 +77,8 @@ class RunLock:
 
 def lock_file(run: Path) -> Path:
     """Return the lock file of a run's folder."""
-    return run.with_name(f".{run.name}.lock")
+    named = run if run.name not in ("", "..") else run.resolve()  # `.` has no name
+    return named.with_name(f".{named.name}.lock")
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from forerun.errors import UserError
 from forerun.inputs.stage_folder import STAGES
-from forerun.report.run_record import RunRecord, read_object, read_run
+from forerun.report.run_files import read_object
+from forerun.report.run_record import RunRecord, read_run
 from forerun.report.run_status import status_of
 from forerun.watch.run_figures import figures_of
 

@@ -15,18 +15,9 @@ from typing import Any, Protocol
 from forerun.config.schema import Job
 from forerun.inputs.run_folder import RunFolder, newest_record, require_run
 from forerun.inputs.stage_folder import run_of
-from forerun.journal import TailReader, entry_of
-from forerun.report.run_record import (
-    EVENTS,
-    HOSTS,
-    Row,
-    RunRecord,
-    object_of,
-    read_lines,
-    read_object,
-    read_run,
-    skips_of,
-)
+from forerun.journal import TailReader
+from forerun.report.run_files import Row, line_of, metrics_of, read_hosts, read_lines, read_summary
+from forerun.report.run_record import EVENTS, HOSTS, RunRecord, read_run, skips_of
 
 FOLDER_SECONDS, BUCKET_SECONDS = 1.0, 30.0  # between two reads
 
@@ -109,11 +100,11 @@ class FolderReader:
         self._job: Job | None = None
         self._job_file = SmallFile(run.job, lambda path: object())
         self._job_seen: object = None
-        self._metrics = GrowingFile(run.metrics, entry_of)
-        self._events = GrowingFile(run.path / EVENTS, object_of)
+        self._metrics = GrowingFile(run.metrics, metrics_of)
+        self._events = GrowingFile(run.path / EVENTS, line_of)
         self._skips = SmallFile(run.skips, read_lines)
-        self._summary = SmallFile(run.summary, read_object)
-        self._hosts = SmallFile(run.path / HOSTS, read_object)
+        self._summary = SmallFile(run.summary, read_summary)
+        self._hosts = SmallFile(run.path / HOSTS, read_hosts)
         self._exports = SmallFile(run.path / "exports.jsonl", read_lines)
 
     def read(self) -> RunRecord:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import yaml
+
+from forerun.hub.names import is_repository
 from forerun.pages.svg import Plot, Scale
 from forerun.safe_text import clean
 
@@ -21,7 +25,8 @@ class ModelCard:
     base: str | None  # the checkpoint it started from
     revision: str | None
     job: str  # YAML
-    data: str
+    data: Sequence[str]  # names of files or addresses
+    sequence: int  # tokens
     summary: Mapping[str, Any]
     losses: Sequence[tuple[int, float]]  # step, nats per token
     cost: str
@@ -30,33 +35,38 @@ class ModelCard:
 
 
 def card(story: ModelCard) -> str:
-    """Return the text of the README.md."""
+    """Return the text of the README.md.
+
+    Names come from a job and from the folder of a checkpoint, so each is escaped for its place: they must not add keys
+    to the header, which the hub reads, nor text outside of their cell, code span or code block.
+    """
     s = story.summary
-    head = [
-        "---",
-        f"library_name: {story.library}",
-        *([f"base_model: {story.base}"] if _on_hub(story.base) else []),
-        "---",
-    ]
-    begun = f"Started from `{story.base}`" if story.base else "Trained from scratch"
+    header = {"library_name": story.library}
+    if story.base is not None and is_repository(story.base):
+        header["base_model"] = story.base
+    origin = f"Started from {_code(story.base)}" if story.base else "Trained from scratch"
     if story.revision:
-        begun += f" at `{story.revision}`"
+        origin += f" at {_code(story.revision)}"
+    job = story.job.rstrip()
+    fence = "`" * max(3, _longest_backticks(job) + 1)
     lines = [
-        *head,
+        "---",
+        yaml.safe_dump(header, sort_keys=False, allow_unicode=True).rstrip(),
+        "---",
         "",
-        f"# {story.name}",
+        f"# {_text(story.name)}",
         "",
-        f"{begun} with forerun: {s['steps']:,} steps, {s['tokens']:,} tokens, {s['parameters']:,} parameters.",
+        f"{origin} with forerun: {s['steps']:,} steps, {s['tokens']:,} tokens, {s['parameters']:,} parameters.",
         "",
         f"![Training loss]({CURVE})",
         "",
         "| | |",
         "| --- | --- |",
-        *(f"| {key} | {value} |" for key, value in _figures(story)),
+        *(f"| {key} | {_text(value)} |" for key, value in _figures(story)),
         "",
         "## Data",
         "",
-        story.data,
+        f"{', '.join(_code(source) for source in story.data)}, {story.sequence} tokens a sequence.",
         "",
         "## Proof",
         "",
@@ -64,16 +74,27 @@ def card(story: ModelCard) -> str:
         "",
         "## Job",
         "",
-        "```yaml",
-        story.job.rstrip(),
-        "```",
+        f"{fence}yaml",
+        job,
+        fence,
     ]
     return clean("\n".join(lines)) + "\n"
 
 
-def _on_hub(base: str | None) -> bool:
-    """Return whether the base is a hub name and not a local folder."""
-    return base is not None and base.count("/") == 1 and not base.startswith((".", "/", "~"))
+def _text(value: str) -> str:
+    """Return text as one line of Markdown without markup, also in a cell of a table."""
+    return re.sub(r"([\\`*\[\]<>|&])", r"\\\1", " ".join(value.split()))
+
+
+def _code(value: str) -> str:
+    """Return text as a code span. Its fence is longer than all backticks in the text."""
+    line = " ".join(value.split())
+    fence = "`" * (_longest_backticks(line) + 1)
+    return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
+
+
+def _longest_backticks(text: str) -> int:
+    return max((len(run) for run in re.findall("`+", text)), default=0)
 
 
 def _figures(story: ModelCard) -> list[tuple[str, str]]:
@@ -90,7 +111,7 @@ def _figures(story: ModelCard) -> list[tuple[str, str]]:
         rows.append(("step", f"{s['step_seconds']:.4g} s measured{_predicted(s)}"))
     if s.get("train_seconds"):
         rows.append(("training time", f"{s['train_seconds'] / 3600:.3g} hours in the last process"))
-    return [*rows, ("cost", story.cost), ("program", f"`{s.get('program')}`")]
+    return [*rows, ("cost", story.cost), ("program", str(s.get("program")))]
 
 
 def _predicted(summary: Mapping[str, Any]) -> str:

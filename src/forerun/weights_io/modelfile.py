@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,9 +20,7 @@ PARAMETERS = {
 }
 
 
-def modelfile(
-    file: str, form: TurnFormat | None, stops: Sequence[str], generation: Mapping[str, Any], note: str | None = None
-) -> str:
+def modelfile(file: str, form: TurnFormat | None, stops: Sequence[str], generation: Mapping[str, Any]) -> str:
     """Return the text of a Modelfile.
 
     Args:
@@ -29,12 +28,10 @@ def modelfile(
         form: The chat format, or None to write the prompt unchanged.
         stops: The texts at which an answer ends.
         generation: The content of generation_config.json.
-        note: A comment.
     """
     template = form.go_template() if form is not None else "{{ .Prompt }}"
     lines = [
         "# ollama create my-model -f Modelfile && ollama run my-model",
-        *([] if note is None else [f"# {note}"]),
         f"FROM ./{file}",
         f'TEMPLATE """{template}"""',
         *(f"PARAMETER stop {json.dumps(stop, ensure_ascii=False)}" for stop in stops),
@@ -46,5 +43,10 @@ def modelfile(
 def _sampling(generation: Mapping[str, Any]) -> list[str]:
     if generation.get("do_sample") is False:
         return ["PARAMETER temperature 0"]
-    found = {ours: generation.get(theirs) for theirs, ours in PARAMETERS.items()}
-    return [f"PARAMETER {name} {value}" for name, value in found.items() if isinstance(value, int | float)]
+    return [
+        f"PARAMETER {ours} {generation[key]}" for key, ours in PARAMETERS.items() if _is_number(generation.get(key))
+    ]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

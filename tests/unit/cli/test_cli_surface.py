@@ -30,7 +30,8 @@ SURFACE = {
     "runs": "LOCATION --json",
     "run": "JOB KEY=VALUE --on --or --goal --spot --flex-start --reservation --max-usd --zones --project --bucket"
     " --keeper --no-wait --wait-seconds --prices --usd-per-hour --provider --disk-gib --image --network --subnetwork"
-    " --service-account --internal-ips --tunnel-through-iap --no-export --yes --dry-run --print-startup",
+    " --service-account --internal-ips --tunnel-through-iap --no-export --yes --dry-run --list-files"
+    " --print-startup",
     "ps": "--project --all --json",
     "logs": "NAME --host --attempt --no-follow --project",
     "stop": "NAME --no-wait --project",

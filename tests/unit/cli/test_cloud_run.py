@@ -8,12 +8,14 @@ import pytest
 from simulated_cloud import START, SimulatedCloud, SimulatedProvider
 
 from forerun.api.jobs import open_job
+from forerun.cli.cloud.file_list import file_summary
 from forerun.cli.cloud.run import _shortened
 from forerun.cli.cloud.run_outline import outline
 from forerun.cli.main import main
 from forerun.cli.words import parser_of
 from forerun.cloud.provider import SliceRequest
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, EndEntry
+from forerun.cloud.setup.job_files import job_files
 from forerun.errors import UserError
 from forerun.planner.compile.installed_compilers import InstalledCompiler
 
@@ -141,6 +143,23 @@ def test_the_startup_script_is_printed_without_credentials(job: Path, capsys: py
 
 def test_a_dry_run_shortens_long_texts() -> None:
     assert _shortened({"a": ["x" * 500, "b"], "c": 1}) == {"a": ["<500 characters: see --print-startup>", "b"], "c": 1}
+
+
+def test_the_files_that_travel_are_listed_without_a_plan(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (".env", "id_rsa", *(f"{number}.txt" for number in range(8))):
+        (job.parent / "text" / name).write_text("private")
+    (job.parent / "text" / "b\nskipped: no.txt").write_text("x")
+    assert main(["run", str(job), "--list-files"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = [line.split("  ")[0] for line in lines]
+    sent = ["job.yaml", *(f"text/{number}.txt" for number in range(8)), r'"text/b\nskipped: no.txt"', "text/tale.txt"]
+    assert names[:11] == sent
+    assert [line.split(" (")[0] for line in lines[11:13]] == ["skipped: text/.env", "skipped: text/id_rsa"]
+    local = job_files(JOB, job.parent, (), "/job")
+    summary = file_summary(local)
+    assert "10 local files, 2.59 KiB: text/0.txt" in summary
+    assert "and 5 more; 2 skipped: text/.env, text/id_rsa" in summary
+    assert "\n" not in summary
 
 
 class Limited(SimulatedProvider):

@@ -56,6 +56,28 @@ def test_mistakes(
     assert f"[{code}]" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["report", "."], ["watch", ".", "--once"], ["report", "checkpoints/.."]])
+def test_the_current_folder_may_be_the_run(
+    words: list[str], runs: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (Path(runs[0]) / "checkpoints").mkdir()
+    monkeypatch.chdir(runs[0])
+    assert main(words) == 0
+    output = capsys.readouterr().out
+    assert "one" in output
+    assert "finished" in output
+
+
+def test_the_current_folder_may_be_that_of_stages(
+    runs: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "stages.json").write_text('{"stages": {"first": "one", "second": "two"}}')
+    monkeypatch.chdir(tmp_path / "all")
+    assert main(["report", "."]) == 0
+    assert "two" in capsys.readouterr().out
+
+
 def test_the_api_returns_the_report(runs: tuple[str, str], tmp_path: Path) -> None:
     report = fr.report_run(runs[0])
     assert report.status == "finished"

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from forerun.commands import export as exporting
 from forerun.commands.export import export
+from forerun.commands.export_folder import reserved
 from forerun.config.load import load
 from forerun.errors import UserError
 from forerun.resolve.resolved_job import ResolvedJob
@@ -49,6 +50,15 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def base(scratch: Path) -> Path:
     """A checkpoint to start from: bfloat16, in the names of Llama."""
     return export(str(scratch), str(scratch.parent / "base"), dtype="bfloat16").folder
+
+
+def test_a_second_export_into_a_folder_is_refused_before_it_reads_weights(scratch: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    with reserved(tmp_path / "out"), pytest.raises(UserError) as error:
+        export(str(scratch), str(tmp_path / "out"), say=said.append)
+    assert error.value.code == "E-RUN-091"
+    assert not any("weights" in line for line in said)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_from_scratch(scratch: Path, tmp_path: Path) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import huggingface_hub
 import pytest
 from error_assertions import assert_error
-from huggingface_hub import constants
+from huggingface_hub import constants, utils
 
 from forerun.commands import export_upload
 from forerun.commands.export import Exported
@@ -31,9 +32,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[object]:
         monkeypatch.setattr(constants, "ENDPOINT", server.endpoint)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
         monkeypatch.setenv("HF_TOKEN", TOKEN)
-        huggingface_hub.utils.disable_progress_bars()
+        utils.disable_progress_bars()
         yield server
-        huggingface_hub.utils.enable_progress_bars()
+        utils.enable_progress_bars()
 
 
 def written(folder: Path) -> Exported:
@@ -49,6 +50,18 @@ def test_an_exported_folder_is_uploaded_as_it_is(hub: object, tmp_path: Path) ->
     assert done.upload is not None
     assert done.upload.url.endswith("/ada/model")
     assert (tmp_path / "hub/ada/model/config.json").read_text() == "{}"
+
+
+def test_adapters_of_a_local_base_are_not_uploaded(hub: Any, tmp_path: Path) -> None:
+    folder = written(tmp_path / "out").folder
+    config = folder / "adapter_config.json"
+    config.write_text(json.dumps({"base_model_name_or_path": str(tmp_path / "base")}))
+    with pytest.raises(UserError) as raised:
+        export_and_push(str(folder), None, push="ada/model")
+    assert_error(raised.value, "E-HUB-065", what=str(config), why=str(tmp_path / "base"))
+    assert hub.requests == []
+    config.write_text(json.dumps({"base_model_name_or_path": "owner/base"}))
+    assert export_and_push(str(folder), None, push="ada/model").upload is not None
 
 
 def test_a_run_without_a_folder_is_exported_once(hub: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

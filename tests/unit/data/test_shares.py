@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_assertions import assert_error
 
 from forerun.config.schema import Data
 from forerun.data.corpus import Corpus, Dialect, open_corpus, recipe_of
@@ -55,6 +56,28 @@ def test_the_real_share_is_said_and_a_far_one_is_a_warning(tmp_path: Path, three
     assert "33.3 %" in corpus.lines()[0]
     near = {share: replace(held, wanted=share).is_far for share in (0.16, 0.17, 0.6, 0.67)}
     assert near == {0.16: True, 0.17: False, 0.6: False, 0.67: True}, "a third is near between a sixth and two thirds"
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5])
+def test_a_share_that_holds_out_nothing_is_rejected(tmp_path: Path, share: float) -> None:
+    texts = (f"{n} ".ljust(1000, "x") for n in itertools.count())
+    (tmp_path / "a.txt").write_text(next(text for text in texts if not is_validation({"text": text}, share)))
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path, tmp_path / "a.txt", validation=share)
+    assert_error(caught.value, "E-DATA-226", what=f"{share:g}", fix="data.validation_by=rows")
+    corpus = opened(tmp_path, tmp_path / "a.txt", validation=share, validation_by="rows")  # the fix
+    assert corpus.kept is not None
+    assert len(corpus.kept) == round(share * 63)  # 1,001 tokens in rows of 16
+    assert opened(tmp_path, tmp_path / "a.txt", validation=0.0).kept is None
+
+
+@pytest.mark.parametrize("by", ["documents", "rows"])
+def test_one_row_cannot_be_held_out(tmp_path: Path, by: str) -> None:
+    (tmp_path / "a.txt").write_text(next(f"{n}" for n in itertools.count() if not is_validation({"text": f"{n}"}, 0.1)))
+    with pytest.raises(UserError) as caught:
+        opened(tmp_path, tmp_path / "a.txt", validation=0.1, validation_by=by)
+    assert_error(caught.value, "E-DATA-226", fix="data.validation=0 ")
+    assert "validation_by" not in caught.value.fix
 
 
 def test_rows_are_held_out_exactly_once_and_in_the_asked_share(tmp_path: Path, three: Path) -> None:

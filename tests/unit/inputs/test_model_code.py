@@ -48,7 +48,7 @@ def start(place: Path) -> list[str]:
     forget()
     use_job_folder(place / "job")
     import_plugin("own_net_probe")
-    record_code(RunFolder(place / "run"), told.append)
+    record_code(RunFolder(place / "run"), JOB, told.append, told.append)
     forget()
     return told
 

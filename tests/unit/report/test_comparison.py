@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 from error_assertions import assert_error
+from rich.console import Console
 from run_records import JOB, PageContent, metrics_rows, write_run
 
 from forerun.errors import UserError
 from forerun.report.comparison import Comparison, compare_records, comparison_page
 from forerun.report.run_record import read_run
+from forerun.report.terminal import print_comparison
 
 
 @pytest.fixture
@@ -61,3 +64,45 @@ def test_one_run_cannot_be_compared(tmp_path: Path, count: int) -> None:
     with pytest.raises(UserError) as error:
         compare_records(runs)
     assert_error(error.value, "E-REPORT-002", why=str(count) if count else "no run")
+
+
+DPO = "preferences: {loss: dpo, beta: 0.1}\n"
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "keys"),
+    [
+        ("", "objective: {name: 'losses:Focal'}\n", "objective.name"),
+        (DPO, "preferences: {loss: dpo, beta: 0.5}\n", "preferences.beta"),
+        ("", "distil: {teacher: /t}\n", "distil.teacher"),
+        ("data: {path: /data/text, tokenizer: /t.json}\n", "data: {path: /data/text}\n", "data.tokenizer"),
+        ("data: {path: /data/text}\n", "data: {path: /data/other}\n", "data.path"),
+        (
+            "data: {path: /data/text, validation: 0.1}\n",
+            "data: {path: /data/text, validation: 0.2}\n",
+            "data.validation",
+        ),
+        ("", "optimizer: {lr: 1e-2}\nseed: 3\nmodel: {layers: 2, embed: 16, heads: 2}\n", ""),
+        ("", "distil: {teacher: /t}\noptimizer: {lr: 1e-2}\n", "distil.teacher"),
+    ],
+)
+def test_losses_of_different_quantities_are_not_ranked(tmp_path: Path, one: str, two: str, keys: str) -> None:
+    runs = []
+    for name, job in (("one", one), ("two", two)):
+        lines = [line for line in JOB.splitlines(True) if f"\n{line.partition(':')[0]}:" not in f"\n{job}"]
+        runs.append(
+            write_run(tmp_path / name, metrics_rows(drop=0.1 if name == "one" else 0.2), job="".join(lines) + job)
+        )
+    found = compare_records([read_run(run) for run in runs])
+    page = PageContent(comparison_page(found))
+    assert [row["final loss"] for row in found.rows] == ["3.0000", "1.0000"]
+    if keys:
+        assert found.best is None
+        assert keys in found.not_ranked
+        assert "optimizer.lr" not in found.not_ranked
+        assert found.not_ranked in page.texts
+    else:
+        assert (found.best, found.not_ranked) == (1, "")
+    stream = io.StringIO()
+    print_comparison(Console(file=stream, width=400), found)
+    assert (found.not_ranked or "two has the lowest") in stream.getvalue()

@@ -127,6 +127,31 @@ def test_a_finished_run_is_not_run_again(make_job: MakeJob) -> None:
     assert again.summary["final_loss"] == before[6]
 
 
+def test_a_batch_without_loss_is_not_the_best_step(make_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps 3 and 6 learn nothing: a loss of 0 would rank their checkpoints first and be the result of the run."""
+    healthy = loop.batches_of
+
+    class Masked:
+        def __init__(self, batches: Batches) -> None:
+            self._batches = batches
+
+        def batch_at(self, index: int) -> Batch[Any]:
+            batch = self._batches.batch_at(index)
+            return replace(batch, weights=np.zeros_like(batch.weights)) if index + 1 in (3, 6) else batch
+
+    monkeypatch.setattr(loop, "batches_of", lambda job, program, corpus: Masked(healthy(job, program, corpus)))
+    job = make_job("log_every=1")
+    lines = io.StringIO()
+    finished = loop.train(job, display(lines))
+    rows = {row["step"]: row for row in read_metrics(Path(job.runs) / job.name / "metrics.jsonl")}
+    assert {step for step, row in rows.items() if "loss" not in row} == {3, 6}
+    assert [rows[step]["tokens"] for step in (3, 6)] == [0, 0]
+    assert finished.summary["final_loss"] == rows[5]["loss"] > 1
+    assert "no token with a loss" in lines.getvalue()
+    with closing(CheckpointStore(Path(job.runs) / "tiny" / "checkpoints", keep=2)) as store:
+        assert store.record(6)["loss"] is None
+
+
 @pytest.mark.parametrize("bad_step", [5, 6])
 def test_a_loss_that_is_no_number_is_never_saved(
     make_job: MakeJob, monkeypatch: pytest.MonkeyPatch, bad_step: int

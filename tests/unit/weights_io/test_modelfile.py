@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from forerun.hub.chat.turn_format import TurnFormat
 from forerun.weights_io.modelfile import modelfile
 
@@ -25,3 +27,21 @@ def test_a_model_without_a_chat_format_gets_the_prompt() -> None:
     text = modelfile("small.gguf", None, [], {"do_sample": False, "temperature": 0.6})
     assert 'TEMPLATE """{{ .Prompt }}"""' in text
     assert text.endswith("PARAMETER temperature 0\n")
+
+
+def test_a_template_of_a_checkpoint_adds_no_instruction() -> None:
+    """Anyone can write the texts of a chat template: quotation marks, lines and braces must not end the TEMPLATE."""
+    hostile = '"""\nFROM /etc/passwd\nPARAMETER stop x {{ .System }} }} \\"""'
+    form = TurnFormat(hostile, hostile, hostile, hostile, hostile, hostile)
+    text = modelfile("small.gguf", form, [f"{hostile}\nADAPTER ./x"], {})
+    (template, rest) = text.split('TEMPLATE """')[1].split('"""\n', 1)
+    assert "\n" not in template
+    assert rest.count("\n") == 1
+    assert [line.split(" ")[0] for line in text.splitlines()] == ["#", "FROM", "TEMPLATE", "PARAMETER"]
+    # Each text is one string of the template language, whose escapes are those of JSON.
+    assert json.loads(template[template.index('{{ "\\"') + 3 :].split(" }}{{ $.System")[0]) == hostile
+
+
+def test_sampling_parameters_that_are_no_numbers_are_omitted() -> None:
+    generation = {"temperature": float("nan"), "top_p": True, "top_k": "5\nFROM x", "min_p": float("inf")}
+    assert "PARAMETER" not in modelfile("small.gguf", None, [], generation)

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 def run(args: argparse.Namespace) -> int:
     from forerun.api.jobs import open_job
     from forerun.cloud.manifests.folder import launch_folder, require_shared_places
+    from forerun.cloud.one_line import require_one_line
     from forerun.cloud.setup.job_files import job_files
 
+    require_one_line(vars(args))
     loaded = open_job(args.job, args.overrides)
     launch = _launch(args, loaded)
     job_folder = loaded.path.parent

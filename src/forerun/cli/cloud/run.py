@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from forerun.cloud.provider import Provider, SliceRequest
     from forerun.cloud.record.entries import CloudRun
     from forerun.cloud.record.run_files import RunFiles
+    from forerun.cloud.setup.job_files import JobFiles
 
 HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
 
@@ -34,25 +35,34 @@ HIDDEN_CHARACTERS = 200  # longer values of metadata are shortened in --dry-run
 def run(args: argparse.Namespace) -> int:
     """Plan, ask once, then control the run until it has ended."""
     from forerun.api.jobs import open_job
+    from forerun.cli.cloud.file_list import print_file_list
     from forerun.cli.cloud.run_outline import outline
     from forerun.cloud.control.begin import begin_run, usd_so_far, with_cap
     from forerun.cloud.control.ledger import ledger_of
+    from forerun.cloud.one_line import require_one_line
     from forerun.cloud.providers import GOOGLE, SSH, provider_named
     from forerun.cloud.record.read_entry import undamaged
     from forerun.cloud.record.run_files import RunFiles
+    from forerun.cloud.setup.job_files import job_files
+    from forerun.cloud.setup.units import HOST_JOB_FOLDER
     from forerun.cloud.view.known_runs import remember_runs
 
+    require_one_line(vars(args))
     loaded = open_job(args.job, args.overrides)
+    folder = loaded.path.resolve().parent
+    local = job_files(loaded.path.read_text(encoding="utf-8"), folder, args.overrides, HOST_JOB_FOLDER)
+    if args.list_files:
+        print_file_list(loaded.path, local)
+        return 0
     wanted = outline(args, loaded)
     if args.print_startup:
         from forerun.cloud.setup.startup import startup_script
 
         print(startup_script(wanted, wanted.options[0]), end="")
         return 0
-    folder = loaded.path.resolve().parent
     providers = providers_for(args, [option.provider for option in wanted.options])
     if args.dry_run:
-        return _dry_run(wanted, folder, providers)
+        return _dry_run(wanted, folder, providers, local)
     if wanted.keeper:
         compute = cast("ComputeProvider", provider_named("compute", args.project))
         providers.setdefault("compute", compute)
@@ -72,17 +82,17 @@ def run(args: argparse.Namespace) -> int:
         # Only the deletion of the last slice must be verified.
     else:
         spent_usd = usd_so_far(files, agreed, ledger, providers, now)
-        _print_outline(agreed, providers, resumed=is_resumed, spent_usd=spent_usd)
+        _print_outline(agreed, providers, resumed=is_resumed, spent_usd=spent_usd, local=local)
         if not agrees(_question(agreed, spent_usd), yes=args.yes):
             print("nothing is rented")
             return 1
     begun = begin_run(files, agreed, providers, now, ledger=ledger)
     remember_runs([wanted.folder])
-    delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap)
+    delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap, local=local)
     if begun.keeper and undamaged(files.finished()) is None:
         from forerun.cloud.keeper.keeper_start import start_keeper
 
-        start_keeper(begun, files, compute, folder, delivery.identity, delivery.secrets, tell, time.sleep)
+        start_keeper(begun, files, compute, local, delivery.identity, delivery.secrets, tell, time.sleep)
         if args.no_wait:
             print(f"the keeper controls {begun.name}. Follow it: forerun logs {begun.name}; list it: forerun ps")
             return 0
@@ -133,7 +143,12 @@ def providers_for(args: argparse.Namespace, names: Iterable[str]) -> dict[str, P
 
 
 def delivery_for(
-    wanted: CloudRun, job_folder: Path, providers: Mapping[str, Provider], *, through_iap: bool
+    wanted: CloudRun,
+    job_folder: Path,
+    providers: Mapping[str, Provider],
+    *,
+    through_iap: bool,
+    local: JobFiles | None = None,
 ) -> SshDelivery:
     """Return the delivery with the run's ssh key on this machine."""
     from forerun.cloud.control.ssh_delivery import SshDelivery
@@ -141,7 +156,7 @@ def delivery_for(
 
     rest = getattr(next(iter(providers.values())), "rest", None)  # machines of the user have no project
     project = None if rest is None else rest.project
-    return SshDelivery(job_folder, identity_of(wanted.folder), project, tell, through_iap=through_iap)
+    return SshDelivery(job_folder, identity_of(wanted.folder), project, tell, through_iap=through_iap, local=local)
 
 
 def _trains(view: ControlView) -> bool:
@@ -158,8 +173,9 @@ def _first_request(wanted: CloudRun, delivery: JobDelivery) -> SliceRequest:
 
 
 def _print_outline(
-    wanted: CloudRun, providers: Mapping[str, Provider], *, resumed: bool, spent_usd: float = 0.0
+    wanted: CloudRun, providers: Mapping[str, Provider], *, resumed: bool, local: JobFiles, spent_usd: float = 0.0
 ) -> None:
+    from forerun.cli.cloud.file_list import file_summary
     from forerun.cli.cloud.run_limits import limit_lines
     from forerun.cloud.control.ssh_delivery import secrets_in
     from forerun.cloud.control.status_text import duration, option_text
@@ -177,6 +193,7 @@ def _print_outline(
     names = secrets_in(os.environ)
     if names:
         print(f"  sent to the hosts by ssh: {', '.join(names)}")
+    print(f"  {file_summary(local)}")
     for line in limit_lines(wanted, providers, spent_usd):
         print(line)
     if wanted.max_usd is not None:
@@ -192,9 +209,9 @@ def _question(wanted: CloudRun, spent_usd: float = 0.0) -> str:
     return f"rent {wanted.options[0].slice} for at most ${wanted.max_usd:.2f}{spent}?"
 
 
-def _dry_run(wanted: CloudRun, folder: Path, providers: Mapping[str, Provider]) -> int:
+def _dry_run(wanted: CloudRun, folder: Path, providers: Mapping[str, Provider], local: JobFiles) -> int:
     """Print every request of the first attempt, and send nothing."""
-    _print_outline(wanted, providers, resumed=False)
+    _print_outline(wanted, providers, resumed=False, local=local)
     request = _first_request(wanted, delivery_for(wanted, folder, providers, through_iap=False))
     print("requests:")
     for one in providers[wanted.options[0].provider].requests(request):

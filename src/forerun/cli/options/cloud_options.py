@@ -90,6 +90,7 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-export", action="store_true", help="do not export the model at the end")
     parser.add_argument("--yes", action="store_true", help="do not ask before renting")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and every request, and send nothing")
+    parser.add_argument("--list-files", action="store_true", help="print the files that are sent to the hosts, and end")
     parser.add_argument("--print-startup", action="store_true", help="print the startup script of the hosts, and end")
 
 

@@ -23,12 +23,12 @@ class JobDelivery(Protocol):
         attempt: AttemptEntry,
         hosts: Sequence[HostAddress],
         host_keys: Sequence[Sequence[str]],
-        ready_at: float | None,
+        ready_at: float | None = None,
     ) -> None:
         """Copy the job to all hosts. Copying it again changes nothing.
 
         Args:
-          ready_at: since when the slice is billed, for the deadline of its agents; None: not known.
+          ready_at: since when the slice is billed, as this controller knows it.
 
         Raises:
           CloudUnavailable: A host cannot be reached yet.

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from forerun.cloud.provider import HostAddress
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
 from forerun.hardware.tpu_hosts import HOSTS_VARIABLE
+
+if TYPE_CHECKING:
+    from forerun.cloud.setup.job_files import JobFiles
 
 # Variables of the user's environment that the hosts get. They travel by ssh, and are in no other place.
 SECRET_VARIABLES = (
@@ -41,6 +45,7 @@ class SshDelivery:
       job_folder: what paths in the job file are relative to.
       identity: the run's private key file.
       through_iap: connect through Identity-Aware Proxy.
+      local: the local files of the job that the user has agreed to send; None: list them at each delivery.
     """
 
     def __init__(
@@ -51,9 +56,10 @@ class SshDelivery:
         tell: Callable[[str], None],
         secrets: Mapping[str, str] | None = None,
         through_iap: bool = False,
+        local: JobFiles | None = None,
     ) -> None:
         self.job_folder, self.identity, self.project = job_folder, identity, project
-        self.tell, self.through_iap = tell, through_iap
+        self.tell, self.through_iap, self.local = tell, through_iap, local
         self.secrets = secrets_in(os.environ) if secrets is None else secrets
 
     def metadata(self, run: CloudRun, attempt: AttemptEntry) -> Mapping[str, str]:
@@ -68,7 +74,7 @@ class SshDelivery:
         attempt: AttemptEntry,
         hosts: Sequence[HostAddress],
         host_keys: Sequence[Sequence[str]],
-        ready_at: float | None,
+        ready_at: float | None = None,
     ) -> None:
         from forerun.cloud.setup.bundle import make_bundle
         from forerun.cloud.ssh.connection import IapTunnel
@@ -77,7 +83,9 @@ class SshDelivery:
         variables = dict(self.secrets)
         if len(hosts) > 1:  # machines without the metadata of a TPU slice find their index by their own address
             variables[HOSTS_VARIABLE] = ",".join(host.internal for host in hosts)
-        bundle = make_bundle(run, attempt, self.job_folder, variables, project=self.project, ready_at=ready_at)
+        bundle = make_bundle(
+            run, attempt, self.job_folder, variables, project=self.project, local=self.local, ready_at=ready_at
+        )
         tunnel = IapTunnel(self.project or "", attempt.option.zone) if self.through_iap else None
         deliver(bundle, hosts, host_keys, self.identity, self.tell, tunnel=tunnel)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from forerun.cloud.keeper.settings import KeeperSettings
 from forerun.cloud.record.entries import CloudRun
 from forerun.cloud.setup.bundle import Bundle, environment_file
-from forerun.cloud.setup.job_files import JOB_FILE, job_files
+from forerun.cloud.setup.job_files import JOB_FILE, JobFiles
 from forerun.cloud.setup.requirements import locked_requirements
 from forerun.cloud.setup.startup import planned_python
-from forerun.cloud.setup.units import AGENT_UNIT, STATE_FOLDER, TRAIN_UNIT
+from forerun.cloud.setup.units import AGENT_UNIT, TRAIN_UNIT
 from forerun.cloud.setup.wheel import build_wheel
 
 DEVICE = "none"  # neither packages for accelerators nor a test of devices
@@ -20,7 +20,7 @@ UNITS = Path(__file__).parent / "units"
 
 
 def make_keeper_bundle(
-    run: CloudRun, settings: KeeperSettings, job_folder: Path, secrets: Mapping[str, str], identity: Path
+    run: CloudRun, settings: KeeperSettings, local: JobFiles, secrets: Mapping[str, str], identity: Path
 ) -> Bundle:
     """Return the files of a keeper. The startup script of a host installs them, so that their names are the same.
 
@@ -28,7 +28,6 @@ def make_keeper_bundle(
     private key with which the keeper reaches the hosts.
     """
     wheel, locked = build_wheel(), locked_requirements(DEVICE, planned_python(run))
-    local = job_files(run.job, job_folder, run.arguments, f"{STATE_FOLDER}/job")
     files: dict[str, bytes | Path] = {
         wheel.name: wheel.content,
         "requirements.lock": locked.content,

@@ -43,7 +43,7 @@ class KeeperDelivery:
         attempt: AttemptEntry,
         hosts: Sequence[HostAddress],
         host_keys: Sequence[Sequence[str]],
-        ready_at: float | None,
+        ready_at: float | None = None,
     ) -> None:
         self.inner.deliver(self._moved(run), attempt, hosts, host_keys, ready_at)
 

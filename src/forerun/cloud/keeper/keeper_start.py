@@ -19,6 +19,7 @@ from forerun.errors import UserError
 
 if TYPE_CHECKING:
     from forerun.cloud.compute.compute_provider import ComputeProvider
+    from forerun.cloud.setup.job_files import JobFiles
 
 POLL_SECONDS = 5.0
 LIMIT_SECONDS = 1200.0  # until the keeper controls the run
@@ -29,7 +30,7 @@ def start_keeper(
     run: CloudRun,
     files: RunFiles,
     provider: ComputeProvider,
-    job_folder: Path,
+    local: JobFiles,
     identity: Path,
     secrets: Mapping[str, str],
     tell: Callable[[str], None],
@@ -68,7 +69,7 @@ def start_keeper(
     # A keeper that is started again after its deletion needs another request ID.
     request = replace(request, request_id=labels.request_id(run.folder, 0, f"keeper {zone} {run.keeper_at}"))
     settings = KeeperSettings(run, project, name, zone, since=run.keeper_at or 0.0)
-    bundle = make_keeper_bundle(run, settings, job_folder, secrets, identity)
+    bundle = make_keeper_bundle(run, settings, local, secrets, identity)
     tell(f"starting the keeper {name}: {machine} in {zone}, ${run.keeper_usd_per_hour:.2f}/h")
     until = provider.now() + LIMIT_SECONDS
     problem = "it was not ready"

@@ -13,6 +13,7 @@ from forerun.cloud.manifests.gke import dockerfile, jobset, secret_name
 from forerun.cloud.manifests.launch import Launch
 from forerun.cloud.manifests.skypilot import task
 from forerun.cloud.manifests.slurm import batch_script
+from forerun.cloud.one_line import require_one_line
 from forerun.cloud.setup.requirements import locked_requirements, running_python
 from forerun.cloud.setup.wheel import build_wheel
 from forerun.data.storage.folder import is_bucket
@@ -54,8 +55,11 @@ def launch_folder(launch: Launch, scheduler: Scheduler, folder: Path, job_folder
       job_folder: what paths in the job are relative to.
 
     Raises:
-      UserError: the scheduler does not offer the slice, or an option that it needs is missing.
+      UserError: the scheduler does not offer the slice, an option that it needs is missing, or a text has a
+        control character.
     """
+    texts = {"--queue": launch.queue, "--image": launch.image, "--to": str(folder), "the job's folder": str(job_folder)}
+    require_one_line(texts)
     several = launch.hosts > 1
     files: dict[str, bytes] = {SECRET: secrets.token_hex(32).encode()} if several else {}
     if scheduler == "slurm":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import os
 import re
 import tarfile
 from collections.abc import Mapping
@@ -15,13 +16,14 @@ from typing import IO
 
 from forerun.cloud.deadline import deadline_at
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
-from forerun.cloud.setup.job_files import JOB_FILE, job_files
+from forerun.cloud.setup.job_files import JOB_FILE, JobFiles, job_files
 from forerun.cloud.setup.planned_wheel import planned_wheel
 from forerun.cloud.setup.requirements import locked_requirements
 from forerun.cloud.setup.startup import planned_python
-from forerun.cloud.setup.units import STATE_FOLDER, unit_files
+from forerun.cloud.setup.units import HOST_JOB_FOLDER, unit_files
 from forerun.cloud.ssh.keys import attempt_secret
 from forerun.errors import UserError
+from forerun.files import open_regular
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PLAIN = re.compile(r"[A-Za-z0-9_./:=@+,~^-]*")
@@ -48,15 +50,30 @@ class Bundle:
                     entry.size = len(content)
                     archive.addfile(entry, io.BytesIO(content))
                 else:
-                    with content.open("rb") as opened:
-                        entry.size = content.stat().st_size
-                        archive.addfile(entry, opened)
+                    with _opened(content) as file:
+                        entry.size = os.fstat(file.fileno()).st_size
+                        archive.addfile(entry, file)
 
     @cached_property
     def sha256(self) -> str:
         digest = _Digest()
         self.write(digest)  # type: ignore[arg-type]
         return digest.value.hexdigest()
+
+
+def _opened(file: Path) -> IO[bytes]:
+    """Open a local file of the job. The path has no links, so a link at its end replaced the file."""
+    try:
+        if file.is_symlink():
+            raise OSError("a link has replaced it")
+        return open_regular(file)
+    except OSError as error:
+        raise UserError(
+            "E-CLOUD-109",
+            f"{file} has changed since the files of the job were listed",
+            why=error.strerror or str(error),
+            fix="restore the file, or run the command again, which lists the files again",
+        ) from error
 
 
 class _Digest:
@@ -77,6 +94,7 @@ def make_bundle(
     secrets: Mapping[str, str],
     *,
     project: str | None = None,
+    local: JobFiles | None = None,
     ready_at: float | None = None,
 ) -> Bundle:
     """Return what the hosts of an attempt need: forerun, its requirements, the job with its files, and secrets.
@@ -85,6 +103,7 @@ def make_bundle(
       job_folder: what paths in the job file are relative to.
       secrets: environment variables of the training, such as HF_TOKEN. They are only in the bundle.
       project: the project of the slice, for the agent; None: the agent asks the metadata server.
+      local: the files that the user has agreed to send; None: list them now.
       ready_at: when billing of the slice began; None: the agent asks the API.
 
     Raises:
@@ -92,14 +111,15 @@ def make_bundle(
         forerun is not the one that planned the job.
     """
     wheel, locked = planned_wheel(run), locked_requirements(run.device, planned_python(run))
-    local = job_files(run.job, job_folder, run.arguments, f"{STATE_FOLDER}/job")
+    if local is None:
+        local = job_files(run.job, job_folder, run.arguments, HOST_JOB_FOLDER)
     moved = replace(run, arguments=(*run.arguments, *local.overrides))
     files: dict[str, bytes | Path] = {
         wheel.name: wheel.content,
         "requirements.lock": locked.content,
         "secret": attempt_secret(run.folder, attempt.number).encode() + b"\n",
         "environment": environment_file(secrets).encode(),
-        "agent.json": _agent_settings(run, attempt, project, ready_at),
+        "agent.json": agent_settings(run, attempt, project, ready_at),
         f"job/{JOB_FILE}": run.job.encode(),
     }
     files |= {f"units/{name}": text.encode() for name, text in unit_files(moved, attempt.option.hosts).items()}
@@ -135,7 +155,7 @@ def _refusal(name: str, why: str) -> UserError:
     )
 
 
-def _agent_settings(run: CloudRun, attempt: AttemptEntry, project: str | None, ready_at: float | None) -> bytes:
+def agent_settings(run: CloudRun, attempt: AttemptEntry, project: str | None, ready_at: float | None) -> bytes:
     """Return the content of agent.json. It has the limit, so that the agent does not depend on the record for it."""
     settings = {
         "folder": run.folder,

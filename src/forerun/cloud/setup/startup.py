@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forerun.cloud import labels
+from forerun.cloud.one_line import require_one_line
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, Option
 from forerun.cloud.setup.planned_wheel import planned_wheel
 from forerun.cloud.setup.requirements import locked_requirements, running_python, uv_requirement
@@ -53,6 +54,8 @@ def startup_script(
         "LIMIT_SECONDS": "" if limit_seconds is None else str(limit_seconds + LIMIT_MARGIN_SECONDS),
         "DELETION": "\n".join(deletion),
     }
+    require_one_line({name: value for name, value in values.items() if name != "DELETION"})
+    require_one_line({"DELETION": list(deletion)})
     return _PLACE.sub(lambda found: shlex.quote(values[found[1]]), TEMPLATE.read_text(encoding="utf-8"))
 
 

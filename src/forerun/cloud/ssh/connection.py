@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from forerun.cloud.one_line import require_one_line
 from forerun.cloud.provider import HostAddress
 from forerun.cloud.ssh.keys import require_openssh
 from forerun.errors import UserError
@@ -151,6 +152,8 @@ def ssh_command(access: HostAccess, known: Path, command: str) -> list[str]:
         "RequestTTY": "no",
         "LogLevel": "ERROR",
     }
+    tunnel = access.tunnel or IapTunnel("", "")
+    require_one_line({"an address of ssh": (host.address, host.instance, access.user, tunnel.project, tunnel.zone)})
     words = ["ssh"]
     if access.identity is not None:
         # The key of the run only: the user's configuration and agent have other keys and options.

@@ -29,10 +29,10 @@ class Lora(Section):
                            ge=0, lt=1)  # fmt: skip
     rslora: bool = about("scale adapters by alpha / sqrt(rank)", "off: PEFT's default", False)
     dora: bool = about("train the magnitude of each output separately (DoRA)", "off: slower, for a small gain", False)
-    base: Literal["float32", "bfloat16", "int8", "int4", "nf4"] = about(
+    base: Literal["float32", "bfloat16", "int8", "int4", "nf4"] | None = about(
         "type of the frozen matrices; with int8, int4 and nf4 (QLoRA), other frozen weights are in bfloat16",
-        "half the memory of float32; frozen weights need no precision for updates",
-        "bfloat16",
+        "that of the checkpoint's files; bfloat16 for integers, FP8, float16 and random weights",
+        None,
     )
     block: int = about("inputs that share a scale, with int8, int4 and nf4", "as in QLoRA", 64, gt=0, multiple_of=2)
     start: str | None = about("a PEFT folder with initial adapters", "new adapters that change nothing at first",
@@ -40,12 +40,12 @@ class Lora(Section):
 
     @property
     def is_quantized(self) -> bool:
-        return self.base not in ("float32", "bfloat16")
+        return self.base in ("int8", "int4", "nf4")
 
     @property
     def resting(self) -> str:
-        """The dtype of the frozen weights that are not quantized."""
-        return "bfloat16" if self.is_quantized else self.base
+        """The dtype of the frozen weights that are not quantized. `resolve` fills in an open base."""
+        return "float32" if self.base == "float32" else "bfloat16"
 
     @property
     def patterns(self) -> tuple[str, ...]:

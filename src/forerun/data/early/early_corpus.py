@@ -161,12 +161,13 @@ def open_early_corpus(
                     windows=counts[at],
                 )
             )
+        kept = held_out_rows(tuple(parts))
     except BaseException:
         for one in arriving:
             one.arrival.close()
         raise
     arrivals = tuple(one.arrival for one in arriving)
-    return EarlyCorpus(dialect.tokenizer, tuple(parts), rows, held_out_rows(tuple(parts)), reads, arrivals)
+    return EarlyCorpus(dialect.tokenizer, tuple(parts), rows, kept, reads, arrivals)
 
 
 def _reader(reads: StoreReads | None, folder: StoreFolder) -> BlockReader | None:

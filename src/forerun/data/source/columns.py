@@ -8,6 +8,17 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal
 
+from forerun.data.source.column_pairs import (
+    column_value,
+    named_roles,
+    override_text,
+    pair_columns,
+    partner_fix,
+    preference_prompt,
+    require_prompt,
+    shortened,
+    unused_text,
+)
 from forerun.data.source.rows import RowError
 from forerun.data.source.templates import MessagesTemplate, RowTemplate, column_of, template_of
 from forerun.errors import did_you_mean
@@ -37,13 +48,13 @@ SHOWN = {
     "alpaca": "Alpaca, ",
     "prompt/completion messages": "prompt and completion as messages, ",
 }
-Shape = Literal["value", "list", "ShareGPT"]  # of the value of a column; ShareGPT: messages with from and value
+# Of the value of a column. ShareGPT: messages with from and value.
+Shape = Literal["value", "list", "ShareGPT", "integers"]
 # Columns that are read as a role if no form fits otherwise.
 _OTHER_NAMES = {"messages": ("conversations", "conversation")}
 _COMMON_TEXT_NAMES = ("content", "body", "document", "article", "story", "raw_text", "txt")
-_COMMON_NAMES = (("question", "answer"), ("prompt", "response"), ("question", "response"), ("query", "response"))
-_THOUGHTS = ("reasoning", "rationale", "thought", "thoughts", "thinking", "chain_of_thought", "cot", "explanation")
-_MAX_SHOWN = 12
+MISSING_COLUMN = "E-DATA-024"
+_PAIR_FORMS = ("prompt/completion", "alpaca")
 
 
 @dataclass(frozen=True)
@@ -110,12 +121,19 @@ class Columns:
         """Columns of the file that are not read."""
         return [name for name in self.names if name not in self.read]
 
+    @property
+    def unused_prompts(self) -> list[str]:
+        """Unused columns with the name of a prompt. Messages and token ids contain their prompts."""
+        if self.form not in ("text", "chosen/rejected", *_PAIR_FORMS):
+            return []
+        return list(named_roles(self.unused).prompts)
+
     def require(self, names: Iterable[str]) -> None:
         """Raise RowError if a needed column is missing in `names`, or if a column to read is in it more than once."""
         names = list(names)
-        for role, name in self.needed.items():
+        for name in self.needed.values():
             if name not in names:
-                raise missing(names, role, name)
+                raise _missing(names, name, _row_fix(names, name))
         for role, template in self.templates.items():
             _require_template(names, role, template)
         for name in self.read:
@@ -145,17 +163,22 @@ def recognised(
     """
     names = list(names)
     form = form_of(names, given)
-    for role, others in _OTHER_NAMES.items():
-        other = next((name for name in others if name in names and form is None and not _intended(given)), None)
-        if other is not None:
-            form, given = role, {**given, role: other.replace("{", "{{").replace("}", "}}")}
+    if form is None and not _intended(given):
+        given = {**given, **(_likely_columns(names) or {})}
+        form = form_of(names, given)
+    if form == "text" and "text" in given and template_of(given["text"]) is None:
+        require_prompt(names, column_of(given["text"]))
+    if form == "chosen/rejected" and "prompt" not in given and "prompt" not in names:
+        prompt = preference_prompt(names)
+        given = given if prompt is None else {**given, "prompt": prompt}
     if form is None:
         intended = next(iter(_intended(given)), "text")
         role = next(role for role in FORMS[intended] if not _exists(given.get(role, role), set(names)))
         template = template_of(given[role]) if role in given else None
         if template is not None:
             _require_template(names, role, template)
-        raise missing(names, role, column_of(given.get(role, role)), given)
+        name = column_of(given[role]) if role in given else role
+        raise _missing(names, name, _missing_fix(names, role, name, given, shapes))
     found = Columns(form, dict(given), tuple(names))
     if form == "prompt/completion" and any(shapes.get(name, "value") != "value" for name in found.needed.values()):
         form = "prompt/completion messages"
@@ -171,7 +194,18 @@ def shape_of(value: Any) -> Shape:
     """Return the shape of a value in a row."""
     if type(value) is not list:
         return "value"
+    if value and type(value[0]) is int:
+        return "integers"
     return "ShareGPT" if value and type(value[0]) is dict and "role" not in value[0] and "from" in value[0] else "list"
+
+
+def _likely_columns(names: Sequence[str]) -> dict[str, str] | None:
+    """Return `data.columns` for names that usually have one meaning, or None. Raise RowError for several meanings."""
+    for role, synonyms in _OTHER_NAMES.items():
+        synonym = next((name for name in synonyms if name in names), None)
+        if synonym is not None:
+            return {role: column_value(synonym)}
+    return pair_columns(names)
 
 
 def _intended(given: Mapping[str, Any]) -> list[str]:
@@ -210,41 +244,53 @@ def _require_no_column_name(names: Sequence[str], template: RowTemplate) -> None
             )
 
 
-def missing(names: Sequence[str], role: str, name: str, given: Mapping[str, Any] | None = None) -> RowError:
-    """Return the error for a missing column. Its fix proposes columns of `names` that are likely intended.
+def _missing(names: Sequence[str], name: str, fix: str) -> RowError:
+    return RowError(MISSING_COLUMN, f"no column {name!r}", why=f"its columns: {shortened(names) or 'none'}", fix=fix)
+
+
+def _row_fix(names: Sequence[str], name: str) -> str:
+    """Return the fix for a row, or a file of several, that lacks a column of the source's form."""
+    near = did_you_mean(name, names)
+    correct = f"rename {near!r} to {name!r} in this row" if near else f"add {name!r} to this row, or delete the row"
+    return f"{correct}; files with other columns than the first need another part of data.mixture"
+
+
+def _missing_fix(
+    names: Sequence[str], role: str, name: str, given: Mapping[str, Any], shapes: Mapping[str, Shape]
+) -> str:
+    """Return the fix for a file without a form. It proposes columns of `names` that are likely intended.
 
     The fix names every column that the proposal does not use, so that no content is lost unnoticed.
     """
-    fix = f"name the {role} column: data.columns.{role}=NAME"
-    likely = [name for name in _COMMON_TEXT_NAMES if name in names] if role == "text" else []
-    near = did_you_mean(name, names) or (likely[0] if likely else None)
-    if near:
-        fix = f"did you mean data.columns.{role}={near}?{_unused_text(names, [near])}"
-    elif not given:
-        fix = next((_proposal(names, *pair) for pair in _COMMON_NAMES if set(pair) <= set(names)), fix)
-    return RowError("E-DATA-024", f"no column {name!r}", why=f"its columns: {shortened(names) or 'none'}", fix=fix)
-
-
-def _proposal(names: Sequence[str], asked: str, answer: str) -> str:
-    """Return the fix for rows of a question and an answer. A column of thoughts becomes a part of the answer."""
-    thought = next((name for name in _THOUGHTS if name in names), None)
-    completion = f"data.columns.completion={answer}"
-    if thought is not None:
-        completion = f"'data.columns.completion=\"<think>{{{thought}}}</think>{{{answer}}}\"'"
-    used = [asked, answer] if thought is None else [asked, answer, thought]
-    return f"try data.columns.prompt={asked} {completion}{_unused_text(names, used)}"
-
-
-def _unused_text(names: Sequence[str], used: Sequence[str]) -> str:
-    """Return a note about the columns that a proposal does not use, or "" if it uses all."""
-    others = [name for name in names if name not in used]
-    if not others:
-        return ""
+    is_named = role in given  # by the job, so that a column of this name was expected
+    near = did_you_mean(name, names) if is_named or role != "text" else None
+    if near and is_named:
+        return f"did you mean {override_text(role, column_value(near))}?{unused_text(names, [near])}"
+    if role != "text":
+        named_columns = [column for value in given.values() for column in _columns_of(value)]
+        partner = (
+            partner_fix(names, role, named_columns)
+            if role in ("prompt", "completion", "instruction", "output")
+            else None
+        )
+        return partner or f"add the {role} column: data.columns.{role}=NAME, where NAME is one of: {shortened(names)}"
+    lists = {name: shape for name, shape in shapes.items() if shape != "value"}
+    if len(lists) == 1:
+        ((column, shape),) = lists.items()
+        proposed = "input_ids" if shape == "integers" else "messages"
+        return f"try {override_text(proposed, column_value(column))}{unused_text(names, [column])}"
+    texts = [name for name in names if shapes.get(name, "value") == "value"]
+    likely = next((name for name in _COMMON_TEXT_NAMES if name in texts), None) or did_you_mean("text", texts)
+    if likely or len(texts) == 1:
+        column = likely or texts[0]
+        return f"try {override_text('text', column_value(column))}{unused_text(names, [column])}"
     return (
-        f' (not used: {", ".join(others)}; to join columns, write a template such as "{{{used[0]}}} {{{others[0]}}}")'
+        "name the columns: data.columns.text=NAME for plain text, or data.columns.prompt=NAME "
+        f"data.columns.completion=NAME for prompts and answers; NAME is one of: {shortened(names)}"
     )
 
 
-def shortened(names: Sequence[str]) -> str:
-    """Return the first 12 names, separated by commas."""
-    return ", ".join(names[:_MAX_SHOWN]) + (", ..." if len(names) > _MAX_SHOWN else "")
+def _columns_of(value: Any) -> Sequence[str]:
+    """Return the columns of the file that a value of `data.columns` reads."""
+    template = template_of(value)
+    return (column_of(value),) if template is None else template.columns

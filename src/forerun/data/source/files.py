@@ -23,6 +23,7 @@ from forerun.errors import UserError
 from forerun.files import open_regular
 from forerun.hub.range_files import PROTOCOL, RangeFiles
 from forerun.installation import install_command
+from forerun.redirects import aiohttp_client, refused_redirect
 from forerun.safe_text import HIDDEN, redact
 
 _DRIVERS = {"gs": "gcs", "gcs": "gcs", "s3": "s3", "http": "https", "https": "https"}  # scheme to extra
@@ -261,6 +262,8 @@ def _require_ranges(place: str, store: Any, path: str) -> None:
 
 def _remote_error(place: str, scheme: str, error: Exception) -> UserError:
     """Return the error for remote data that does not exist, must not be read, or cannot be read."""
+    if (refusal := refused_redirect(error)) is not None:
+        return refusal
     if scheme in ("http", "https") and isinstance(error.__cause__, Exception):
         error = error.__cause__  # the driver reports every failure as "not found"
     status = str(getattr(error, "code", None) or getattr(error, "status", None))
@@ -321,7 +324,8 @@ def _store(fsspec: Any, address: str) -> tuple[Any, str]:
     configured: dict[str, Any] = {}
     for scheme in ("http", "https"):
         configured |= importlib.import_module("fsspec.config").conf.get(scheme, {}).get("client_kwargs", {})
-    return cast(tuple[Any, str], fsspec.url_to_fs(address, client_kwargs={"trust_env": True, **configured}))
+    settings = {"client_kwargs": {"trust_env": True, **configured}, "get_client": aiohttp_client}
+    return cast(tuple[Any, str], fsspec.url_to_fs(address, **settings))
 
 
 def _files(paths: Iterable[Path | str], store: Any = None) -> list[File]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 from itertools import chain, islice, pairwise
 from typing import Any
@@ -146,4 +147,4 @@ def _parse_slowly(file: File, text: str) -> Any:
 
 
 def _as_lines(file: File) -> str:
-    return f"jq -c '.[]' {file.name} > rows.jsonl"
+    return f"jq -c '.[]' {shlex.quote(file.name)} > rows.jsonl and set data.path=rows.jsonl"

@@ -9,7 +9,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
-from forerun.data.source.columns import Columns, recognised, shortened
+from forerun.data.source.column_pairs import shortened
+from forerun.data.source.columns import MISSING_COLUMN, Columns, recognised
 from forerun.data.source.files import File
 from forerun.data.source.lines import CorruptFile, damaged, lines, no_rows
 from forerun.data.source.rows import BadRow, RowError, RowPlace, SourceRow
@@ -33,7 +34,13 @@ def recognise(file: File, given: Mapping[str, Any]) -> Columns | BadRow:
         _require_no_lists(file, columns)
         columns.require(names)
     except RowError as row_error:
-        return row_error.at(file.name, number, whole_file=True)
+        bad = row_error.at(file.name, number, whole_file=True)
+        if bad.code == MISSING_COLUMN and not given and len(names) == 2:
+            example = _DELIMITERS[file.kind].join(("prompt", "completion"))
+            bad = replace(
+                bad, fix=f"{bad.fix}; if line {number} is a row, write a line before it as header, such as {example}"
+            )
+        return bad
     return columns
 
 

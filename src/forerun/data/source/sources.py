@@ -60,6 +60,11 @@ class Source:
         return self._roles.unused
 
     @property
+    def unused_prompts(self) -> list[str]:
+        """Unused columns with the name of a prompt, which are probably a mistake."""
+        return self._roles.unused_prompts
+
+    @property
     def size_bytes(self) -> int:
         """The stored size of all files in bytes. A file whose size the store does not report counts as 0."""
         return sum(max(file.size_bytes(), 0) for file in self.files)

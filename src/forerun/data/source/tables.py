@@ -311,8 +311,11 @@ def _shapes(schema: Any) -> dict[str, Shape]:
     found: dict[str, Shape] = {}
     for name in schema.names:
         if schema.names.count(name) == 1 and str(_type(schema, name)).startswith(_LISTS):
-            fields = _fields(_type(schema, name).value_type)
+            inner = _type(schema, name).value_type
+            fields = _fields(inner)
             found[name] = "ShareGPT" if "from" in fields and "role" not in fields else "list"
+            if str(inner).startswith(("int", "uint")):
+                found[name] = "integers"
     return found
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from forerun.config.addresses import check_addresses
 from forerun.errors import UserError
+from forerun.redirects import RedirectHandler
 from forerun.track.backends.tensorboard import figures_of
 from forerun.track.tracker import Row, TrackedRun
 
@@ -26,6 +27,7 @@ ANSWER_SECONDS = 10.0
 MAX_METRICS = 900  # per batch; MLflow accepts 1,000
 MAX_PARAMS = 100
 TAG = "forerun.token"
+_OPENER = urllib.request.build_opener(RedirectHandler)
 
 
 class Refused(OSError):
@@ -130,11 +132,13 @@ class Mlflow:
         else:
             request = urllib.request.Request(address, json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+            with _OPENER.open(request, timeout=ANSWER_SECONDS) as answer:
                 return dict(json.loads(answer.read() or b"{}"))
         except urllib.error.HTTPError as error:
             with error:
                 raise Refused(error.code, error.read(200).decode(errors="replace").replace("\n", " ")) from error
+        except UserError as error:
+            raise Refused(302, f"{error.what}: {error.why}") from error
         except ValueError as error:
             raise Refused(200, "the response is not JSON: is this an MLflow server?") from error
 

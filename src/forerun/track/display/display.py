@@ -18,7 +18,7 @@ class StepView:
 
     step: int
     steps: int
-    loss: float
+    loss: float | None  # None: no token of the batch has a loss
     tokens_per_second: float
     mfu: float | None  # share of the peak FLOP/s of the chips, from 0 to 1
     eta_seconds: float
@@ -29,7 +29,7 @@ class StepView:
     def figures(self) -> list[str]:
         """Return the metrics as texts, the most important first."""
         return [
-            f"loss {self.loss:.4f}",
+            "no token with a loss" if self.loss is None else f"loss {self.loss:.4f}",
             f"{Count(round(self.tokens_per_second))} tok/s",
             *([] if self.mfu is None else [f"MFU {self.mfu:.1%}"]),
             f"data wait {self.wait_share:.1%}",

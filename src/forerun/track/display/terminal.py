@@ -53,7 +53,8 @@ class TerminalDisplay:
 
     def step(self, view: StepView) -> None:
         self._view = view
-        self._losses.add(view.loss)
+        if view.loss is not None:
+            self._losses.add(view.loss)
         self._start()
 
     def say(self, text: str) -> None:

@@ -14,6 +14,7 @@ from forerun.errors import UserError
 from forerun.pages.render import chart_script, script_digest
 from forerun.report.page import page
 from forerun.report.run_facts import run_facts
+from forerun.report.run_files import DamagedRunFile
 from forerun.report.run_record import RunRecord
 from forerun.report.run_status import RunState, RunStatus, status_of
 from forerun.watch.run_reader import RunReader
@@ -47,12 +48,19 @@ class LivePage:
         self._record = reader.read()
         self._read_at = clock()
         self._version, self._content = "", b""
+        self._damage: DamagedRunFile | None = None
 
     def newest(self) -> tuple[str, bytes]:
-        """Return the version of the page and its content. Equal versions have equal content."""
+        """Return the version of the page and its content. Equal versions have equal content.
+
+        Raises:
+          DamagedRunFile: a file of the run has a value of a wrong type. The page returns when the file is repaired.
+        """
         with self._lock:
             if self._clock() - self._read_at >= self._reader.every_seconds:
                 self._refresh()
+            if self._damage is not None:
+                raise self._damage
             status = status_of(self._record, self._reader.folder)
             version = version_of(self._record, status)
             if version != self._version:
@@ -64,7 +72,9 @@ class LivePage:
         """Read what is new. A run that cannot be read now keeps its last page."""
         self._read_at = self._clock()
         try:
-            self._record = self._reader.read()
+            self._record, self._damage = self._reader.read(), None
+        except DamagedRunFile as error:
+            self._damage = error
         except (UserError, OSError):
             return
 

@@ -13,7 +13,9 @@ import re
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event
@@ -21,24 +23,32 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from forerun.errors import UserError
+from forerun.safe_text import clean
 from forerun.watch.run_reader import RunReader
 from forerun.watch.web.live_page import LivePage, policy
 
 ADDRESS = "127.0.0.1"
-MAX_REQUESTS = 16  # at the same time
-REQUEST_SECONDS = 10.0  # for a client to send its request and to read the answer
+MAX_CONNECTIONS = 16  # at the same time
+CONNECTION_SECONDS = 10.0  # for a client to send its request and to read the answer
 _HOST = re.compile(r"(127\.0\.0\.1|localhost)(:\d{1,5})?", re.ASCII | re.IGNORECASE)  # ssh -L may change the port
 
 
 class LiveServer(ThreadingHTTPServer):
-    """A server of one page. Requests beyond `MAX_REQUESTS` are closed without an answer."""
+    """A server of one page.
+
+    A new connection beyond `MAX_CONNECTIONS` closes the oldest one, so clients that send nothing cannot block others.
+    A browser sends its request in one packet and is answered long before its connection is the oldest. Connections are
+    also closed after `CONNECTION_SECONDS`: a timeout of the socket alone starts again with every byte.
+    """
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 64  # connections that the system accepts before the server does
 
     def __init__(self, page: LivePage, port: int = 0) -> None:
         self.page, self.token, self.policy = page, secrets.token_urlsafe(24), policy()
-        self._slots = threading.BoundedSemaphore(MAX_REQUESTS)
+        self._connections: dict[socket.socket, float] = {}  # with the time of the accept, the oldest first
+        self._lock = threading.Lock()
         super().__init__((ADDRESS, port), LiveHandler)
 
     @property
@@ -47,16 +57,31 @@ class LiveServer(ThreadingHTTPServer):
         return f"http://{ADDRESS}:{self.server_address[1]}/{self.token}/"
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
+        with self._lock:
+            while len(self._connections) >= MAX_CONNECTIONS:
+                self._cut(next(iter(self._connections)))
+            self._connections[request] = time.monotonic()
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._slots.release()
+            with self._lock:
+                self._connections.pop(request, None)
+
+    def service_actions(self) -> None:
+        """Close the connections that are too old. `serve_forever` calls this method regularly."""
+        latest = time.monotonic() - CONNECTION_SECONDS
+        with self._lock:
+            for request in [request for request, accepted in self._connections.items() if accepted < latest]:
+                self._cut(request)
+
+    def _cut(self, request: socket.socket) -> None:
+        """End the reads and writes of a connection. Its thread then closes it."""
+        self._connections.pop(request)
+        with suppress(OSError):
+            request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore errors of a connection, such as a browser that closes it. They would print the request's address."""
@@ -66,7 +91,7 @@ class LiveHandler(BaseHTTPRequestHandler):
     """Answers GET and HEAD of the page (`/TOKEN/`) and of its newest content (`/TOKEN/content`)."""
 
     server: LiveServer
-    timeout = REQUEST_SECONDS
+    timeout = CONNECTION_SECONDS
     server_version, sys_version = "forerun", ""
 
     def do_GET(self) -> None:
@@ -79,7 +104,11 @@ class LiveHandler(BaseHTTPRequestHandler):
         elif name not in ("", "content"):
             self._answer(HTTPStatus.NOT_FOUND, b"no such page\n")
         else:
-            version, content = self.server.page.newest()
+            try:
+                version, content = self.server.page.newest()
+            except Exception as error:  # a page that cannot be made must not look like a server that has ended
+                self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, clean(f"{_spoken(error)}\n").encode())
+                return
             if name == "content" and parse_qs(query).get("version") == [version]:
                 self._answer(HTTPStatus.NO_CONTENT, b"", version=version)
             else:
@@ -95,7 +124,9 @@ class LiveHandler(BaseHTTPRequestHandler):
     def log_message(self, *about: Any) -> None:
         """Log nothing: the address has the token."""
 
-    def _answer(self, code: HTTPStatus, content: bytes, kind: str = "text/plain", *, version: str = "") -> None:
+    def _answer(
+        self, code: HTTPStatus, content: bytes, kind: str = "text/plain; charset=utf-8", *, version: str = ""
+    ) -> None:
         self.send_response(code)
         headers = {
             "Content-Type": kind,
@@ -116,6 +147,10 @@ class LiveHandler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(content)
         self.close_connection = True
+
+
+def _spoken(error: Exception) -> str:
+    return str(error) if isinstance(error, UserError) else f"a bug in forerun: {type(error).__name__}: {error}"
 
 
 def open_server(reader: RunReader, port: int = 0) -> LiveServer:

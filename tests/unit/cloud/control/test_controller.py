@@ -21,7 +21,7 @@ from simulated_cloud import (
 from forerun.cloud.control.actions import EndRun
 from forerun.cloud.control.controller import Controller
 from forerun.cloud.provider import CloudUnavailable, Failure, HostAddress, SliceState
-from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, ReadyEntry, StopEntry
+from forerun.cloud.record.entries import AttemptEntry, CloudRun, LeaseEntry, StopEntry
 
 PRICES = {"v6e-8": 10.0, "v5e-16": 30.0}
 CENT = 0.01
@@ -60,6 +60,15 @@ def test_a_run_trains_to_its_end_and_leaves_nothing() -> None:
     assert cloud.bill() > 600 * 10 / 3600
     (created,) = cloud.created
     assert created == ("forerun-sim-1", "us-east1-d")
+
+
+def test_hosts_get_the_start_of_billing() -> None:
+    cloud = started(SimulatedCloud(PRICES))
+    one = controller(cloud)
+    one.delivery = delivery = SimulatedDelivery(cloud)
+    assert ended(one, cloud) == "finished"
+    assert delivery.ready_at is not None
+    assert delivery.ready_at == cloud.past[0].ready_at
 
 
 def test_the_request_identifies_the_run() -> None:
@@ -251,9 +260,9 @@ def _claimed(cloud: SimulatedCloud) -> set[tuple[str, str]]:
 class FailedSetup(SimulatedDelivery):
     """On the first slice, the startup script fails before it starts the agents."""
 
-    def deliver(self, run: CloudRun, attempt: AttemptEntry, *arguments: Any) -> None:
+    def deliver(self, run: CloudRun, attempt: AttemptEntry, *hosts: Any) -> None:
         if attempt.number > 1:
-            super().deliver(run, attempt, *arguments)
+            super().deliver(run, attempt, *hosts)
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         assert len(hosts) == len(host_keys) > 0
@@ -271,13 +280,3 @@ def test_a_setup_that_fails_before_the_agents_start_ends_its_slice_at_once() -> 
     assert ready is not None
     assert first.at - ready.at < 60
     assert first.detail == "host 0: no package source"
-
-
-def test_the_hosts_get_the_time_from_which_the_slice_is_billed() -> None:
-    cloud = started(SimulatedCloud(PRICES))
-    one = controller(cloud)
-    assert ended(one, cloud) == "finished"
-    ready = cloud.files().ready(1)
-    assert isinstance(ready, ReadyEntry)
-    assert isinstance(one.delivery, SimulatedDelivery)
-    assert one.delivery.ready_at == ready.at

@@ -105,6 +105,13 @@ def test_the_same_attempt_gives_the_same_bytes_and_another_one_another_secret(fo
     assert identity_of("gs://bucket/runs/other") != identity
 
 
+def test_files_that_appear_after_the_question_are_not_sent(folder):
+    local = job_files(JOB, folder, (), "/var/lib/forerun/job")
+    (folder / "text/new.txt").write_text("new")
+    bundle = make_bundle(RUN, ATTEMPT, folder, {}, local=local)
+    assert {name for name in bundle.files if name.startswith("job/")} == {"job/job.yaml", "job/text/a.txt"}
+
+
 def test_one_host_needs_no_secret_on_its_command_line(folder):
     alone = replace(ATTEMPT, option=replace(OPTION, hosts=1))
     unit = make_bundle(RUN, alone, folder, {}).files["units/forerun-train.service"]

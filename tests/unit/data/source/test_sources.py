@@ -155,7 +155,7 @@ def test_nothing_is_read_beyond_what_is_taken(tmp_path: Path) -> None:
         (b'\n\n["a"]\n', "line 3: not an object", "list"),
         (b'[{"text": "a"}]', "line 1: not an object", "jq -c"),
         (b"[" * 100_000, "line 1: nested too deeply", "more than 200 levels deep"),
-        (b'{"text": "a"}\n{"txet": "b"}\n', "line 2: no column 'text'", "data.columns.text=txet"),
+        (b'{"text": "a"}\n{"txet": "b"}\n', "line 2: no column 'text'", "rename 'txet' to 'text'"),
         (b'{"content": "a"}\n', "line 1: no column 'text'", "data.columns.text=content"),
         (b'{"text": 1}\n', "line 1: column 'text' holds a number, not text", "it is 1"),
         (b'{"text": null}\n', "line 1: column 'text' holds null, not text", "None"),

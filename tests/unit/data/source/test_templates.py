@@ -135,15 +135,15 @@ def test_a_content_that_is_the_name_of_a_column_is_rejected(tmp_path: Path) -> N
 
 
 def test_a_proposed_fix_names_every_column_that_it_does_not_use(tmp_path: Path) -> None:
-    for row in (
-        ROW,
-        {"question": "a", "answer": "b", "source": "c"},
-        {"txt": "a", "lang": "b"},
-        {"prompt": "", "response": "", "score": 1},
+    for code, row in (
+        ("E-DATA-225", ROW),
+        ("E-DATA-225", {"question": "a", "context": "b", "answer": "c", "source": "d"}),
+        ("E-DATA-024", {"txt": "a", "lang": "b"}),
+        ("E-DATA-225", {"prompt": "", "reply": "", "remark": "", "score": 1}),
     ):
         with pytest.raises(UserError) as caught:
             opened(written(tmp_path / "a.jsonl", [row]))
-        assert caught.value.code == "E-DATA-024"
+        assert caught.value.code == code
         assert all(name in caught.value.fix for name in row), caught.value.fix
     # The proposal works as it is written.
     with pytest.raises(UserError) as caught:

@@ -18,8 +18,9 @@ from forerun.pages.render import script_digest
 from forerun.report.run_record import RunRecord
 from forerun.report.run_status import RunStatus
 from forerun.watch.run_reader import FolderReader
+from forerun.watch.web import server as server_module
 from forerun.watch.web.live_page import LivePage, live_script
-from forerun.watch.web.server import MAX_REQUESTS, LiveServer, open_server, serve
+from forerun.watch.web.server import MAX_CONNECTIONS, LiveServer, open_server, serve
 
 
 @pytest.fixture
@@ -142,17 +143,57 @@ def test_a_request_that_is_not_http_does_not_end_the_server(
     assert server.token not in "".join(capsys.readouterr())
 
 
-def test_the_number_of_requests_at_the_same_time_is_limited(server: LiveServer) -> None:
-    """Clients that send nothing use all slots. The next one is closed, and works after they have left."""
-    idle = [socket.create_connection(("127.0.0.1", server.server_address[1])) for _ in range(MAX_REQUESTS)]
-    with pytest.raises((ConnectionError, http.client.HTTPException)):
-        Answer(server, f"/{server.token}/")  # the server accepts connections in their order
+@pytest.mark.parametrize("start", [b"", b"GET /"])
+def test_idle_connections_do_not_block_a_request(server: LiveServer, start: bytes) -> None:
+    """The server closes the oldest connections for new ones, and keeps at most `MAX_CONNECTIONS`."""
+    idle = [socket.create_connection(("127.0.0.1", server.server_address[1])) for _ in range(2 * MAX_CONNECTIONS)]
+    for connection in idle:
+        with suppress(ConnectionError):  # the oldest ones may be closed already
+            connection.sendall(start)
+    assert Answer(server, f"/{server.token}/").code == 200  # the server accepts connections in their order
+    for connection in idle[: MAX_CONNECTIONS + 1]:
+        connection.settimeout(60)
+        with suppress(ConnectionError):
+            assert connection.recv(1) == b""  # closed by the server
+    for connection in idle[MAX_CONNECTIONS + 1 :]:
+        connection.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            connection.recv(1)  # still open
     for connection in idle:
         connection.close()
-    while True:
-        with suppress(ConnectionError, http.client.HTTPException):
-            assert Answer(server, f"/{server.token}/").code == 200
-            break
+
+
+def test_a_client_that_sends_slowly_is_cut_off(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each byte is in time for a timeout of the socket, but the complete request is not."""
+    with socket.create_connection(("127.0.0.1", server.server_address[1])) as connection:
+        connection.sendall(b"GET /")
+        assert Answer(server, f"/{server.token}/").code == 200  # after this, the slow connection is accepted
+        monkeypatch.setattr(server_module, "CONNECTION_SECONDS", 0.0)  # its time is over now
+        connection.settimeout(60)
+        with suppress(ConnectionError):
+            assert connection.recv(1) == b""
+
+
+def test_a_damaged_file_is_an_error_page_until_it_is_repaired(server: LiveServer, run: WrittenRun) -> None:
+    path = f"/{server.token}/content"
+    run.write("summary.json", {"steps": "many", "device": "<script>"})
+    for _ in range(2):
+        answer = Answer(server, path)
+        assert (answer.code, answer.headers["Content-Type"]) == (500, "text/plain; charset=utf-8")
+        assert "E-REPORT-003" in answer.text
+        assert "<script>" not in answer.text
+    run.write("summary.json", {"steps": 4})
+    assert Answer(server, path).code == 200
+
+
+def test_a_page_that_cannot_be_made_is_an_answer(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def newest() -> tuple[str, bytes]:
+        raise ZeroDivisionError("in a chart")
+
+    monkeypatch.setattr(server.page, "newest", newest)
+    answer = Answer(server, f"/{server.token}/")
+    assert answer.code == 500
+    assert "ZeroDivisionError" in answer.text
 
 
 def test_the_server_listens_on_this_machine_only_and_ends_with_its_port(run: WrittenRun) -> None:

@@ -338,3 +338,18 @@ def test_rows_that_do_not_divide_into_blocks() -> None:
     assert list(tensor_types(tensors, "q8_0", 1, tied=True).values()) == ["Q8_0", "Q8_0", "F16", "F32"]
     assert list(tensor_types(tensors, "f16", 1, tied=True).values()) == ["F16", "F16", "F16", "F32"]
     assert set(FILE_TYPES) >= {"f16", "q8_0", "q4_k_m"}
+
+
+def test_texts_of_a_checkpoint_add_no_metadata(folder: Path, tmp_path: Path) -> None:
+    """Names and templates are anyone's: they end neither their own value nor the list of keys."""
+    hostile = "{# \x00\ngeneral.architecture\x00\x08\x00 \"}} #}{{ '\u202e' }}"
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    (copy / "chat_template.jinja").write_text(hostile)
+    plain = gguf.GGUFReader(write_gguf(folder, tmp_path / "plain.gguf", "f32", name="small", ends=[2, 0]).path)
+    other = gguf.GGUFReader(write_gguf(copy, tmp_path / "other.gguf", "f32", name=hostile, ends=[2, 0]).path)
+    assert list(other.fields) == list(plain.fields)
+    assert field(other, "tokenizer.chat_template") == hostile
+    changed = {key for key in plain.fields if key.startswith("GGUF.") or field(plain, key) != field(other, key)}
+    assert {key for key in changed if not key.startswith("GGUF.")} == {"general.name", "tokenizer.chat_template"}
+    assert [tensor.name for tensor in other.tensors] == [tensor.name for tensor in plain.tensors]

@@ -9,7 +9,7 @@ from typing import Any
 
 from forerun.cloud.provider import CloudUnavailable, HostAddress
 from forerun.cloud.record.entries import AttemptEntry, CloudRun
-from forerun.cloud.setup.bundle import _agent_settings
+from forerun.cloud.setup.bundle import agent_settings
 from forerun.cloud.setup.startup import LIMIT_MARGIN_SECONDS, SETUP_SECONDS
 from simulation.agent_host import AgentHost
 from simulation.bucket import Bucket
@@ -202,7 +202,7 @@ class Delivery:
         machine = guest.machine
         if self.context.world.now < (machine.ready_at or 0.0) + self.context.plan.boot_seconds:
             raise CloudUnavailable("the host does not answer to ssh yet")
-        guest.accept(_agent_settings(run, attempt, "sim", ready_at))
+        guest.accept(agent_settings(run, attempt, "sim", ready_at))
 
     def setup_failure(self, hosts: Sequence[HostAddress], host_keys: Sequence[Sequence[str]], zone: str) -> str:
         self.process.call("ssh")

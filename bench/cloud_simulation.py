@@ -39,7 +39,7 @@ MOST_SEEDS = 5000  # in which a revert is searched for
 
 
 def chunk(first: int, count: int) -> list[Result]:
-    """Simulate some seeds. The traces of those without violations are not kept."""
+    """Simulate some seeds. The traces of those without violations are dropped."""
     results = [simulate(seed) for seed in range(first, first + count)]
     for result in results:
         if not result.violations:
@@ -74,8 +74,8 @@ def campaign(first: int, count: int, workers: int) -> dict[str, Any]:
     limits: Counter[str] = Counter()
     faults: Counter[str] = Counter()
     totals: Counter[str] = Counter()
-    done = 0
-    for done, result in enumerate(until_interrupted(results_of(first, count, workers)), 1):
+    seeds_done = 0
+    for seeds_done, result in enumerate(until_interrupted(results_of(first, count, workers)), 1):
         ends[result.end or "none"] += 1
         limits[result.guards] += 1
         faults.update(result.faults)
@@ -83,12 +83,12 @@ def campaign(first: int, count: int, workers: int) -> dict[str, Any]:
         if result.violations:
             failed.append({"seed": result.seed, "violations": result.violations})
             print(f"seed {result.seed}: {'; '.join(result.violations)}", flush=True)
-        if done % 1000 == 0:
-            print(f"{done} seeds, {len(failed)} with a violation, {time.monotonic() - began:.0f} s", flush=True)
+        if seeds_done % 1000 == 0:
+            print(f"{seeds_done} seeds, {len(failed)} with a violation, {time.monotonic() - began:.0f} s", flush=True)
     return {
         "kind": "seeds",
         "first_seed": first,
-        "seeds": done,
+        "seeds": seeds_done,
         "seeds_with_violations": len(failed),
         "failed": failed[:50],
         "limits": dict(sorted(limits.items())),
@@ -105,21 +105,21 @@ def campaign(first: int, count: int, workers: int) -> dict[str, Any]:
 def first_seed(name: str, most: int) -> dict[str, Any]:
     """Return the first seed that finds a defect that was fixed."""
     revert = REVERTS[name]
-    found: dict[str, Any] = {"kind": "revert", "name": name, "defect": revert.defect, "item": revert.item}
+    outcome: dict[str, Any] = {"kind": "revert", "name": name, "defect": revert.defect, "item": revert.item}
     with reverted(name):
         for seed in range(most):
             result = simulate(seed)
             if result.violations:
-                return {**found, "first_seed": seed, "violation": result.violations[0]}
-    return {**found, "first_seed": None, "violation": f"none in {most} seeds"}
+                return {**outcome, "first_seed": seed, "violation": result.violations[0]}
+    return {**outcome, "first_seed": None, "violation": f"none in {most} seeds"}
 
 
 def record(lines: list[dict[str, Any]]) -> None:
     """Replace the recorded lines of the same kind and name."""
-    before = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()] if RESULTS.exists() else []
+    recorded = [json.loads(line) for line in RESULTS.read_text("utf-8").splitlines()] if RESULTS.exists() else []
     replaced = {(line["kind"], line.get("name")) for line in lines}
-    kept = [line for line in before if (line["kind"], line.get("name")) not in replaced]
-    text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in [*kept, *lines])
+    unchanged = [line for line in recorded if (line["kind"], line.get("name")) not in replaced]
+    text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in [*unchanged, *lines])
     RESULTS.write_text(text, "utf-8")
 
 

@@ -85,9 +85,9 @@ class BucketFolder:
         if delay is not None:  # the answer is lost, and the write takes effect later
             self.process.world.after(delay, lambda: self._apply(path, content, is_new=is_new))
             raise storage_error("the answer did not arrive")
-        done = self._apply(path, content, is_new=is_new)
+        is_changed = self._apply(path, content, is_new=is_new)
         self.process.answer("bucket")
-        return done
+        return is_changed
 
     def _apply(self, path: str, content: bytes, *, is_new: bool) -> bool:
         if is_new and path in self.bucket.contents:

@@ -5,7 +5,6 @@ Nothing here uses `forerun.cloud.control`: prices, caps, times and outages are t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simulation.events import World
@@ -33,8 +32,7 @@ class Checks:
     caps: list[tuple[float, float]] = field(default_factory=list)
     controller_gaps: list[tuple[float, float]] = field(default_factory=list)
     host_gaps: list[tuple[float, float]] = field(default_factory=list)
-    saved: dict[str, bytes] = field(default_factory=dict)
-    is_removed: Callable[[Machine], bool] = lambda machine: False
+    checkpoints: dict[str, bytes] = field(default_factory=dict)
 
     def fail(self, text: str) -> None:
         if text not in self.violations:
@@ -72,15 +70,14 @@ class Checks:
     def ready(self, machine: Machine) -> None:
         """Schedule the check of a machine's life."""
         assert machine.ready_at is not None
-        rate = machine.usd_per_hour + sum(one.usd_per_hour for one in self.machines if one.is_keeper and one.runs)
+        rate = machine.usd_per_hour + sum(
+            keeper.usd_per_hour for keeper in self.machines if keeper.is_keeper and keeper.runs
+        )
         if machine.is_keeper:
             rate = machine.usd_per_hour
-        left = (
-            self._cap_of(machine)
-            - self.bill()
-            + sum(self._unknown_usd(one) for one in self.machines if one is not machine)
-        )
-        deadline = machine.ready_at + max(left, 0.0) / rate * 3600
+        unknown_usd = sum(self._unknown_usd(earlier) for earlier in self.machines if earlier is not machine)
+        left_usd = self._cap_of(machine) - self.bill() + unknown_usd
+        deadline = machine.ready_at + max(left_usd, 0.0) / rate * 3600
         self.world.at(self.latest_end(machine, deadline), lambda: self._check_life(machine, deadline))
 
     def latest_end(self, machine: Machine, deadline: float) -> float:
@@ -108,9 +105,10 @@ class Checks:
 
     def _extended(self, time: float, guard: str) -> float:
         """Return the end of the period around `time` in which a limit cannot act."""
-        role = ("all", "laptop", "keeper") if guard == "controller" else ("all", "host")
+        roles = ("all", "laptop", "keeper") if guard == "controller" else ("all", "host")
         outages: list[Outage] = self.scenario.controller_faults.outages
-        gaps = [(one.start, one.end + RETRY_SECONDS) for one in outages if one.target == "api" and one.users in role]
+        blocked = [outage for outage in outages if outage.target == "api" and outage.users in roles]
+        gaps = [(outage.start, outage.end + RETRY_SECONDS) for outage in blocked]
         if guard == "controller":
             # A time ahead can only end a run early. One that is set back deceives only a controller that starts.
             glitches = [(start, end) for start, end, offset in self.scenario.clock_glitches if offset < 0]
@@ -133,9 +131,9 @@ class Checks:
         if machine.gone_at is None or machine.ready_at is None or self._tells_times:
             return 0.0
         unseen = min(self._unseen_seconds(machine), machine.gone_at - machine.ready_at)
-        seen = machine.gone_at - machine.ready_at - unseen
-        if machine.is_preempted and seen <= FREE_SECONDS:
-            unseen += seen
+        seen_seconds = machine.gone_at - machine.ready_at - unseen
+        if machine.is_preempted and seen_seconds <= FREE_SECONDS:
+            unseen += seen_seconds
         return machine.usd_per_hour * unseen / 3600
 
     @property
@@ -156,20 +154,20 @@ class Checks:
     def gone(self, machine: Machine, training: Training | None) -> None:
         """Check how a machine ends."""
         if training is not None and training.is_active and self.scenario.is_calm and not machine.is_preempted:
-            asked = training.stop_asked_at
-            self.fail(f"attempt {machine.attempt} is deleted before its checkpoint; stop asked at {asked}")
+            stop_at = training.stop_asked_at
+            self.fail(f"attempt {machine.attempt} is deleted before its checkpoint; stop asked at {stop_at}")
 
     def write(self, training: Training, step: int, phase: str, content: bytes | None) -> None:
         """Check a write of a checkpoint: no other attempt may write or train."""
-        for other in self.trainings:
-            if other is not training and other.is_active:
-                self.fail(f"attempts {other.attempt} and {training.attempt} write at the same time")
+        for active in self.trainings:
+            if active is not training and active.is_active:
+                self.fail(f"attempts {active.attempt} and {training.attempt} write at the same time")
         if phase == "end" and content is not None:
-            self.saved[f"{CHECKPOINTS}{step:06}"] = content
+            self.checkpoints[f"{CHECKPOINTS}{step:06}"] = content
 
     def end(self, contents: dict[str, bytes]) -> None:
         """Check the checkpoints and the bill at the end."""
-        for name, content in self.saved.items():
+        for name, content in self.checkpoints.items():
             if contents.get(name) != content:
                 self.fail(f"{name} is lost")
 
@@ -177,4 +175,4 @@ class Checks:
         """Return the counts of the simulation."""
         rented = [machine for machine in self.machines if machine.ready_at is not None]
         hours = sum(((machine.gone_at or self.world.now) - (machine.ready_at or 0.0)) / 3600 for machine in rented)
-        return {"machines": len(rented), "machine_hours": hours, "checkpoints": len(self.saved)}
+        return {"machines": len(rented), "machine_hours": hours, "checkpoints": len(self.checkpoints)}

@@ -142,7 +142,9 @@ class ControllerProcess:
         simulation = self.simulation
         text = error.what if isinstance(error, UserError) else str(error)
         simulation.world.note(f"{self.role}: the command ends with an error: {text}")
-        if self.controller is not None and any(one.runs and not one.is_keeper for one in simulation.cloud.machines):
+        if self.controller is not None and any(
+            machine.runs and not machine.is_keeper for machine in simulation.cloud.machines
+        ):
             simulation.checks.fail(f"the {self.role} ended with an error while a machine runs: {text}")
         self.restart_later(USER_RETRY_SECONDS)
 
@@ -162,33 +164,33 @@ class ControllerProcess:
         now = next(iter(providers.values())).now()
         if self._has_finished(files):
             return None
-        begun = self._begun(files, providers, now)
-        if begun.keeper and simulation.keeper is None:
-            simulation.world.after(KEEPER_START_SECONDS, lambda: simulation.start_keeper(begun))
-        return self.controller_of(begun, files, providers, now)
+        run = self._agreed_run(files, providers, now)
+        if run.keeper and simulation.keeper is None:
+            simulation.world.after(KEEPER_START_SECONDS, lambda: simulation.start_keeper(run))
+        return self.controller_of(run, files, providers, now)
 
     def _has_finished(self, files: RunFiles) -> bool:
         if undamaged(files.finished()) is None or self.ledger.open:
             return False
         return all(undamaged(files.end(number)) is not None for number in files.attempts())
 
-    def _begun(self, files: RunFiles, providers: dict[str, Any], now: float) -> CloudRun:
+    def _agreed_run(self, files: RunFiles, providers: dict[str, Any], now: float) -> CloudRun:
         """Ask the question and begin the run. The cap that the question names must be the one that holds."""
         simulation = self.simulation
         cap = simulation.cap_of_begin(self.begins) if not self.needs_cap else simulation.checks.cap_usd
-        wanted = replace(simulation.wanted, max_usd=simulation.scenario.default_cap_usd if cap is None else cap)
+        request = replace(simulation.wanted, max_usd=simulation.scenario.default_cap_usd if cap is None else cap)
         try:
-            agreed = with_cap(files, wanted, self.ledger, max_usd_given=cap is not None)
+            agreed = with_cap(files, request, self.ledger, max_usd_given=cap is not None)
         except UserError:
             self.needs_cap = True  # the user gives it with the next command
             raise
         assert agreed.max_usd is not None
         simulation.checks.caps.append((simulation.world.now, agreed.max_usd))
-        begun = begin_run(files, agreed, providers, now, ledger=self.ledger)
-        if begun.max_usd != agreed.max_usd:
+        run = begin_run(files, agreed, providers, now, ledger=self.ledger)
+        if run.max_usd != agreed.max_usd:
             simulation.checks.fail("the cap of a resumed run is not the one that the question names")
         self.begins += 1
-        return begun
+        return run
 
     def controller_of(self, run: CloudRun, files: RunFiles, providers: dict[str, Any], since: float) -> Controller:
         simulation = self.simulation

@@ -50,7 +50,7 @@ def take_everything_down(simulation: Simulation, *, is_last: bool) -> None:
     """
     world, cloud, scenario = simulation.world, simulation.cloud, simulation.scenario
     world.note("user: forerun down --all")
-    outages = [one for one in scenario.controller_faults.outages if one.target == "bucket"]
+    outages = [outage for outage in scenario.controller_faults.outages if outage.target == "bucket"]
     process = Process(world, Faults(outages=outages), "laptop", "down")
     providers = tuple(simulation.providers(process).values())
     existing = [machine for machine in cloud.machines if machine.is_listed]

@@ -100,7 +100,8 @@ class Cloud:
 
     def past(self, name: str, zone: str) -> Machine | None:
         """Return the newest resource of this name that was deleted, or None."""
-        return next((one for one in reversed(self.machines) if not one.is_listed and one.key == (name, zone)), None)
+        deleted = (machine for machine in reversed(self.machines) if not machine.is_listed)
+        return next((machine for machine in deleted if machine.key == (name, zone)), None)
 
     def time(self) -> float:
         """Return the time of the API's answers."""

@@ -58,9 +58,9 @@ class Faults:
     late: float = 0.0  # writes that take effect after the caller has given up
 
     def outage(self, target: str, role: str, now: float) -> Outage | None:
-        for one in self.outages:
-            if one.target == target and one.start <= now < one.end and one.users in ("all", role):
-                return one
+        for outage in self.outages:
+            if outage.target == target and outage.start <= now < outage.end and outage.users in ("all", role):
+                return outage
         return None
 
 

@@ -167,9 +167,9 @@ class Attacker:
     def _ends(self) -> dict[str, Any]:
         """Forge the cost of all attempts that have ended."""
         ends = {f"attempts/{number:03}-end.json" for number in self._attempts()}
-        found = {name: self._values(name) for name in sorted(ends)}
+        entries = {name: self._values(name) for name in sorted(ends)}
         usd = self.random.choice((0.0, -1e6, float("nan"), 1e6))
-        return {name: {**values, "usd": usd} for name, values in found.items() if values}
+        return {name: {**values, "usd": usd} for name, values in entries.items() if values}
 
     def _host(self) -> dict[str, Any]:
         number, host = self._last(), self.random.randrange(2)

@@ -50,8 +50,8 @@ def reverted(name: str | None) -> Iterator[None]:
 
 def _read_without_types(kind: Any, path: str, content: bytes) -> Any:
     values = json.loads(content)
-    known = {one.name for one in dataclasses.fields(kind)}
-    values = {name: value for name, value in values.items() if name in known}
+    names = {field.name for field in dataclasses.fields(kind)}
+    values = {name: value for name, value in values.items() if name in names}
     if kind is CloudRun:
         values["options"] = tuple(Option(**option) for option in values["options"])
         values["arguments"] = tuple(values.get("arguments", ()))
@@ -93,10 +93,10 @@ def _attempts_from_the_record() -> list[tuple[Any, str, Any]]:
 
     def read(observer: RunObserver, providers: Any, now: float) -> None:
         original(observer, providers, now)
-        for number, known in observer.ledger.attempts.items():
+        for number, attempt in observer.ledger.attempts.items():
             entry = undamaged(observer.files.attempt(number))
-            if entry is not None and known.end is None:
-                observer.ledger.attempts[number] = replace(known, entry=entry)
+            if entry is not None and attempt.end is None:
+                observer.ledger.attempts[number] = replace(attempt, entry=entry)
 
     return [
         (RunObserver, "_read_attempts", read),
@@ -176,7 +176,7 @@ def _resumed_cap() -> list[tuple[Any, str, Any]]:
         return begin_run(*arguments, **{**options, "max_usd_given": False})
 
     return [
-        (simulated_controllers, "with_cap", lambda files, wanted, ledger, max_usd_given: wanted),
+        (simulated_controllers, "with_cap", lambda files, run, ledger, max_usd_given: run),
         (simulated_controllers, "begin_run", begin),
     ]
 

@@ -75,7 +75,7 @@ class Scenario:
         events = (self.attacks, self.laptop_kills, self.agent_kills, self.training_kills, self.reboots)
         return (
             set(self.guards) >= {"controller", "agent"}
-            and not any(one.outages or one.kill or one.pause or one.lost or one.late or one.odd for one in faults)
+            and not any(any(vars(fault).values()) for fault in faults)
             and not any(events)
             and not self.preemptions
             and not self.clock_glitches

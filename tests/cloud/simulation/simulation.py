@@ -93,8 +93,8 @@ class Simulation:
 
     def providers(self, process: Process) -> dict[str, Any]:
         """Return the providers of a process. In some seeds, that of slices is the real one."""
-        found: dict[str, Any] = {name: SimulatedProvider(self.cloud, process, name) for name in ("tpu", "compute")}
-        return found | ({"tpu": tpu_provider(self.cloud, process)} if self.scenario.provider == "http" else {})
+        providers: dict[str, Any] = {name: SimulatedProvider(self.cloud, process, name) for name in ("tpu", "compute")}
+        return providers | ({"tpu": tpu_provider(self.cloud, process)} if self.scenario.provider == "http" else {})
 
     def cap_of_begin(self, begins: int) -> float | None:
         """Return the cap that the user gives when the command was begun so many times before, or None."""
@@ -144,9 +144,9 @@ class Simulation:
         if not any(machine.ready_at for machine in self.cloud.machines):
             return
         end = "none" if self.laptop.end is None else self.laptop.end.reason
-        saved = f"{CHECKPOINTS}{self.scenario.job.steps:06}" in self.bucket.contents
-        if (end == "finished" and not saved) or end not in ("finished", "budget", "failed"):
-            self.checks.fail(f"a run without faults ends as {end}; the last checkpoint exists: {saved}")
+        is_saved = f"{CHECKPOINTS}{self.scenario.job.steps:06}" in self.bucket.contents
+        if (end == "finished" and not is_saved) or end not in ("finished", "budget", "failed"):
+            self.checks.fail(f"a run without faults ends as {end}; the last checkpoint exists: {is_saved}")
 
     def _is_over(self) -> bool:
         alive = any(machine.is_listed for machine in self.cloud.machines)

@@ -38,7 +38,7 @@ class Reply:
 
 def tpu_provider(cloud: Cloud, process: Process) -> TpuProvider:
     """Return the provider of a process. Its pauses between repeated requests take no time."""
-    rest = Rest(
+    client = Rest(
         PROJECT,
         TpuSession(cloud, process),
         Endpoints({"tpu": BASE, "compute": BASE}),
@@ -46,7 +46,7 @@ def tpu_provider(cloud: Cloud, process: Process) -> TpuProvider:
         elapsed=lambda: process.world.now,
         jitter=lambda: 0.0,
     )
-    return TpuProvider(rest)
+    return TpuProvider(client)
 
 
 class TpuSession:
@@ -104,10 +104,10 @@ class TpuSession:
         return content
 
     def _answer(self, method: str, path: str, body: Json, params: Json) -> tuple[int, Any]:
-        parts = path.split("/")
-        if len(parts) < 6 or parts[3] != "locations":
+        words = path.split("/")
+        if len(words) < 6 or words[3] != "locations":
             return 404, {"error": {"status": "NOT_FOUND", "message": "not found"}}
-        zone, kind, name = parts[4], parts[5], "/".join(parts[6:])
+        zone, kind, name = words[4], words[5], "/".join(words[6:])
         if method == "GET" and not name:
             return 200, self._list(kind, zone)
         if method == "POST" and name.endswith(":getGuestAttributes"):
@@ -115,21 +115,23 @@ class TpuSession:
             return self._guest_attributes(machine)
         if method == "POST":
             return self._create(kind, zone, body, params)
-        found = self.cloud.find(name, zone)
-        shown = None if found is None else (queued(found) if kind == "queuedResources" else node(found))
-        if found is None or shown is None:
+        target = self.cloud.find(name, zone)
+        resource = None if target is None else (queued(target) if kind == "queuedResources" else node(target))
+        if target is None or resource is None:
             return 404, {"error": {"status": "NOT_FOUND", "message": f"{name} was not found"}}
         if method == "DELETE":
-            self.cloud.delete(found, self.process.name)
+            self.cloud.delete(target, self.process.name)
             return 200, {"name": f"{_parent(zone)}/operations/delete-{name}", "done": True}
-        return 200, shown
+        return 200, resource
 
     def _list(self, kind: str, zone: str) -> Json:
-        machines = [one for one in self.cloud.machines if one.provider == "tpu" and zone in ("-", one.request.zone)]
+        machines = [machine for machine in self.cloud.machines if machine.provider == "tpu"]
+        machines = [machine for machine in machines if zone in ("-", machine.request.zone)]
         if kind == "operations":
-            return {"operations": [one for machine in machines for one in operations(machine, self.cloud)]}
+            return {"operations": [operation for machine in machines for operation in operations(machine, self.cloud)]}
         show = queued if kind == "queuedResources" else node
-        return {kind: [shown for one in machines if one.is_listed and (shown := show(one)) is not None]}
+        resources = [show(machine) for machine in machines if machine.is_listed]
+        return {kind: [resource for resource in resources if resource is not None]}
 
     def _guest_attributes(self, machine: Machine | None) -> tuple[int, Any]:
         if machine is None or not machine.runs:
@@ -181,13 +183,13 @@ def _spec(machine: Machine) -> Json:
 def queued(machine: Machine) -> Json | None:
     """Return the queued resource of a machine as the API shows it."""
     request = machine.request
-    found: Json = {
+    resource: Json = {
         "name": f"{_parent(request.zone)}/queuedResources/{request.name}",
         "state": {"state": QUEUE_STATES.get(machine.state, "SUSPENDED")},
         "tpu": {"nodeSpec": [{"parent": _parent(request.zone), "nodeId": request.name, "node": _spec(machine)}]},
         "createTime": _timestamp(machine.requested_at),
     }
-    return {**found, "spot": {}} if request.capacity == "spot" else found
+    return {**resource, "spot": {}} if request.capacity == "spot" else resource
 
 
 def node(machine: Machine) -> Json | None:
@@ -210,7 +212,7 @@ def operations(machine: Machine, cloud: Cloud) -> list[Json]:
         return []
     zone, name = machine.request.zone, machine.request.name
     target = {"target": f"{_parent(zone)}/nodes/{name}"}
-    found = [
+    listed = [
         {
             "name": f"{_parent(zone)}/operations/create-{name}",
             "done": True,
@@ -221,5 +223,5 @@ def operations(machine: Machine, cloud: Cloud) -> list[Json]:
     if not machine.is_listed and machine.gone_at is not None and not machine.is_preempted:
         end = {"createTime": _timestamp(machine.gone_at), "endTime": _timestamp(machine.gone_at)}
         name = f"{_parent(zone)}/operations/delete-{name}"
-        found.append({"name": name, "done": True, "metadata": {**target, "verb": "delete", **end}})
-    return found
+        listed.append({"name": name, "done": True, "metadata": {**target, "verb": "delete", **end}})
+    return listed

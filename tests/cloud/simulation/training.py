@@ -60,15 +60,15 @@ class Training:
         return ServiceState(is_active=self.is_active, exit_code=self.code)
 
     def progress(self) -> TrainProgress:
-        saved = self.job.save_seconds if self._saved_once else None
-        return TrainProgress(self.step if self.state != "idle" else None, saved)
+        save_seconds = self.job.save_seconds if self._saved_once else None
+        return TrainProgress(self.step if self.state != "idle" else None, save_seconds)
 
     def start(self) -> None:
         """Start from the newest checkpoint."""
         if self.state not in ("idle", "crashed") or self.stop_asked_at is not None:
             return
-        saved = [int(name.removeprefix(CHECKPOINTS)) for name in self.bucket.contents if name.startswith(CHECKPOINTS)]
-        self._step, self.code = max(saved, default=0), None
+        steps = [int(name.removeprefix(CHECKPOINTS)) for name in self.bucket.contents if name.startswith(CHECKPOINTS)]
+        self._step, self.code = max(steps, default=0), None
         self.world.note(f"attempt {self.attempt} trains from step {self._step}")
         self._run()
 
@@ -113,10 +113,10 @@ class Training:
         self._step = self.step if step is None else step
         self.state = "saving"
         self._generation += 1
-        generation, saved = self._generation, self._step
-        self.on_write(self, saved, "begin")
+        generation, saved_step = self._generation, self._step
+        self.on_write(self, saved_step, "begin")
         self.world.after(
-            self.job.save_seconds, lambda: self._saved(saved, code) if generation == self._generation else None
+            self.job.save_seconds, lambda: self._saved(saved_step, code) if generation == self._generation else None
         )
 
     def _saved(self, step: int, code: int | None) -> None:

@@ -104,10 +104,10 @@ class TpuSession:
         return content
 
     def _answer(self, method: str, path: str, body: Json, params: Json) -> tuple[int, Any]:
-        words = path.split("/")
-        if len(words) < 6 or words[3] != "locations":
+        segments = path.split("/")
+        if len(segments) < 6 or segments[3] != "locations":
             return 404, {"error": {"status": "NOT_FOUND", "message": "not found"}}
-        zone, kind, name = words[4], words[5], "/".join(words[6:])
+        zone, kind, name = segments[4], segments[5], "/".join(segments[6:])
         if method == "GET" and not name:
             return 200, self._list(kind, zone)
         if method == "POST" and name.endswith(":getGuestAttributes"):

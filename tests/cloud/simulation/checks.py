@@ -127,8 +127,19 @@ class Checks:
         return (self.world.now if machine.seen_at is None else machine.seen_at) - machine.ready_at
 
     def _unknown_usd(self, machine: Machine) -> float:
-        """Return how much of the cost of a machine that has ended nothing could know."""
-        if machine.gone_at is None or machine.ready_at is None or self._tells_times:
+        """Return how much of the cost of a machine that has ended nothing could know.
+
+        The API does not tell when a machine was preempted. If it refused all calls before, the last report of the hosts
+        plus 30 s counts, and hosts may hang.
+        """
+        if machine.gone_at is None or machine.ready_at is None:
+            return 0.0
+        if machine.is_preempted:
+            last_seen_at = machine.ready_at if machine.last_seen_at is None else machine.last_seen_at
+            unseen = machine.gone_at - last_seen_at
+            if unseen > self.scenario.poll_seconds + MARGIN_SECONDS:
+                return machine.usd_per_hour * unseen / 3600
+        if self._tells_times:
             return 0.0
         unseen = min(self._unseen_seconds(machine), machine.gone_at - machine.ready_at)
         seen_seconds = machine.gone_at - machine.ready_at - unseen

@@ -31,7 +31,7 @@ class Machine:
       gone_at: when billing ended.
       is_listed: the resource exists in the API, also after a preemption.
       delivered_at: when the job arrived, if it did.
-      seen_at: when a controller saw for the first time that it runs.
+      seen_at, last_seen_at: when a controller saw for the first and the last time that it runs.
     """
 
     request: SliceRequest
@@ -45,6 +45,7 @@ class Machine:
     is_listed: bool = True
     delivered_at: float | None = None
     seen_at: float | None = None
+    last_seen_at: float | None = None
     guest: object = None
 
     @property
@@ -66,6 +67,12 @@ class Machine:
     @property
     def runs(self) -> bool:
         return self.state is SliceState.READY
+
+    def see(self, process: Process) -> None:
+        """Note that a process has asked for the state."""
+        if self.runs and process.role != "host":
+            self.last_seen_at = process.world.now
+            self.seen_at = self.last_seen_at if self.seen_at is None else self.seen_at
 
 
 @dataclass
@@ -182,8 +189,7 @@ class SimulatedProvider:
             if past is None or not self.cloud.tells_times:
                 return SliceStatus(SliceState.ABSENT)
             return SliceStatus(SliceState.ABSENT, ready_at=past.ready_at, ended_at=past.gone_at)
-        if machine.runs and machine.seen_at is None:
-            machine.seen_at = self.cloud.world.now
+        machine.see(self.process)
         if not self.cloud.tells_times:
             return SliceStatus(machine.state)
         return SliceStatus(machine.state, ready_at=machine.ready_at, ended_at=machine.gone_at)

@@ -122,6 +122,7 @@ class TpuSession:
         if method == "DELETE":
             self.cloud.delete(target, self.process.name)
             return 200, {"name": f"{_parent(zone)}/operations/delete-{name}", "done": True}
+        target.see(self.process)
         return 200, resource
 
     def _list(self, kind: str, zone: str) -> Json:

@@ -10,9 +10,11 @@ import json
 from collections.abc import Callable
 
 import pytest
-from simulated_cloud import START, SimulatedCloud, cloud_run, controller, option
+from simulated_cloud import START, SimulatedCloud, SimulatedProvider, cloud_run, controller, option
 
 from forerun.cloud.control.actions import EndRun
+from forerun.cloud.control.ledger import RunLedger
+from forerun.cloud.provider import SliceState, SliceStatus
 
 Change = Callable[[SimulatedCloud], None]
 PRICES = {"v6e-8": 10.0, "v6e-64": 80.0}
@@ -191,6 +193,25 @@ def test_a_forged_end_deletes_the_slice_at_the_next_look_and_counts_its_cost() -
     one.step()
     assert cloud.slices == {}
     view, _ = one.step()
+    assert view.spent_usd == pytest.approx(cloud.bill(), abs=0.001)
+
+
+def test_a_forged_end_of_a_slice_that_was_never_seen_ready_has_the_cost_that_the_api_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The slice becomes ready and deletes itself while no controller runs."""
+    cloud, ledger = new_cloud(), RunLedger()
+    first = controller(cloud, ledger=ledger)
+    while not cloud.slices:
+        first.step()
+    cloud.advance(620)
+    (rented,) = cloud.slices.values()
+    cloud.end(rented)
+    write("attempts/001-end.json", END)(cloud)
+    times = SliceStatus(SliceState.ABSENT, ready_at=rented.ready_at, ended_at=rented.ended_at)
+    monkeypatch.setattr(SimulatedProvider, "status", lambda provider, name, zone: times)
+    view, _ = controller(cloud, ledger=ledger).step()
+    assert cloud.bill() > 1.0
     assert view.spent_usd == pytest.approx(cloud.bill(), abs=0.001)
 
 

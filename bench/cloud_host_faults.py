@@ -45,6 +45,7 @@ SHORT_SECONDS = 330.0  # of the cap in trials in which training never ends
 LONGEST_SECONDS = 420.0  # of a trial
 MINUTE = 60.0
 API_KINDS = ("malformed", "401", "403", "429", "500")
+PASSING_KINDS = ("malformed", "429", "500")  # a refusal of the permission may end the command before it rents
 KINDS = (*(kind for kind in RECORD_KINDS if kind != "denied"), *API_KINDS, "laptop")
 ENDING_KINDS = {"forged end", "forged finish", "forged host"}  # a run that ends early meets no other faults
 JOB = f"""\
@@ -75,7 +76,7 @@ class HostTrial:
     faults: list[tuple[float, str]] = field(default_factory=list)
     end: str = ""
     attempts: int = 0
-    newest_step: int = 0
+    newest_checkpoint: int = 0
     seconds: float = 0.0
     problems: list[str] = field(default_factory=list)
 
@@ -84,15 +85,18 @@ class EmulatorBucket:
     """The emulator of Cloud Storage. A stopped process does not answer, but accepts connections."""
 
     def __init__(self, folder: Path) -> None:
+        self.is_hanging = False
         self.pid = next(pid for pid in processes() if is_emulator(pid, folder))
 
     def deny(self) -> None:
         self.hang()
 
     def hang(self) -> None:
+        self.is_hanging = True
         os.kill(self.pid, signal.SIGSTOP)
 
     def work(self) -> None:
+        self.is_hanging = False
         os.kill(self.pid, signal.SIGCONT)
 
 
@@ -113,7 +117,7 @@ class HostTrialRunner:
         self.random, self.site = random.Random(seed), site
         self.result = HostTrial(seed, never_ends)
         self.began = time.monotonic()
-        self.is_listed = False
+        self.is_listed, self.hangs_until = False, 0.0
 
     def run(self) -> HostTrial:
         site, result = self.site, self.result
@@ -167,7 +171,7 @@ class HostTrialRunner:
                 next_fault = time.monotonic() + self.random.expovariate(1 / 10.0)
                 kind = self.random.choice(KINDS)
                 if self.result.never_ends:  # its hosts must train before the record is forged
-                    kind = self.random.choice(API_KINDS)
+                    kind = self.random.choice(PASSING_KINDS)
                 if kind not in ENDING_KINDS or len(self.result.faults) >= 4:
                     self._inject(kind, run)
             time.sleep(0.3)
@@ -190,23 +194,32 @@ class HostTrialRunner:
             time.sleep(0.3)
 
     def _look(self) -> None:
-        self.record.end_due(self.site.cloud.now())
-        steps = self._steps()
-        if max(steps, default=0) < self.result.newest_step:
-            self.result.problems.append(f"the checkpoint of step {self.result.newest_step} is lost")
-        self.result.newest_step = max(steps, default=0)
+        if self.bucket.is_hanging and time.monotonic() >= self.hangs_until:
+            self.bucket.work()
+        if not self.bucket.is_hanging:  # else the faults would wait, too
+            self.record.end_due(self.site.cloud.now())
+        checkpoints = self._checkpoints()
+        if max(checkpoints, default=0) < self.result.newest_checkpoint:
+            self.result.problems.append(f"checkpoint {self.result.newest_checkpoint} is lost")
+        self.result.newest_checkpoint = max(checkpoints, default=0)
 
-    def _steps(self) -> set[int]:
+    def _checkpoints(self) -> set[int]:
+        """Return the numbers of the checkpoints that are complete in the bucket."""
         folder = f"runs/{NAME}/commits/"
         return {int(Path(name).stem) for name in self.site.object_names() if name.startswith(folder)}
 
     def _trains(self) -> bool:
         """Return whether the training has saved a checkpoint."""
-        return self.result.newest_step > 0
+        return self.result.newest_checkpoint > 0
 
     def _inject(self, kind: str, run: Command | None) -> bool:
         is_injected = True
-        if kind == "prolonged":
+        if self.bucket.is_hanging and kind in RECORD_KINDS:
+            return False
+        if kind == "hangs":
+            self.hangs_until = time.monotonic() + self.random.uniform(5, 60)
+            self.bucket.hang()
+        elif kind == "prolonged":
             self.record.prolong(self.site.cloud.now())
         elif kind in RECORD_KINDS:
             is_injected = self.record.inject(kind, self.site.cloud.now())
@@ -295,7 +308,7 @@ def main() -> None:
 def show(result: HostTrial) -> None:
     cost = f"${result.usd:.3f} of ${result.cap_usd:.2f}"
     kinds = " ".join(kind for _, kind in result.faults)
-    print(f"{result.seed}: {result.end} | {cost} | step {result.newest_step} | {kinds}", flush=True)
+    print(f"{result.seed}: {result.end} | {cost} | checkpoint {result.newest_checkpoint} | {kinds}", flush=True)
     for problem in result.problems:
         print(f"    PROBLEM {problem}", flush=True)
 
@@ -313,11 +326,11 @@ def record(results: list[HostTrial]) -> None:
         f"{counts.total()} faults in {len(results)} runs; {len(problems)} runs with a problem. In "
         f"{sum(trial.hosts_alone for trial in results)} runs, the hosts were alone with forged files.",
         "",
-        "| seed | hosts alone | end | USD | cap | seconds above the cap | newest step |",
+        "| seed | hosts alone | end | USD | cap | seconds above the cap | newest checkpoint |",
         "| --- | --- | --- | --- | --- | --- | --- |",
         *(
             f"| {trial.seed} | {'yes' if trial.hosts_alone else 'no'} | {trial.end.split(':')[0]} | {trial.usd:.3f} "
-            f"| {trial.cap_usd:.2f} | {trial.over_seconds:.0f} | {trial.newest_step} |"
+            f"| {trial.cap_usd:.2f} | {trial.over_seconds:.0f} | {trial.newest_checkpoint} |"
             for trial in results
         ),
         "",

@@ -145,11 +145,13 @@ def main() -> None:
         for name in [args.revert] if args.revert else REVERTS:
             lines.append(first_seed(name, args.most))
             print(f"{name}: seed {lines[-1]['first_seed']}: {lines[-1]['violation']}", flush=True)
+            if not args.no_results:
+                record(lines[-1:])
     else:
         lines = [campaign(args.first, args.seeds, args.workers)]
         print(json.dumps({key: value for key, value in lines[0].items() if key != "failed"}, indent=1))
-    if not args.no_results:
-        record(lines)
+        if not args.no_results:
+            record(lines)
     is_failed = lines[0].get("seeds_with_violations") or any(line.get("first_seed") is None for line in lines)
     sys.exit(1 if is_failed else 0)
 

@@ -137,8 +137,8 @@ class RecordFaults:
             due[1]()
 
     def end_all(self) -> None:
-        self.end_due(float("inf"))
         self.bucket.work()
+        self.end_due(float("inf"))
 
     def _replace(self, name: str, values: Mapping[str, Any]) -> None:
         self.files.replace(name, json.dumps(values).encode())

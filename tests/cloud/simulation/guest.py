@@ -15,7 +15,7 @@ from simulation.agent_host import AgentHost
 from simulation.bucket import Bucket
 from simulation.events import World
 from simulation.machines import Cloud, Machine
-from simulation.process import Faults, Process
+from simulation.process import Faults, Killed, Process
 from simulation.training import Job, Training
 
 SETUP_LIMIT, SLICE_LIMIT = "setup-seconds", "limit-seconds"  # metadata in place of the startup script
@@ -172,6 +172,8 @@ class Guest:
         process = Process(world, self.context.faults, "host", f"the watch of {request.name}")
         try:
             self.context.provider(process).delete(request.name, request.zone)
+        except Killed:
+            return  # with its machine; or systemd starts it again
         except Exception as error:
             world.note(f"{process.name}: {type(error).__name__}")
 

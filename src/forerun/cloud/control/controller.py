@@ -302,8 +302,8 @@ class Controller:
         recorded = self.observer.recorded_ends.get(number)
         # Neither a wrong clock nor a record can end the billing before this controller saw the slice for the last time.
         at = max(at, attempt.seen_at or at)
-        # Only the state of the slice shows a preemption. The record and silent hosts do not.
-        preempted = action.reason == ENDED_PREEMPTED and action.at is not None
+        # Only the state of the slice shows a preemption. The record, silent hosts and an absent slice do not.
+        preempted = action.reason == ENDED_PREEMPTED and action.is_preempted
         usd = attempt_usd(entry.option.usd_per_hour, attempt.ready_at, at, preempted=preempted)
         if attempt.ready_at is None and recorded is None:
             at = self.clock.now()  # the pause before the next attempt begins here

@@ -235,3 +235,18 @@ def test_a_forged_zone_does_not_redirect_the_deletion() -> None:
     follow(cloud, lambda cloud: None, 0)  # another process, which knows only the record
     assert cloud.slices == {}
     assert {zone for _, zone in cloud.created} == {"zone-a", "zone-b"}
+
+
+def test_a_slice_that_its_hosts_delete_in_its_first_minute_is_not_free() -> None:
+    """Only a preemption is. A forged limit of zero lets the agents delete each new slice."""
+    cloud = new_cloud()
+    one = controller(cloud)
+    while not any(rented.ready_at for rented in cloud.slices.values()) or cloud.bill() < 0.1:
+        one.step()
+        cloud.advance(5)
+    (rented,) = cloud.slices.values()
+    cloud.end(rented)
+    view, _ = one.step()
+    view, _ = one.step()
+    assert 0.1 <= cloud.bill() < 60 * 10.0 / 3600
+    assert view.spent_usd == pytest.approx(cloud.bill(), abs=ONE_POLL_USD)

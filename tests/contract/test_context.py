@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -69,10 +68,10 @@ def test_chunks_are_where_their_work_is_equal() -> None:
 
 @pytest.mark.parametrize(
     ("family", "shape", "rows"),
-    [("gemma2", (1, 1, 1, 4), 1), ("gemma3_text", (1, 2, 2, 2), 2)],
+    [("gemma2", MeshShape(1, 1, 1, context=4), 1), ("gemma3_text", MeshShape(1, 2, 2, context=2), 2)],
     ids=["gemma2", "gemma3"],
 )
-def test_loss_and_gradients_are_those_of_one_device(family: str, shape: tuple[int, ...], rows: int) -> None:
+def test_loss_and_gradients_are_those_of_one_device(family: str, shape: MeshShape, rows: int) -> None:
     """Packed documents, windows, soft caps, grouped heads, and layers with two sets of positions."""
     config = read_config({"model_type": family, **FAMILIES[family]}, "a test")[1]
     assert isinstance(config, DecoderConfig)
@@ -84,7 +83,7 @@ def test_loss_and_gradients_are_those_of_one_device(family: str, shape: tuple[in
         return NextToken(chunk=10)(model, params, batch, Compute(remat=Remat(policy="full"))).loss
 
     wanted, wanted_gradient = jax.jit(jax.value_and_grad(loss))(params)
-    with jax.set_mesh(make_mesh(MeshShape(*shape), jax.devices()[: math.prod(shape)])):
+    with jax.set_mesh(make_mesh(shape, jax.devices()[: shape.devices])):
         found, gradient = jax.jit(jax.value_and_grad(loss))(params)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
     assert_near(gradient, wanted_gradient, 1e-5)

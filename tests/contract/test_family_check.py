@@ -86,18 +86,35 @@ def test_ernie_is_not_llama(script: ModuleType, tmp_path: Path, capsys: pytest.C
     assert float(logits) > 1.0
 
 
+@pytest.fixture
+def invented_family(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Register a model_type that exists in transformers during the test only, so that no release supports it."""
+    from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    config_class = type("InventedConfig", (MixtralConfig,), {"model_type": "invented_experts"})
+    model_class = type("InventedForCausalLM", (MixtralForCausalLM,), {"config_class": config_class})
+    for mapping in (CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING):
+        monkeypatch.setattr(mapping, "_extra_content", {})
+    AutoConfig.register("invented_experts", config_class)
+    AutoModelForCausalLM.register(config_class, model_class)
+    return "invented_experts"
+
+
 @pytest.mark.torch
 def test_all_unknown_keys_and_tensors_are_named(
-    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    script: ModuleType, invented_family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = written(tmp_path / "experts", "minimax_m2")
+    folder = written(tmp_path / "experts", invented_family, expert_echo=0.5)
     assert script.main([str(folder)]) == 1
     printed = capsys.readouterr().out
     assert "E-MODEL-001" in printed
+    assert "expert_echo" in printed
     assert script.main([str(folder), "--as", "mistral"]) == 1
     printed = capsys.readouterr().out
     assert results(printed) == {"config keys": "FAIL", "tensors": "FAIL"}
-    for name in ("num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"):
+    for name in ("expert_echo", "num_local_experts", "num_experts_per_tok", "router_aux_loss_coef"):
         assert f"unread: {name}" in printed
     assert re.search(r"not in the table: model\.layers\.\{\}\.\S*gate", printed)
     assert "not in the checkpoint: model.layers.{}.mlp.up_proj.weight" in printed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from math import log, prod
 
 from forerun.errors import UserError
@@ -23,6 +23,7 @@ class MeshShape:
     data: int
     fsdp: int
     tp: int
+    _: KW_ONLY
     slices: int = 1  # TPU slices, each with this mesh; they split the batch, and each has a copy of the weights
     context: int = 1  # devices that share each sequence
     expert: int = 1  # devices that share the experts of each layer

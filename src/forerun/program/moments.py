@@ -237,8 +237,6 @@ def placed(state: Tree, params: Tree, layouts: Tree, mesh: Mesh) -> Tree:
         if found is None:
             return NamedSharding(mesh, PartitionSpec())
         param = known[found]
-        if leaf.shape == param.shape:
-            return param.sharding
         if isinstance(layout := shaped.get(found), ParamLayout) and path[-1] in _FACTORS:
             lead, cut, axes = layout.lead, layout.cut, layout.axes
             letters = axes[:cut] if path[-1] == _FACTORS[0] else axes[:lead] + axes[cut:]

@@ -58,7 +58,7 @@ def test_slices_of_devices() -> None:
 
 def test_each_slice_has_the_mesh() -> None:
     shape = resolve(1, -1, 2, 32, slices=4)
-    assert shape == MeshShape(1, 4, 2, 4)
+    assert shape == MeshShape(1, 4, 2, slices=4)
     assert (shape.devices, shape.data_parallel, str(shape)) == (32, 16, "4x(1x4x2)")
     assert resolve(1, -1, 1, 8) == MeshShape(1, 8, 1)
     assert all(mesh.devices == 32 and mesh.slices == 4 for mesh in meshes(8, 32, 4))
@@ -102,9 +102,9 @@ def question(on: str, recording: bool = False, **mesh: Any) -> CompileRequest:
 
 
 def test_a_plan_takes_the_slices_of_the_place() -> None:
-    assert question("2xv5e-8").derived().mesh == MeshShape(1, 8, 1, 2)
+    assert question("2xv5e-8").derived().mesh == MeshShape(1, 8, 1, slices=2)
     assert question("2xv5e-8").derived().micro_batch == 2
-    assert question("2xv5e-8", slices=2, data=2).mesh_shape() == MeshShape(2, 4, 1, 2)
+    assert question("2xv5e-8", slices=2, data=2).mesh_shape() == MeshShape(2, 4, 1, slices=2)
     with pytest.raises(UserError) as caught:
         question("v5e-8", slices=2).derived()
     assert_error(caught.value, "E-HARDWARE-026")

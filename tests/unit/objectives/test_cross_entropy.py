@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -111,7 +112,8 @@ def test_bfloat16_sums_in_float32() -> None:
 @pytest.mark.parametrize("vocab", [40, 39], ids=["even", "odd"])
 def test_on_eight_devices(shape: tuple[int, ...], vocab: int) -> None:
     arrays = drawn(vocab=vocab)
-    mesh = make_mesh(MeshShape(*shape), jax.devices())
+    data, fsdp, tp, *context = shape
+    mesh = make_mesh(MeshShape(data, fsdp, tp, context=math.prod(context)), jax.devices())
     with jax.set_mesh(mesh):
         assert_same(computed(arrays, 5), plain(*arrays))
         np.testing.assert_allclose(jax.jit(cross_entropy, static_argnums=4)(*arrays, 5), plain(*arrays)[0], rtol=1e-6)
@@ -120,7 +122,8 @@ def test_on_eight_devices(shape: tuple[int, ...], vocab: int) -> None:
 @pytest.mark.parametrize("shape", [(1, 8, 1), (2, 2, 2), (1, 2, 2, 2)], ids=str)
 def test_the_nats_on_eight_devices(shape: tuple[int, ...]) -> None:
     hidden, matrix, targets, weights = drawn()
-    mesh = make_mesh(MeshShape(*shape), jax.devices())
+    data, fsdp, tp, *context = shape
+    mesh = make_mesh(MeshShape(data, fsdp, tp, context=math.prod(context)), jax.devices())
 
     def weighed(hidden: Any, matrix: Any) -> Any:
         return jnp.sum(token_nats(hidden, matrix, targets, 5) * weights)

@@ -169,3 +169,19 @@ def test_a_small_root_is_not_zero_and_a_zero_gradient_stays_zero() -> None:
         assert float(jnp.abs(direction).max()) < 1.6
         assert float(jnp.abs(direction[..., 1]).max()) == 0.0
         assert float(direction[..., 2:].min()) > 0.8
+
+
+def test_a_root_below_the_map_is_not_coded_as_zero() -> None:
+    """The square of a block's largest number decays slower than its mean, so a small mean can outlive its root."""
+    adam = optimizer.AdamRule(0.9, 0.95, 1e-8)
+    rule = eight_bit_moments.rule_of(adam, LAYOUT["w"])
+    zero = jnp.zeros(LAYOUT["w"].shape, jnp.float32)
+    steps = [zero.at[..., 0].set(1e3), *[zero] * 29, zero.at[..., 1].set(4e-5), zero]
+    moments, exact, largest = rule.init(zero), adam.init(zero), 0.0
+    for t, g in enumerate(steps, 1):
+        with jax.numpy_dtype_promotion("standard"):
+            direction, moments = rule.update(g, moments, zero, jnp.int32(t))
+            expected, exact = adam.update(g, exact, zero, jnp.int32(t))
+        largest = float(jnp.abs(direction[..., 1]).max())
+    assert float(jnp.abs(expected[..., 1]).max()) > 0.1
+    assert 0.0 < largest < 2.0 * float(jnp.abs(expected[..., 1]).max())

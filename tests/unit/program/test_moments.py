@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -9,13 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec
 
 from forerun.config.schema import Optimizer
+from forerun.hardware.mesh import MeshShape
 from forerun.methods.parameter_layouts import ParamLayout, layouts_of
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig
-from forerun.nn import spec
+from forerun.nn import sharding, spec
 from forerun.program import optimizer
+from forerun.program.build import make_mesh
+from forerun.program.moments import placed
 from forerun.program.schedule import Schedule
 
 STEPS = 6
@@ -186,3 +191,32 @@ def test_the_layouts_of_a_decoder() -> None:
     assert flat[".blocks.out.value"].rows == 2
     assert {name for name, one in flat.items() if one.rows and not one.is_linear} == {".embed", ".head.value"}
     assert jax.tree.structure(found) == jax.tree.structure(specs, is_leaf=spec.is_spec)
+
+
+WIDE = ParamLayout((LAYERS, 256, 4, 128), "LEHD", 1, 1, True)
+SPLIT = PartitionSpec(None, "fsdp", "tp", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("adamw", {"mu": SPLIT, "nu": SPLIT}),
+        ("muon", {"mean": SPLIT}),
+        ("adamw8bit", {"mean": SPLIT, "root": SPLIT, "mean_scale": SPLIT, "root_scale": SPLIT}),
+        ("adafactor", {"row": PartitionSpec(None, None), "col": PartitionSpec(None, "tp", None)}),
+    ],
+)
+def test_moments_are_split_as_their_parameters(name: str, expected: dict[str, PartitionSpec]) -> None:
+    """The factors of Adafactor are too small to be split over fsdp."""
+    mesh = make_mesh(MeshShape(2, 2, 2), jax.devices())
+    params = {"w": jax.ShapeDtypeStruct(WIDE.shape, jnp.float32, sharding=sharding.stored(mesh, WIDE.shape, WIDE.axes))}
+    assert params["w"].sharding.spec == SPLIT
+    o, layouts = Optimizer(name=name), {"w": WIDE}
+    state = jax.eval_shape(optimizer.chain(o, Schedule.of(o, STEPS, 0), {"w": True}, layouts).init, params)
+    specs = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(placed(state, params, layouts, mesh)):
+        if "'w'" in (text := jax.tree_util.keystr(path)):
+            specs[re.findall(r"\.(\w+)", text)[-1]] = leaf.sharding.spec
+        else:
+            assert leaf.sharding.spec == PartitionSpec()
+    assert specs == expected

@@ -305,7 +305,7 @@ def _fsdp_has_room(job: Job, sizes: Footprint, on: Slice) -> bool:
     devices = on.used_devices(job.devices)
     if job.batch % devices:
         return False
-    thrifty = Candidate(on, MeshShape(1, devices // on.slices, 1, on.slices), 1, REMATS[0])
+    thrifty = Candidate(on, MeshShape(1, devices // on.slices, 1, slices=on.slices), 1, REMATS[0])
     return _guessed_bytes(sizes, thrifty, job.batch) < 0.8 * (on.chip.usable_bytes or 0)
 
 

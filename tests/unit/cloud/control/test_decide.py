@@ -305,3 +305,11 @@ def test_a_controller_without_the_lease_rents_and_delivers_nothing() -> None:
     assert not is_limit(view(SliceState.READY, ready=True), DeliverJob(attempt()))
     assert not is_limit(view(SliceState.READY, ready=True), EndAttempt(attempt(), "broken"))
     assert is_limit(view(SliceState.READY), RecordReady(attempt(), START))
+
+
+def test_the_limit_of_an_attempt_contains_the_keeper() -> None:
+    """$40 without 6 hours of the keeper at $2, at $10 for the slice and $2 for the keeper."""
+    run = replace(cloud_run(FIRST), keeper=True, keeper_usd_per_hour=2.0)
+    action = decide(ControlView(now=START, run=run))
+    assert isinstance(action, StartAttempt)
+    assert action.entry.limit_seconds == 8400

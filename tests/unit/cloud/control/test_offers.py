@@ -44,6 +44,14 @@ def test_zones_keep_their_order_and_have_the_prices_of_the_table(capacity: str, 
         assert (one.provider, one.hosts, one.capacity) == ("tpu", 4, capacity)
 
 
+def test_slices_of_one_host_have_another_price_than_pods() -> None:
+    """The table has v2 in europe-west4-a for $1.2375 per chip in a single host, and for $1.50 in a pod."""
+    (single,) = slice_offers("v2-8", "on-demand", ["europe-west4-a"])
+    (pod,) = slice_offers("v2-32", "on-demand", ["europe-west4-a"])
+    assert (single.hosts, single.usd_per_hour) == (1, pytest.approx(4 * 1.2375))
+    assert (pod.hosts, pod.usd_per_hour) == (4, pytest.approx(16 * 1.5))
+
+
 def test_without_zones_the_cheapest_come_first() -> None:
     found = slice_offers("v6e-8", "spot")
     prices = [one.usd_per_hour for one in found]

@@ -103,3 +103,10 @@ def test_machines_of_the_user_are_never_deleted() -> None:
 )
 def test_states_of_systemd(text: str, state: ServiceState | None) -> None:
     assert parse_state(text) == state
+
+
+def test_results_are_not_stored_in_the_last_grace_before_the_deadline() -> None:
+    view = replace(VIEW, deadline_at=1050.0, service=ended(0))
+    decision = decide(view)
+    assert (decision.phase, decision.detail, decision.action) == ("stopped", BUDGET, None)
+    assert decide(replace(view, is_finished=True)).phase == "finished"

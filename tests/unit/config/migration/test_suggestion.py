@@ -155,6 +155,12 @@ def test_keys_without_a_value_here_say_why(text: str, reason: str) -> None:
     assert_error(error_of(SMALL + text), "E-JOB-018", fix=reason)
 
 
+def test_an_accumulation_that_does_not_divide_the_batch_over_the_devices_has_no_micro_batch() -> None:
+    error = error_of(f"{SMALL}batch: 32\ngradient_accumulation_steps: 4\ndevices: 3\n")
+    assert_error(error, "E-JOB-018", fix="4 x 3")
+    assert not [line for line in lines_in(error.fix) if line.startswith("micro_batch")]
+
+
 def test_a_key_of_a_job_in_the_wrong_section_is_not_one_of_another_trainer() -> None:
     assert_error(error_of(SMALL + "fsdp: 8\n"), "E-JOB-018", fix="'mesh.fsdp'")
 

@@ -7,12 +7,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from forerun.data.early import arrival as module
 from forerun.data.early.arrival import NICE, StoppedBuildError, UnitArrival, lower_priority
 from forerun.data.storage.folder import LocalFolder
 from forerun.data.tokens.build import BuildProgress
+from forerun.data.tokens.document import Encoded
 from forerun.data.tokens.unit import Unit, UnitWriter
 from forerun.errors import UserError
 
@@ -106,3 +108,12 @@ def test_workers_get_a_lower_priority_and_other_children_keep_theirs() -> None:
             child.communicate()
     assert found == [max(NICE, mine), mine]
     assert os.getpriority(os.PRIO_PROCESS, 0) == mine
+
+
+def test_training_documents_of_earlier_units_are_counted(units: UnitArrival) -> None:
+    for number, documents in enumerate((2, 3, 1)):
+        writer = UnitWriter(Path(units.folder.address), units.units[number], 256)
+        writer.add("train", [Encoded(np.arange(4), None)] * documents)
+        writer.add("validation", [Encoded(np.arange(4), None)])
+        writer.finish()
+    assert [units.documents_before(number) for number in range(4)] == [0, 2, 5, 6]

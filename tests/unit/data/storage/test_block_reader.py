@@ -104,6 +104,18 @@ def test_a_cached_part_that_differs_is_fetched(rig: Rig, part: str) -> None:
     assert rig.counts.cache_damaged == 1, "the cache was repaired"
 
 
+def test_a_cached_last_block_with_padding_is_used(rig: Rig) -> None:
+    """A cache of whole blocks may not know where the file ends."""
+    rig.require_equal(len(NUMBERS) - 5, len(NUMBERS))
+    for key, data in rig.cache.blocks.items():
+        rig.cache.blocks[key] = data.ljust(4096, b"\1")
+    rig.folder.calls.clear()
+    rig.again()
+    rig.require_equal(len(NUMBERS) - 5, len(NUMBERS))
+    assert rig.folder.calls == []
+    assert rig.counts.cache_damaged == 0
+
+
 def flipped(wanted: Callable[[FileRange], bool], times: int) -> Callable[[FileRange, bytes], bytes]:
     left = [times]
 
@@ -303,3 +315,8 @@ def test_near_ranges_are_merged_up_to_a_limit() -> None:
     assert merged([span(5, 9, "b"), span(0, 4), span(0, 4)]) == [span(0, 4), span(5, 9, "b")]
     limit = patient_reads.SPAN_BYTES
     assert merged([span(0, limit), span(limit, limit + 1)]) == [span(0, limit), span(limit, limit + 1)]
+
+
+def test_a_range_inside_of_another_one_is_covered() -> None:
+    ranges = [FileRange("a", 0, 1000), FileRange("a", 10, 50), FileRange("b", 10, 50)]
+    assert merged(ranges) == [FileRange("a", 0, 1000), FileRange("b", 10, 50)]

@@ -99,3 +99,17 @@ def test_several_arrays_are_asked_together(tmp_path: Path) -> None:
     for one, found, number in zip(plain, places, numbers, strict=True):
         assert np.array_equal(number, one[found - 1])
     assert len(folder.calls) <= 2
+
+
+def test_the_last_number_is_found_without_a_read(tmp_path: Path) -> None:
+    """Documents without tokens at the end of a unit repeat the last offset."""
+    plain = np.concatenate([offsets("natural", 20_000), [1 << 40] * 3]).astype("<i8")
+    array, folder = array_of(tmp_path, plain, ends=(0, 1 << 40))
+    assert array.places_of([1 << 40]).tolist() == [len(plain)]
+    assert folder.calls == []
+
+
+def test_equal_numbers_have_a_place(tmp_path: Path) -> None:
+    array, _ = array_of(tmp_path, np.full(20_000, 7, "<i8"))
+    for value, expected in ((6, 0), (7, 20_000), (8, 20_000)):
+        assert array.places_of([value]).tolist() == [expected]

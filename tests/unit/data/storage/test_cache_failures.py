@@ -15,7 +15,7 @@ import pytest
 from cached_reads import CheckingCaller, StoredFile
 
 from forerun.data.storage.block_cache import FAILED, BlockCache
-from forerun.data.storage.cache_file import LINE_BYTES, geometry_within, stored_geometry
+from forerun.data.storage.cache_file import ENTRY, HEADER_BYTES, LINE_BYTES, geometry_within, stored_geometry
 from forerun.data.storage.read_counts import ReadCounts
 
 LIMIT = 8 << 20
@@ -88,6 +88,17 @@ def test_a_cut_file_is_a_miss(tmp_path: Path, size: int) -> None:
     os.truncate(tmp_path / "cache", size)
     assert world.caller.read_all(1, 1) == 0
     world.require("hits")
+    assert (world.errors, world.told) == (0, [])
+
+
+def test_a_file_that_is_cut_in_an_entry_is_a_miss(tmp_path: Path) -> None:
+    """The tag of the first entry is complete, and what follows it is not."""
+    world = World(tmp_path / "cache")
+    world.require("misses")
+    entries = (tmp_path / "cache").read_bytes()[HEADER_BYTES:]
+    first = next(at for at in range(0, len(entries), ENTRY.size) if any(entries[at : at + 8]))
+    os.truncate(tmp_path / "cache", HEADER_BYTES + first + 10)
+    world.require("misses")
     assert (world.errors, world.told) == (0, [])
 
 

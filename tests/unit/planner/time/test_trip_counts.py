@@ -90,7 +90,14 @@ def test_upwards_like_range(start: int, limit: int, step: int) -> None:
 
 @pytest.mark.parametrize(
     ("direction", "goes_on", "limit", "step"),
-    [("LE", operator.le, 9, 2), ("GT", operator.gt, -9, -2), ("GE", operator.ge, -9, -3), ("NE", operator.ne, 14, 7)],
+    [
+        ("LE", operator.le, 9, 2),
+        ("LE", operator.le, 8, 2),
+        ("GT", operator.gt, -9, -2),
+        ("GT", operator.gt, -8, -2),
+        ("GE", operator.ge, -9, -3),
+        ("NE", operator.ne, 14, 7),
+    ],
 )
 def test_other_directions(direction: str, goes_on: object, limit: int, step: int) -> None:
     assert callable(goes_on)

@@ -211,6 +211,23 @@ def test_a_wrong_file_is_not_proven(folder: Path, tmp_path: Path, monkeypatch: p
         assert_error(raised.value, "E-WEIGHTS-023")
 
 
+@pytest.mark.parametrize(
+    ("kind", "coded"), [("q8_0", "Q8_0"), ("q4_0", "Q4_0"), ("q4_k_m", "Q4_K"), ("q4_k_m", "Q6_K")]
+)
+def test_a_quantization_error_above_its_limit_is_not_proven(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, coded: str
+) -> None:
+    """Only the tensors of one type are wrong, by more than the limit of this type."""
+    encoded, limit = gguf_file.encoded, gguf_file.ERROR_LIMITS[coded]
+    factors = {coded: np.float32(1 + 1.5 * limit)}
+    monkeypatch.setattr(
+        gguf_file, "encoded", lambda value, kind: encoded(value * factors.get(kind, np.float32(1)), kind)
+    )
+    with pytest.raises(UserError) as raised:
+        write_gguf(folder, tmp_path / "model.gguf", kind, name="small", ends=[0])
+    assert_error(raised.value, "E-WEIGHTS-023")
+
+
 def test_values_beyond_float16(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     value = gguf_file.TensorSource.value
     monkeypatch.setattr(gguf_file.TensorSource, "value", lambda self, tensor: value(self, tensor) * np.float32(1e8))

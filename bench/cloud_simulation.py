@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import signal
 import sys
 import time
 from collections import Counter
@@ -135,6 +136,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--no-results", action="store_true", help="do not write bench/results")
     args = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets background processes ignore it
     if args.seed is not None:
         with reverted(args.revert):
             result = simulate(args.seed)

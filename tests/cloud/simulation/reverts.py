@@ -158,7 +158,7 @@ def _lists_without_end() -> list[tuple[Any, str, Any]]:
     def pages(self: rest.Rest, api: str, path: str, params: Any = None, shape: Any = None) -> Iterator[Any]:
         token = ""
         while True:
-            page = self.call("GET", api, path, params={**(params or {}), "pageToken": token})
+            page = self.call("GET", api, path, params={**(params or {}), "pageToken": token}, shape=shape)
             yield page
             token = str(page.get("nextPageToken") or "")
             if not token:

@@ -49,6 +49,21 @@ def test_a_host_that_has_accepted_a_bundle_gets_no_second_one(server, folder):
     assert list((folder / "inbox").iterdir()) == []
 
 
+def test_a_bundle_that_is_damaged_on_its_way_is_not_stored(server, folder):
+    class Damaged:
+        sha256 = hashlib.sha256(b"complete").hexdigest()
+
+        def write(self, stream):
+            stream.write(b"complet")
+
+    with pytest.raises(CloudUnavailable):
+        deliver(
+            Damaged(), [server.address()], [[server.host_key]], server.identity, [].append, folder=str(folder),
+            limit_seconds=0,
+        )  # fmt: skip
+    assert list((folder / "inbox").iterdir()) == []
+
+
 def test_a_changed_host_key_stops_the_delivery(server, folder, tmp_path):
     other = " ".join(new_key(tmp_path / "other").split()[:2])
     waits: list[float] = []

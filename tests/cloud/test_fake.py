@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from fake import FakeCloud, Fault, fields
+from fake.faults import MALFORMED
 
 ZONE = "us-east5-b"
 NODE = {"acceleratorType": "v6e-16", "runtimeVersion": "v2-alpha-tpuv6e", "labels": {"forerun-run": "one"}}
@@ -289,6 +290,20 @@ def test_faults_are_injected_in_order(cloud: FakeCloud) -> None:
     cloud.advance(1)
     assert cloud.resources() == []
     assert [one["status"] for one in cloud.requests() if one["method"] == "POST"] == [503, 429, 200]
+
+
+@pytest.mark.parametrize("body", sorted(MALFORMED))
+def test_a_malformed_answer_hides_what_the_api_has_done(cloud: FakeCloud, body: str) -> None:
+    api = Api(cloud)
+    cloud.inject(Fault("malformed", method="POST", body=body))
+    try:
+        status, answer = api.create_node()
+    except json.JSONDecodeError:
+        assert body in ("html", "truncated", "empty")
+    else:
+        assert status == 200
+        assert body in ("null", "list") or set(answer.values()) == {7}
+    assert [resource["name"] for resource in cloud.resources()] == ["one"]
 
 
 def test_date_header_shows_the_clock_of_the_fake(cloud: FakeCloud) -> None:

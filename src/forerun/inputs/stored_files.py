@@ -1,4 +1,4 @@
-"""Copies of the files of a run with checkpoints that `checkpoint.folder` puts outside of the run's folder.
+"""Opening of the folder of a run, and copies of its files with checkpoints that are outside of this folder.
 
 A machine that has only the checkpoints can then resume the run with all its records. Each checkpoint names the parts of
 the metrics, ledger and events up to its step (`forerun.checkpoint.parts`), and their digest (`forerun.journal.Seal`).
@@ -19,9 +19,21 @@ from forerun.checkpoint.parts import FOLDER, Attach, FilePart, Recorded, read_pa
 from forerun.checkpoint.storage.place import StoragePlace, place_of
 from forerun.checkpoint.storage.retries import RetrySchedule
 from forerun.checkpoint.store import CheckpointStore
+from forerun.config.load import dump, load
+from forerun.config.schema import Job
 from forerun.errors import StorageError, UserError
 from forerun.files import atomic_write, atomic_writer
-from forerun.inputs.run_folder import RunFolder
+from forerun.inputs.run_folder import (
+    RunFolder,
+    copy_template,
+    folder_of,
+    is_blank,
+    job_file_problem,
+    newest_record,
+    recorded_job,
+    rename_existing_run,
+    require_same_job,
+)
 from forerun.inputs.saved_files import EVENTS, LEDGER, METRICS, TRACKED, SavedFiles
 from forerun.journal import Journal, Seal, Snapshot, matching_seals
 from forerun.track.event_log import EventLog
@@ -255,3 +267,45 @@ def _free_name(path: Path) -> Path:
     while (other := path.with_name(f"{path.name}.replaced-{number}")).exists():
         number += 1
     return other
+
+
+def open_folder(
+    job: Job, *, fresh: bool, writes: bool = True, tell: Callable[[str], None] = lambda text: None
+) -> RunFolder:
+    """Create or open the run's folder, and write `job.yaml`.
+
+    The job is compared with the job that the newest checkpoint recorded, because that record is verified. `job.yaml` is
+    used for the comparison only if no checkpoint contains the job. Metrics, ledger and summary are restored if copies
+    are stored with the checkpoints.
+
+    Args:
+      job: the resolved job.
+      fresh: whether an existing run of this name is renamed first.
+      writes: whether this host writes the folder. One host does this for all.
+      tell: receives a message if `job.yaml` was missing, damaged or changed.
+
+    Raises:
+      UserError: the folder belongs to another job.
+    """
+    folder = folder_of(job)
+    if not writes:
+        return folder
+    if fresh:
+        rename_existing_run(job)
+    record = newest_record(folder.checkpoints(job), tell)
+    if record is not None and "job" in record:
+        before = recorded_job(record["job"], folder)
+        require_same_job(job, before, folder)
+        if trouble := job_file_problem(folder.job, before):
+            tell(f"{folder.job} {trouble}; it is restored, and the job is the one that the checkpoint recorded")
+    elif not is_blank(folder.job):
+        require_same_job(job, load(folder.job).job, folder)
+    elif record is not None:
+        tell(f"{folder.job} is missing or empty, and the checkpoints do not have the job: it is not compared")
+    elif folder.job.exists():
+        tell(f"{folder.job} was empty; it is written again")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder.job, dump(job))
+    copy_template(job, folder, begun=record is not None)
+    restore_files(folder.checkpoints(job), folder, tell)
+    return folder

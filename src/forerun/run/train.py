@@ -33,11 +33,11 @@ from forerun.inputs.base_weights import (
 from forerun.inputs.job_corpus import open_corpus_with_progress
 from forerun.inputs.job_warnings import warnings_of
 from forerun.inputs.model_code import record_code
-from forerun.inputs.open_folder import open_folder
 from forerun.inputs.resolve_job import resolve
 from forerun.inputs.run_folder import require_usable
 from forerun.inputs.saved_files import saved_files
 from forerun.inputs.starting_weights import starting_weights
+from forerun.inputs.stored_files import open_folder
 from forerun.inputs.teacher_targets import with_teacher_targets
 from forerun.methods.eight_bit_methods import eight_bit_note
 from forerun.methods.kept import rounding_messages

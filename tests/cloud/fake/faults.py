@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-Kind = Literal["error", "refuse", "lost", "duplicate", "slow"]
+Kind = Literal["error", "refuse", "lost", "duplicate", "slow", "malformed"]
 STATUS = {
     429: "RESOURCE_EXHAUSTED",
     500: "INTERNAL",
     503: "UNAVAILABLE",
     504: "DEADLINE_EXCEEDED",
     403: "PERMISSION_DENIED",
+    401: "UNAUTHENTICATED",
 }
+# Contents of answers that no API sends. `types` keeps the keys of the answer.
+MALFORMED = {
+    "null": b"null",
+    "list": b'[{"name": "x"}]',
+    "html": b"<html><title>502</title></html>",
+    "truncated": b'{"name": "projects/x", "nodes": [{"na',
+    "empty": b"",
+    "types": b"",
+}
+
+
+def malformed_content(body: str, answer: Mapping[str, Any]) -> bytes:
+    """Return the content of a malformed answer in place of `answer`."""
+    return json.dumps(dict.fromkeys(answer, 7)).encode() if body == "types" else MALFORMED[body]
 
 
 class Dropped(Exception):
@@ -27,11 +44,12 @@ class Fault:
     Attributes:
       kind: error: the API answers with `http` and does nothing. refuse: the connection ends before the API does
         anything. lost: the API acts, and its answer is lost. duplicate: the API gets the request twice. slow: the API
-        acts after `seconds`.
+        acts after `seconds`. malformed: the API acts, and its answer has the content `body`.
       method: the HTTP method; an empty string for all.
       path: a regular expression that is searched in the path.
       count: for how many requests.
       skip: how many matching requests pass before.
+      body: a key of `MALFORMED`.
       tag: a name for `FakeCloud.fired`.
     """
 
@@ -44,6 +62,7 @@ class Fault:
     status: str = ""
     message: str = "The service is currently unavailable."
     seconds: float = 0.0
+    body: str = ""
     tag: str = ""
 
 

@@ -12,15 +12,17 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
+T = TypeVar("T")
 SYSTEMCTL = """#!/bin/sh
 if [ "$1" = show ]; then cat {root}/unit; fi
 if [ "$1" = stop ]; then : > {root}/stop; fi
 """
 EXPORT = """#!/bin/sh
-mkdir -p "$4" && cp {folder}/trained "$4/model.txt"
+until mkdir -p "$4" && cp {folder}/trained "$4/model.txt"; do sleep 0.1; done
 """
 RUNNING = "ActiveState=active\nExecMainCode=0\nExecMainStatus=0\n"
 RESTART_SECONDS = 5.0
@@ -57,11 +59,20 @@ def next_state(state: str, step: int) -> str:
 
 
 def newest_checkpoint(folder: Path) -> tuple[int, str]:
-    found = sorted((folder / "checkpoints").glob("*.json"))
-    if not found:
+    names = sorted(name for name in os.listdir(folder / "checkpoints") if name[0] != ".")
+    if not names:
         return 0, "begin"
-    values = json.loads(found[-1].read_text())
+    values = json.loads((folder / "checkpoints" / names[-1]).read_text())
     return int(values["step"]), str(values["state"])
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """Repeat a call until the bucket answers, as a training does."""
+    while True:
+        try:
+            return call()
+        except OSError:
+            time.sleep(0.05)
 
 
 class Trainer:
@@ -75,7 +86,7 @@ class Trainer:
 
     def run(self) -> NoReturn:
         signal.signal(signal.SIGTERM, self._stop)
-        step, state = newest_checkpoint(self.folder)
+        step, state = patiently(lambda: newest_checkpoint(self.folder))
         self._tell(f"resume at step {step}")
         while step < self.settings["total_steps"]:
             time.sleep(self.settings["step_seconds"] / self.speed)
@@ -93,7 +104,7 @@ class Trainer:
             self._progress(step)
         if self.host == 0:
             self._save(step, state)
-            write(self.folder / "trained", state)
+            patiently(lambda: write(self.folder / "trained", state))
         os._exit(0)
 
     def _stop(self, *_: object) -> None:
@@ -104,7 +115,7 @@ class Trainer:
             return
         time.sleep(SAVE_SECONDS / self.speed)
         name = f"{step:06}.json"
-        write(self.folder / "checkpoints" / name, json.dumps({"step": step, "state": state}))
+        patiently(lambda: write(self.folder / "checkpoints" / name, json.dumps({"step": step, "state": state})))
         with (self.folder.parent / "saved.txt").open("a") as saved:
             saved.write(f"{name} {state}\n")
 

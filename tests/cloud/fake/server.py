@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 from fake.clock import http_date
 from fake.compute_api import ComputeApi
-from fake.faults import Dropped, Faults
+from fake.faults import Dropped, Faults, malformed_content
 from fake.machines import machines_named
 from fake.project_api import ProjectApi
 from fake.tpu_api import TpuApi
@@ -42,8 +42,8 @@ class FakeServer:
         self.faults = Faults()
         self.log: list[dict[str, Any]] = []
 
-    def answer(self, method: str, url: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Return the HTTP status and the JSON of an API call. Raise Dropped for an answer that is lost."""
+    def answer(self, method: str, url: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        """Return the HTTP status and the content of an API call. Raise Dropped for an answer that is lost."""
         parts = urlsplit(url)
         path, query = unquote(parts.path).replace("//", "/"), query_of(parts.query)
         query.pop("alt", None)
@@ -67,7 +67,7 @@ class FakeServer:
         if fault is not None and fault.kind == "error":
             entry["status"] = fault.http
             error = ApiFault(fault.http, fault.status, fault.message)
-            return fault.http, error_json(path, error)
+            return fault.http, json.dumps(error_json(path, error)).encode()
         with self.world.lock:
             status, found = self._call(method, path, query, body)
             if fault is not None and fault.kind == "duplicate":
@@ -75,10 +75,12 @@ class FakeServer:
                 self.world.settle()
                 status, found = self._call(method, path, query, body)
             entry["status"] = status
-            found = json.loads(json.dumps(found))
+            content = json.dumps(found).encode()
         if fault is not None and fault.kind == "lost":
             raise Dropped
-        return status, found
+        if fault is not None and fault.kind == "malformed":
+            return status, malformed_content(fault.body, found)
+        return status, content
 
     def _call(self, method: str, path: str, query: dict[str, str], body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         try:
@@ -188,15 +190,16 @@ def handler_of(server: FakeServer) -> type[BaseHTTPRequestHandler]:
             try:
                 body = json.loads(text) if text.strip() else {}
                 if self.path.startswith("/control/"):
-                    status, found = 200, {"value": server.control(self.path.removeprefix("/control/"), body)}
+                    value = server.control(self.path.removeprefix("/control/"), body)
+                    status, content = 200, json.dumps({"value": value}).encode()
                 else:
-                    status, found = server.answer(self.command, self.path, body)
+                    status, content = server.answer(self.command, self.path, body)
             except Dropped:
                 self.close_connection = True
                 return
             except json.JSONDecodeError as error:
-                status, found = 400, {"error": {"code": 400, "message": str(error), "status": "INVALID_ARGUMENT"}}
-            content = json.dumps(found).encode()
+                refusal = {"error": {"code": 400, "message": str(error), "status": "INVALID_ARGUMENT"}}
+                status, content = 400, json.dumps(refusal).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json; charset=UTF-8")
             self.send_header("Content-Length", str(len(content)))

@@ -181,10 +181,14 @@ class NamespaceMachines:
             "software": f"{self._software}/{host.label}" if self._software else "",
         }
         (host.folder / "host.json").write_text(json.dumps(description))
+        # The uptime of a machine begins with its start: the watch of the startup script counts it.
+        uptime = int(time.clock_gettime(time.CLOCK_BOOTTIME))
+        clocks = ("--time", f"--boottime=-{uptime}")
         with (host.folder / "console.log").open("ab") as console:
             host.process = subprocess.Popen(
                 [
                     *("unshare", "--mount", "--pid", "--net", "--uts", "--ipc", "--fork", "--kill-child=SIGKILL"),
+                    *clocks,
                     *(interpreter, "-IS", str(host.folder / "first_process.py"), str(host.folder)),
                 ],
                 stdout=console,
@@ -240,7 +244,8 @@ def missing_for_hosts() -> str:
     ]
     if missing:
         return f"{missing[0]} is not installed"
-    tried = subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "true"], capture_output=True, text=True)
+    namespaces = ("--mount", "--pid", "--net", "--time")
+    tried = subprocess.run(["unshare", *namespaces, "--fork", "true"], capture_output=True, text=True)
     return tried.stderr.strip()
 
 

@@ -83,6 +83,14 @@ def test_ssh_accepts_only_the_published_host_key(machines: NamespaceMachines, tm
     assert by_ssh(machines, 1, known, "true").returncode == 255
 
 
+def test_the_uptime_of_a_host_begins_with_its_start(machines: NamespaceMachines, tmp_path: Path) -> None:
+    hosts_file = tmp_path / "known"
+    hosts_file.write_text(f"{machines.addresses(SLICE)[0][0]} {machines.host_keys(SLICE)[0][0]}\n")
+    uptime = float(by_ssh(machines, 0, hosts_file, "cut -d ' ' -f 1 /proc/uptime").stdout)
+    began = (machines.folder / f"{SLICE}-0" / "host.json").stat().st_mtime
+    assert 0 < uptime <= time.time() - began + 2
+
+
 def test_hosts_reach_each_other_and_have_own_files(machines: NamespaceMachines) -> None:
     other = machines.addresses(SLICE)[1][1]
     kind, key = machines.host_keys(SLICE)[1][0].split()

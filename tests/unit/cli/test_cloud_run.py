@@ -13,7 +13,7 @@ from forerun.cli.cloud.run import _shortened
 from forerun.cli.cloud.run_outline import outline
 from forerun.cli.main import main
 from forerun.cli.words import parser_of
-from forerun.cloud.provider import SliceRequest
+from forerun.cloud.provider import CloudUnavailable, SliceRequest
 from forerun.cloud.record.entries import AttemptEntry, CloudRun, EndEntry
 from forerun.cloud.setup.job_files import job_files
 from forerun.errors import UserError
@@ -207,6 +207,24 @@ def test_the_question_of_a_resumed_run_names_the_cap_that_holds(
     assert "$20.00" in question
     assert "500" not in question
     assert cloud.contents == before, "nothing changes before the answer"
+
+
+@pytest.mark.parametrize("call", ["now", "list"])
+def test_an_api_that_does_not_answer_at_the_beginning_is_no_bug(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], call: str
+) -> None:
+    cloud = SimulatedCloud({})
+
+    def fail(provider: object) -> None:
+        raise CloudUnavailable("429")
+
+    monkeypatch.setattr(Limited, call, fail)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(job.parent / "config"))
+    monkeypatch.setattr("forerun.cloud.providers.provider_named", lambda name, project: Limited(cloud))
+    monkeypatch.setattr("forerun.cloud.record.run_files.RunFiles", lambda folder: cloud.files())
+    assert main(["run", str(job), *BUCKET, "--on", "v5e-8", "--max-usd", "5", "--yes"]) == 74
+    assert "E-CLOUD-067" in capsys.readouterr().err
+    assert cloud.contents == {}
 
 
 @pytest.mark.parametrize(("words", "has_limit"), [([], False), (["--spot"], False), (["--flex-start"], True)])

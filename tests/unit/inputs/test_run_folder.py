@@ -12,7 +12,7 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.inputs.open_folder import open_folder
+from forerun.inputs.stored_files import open_folder
 from forerun.run import train as loop
 from forerun.track.display.plain import PlainDisplay
 

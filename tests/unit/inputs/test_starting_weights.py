@@ -19,9 +19,9 @@ from forerun.errors import UserError
 from forerun.exit_codes import USER_MISTAKE
 from forerun.inputs.job_corpus import open_corpus
 from forerun.inputs.job_warnings import warnings_of
-from forerun.inputs.open_folder import open_folder
 from forerun.inputs.resolve_job import resolve
 from forerun.inputs.starting_weights import require_chosen_tokenizer, starting_weights
+from forerun.inputs.stored_files import open_folder
 from forerun.run import train as loop
 from forerun.track.display.make_display import make_display
 

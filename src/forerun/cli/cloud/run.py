@@ -46,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from forerun.cloud.setup.job_files import job_files
     from forerun.cloud.setup.units import HOST_JOB_FOLDER
     from forerun.cloud.view.known_runs import remember_runs
+    from forerun.cloud.view.project_state import api_errors
 
     require_one_line(vars(args))
     loaded = open_job(args.job, args.overrides)
@@ -74,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     used = {entry.option.provider for entry in entries} & {*GOOGLE, SSH}  # a record may name any provider
     providers |= providers_for(args, used - set(providers))
     agreed = with_cap(files, wanted, ledger, max_usd_given=args.max_usd is not None)
-    now = next(iter(providers.values())).now()
+    with api_errors(providers):
+        now = next(iter(providers.values())).now()
     if undamaged(files.finished()) is not None:
         if not ledger.open and all(undamaged(files.end(number)) is not None for number in files.attempts()):
             print(f"the run {wanted.name} has finished; download its results: forerun fetch {wanted.name}")
@@ -86,7 +88,8 @@ def run(args: argparse.Namespace) -> int:
         if not agrees(_question(agreed, spent_usd), yes=args.yes):
             print("nothing is rented")
             return 1
-    begun = begin_run(files, agreed, providers, now, ledger=ledger)
+    with api_errors(providers):
+        begun = begin_run(files, agreed, providers, now, ledger=ledger)
     remember_runs([wanted.folder])
     delivery = delivery_for(begun, folder, providers, through_iap=args.tunnel_through_iap, local=local)
     if begun.keeper and undamaged(files.finished()) is None:
@@ -103,7 +106,8 @@ def run(args: argparse.Namespace) -> int:
     if begun.keeper:
         from forerun.cloud.keeper.keeper_start import remove_keeper
 
-        remove_keeper(begun, compute)
+        with api_errors([compute.name]):
+            remove_keeper(begun, compute)
     return _report(view, end)
 
 

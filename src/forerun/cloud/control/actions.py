@@ -46,6 +46,7 @@ class EndAttempt:
 
     Attributes:
       at: when billing ended, if the slice does not run any more; None: when it is deleted.
+      is_preempted: the cloud has taken the machines. A slice that is absent may have been deleted by its own hosts.
     """
 
     entry: AttemptEntry
@@ -53,6 +54,7 @@ class EndAttempt:
     detail: str = ""
     failure: Failure | None = None
     at: float | None = None
+    is_preempted: bool = False
 
 
 @dataclass(frozen=True)

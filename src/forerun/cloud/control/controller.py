@@ -192,8 +192,11 @@ class Controller:
             attempt = self.ledger.attempts[number]
             option = attempt.entry.option
             if attempt.end is None and number not in listed and (option.provider, option.zone) not in unlisted:
-                # The list shows that the slice is gone. When it ended is known from the record only.
-                self._keep_end(attempt, EndAttempt(attempt.entry, recorded.reason, recorded.detail), recorded.at)
+                # The list shows that the slice is gone. If the API does not tell when, only the record does.
+                ended_at = self.observer.ask_billing(self.providers[option.provider], attempt.entry)
+                at = recorded.at if ended_at is None else ended_at
+                action = EndAttempt(attempt.entry, recorded.reason, recorded.detail)
+                self._keep_end(self.ledger.attempts[number], action, at)
 
     def _sweep_slice(self, provider: Provider, resource: Resource) -> None:
         number = int(resource.labels[labels.ATTEMPT])
@@ -285,7 +288,10 @@ class Controller:
     def _end(self, action: EndAttempt) -> None:
         """Delete the slice of an attempt, verify it, and keep the end of the attempt."""
         entry = action.entry
-        deleted_at = self.providers[entry.option.provider].delete(entry.resource, entry.option.zone)
+        provider = self.providers[entry.option.provider]
+        if entry.number in self.observer.recorded_ends:
+            self.observer.ask_billing(provider, entry)
+        deleted_at = provider.delete(entry.resource, entry.option.zone)
         now = self.clock.now()
         at = min(at for at in (action.at, deleted_at, now) if at is not None)
         self._keep_end(self.ledger.attempts[entry.number], action, at)
@@ -296,8 +302,8 @@ class Controller:
         recorded = self.observer.recorded_ends.get(number)
         # Neither a wrong clock nor a record can end the billing before this controller saw the slice for the last time.
         at = max(at, attempt.seen_at or at)
-        # Only the state of the slice shows a preemption. The record and silent hosts do not.
-        preempted = action.reason == ENDED_PREEMPTED and action.at is not None
+        # Only the state of the slice shows a preemption. The record, silent hosts and an absent slice do not.
+        preempted = action.reason == ENDED_PREEMPTED and action.is_preempted
         usd = attempt_usd(entry.option.usd_per_hour, attempt.ready_at, at, preempted=preempted)
         if attempt.ready_at is None and recorded is None:
             at = self.clock.now()  # the pause before the next attempt begins here

@@ -177,7 +177,7 @@ def _end(
     # A slice that is being deleted is billed until the deletion is complete.
     if current.ready is not None and status.state in GONE and status.state is not SliceState.DELETING:
         at = view.latest_end if status.ended_at is None else status.ended_at
-    return EndAttempt(current.entry, reason, detail, failure, at)
+    return EndAttempt(current.entry, reason, detail, failure, at, status.state is SliceState.PREEMPTED)
 
 
 def _reason_at_deadline(view: ControlView, status: SliceStatus) -> str:

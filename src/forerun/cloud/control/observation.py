@@ -153,6 +153,16 @@ class RunObserver:
             self.unready_at[number] = now
         return status
 
+    def ask_billing(self, provider: Provider, entry: AttemptEntry) -> float | None:
+        """Keep since when a slice is billed, and return when that ended, by the API.
+
+        The record may have a forged end of an attempt that this machine has never seen ready.
+        """
+        status = own_status(provider.status(entry.resource, entry.option.zone), entry)
+        if status.ready_at is not None:
+            self.ledger.bill_from(entry.number, status.ready_at)
+        return status.ended_at
+
     def request_stop(self, stop: StopEntry) -> None:
         """Remember a stop of this controller: it holds even if its file is damaged or deleted."""
         self._stop = self._stop or stop

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os.path
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from forerun.cloud import labels
@@ -112,6 +112,15 @@ def unavailable(provider: str, error: CloudUnavailable) -> StorageError:
         why=str(error),
         fix="run the same command again later; machines that exist are still billed, up to their deadlines",
     )
+
+
+@contextmanager
+def api_errors(providers: Iterable[str]) -> Iterator[None]:
+    """Turn CloudUnavailable into an error that the user sees."""
+    try:
+        yield
+    except CloudUnavailable as error:
+        raise unavailable(" or ".join(providers), error) from error
 
 
 def cloud_time(providers: Sequence[Provider], fallback: float) -> float:

@@ -10,9 +10,11 @@ import json
 from collections.abc import Callable
 
 import pytest
-from simulated_cloud import START, SimulatedCloud, cloud_run, controller, option
+from simulated_cloud import START, SimulatedCloud, SimulatedProvider, cloud_run, controller, option
 
 from forerun.cloud.control.actions import EndRun
+from forerun.cloud.control.ledger import RunLedger
+from forerun.cloud.provider import SliceState, SliceStatus
 
 Change = Callable[[SimulatedCloud], None]
 PRICES = {"v6e-8": 10.0, "v6e-64": 80.0}
@@ -194,6 +196,25 @@ def test_a_forged_end_deletes_the_slice_at_the_next_look_and_counts_its_cost() -
     assert view.spent_usd == pytest.approx(cloud.bill(), abs=0.001)
 
 
+def test_a_forged_end_of_a_slice_that_was_never_seen_ready_has_the_cost_that_the_api_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The slice becomes ready and deletes itself while no controller runs."""
+    cloud, ledger = new_cloud(), RunLedger()
+    first = controller(cloud, ledger=ledger)
+    while not cloud.slices:
+        first.step()
+    cloud.advance(620)
+    (rented,) = cloud.slices.values()
+    cloud.end(rented)
+    write("attempts/001-end.json", END)(cloud)
+    times = SliceStatus(SliceState.ABSENT, ready_at=rented.ready_at, ended_at=rented.ended_at)
+    monkeypatch.setattr(SimulatedProvider, "status", lambda provider, name, zone: times)
+    view, _ = controller(cloud, ledger=ledger).step()
+    assert cloud.bill() > 1.0
+    assert view.spent_usd == pytest.approx(cloud.bill(), abs=0.001)
+
+
 def test_a_forged_attempt_rents_nothing_that_the_user_did_not_choose() -> None:
     cloud = new_cloud()
     write("attempts/001.json", FORGED_ATTEMPT)(cloud)
@@ -214,3 +235,18 @@ def test_a_forged_zone_does_not_redirect_the_deletion() -> None:
     follow(cloud, lambda cloud: None, 0)  # another process, which knows only the record
     assert cloud.slices == {}
     assert {zone for _, zone in cloud.created} == {"zone-a", "zone-b"}
+
+
+def test_a_slice_that_its_hosts_delete_in_its_first_minute_is_not_free() -> None:
+    """Only a preemption is. A forged limit of zero lets the agents delete each new slice."""
+    cloud = new_cloud()
+    one = controller(cloud)
+    while not any(rented.ready_at for rented in cloud.slices.values()) or cloud.bill() < 0.1:
+        one.step()
+        cloud.advance(5)
+    (rented,) = cloud.slices.values()
+    cloud.end(rented)
+    view, _ = one.step()
+    view, _ = one.step()
+    assert 0.1 <= cloud.bill() < 60 * 10.0 / 3600
+    assert view.spent_usd == pytest.approx(cloud.bill(), abs=ONE_POLL_USD)

@@ -38,6 +38,14 @@ def test_each_mutant_changes_the_present_source(bench: ModuleType) -> None:
             assert (ROOT / "tests" / tests).exists(), f"{mutant.name}: {tests}"
 
 
+def test_each_mutant_has_a_result(bench: ModuleType) -> None:
+    rows = bench.Record([], ROOT / bench.RECORD).rows
+    for mutant in bench.read_table(ROOT / bench.TABLE):
+        row = rows[mutant.name]
+        assert row["file"] == mutant.file
+        assert (row["result"] == bench.SURVIVED) == bool(mutant.equivalent), mutant.name
+
+
 SOURCE = "def larger(a, b):\n    return max(a, b)  # as in the table\n\n\ndef zero(a):\n    return a * 0\n"
 TESTS = (
     "from forerun import larger, zero\n\n\ndef test_larger():\n    assert larger(1, 2) == 2\n    assert zero(3) == 0\n"

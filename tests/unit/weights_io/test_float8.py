@@ -19,6 +19,7 @@ from forerun.hub.snapshot import snapshot
 from forerun.inputs.job_warnings import warnings_of
 from forerun.models.float8 import Float8, float8_in
 from forerun.models.pretrained import pretrained
+from forerun.weights_io import float8
 from forerun.weights_io.other_tensors import open_others
 from forerun.weights_io.packed import float_dtypes, opened_snapshot
 
@@ -104,8 +105,13 @@ def test_values_are_those_of_transformers(tmp_path: Path, block: list[int] | Non
         assert not [one for one in weights if "scale" in one or "vision" in one]
 
 
-def test_partial_blocks(tmp_path: Path) -> None:
-    """The last block of a row or a column has fewer values, as in matrices whose sizes are no multiples of 128."""
+@pytest.mark.parametrize("part_bytes", [float8._PART_BYTES, 5 * 40 * 4])
+def test_partial_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int) -> None:
+    """The last block of a row or a column has fewer values, as in matrices whose sizes are no multiples of 128.
+
+    Parts of five rows begin inside of a block of 16 rows.
+    """
+    monkeypatch.setattr(float8, "_PART_BYTES", part_bytes)
     folder = checkpoint(tmp_path, [16, 16])
     stored, name = stored_tensors(folder), LAYER + "mlp.down_proj.weight"
     scale = stored[f"{name}_scale_inv"]

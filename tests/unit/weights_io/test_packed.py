@@ -7,15 +7,17 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from forerun.config.methods.qat import Qat
 from forerun.errors import UserError
+from forerun.hub.safetensors.tensors import open_weights
 from forerun.methods.qat import QatTransform
 from forerun.models.decoder_config import Gpt2Config
 from forerun.models.families import gpt2
 from forerun.models.gpt2 import Gpt2
 from forerun.nn import spec
-from forerun.weights_io.packed import pack, unpack, write_packed
+from forerun.weights_io.packed import Unpacked, pack, unpack, write_packed
 
 
 def codes_of(bits: int, columns: int) -> np.ndarray:
@@ -42,6 +44,19 @@ def test_compressed_tensors_packs_alike(bits: int, columns: int) -> None:
 
     codes = codes_of(bits, columns)
     np.testing.assert_array_equal(pack(codes, bits), pack_to_int32(torch.from_numpy(codes), bits).numpy())
+
+
+@pytest.mark.parametrize(("scale_shape", "is_valid"), [((4, 3), True), ((4, 5), False), ((3, 3), False), ((4,), False)])
+def test_scales_must_divide_the_rows_of_codes(tmp_path: Path, scale_shape: tuple[int, ...], is_valid: bool) -> None:
+    codes, scale = codes_of(8, 12)[:4], np.random.default_rng(1).uniform(0.1, 1.0, scale_shape).astype(np.float32)
+    save_file({"a.weight": codes, "a.weight_scale": scale}, tmp_path / "model.safetensors")
+    with open_weights(tmp_path) as weights:
+        if is_valid:
+            expected = [[codes[row, column] * scale[row, column // 4] for column in range(12)] for row in range(4)]
+            np.testing.assert_allclose(Unpacked(weights, 8).view("a.weight"), expected, rtol=1e-6)
+        else:
+            with pytest.raises(UserError, match="E-WEIGHTS-004"):
+                Unpacked(weights, 8)
 
 
 def test_a_matrix_that_is_no_linear_layer_is_refused(tmp_path: Path) -> None:

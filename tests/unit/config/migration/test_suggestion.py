@@ -149,6 +149,7 @@ def test_values_are_converted(text: str, lines: list[str]) -> None:
         ("save_strategy: epoch\n", "checkpoint.every"),
         ("report_to: carrier_pigeon\n", "track.to"),
         ("learning_rate:\n", "remove it"),
+        ("val_set_size: 1\n", "number of rows"),
     ],
 )
 def test_keys_without_a_value_here_say_why(text: str, reason: str) -> None:

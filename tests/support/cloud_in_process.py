@@ -51,10 +51,10 @@ class CloudInProcess:
         del timeout
         path = url.removeprefix(BASE) + (f"?{urlencode(params)}" if params else "")
         try:
-            status, found = self.server.answer(method, path, json_module.loads(json_module.dumps(json or {})))
+            status, content = self.server.answer(method, path, json_module.loads(json_module.dumps(json or {})))
         except Dropped:
             raise ConnectionError("the fake dropped the connection") from None
-        return Reply(status, found, http_date(self.world.clock.now()))
+        return Reply(status, json_module.loads(content), http_date(self.world.clock.now()))
 
     def inject(self, fault: Fault) -> None:
         self.server.control("inject", vars(fault))

@@ -105,7 +105,7 @@ def test_a_run_without_rows_and_a_silent_one(run: WrittenRun) -> None:
 
 def test_texts_of_a_run_cannot_control_the_terminal(run: WrittenRun) -> None:
     run.append("metrics.jsonl", {"step": 1, "loss": 1.0, "samples": [{"prompt": "\x1b[2J", "text": "[bold]x"}]})
-    run.write("hosts.json", {"hosts": [{"name": "\x1b]0;title\x07"}, {"name": 3, "step": "x", "lag": []}, 5]})
+    run.write("hosts.json", {"hosts": [{"name": "\x1b]0;title\x07"}, {"name": "[red]b"}]})
     console = SafeConsole(file=io.StringIO(), width=80, force_terminal=True, color_system=None)
     for line in dashboard(read_run(run.path), RUNNING, 80, 24):
         console.print(line)

@@ -64,7 +64,7 @@ def export_and_push(
 
 
 def _require_public_base(folder: Path) -> None:
-    """Raise an error if adapters name their base by a path, which is private and which nobody else can load."""
+    """Raise an error if adapters name their base by a path, which is private and loads on this computer only."""
     config = folder / "adapter_config.json"
     if not config.is_file():
         return

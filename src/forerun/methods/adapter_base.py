@@ -1,7 +1,7 @@
 """The dtype of the frozen weights under adapters (`lora.base`). Does not import jax.
 
 The weights of a run with adapters end up in an export, or PEFT adds the adapters to the original files. So the frozen
-weights are not rounded unless the job says so.
+weights are rounded only if the job asks for it.
 """
 
 from __future__ import annotations

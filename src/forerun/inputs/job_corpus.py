@@ -5,7 +5,6 @@ from __future__ import annotations
 from forerun.config.schema import Job
 from forerun.data import corpus
 from forerun.data.corpus import Corpus, Dialect, OnProgress
-from forerun.data.early.early_corpus import open_early_corpus, with_early_order
 from forerun.data.new_tokens import extended_tokenizer
 from forerun.data.tokenizer import Tokenizer, checkpoint_tokenizer, load_tokenizer, special_text, tokenizer_files
 from forerun.data.tokens.build import BuildProgress
@@ -82,7 +81,11 @@ def open_corpus(job: Job, on_progress: OnProgress | None = None, host: tuple[int
     Raises:
       UserError: the data cannot be used, or contains token ids beyond the model's vocabulary.
     """
-    vocab, dialect = _vocab_and_dialect(job)
+    require_chosen_tokenizer(job)
+    vocab = model_vocab(job)
+    dialect = dialect_of(job)
+    if vocab is not None:
+        require_vocab(dialect.tokenizer, vocab)
     found = corpus.open_corpus(
         job.data,
         dialect,
@@ -93,41 +96,7 @@ def open_corpus(job: Job, on_progress: OnProgress | None = None, host: tuple[int
         host=host,
     )
     require_ids(found.largest, vocab)
-    return with_early_order(found, job.data, job.sequence) if job.data.begin == "early" else found
-
-
-def open_arriving_corpus(job: Job, on_progress: OnProgress | None, host: tuple[int, int]) -> Corpus:
-    """Return the job's corpus as soon as it can be trained on. With `data.begin: early`, that is its first window.
-
-    Args:
-      job: the job.
-      on_progress: called with the progress of tokenizing.
-      host: the number of this host and of all hosts, which share the work if they share the store.
-
-    Raises:
-      UserError: the data cannot be used.
-    """
-    if job.data.begin == "all":
-        return open_corpus(job, on_progress, host)
-    vocab, dialect = _vocab_and_dialect(job)
-    return open_early_corpus(
-        job.data,
-        dialect,
-        sequence=job.sequence,
-        vocab=vocab,
-        require_ids=lambda largest: require_ids(largest, vocab),
-        host=host,
-        on_progress=on_progress,
-    )
-
-
-def _vocab_and_dialect(job: Job) -> tuple[int | None, Dialect]:
-    require_chosen_tokenizer(job)
-    vocab = model_vocab(job)
-    dialect = dialect_of(job)
-    if vocab is not None:
-        require_vocab(dialect.tokenizer, vocab)
-    return vocab, dialect
+    return found
 
 
 def require_ids(largest: int, vocab: int | None) -> None:
@@ -169,14 +138,10 @@ def model_vocab(job: Job) -> int | None:
     return config_of(job.model).vocab
 
 
-def open_corpus_with_progress(job: Job, display: Display, host: tuple[int, int] | None = None) -> Corpus:
-    """Return the job's corpus. Show the progress, a summary and warnings on the display.
-
-    With `host`, return the corpus as soon as it can be trained on, see `open_arriving_corpus`.
-    """
+def open_corpus_with_progress(job: Job, display: Display, host: tuple[int, int] = (0, 1)) -> Corpus:
+    """Return the job's corpus. Show the progress, a summary and warnings on the display."""
     with display.phase("data") as phase:
-        progress = progress_callback(phase)
-        found = open_corpus(job, progress) if host is None else open_arriving_corpus(job, progress, host)
+        found = open_corpus(job, progress_callback(phase), host)
         first, *others = found.lines()
         phase.detail = first
     for line in others:

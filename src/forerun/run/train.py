@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -107,8 +106,7 @@ def train(
     worker = worker or silent_worker()
     times = RunTimes(worker.take_start_seconds(), pid=os.getpid(), hosts=worker.hosts)
     try:
-        with ExitStack() as closing:
-            return _train(job, display, fresh, worker, times, profile, closing)
+        return _train(job, display, fresh, worker, times, profile)
     except BaseException as error:
         known = _device_error(error, worker)
         times.fail(known or error)
@@ -134,7 +132,6 @@ def _train(
     worker: Worker,
     times: RunTimes,
     profile: StepRange | None,
-    closing: ExitStack,
 ) -> TrainResult | None:
     if worker.first:
         require_usable(job)
@@ -160,7 +157,6 @@ def _train(
     worker.pulse.phase("data")
     times.phase("data")
     corpus = open_corpus_with_progress(job, display, (worker.index, worker.hosts))
-    closing.callback(corpus.close)
     # The supervisor compares facts of all hosts: hosts with different data would train on inconsistent batches.
     worker.pulse.fact("data digest", corpus.digest)
 
@@ -252,7 +248,6 @@ def _train(
                 prepared.sampler.compile(state)
 
         # ---- Steps ----
-        corpus.begin_steps(display.say)
         try:
             with worker.saving_at_ctrl_c():
                 state = train_steps(prepared, resume, state, throughput, store, display, worker)

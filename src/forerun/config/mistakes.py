@@ -43,9 +43,8 @@ _LIMITS = {
 }
 OTHER_VALUE = "E-JOB-021"  # for a validator's error without a code
 MANY_FOREIGN_KEYS = 4
-REMOVED = {
-    "data.begin": "removed: data is tokenized before the first step"
-}  # keys of earlier versions, and what changed
+# Keys of earlier versions, and what changed.
+REMOVED = {"data.begin": "data is tokenized before the first step"}
 _EXAMPLES = {"model": "Qwen/Qwen3-0.6B", "data": "path/of/texts", "data.path": "path/of/texts"}
 
 
@@ -150,7 +149,9 @@ def _dotted(path: Sequence[str | int]) -> str:
 def _unknown(path: KeyPath, given: Given) -> Mistake:
     section, name, key = _dotted(path[:-1]), str(path[-1]), _dotted(path)
     if key in REMOVED:
-        return Mistake(path, "E-JOB-018", f"unknown key '{key}'", f"has it; {REMOVED[key]}", "remove the key")
+        return Mistake(
+            path, "E-JOB-018", f"unknown key '{key}'", f"has it, but it was removed: {REMOVED[key]}", "remove the key"
+        )
     known = keys.siblings(section)
     near = _near(section, name, known)
     found = _foreign(path, given, near)

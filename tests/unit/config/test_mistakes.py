@@ -62,7 +62,9 @@ def test_a_removed_key_names_the_change(override: str) -> None:
     text = SMALL if override else "model: qwen3-0.6b\ndata:\n  path: texts\n  begin: early\n"
     origin = "command line" if override else "job.yaml:4"
     error = error_of(text, *filter(None, [override]))
-    assert_error(error, "E-JOB-018", what="'data.begin'", why=f"{origin} has it; {REMOVED['data.begin']}")
+    assert_error(
+        error, "E-JOB-018", what="'data.begin'", why=f"{origin} has it, but it was removed: {REMOVED['data.begin']}"
+    )
     assert set(REMOVED) & set(keys.leaf_keys()) == set()
 
 

@@ -148,20 +148,19 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 def _unknown(path: KeyPath, given: Given) -> Mistake:
     section, name, key = _dotted(path[:-1]), str(path[-1]), _dotted(path)
-    if key in REMOVED:
-        return Mistake(
-            path, "E-JOB-018", f"unknown key '{key}'", f"has it, but it was removed: {REMOVED[key]}", "remove the key"
-        )
     known = keys.siblings(section)
     near = _near(section, name, known)
     found = _foreign(path, given, near)
-    if found is not None:
+    meant: tuple[str, ...] = ()
+    why = f"has it, but {section or 'a job'} has no '{name}'"
+    if key in REMOVED:
+        why, fix, found = f"has it, but it was removed: {REMOVED[key]}", "remove the key", None
+    elif found is not None:
         fix, meant = found.fix, found.meant
     elif near:
         fix, meant = f"did you mean '{near}'?", (near,)
     else:
-        fix, meant = f"remove it; known here: {', '.join(known)}", ()
-    why = f"has it, but {section or 'a job'} has no '{name}'"
+        fix = f"remove it; known here: {', '.join(known)}"
     return Mistake(path, "E-JOB-018", f"unknown key '{key}'", why, fix, meant=meant, is_foreign=found is not None)
 
 

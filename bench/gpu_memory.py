@@ -32,9 +32,8 @@ TARGETS = (
 def compare(job_name: str, machine: str, overrides: list[str], folder: Path) -> dict[str, object]:
     """Compile a job to the end in this process, with its dump in `folder`, and return both figures."""
     from forerun.config.load import load
-    from forerun.planner.compile.device_memory_option import limited_memory
     from forerun.planner.compile.request import requests_of, slices_named
-    from forerun.planner.compile.worker import argument_groups, program_for
+    from forerun.planner.compile.worker import argument_groups, limited_memory, program_for
     from forerun.planner.memory.memory_report import memory_report
     from forerun.resolve.resolved_job import ResolvedJob
 

@@ -3,11 +3,10 @@
 python bench/plan_speed.py                    # two or three minutes; needs the extra `plan`, no TPU
 python bench/plan_speed.py --repeat 3 --only 0.6b-cold check
 
-Each row has the wall time and the CPU seconds of all processes that did its work, including the template process and
-its workers. CPU time divided by the cores is a lower bound of the time on idle cores, also if this machine was busy.
-The rows are appended to bench/results/plan_speed.jsonl with the load of the machine.
+Each row has the wall time and the CPU seconds of all processes that did its work. CPU time divided by the cores is a
+lower bound of the time on idle cores, also if this machine was busy. The rows are appended to
+bench/results/plan_speed.jsonl with the load of the machine.
 
-`warm` rows use a template process that an earlier command left (FORERUN_WARM_WORKERS=1). The others start from nothing.
 The cache of results is not used, except for the row `stored`.
 """
 
@@ -17,7 +16,6 @@ import argparse
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -41,14 +39,12 @@ class SpeedTarget:
     job: str
     words: tuple[str, ...]
     limit_seconds: float
-    is_warm: bool = False
     is_repeated: bool = False  # the second of two equal commands is timed
 
 
 TARGETS = (
-    SpeedTarget("0.6b-cold", "qwen3-0.6b", ("plan", "--on", "v5e-8", "--no-cache"), 7.0),
-    SpeedTarget("0.6b-warm", "qwen3-0.6b", ("plan", "--on", "v5e-8", "--no-cache"), 5.0, is_warm=True),
-    SpeedTarget("8b-warm", "llama3.1-8b", ("plan", "--on", "v5p-16", "--no-cache"), 7.0, is_warm=True),
+    SpeedTarget("0.6b", "qwen3-0.6b", ("plan", "--on", "v5e-8", "--no-cache"), 7.0),
+    SpeedTarget("8b", "llama3.1-8b", ("plan", "--on", "v5p-16", "--no-cache"), 9.0),
     SpeedTarget("eight-slices", "qwen3-0.6b", ("plan", "--on", EIGHT_SLICES, "--no-cache"), 25.0),
     SpeedTarget("stored", "qwen3-0.6b", ("plan", "--on", "v5e-8"), 1.2, is_repeated=True),
     SpeedTarget("check-first", "qwen3-0.6b", ("check",), 2.5),
@@ -59,48 +55,22 @@ TARGETS = (
 def timed(target: SpeedTarget) -> dict[str, Any]:
     """Run the command of a target in a new cache folder, and return its times."""
     with tempfile.TemporaryDirectory(prefix="fr-") as folder:
-        env = os.environ | {
-            "XDG_CACHE_HOME": folder,
-            "XDG_RUNTIME_DIR": folder,
-            "FORERUN_WARM_WORKERS": "1" if target.is_warm else "0",
-        }
-        try:
-            if target.is_warm or target.is_repeated:
-                _run(target, env)
-            return _run(target, env)
-        finally:
-            for pid in _templates(env):
-                os.kill(pid, signal.SIGTERM)
+        env = os.environ | {"XDG_CACHE_HOME": folder}
+        if target.is_repeated:
+            _run(target, env)
+        return _run(target, env)
 
 
 def _run(target: SpeedTarget, env: dict[str, str]) -> dict[str, Any]:
     command, *options = target.words
     words = [sys.executable, "-P", "-m", "forerun", command, str(HERE / "jobs" / f"{target.job}.yaml"), *options]
-    shared = {pid: _used_seconds(pid) for pid in _templates(env)}
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise SystemExit(done.stderr)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    cpu += sum(_used_seconds(pid) - used for pid, used in shared.items())
     return {"seconds": round(seconds, 2), "cpu_seconds": round(cpu, 2)}
-
-
-def _templates(env: dict[str, str]) -> list[int]:
-    """Return the template processes of this folder."""
-    code = "from forerun.planner.compile.shared_template import running_templates as r; print(*(x.pid for x in r()))"
-    done = subprocess.run([sys.executable, "-P", "-c", code], env=env, capture_output=True, text=True, check=True)
-    return [int(word) for word in done.stdout.split()]
-
-
-def _used_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process and of its children that have ended. 0 if it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> int:

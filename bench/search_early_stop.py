@@ -31,7 +31,7 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.planner.compile.compiler import CompilerFailure
 from forerun.planner.compile.fit_result import verdict
-from forerun.planner.compile.warm_workers import warm_workers
+from forerun.planner.compile.fork_server import fork_server
 from forerun.planner.search.search_ending import SearchEnding, ending_of
 from forerun.planner.search.space import Bounds, Candidate, Space, space_of
 from forerun.planner.search.strategy import Outcome, Strategy
@@ -256,7 +256,7 @@ def main() -> int:
     args = parser.parse_args()
     seeds = range(args.seed, args.seed + args.count)
     if not args.report and not args.write:
-        with warm_workers():
+        with fork_server():
             compile_missing(seeds)
     answers = recorded()
     found = [one for seed in seeds if seed in answers and (one := compared(random_job(seed), answers[seed]))]

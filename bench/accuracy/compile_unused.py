@@ -12,20 +12,17 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import subprocess
 import sys
 import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import predict
 from more_runs import DEVELOPMENT, SEALED, side_of, unused_runs
 from predict import CACHE, job_hash, own_settings, recomputed_by_compiler, scheduled_path
 from runs import Run
-from tpu_worker import SETTINGS
 
 from forerun.errors import UserError
 from forerun.planner.compile import compiler
@@ -46,15 +43,6 @@ def compiled(run: Run) -> dict[str, Any] | None:
 def variants(run: Run, own_options: bool = False) -> list[Run]:
     """Return the run with each of its possible flags, and as forerun compiles it if it is asked for."""
     return [*run.variants(), run.as_forerun_compiles()] if own_options else run.variants()
-
-
-class _OwnWorker(subprocess.Popen[bytes]):
-    """tpu_worker.py instead of the module after `-m`, with the settings of the run that is compiled."""
-
-    def __init__(self, command: list[str], **options: Any) -> None:
-        module = command.index("-m")
-        options["env"] = {**options["env"], SETTINGS: json.dumps(predict._here.settings)}
-        super().__init__([*command[:module], str(predict.WORKER), *command[module + 2 :]], **options)
 
 
 def _no_prediction(*_: Any, **__: Any) -> StepTime | None:
@@ -103,7 +91,7 @@ def main(arguments: list[str]) -> int:
     CACHE.mkdir(parents=True, exist_ok=True)
     compiler.parse = predict._keep_scheduled  # type: ignore[assignment]
     compiler.step_time = _no_prediction  # type: ignore[assignment]
-    compiler.subprocess = SimpleNamespace(Popen=_OwnWorker, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    predict.use_own_server()
     side = side_of()
     wanted = [run for run in unused_runs() if given.side in (None, side[run.family])]
     wanted = [run for run in wanted if not given.names or any(name in run.name for name in given.names)]

@@ -12,13 +12,11 @@ import argparse
 import gzip
 import hashlib
 import json
-import subprocess
 import sys
 import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from gpu_runs import half, halves, runs, variants
@@ -26,7 +24,7 @@ from predict import CACHE, recomputed_by_compiler
 from runs import Run
 
 from forerun.errors import UserError
-from forerun.planner.compile import compiler
+from forerun.planner.compile import compiler, fork_server
 from forerun.planner.hlo import Module, parse
 from forerun.planner.time.step_time import StepTime
 
@@ -54,12 +52,6 @@ def compiled(run: Run) -> dict[str, Any] | None:
 def _keep_text(text: str) -> Module:
     _texts.append(text)
     return parse(text)
-
-
-def _start_own_worker(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start gpu_worker.py instead of the module after `-m`."""
-    module = command.index("-m")
-    return subprocess.Popen([*command[:module], str(WORKER), *command[module + 2 :]], **options)
 
 
 def _no_prediction(*_: Any, **__: Any) -> StepTime | None:
@@ -114,7 +106,7 @@ def main(arguments: list[str]) -> int:
     given = parser.parse_args(arguments)
     compiler.parse = _keep_text  # type: ignore[assignment]
     compiler.step_time = _no_prediction  # type: ignore[assignment]
-    compiler.subprocess = SimpleNamespace(Popen=_start_own_worker, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    fork_server.COMMAND = (sys.executable, "-P", str(WORKER))
     half_of = halves(runs())
     for run in runs():
         wanted = half(run, half_of) == given.half and (not given.names or any(name in run.name for name in given.names))

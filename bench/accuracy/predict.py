@@ -13,21 +13,20 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from runs import Run, runs
 from tpu_worker import SETTINGS
 
 from forerun.errors import UserError
-from forerun.planner.compile import compiler
+from forerun.planner.compile import compiler, fork_server
+from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import Module, parse
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "accuracy.jsonl"
@@ -82,11 +81,15 @@ class Truncated(Exception):
     """Raised if the compiler has not finished writing the program."""
 
 
-def _start_own_worker(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
-    """Start tpu_worker.py instead of the module after `-m`, with the settings of the run that this thread compiles."""
-    module = command.index("-m")
-    options["env"] = {**options["env"], SETTINGS: json.dumps(_here.settings)}
-    return subprocess.Popen([*command[:module], str(WORKER), *command[module + 2 :]], **options)
+def use_own_server() -> None:
+    """Compile in workers of tpu_worker.py, with the settings of the run that the thread of a request compiles."""
+    environment = compiler._environment
+
+    def with_settings(question: CompileRequest, folder: Path) -> dict[str, str]:
+        return {**environment(question, folder), SETTINGS: json.dumps(_here.settings)}
+
+    fork_server.COMMAND = (sys.executable, "-P", str(WORKER))
+    compiler._environment = with_settings
 
 
 def _keep_scheduled(scheduled: str) -> Module:
@@ -127,7 +130,7 @@ def record(row: dict[str, Any]) -> None:
 
 def main(names: list[str]) -> int:
     compiler.parse = _keep_scheduled
-    compiler.subprocess = SimpleNamespace(Popen=_start_own_worker, PIPE=subprocess.PIPE)  # type: ignore[assignment]
+    use_own_server()
     known = recorded()
     all_runs = [variant for run in runs() for variant in run.variants()]
     wanted = [run for run in all_runs if not is_current(run, known.get(job_hash(run)))]

@@ -1,4 +1,4 @@
-"""The compiler's child process with the compiler flags, the attention and the layers of a published run.
+"""A fork server whose workers compile with the compiler flags, the attention and the layers of a published run.
 
 Some published flags are refused in a job, because the newest compiler calls them unsafe on this chip, or because they
 change results. Such a program is only compiled here, never run.
@@ -15,13 +15,14 @@ from pathlib import Path
 SETTINGS = "FORERUN_ACCURACY_SETTINGS"
 LOOP, PLAIN = {"name": "loop"}, {"name": "plain"}  # loop_attention.py instead of a kernel: `attention: xla` in the job
 
-if __name__ == "__main__":
+
+def use_settings() -> None:
+    """Replace options, kernel and layers of forerun in this worker."""
     import published_layers
     from loop_attention import loop_attention, plain_attention
 
     from forerun.nn import attention
     from forerun.nn.attention import Kernel
-    from forerun.planner.compile.worker import main
     from forerun.program import build, kernels
     from forerun.program.compiler_options import CompilerOptions
 
@@ -35,4 +36,16 @@ if __name__ == "__main__":
         kernels.attention = lambda *_, **__: choice  # type: ignore[assignment]
     if settings.get("layers"):
         published_layers.use(settings["layers"])
-    sys.exit(main(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    from forerun.planner.compile import fork_server, worker
+
+    compile_request = worker.answer
+
+    def answer(asked: str, folder: Path) -> int:
+        use_settings()
+        return compile_request(asked, folder)
+
+    worker.answer = answer
+    fork_server.main(int(sys.argv[1]))

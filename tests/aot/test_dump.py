@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler, dump
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.compile.warm_workers import warm_workers
 from forerun.resolve.resolved_job import ResolvedJob
 
 pytestmark = pytest.mark.aot
@@ -53,15 +51,3 @@ def test_every_cut_is_seen(texts: list[dump.DumpTexts], machine: str) -> None:
             if "".join(lines[cut:]).strip():
                 text = "".join(lines[:cut])
                 assert dump.DumpTexts.missing_part(replace(whole, **{part: text})) is not None, (part, cut)
-
-
-def test_a_forked_worker_compiles_the_same_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler.tempfile, "tempdir", str(tmp_path))
-    question = CompileRequest(ResolvedJob(JOB), slice_named("v5e-8"))
-    cold = compiler.ask(question, threading.Event(), lambda phase: None)
-    monkeypatch.setattr(compiler, "_start", None)  # no worker may start from nothing
-    with warm_workers() as workers:
-        warm = compiler.ask(question, threading.Event(), lambda phase: None)
-        assert workers._process is not None
-    assert (warm.program, warm.memory, warm.ledger, warm.step) == (cold.program, cold.memory, cold.ledger, cold.step)
-    assert list(tmp_path.iterdir()) == []

@@ -17,6 +17,7 @@ from forerun.hardware.devices import DeviceChoice
 from forerun.hardware.slices import slice_named
 from forerun.planner.compile import compiler
 from forerun.planner.compile.compiler import CompileResult, Stopped
+from forerun.planner.compile.fork_server import ForkedWorker
 from forerun.planner.compile.installed_compilers import compile_only_topology
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.compile.result_cache import cached_fit_result
@@ -88,14 +89,13 @@ def test_eight_gpus_share_the_state(single: CompileResult) -> None:
 def test_a_job_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA's own warning has the limit that it worked with. It must be the limit with which `train` runs on a GPU."""
     noise: list[str] = []
-    own = compiler._end
+    own = compiler._with_details
 
-    def kept(child: subprocess.Popen[bytes]) -> None:
-        folder = Path(child.args[4])  # type: ignore[index,arg-type]
+    def kept(answer: CompileResult, folder: Path, question: CompileRequest) -> CompileResult:
         noise.append((folder / compiler.NOISE).read_text("utf-8", errors="replace"))
-        own(child)
+        return own(answer, folder, question)
 
-    monkeypatch.setattr(compiler, "_end", kept)
+    monkeypatch.setattr(compiler, "_with_details", kept)
     answer, limit = asked("4090-1", LARGE), slice_named("4090-1").chip.usable_bytes
     assert not answer.accepted
     assert answer.memory.peak_bytes > limit
@@ -127,14 +127,14 @@ def test_a_cancelled_compile_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
     stop, children = threading.Event(), []
     own = compiler._start
 
-    def started(*arguments: Any) -> subprocess.Popen[bytes]:
+    def started(*arguments: Any) -> ForkedWorker:
         children.append(own(*arguments))
         return children[0]
 
     monkeypatch.setattr(compiler, "_start", started)
     with pytest.raises(Stopped):
         compiler.ask(request("h100-1"), stop, lambda phase: stop.set() if phase == "compile" else None)
-    assert children[0].poll() is not None
+    assert children[0].returncode is not None
     assert list(tmp_path.iterdir()) == []
 
 

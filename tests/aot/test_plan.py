@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -148,21 +149,20 @@ def test_the_compilers_own_figure_is_our_peak(tmp_path: Path) -> None:
     """Its out-of-memory check compares the total of the report that we read with the limit of our table."""
     from forerun.config.schema import Job
     from forerun.hardware.slices import slice_named
-    from forerun.planner.compile.compiler import DUMP_FLAGS
+    from forerun.planner.compile import compiler
+    from forerun.planner.compile.fork_server import fork_server
     from forerun.planner.compile.request import CompileRequest
     from forerun.planner.memory.memory_report import memory_report
 
     model = {"layers": 2, "embed": 2048, "heads": 16, "vocab": 8192}
     job = Job.model_validate({"model": model, "data": "x", "batch": 2048, "steps": 9})
-    text = CompileRequest(ResolvedJob(job), slice_named("v5e-8")).to_json() + "\n"
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "XLA_FLAGS": DUMP_FLAGS.format(folder=tmp_path)}
-    command = [sys.executable, "-m", "forerun.planner.compile.worker", str(tmp_path)]
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, env=env, text=True, **pipes) as child:
-        assert child.stdin is not None
-        child.stdin.write(text)
-        child.stdin.flush()
-        child.wait(timeout=1200)
+    question = CompileRequest(ResolvedJob(job), slice_named("v5e-8"))
+    with fork_server() as server:
+        worker = server.fork(tmp_path, question.to_json(), compiler._environment(question, tmp_path), None)
+        deadline = time.monotonic() + 1200
+        while worker.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        worker.end()
     said = json.loads((tmp_path / "error.json").read_text())["compiler"]
     facts = json.loads((tmp_path / "facts.json").read_text())
     peak = memory_report(tmp_path, facts["arguments"]).peak_bytes

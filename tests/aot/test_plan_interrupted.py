@@ -31,7 +31,7 @@ HEED_CTRL_C = (
 
 @contextmanager
 def planning(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int], Path]]:
-    """Yield a stopped plan of two slices, handles of its compilers and of their template, and their folder.
+    """Yield a stopped plan of two slices, handles of its compilers and of their fork server, and their folder.
 
     A stopped plan cannot end before it gets the next signal if one of its compilers is still alive. On a busy machine,
     all compilers may have ended before the plan stops. Then another plan is started.
@@ -44,6 +44,7 @@ def planning(folder: Path) -> Iterator[tuple[subprocess.Popen[str], list[int], P
                 os.waitid(os.P_PID, parent.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             is_compiling, pidfds = bool(workers_in(temp)), handles_in(temp, parent.pid)
             if is_compiling:
+                assert len(pidfds) >= 2, "the fork server and a compiler"
                 yield parent, pidfds, temp
                 return
             for pidfd in pidfds:
@@ -66,7 +67,7 @@ def begun(temp: Path) -> Iterator[subprocess.Popen[str]]:
                 line = parent.stderr.readline()
                 assert line
                 lowering |= {line.partition(":")[0]} if line.endswith(": lowering\n") else set()
-            while not workers_in(temp) and parent.poll() is None:  # their template may still import its modules
+            while not workers_in(temp) and parent.poll() is None:  # the fork server may still import its modules
                 time.sleep(0.01)
             parent.send_signal(signal.SIGSTOP)
             yield parent
@@ -82,7 +83,7 @@ def workers_in(temp: Path) -> list[int]:
 
 
 def handles_in(temp: Path, parent: int) -> list[int]:
-    """Return handles of all processes that the plan started: compilers, and the template that forks them."""
+    """Return handles of all processes that the plan started: compilers, and the fork server."""
     mark = f"TMPDIR={temp}".encode()
     pidfds = []
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):

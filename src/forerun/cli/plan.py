@@ -17,21 +17,17 @@ if TYPE_CHECKING:
     from forerun.api.stages import StagesPlan
     from forerun.config.schema import Job
     from forerun.config.stages import Stage
-    from forerun.planner.compile.warm_workers import WarmWorkers
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plan, write its page, and fail if no slice fits within the budget."""
-    from forerun.planner.compile.shared_template import is_wanted
-    from forerun.planner.compile.warm_workers import warm_workers
+    from forerun.planner.compile.fork_server import fork_server
 
-    shared = is_wanted(os.environ, sys.stdout.isatty())
-    with warm_workers(shared=shared) as workers:
-        # The template imports jax while this process reads the job. If results are stored, it may not be needed.
-        is_useful = (os.cpu_count() or 1) > 1 and (args.no_cache or not _has_stored_results())
-        if is_useful and not shared:
-            workers.prepare()
-        return _run(args, workers if is_useful else None)
+    with fork_server() as server:
+        # The server imports jax while this process reads the job. With stored results it may not be needed.
+        if (os.cpu_count() or 1) > 1 and (args.no_cache or not _has_stored_results()):
+            server.start()
+        return _run(args)
 
 
 def _has_stored_results() -> bool:
@@ -40,7 +36,7 @@ def _has_stored_results() -> bool:
     return any(folder().glob("*.json"))
 
 
-def _run(args: argparse.Namespace, workers: WarmWorkers | None) -> int:
+def _run(args: argparse.Namespace) -> int:
     from forerun.api.jobs import load_job
     from forerun.cli.options.stage_choice import chosen_stages, require_one
 
@@ -49,8 +45,6 @@ def _run(args: argparse.Namespace, workers: WarmWorkers | None) -> int:
         if getattr(args, option.removeprefix("--")):
             require_one(stages, option)
     job = None if stages else load_job(args.job, *args.overrides)
-    if workers is not None:
-        workers.prepare()  # a shared template outlives the command, so it starts only for a job without mistakes
     if args.html:
         _require_folder("--html", Path(args.html), "plan.html")
     if args.trace:

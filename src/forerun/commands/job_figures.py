@@ -12,13 +12,13 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forerun.models.sizes import is_plugin
-from forerun.planner.compile.shared_template import source_state
 
 if TYPE_CHECKING:
     from forerun.hardware.mesh import MeshShape
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 PACKAGES = ("jax", "jaxlib", "optax")
+SOURCE = Path(__file__).resolve().parents[1]
 # Keys of the job, and of its optimizer, that change none of the figures.
 OUTSIDE = {"name", "seed", "device", "devices", "data", "steps", "epochs", "checkpoint", "log_every", "sample", "runs"}
 SCHEDULE = ("lr", "warmup", "final_lr")
@@ -76,8 +77,18 @@ def key(resolved: ResolvedJob, platform: str, device_kind: str, shape: MeshShape
         del asked["optimizer"][name]
     configs = [repr(resolved.config), None if teacher is None else repr(teacher.config)]
     versions = [metadata.version(name) for name in PACKAGES]
-    content = [FORMAT, asked, configs, platform, device_kind, str(shape), versions, list(source_state())]
+    content = [FORMAT, asked, configs, platform, device_kind, str(shape), versions, list(_source_state())]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _source_state() -> Iterator[tuple[str, int, int]]:
+    """Yield the name, the size and the time of each source file of forerun."""
+    for folder, subfolders, names in os.walk(SOURCE):
+        subfolders[:] = sorted(name for name in subfolders if name != "__pycache__")
+        for name in sorted(names):
+            if name.endswith((".py", ".csv")):
+                state = os.stat(os.path.join(folder, name))
+                yield name, state.st_size, state.st_mtime_ns
 
 
 def folder() -> Path:

@@ -139,17 +139,6 @@ def check_bytecode(machine: Machine) -> Finding:
     return Finding(name, "ok", "bytecode will be stored at the next start")
 
 
-def check_workers(machine: Machine) -> Finding:
-    """List the processes that `plan` keeps, so that the next command need not import jax again."""
-    found = machine.templates()
-    if not found:
-        return Finding("warm workers", "ok", "no process waits for the next plan")
-    shown = [f"pid {one.pid}" + (f" ({Bytes(one.memory_bytes)})" if one.memory_bytes else "") for one in found]
-    ends = "it ends" if len(found) == 1 else "each ends"
-    text = f"{', '.join(shown)} waits for the next plan; {ends} after 5 idle minutes (off: FORERUN_WARM_WORKERS=0)"
-    return Finding("warm workers", "ok", text)
-
-
 def check_memory(machine: Machine) -> Finding:
     """Warn if little host memory is available."""
     available = machine.memory_available_bytes

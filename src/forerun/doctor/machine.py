@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,6 @@ from forerun.hardware.devices import ThisMachine
 from forerun.hardware.tpu_hosts import attribute
 from forerun.hardware.tpu_lock import Lock, read_lock
 from forerun.planner.compile.installed_compilers import PLUGINS
-from forerun.planner.compile.shared_template import SharedTemplate, running_templates
 
 Status = Literal["ok", "warn", "FAIL"]
 PACKAGES = (
@@ -67,7 +66,6 @@ class Machine:
     memory_available_bytes: int | None = None
     shm_bytes: int | None = None
     metadata: Callable[[str], str | None] = lambda name: None  # attributes of a cloud machine
-    templates: Callable[[], Sequence[SharedTemplate]] = tuple  # processes that `plan` keeps for the next command
 
     @classmethod
     def here(cls) -> Machine:
@@ -88,7 +86,6 @@ class Machine:
             file_exists=os.path.exists,
             memory_available_bytes=_memory_available(),
             shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
-            templates=running_templates,
             metadata=attribute if ThisMachine().attached_tpu() else lambda name: None,
         )
 

@@ -30,7 +30,6 @@ CHECKS: tuple[Callable[[Machine], Finding], ...] = (
     environment_checks.check_disk,
     environment_checks.check_cache,
     environment_checks.check_bytecode,
-    environment_checks.check_workers,
     environment_checks.check_memory,
     environment_checks.check_shm,
 )

@@ -18,11 +18,9 @@ from forerun.doctor.environment_checks import (
     check_preload,
     check_shm,
     check_torch_xla_variables,
-    check_workers,
     check_xla_flags,
 )
 from forerun.doctor.machine import Machine, cache_folder
-from forerun.planner.compile.shared_template import SharedTemplate
 from forerun.units import GIB, MIB
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -143,11 +141,3 @@ def test_memory(available: int | None, status: str) -> None:
 @pytest.mark.parametrize(("size", "status"), [(None, "ok"), (8 * GIB, "ok"), (64 * MIB, "warn")])
 def test_shm(size: int | None, status: str) -> None:
     assert check_shm(Machine(shm_bytes=size)).status == status
-
-
-def test_workers() -> None:
-    assert check_workers(Machine()).status == "ok"
-    finding = check_workers(Machine(templates=lambda: [SharedTemplate(17, 200 * MIB), SharedTemplate(18, None)]))
-    assert finding.status == "ok"
-    assert "pid 17 (200 MiB), pid 18" in finding.found
-    assert "FORERUN_WARM_WORKERS=0" in finding.found

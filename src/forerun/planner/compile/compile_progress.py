@@ -76,8 +76,8 @@ class CompileProgress:
         grid.add_column(no_wrap=True)
         grid.add_column(no_wrap=True, justify="right")
         for name, line in self._lines.items():
-            seconds = "" if line.phase == WAITING else f"{line.seconds(now):.0f} s"
-            grid.add_row(_mark(line, now), name, Text(WORDS.get(line.phase, line.phase), style=_style(line)), seconds)
+            seconds, style = ("", "dim") if line.phase == WAITING else (f"{line.seconds(now):.0f} s", "")
+            grid.add_row(_mark(line, now), name, Text(WORDS.get(line.phase, line.phase), style=style), seconds)
         return grid
 
 
@@ -87,7 +87,3 @@ def _mark(line: _Line, now: float) -> Text:
     if line.ended is None:
         return Text(FRAMES[int(now * 8) % len(FRAMES)], style="cyan")
     return Text("✓", style="green") if line.phase == "fits" else Text("✗", style="red")
-
-
-def _style(line: _Line) -> str:
-    return "dim" if line.phase == WAITING else ""

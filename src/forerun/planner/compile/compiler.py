@@ -15,31 +15,20 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from forerun.errors import StorageError, UserError
 from forerun.memory_limit import address_space_bytes, require_address_space
 from forerun.models.plugin import job_folder
 from forerun.planner.compile.dump import LIVE_RANGES, SCHEDULED, SETTLED, TAKEN, UNSCHEDULED, copy_dump
+from forerun.planner.compile.fork_server import NOISE, ForkedWorker, ForkServer, fork_server
 from forerun.planner.compile.installed_compilers import compiler_for
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.compile.template import FOLDER_PREFIX, NOISE
-from forerun.planner.compile.warm_workers import (
-    ForkedWorker,
-    LostWorker,
-    WarmWorkers,
-    Worker,
-    base_environment,
-    current,
-)
 from forerun.planner.compile.worker import ERROR, FACTS
 from forerun.planner.hlo import Module, parse
 from forerun.planner.memory.breakdown import PADDING, ModelShapes, hidden_bytes, ledger
@@ -118,23 +107,16 @@ def ask(question: CompileRequest, stop: threading.Event, on_phase: Phase) -> Com
     compiler.require()
     require_address_space(compiler.address_space_bytes, compiler.name)
     require_disk(Path(tempfile.gettempdir()))
-    if (warm := current()) is not None:
-        with suppress(LostWorker):  # the template failed: a worker that starts from nothing gives the same answer
-            return _ask_worker(question, stop, on_phase, lambda folder: _start_warm(warm, question, folder))
-    return _ask_worker(question, stop, on_phase, lambda folder: _start(question, folder))
-
-
-def _ask_worker(
-    question: CompileRequest, stop: threading.Event, on_phase: Phase, start: Callable[[Path], Worker]
-) -> CompileResult:
-    """Start a worker in a new folder, wait for its answer, and end it."""
-    with tempfile.TemporaryDirectory(prefix=FOLDER_PREFIX, ignore_cleanup_errors=True) as name:
+    with (
+        fork_server() as server,
+        tempfile.TemporaryDirectory(prefix="forerun-plan-", ignore_cleanup_errors=True) as name,
+    ):
         folder = Path(name)
-        child = start(folder)
+        worker = _start(server, question, folder)
         try:
-            answer = _watch(child, folder, question, stop, on_phase)
+            answer = _watch(worker, folder, question, stop, on_phase)
         finally:
-            _end(child)
+            worker.end()
         return _with_details(answer, folder, question)
 
 
@@ -182,60 +164,20 @@ def require_disk(folder: Path, at_least_bytes: int = DISK_BYTES) -> None:
         )
 
 
+def _start(server: ForkServer, question: CompileRequest, folder: Path) -> ForkedWorker:
+    """Start a worker that compiles a request and dumps to `folder`."""
+    return server.fork(folder, question.to_json(), _environment(question, folder), job_folder())
+
+
 def _environment(question: CompileRequest, folder: Path) -> dict[str, str]:
-    """Return the environment of a compile that dumps to `folder`."""
+    """Return the variables of a compile that dumps to `folder`."""
     compiler = compiler_for(question.slice)
     flags = (os.environ.get("XLA_FLAGS", ""), DUMP_FLAGS.format(folder=folder), compiler.flags)
-    return base_environment() | {"XLA_FLAGS": " ".join(filter(None, flags)), **compiler.environment}
-
-
-def _start_warm(warm: WarmWorkers, question: CompileRequest, folder: Path) -> ForkedWorker:
-    """Send the request to a template process, which forks a worker for it."""
-    plugins = job_folder()
-    worker = warm.start(
-        {
-            "question": question.to_json(),
-            "folder": str(folder),
-            "environment": _environment(question, folder),
-            "directory": os.getcwd(),
-            "plugins": None if plugins is None else str(plugins),
-        }
-    )
-    if worker is None:
-        raise LostWorker
-    return worker
-
-
-def _start(question: CompileRequest, folder: Path) -> subprocess.Popen[bytes]:
-    """Start a worker from nothing, which dumps to `folder`, and send it the request."""
-    plugins = job_folder()
-    with (folder / NOISE).open("wb") as noise:  # compilers log a lot; shown only if it fails
-        child = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "forerun.planner.compile.worker",
-                str(folder),
-                *([str(plugins)] if plugins else []),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=noise,
-            stderr=noise,
-            env=_environment(question, folder),
-            bufsize=0,
-            start_new_session=True,  # its own process group, which _end kills
-        )
-    assert child.stdin is not None
-    try:
-        child.stdin.write(question.to_json().encode() + b"\n")  # stays open: the child exits when it closes
-    except BrokenPipeError:
-        child.wait()  # the child has already died; _watch reports why
-    return child
+    return {"XLA_FLAGS": " ".join(filter(None, flags)), **compiler.environment}
 
 
 def _watch(
-    child: Worker, folder: Path, question: CompileRequest, stop: threading.Event, on_phase: Phase
+    child: ForkedWorker, folder: Path, question: CompileRequest, stop: threading.Event, on_phase: Phase
 ) -> CompileResult:
     """Poll the child's files until there is a result. Raise if the child fails or `stop` is set."""
     phase = ""
@@ -270,19 +212,6 @@ def _own_decision(answer: CompileResult, files: Path, limit: int) -> CompileResu
     peak = answer.memory.peak_bytes + hidden_bytes(module, newest(files, ASSIGNMENT), newest(files, LIVE_RANGES))
     memory = replace(answer.memory, peak_bytes=Bytes(peak))
     return replace(answer, memory=memory, accepted=peak <= limit, module=module)
-
-
-def _end(child: Worker) -> None:
-    """Kill the child's process group if it still runs, and reap it."""
-    if isinstance(child, ForkedWorker):
-        child.end()
-        return
-    process = cast("subprocess.Popen[bytes]", child)
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    assert process.stdin is not None
-    process.stdin.close()
 
 
 def _read(path: Path) -> dict[str, Any]:

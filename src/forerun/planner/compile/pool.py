@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from forerun import interrupt
 from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.fork_server import fork_server
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.compile.warm_workers import warm_workers
 
 Listener = Callable[[CompileRequest, str], None]
 
@@ -35,7 +35,7 @@ def answers(
     """
     stop = threading.Event()
     workers = max(1, min(len(questions), os.cpu_count() or 1))
-    with warm_workers(), interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
+    with fork_server(), interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
         try:
             futures = [pool.submit(_ask, question, stop, on_phase, judge) for question in questions]
             for future in as_completed(futures):

@@ -1,8 +1,8 @@
-"""The child process that runs a compiler. It reads a request on stdin and writes its results to a folder.
+"""What a worker process does: it compiles a request and writes its results to a folder.
 
 `facts.json` describes the program's arguments. The compiler dumps the scheduled program and its memory report
-(XLA_FLAGS=--xla_dump_to) before it generates code. The parent kills this process as soon as these files exist, so code
-after `compile` may not run. If the parent dies first, stdin closes. This process then exits and removes the folder.
+(XLA_FLAGS=--xla_dump_to) before it generates code. The command kills this process as soon as these files exist, so code
+after `compile` may not run. If the command dies first, stdin closes. This process then exits and removes the folder.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import shutil
 import sys
 import threading
 import traceback
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from forerun.errors import UserError
 from forerun.exit_codes import OUR_BUG
-from forerun.models.plugin import use_job_folder
-from forerun.planner.compile.device_memory_option import limited_memory
 from forerun.planner.compile.installed_compilers import compile_only_topology
 from forerun.planner.compile.request import CompileRequest, from_json
 
+# Numbers of the fields in xla/pjrt/proto/compile_options.proto.
+BUILD_OPTIONS, DEVICE_MEMORY_SIZE = 3, 15
+_VARINT, _MESSAGE = 0, 2
 FACTS, ERROR = "facts.json", "error.json"
 REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
@@ -84,18 +86,12 @@ def saved_bytes(program: Any) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(program.saved(program.state)))
 
 
-def main(folder: Path) -> int:
-    """Read a request, compile it, and return the exit code."""
-    asked = sys.stdin.readline()
-    if not asked:  # the parent died before it sent a request
-        shutil.rmtree(folder, ignore_errors=True)
-        return 1
-    return answer(asked, folder)
-
-
 def answer(asked: str, folder: Path) -> int:
-    """Compile a request in the form of `CompileRequest.to_json`, and return the exit code. Stdin is the parent's."""
-    threading.Thread(target=_leave_with_parent, args=(folder,), daemon=True).start()
+    """Compile a request in the form of `CompileRequest.to_json`, and return the exit code.
+
+    Stdin is a pipe or a socket whose other end the command holds.
+    """
+    threading.Thread(target=_end_with_command, args=(folder,), daemon=True).start()
     try:
         _compile(from_json(asked), folder)
     except UserError as error:
@@ -145,21 +141,22 @@ def _failure(error: Exception) -> dict[str, str]:
 
 
 def _write_atomically(path: Path, content: dict[str, Any]) -> None:
-    """Write the file atomically: the parent polls for it."""
+    """Write the file atomically: the command polls for it."""
     draft = path.with_suffix(".draft")
     draft.write_text(json.dumps(content), "utf-8")
     draft.rename(path)
 
 
-def _leave_with_parent(folder: Path) -> None:
-    """Wait until the parent dies, then remove the folder and exit.
+def _end_with_command(folder: Path) -> None:
+    """Wait until the command dies, then remove the folder and exit.
 
     The compiler's threads may still write to the folder. So this process replaces itself (exec) with one that only
     removes the folder, which ends these threads first.
     """
     # Read the file descriptor: with sys.stdin this thread would hold its lock while the interpreter shuts down.
-    while os.read(0, 1 << 12):
-        pass
+    with suppress(ConnectionResetError):  # the command died before it read what the fork server sent to it
+        while os.read(0, 1 << 12):
+            pass
     try:
         os.execv(sys.executable, [sys.executable, "-I", "-S", "-c", REMOVE, str(folder)])
     finally:
@@ -167,6 +164,47 @@ def _leave_with_parent(folder: Path) -> None:
         os._exit(OUR_BUG)
 
 
-if __name__ == "__main__":
-    use_job_folder(Path(sys.argv[2]) if len(sys.argv) > 2 else None)
-    sys.exit(main(Path(sys.argv[1])))
+@contextmanager
+def limited_memory(limit_bytes: int) -> Iterator[None]:
+    """Let the GPU compiler work with `limit_bytes` of device memory, as in `train`.
+
+    With a GPU, jaxlib passes the limit of its allocator to the compiler, in a field of the compile options that Python
+    cannot set (`PyClient::CompileAndLoadIfrtProgram` in jaxlib/py_client.cc). XLA computes values again instead of
+    keeping them if the program is near this limit. Without the field, XLA would use 80 % of the device's memory, and
+    the planned program could differ from the one that runs. So the field is added to the serialized options.
+
+    If a version of jax lacks the internal function, XLA uses its own limit. tests/aot/test_gpu_plan.py notices that.
+    """
+    from jax._src import compiler
+    from jaxlib import _jax
+
+    own: Any = getattr(compiler, "get_compile_options", None)
+    if own is None:
+        yield
+        return
+
+    def with_limit(*args: Any, **values: Any) -> Any:
+        options = own(*args, **values)
+        # Protocol buffers merge messages that follow each other.
+        return _jax.CompileOptions.ParseFromString(options.SerializeAsString() + memory_field(limit_bytes))
+
+    compiler.get_compile_options = with_limit
+    try:
+        yield
+    finally:
+        compiler.get_compile_options = own
+
+
+def memory_field(limit_bytes: int) -> bytes:
+    """Return serialized compile options with only the memory of the device."""
+    inner = _varint(DEVICE_MEMORY_SIZE << 3 | _VARINT) + _varint(limit_bytes)
+    return _varint(BUILD_OPTIONS << 3 | _MESSAGE) + _varint(len(inner)) + inner
+
+
+def _varint(value: int) -> bytes:
+    """Return a number in the format of protocol buffers: 7 bits per byte, lowest first."""
+    groups = []
+    while value > 0x7F:
+        groups.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*groups, value])

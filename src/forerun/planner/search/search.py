@@ -22,9 +22,9 @@ from forerun.hardware.slices import Slice
 from forerun.planner.compile import result_cache
 from forerun.planner.compile.compiler import CompilerFailure, Phase, Stopped
 from forerun.planner.compile.fit_result import FitResult, verdict
+from forerun.planner.compile.fork_server import fork_server
 from forerun.planner.compile.installed_compilers import require_compilers
 from forerun.planner.compile.request import CompileRequest
-from forerun.planner.compile.warm_workers import warm_workers
 from forerun.planner.cost.job_cost import ASSUMPTIONS, Tariff
 from forerun.planner.search import job_file
 from forerun.planner.search.outcome import Adjust, Exploration, SearchOutcome
@@ -223,7 +223,7 @@ def explore(
     running: dict[Future[FitResult], Candidate] = {}
     finished: list[tuple[Candidate, str]] = []
     resolved = strategy.space.resolved
-    with warm_workers(), interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
+    with fork_server(), interrupt.raising(), ThreadPoolExecutor(max_workers=workers) as pool:
         try:
             while True:
                 # One compile always runs, so that the search continues on a machine with little memory.

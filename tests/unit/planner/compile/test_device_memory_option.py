@@ -6,7 +6,7 @@ import pytest
 from jax._src import compiler
 from jaxlib import _jax
 
-from forerun.planner.compile.device_memory_option import limited_memory, memory_field
+from forerun.planner.compile.worker import limited_memory, memory_field
 
 
 @pytest.mark.parametrize("size", [1, 127, 128, 76_441_616_056])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -39,7 +40,7 @@ FACTS: dict[str, Any] = {
 PROGRAM = "HloModule m\nENTRY %main (p: f32[8,128]) -> f32[8,128] {\n  ROOT %p = f32[8,128] parameter(0)\n}\n"
 STAND_IN = """#!{python} -S
 import json, os, sys
-folder = sys.argv[4]  # after -P -m forerun.planner.compile.worker; the folder of a custom model may follow
+folder = sys.argv[1]
 print("E0000 00:00:1 common_lib.cc:554] noise of the library", file=sys.stderr, flush=True)
 def put(name, text, mode="w"):
     with open(os.path.join(folder, name + ".new"), mode) as file:
@@ -64,6 +65,24 @@ def hang():
 """
 
 
+class StandInWorker(subprocess.Popen[bytes]):
+    """A script that runs as a worker."""
+
+    def __init__(self, script: Path, asked: CompileRequest, folder: Path) -> None:
+        env = {**os.environ, **compiler._environment(asked, folder)}
+        with (folder / compiler.NOISE).open("wb") as noise:
+            super().__init__(
+                [script, folder], stdin=subprocess.PIPE, stdout=noise, stderr=noise, env=env, start_new_session=True
+            )
+
+    def end(self) -> None:
+        if self.poll() is None:
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait()
+        assert self.stdin is not None
+        self.stdin.close()
+
+
 def question(model: str = "qwen3-0.6b") -> CompileRequest:
     job = Job.model_validate({"model": model, "data": "nothing", "steps": 1})
     return CompileRequest(ResolvedJob(job), slice_named("v5e-8"))
@@ -81,7 +100,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         script = tmp_path / "compiler"
         script.write_text(STAND_IN.format(python=python, body=body, facts=FACTS, program=PROGRAM))
         script.chmod(0o755)
-        monkeypatch.setattr(sys, "executable", str(script))
+        monkeypatch.setattr(compiler, "_start", lambda server, *request: StandInWorker(script, *request))
         return tmp_path / "temp"
 
     return write
@@ -137,7 +156,7 @@ from pathlib import Path
 from forerun.planner.compile import worker
 
 folder = Path(sys.argv[1])
-threading.Thread(target=worker._leave_with_parent, args=(folder,), daemon=True).start()
+threading.Thread(target=worker._end_with_command, args=(folder,), daemon=True).start()
 print("ready", flush=True)
 number = 0
 while True:
@@ -212,8 +231,8 @@ def test_killed(stand_in: Any) -> None:
     assert list(temp.iterdir()) == []
 
 
-def test_dead_before_it_reads(stand_in: Any) -> None:
-    stand_in("os.close(0); print('libtpu.so: cannot open', file=sys.stderr); sys.exit(3)")
+def test_dead_without_a_result(stand_in: Any) -> None:
+    stand_in("print('libtpu.so: cannot open', file=sys.stderr); sys.exit(3)")
     with pytest.raises(CompilerFailure, match=r"ended on v5e-8 without a result \(exit code 3\)") as raised:
         ask()
     assert str(raised.value).endswith("libtpu.so: cannot open")
@@ -265,10 +284,7 @@ def test_full_disk(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_users_flags_stay(stand_in: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XLA_FLAGS", "--xla_of_the_user=1")
-    stand_in(
-        "error(code='E-PROGRAM-001', what=os.environ['XLA_FLAGS'], why=os.environ['PYTHONPATH'], fix='f'); sys.exit(2)"
-    )
+    stand_in("error(code='E-PROGRAM-001', what=os.environ['XLA_FLAGS'], why='w', fix='f'); sys.exit(2)")
     with pytest.raises(UserError) as raised:
         ask()
     assert "--xla_of_the_user=1 --xla_dump_to=" in raised.value.what
-    assert raised.value.why.split(os.pathsep) == [entry for entry in sys.path if entry]

@@ -27,7 +27,7 @@ from runs import Run, runs
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
 from forerun.planner.time.chip_model import CALIBRATED, assumed
-from forerun.planner.time.tpu_step_time import tpu_simulation
+from forerun.planner.time.prediction import tpu_simulation
 
 # Standard deviations of log(factor) before any run is known: matmuls are known from dumped code, links and hosts from
 # data sheets. NOISE is the standard deviation of the log(error) that the model cannot explain.

@@ -24,9 +24,8 @@ from runs import Run, runs
 
 from forerun.hardware.slices import slice_named
 from forerun.planner.hlo import parse
-from forerun.planner.time.prediction import step_time
+from forerun.planner.time.prediction import step_time, tpu_simulation
 from forerun.planner.time.tpu_range import range_terms
-from forerun.planner.time.tpu_step_time import tpu_simulation
 from forerun.planner.time.uncertainty import SCALE, RangeTerm, TimeRange, time_range
 
 SHARE = 0.88

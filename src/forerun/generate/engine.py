@@ -17,7 +17,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from forerun.errors import UserError
-from forerun.generate.buckets import CHUNK, SHORTEST, prompt_chunks, row_bucket
 from forerun.generate.sampling import Rule, Sampling, choose
 from forerun.generate.uncached import UncachedModel
 from forerun.models.base import Model, Readout, capabilities_of
@@ -26,6 +25,10 @@ from forerun.nn.compute import Compute
 from forerun.nn.kv_cache import Cache
 from forerun.nn.lengths import length_bucket
 from forerun.nn.sharding import ACTIVATIONS, BATCH_AXES, partition
+
+# Prompt lengths and row counts are rounded up, so that few programs are compiled.
+SHORTEST = 64
+CHUNK = 512  # tokens of a prompt per step; limits the attention scores, which are CHUNK x cache length
 
 
 class CachedModel(Model, Protocol):
@@ -302,3 +305,18 @@ class Chooser:
 def _cached(model: Model) -> CachedModel:
     """Return `model` if it has a cache, or a wrapper that reads the complete text again for every token."""
     return model if capabilities_of(model).has_cache else UncachedModel(model)  # type: ignore[return-value]
+
+
+def prompt_chunks(length: int, chunk: int = CHUNK) -> tuple[int, int]:
+    """Return the number of chunks for a prompt, and the number of tokens of each chunk."""
+    if length <= chunk:
+        return 1, length_bucket(length, SHORTEST)
+    return -(-length // chunk), chunk
+
+
+def row_bucket(rows: int, multiple: int) -> int:
+    """Return the smallest power of two times `multiple` that is at least `rows`."""
+    bucket = multiple
+    while bucket < rows:
+        bucket *= 2
+    return bucket

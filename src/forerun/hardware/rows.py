@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 
@@ -49,17 +49,12 @@ def parsed(lines: Iterable[str]) -> Table:
     kept = [
         (number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")
     ]
-    records = list(_records(kept))
+    records = [(number, next(csv.reader([line]))) for number, line in kept]
     if not records:
         return Table((), ())
     columns = tuple(cell.strip() for cell in records[0][1])
     # Surplus cells of a row are stored under "", so that a caller can reject the row.
     return Table(columns, tuple(Row(line, _named(columns, cells)) for line, cells in records[1:]))
-
-
-def _records(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, list[str]]]:
-    for number, line in lines:
-        yield number, next(csv.reader([line]))
 
 
 def _named(columns: tuple[str, ...], cells: list[str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +82,8 @@ def storage_table(reads: StorageReads) -> RenderableType:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), show_edge=False, pad_edge=False)
-    shown = _shown(reads.cells())
+    # Columns in which no order of the rows has a value are omitted.
+    shown = [n for n in range(len(HEADINGS)) if any(cells[n] != "-" for cells in reads.cells())]
     for n in shown:
         table.add_column(HEADINGS[n], justify="left" if n == 0 else "right", no_wrap=True)
     for cells in reads.cells():
@@ -95,11 +95,6 @@ def storage_table(reads: StorageReads) -> RenderableType:
         Text(reads.recommendation, style="yellow" if better else "green"),
         *(Text(note, style="dim") for note in reads.notes),
     )
-
-
-def _shown(cells: Sequence[Sequence[str]]) -> list[int]:
-    """Return the columns in which at least one order has a value."""
-    return [n for n in range(len(HEADINGS)) if any(row[n] != "-" for row in cells)]
 
 
 def _usd(value: float | None) -> str:

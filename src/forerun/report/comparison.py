@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.pages.line_chart import Curve, LineChart, line_chart
 from forerun.pages.render import render
-from forerun.report.comparability import incomparable_keys
 from forerun.report.job_differences import differing_keys
 from forerun.report.run_charts import METRICS
 from forerun.report.run_facts import RunFacts, run_facts
@@ -19,6 +20,16 @@ from forerun.safe_text import redact
 from forerun.units import Bytes, Seconds, Usd
 from forerun.version import __version__
 
+# The objective, with all of its settings: a DPO loss with another beta is another quantity.
+_OBJECTIVE = re.compile(r"(objective|preferences|distil)(\.(?!cache$|where$).*)?|experts\.(balance|z)_loss")
+_TOKENS = re.compile(r"data\.tokenizer")
+# What the text of a source is, and which of its tokens have loss.
+_TEXT = re.compile(
+    r"data\.(mixture\.[^.]+\.)?(path|columns|separator|limit)(\..*)?"
+    r"|data\.(loss_on|chat_template|apply_template|system|thinking|special_tokens|ignored_fields)"
+)
+_HELD_OUT = re.compile(r"data\.(validation|validation_by)")
+_WEIGHTS = re.compile(r"data\.mixture\.[^.]+\.weight")
 COLOURS = ("c0", "c2", "c3", "c5", "c1", "c4", "c6", "c7", "c8", "c9")  # neighbours differ clearly
 VALIDATION = "validation_loss"
 
@@ -101,7 +112,11 @@ def comparison_page(comparison: Comparison) -> str:
     """Return the comparison as a complete HTML page."""
     names, best = comparison.names, comparison.best
     css = [COLOURS[number % len(COLOURS)] for number in range(len(names))]
-    charts = [chart for chart in (_overlay(comparison, *one) for one in METRICS) if chart is not None]
+    charts = [
+        chart
+        for key, title, kind, from_zero in METRICS
+        if (chart := line_chart(title, _curves(comparison, key), kind=kind, from_zero=from_zero)) is not None
+    ]
     return render(
         "run_comparison.html.jinja",
         page_title=f"Comparison of {len(names)} runs",
@@ -137,10 +152,6 @@ def _loss_charts(comparison: Comparison) -> list[LineChart]:
     return [chart for chart in found if chart is not None]
 
 
-def _overlay(comparison: Comparison, key: str, title: str, kind: str, from_zero: bool) -> LineChart | None:
-    return line_chart(title, _curves(comparison, key), kind=kind, from_zero=from_zero)
-
-
 def _curves(comparison: Comparison, key: str) -> list[Curve]:
     return [
         Curve(name, record.points(key), COLOURS[number % len(COLOURS)])
@@ -163,3 +174,24 @@ def _row(name: str, facts: RunFacts) -> Row:
         "useful": None if facts.useful_share is None else f"{100 * facts.useful_share:.1f} %",
         "cost": None if usd is None else str(Usd(usd)),
     }
+
+
+def incomparable_keys(jobs: Sequence[Job], *, validation: bool) -> list[tuple[str, list[str]]]:
+    """Return (reason, the keys that differ) for each reason why the losses of the jobs cannot be ranked.
+
+    Args:
+      jobs: the jobs.
+      validation: whether validation losses are compared, not losses of training. They depend on what is held out.
+    """
+    keys = [key for key, _ in differing_keys(jobs)]
+    data = [_TEXT, _HELD_OUT if validation else _WEIGHTS]
+    reasons = (
+        ("the objectives differ", [_OBJECTIVE]),
+        ("the tokenizers differ", [_TOKENS]),
+        (f"the {'validation' if validation else 'training'} data differs", data),
+    )
+    matches = [
+        (reason, [key for key in keys if any(pattern.fullmatch(key) for pattern in patterns)])
+        for reason, patterns in reasons
+    ]
+    return [(reason, differing) for reason, differing in matches if differing]

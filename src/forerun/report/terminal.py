@@ -11,7 +11,7 @@ from forerun.report.page import TIME_NAMES, environment, figures, price_note, sh
 from forerun.report.run_charts import METRICS
 from forerun.report.run_facts import RunFacts
 from forerun.report.run_record import RunRecord
-from forerun.report.sparkline import blocks_for, sparkline
+from forerun.track.display.sparkline import blocks_for, sparkline
 from forerun.units import Seconds
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import tiny_models as tiny
 from tiny_models import EIGHT, MODELS, ONE, POSITIONS, VOCAB, generated, prompts, recomputed, settings
 
 from forerun.errors import UserError
-from forerun.generate import buckets
-from forerun.generate.engine import Engine, Settings
+from forerun.generate.engine import Engine, Settings, prompt_chunks, row_bucket
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
@@ -163,6 +162,6 @@ def test_a_model_without_a_cache_reads_the_whole_text_again(monkeypatch: pytest.
 
 
 def test_buckets() -> None:
-    assert buckets.prompt_chunks(512) == (1, 512)
-    assert buckets.prompt_chunks(513) == (2, 512)
-    assert [buckets.row_bucket(n, 4) for n in (1, 4, 5, 9)] == [4, 4, 8, 16]
+    assert prompt_chunks(512) == (1, 512)
+    assert prompt_chunks(513) == (2, 512)
+    assert [row_bucket(n, 4) for n in (1, 4, 5, 9)] == [4, 4, 8, 16]

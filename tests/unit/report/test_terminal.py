@@ -12,7 +12,6 @@ from forerun.console import SafeConsole
 from forerun.report.comparison import compare_records
 from forerun.report.run_facts import run_facts
 from forerun.report.run_record import read_run
-from forerun.report.sparkline import ASCII, blocks_for, sparkline
 from forerun.report.terminal import print_comparison, print_report
 
 SAMPLE = {"step": 20, "samples": [{"prompt": "It", "text": " was \x1b[2J[bold]"}], "unix_seconds": START + 20}
@@ -59,11 +58,3 @@ def test_the_comparison_has_all_runs(folder: Path, tmp_path: Path, columns: int)
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= columns
     assert ["batch", "32", "64"] in [line.split() for line in text.splitlines()]
-
-
-def test_a_sparkline_shows_the_extremes() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
-    assert sparkline([7, 7, 0, 0], 2) == "█▁"
-    assert sparkline([1.0] * 5, 3) == "▁▁▁"
-    assert sparkline([], 10) == ""
-    assert sparkline([1, 2], 10, blocks_for("ascii")) == ASCII[0] + ASCII[-1]

@@ -20,9 +20,8 @@ from forerun.supervise.protocol.json_form import decode_from_worker
 from forerun.supervise.protocol.limits import Limits
 from forerun.supervise.protocol.messages import FromWorker, Saved
 from forerun.supervise.protocol.worker_progress import WorkerProgress
-from forerun.supervise.worker.pulse import ProgressReporter
 from forerun.supervise.worker.stop import Stop
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker.worker import ProgressReporter, Worker
 from forerun.track.display.make_display import make_display
 
 COMMIT_SECONDS = 0.25

@@ -29,9 +29,8 @@ from forerun.run import save_schedule as saving_module
 from forerun.run import train as loop
 from forerun.run.throughput import Throughput
 from forerun.supervise.protocol.channel import NullChannel
-from forerun.supervise.worker.pulse import ProgressReporter
 from forerun.supervise.worker.stop import Stop
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker.worker import ProgressReporter, Worker
 from forerun.track.display.display import StepView
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import MetricsLog

@@ -22,9 +22,8 @@ from forerun.inputs.resolve_job import resolve
 from forerun.run.train import program_on, train
 from forerun.run.validation import Best, ValidationResult, require_nats
 from forerun.supervise.protocol.channel import NullChannel
-from forerun.supervise.worker.pulse import ProgressReporter
 from forerun.supervise.worker.stop import Stop
-from forerun.supervise.worker.worker import Worker
+from forerun.supervise.worker.worker import ProgressReporter, Worker
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 

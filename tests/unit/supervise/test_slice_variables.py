@@ -10,7 +10,7 @@ from error_assertions import assert_error
 from forerun.errors import UserError
 from forerun.supervise.host_address import Hosts
 from forerun.supervise.protocol.messages import StartWorker
-from forerun.supervise.slice_variables import attempt_variables, slice_variables
+from forerun.supervise.supervisor import attempt_variables, slice_variables
 
 
 def variables(index: int, count: int, slices: int | None, **environment: str) -> dict[str, str]:

@@ -23,8 +23,8 @@ from forerun.hardware.tpu_hosts import MAX_BYTES, TpuHosts, find_tpu_hosts
 from forerun.supervise.free_tpu import require_free_tpu, require_free_tpu_for
 from forerun.supervise.host_address import PORT, Hosts, bound_address, given, parse
 from forerun.supervise.leader import verdicts
+from forerun.supervise.leader.leader_view import RestartPolicy
 from forerun.supervise.leader.member import Member
-from forerun.supervise.leader.tries import RestartPolicy
 from forerun.supervise.owner import Owner
 from forerun.supervise.protocol.ending import Ending
 from forerun.supervise.protocol.json_form import decode_from_leader, encode

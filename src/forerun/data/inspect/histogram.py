@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forerun.data.inspect.corpus_report import Lengths
 
@@ -59,14 +58,10 @@ def histogram(lengths: Lengths, sequence: int, most: int) -> Histogram:
     counts = np.diff(np.concatenate([[0], upto]))
     lows = [min(low, uppers[0]), *(upper + 1 for upper in uppers[:-1])]
     bins = tuple(
-        Bin(begin, end, int(count), begin > sequence + 1)
-        for begin, end, count in zip(lows, uppers, _ints(counts), strict=True)
+        Bin(begin, end, count, begin > sequence + 1)
+        for begin, end, count in zip(lows, uppers, counts.tolist(), strict=True)
     )
     return Histogram(bins, growing)
-
-
-def _ints(values: NDArray[np.int64]) -> list[int]:
-    return [int(value) for value in values]
 
 
 def _growing_ends(low: int, high: int, sequence: int, most: int) -> list[int]:

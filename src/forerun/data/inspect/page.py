@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterator
 
 from forerun.data.inspect import summary_lines
-from forerun.data.inspect.charts import batch_chart, lengths_chart
 from forerun.data.inspect.corpus_report import CorpusReport, SourceSummary, TokenPiece
 from forerun.data.inspect.excerpt import ExcerptPart, excerpt
 from forerun.data.inspect.findings import findings, share_text
-from forerun.data.inspect.histogram import histogram
+from forerun.data.inspect.histogram import Histogram, histogram
 from forerun.pages.render import render
-from forerun.units import Bytes
+from forerun.pages.svg import Element, Plot, Scale, Segment, both_widths, round_top, stacked_bar
+from forerun.units import Bytes, Count
 from forerun.version import __version__
 
+LABEL_WIDTH = 52  # pixels of a label below the histogram
 BINS = 28
 SIGNS = 24_000  # characters shown of a row: the middle of a longer row is omitted
 BLANK = "\u200b"  # makes a token without letters large enough for the mouse
@@ -109,3 +110,45 @@ def _texts(piece: TokenPiece) -> list[tuple[str, bool]]:
     if piece.special or not MARKS.search(piece.shown):
         return [(piece.shown or BLANK, False)]
     return [(text, n % 2 == 1) for n, text in enumerate(MARKS.split(piece.shown)) if text]
+
+
+def batch_chart(look: CorpusReport) -> tuple[Element, list[tuple[str, str, str]]]:
+    """Return the bar chart of the contents of a batch, and its legend: (CSS class, label, share)."""
+    filled, learned = 1 - look.padding_share, look.learned_share
+    parts = [("c2", "padding", look.padding_share)]
+    if learned is None:
+        parts.insert(0, ("c3", "tokens", filled))
+    else:
+        parts[:0] = [("c3", "with loss", filled * learned), ("mask", "masked", filled * (1 - learned))]
+    legend = [(css, name, share_text(share)) for css, name, share in parts]
+    segments = [Segment(share, css, f"{name}: {share_text(share)}") for css, name, share in parts]
+    return stacked_bar(segments, 1.0, ", ".join(one.title for one in segments)), legend
+
+
+def lengths_chart(found: Histogram, sequence: int) -> dict[str, Plot]:
+    """Return the histogram of lengths, for wide and for narrow screens."""
+    bins = found.bins
+    top, total = round_top(found.most), max(1, sum(one.count for one in bins))
+    label = "; ".join(f"{one.label} tokens: {one.count:,}" for one in bins if one.count)
+
+    def draw(size: tuple[int, int]) -> Plot:
+        plot = Plot(size, Scale(0, max(1, len(bins))), Scale(0, top), f"documents by length: {label}")
+        ticks = (0, top / 2, top)
+        plot.y_axis({tick: f"{tick:g}" if tick < 1000 else str(Count(round(tick))) for tick in ticks})
+        for n, one in enumerate(bins):
+            many = "document" if one.count == 1 else "documents"
+            title = f"{one.label} tokens: {one.count:,} {many}, {share_text(one.count / total)}"
+            plot.bar(n, n + 1, one.count, "bin over" if one.longer else "bin c0", title)
+        # The label of a bin is its longest length, at its right border. The border at the sequence has a label.
+        every = max(1, round(LABEL_WIDTH / (plot.x(1) - plot.x(0)) + 0.499))
+        labelled = (found.cut or len(bins)) % every
+        borders = {n: f"{one.high:,}" if n % every == labelled else "" for n, one in enumerate(bins, start=1)}
+        name = "length in tokens, growing scale" if found.growing else "length in tokens"
+        plot.x_axis(borders, name, anchor="end", grid=False)
+        if found.cut is None:
+            plot.text(f"no document is longer than the sequence of {sequence:,}", plot.right, 18, anchor="end")
+        else:
+            plot.marker(found.cut, f"sequence {sequence:,}")
+        return plot
+
+    return both_widths(draw, 260)

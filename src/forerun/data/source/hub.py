@@ -94,8 +94,8 @@ def dataset(place: str, enough: Enough | None = None) -> Dataset:
         except UserError:
             pass  # ask the hub, which fetches what is missing or reports a more precise error
     listing, choice = _selection(repository, address, place)
-    large = enough is None and _size_bytes(listing, choice) > DOWNLOAD_BYTES
-    if large and not all(repository.is_cached(listing.commit, name) for name in choice.files):
+    is_large = enough is None and sum(listing.sizes[name] for name in choice.files) > DOWNLOAD_BYTES
+    if is_large and not all(repository.is_cached(listing.commit, name) for name in choice.files):
         remote = tuple(f"datasets/{address.name}@{listing.commit}/{name}" for name in sorted(choice.files))
         return Dataset((), listing.commit, f"{address.name}@{listing.commit[:7]}, {choice.words}", remote)
     groups = [sorted(choice.files)] if enough is None else [[name] for name in sorted(choice.files)]
@@ -119,10 +119,6 @@ def _selection(repository: Repository, address: Address, place: str) -> tuple[Li
     if _has_card(address, listing):
         card = repository.download(listing.commit, [_CARD]) / _CARD
     return listing, splits.choose(listing.sizes, address.path, _front_matter(card), place)
-
-
-def _size_bytes(listing: Listing, choice: splits.Choice) -> int:
-    return sum(listing.sizes[name] for name in choice.files)
 
 
 def parse(place: str) -> Address:

@@ -58,7 +58,7 @@ def totals_of(rows: StageRows) -> list[StageTotal]:
     by_stage = {stage: {row["slice"]: row for row in found} for stage, found in rows.items()}
     names = [name for name in next(iter(by_stage.values())) if all(name in found for found in by_stage.values())]
     found = [_total(name, {stage: known[name] for stage, known in by_stage.items()}) for name in names]
-    return sorted(found, key=lambda total: (not total.fits, _or_infinity(total.on_demand_usd)))
+    return sorted(found, key=lambda total: (not total.fits, total.on_demand_usd is None, total.on_demand_usd or 0.0))
 
 
 def _total(name: str, rows: Mapping[str, Mapping[str, Any]]) -> StageTotal:
@@ -71,10 +71,6 @@ def _total(name: str, rows: Mapping[str, Mapping[str, Any]]) -> StageTotal:
 def _sum(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known and len(known) == len(values) else None
-
-
-def _or_infinity(value: float | None) -> float:
-    return float("inf") if value is None else value
 
 
 def cheapest_choice(rows: StageRows) -> tuple[float, dict[str, str]] | None:

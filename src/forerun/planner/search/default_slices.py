@@ -107,7 +107,7 @@ def default_slices(resolved: ResolvedJob, platforms: Sequence[Platform] = PLATFO
         if own:
             chosen[generation] = own
         else:
-            left_out.append(f"{_shown(generation)} ({why})")
+            left_out.append(f"{generation.lower()} ({why})")
     if "tpu" in platforms and not small:
         resting = Bytes(needs.state_bytes + needs.gradient_bytes)
         left_out.append(f"v2 and v3 (for small jobs only; weights, optimizer and gradients are {resting})")
@@ -130,11 +130,6 @@ def _generations(platforms: Sequence[Platform], small: bool) -> tuple[str, ...]:
     if "gpu" in platforms:
         return (*tpus, *GPUS)
     return (*tpus, *(OLD if small else ()))
-
-
-def _shown(generation: str) -> str:
-    """Return a generation as the names of its slices and machines begin."""
-    return generation.lower()
 
 
 def _suggested_change(resolved: ResolvedJob, needs: Needs, platforms: Sequence[Platform]) -> str:

@@ -41,12 +41,11 @@ class Exploration:
     @property
     def known(self) -> dict[Candidate, Outcome]:
         """The outcomes that the strategy decides on. A failure counts as a candidate that does not fit."""
-        outcomes = {one: _outcome(answer) for one, answer in self.verdicts.items()}
-        return outcomes | {one: Outcome(None, None) for one in self.failures}
-
-
-def _outcome(answer: FitResult) -> Outcome:
-    return Outcome(answer.step.mid_seconds if answer.step else None, answer.memory.peak_bytes)
+        outcomes = {
+            candidate: Outcome(result.step.mid_seconds if result.step else None, result.memory.peak_bytes)
+            for candidate, result in self.verdicts.items()
+        }
+        return outcomes | {candidate: Outcome(None, None) for candidate in self.failures}
 
 
 @dataclass(frozen=True)

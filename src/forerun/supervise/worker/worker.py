@@ -18,15 +18,28 @@ from typing import NoReturn
 
 from forerun import interrupt
 from forerun.exit_codes import OUR_BUG, STOPPED
-from forerun.supervise.protocol.channel import VARIABLE, NullChannel, SupervisorChannel
+from forerun.supervise.protocol.channel import VARIABLE, Channel, NullChannel, SupervisorChannel
 from forerun.supervise.protocol.limits import Limits
-from forerun.supervise.protocol.messages import AskUnits, Begin, Sigterm, StopAfter, Welcome, WorkerHello
-from forerun.supervise.worker.pulse import ProgressReporter
+from forerun.supervise.protocol.messages import (
+    AskUnits,
+    Begin,
+    DeviceBytes,
+    Fact,
+    Phase,
+    Saved,
+    Sigterm,
+    Step,
+    StopAfter,
+    Waiting,
+    Welcome,
+    WorkerHello,
+)
 from forerun.supervise.worker.stop import Stop, Stopped
 
 __all__ = ["Stopped", "Worker", "alone", "connect", "silent_worker"]
 
 JAX_START_SECONDS = 120
+MEMORY_SECONDS = 2.0  # at least, between two reports of memory
 SAVE_MARGIN_SECONDS = 0.2  # between the deadline of a save and the end of the process, for the last messages
 # A long limit, because jax's own heartbeat would end healthy processes before the leader knows which host failed. The
 # supervisors detect more failures, and earlier.
@@ -273,3 +286,55 @@ def _die_with_supervisor() -> None:
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(OUR_BUG)
+
+
+class ProgressReporter:
+    """A worker's reports of progress to its supervisor. Unlike a heartbeat, they stop when the process hangs.
+
+    All methods are thread-safe, and all except `fact` never wait.
+    `limits.PHASE_SECONDS` defines how long each phase may last.
+    """
+
+    def __init__(self, channel: Channel, stop: Stop) -> None:
+        self._channel, self._stop = channel, stop
+        self._memory: Callable[[], tuple[int, int | None] | None] = lambda: None
+        self._memory_due = 0.0
+
+    def measure_memory(self, read: Callable[[], tuple[int, int | None] | None]) -> None:
+        """Report the memory of devices with steps, at most every `MEMORY_SECONDS`.
+
+        `read` returns the bytes in use and the limit of the fullest device, or None if they are unknown.
+        """
+        self._memory = read
+
+    def phase(self, name: str) -> None:
+        """Report the start of a phase: `data`, `compile`, `restore`, `save`, `evaluate`, `finish` or another name."""
+        self._channel.tell(Phase(name, self._stop.units))
+
+    def step(self, number: int) -> None:
+        """Report that step `number` is done. Its metrics have arrived, so every host took part in it."""
+        self._channel.tell(Step(number, self._stop.units))
+        if (now := time.monotonic()) >= self._memory_due:
+            self._memory_due = now + MEMORY_SECONDS
+            if (memory := self._memory()) is not None:
+                self._channel.tell(DeviceBytes(memory[0], memory[1] or 0))
+
+    def saved(self, seconds: float) -> None:
+        """Report the time of a save from its start to its commit. It is the estimate for a save before a stop."""
+        self._stop.save_seconds = seconds
+        self._channel.tell(Saved(seconds, self._stop.units))
+
+    def fact(self, name: str, value: str) -> None:
+        """Report a value that must be equal on all hosts, such as `data digest`. A difference ends the job."""
+        self._channel.say(Fact(name, value))
+
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """Report that this host waits inside the block for something local, such as `data`.
+
+        The other hosts wait for this one. If all hosts agree to stop here, `Stopped` is raised inside the block. Main
+        thread only.
+        """
+        self._channel.tell(Waiting(what, self._stop.units))
+        with self._stop.interrupting():
+            yield

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TextIO
+from typing import Protocol, Self, TextIO
 
 from forerun.safe_text import clean
 from forerun.track.display.display import Phase, StepView
-from forerun.track.display.heartbeat import EndSignal, Heartbeat
 
+HEARTBEAT_SECONDS = 30.0
 EVERY_SECONDS = 10.0
 LINES_PER_RUN = 10
 
@@ -83,3 +83,36 @@ class PlainDisplay:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class EndSignal(Protocol):
+    """The part of `threading.Event` that a heartbeat uses."""
+
+    def set(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for `set`. Return False after `timeout` seconds without it."""
+        ...
+
+
+class Heartbeat:
+    """Reports a long phase: calls `report` every 30 seconds, until `stop` is called.
+
+    Args:
+      report: prints one line. A separate thread calls it.
+      end: the event that ends the thread.
+    """
+
+    def __init__(self, report: Callable[[], None], end: EndSignal) -> None:
+        self._report, self._end = report, end
+        # A daemon, so that a process that ends during a phase does not wait for it.
+        self._thread = threading.Thread(target=self._work, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. No line is printed after this call returns."""
+        self._end.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        while not self._end.wait(HEARTBEAT_SECONDS):
+            self._report()

@@ -1,11 +1,30 @@
-"""A chart of all values of a metric in a few characters."""
+"""Curves as one line of text."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
-BLOCKS = "▁▂▃▄▅▆▇█"
+BLOCKS, ASCII = "▁▂▃▄▅▆▇█", "_.,-=+*#"
+
+
+def sparkline(values: Sequence[float], width: int, blocks: str = BLOCKS) -> str:
+    """Return a curve of at most `width` characters. Each character shows the mean of successive values."""
+    if not values or width < 1:
+        return ""
+    count = min(width, len(values))
+    bounds = [number * len(values) // count for number in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(bounds)]
+    low, high = min(means), max(means)
+    if high == low:
+        return blocks[0] * count
+    return "".join(blocks[round((value - low) / (high - low) * (len(blocks) - 1))] for value in means)
+
+
+def blocks_for(encoding: str) -> str:
+    """Return the characters of a curve that a terminal with this encoding can show."""
+    return BLOCKS if encoding.lower().replace("-", "").startswith("utf") else ASCII
 
 
 class Sparkline:
@@ -36,12 +55,4 @@ class Sparkline:
 
     def __str__(self) -> str:
         """Return at most `width` blocks, the oldest first, scaled from the smallest to the largest value."""
-        means = list(self._means)
-        if len(means) > self._width:
-            edges = [i * len(means) // self._width for i in range(self._width + 1)]
-            means = [sum(means[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
-        if not means:
-            return ""
-        low, high = min(means), max(means)
-        scale = (len(BLOCKS) - 1) / (high - low) if high > low else 0.0
-        return "".join(BLOCKS[round((mean - low) * scale)] for mean in means)
+        return sparkline(list(self._means), self._width)  # a copy: another thread may add values

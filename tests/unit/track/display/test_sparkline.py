@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import math
 
-from forerun.track.display.sparkline import BLOCKS, Sparkline
+from forerun.track.display.sparkline import ASCII, BLOCKS, Sparkline, blocks_for, sparkline
 
 
 def drawn(values: list[float], width: int = 8) -> str:
@@ -29,3 +29,11 @@ def test_a_long_course_keeps_its_shape_and_width() -> None:
 
 def test_each_block_is_the_mean_of_its_part() -> None:
     assert drawn([0, 2, 0, 2, 7, 9, 7, 9] * 2, width=4) == "▁█▁█"
+
+
+def test_a_curve_is_scaled_and_has_the_characters_of_the_terminal() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([7, 7, 0, 0], 2) == "█▁"
+    assert sparkline([1.0] * 5, 3) == "▁▁▁"
+    assert sparkline([], 10) == ""
+    assert sparkline([1, 2], 10, blocks_for("ascii")) == ASCII[0] + ASCII[-1]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from forerun.planner.hlo import Computation, Instruction, Module
+from forerun.planner.hlo import HOST, Computation, Instruction, Module
 from forerun.planner.time.execution import (
     ComputationRun,
     ProgramSimulation,
@@ -24,12 +24,13 @@ from forerun.planner.time.execution import (
 from forerun.planner.time.gemm_shape import GemmShape, gemm_shape
 from forerun.planner.time.gpu.attention_cost import attention_seconds, attention_shape, is_fused_attention
 from forerun.planner.time.gpu.collective_cost import LINKS, NETWORK, collective_queue_and_seconds
-from forerun.planner.time.gpu.fusion_cost import host_bytes, memory_seconds
 from forerun.planner.time.gpu.gemm_cost import gemm_seconds
 from forerun.planner.time.gpu.gpu_model import GpuModel
 from forerun.planner.time.instruction_cost import InstructionWork
 from forerun.planner.time.transfers import COLLECTIVES, is_collective, moved_bytes_and_direction
 
+# A kernel finds its operands in the L2 cache if all its data takes at most this share of it. Assumed, 2026-11.
+CACHED_SHARE = 0.5
 FROM_HOST, TO_HOST = "from host", "to host"
 FREE_TARGETS = {"Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "AllocateBuffer"}
 # Kernels whose time follows from the bytes that they touch. Others are reported as kernels of unknown cost.
@@ -188,3 +189,18 @@ class _GpuRun(ComputationRun):
         kind = "matmul" if flops and computing >= moving else "memory"
         self._compute(kind, max(computing, moving), flops=flops, size_bytes=touched)
         self.spent.flops["matmul"] += flops
+
+
+def memory_seconds(model: GpuModel, touched_bytes: float) -> float:
+    """Return the time to read and write `touched_bytes`, through the L2 cache if they fit."""
+    cached = touched_bytes <= model.l2_bytes * CACHED_SHARE
+    return touched_bytes / (model.l2_bytes_per_second if cached else model.hbm_bytes_per_second)
+
+
+def host_bytes(computation: Computation, x: Instruction, work: InstructionWork) -> float:
+    """Return the bytes that a kernel reads from or writes to the memory of the host."""
+    operands = (computation.by_name.get(name) for name in x.operands)
+    if not any(shape.space == HOST for y in (x, *operands) if y for shape in y.shapes):
+        return 0.0
+    # A slice of a stacked array moves between the host and the device: the smaller side is what moves.
+    return min(sum(s.size_bytes for s in x.shapes), max(1.0, work.hbm_bytes(computation, x)))

@@ -6,7 +6,7 @@ import pytest
 
 from forerun.hardware.chips import chip_named, chips
 from forerun.planner.time.gpu.gpu_model import CALIBRATED, RATES, assumed_gpu, gpu_model_of
-from forerun.planner.time.gpu.gpu_step_time import VALIDATION
+from forerun.planner.time.prediction import GPU_VALIDATION
 
 GPUS = [chip.name for chip in chips() if chip.gpu]
 
@@ -28,7 +28,7 @@ def test_no_rate_is_above_the_data_sheet(name: str) -> None:
 def test_every_gpu_of_the_table_has_rates() -> None:
     assert set(GPUS) == set(RATES)
     assert set(CALIBRATED) <= set(RATES)
-    assert set(VALIDATION.chips) <= set(CALIBRATED), "a compared GPU is calibrated"
+    assert set(GPU_VALIDATION.chips) <= set(CALIBRATED), "a compared GPU is calibrated"
 
 
 def test_factors_above_one_are_faster() -> None:

@@ -15,7 +15,7 @@ from forerun.planner.hlo import Module, parse
 from forerun.planner.time.execution import Spent
 from forerun.planner.time.gpu.gpu_model import GpuModel
 from forerun.planner.time.gpu.gpu_simulation import GpuSimulation
-from forerun.planner.time.gpu.gpu_step_time import VALIDATION, gpu_step_time
+from forerun.planner.time.prediction import GPU_VALIDATION, gpu_step_time
 from forerun.planner.time.roofline import PeakRates, time_floor
 from forerun.planner.time.simulated_step_time import GUESSED_LOOP, UNKNOWN_CHIP, UNKNOWN_KERNEL
 
@@ -198,7 +198,7 @@ def test_doubts() -> None:
     unknown = program(f'  %x = {PART} custom-call(%a), custom_call_target="mine"')
     step = gpu_step_time(unknown, chip_named("t4"), 0.0, True, 1)
     assert UNKNOWN_KERNEL in step.doubts
-    assert (UNKNOWN_CHIP in step.doubts) == ("T4" not in VALIDATION.chips)
+    assert (UNKNOWN_CHIP in step.doubts) == ("T4" not in GPU_VALIDATION.chips)
 
 
 @cache

@@ -1,7 +1,7 @@
 """What CI must cover: each capability with the tests that prove it, and whether CI runs a test.
 
 The capabilities are the rows of docs/reference/features.yaml, of the tables of families and of multimodal checkpoints,
-and of the fault matrix. `bench/ci_sample.py` keeps one test of each, and tests/unit/test_capabilities.py checks it.
+and of the fault matrix. `bench/ci_sample.py` keeps one test of each, and tests/unit/test_ci_capabilities.py checks it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ FAULT_TESTS: dict[str, tuple[str, ...]] = {
         f"storage bucket-{kind}" for kind in ("flaky", "refuse", "close", "hang", "slow", "reset", "lost", "kill")
     ),
     "faults/test_storage_faults.py::test_the_lock_of_a_tpu": ("storage lock-dead", "storage lock-live"),
-    "faults/test_bucket_data.py::test_faults_of_a_bucket_change_no_loss_and_are_reported[gcs-1-faults]": (
+    "unit/data/storage/test_block_reader.py::test_wrong_answers_are_repeated_and_counted": ("data faults",),
+    "unit/data/storage/test_cache_failures.py::test_a_removed_cache_is_created_again": ("data deleted",),
+    "faults/test_bucket_data.py::test_a_unit_that_is_damaged_in_the_bucket_is_rejected_by_name": (
         "data clean",
-        "data faults",
-        "data deleted",
+        "data damaged",
     ),
-    "faults/test_bucket_data.py::test_a_unit_that_is_damaged_in_the_bucket_is_rejected_by_name": ("data damaged",),
     "unit/track/test_forwarder.py::test_every_row_once_and_in_order_though_the_server_fails": (
         "storage tracker-500",
         "storage tracker-hang",

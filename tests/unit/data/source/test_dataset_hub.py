@@ -213,8 +213,11 @@ def test_no_such_dataset_and_no_hub(repositories: Path, tmp_path: Path) -> None:
 
 def test_a_disk_without_room_is_told_before_the_download(repositories: Path, tmp_path: Path) -> None:
     file = "data/train-00001-of-00002.jsonl"
+    program = (
+        "from forerun.data.source import hub\nhub.DOWNLOAD_BYTES = 10**19\n" + PROGRAM
+    )  # nothing is read by ranges
     with HubServer(repositories, announced_bytes={file: 10**18}) as server:
-        error = ask(PLACE, tmp_path / "home", server.endpoint)["error"]
+        error = answers([PLACE], tmp_path / "home", server.endpoint, program)[0]["error"]
         assert server.fetched() == ["README.md"]
     assert "the disk has too little space for acme/tales" in error
     assert "name fewer of its files in data.path" in error

@@ -232,8 +232,8 @@ class Reader:
             case ast.Attribute(value=ast.Name(id=table), attr="get"):
                 default = self._forms(call.args[1]) if len(call.args) > 1 else ()
                 return self._entries(table) + default
-            case ast.Name(id="install_command"):  # the real command also names the source of the installation
-                return tuple(f'pip install "forerun[{extra}]"' for extra in self._forms(call.args[0]))
+            case ast.Name(id="install_command"):  # the command depends on how forerun was installed
+                return tuple(f"<install command> with the extra {extra}" for extra in self._forms(call.args[0]))
             case ast.Name(id="str" | "clean" | "redact") if call.args:
                 return self._forms(call.args[0])
             case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name):
@@ -338,10 +338,7 @@ def _number(form: str, spec: str) -> str:
 
 
 def _called_name(call: ast.Call) -> str:
-    match call.func:
-        case ast.Name(id=name) | ast.Attribute(attr=name):
-            return name
-    return ""
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
 
 
 def _distinct(forms: Iterator[str] | tuple[str, ...]) -> tuple[str, ...]:

@@ -196,13 +196,9 @@ class Remat(Section):
         names = (*self.keep, *self.offload)
         unknown = sorted(set(names) - set(RESIDUALS))
         if unknown:
-            raise JobValueError(
-                "E-JOB-038", f"unknown residual {unknown[0]!r}", fix=f"use one of these: {', '.join(RESIDUALS)}"
-            )
+            raise JobValueError("E-JOB-038", f"unknown residual {unknown[0]!r}", fix=f"known: {', '.join(RESIDUALS)}")
         if names and self.policy != "named":
-            raise JobValueError(
-                "E-JOB-039", "keep and offload need policy: named", fix="set remat.policy to named, or remove them"
-            )
+            raise JobValueError("E-JOB-039", "keep and offload need policy: named", fix="set remat.policy=named")
         if len(set(names)) != len(names):
             raise JobValueError("E-JOB-040", "a residual is named twice", fix="name each once, in keep or in offload")
         return self

@@ -56,8 +56,9 @@ class SourceModule:
     @cached_property
     def functions(self) -> dict[str, Function]:
         """The functions of the module, and the methods of its classes, by name."""
-        blocks = [self.tree, *(node for node in self.tree.body if isinstance(node, ast.ClassDef))]
-        return {node.name: node for block in blocks for node in block.body if isinstance(node, Function)}
+        classes = [node for node in self.tree.body if isinstance(node, ast.ClassDef)]
+        nodes = [*self.tree.body, *(node for block in classes for node in block.body)]
+        return {node.name: node for node in nodes if isinstance(node, Function)}
 
     @cached_property
     def imports(self) -> dict[str, tuple[str, str]]:

@@ -202,9 +202,10 @@ def test_exit_codes_are_defined_in_one_place() -> None:
         if path.name in ("exit_codes.py", "__main__.py"):
             continue
         for node in ast.walk(tree):
-            ends = isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.exit", "os._exit", "SystemExit"}
-            if ends and node.args and isinstance(node.args[0], ast.Constant) and node.args[0].value not in (0, None):
-                elsewhere.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"sys.exit", "os._exit", "SystemExit"}:
+                numbers = [argument.value for argument in node.args if isinstance(argument, ast.Constant)]
+                if any(number != 0 and number is not None for number in numbers):
+                    elsewhere.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
             if (
                 isinstance(node, ast.Assign)
                 and isinstance(node.value, ast.Constant)

@@ -91,9 +91,9 @@ class RaiseSite:
     def entry(self) -> ErrorEntry:
         """Return the code with all its texts."""
         why, fix = self._keyword("why"), self._keyword("fix")
-        place, separator = _PLACES.get(ast.unparse(self.call.func), ("", ""))
-        if place:
-            why = tuple(place + separator + form for form in why) or (place,)
+        prefix, separator = _PLACES.get(ast.unparse(self.call.func), ("", ""))
+        if prefix:
+            why = tuple(prefix + separator + form for form in why) or (prefix,)
         return ErrorEntry(self.code, self.what(), why, fix)
 
     def _keyword(self, name: str) -> tuple[str, ...]:

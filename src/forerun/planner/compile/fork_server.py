@@ -189,7 +189,7 @@ def serve(control: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     connections: dict[int, socket.socket] = {}  # by the pid of the worker
     while True:
-        ready, _, _ = select.select([control, wakeup], [], [])
+        ready, _, _ = select.select([control.fileno(), wakeup], [], [])
         if wakeup in ready:
             os.read(wakeup, 1 << 12)
             for pid in list(connections):
@@ -197,7 +197,7 @@ def serve(control: socket.socket) -> None:
                 if ended:
                     with connections.pop(pid) as connection:
                         _send(connection, os.waitstatus_to_exitcode(status))
-        if control in ready:
+        if control.fileno() in ready:
             folder, descriptors, _, _ = socket.recv_fds(control, LONGEST_PATH_BYTES, 1)
             if not descriptors:  # the command has ended
                 return

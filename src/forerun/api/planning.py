@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from forerun.api.jobs import prepared
+from forerun.api.jobs import resolved_job
 from forerun.api.slice_compiler import SliceCompiler, compare_default_slices
 from forerun.config.schema import Job
 from forerun.files import write_output
 from forerun.hardware.prices import provider_names
 from forerun.hardware.storage_table import StorageReads, storage_table
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.starting_weights import starting_weights
 from forerun.models.decoder_config import DecoderConfig
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible, possible_requests, slices_named
@@ -30,6 +28,7 @@ from forerun.planner.report.table import print_table
 from forerun.planner.search.outcome import SearchOutcome
 from forerun.planner.search.row_order import in_order, order_note
 from forerun.planner.search.search import find_plans
+from forerun.resolve.job_corpus import with_steps
 from forerun.resolve.resolved_job import ResolvedJob
 
 if TYPE_CHECKING:
@@ -146,7 +145,7 @@ class Plan:
 
 
 def plan(
-    job: Job | str | os.PathLike[str],
+    job: Job | ResolvedJob | str | os.PathLike[str],
     *,
     on: str | Sequence[str] | None = None,
     goal: Goal = "balanced",
@@ -180,7 +179,7 @@ def plan(
     """
     slices = slices_named([on] if isinstance(on, str) else list(on)) if on else []
     tariff = _tariff(zone, provider, prices, max_usd)
-    resolved = resolve(prepared(job))
+    resolved = with_steps(resolved_job(job))
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=not progress)
     changes: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
@@ -201,7 +200,7 @@ def plan(
         title=f"{job.name}: {model}, {job.steps} steps of {job.batch} x {job.sequence} tokens, "
         f"remat {job.remat.policy}",
         notes=(
-            f"the run starts with {starting_weights(job)}",
+            f"the run starts with {resolved.starting_weights}",
             *([order] if order else []),
             *notes,
             *_model_notes(resolved),
@@ -271,7 +270,7 @@ class SearchResult:
 
 
 def search(
-    job: Job | str | os.PathLike[str],
+    job: Job | ResolvedJob | str | os.PathLike[str],
     *,
     on: str | Sequence[str] | None = None,
     goal: Goal = "balanced",
@@ -307,7 +306,7 @@ def search(
     """
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=False)
     outcome = find_plans(
-        resolve(prepared(job)),
+        with_steps(resolved_job(job)),
         goal=goal,
         max_hours=max_hours,
         max_usd=max_usd,

@@ -29,14 +29,14 @@ from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import entries
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.load_model import load_model
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.run_folder import RunFolder, job_of_run
 from forerun.objectives.batch import Batch
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
+from forerun.run_folder.run_folder import RunFolder, job_of_run
 from forerun.track.display.display import StepView
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
+from forerun.trained_model.load_model import load_model
 
 STEPS, SAVED, INTERRUPTED = 8, 4, 6
 BAD = (3, 5)
@@ -91,7 +91,7 @@ class Result:
 
 def result(job: Job) -> Result:
     folder = Path(job.runs) / job.name
-    program = loop.program_on(resolve(job), choose("cpu", 1), None)
+    program = loop.program_on(resolve_model(job), choose("cpu", 1), None)
     state = Reader(folder / "checkpoints").restore(STEPS, program.saved(program.state))
     return Result(
         {row["step"]: row["loss"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row},
@@ -302,7 +302,7 @@ def test_a_checkpoint_of_an_older_version_resumes_with_a_note(
 ) -> None:
     use_bad_batches(monkeypatch, ())
     with closing(CheckpointStore(run.folder / "checkpoints", keep=9)) as store:
-        program = loop.program_on(resolve(load(run.file).job), choose("cpu", 1), None)
+        program = loop.program_on(resolve_model(load(run.file).job), choose("cpu", 1), None)
         state, record = store.restore(SAVED, program.saved(program.state)), store.record(SAVED)
         old = {key: value for key, value in record.items() if key not in ("job", "skips", "metrics", "ledger")}
         store.save(SAVED, state, old)

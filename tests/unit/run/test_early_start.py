@@ -20,7 +20,8 @@ from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import entries
 from forerun.data.tokens import unit as tokens_unit
 from forerun.errors import UserError
-from forerun.inputs.job_corpus import open_arriving_corpus, open_corpus
+from forerun.resolve.job_corpus import open_arriving_corpus, open_corpus
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
@@ -103,7 +104,7 @@ def test_a_killed_run_with_an_empty_store_resumes_with_a_finished_one(
     assert not list((tmp_path / "growing").glob("*/index.json")), "the store is not finished"
 
     # ---- The store is finished, and the run resumes from its checkpoint of step 2 or 4 ----
-    open_corpus(partial)
+    open_corpus(resolve_model(partial))
     said = run(partial)
     assert "step 2 from" in said or "step 4 from" in said
 
@@ -119,7 +120,7 @@ def test_a_killed_run_with_an_empty_store_resumes_with_a_finished_one(
     first = [document for _, examples in ledgers[1][:1] for _, document, *_ in examples]
     assert max(first) < 5, "the first batch has the first documents"
     complete = make_job(*common, f"data.store={tmp_path / 'growing'}", "data.begin=all")
-    assert open_corpus(complete).digest != open_corpus(whole).digest
+    assert open_corpus(resolve_model(complete)).digest != open_corpus(resolve_model(whole)).digest
 
 
 def test_arriving_and_finished_data_have_the_same_mixture_and_validation(
@@ -137,7 +138,7 @@ def test_arriving_and_finished_data_have_the_same_mixture_and_validation(
             seen = [Batches(arriving.rows, seed=1, batch=8).batch_at(step).tokens for step in range(30)]
         finally:
             arriving.close()
-        finished = open_corpus(job)
+        finished = open_corpus(resolve_model(job))
         again = [Batches(finished.rows, seed=1, batch=8).batch_at(step).tokens for step in range(30)]
         assert np.array_equal(seen, again)
         assert arriving.digest == finished.digest

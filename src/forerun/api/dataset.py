@@ -116,7 +116,7 @@ def tokenize_data(
     done = {}
     with _engine(ray) as engine:
         for name, part in job.data.parts.items():
-            source = open_source(part, by_range=job.data.begin == "early")
+            source = open_source(part)
             recipe = recipe_of(source, job.data, dialect, vocab, pairs=job.method.data_is_pairs)
             with _progress() as progress:
                 report = partial(progress, name)

@@ -133,11 +133,6 @@ class Data(Section):
         "bad rows that may be skipped: a share if below 1, else a number", "0: the first one is an error", 0.0, ge=0
     )
     bad_files: int = about("damaged files that may be skipped", "0: the first one is an error", 0, ge=0)
-    begin: Literal["all", "early"] = about(
-        "all: train when all data is tokenized; early: train when the first units are, in an order of windows of units",
-        "all: every row can follow every other one",
-        "all",
-    )
     store: str | None = about(
         "folder of the tokenized documents, or its address in a bucket: gs://BUCKET/FOLDER or s3://BUCKET/FOLDER",
         "~/.cache/forerun/tokens",

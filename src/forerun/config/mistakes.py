@@ -43,6 +43,8 @@ _LIMITS = {
 }
 OTHER_VALUE = "E-JOB-021"  # for a validator's error without a code
 MANY_FOREIGN_KEYS = 4
+# Keys of earlier versions, and what changed.
+REMOVED = {"data.begin": "data is tokenized before the first step"}
 _EXAMPLES = {"model": "Qwen/Qwen3-0.6B", "data": "path/of/texts", "data.path": "path/of/texts"}
 
 
@@ -145,7 +147,11 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 
 def _unknown(path: KeyPath, given: Given) -> Mistake:
-    section, name = _dotted(path[:-1]), str(path[-1])
+    section, name, key = _dotted(path[:-1]), str(path[-1]), _dotted(path)
+    if key in REMOVED:
+        return Mistake(
+            path, "E-JOB-018", f"unknown key '{key}'", f"has it, but it was removed: {REMOVED[key]}", "remove the key"
+        )
     known = keys.siblings(section)
     near = _near(section, name, known)
     found = _foreign(path, given, near)
@@ -156,9 +162,7 @@ def _unknown(path: KeyPath, given: Given) -> Mistake:
     else:
         fix, meant = f"remove it; known here: {', '.join(known)}", ()
     why = f"has it, but {section or 'a job'} has no '{name}'"
-    return Mistake(
-        path, "E-JOB-018", f"unknown key '{_dotted(path)}'", why, fix, meant=meant, is_foreign=found is not None
-    )
+    return Mistake(path, "E-JOB-018", f"unknown key '{key}'", why, fix, meant=meant, is_foreign=found is not None)
 
 
 def _foreign(path: KeyPath, given: Given, near: str | None) -> Suggestion | None:

@@ -19,7 +19,6 @@ from forerun.config.checkpoint import Validation as Validation
 from forerun.config.compiler_flags import OptionValue, require_compiler_flags
 from forerun.config.data_section import Data as Data
 from forerun.config.data_section import Part as Part
-from forerun.config.early_start import require_early_start
 from forerun.config.experts import Experts
 from forerun.config.methods.distil import Distil
 from forerun.config.methods.objective import CustomObjective, require_one_objective
@@ -324,7 +323,6 @@ class Job(Section):
     def _one_length(self) -> Job:
         if self.steps is not None and self.epochs is not None:
             raise JobValueError("E-JOB-041", "steps and epochs are both given: keep one")
-        require_early_start(self)
         return self
 
     @field_validator("compiler_options")

@@ -157,12 +157,6 @@ class Corpus:
         ]
         return [*far, *notes, *unchecked]
 
-    def begin_steps(self, say: Callable[[str], None]) -> None:
-        """Show work in the background with `say` from now on, if there is any."""
-
-    def close(self) -> None:
-        """End work in the background, if there is any."""
-
     def lines(self) -> list[str]:
         """Return summaries for the display: one line, or one for each part of a mixture."""
         if len(self.parts) == 1:
@@ -206,7 +200,7 @@ def open_corpus(
     if rows.block_orders:
         parts = tuple(_in_extents(part, rows.block_rows(n)) for n, part in enumerate(parts))
         rows = Mixture([part.rows for part in parts], weights or None, list(data.parts), row_bytes=row_bytes)
-    return Corpus(dialect.tokenizer, parts, rows, held_out_rows(parts), reads)
+    return Corpus(dialect.tokenizer, parts, rows, _held_out_rows(parts), reads)
 
 
 def tokenize(
@@ -233,7 +227,7 @@ def tokenize(
     return build(
         source,
         recipe,
-        store_root(data),
+        _store_root(data),
         workers=data.workers,
         shard=shard,
         limits=Limits(data.bad_rows, data.bad_files),
@@ -279,7 +273,7 @@ def recipe_of(
     )
 
 
-def store_root(data: schema.Data) -> StoreFolder:
+def _store_root(data: schema.Data) -> StoreFolder:
     """Return the folder of all token stores: `data.store`, which may be in a bucket, or a folder of the cache."""
     return folder_at(cache_folder() / "tokens" if data.store is None else data.store)
 
@@ -334,8 +328,8 @@ def packing_of(data: schema.Data, source: Source) -> str:
     return "concatenate" if source.form == "text" or was_text else "whole"
 
 
-def packed(documents: Documents, packing: str, sequence: int, data: schema.Data, plans: Path | None) -> PackedRows:
-    """Return rows of `sequence` positions. `plans` is the folder for packing plans; None: plans stay in memory."""
+def _packed(documents: Documents, packing: str, sequence: int, data: schema.Data, plans: Path) -> PackedRows:
+    """Return rows of `sequence` positions. `plans` is the folder for packing plans."""
     if packing == "concatenate":
         return Concatenated(documents, sequence)
     too_long = resolve_policy(data.too_long, pairs=packing == "pairs")
@@ -356,18 +350,18 @@ def _open_part(
     reads: StoreReads | None,
     host: tuple[int, int],
 ) -> CorpusPart:
-    source = open_source(part, by_range=data.begin == "early")
+    source = open_source(part)
     recipe = recipe_of(source, data, dialect, vocab, pairs=pairs)
     report = (lambda progress: on_progress(name, progress)) if on_progress else None
     folder = tokenize(source, recipe, data, on_progress=report, host=host)
     store = open_store(folder, reads=reads)
     packing = packing_of(data, source)
     plans = store.local_folder / PLANS
-    rows = packed(store.train, packing, sequence, data, plans)
+    rows = _packed(store.train, packing, sequence, data, plans)
     if data.validation_by == "rows":
         rows, kept = held_out(rows, data.validation)
     else:
-        kept = packed(store.validation, packing, sequence, data, plans) if store.validation else None
+        kept = _packed(store.validation, packing, sequence, data, plans) if store.validation else None
     notes = tuple(notes_of(source, recipe, data, dialect.tokenizer))
     return CorpusPart(name, source, store, rows, kept, data.validation, notes, rendering_of(source, recipe, data))
 
@@ -383,7 +377,7 @@ def _in_extents(part: CorpusPart, block_rows: int) -> CorpusPart:
     return replace(part, rows=Concatenated(documents, part.rows.sequence))
 
 
-def held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
+def _held_out_rows(parts: tuple[CorpusPart, ...]) -> Mixture | None:
     """Return the held-out rows of all parts, or None if the job does not ask for validation.
 
     Each row counts once, because weights are for training only.

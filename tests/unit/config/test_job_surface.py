@@ -30,7 +30,7 @@ data.path data.mixture data.tokenizer data.columns data.packing data.too_long da
 data.apply_template data.separator data.shuffle data.validation_by data.system data.limit data.prefetch
 data.thinking data.ignored_fields
 data.special_tokens data.validation data.bad_rows data.bad_files data.store data.workers data.feeders data.ledger
-data.begin data.cache_gib
+data.cache_gib
 optimizer.lr optimizer.schedule optimizer.warmup optimizer.final_lr optimizer.weight_decay optimizer.b1 optimizer.b2
 optimizer.eps optimizer.clip optimizer.ema optimizer.name optimizer.decay optimizer.power optimizer.cycles
 optimizer.muon.momentum optimizer.muon.scale optimizer.options optimizer.groups

@@ -8,6 +8,7 @@ from error_assertions import assert_error
 
 from forerun.config import aliases, keys
 from forerun.config.load import load
+from forerun.config.mistakes import REMOVED
 from forerun.error_codes import CODE
 from forerun.errors import UserError
 
@@ -54,6 +55,17 @@ def test_unknown_keys_say_what_was_meant(text: str, line: int, key: str, meant: 
 def test_an_unknown_key_like_nothing_lists_what_is_known() -> None:
     error = error_of(SMALL + "checkpoint:\n  zzz: 1\n")
     assert_error(error, "E-JOB-018", what="'checkpoint.zzz'", fix="every, folder, keep, keep_every, keep_best")
+
+
+@pytest.mark.parametrize("override", ["", "data.begin=early"])
+def test_a_removed_key_names_the_change(override: str) -> None:
+    text = SMALL if override else "model: qwen3-0.6b\ndata:\n  path: texts\n  begin: early\n"
+    origin = "command line" if override else "job.yaml:4"
+    error = error_of(text, *filter(None, [override]))
+    assert_error(
+        error, "E-JOB-018", what="'data.begin'", why=f"{origin} has it, but it was removed: {REMOVED['data.begin']}"
+    )
+    assert set(REMOVED) & set(keys.leaf_keys()) == set()
 
 
 def test_an_unknown_key_deep_in_the_model() -> None:

@@ -71,11 +71,11 @@ class Batches:
 
 def require_one_batch(rows: PackedRows | Mixture, batch: int) -> None:
     """Raise UserError if the data has fewer rows than a batch: a step would contain a row twice."""
-    known = rows.known_rows(batch) if isinstance(rows, Mixture) else len(rows)
-    if known < batch:
+    count = len(rows)
+    if count < batch:
         raise UserError(
             "E-DATA-013",
-            f"the data is smaller than one batch: {known} rows, batch {batch}",
-            why=f"the documents make {known} rows of {rows.sequence} tokens",
-            fix=f"batch={known}, a shorter sequence, or more text" if known else "a shorter sequence, or more text",
+            f"the data is smaller than one batch: {count} rows, batch {batch}",
+            why=f"the documents make {count} rows of {rows.sequence} tokens",
+            fix=f"batch={count}, a shorter sequence, or more text" if count else "a shorter sequence, or more text",
         )

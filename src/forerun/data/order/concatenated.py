@@ -20,7 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.documents import Documents
-from forerun.data.order.rows import Arrays, Example, NoRowsError, RowCounts, count_loss_targets
+from forerun.data.order.rows import Arrays, Example, RowCounts, count_loss_targets
+from forerun.errors import UserError
 
 
 class Concatenated:
@@ -30,7 +31,7 @@ class Concatenated:
         self._documents, self.sequence = documents, sequence
         self._count = -(-(documents.tokens - 1) // sequence)  # the last token is a target only
         if self._count < 1:
-            raise NoRowsError(
+            raise UserError(
                 "E-DATA-012",
                 "data.path: too little text",
                 why=f"{documents.tokens} tokens in total",

@@ -63,9 +63,8 @@ class Mixture:
         if not parts or len({part.sequence for part in parts}) > 1:
             raise ValueError(f"rows of {[part.sequence for part in parts]} positions cannot be mixed")
         self.parts = tuple(parts)
-        self.names = tuple(names or map(str, range(len(parts))))
         self._firsts = np.concatenate([[0], np.cumsum([len(part) for part in parts])]).astype(np.int64)
-        self._places = None if weights is None else places_of(weights, self.names)
+        self._places = None if weights is None else places_of(weights, names or [*map(str, range(len(parts)))])
         # Without weights, one order for all rows; with weights, one for each part. Empty: the order `rows`.
         sets = [[len(part) for part in parts]] if weights is None else [[len(part)] for part in parts]
         self.block_orders = [] if row_bytes is None else [BlockOrder.of(one, row_bytes) for one in sets]
@@ -95,14 +94,6 @@ class Mixture:
         identity = f"mixture 1 {[part.digest for part in self.parts]} {self._places}"
         return hashlib.sha256(identity.encode()).hexdigest()[:12] + extra
 
-    def numbered(self, rows: ArrayLike) -> NDArray[np.int64]:
-        """Return the numbers, for `take`, of these rows of all rows, which are counted from 0 to `len(self) - 1`."""
-        return np.asarray(rows, np.int64)
-
-    def known_rows(self, wanted: int) -> int:
-        """Return the number of rows that are known, at least `wanted` if there are that many. Here, all are known."""
-        return len(self)
-
     @property
     def order(self) -> str:
         """The name of the order with its sizes, which a run records: it is never resumed in another order."""
@@ -115,7 +106,7 @@ class Mixture:
         return self.block_orders[0 if self._places is None else part].sizes.block_rows
 
     @property
-    def epoch(self) -> int | None:
+    def epoch(self) -> int:
         """Number of rows in an epoch: all rows. With weights, as many as are drawn until every part is used up once."""
         if self._places is None:
             return len(self)
@@ -126,8 +117,8 @@ class Mixture:
         """How often each part is used in an epoch."""
         if self._places is None:
             return [1.0] * len(self.parts)
-        pairs, epoch = zip(self.parts, self._places, strict=True), self.epoch or 0
-        return [epoch * places / BLOCK / len(part) for part, places in pairs]
+        epoch, parts = self.epoch, zip(self.parts, self._places, strict=True)
+        return [epoch * places / BLOCK / len(part) for part, places in parts]
 
     def drawn(self, places: ArrayLike, seed: int) -> NDArray[np.int64]:
         """Return the row numbers at these places of the endless order of `seed`."""
@@ -168,18 +159,16 @@ class Mixture:
     def take(self, indices: ArrayLike) -> Arrays:
         """Return rows by their numbers, as five arrays [n, S], and the extra arrays."""
         index = np.asarray(indices, np.int64)
-        return self._taken(index) | (self.extra.take(index) if self.extra else {})
-
-    def _taken(self, index: NDArray[np.int64]) -> Arrays:
+        extra = self.extra.take(index) if self.extra else {}
         if len(self.parts) == 1:
-            return self.parts[0].take(index)
+            return self.parts[0].take(index) | extra
         part = self._part_of(index)
         out: Arrays = {}
         for p in np.unique(part).tolist():
             here = part == p
             for name, array in self.parts[p].take(index[here] - self._firsts[p]).items():
                 out.setdefault(name, np.empty((len(index), *array.shape[1:]), array.dtype))[here] = array
-        return out
+        return out | extra
 
     def examples(self, row: int) -> list[Example]:
         """Return the examples of a row: (part, document) or (part, document, piece)."""

@@ -14,16 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.documents import Documents
-from forerun.errors import UserError
 
 FIELDS = ("tokens", "targets", "weights", "segments", "positions")
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 Example: TypeAlias = tuple[int, ...]  # (document,), or (document, piece) where a document takes part in several rows
-
-
-class NoRowsError(UserError):
-    """An error for documents that make no row."""
 
 
 @dataclass(frozen=True)

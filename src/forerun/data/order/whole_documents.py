@@ -20,8 +20,9 @@ from forerun.data.documents import Documents
 from forerun.data.order.packing import VERSION, packing_order
 from forerun.data.order.plan import open_or_build_plan, verify_plan
 from forerun.data.order.row_layout import lay_out_rows
-from forerun.data.order.rows import Arrays, Example, NoRowsError, RowCounts
+from forerun.data.order.rows import Arrays, Example, RowCounts
 from forerun.data.order.too_long import TooLong, apply_policy
+from forerun.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class WholeDocuments:
     ) -> None:
         self._documents, self.sequence, self.too_long = documents, sequence, too_long
         if documents.tokens < 2:
-            raise NoRowsError(
+            raise UserError(
                 "E-DATA-021",
                 "data.path: too little text",
                 why=f"{documents.tokens} tokens in total",
@@ -64,7 +65,7 @@ class WholeDocuments:
             )
         self._plan = open_or_build_plan(documents, sequence, too_long, plan_folder)
         if not len(self):
-            raise NoRowsError(
+            raise UserError(
                 "E-DATA-022",
                 "data.path: nothing to train on",
                 why=_why_nothing(self._plan.counts),

@@ -90,7 +90,7 @@ class File:
         return self.path if self.store is None else str(self.store.unstrip_protocol(self.path))
 
 
-def find(place: str, enough: Enough | None = None, by_range: bool = False) -> list[File]:
+def find(place: str, enough: Enough | None = None) -> list[File]:
     """Return the files that `place` names, sorted by path and all of one kind.
 
     Args:
@@ -98,14 +98,13 @@ def find(place: str, enough: Enough | None = None, by_range: bool = False) -> li
             ending, except hidden ones. A file with an unknown ending is plain text if it is named directly.
         enough: Returns whether files at the start of the list suffice. The others are then not returned, and files of
             a dataset on the hub are not fetched. By default, all files are needed.
-        by_range: Read a dataset on the hub by ranges, unless it is in the cache.
 
     Raises:
         UserError: There are no files, several kinds of files, or files that cannot be read.
     """
     if place.startswith("hf://"):
         stop = None if enough is None else lambda paths: enough(_files(paths))
-        paths = [path for path in dataset_files(place, stop, by_range) if _is_data(os.path.basename(path))]
+        paths = [path for path in dataset_files(place, stop) if _is_data(os.path.basename(path))]
         ranges = any(isinstance(path, str) for path in paths)
         files = _files(_sorted(place, paths, _NOTHING), RangeFiles() if ranges else None)
     else:

@@ -60,25 +60,24 @@ class Dataset:
 Enough = Callable[[Sequence[Path]], bool]
 
 
-def dataset_files(place: str, enough: Enough | None = None, by_range: bool = False) -> list[Path] | list[str]:
+def dataset_files(place: str, enough: Enough | None = None) -> list[Path] | list[str]:
     """Return the data files that `place` names, sorted: local paths, or paths of `RangeFiles` as text.
 
     The arguments are those of `dataset`.
     """
-    found = dataset(place, enough, by_range)
+    found = dataset(place, enough)
     return list(found.remote) if found.remote else list(found.files)
 
 
-def dataset(place: str, enough: Enough | None = None, by_range: bool | None = None) -> Dataset:
+def dataset(place: str, enough: Enough | None = None) -> Dataset:
     """Select the data files of a dataset, fetch those that are not in the cache, and return them.
 
-    Files that are read by ranges are not fetched: if `by_range` asks for it, unless all files are in the cache, or if
-    there are more than DOWNLOAD_BYTES. A download is kept for other runs, and a range is not.
+    More than DOWNLOAD_BYTES are not fetched, unless all files are in the cache: they are read by ranges. A download is
+    kept for other runs, and a range is not.
 
     Args:
         place: An address such as `hf://datasets/owner/name[@revision][/path]`.
         enough: Returns whether the first files, given by their paths, suffice. By default, all files are needed.
-        by_range: Whether to read by ranges. None: never.
 
     Raises:
         UserError: The address is invalid, the selection is ambiguous, the hub or the disk fails, or the machine is
@@ -95,8 +94,8 @@ def dataset(place: str, enough: Enough | None = None, by_range: bool | None = No
         except UserError:
             pass  # ask the hub, which fetches what is missing or reports a more precise error
     listing, choice = _selection(repository, address, place)
-    large = by_range is False and enough is None and _size_bytes(listing, choice) > DOWNLOAD_BYTES
-    if (by_range or large) and not all(repository.is_cached(listing.commit, name) for name in choice.files):
+    large = enough is None and _size_bytes(listing, choice) > DOWNLOAD_BYTES
+    if large and not all(repository.is_cached(listing.commit, name) for name in choice.files):
         remote = tuple(f"datasets/{address.name}@{listing.commit}/{name}" for name in sorted(choice.files))
         return Dataset((), listing.commit, f"{address.name}@{listing.commit[:7]}, {choice.words}", remote)
     groups = [sorted(choice.files)] if enough is None else [[name] for name in sorted(choice.files)]

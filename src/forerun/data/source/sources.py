@@ -150,12 +150,11 @@ class Source:
         return Columns(self.form, self.columns, self.names, self.style)
 
 
-def open_source(part: Part | Data, *, by_range: bool = False) -> Source:
+def open_source(part: Part | Data) -> Source:
     """Find the files of `part` and recognise the form of their rows.
 
     Args:
         part: The `data` section of a job, or one part of its mixture.
-        by_range: Read a dataset on the hub by ranges instead of downloading it, unless it is in the cache.
 
     Returns:
         The source. Its form is that of the first file whose form is recognised.
@@ -165,7 +164,7 @@ def open_source(part: Part | Data, *, by_range: bool = False) -> Source:
             or no file has a known form. In the last case the error is the problem of the first file.
     """
     enough = None if part.limit is None else _FirstRows(part, part.limit)
-    found = tuple(files.find(part.path or "", enough, by_range))
+    found = tuple(files.find(part.path or "", enough))
     if found[0].kind in ("text", *TOKEN_KINDS) and part.columns:
         raise UserError(
             "E-DATA-053",

@@ -26,6 +26,7 @@ PROGRAM = """
 import hashlib, json, sys
 from pathlib import Path
 from forerun.config.schema import Part
+from forerun.data.source import hub
 from forerun.data.source.sources import open_source
 from forerun.data.tokenizer import load_tokenizer
 from forerun.data.tokens.build import build
@@ -34,7 +35,8 @@ from forerun.errors import UserError
 
 def answer(place, by_range, root):
     try:
-        source = open_source(Part(path=place), by_range=by_range)
+        hub.DOWNLOAD_BYTES = 0 if by_range else 1 << 30  # larger datasets are read by ranges
+        source = open_source(Part(path=place))
         folder = build(source, recipe_for(load_tokenizer("bytes")), Path(root), workers=1)
     except UserError as error:
         return {"code": error.code, "text": str(error)}

@@ -26,9 +26,8 @@ from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run.compile.compile_step import compile_step
 from forerun.run.guard import guard_of
-from forerun.run.open_data import batches_of
-from forerun.run.placement import Placement
-from forerun.run.prepared_run import PreparedRun, ResumePoint, train_steps
+from forerun.run.open_data import Placement, batches_of
+from forerun.run.prepared_run import PreparedRun, ResumePoint, RunSession, train_steps
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.run_devices import program_on
 from forerun.run.throughput import Throughput
@@ -83,7 +82,7 @@ def main() -> None:
                 store.save = lambda *_: None  # type: ignore[method-assign]
                 began = time.perf_counter()
                 prepared = PreparedRun(
-                    resolved=resolved,
+                    session=RunSession(resolved, display, silent_worker()),
                     devices=devices,
                     corpus=corpus,
                     program=program,
@@ -95,7 +94,7 @@ def main() -> None:
                 )
                 saved, throughput = saved_files(store, 0), Throughput(program, 0, None)
                 resume = ResumePoint(saved, guard_of(resolved, folder, saved, display.warn), None, {}, None)
-                final = train_steps(prepared, resume, state, throughput, store, display, silent_worker())
+                final = train_steps(prepared, resume, state, throughput, store)
                 jax.block_until_ready(final)
                 return (time.perf_counter() - began) / STEPS
 

@@ -25,7 +25,7 @@ from forerun.resolve.resolve_model import resolve_model
 from forerun.run.compile.compile_step import compile_step
 from forerun.run.guard import guard_of
 from forerun.run.open_data import batches_of
-from forerun.run.prepared_run import PreparedRun, ResumePoint, train_steps
+from forerun.run.prepared_run import PreparedRun, ResumePoint, RunSession, train_steps
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.run_devices import program_on
 from forerun.run.sample import sampler_of
@@ -80,7 +80,7 @@ def main() -> None:
             with CheckpointStore(folder.path / "checkpoints", keep=1) as store:
                 store.save = lambda *_: None  # type: ignore[method-assign]
                 prepared = PreparedRun(
-                    resolved=resolved,
+                    session=RunSession(resolved, display, silent_worker(), times),
                     devices=devices,
                     corpus=corpus,
                     program=program,
@@ -89,12 +89,11 @@ def main() -> None:
                     folder=folder,
                     replica_check=ReplicaCheck(program, None),
                     validation=Validation(resolved, program, corpus, display),
-                    times=times,
                     sampler=sampler if with_samples else None,
                 )
                 saved, throughput = saved_files(store, 0), Throughput(program, 0, None)
                 resume = ResumePoint(saved, guard_of(resolved, folder, saved, display.warn), None, {}, None)
-                train_steps(prepared, resume, state, throughput, store, display, silent_worker())
+                train_steps(prepared, resume, state, throughput, store)
                 times.end(STEPS)
                 times.close()
             timed = [event for event in read_events(folder.events) if event["event"] == "time"]

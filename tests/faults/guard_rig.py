@@ -41,7 +41,7 @@ from forerun.hardware.devices import choose
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
-from forerun.run.placement import Placement
+from forerun.run.open_data import Placement
 from forerun.track.display.display import StepView
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics

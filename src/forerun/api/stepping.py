@@ -23,8 +23,7 @@ from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
-from forerun.run.open_data import batches_of
-from forerun.run.placement import Placement
+from forerun.run.open_data import Placement, batches_of
 from forerun.run.run_devices import program_on
 from forerun.track.display.quiet import QuietDisplay
 from forerun.trained_model.base_weights import read_file_weights, require_matching_weights

@@ -257,7 +257,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
     if job.steps is None:
         found["steps"] = (derived.steps, f"derived: {derived.reasons['steps']}")
         found["epochs"] = (1, "default: neither steps nor epochs is given")
-    if (base := derived_base(job.lora, resolved.model_facts)) is not None:
+    if (base := derived_base(job.method.adapter, resolved.model_facts)) is not None:
         found["lora.base"] = (base.dtype, f"derived: {base.reason}")
     if resolved.model_facts.is_plugin:
         model, name = resolved.model, type(resolved.model).__name__

@@ -21,8 +21,7 @@ from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
-from forerun.run.open_data import batches_of, open_corpus_with_progress
-from forerun.run.placement import Placement
+from forerun.run.open_data import Placement, batches_of, open_corpus_with_progress
 from forerun.run.preference_reference import with_reference
 from forerun.run.profiling.profile_hook import SUMMARY, summary_of_session
 from forerun.run.profiling.profile_summary import ProfileSummary

@@ -125,8 +125,7 @@ def _prepare_data(bench: Bench) -> str:
 def _compiled_step(bench: Bench) -> str:
     """Compile the training step and run it once."""
     from forerun.program.compiler_options import compile_lowered
-    from forerun.run.open_data import batches_of
-    from forerun.run.placement import Placement
+    from forerun.run.open_data import Placement, batches_of
     from forerun.run.run_devices import program_on
 
     resolved, corpus = bench.made["job"], bench.made["corpus"]
@@ -151,8 +150,7 @@ def _gradients(bench: Bench) -> str:
     """Compare the gradient norms of the same batch on one device and on all devices."""
     from forerun.hardware.devices import DeviceChoice
     from forerun.program.compiler_options import compile_lowered
-    from forerun.run.open_data import batches_of
-    from forerun.run.placement import Placement
+    from forerun.run.open_data import Placement, batches_of
     from forerun.run.run_devices import program_on
 
     chosen, corpus = bench.made["chosen"], bench.made["corpus"]

@@ -36,9 +36,9 @@ def default_base(facts: ModelFacts) -> AdapterBase:
     return AdapterBase("bfloat16", f"{name} has {dtype or 'no dtype'} in its {file}")
 
 
-def derived_base(lora: Lora | None, facts: ModelFacts) -> AdapterBase | None:
+def derived_base(adapter: Lora | None, facts: ModelFacts) -> AdapterBase | None:
     """Return the dtype of the frozen weights, or None if the job sets it or has no adapters."""
-    return default_base(facts) if lora is not None and lora.base is None else None
+    return default_base(facts) if adapter is not None and adapter.base is None else None
 
 
 def dequantized_form(checkpoint: Pretrained) -> str | None:

@@ -30,7 +30,7 @@ def resolve_model(job: Job, base: ModelOutline | None = None) -> ResolvedJob:
       UserError: a checkpoint cannot be used, or values contradict each other.
     """
     resolved = _with_teacher_revision(_with_tokenizer_revision(_with_revision(ResolvedJob(job, base, written=job))))
-    if (frozen := derived_base(resolved.job.lora, resolved.model_facts)) is not None:
+    if (frozen := derived_base(resolved.job.method.adapter, resolved.model_facts)) is not None:
         resolved = replace(resolved, job=resolved.job.with_lora_base(frozen.dtype))
     require_positions(resolved.job.sequence, resolved.model_facts)
     return with_vocabulary(resolved)

@@ -95,6 +95,7 @@ def _with_revisions_of(before: Job, resolved: ResolvedJob) -> Job:
     job, written = resolved.job, resolved.written or resolved.job
     if written.model.revision is None:
         job = job.model_copy(update={"model": job.model.model_copy(update={"revision": before.model.revision})})
-    if written.distil is not None and before.distil is not None and written.distil.revision is None:
-        job = job.with_teacher_revision(before.distil.revision)
+    teacher, teacher_before = written.method.teacher, before.method.teacher
+    if teacher is not None and teacher_before is not None and teacher.revision is None:
+        job = job.with_teacher_revision(teacher_before.revision)
     return job

@@ -1,14 +1,21 @@
-"""The data of a run: opening with progress for the user, and the batches of this host."""
+"""The data of a run: opening with progress, the batches of this host, and their transfer to its devices."""
 
 from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from numpy.typing import NDArray
 
 from forerun.data.corpus import Corpus, OnProgress
 from forerun.data.order.batches import Batches
 from forerun.data.tokens.build import BuildProgress
+from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.resolve.job_corpus import open_corpus
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.placement import Placement
 from forerun.track.display.display import Display, Phase
 from forerun.units import Bytes, Count, Seconds
 
@@ -49,3 +56,38 @@ def batches_of(resolved: ResolvedJob, program: Program, corpus: Corpus) -> Batch
     """
     job, held = resolved.job, Placement(program.batch).held
     return Batches(corpus.rows, seed=job.seed, batch=job.batch, accumulation=program.derived.accumulation, held=held)
+
+
+class Placement:
+    """Places batches on the devices, with the shapes and shardings of `like` [A, B, S]."""
+
+    def __init__(self, like: Batch[jax.ShapeDtypeStruct]) -> None:
+        self._like = like
+
+    @cached_property
+    def held(self) -> NDArray[np.int64]:
+        """The indices in B of the rows on this host's devices, ascending.
+
+        They need not be consecutive, because the order of a mesh follows the links between chips and not the hosts. A
+        row that is split over devices of several hosts is built by each of these hosts.
+        """
+        like = self._like.tokens
+        assert like.sharding is not None
+        indices = like.sharding.addressable_devices_indices_map(like.shape).values()
+        return np.unique(np.concatenate([_rows(index, like.shape) for index in indices]))
+
+    def __call__(self, batch: Batch[NDArray[np.generic]]) -> Batch[jax.Array]:
+        """Return the global batch. `batch` contains the rows `held` of this host only."""
+        placed: Batch[jax.Array] = jax.tree.map(self._put, self._like, batch)
+        return placed
+
+    def _put(self, like: jax.ShapeDtypeStruct, rows: NDArray[np.generic]) -> jax.Array:
+        def shard(index: Any) -> NDArray[np.generic]:
+            where = np.searchsorted(self.held, _rows(index, like.shape))
+            return rows[index[0], where[0] : where[-1] + 1, index[2]]
+
+        return jax.make_array_from_callback(like.shape, like.sharding, shard)
+
+
+def _rows(index: Any, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    return np.arange(*index[1].indices(shape[1]), dtype=np.int64)

@@ -34,7 +34,7 @@ from forerun.program.build import Program
 from forerun.program.compiler_options import compile_lowered
 from forerun.program.fingerprint import tree_fingerprint
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.placement import Placement
+from forerun.run.open_data import Placement
 from forerun.run_folder.run_folder import RunFolder, newest_record
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display, Phase

@@ -25,8 +25,8 @@ from forerun.run.compile.compile_step import CompiledStep, forbid_compilation
 from forerun.run.extension import Extension
 from forerun.run.guard import DivergenceGuard
 from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, ReadsHook, ValidationHook
+from forerun.run.open_data import Placement
 from forerun.run.pipeline import StepPipeline
-from forerun.run.placement import Placement
 from forerun.run.preference_reference import REFERENCE, recorded_base
 from forerun.run.profiling.profile_hook import profiling
 from forerun.run.profiling.step_range import StepRange
@@ -47,11 +47,35 @@ from forerun.track.metrics import MetricsLog, write_summary
 from forerun.track.run_times import RunTimes
 
 
+@dataclass(frozen=True)
+class RunSession:
+    """What all phases of a run in this process share.
+
+    Args:
+      resolved: the job. Its steps may be open until the data was read.
+      display: shows phases, warnings and progress to the user.
+      worker: connects the run to its supervisor.
+      times: records the times of the phases.
+      profile: the steps to record with the profiler, or None.
+    """
+
+    resolved: ResolvedJob
+    display: Display
+    worker: Worker
+    times: RunTimes = field(default_factory=RunTimes)
+    profile: StepRange | None = None
+
+    def phase(self, name: str) -> None:
+        """Report the start of a phase to the supervisor and to the record of times."""
+        self.worker.pulse.phase(name)
+        self.times.phase(name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
     """A run before its state exists: everything is read, checked and compiled."""
 
-    resolved: ResolvedJob
+    session: RunSession
     devices: DeviceChoice
     corpus: Corpus
     program: Program
@@ -60,8 +84,12 @@ class PreparedRun:
     folder: RunFolder
     replica_check: ReplicaCheck
     validation: Validation
-    times: RunTimes = field(default_factory=RunTimes)
     sampler: Sampler | None = None
+
+    @property
+    def resolved(self) -> ResolvedJob:
+        """The job, with its steps."""
+        return self.session.resolved
 
 
 @dataclass(frozen=True)
@@ -91,14 +119,13 @@ def train_steps(
     state: State,
     throughput: Throughput,
     store: CheckpointStore,
-    display: Display,
-    worker: Worker,
 ) -> State:
     """Run the steps of a prepared run with all its hooks. Return the state after the last step."""
+    display, worker, times = prepared.session.display, prepared.session.worker, prepared.session.times
     resolved, job = prepared.resolved, prepared.resolved.job
     program, batches = prepared.program, prepared.batches
     folder, validation, saved = prepared.folder, prepared.validation, resume.saved
-    first, last, times = throughput.first, throughput.last, prepared.times
+    first, last = throughput.first, throughput.last
     guard, placement, reads = resume.guard, Placement(program.batch), prepared.corpus.reads
     constant_record = {
         "program": prepared.compiled_step.hash,
@@ -214,17 +241,16 @@ def finish_files(
     resume: ResumePoint,
     throughput: Throughput,
     store: CheckpointStore,
-    worker: Worker,
 ) -> dict[str, Any]:
     """Write summary.json, store it with the checkpoints, and return its content. Only the first host has a summary.
 
     All hosts call this together, because the summary has the reads of stores in a bucket of all hosts.
     """
     reads = {} if prepared.corpus.reads is None else summed(prepared.corpus.reads.figures())
-    if not worker.first:
+    if not prepared.session.worker.first:
         return {}
     job, folder = prepared.resolved.job, prepared.folder
-    goodput = prepared.times.end(throughput.step)
+    goodput = prepared.session.times.end(throughput.step)
     # A process that ran no step keeps the summary of the earlier one, which has the times of steps.
     summary = None if throughput.step_seconds else read_summary(folder, throughput.step)
     if summary is None:

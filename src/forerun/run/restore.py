@@ -13,24 +13,20 @@ from forerun.run.guard import guard_of
 from forerun.run.preflight import require_same_data
 from forerun.run.prepared_run import PreparedRun, ResumePoint
 from forerun.run.profiling.profile_hook import still_ahead
-from forerun.run.profiling.step_range import StepRange
 from forerun.run.run_devices import local_devices, peak_flops
 from forerun.run.throughput import Throughput
 from forerun.run_folder.saved_files import saved_files
-from forerun.supervise.worker.worker import Worker
-from forerun.track.display.display import Display
 from forerun.trained_model.base_weights import base_of, has_unsaved_weights, read_file_weights, require_same_base
 
 
-def restore(
-    prepared: PreparedRun, store: CheckpointStore, display: Display, worker: Worker, profile: StepRange | None
-) -> tuple[State, ResumePoint, Throughput]:
+def restore(prepared: PreparedRun, store: CheckpointStore) -> tuple[State, ResumePoint, Throughput]:
     """Return the state to start from, what its checkpoint records about the run, and the clock of the steps.
 
     Raises:
       UserError: the data or the frozen weights are not those of the checkpoint, or no step is left.
     """
-    resolved, program, folder = prepared.resolved, prepared.program, prepared.folder
+    session, resolved = prepared.session, prepared.resolved
+    program, folder, display, worker = prepared.program, prepared.folder, session.display, session.worker
     checkpoints = folder.checkpoints(resolved.job)
     with display.phase("state") as phase:
         state, first, skipped = state_of(prepared, store, display.warn)
@@ -39,11 +35,12 @@ def restore(
         phase.detail = f"step {first} from {checkpoints}" if first else resolved.starting_weights
     # Hosts that start from different steps would train on inconsistent batches.
     worker.pulse.fact("checkpoint", f"step {first}")
-    prepared.times.resume(first)
+    session.times.resume(first)
     for damaged in skipped:
         display.warn(f"skipped a damaged checkpoint: {damaged}")
 
     require_steps_left(resolved, first, checkpoints)
+    profile = session.profile
     if profile is not None:
         profile = still_ahead(profile, first, resolved.steps, worker, display.warn)
     extension = extension_of(resolved, record, first, int(state.step))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from forerun.checkpoint.store import CheckpointStore
@@ -21,7 +21,7 @@ from forerun.run.finished_run import finished_summary
 from forerun.run.open_data import batches_of, open_corpus_with_progress
 from forerun.run.preference_reference import with_reference
 from forerun.run.preflight import check_before_compile, check_before_data
-from forerun.run.prepared_run import PreparedRun, final_sample, finish_files, train_steps
+from forerun.run.prepared_run import PreparedRun, RunSession, final_sample, finish_files, train_steps
 from forerun.run.profiling.profile_hook import still_ahead
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.replicas import replica_check_of
@@ -72,7 +72,8 @@ def train(
     worker = worker or silent_worker()
     times = RunTimes(worker.take_start_seconds(), pid=os.getpid(), hosts=worker.hosts)
     try:
-        return _train(job, display, fresh, worker, times, profile)
+        session = RunSession(resolve_model(job), display, worker, times, profile)
+        return _train(session, fresh)
     except BaseException as error:
         known = user_error_of(error, worker.hosts)
         times.fail(known or error)
@@ -83,25 +84,23 @@ def train(
         times.close()
 
 
-def _train(
-    job: Job, display: Display, fresh: bool, worker: Worker, times: RunTimes, profile: StepRange | None
-) -> TrainResult | None:
+def _train(session: RunSession, fresh: bool) -> TrainResult | None:
+    resolved, display, worker, times = session.resolved, session.display, session.worker, session.times
+
     # ---- What can be known without data: a mistake ends the run within seconds ----
-    resolved = resolve_model(job)
     check_before_data(resolved, worker)
     use_cache()
     worker.initialize_jax()
     devices = choose_devices(resolved, display, worker)
     times.describe(devices=len(devices.devices), **session_slices(resolved, worker))
     if not fresh and (summary := finished_summary(resolved, display.say)) is not None:
-        return _finished_result(summary, profile, worker, display)
+        return _finished_result(summary, session)
     display.say(f"model: {resolved.starting_weights}")
     for text in warnings_of(resolved):
         display.warn(text)
 
     # ---- Data: read, tokenized and packed into rows of one length ----
-    worker.pulse.phase("data")
-    times.phase("data")
+    session.phase("data")
     corpus = open_corpus_with_progress(resolved, display, (worker.index, worker.hosts))
     # The supervisor compares facts of all hosts: hosts with different data would train on inconsistent batches.
     worker.pulse.fact("data digest", corpus.digest)
@@ -109,12 +108,13 @@ def _train(
     # ---- Program: the same one that `plan` compiles ----
     worker.pulse.phase("compile")
     has_open_steps, resolved = resolved.job.steps is None, resolved.with_data(corpus)
+    session = replace(session, resolved=resolved)
     require_matching_weights(resolved)
-    if profile is not None:
-        profile.require_reached(resolved.steps)
+    if session.profile is not None:
+        session.profile.require_reached(resolved.steps)
     # The number of steps of a job in epochs is known only now, after its data was read.
     if has_open_steps and not fresh and (summary := finished_summary(resolved, display.say)) is not None:
-        return _finished_result(summary, profile, worker, display)
+        return _finished_result(summary, session)
     corpus = with_teacher_targets(resolved, corpus)
     worker.pulse.fact("data and cache digest", corpus.digest)
     program = program_on(resolved, devices, corpus.rows.epoch, display.say)
@@ -134,7 +134,7 @@ def _train(
     with times.spent("startup"):  # preparation of the data
         corpus = with_reference(resolved, program, corpus, folder, display, worker)
     prepared = PreparedRun(
-        resolved=resolved,
+        session=session,
         devices=devices,
         corpus=corpus,
         program=program,
@@ -143,15 +143,13 @@ def _train(
         folder=folder,
         replica_check=replica_check_of(resolved, program, display),
         validation=Validation(resolved, program, corpus, display),
-        times=times,
         sampler=sampler_of(resolved, program, corpus.tokenizer),
     )
 
     # ---- State: a new one, or that of the newest good checkpoint ----
-    worker.pulse.phase("restore")
-    times.phase("restore")
+    session.phase("restore")
     with CheckpointStore(checkpoints, keep=retention_of(resolved), tell=save_reporter(display, worker)) as store:
-        state, resume, throughput = restore(prepared, store, display, worker, profile)
+        state, resume, throughput = restore(prepared, store)
         if prepared.sampler is not None:
             with times.spent("compile"), display.phase("compile samples"):
                 prepared.sampler.compile(state)
@@ -159,7 +157,7 @@ def _train(
         # ---- Steps ----
         try:
             with worker.saving_at_ctrl_c():
-                state = train_steps(prepared, resume, state, throughput, store, display, worker)
+                state = train_steps(prepared, resume, state, throughput, store)
         finally:
             display.close()
 
@@ -175,18 +173,17 @@ def _train(
         return None
     if ended_early:
         display.say(f"ended at step {last_step}: {validation.stop_reason}")
-    summary = finish_files(prepared, resume, throughput, store, worker)
+    summary = finish_files(prepared, resume, throughput, store)
     if worker.first:
         write_report(folder, resolved.job, display.warn)
     return TrainResult(summary, final_sample(prepared, state), state)
 
 
-def _finished_result(
-    summary: dict[str, Any], profile: StepRange | None, worker: Worker, display: Display
-) -> TrainResult:
+def _finished_result(summary: dict[str, Any], session: RunSession) -> TrainResult:
     """Return the result of a run that an earlier process finished. Raise if a profile of it is asked for."""
+    profile, steps = session.profile, summary["steps"]
     if profile is not None:
-        still_ahead(profile, max(profile.first, summary["steps"]), summary["steps"], worker, display.warn)
+        still_ahead(profile, max(profile.first, steps), steps, session.worker, session.display.warn)
     return TrainResult(summary, "", None)
 
 

@@ -10,7 +10,7 @@ from error_assertions import assert_error
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.job_corpus import open_corpus, with_steps
 from forerun.resolve.resolve_model import resolve_model
 
 MakeJob = Callable[..., Job]
@@ -31,14 +31,16 @@ def tokenizer_file(tmp_path: Path) -> Path:
 def test_steps_come_from_epochs(make_job: MakeJob, job_file: Path) -> None:
     tokens = len((job_file.parent / "text" / "tale.txt").read_bytes()) + 1  # and the end of the document
     rows = math.ceil((tokens - 1) / 16)
-    resolved = resolve_model(make_job("steps=null", "epochs=2.5"))
+    resolved = with_steps(resolve_model(make_job("steps=null", "epochs=2.5")))
     assert resolved.steps == math.ceil(2.5 * rows / 8)
     assert resolved.job.epochs is None
 
 
 def test_without_steps_and_epochs_it_is_one_epoch(make_job: MakeJob) -> None:
     job = make_job("steps=null")
-    assert resolve_model(job).steps == math.ceil(len(open_corpus(resolve_model(job)).rows) / job.batch)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    assert resolved.with_data(corpus).steps == math.ceil(len(corpus.rows) / job.batch)
 
 
 def test_the_vocabulary_is_the_tokenizers_in_whole_lanes(make_job: MakeJob, tokenizer_file: Path) -> None:
@@ -61,4 +63,4 @@ def test_a_named_model_with_steps_needs_no_data(make_job: MakeJob, tmp_path: Pat
     job = make_job("model=qwen3-0.6b", f"data.path={tmp_path / 'not there'}", "steps=10")
     assert resolve_model(job).job == job
     with pytest.raises(UserError):
-        resolve_model(job.model_copy(update={"steps": None}))
+        with_steps(resolve_model(job.model_copy(update={"steps": None})))

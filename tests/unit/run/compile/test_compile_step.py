@@ -28,7 +28,7 @@ from forerun.run.compile.compile_step import (
     forbid_compilation,
     use_cache,
 )
-from forerun.run.placement import Placement
+from forerun.run.open_data import Placement
 from forerun.run.run_devices import program_on
 from forerun.track.display.plain import PlainDisplay
 

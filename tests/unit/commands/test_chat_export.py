@@ -159,7 +159,7 @@ def test_a_prompt_has_the_tokens_of_training(place: Path) -> None:
 
 
 def test_the_template_outlives_the_job_s_file(place: Path, tmp_path: Path) -> None:
-    """The run has a copy. Where a run of an earlier version has none, the error says where to put it."""
+    """The run has a copy. If it was deleted, the error says where to put it."""
     run = tmp_path / "run"
     shutil.copytree(place / "runs/adapted", run)
     job = load(run / "job.yaml").job

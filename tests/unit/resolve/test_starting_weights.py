@@ -21,7 +21,7 @@ from forerun.methods.job_warnings import warnings_of
 from forerun.resolve.job_corpus import open_corpus, require_chosen_tokenizer, with_steps
 from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
-from forerun.run_folder.stored_files import open_folder
+from forerun.run_folder.open_folder import open_folder
 from forerun.track.display.make_display import make_display
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -245,7 +245,7 @@ def test_other_data_than_the_checkpoints_is_told_before_anything_is_compiled(
     resolved = resolved.with_data(corpus)
     folder = open_folder(resolved.job, fresh=False)
     with closing(CheckpointStore(folder.checkpoints(job), keep=1)) as store:
-        store.save(1, {"x": np.zeros(1)}, {"data": "another digest"})
+        store.save(1, {"x": np.zeros(1)}, {"data": "another digest", "job": resolved.job.model_dump(mode="json")})
     monkeypatch.setattr(loop, "compile_step", not_compiled)
     with pytest.raises(UserError, match=r"1.*E-RUN-035"), make_display(io.StringIO()) as display:
         loop.train(job, display)

@@ -13,7 +13,7 @@ from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.run import train as loop
-from forerun.run_folder.stored_files import open_folder
+from forerun.run_folder.open_folder import open_folder
 from forerun.track.display.plain import PlainDisplay
 
 MakeJob = Callable[..., Job]
@@ -104,21 +104,11 @@ def test_an_empty_job_without_a_checkpoint_is_written_again(make_job: MakeJob, c
     assert str(folder.job) in told[0]
 
 
-def test_a_folder_whose_checkpoints_lack_the_job_and_whose_own_is_lost_is_reported(make_job: MakeJob) -> None:
-    folder, told = open_folder(make_job(), fresh=False), list[str]()
-    with CheckpointStore(folder.checkpoints(make_job()), keep=1) as store:
-        store.save(2, {"weights": np.zeros(3, np.float32)}, {"data": "of an older version"})
-    open_folder(make_job(), fresh=False, tell=told.append)
-    assert told == []
-    folder.job.unlink()
-    open_folder(make_job("seed=7"), fresh=False, tell=told.append)
-    assert len(told) == 1
-
-
-def test_a_recorded_job_that_this_version_cannot_read_is_refused(make_job: MakeJob) -> None:
+@pytest.mark.parametrize("record", [{"data": "without a job"}, {"job": {"model": 3, "of tomorrow": 1}}])
+def test_a_recorded_job_that_this_version_cannot_read_is_refused(make_job: MakeJob, record: dict[str, object]) -> None:
     folder = open_folder(make_job(), fresh=False)
     with CheckpointStore(folder.checkpoints(make_job()), keep=1) as store:
-        store.save(2, {"weights": np.zeros(3, np.float32)}, {"job": {"model": 3, "of tomorrow": 1}})
+        store.save(2, {"weights": np.zeros(3, np.float32)}, record)
     with pytest.raises(UserError, match="E-RUN-026"):
         open_folder(make_job(), fresh=False)
 

@@ -15,7 +15,7 @@ from forerun.config.schema import Job
 from forerun.files import atomic_write
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.extension import require_steps_left
-from forerun.run_folder.run_folder import RunFolder, copy_template, folder_of, is_same_run
+from forerun.run_folder.run_folder import RunFolder, copy_template, folder_of, is_same_run, recorded_job
 from forerun.run_folder.stored_files import read_summary, restore_files
 from forerun.track.forwarder import tracking
 
@@ -37,7 +37,7 @@ def finished_summary(resolved: ResolvedJob, say: Callable[[str], None]) -> dict[
     commits = place.with_retries(Log(place).commits) if job.steps is not None else []
     newest = commits[-1] if commits else None
     summary: dict[str, Any] | None = {}
-    good = newest is not None and _is_end(resolved, newest, where)
+    good = newest is not None and _is_end(resolved, newest, folder)
     if good and newest is not None and hosts.is_first():
         _restore(resolved, newest, folder, say)  # this machine may not have the run's folder
         summary = read_summary(folder, newest.step)  # None if the run was killed before it was written
@@ -62,13 +62,13 @@ def finished_summary(resolved: ResolvedJob, say: Callable[[str], None]) -> dict[
     return summary | {"resumed_at": newest.step}
 
 
-def _is_end(resolved: ResolvedJob, newest: Commit, where: object) -> bool:
+def _is_end(resolved: ResolvedJob, newest: Commit, folder: RunFolder) -> bool:
     """Return whether the newest checkpoint is the end of this run: its last step, or early stopping."""
     record = newest.record
-    before = Job.model_validate(record["job"])
+    before = recorded_job(record.get("job"), folder)
     if not is_same_run(_with_revisions_of(before, resolved), before):
         return False  # a later check raises an error that lists the differences
-    require_steps_left(resolved, newest.step, where)
+    require_steps_left(resolved, newest.step, folder.checkpoints(resolved.job))
     evaluated = record.get("looked", newest.step) >= newest.step
     return (newest.step == resolved.job.steps and evaluated) or _is_exhausted(resolved.job, record)
 
@@ -77,7 +77,7 @@ def _restore(resolved: ResolvedJob, newest: Commit, folder: RunFolder, say: Call
     """Restore the run's files from the checkpoints, as far as they are missing in the run's folder."""
     restore_files(folder.checkpoints(resolved.job), folder, say)
     if not folder.job.exists():
-        before = Job.model_validate(newest.record["job"])
+        before = recorded_job(newest.record["job"], folder)
         atomic_write(folder.job, dump(_with_revisions_of(before, resolved)))
     copy_template(resolved.job, folder, begun=True)
 

@@ -70,7 +70,7 @@ def _is_end(resolved: ResolvedJob, newest: Commit, folder: RunFolder) -> bool:
         return False  # a later check raises an error that lists the differences
     require_steps_left(resolved, newest.step, folder.checkpoints(resolved.job))
     evaluated = record.get("looked", newest.step) >= newest.step
-    return (newest.step == resolved.job.steps and evaluated) or _is_exhausted(resolved.job, record)
+    return (newest.step == resolved.job.steps and evaluated) or _is_exhausted(resolved.job.validation.patience, record)
 
 
 def _restore(resolved: ResolvedJob, newest: Commit, folder: RunFolder, say: Callable[[str], None]) -> None:
@@ -82,8 +82,8 @@ def _restore(resolved: ResolvedJob, newest: Commit, folder: RunFolder, say: Call
     copy_template(resolved.job, folder, begun=True)
 
 
-def _is_exhausted(job: Job, record: Mapping[str, Any]) -> bool:
-    patience = job.validation.patience
+def _is_exhausted(patience: int | None, record: Mapping[str, Any]) -> bool:
+    """Return whether the validation loss has not fallen for `patience` evaluations before the checkpoint."""
     return patience is not None and record.get("validation", {}).get("looks_since", 0) >= patience
 
 

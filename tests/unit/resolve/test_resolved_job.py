@@ -14,10 +14,12 @@ import pytest
 from forerun.config.schema import Job, Model
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
+from forerun.hardware.slices import slice_named
 from forerun.methods.method import trainable_count
 from forerun.models.decoder_config import DecoderConfig
-from forerun.models.model_facts import ModelFacts
+from forerun.models.model_facts import ModelFacts, ModelOutline
 from forerun.models.sizes import SIZES
+from forerun.planner.compile.request import CompileRequest, from_json
 from forerun.program.build import program_of
 from forerun.program.kernels import job_attention
 from forerun.resolve.job_corpus import with_steps
@@ -133,3 +135,36 @@ def test_facts_that_plan_needs_do_not_import_jax() -> None:
 def test_a_resolved_job_is_a_value() -> None:
     assert ResolvedJob(job()) == ResolvedJob(job())
     assert ResolvedJob(job()) != ResolvedJob(job(seed=1))
+
+
+def test_a_model_is_resolved_without_the_data() -> None:
+    """The file of the data does not exist, and the steps follow from its rows."""
+    resolved = resolve_model(job(steps=None, epochs=2))
+    assert (resolved.job.steps, resolved.job.epochs, resolved.vocab) == (None, 2, 49_152)
+
+
+def test_an_outline_stands_for_a_model_that_does_not_exist(checkpoint: str, tmp_path: Path) -> None:
+    written = job(model=str(tmp_path / "runs" / "job-sft" / "model"))
+    with pytest.raises(UserError):
+        resolve_model(written)
+    resolved = resolve_model(written, ModelOutline(Path(checkpoint), "result of stage sft"))
+    assert isinstance(resolved.config, DecoderConfig)
+    assert (resolved.config.layers, resolved.vocab) == (LLAMA["num_hidden_layers"], LLAMA["vocab_size"])
+    assert resolved.job.model.name == written.model.name
+    assert resolved.starting_weights == f"weights of {written.model.name}"
+
+
+def test_an_outline_reaches_the_process_that_compiles(checkpoint: str, tmp_path: Path) -> None:
+    outline = ModelOutline(Path(checkpoint), "result of stage sft")
+    resolved = resolve_model(job(model=str(tmp_path / "later")), outline)
+    received = from_json(CompileRequest(resolved, slice_named("v5e-1")).to_json())
+    assert received.resolved == resolved
+    assert received.resolved.config == resolved.config
+
+
+def test_an_error_about_an_outline_names_the_stage(checkpoint: str, tmp_path: Path) -> None:
+    content = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(content | {"hidden_size": "wide"}), "utf-8")
+    with pytest.raises(UserError) as refused:
+        resolve_model(job(model=str(tmp_path / "later")), ModelOutline(Path(checkpoint), "result of stage sft"))
+    assert "result of stage sft" in str(refused.value)

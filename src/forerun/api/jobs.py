@@ -17,7 +17,6 @@ from forerun.config.schema import Job
 from forerun.config.stages import Stage, stages_of
 from forerun.errors import UserError
 from forerun.models.plugin import use_job_folder
-from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run_folder.own_classes import class_names
 
 # The folder of each loaded job that names classes as `module.path:Class`, by the job's `id`. A Job does not know its
@@ -83,15 +82,6 @@ def prepared(job: Job | str | os.PathLike[str]) -> Job:
     from forerun.config.merge import with_absolute_paths
 
     return with_absolute_paths(job)
-
-
-def resolved_job(job: Job | ResolvedJob | str | os.PathLike[str]) -> ResolvedJob:
-    """Return the resolved job that a function of the API works with. See `prepared`."""
-    if isinstance(job, ResolvedJob):
-        return job
-    from forerun.resolve.resolve_model import resolve_model
-
-    return resolve_model(prepared(job))
 
 
 def warn(text: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from forerun.api.jobs import resolved_job
+from forerun.api.jobs import prepared
 from forerun.api.slice_compiler import SliceCompiler, compare_default_slices
 from forerun.config.schema import Job
 from forerun.files import write_output
@@ -29,6 +29,7 @@ from forerun.planner.search.outcome import SearchOutcome
 from forerun.planner.search.row_order import in_order, order_note
 from forerun.planner.search.search import find_plans
 from forerun.resolve.job_corpus import with_steps
+from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 
 if TYPE_CHECKING:
@@ -145,7 +146,7 @@ class Plan:
 
 
 def plan(
-    job: Job | ResolvedJob | str | os.PathLike[str],
+    job: Job | str | os.PathLike[str],
     *,
     on: str | Sequence[str] | None = None,
     goal: Goal = "balanced",
@@ -177,9 +178,37 @@ def plan(
     Raises:
       UserError: The job has a mistake, a slice does not exist, or the job cannot be built for any of the slices.
     """
+    return plan_resolved(
+        resolve_model(prepared(job)),
+        on=on,
+        goal=goal,
+        zone=zone,
+        provider=provider,
+        prices=prices,
+        max_usd=max_usd,
+        calibrate=calibrate,
+        use_cache=use_cache,
+        progress=progress,
+    )
+
+
+def plan_resolved(
+    resolved: ResolvedJob,
+    *,
+    on: str | Sequence[str] | None = None,
+    goal: Goal = "balanced",
+    zone: str | None = None,
+    provider: str | Sequence[str] = (),
+    prices: str | os.PathLike[str] | None = None,
+    max_usd: float | None = None,
+    calibrate: Sequence[str] = (),
+    use_cache: bool = True,
+    progress: bool = True,
+) -> Plan:
+    """Plan a resolved job, such as a stage whose model does not exist yet. See `plan` for the options."""
     slices = slices_named([on] if isinstance(on, str) else list(on)) if on else []
     tariff = _tariff(zone, provider, prices, max_usd)
-    resolved = with_steps(resolved_job(job))
+    resolved = with_steps(resolved)
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=not progress)
     changes: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
@@ -270,7 +299,7 @@ class SearchResult:
 
 
 def search(
-    job: Job | ResolvedJob | str | os.PathLike[str],
+    job: Job | str | os.PathLike[str],
     *,
     on: str | Sequence[str] | None = None,
     goal: Goal = "balanced",
@@ -306,7 +335,7 @@ def search(
     """
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=False)
     outcome = find_plans(
-        with_steps(resolved_job(job)),
+        with_steps(resolve_model(prepared(job))),
         goal=goal,
         max_hours=max_hours,
         max_usd=max_usd,

@@ -7,9 +7,10 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from forerun.api.jobs import resolved_job
+from forerun.api.jobs import prepared
 from forerun.api.tables import Table
 from forerun.config.schema import Job
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run.profiling.profile_summary import ProfileSummary
 from forerun.supervise.free_tpu import require_free_tpu_for
 from forerun.track.display.display import Display
@@ -79,7 +80,7 @@ def profile(
     from forerun.commands.profile_steps import profile_steps
     from forerun.track.display.make_display import make_display
 
-    resolved = resolved_job(job)
+    resolved = resolve_model(prepared(job))
     folder = Path("profiles") / resolved.job.name if to is None else Path(to)
     require_free_tpu_for(resolved.job.device, print)
     with display or make_display(sys.stdout) as shown:

@@ -203,11 +203,11 @@ def plan_stages(stages: Sequence[Stage], *, max_usd: float | None = None, **opti
 
 def plan_stage(stage: Stage, **options: Any) -> Plan:
     """Plan one stage. It does not need the weights of the stages before."""
-    from forerun.api.planning import plan
+    from forerun.api.planning import plan_resolved
     from forerun.commands.stage_outline import resolve_stage
 
     try:
-        stage_plan = plan(resolve_stage(stage), **options)
+        stage_plan = plan_resolved(resolve_stage(stage), **options)
     except UserError as error:
         raise UserError(error.code, f"stage {stage.name}: {error.what}", why=error.why, fix=error.fix) from None
     return replace(stage_plan, title=f"stage {stage_plan.title}", notes=(stage.start_text, *stage_plan.notes))

@@ -81,9 +81,9 @@ def _run(args: argparse.Namespace, workers: WarmWorkers | None) -> int:
         "progress": not args.json,
     }
     if not stages:
-        from forerun.api.planning import plan
+        from forerun.api.planning import plan_resolved
 
-        return _show(args, plan(resolved[0], **options))
+        return _show(args, plan_resolved(resolved[0], **options))
     from forerun.api.stages import plan_stage, plan_stages
 
     return _show(args, plan_stage(stages[0], **options) if len(stages) == 1 else plan_stages(stages, **options))

@@ -133,9 +133,10 @@ class ResolvedJob:
     def _check_experts(self, shape: MeshShape) -> None:
         if shape.expert == 1:
             return
-        for facts, name in ((self.model_facts, "the model"), (self.teacher, "the teacher")):
-            if facts is self.model_facts or (facts is not None and facts.experts is not None):
-                check_experts(shape, facts.experts.count if facts.experts else None, name)
+        experts = self.model_facts.experts
+        check_experts(shape, None if experts is None else experts.count, "the model")
+        if self.teacher is not None and self.teacher.experts is not None:
+            check_experts(shape, self.teacher.experts.count, "the teacher")
 
     def with_values(self, **values: Any) -> ResolvedJob:
         """Return a copy with other values at these keys of the job, such as `mesh` or `remat`."""

@@ -70,7 +70,7 @@ def test_the_loss_is_that_of_the_documents_one_by_one(documents: MakeJob, device
     corpus = open_corpus(resolve_model(job))
     kept = corpus.parts[0].store.validation
     assert kept is not None
-    program = program_on(resolve_model(documents("devices=1"), corpus), choose("cpu", 1), None)
+    program = program_on(resolve_model(documents("devices=1")).with_data(corpus), choose("cpu", 1), None)
     state = Reader(Path(job.runs) / job.name / "checkpoints").restore(6, program.state)
     nats = count = 0.0
     begins = kept.begins(np.arange(len(kept) + 1))

@@ -36,7 +36,9 @@ def program_for(question: CompileRequest) -> Any:
     resolved, shape = question.resolved, question.mesh_shape()
     resolved.require_mesh(shape)  # report an impossible mesh before creating the topology
     devices = compile_only_topology(question.slice).devices[: question.devices]
-    return (build_recording if question.recording else program_of)(resolved, shape, devices)
+    if question.recording:
+        return build_recording(resolved, shape, devices)
+    return program_of(resolved, shape, devices)
 
 
 def argument_groups(program: Any) -> list[str]:

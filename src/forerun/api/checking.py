@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from forerun.api.jobs import open_job, prepared, warn
 from forerun.api.tables import Table
 from forerun.commands.check import (
-    Applied,
     Group,
     derived_rows,
     derived_values,
@@ -21,8 +21,9 @@ from forerun.commands.check import (
 from forerun.config.load import LoadedJob, origins_of
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.models.model_facts import ModelOutline
-from forerun.resolve.resolve_model import resolve_model
+
+if TYPE_CHECKING:
+    from forerun.models.model_facts import ModelOutline
 
 
 @dataclass(frozen=True)
@@ -98,14 +99,14 @@ def check_loaded(loaded: LoadedJob, on: str | None, base: ModelOutline | None = 
     `base` is the outline of the model, if a stage before has not written it yet.
     """
     from forerun.methods.job_warnings import warnings_of
+    from forerun.resolve.resolve_model import resolve_model
 
     slice_place = place_on(on, loaded.job) if on else None
-    applied: Applied = {}
+    resolved = resolve_model(loaded.job, base)
+    applied = model_values(resolved)
+    for text in warnings_of(resolved):
+        warn(text)
     try:
-        resolved = resolve_model(loaded.job, base)
-        applied = model_values(resolved)
-        for text in warnings_of(resolved):
-            warn(text)
         outcome = outcome_of(resolved, slice_place or place_here(loaded.job, warn), warn)
     except UserError as error:
         return JobReport(loaded.job, tuple(job_groups(loaded, applied)), error)

@@ -159,7 +159,7 @@ def test_compiler_options_are_those_of_the_program(slice_name: str) -> None:
     job, program = load("job.yaml").job, program_on("tpu", SLICES[slice_name])
     place = check.place_on(slice_name, job)
     one_device = dataclasses.replace(place, devices=1)
-    found = check.outcome_of(job, one_device, lambda text: None).options.values
+    found = check.outcome_of(resolve_model(job), one_device, lambda text: None).options.values
     assert found == program.compiler_options
     assert found["xla_tpu_of_the_job"] == "3"
 

@@ -27,7 +27,8 @@ from forerun.data.inspect.corpus_report import CorpusReport
 from forerun.data.inspect.open_corpus import report_of
 from forerun.data.inspect.page import page
 from forerun.data.inspect.terminal import print_report
-from forerun.inputs.job_corpus import open_corpus
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
 
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 DIALOGUES = 2000
@@ -74,7 +75,7 @@ def chat_look(tokenizer: Path, folder: Path) -> CorpusReport:
     job = folder / "chitchat.yaml"
     job.write_text(JOB.format(folder=folder, tokenizer=tokenizer.resolve()), encoding="utf-8")
     loaded = load(job, ()).job
-    return report_of(loaded, open_corpus(loaded))
+    return report_of(loaded, open_corpus(resolve_model(loaded)))
 
 
 def conversations() -> list[list[dict[str, str]]]:

@@ -26,8 +26,8 @@ from forerun.config import schema
 from forerun.data.teacher_cache.layout import Layout
 from forerun.data.tokenizer import checkpoint_tokenizer
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.load_model import abstract_plain_params, pretrained_params
 from forerun.models.base import Readout
+from forerun.models.model_facts import ModelFacts
 from forerun.models.pretrained import pretrained
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
@@ -36,6 +36,7 @@ from forerun.objectives.chunked import Rule, chunked
 from forerun.objectives.record import record
 from forerun.objectives.soft import HIDDEN, IDS, MATRIX, TAIL, VALUES, CachedTeacherLoss, LiveTeacherLoss
 from forerun.program.build import make_mesh
+from forerun.trained_model.load_model import abstract_plain_params, pretrained_params
 from real_weights import folders
 
 ROOT = Path(__file__).parent
@@ -64,7 +65,7 @@ def main(name: str) -> None:
     section = schema.Model(name=str(folder()))
     model = model_of(section)
     mesh = make_mesh(MeshShape(1, 1, 1), jax.devices()[:1])
-    teacher = pretrained_params(section, abstract_plain_params(model, mesh, "float32"))
+    teacher = pretrained_params(ModelFacts(section), abstract_plain_params(model, mesh, "float32"))
     student = rounded(teacher)
     ids = checkpoint_tokenizer(pretrained(section).snapshot).encode(TEXT.read_text()[2000:30_000])
     tokens = jnp.asarray(ids[: rows * sequence].reshape(rows, sequence), jnp.int32)

@@ -44,11 +44,11 @@ from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
 from forerun.hub.snapshot import Snapshot
-from forerun.inputs.load_model import abstract_plain_params
 from forerun.models.families.registry import read_config
 from forerun.models.registry import model_for
 from forerun.nn.compute import Compute
 from forerun.program.build import make_mesh
+from forerun.trained_model.load_model import abstract_plain_params
 from forerun.weights_io.gguf.gguf_file import write_gguf
 from forerun.weights_io.packed import opened_snapshot
 from forerun.weights_io.read import read_params

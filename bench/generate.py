@@ -36,10 +36,11 @@ from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.load_model import abstract_plain_params, pretrained_params
+from forerun.models.model_facts import ModelFacts
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
 from forerun.program.build import make_mesh
+from forerun.trained_model.load_model import abstract_plain_params, pretrained_params
 
 ROOT = Path(__file__).parent
 VOCAB = 32000
@@ -99,7 +100,7 @@ def both(name: str) -> tuple[Any, Engine]:
         reference.save_pretrained(folder)
         section = schema.Model(name=folder)
         model, mesh = model_of(section), make_mesh(MeshShape(1, 1, 1), jax.devices("cpu")[:1])
-        params = pretrained_params(section, abstract_plain_params(model, mesh, "float32"))
+        params = pretrained_params(ModelFacts(section), abstract_plain_params(model, mesh, "float32"))
         jax.block_until_ready(params)
     return reference, Engine(model, params, mesh, Compute(jnp.dtype("float32")), frozenset(), VOCAB, consume=True)
 

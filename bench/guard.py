@@ -35,9 +35,9 @@ from forerun.planner.hlo import parse
 from forerun.planner.time.prediction import step_time
 from forerun.program import build as building
 from forerun.program.build import Program, build, make_mesh
-from forerun.program.derive import derive
 from forerun.program.fingerprint import compiled_fingerprints
 from forerun.program.step import make_step
+from forerun.resolve.derive import derive
 
 ROUNDS, STEPS, BETWEEN_LOOKS = 12, 2, 100
 HERE = {

@@ -35,17 +35,20 @@ def ours(folder: Path, rate: str, bits: int) -> dict[str, list[float]]:
     import jax.numpy as jnp
 
     from forerun.hardware.devices import choose
-    from forerun.inputs.base_weights import read_file_weights
-    from forerun.inputs.job_corpus import open_corpus
-    from forerun.inputs.resolve_job import resolve
     from forerun.nn import rope
-    from forerun.run.train import batches_of, program_on
+    from forerun.resolve.job_corpus import open_corpus
+    from forerun.resolve.resolve_model import resolve_model
+    from forerun.run.open_data import batches_of
+    from forerun.run.run_devices import program_on
+    from forerun.trained_model.base_weights import read_file_weights
 
     job = job_in(folder, LORA, f"optimizer.lr={rate}")
-    corpus = open_corpus(job)
-    resolved, chosen = resolve(job, corpus), choose("cpu", 1)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    chosen = choose("cpu", 1)
     job, program = resolved.job, program_on(resolved, chosen, corpus.rows.epoch)
-    batches = batches_of(job, program, corpus)
+    batches = batches_of(resolved, program, corpus)
     state = program.initial_state(job.seed, read_file_weights(resolved, program))
     if bits == 64:
         jax.config.update("jax_enable_x64", True)

@@ -23,6 +23,7 @@ from recipes import forerun  # noqa: E402
 
 from forerun.config.load import load  # noqa: E402
 from forerun.config.recipes import RECIPES, written  # noqa: E402
+from forerun.resolve.resolved_job import ResolvedJob  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results" / "methods.json"
 WORDS = ["model=qwen3-0.6b", "sequence=1024", "batch=32", "micro_batch=4", "steps=500"]
@@ -54,7 +55,7 @@ def measured(recipe: str, words: list[str], folder: Path) -> dict[str, Any]:
     told = forerun("plan", job.name, *WORDS, *words, "--on", "v6e-1,v5e-8", "--json", cwd=folder)
     peaks = {one["slice"]: round(one["hbm_peak_bytes"] / 2**30, 2) for one in json.loads(told)["slices"]}
     made = load(job, [*WORDS, *words]).job
-    return {"peak_gib": peaks, "trainable_parameters": resting(made).gradient_bytes // 4}
+    return {"peak_gib": peaks, "trainable_parameters": resting(ResolvedJob(made)).gradient_bytes // 4}
 
 
 def main() -> None:

@@ -58,11 +58,12 @@ from forerun.config.schema import Job  # noqa: E402
 from forerun.errors import UserError  # noqa: E402
 from forerun.hardware.devices import choose  # noqa: E402
 from forerun.hardware.slices import slice_named  # noqa: E402
-from forerun.inputs.resolve_job import resolve  # noqa: E402
 from forerun.models.plugin import use_job_folder  # noqa: E402
 from forerun.planner.compile.request import CompileRequest  # noqa: E402
 from forerun.planner.compile.worker import program_for  # noqa: E402
 from forerun.program.build import program_hash  # noqa: E402
+from forerun.resolve.job_corpus import with_steps  # noqa: E402
+from forerun.resolve.resolve_model import resolve_model  # noqa: E402
 from forerun.resolve.resolved_job import ResolvedJob  # noqa: E402
 from forerun.run.train import program_on  # noqa: E402
 
@@ -92,10 +93,10 @@ class Entry:
     def job(self) -> ResolvedJob:
         """Return the job with its vocabulary and steps filled in."""
         if self.file is None:
-            return resolve(Job.model_validate_json(json.dumps(self.fields)))
+            return with_steps(resolve_model(Job.model_validate_json(json.dumps(self.fields))))
         loaded = load(self.file, self.overrides)
         use_job_folder(loaded.path.parent)
-        return resolve(loaded.job)
+        return with_steps(resolve_model(loaded.job))
 
 
 def entries(folder: Path) -> Iterator[Entry]:

@@ -24,14 +24,15 @@ from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.inputs.base_weights import read_file_weights
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.run.train import program_on, train
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run.run_devices import program_on
+from forerun.run.train import train
 from forerun.run.validation import Validation
 from forerun.supervise.worker.worker import silent_worker
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
+from forerun.trained_model.base_weights import read_file_weights
 
 ROOT = Path(__file__).resolve().parent
 NOVELS = ROOT.parent / "examples/quickstart/text"
@@ -107,11 +108,12 @@ class Bench:
     def initial_loss(self, seed: int, *changes: str) -> float:
         """Return the validation loss before any step."""
         job = self.job("name=look", f"seed={seed}", "steps=1", *changes)
-        corpus = open_corpus(job)
-        resolved = resolve(job, corpus)
+        resolved = resolve_model(job)
+        corpus = open_corpus(resolved)
+        resolved = resolved.with_data(corpus)
         job, program = resolved.job, program_on(resolved, choose("cpu", 1), corpus.rows.epoch)
         state = program.initial_state(job.seed, read_file_weights(resolved, program))
-        look = Validation(job, program, corpus, self.display).look(0, state, silent_worker())
+        look = Validation(resolved, program, corpus, self.display).look(0, state, silent_worker())
         assert look is not None
         return look.loss
 

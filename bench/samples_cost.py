@@ -20,18 +20,19 @@ import jax
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.run_folder import RunFolder
-from forerun.inputs.saved_files import saved_files
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run.compile.compile_step import compile_step
 from forerun.run.guard import guard_of
-from forerun.run.prepared_run import PreparedRun, ResumePoint, train_steps
+from forerun.run.open_data import batches_of
+from forerun.run.prepared_run import PreparedRun, ResumePoint, RunSession, train_steps
 from forerun.run.replicas import ReplicaCheck
+from forerun.run.run_devices import program_on
 from forerun.run.sample import sampler_of
 from forerun.run.throughput import Throughput
-from forerun.run.train import batches_of, program_on
 from forerun.run.validation import Validation
+from forerun.run_folder.run_folder import RunFolder
+from forerun.run_folder.saved_files import saved_files
 from forerun.supervise.worker.worker import silent_worker
 from forerun.track.display.make_display import make_display
 from forerun.track.event_log import read_events
@@ -54,13 +55,15 @@ JOB = {
 
 def main() -> None:
     job = Job.model_validate(JOB)
-    corpus = open_corpus(job)
-    resolved, devices = resolve(job, corpus), choose("cpu", None)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    devices = choose("cpu", None)
     job, program = resolved.job, program_on(resolved, devices, len(corpus.rows))
-    batches = batches_of(job, program, corpus)
+    batches = batches_of(resolved, program, corpus)
     display = make_display(io.StringIO())
     step = compile_step(program, display)
-    sampler = sampler_of(job, program, corpus.tokenizer)
+    sampler = sampler_of(resolved, program, corpus.tokenizer)
     assert sampler is not None
     times = RunTimes()
     with times.spent("compile"):
@@ -77,7 +80,7 @@ def main() -> None:
             with CheckpointStore(folder.path / "checkpoints", keep=1) as store:
                 store.save = lambda *_: None  # type: ignore[method-assign]
                 prepared = PreparedRun(
-                    resolved=resolved,
+                    session=RunSession(resolved, display, silent_worker(), times),
                     devices=devices,
                     corpus=corpus,
                     program=program,
@@ -85,13 +88,12 @@ def main() -> None:
                     batches=batches,
                     folder=folder,
                     replica_check=ReplicaCheck(program, None),
-                    validation=Validation(job, program, corpus, display),
-                    times=times,
+                    validation=Validation(resolved, program, corpus, display),
                     sampler=sampler if with_samples else None,
                 )
                 saved, throughput = saved_files(store, 0), Throughput(program, 0, None)
-                resume = ResumePoint(saved, guard_of(job, folder, saved, display.warn), None, {}, None)
-                train_steps(prepared, resume, state, throughput, store, display, silent_worker())
+                resume = ResumePoint(saved, guard_of(resolved, folder, saved, display.warn), None, {}, None)
+                train_steps(prepared, resume, state, throughput, store)
                 times.end(STEPS)
                 times.close()
             timed = [event for event in read_events(folder.events) if event["event"] == "time"]

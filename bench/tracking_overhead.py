@@ -104,22 +104,24 @@ def measure(folder: Path, mlflow: str, servers: int) -> dict[str, Any]:
 
     from forerun.config.schema import Job
     from forerun.hardware.devices import choose
-    from forerun.inputs.job_corpus import open_corpus
-    from forerun.inputs.resolve_job import resolve
+    from forerun.resolve.job_corpus import open_corpus
+    from forerun.resolve.resolve_model import resolve_model
     from forerun.run.compile.compile_step import compile_step
-    from forerun.run.placement import Placement
-    from forerun.run.train import batches_of, program_on
+    from forerun.run.open_data import Placement, batches_of
+    from forerun.run.run_devices import program_on
     from forerun.track.display.make_display import make_display
     from forerun.track.forwarder import tracking
     from forerun.track.metrics import MetricsLog
     from forerun.track.run_times import RunTimes
 
     job = Job.model_validate({**JOB, "track": {"to": TRACKERS, "url": mlflow}})
-    corpus = open_corpus(job)
-    resolved, devices = resolve(job, corpus), choose("cpu", 1)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    devices = choose("cpu", 1)
     job, program = resolved.job, program_on(resolved, devices, len(corpus.rows))
     step = compile_step(program, make_display(io.StringIO()))
-    batch = Placement(program.batch)(batches_of(job, program, corpus).batch_at(0))
+    batch = Placement(program.batch)(batches_of(resolved, program, corpus).batch_at(0))
     schedule, state = program.placed_schedule(), program.initial_state(0)
     row = {f"figure_{number}": float(number) for number in range(12)}
     seconds: dict[bool, list[float]] = {True: [], False: []}

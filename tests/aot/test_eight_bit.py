@@ -11,7 +11,7 @@ from forerun.config.schema import Job
 from forerun.hardware.devices import DeviceChoice
 from forerun.hardware.slices import slice_named
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.train import program_on
+from forerun.run.run_devices import program_on
 
 pytestmark = pytest.mark.aot
 

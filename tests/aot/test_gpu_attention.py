@@ -23,6 +23,7 @@ from forerun.nn import sharding
 from forerun.nn.attention import attention
 from forerun.planner.compile.installed_compilers import GPU, compile_only_topology
 from forerun.program import kernels
+from forerun.program.build import program_of
 from forerun.program.compiler_options import compiler_options
 from forerun.resolve.resolved_job import ResolvedJob
 
@@ -148,7 +149,7 @@ def test_kept_residuals_leave_one_forward_kernel_in_the_program(keep: list[str],
         }
     )
     devices = compile_only_topology(slice_named("h100-1")).devices
-    program = ResolvedJob(job).program(MeshShape(1, 1, 1), devices)
+    program = program_of(ResolvedJob(job), MeshShape(1, 1, 1), devices)
     text = program.trace().lower(lowering_platforms=("cuda",)).as_text()
     lowered = Counter(re.findall(r"custom_call @(__cudnn\$\w+)", text))
     assert lowered == {FORWARD: 2 * forwards, BACKWARD: 2}

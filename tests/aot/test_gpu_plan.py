@@ -24,7 +24,7 @@ from forerun.planner.compile.result_cache import cached_fit_result
 from forerun.planner.memory.breakdown import PADDING
 from forerun.program.build import program_hash
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.train import program_on
+from forerun.run.run_devices import program_on
 from forerun.units import MIB
 
 pytestmark = pytest.mark.aot

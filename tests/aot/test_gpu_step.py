@@ -24,7 +24,7 @@ from forerun.planner.compile import compiler
 from forerun.planner.compile.installed_compilers import GPU, compile_only_topology
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import HOST, Module, parse
-from forerun.program.build import make_mesh
+from forerun.program.build import make_mesh, program_of
 from forerun.resolve.resolved_job import ResolvedJob
 
 pytestmark = [
@@ -126,7 +126,7 @@ def test_the_step_does_not_involve_the_host(compiled: CompiledTarget) -> None:
 
 
 def test_the_new_state_reuses_the_memory_of_the_old_one(compiled: CompiledTarget) -> None:
-    program = ResolvedJob(compiled.target.job).program(MeshShape(1, 1, 1), jax.devices("cpu")[:1])
+    program = program_of(ResolvedJob(compiled.target.job), MeshShape(1, 1, 1), jax.devices("cpu")[:1])
     leaves = len(jax.tree.leaves(program.state))  # the first arguments of the step, and its first results
     header = compiled.text.partition("\n")[0]
     aliases = re.findall(r"\{(\d+)\}: \((\d+), \{\}, (?:may|must)-alias\)", header)
@@ -135,7 +135,7 @@ def test_the_new_state_reuses_the_memory_of_the_old_one(compiled: CompiledTarget
 
 def layer_weights_bytes(target: Target) -> int:
     """Return the bytes of one layer's weights in bfloat16, without those that are too small to be split."""
-    program = ResolvedJob(target.job).program(MeshShape(1, 1, 1), jax.devices("cpu")[:1])
+    program = program_of(ResolvedJob(target.job), MeshShape(1, 1, 1), jax.devices("cpu")[:1])
     sizes = [prod(leaf.shape[1:]) for leaf in jax.tree.leaves(program.state.params.blocks)]
     return BF16 * sum(size for size in sizes if size >= SMALLEST_SPLIT)
 

@@ -14,13 +14,14 @@ from job_files import DATA, DATA_TEXT, small_file
 
 from forerun.config.load import load
 from forerun.errors import UserError
-from forerun.inputs.resolve_job import resolve
 from forerun.models.sizes import decoder_config
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.pool import answers
 from forerun.planner.compile.request import CompileRequest, requests_of, slices_named
 from forerun.planner.cost.job_cost import Tariff, job_cost_of
 from forerun.planner.report.misfit import does_not_fit
+from forerun.resolve.job_corpus import with_steps
+from forerun.resolve.resolve_model import resolve_model
 
 pytestmark = pytest.mark.aot
 
@@ -33,7 +34,7 @@ def question(seed: int, folder: Path) -> CompileRequest | UserError:
     path = folder / f"small-{seed}.yaml"
     path.write_text(file.text, "utf-8")
     try:
-        [asked] = requests_of(resolve(load(path).job), slices_named([file.on]))
+        [asked] = requests_of(with_steps(resolve_model(load(path).job)), slices_named([file.on]))
     except UserError as error:
         return error
     return asked

@@ -16,7 +16,7 @@ from forerun.models import sizes
 from forerun.planner.hlo import parse
 from forerun.planner.time.splash_cost import kernel_shape
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.train import program_on
+from forerun.run.run_devices import program_on
 
 pytestmark = pytest.mark.aot
 

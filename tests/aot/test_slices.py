@@ -9,6 +9,7 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.hardware.slices import slice_named
+from forerun.methods.method import parameter_count
 from forerun.planner.compile import compiler
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.time.collectives.slice_network import LATENCY_SECONDS, crosses_slices
@@ -48,7 +49,7 @@ def test_the_parts_of_gradients_cross_once(dtype: str, item_bytes: int) -> None:
         for computation, x in sends
         if (operand := computation.operand(x, 0)) is not None
     )
-    parameters = question.resolved.parameters
+    parameters = parameter_count(question.resolved)
     assert sent == pytest.approx(parameters / 8 * item_bytes, rel=0.05)
     # Of two slices, each host sends its data once: 25 GB/s for eight chips.
     network = answer.step.parts_seconds["network not hidden"]

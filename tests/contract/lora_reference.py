@@ -15,16 +15,18 @@ from forerun.checkpoint.weights import newest_step
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.load_model import fsdp_mesh, method_params
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.run_folder import RunFolder
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.train import batches_of, program_on, train
+from forerun.run.open_data import batches_of
+from forerun.run.run_devices import program_on
+from forerun.run.train import train
+from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
+from forerun.trained_model.load_model import fsdp_mesh, method_params
 
 TEXT = "\n\n".join(f"{n} apples and {n % 7} pears are {n + n % 7} fruits, said the {n % 3}. child." for n in range(60))
 ORDINARY = {
@@ -106,8 +108,10 @@ def torch_losses(model: Any, job: Job, rates: list[float]) -> list[float]:
         {"params": [p for p in learning if p.ndim == 1], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
-    corpus = open_corpus(job)
-    batches = batches_of(job, program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    batches = batches_of(resolved, program_on(resolved, choose("cpu", 1), corpus.rows.epoch), corpus)
     losses = []
     for number, rate in enumerate(rates):
         batch = batches.batch_at(number)

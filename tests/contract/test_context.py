@@ -25,7 +25,7 @@ from forerun.nn.sharding import by_hand
 from forerun.objectives.next_token import NextToken
 from forerun.objectives.pairs import PAIRS, REFERENCE, max_pairs
 from forerun.objectives.preference import Preference
-from forerun.program.build import make_mesh
+from forerun.program.build import make_mesh, program_of
 from forerun.resolve.resolved_job import ResolvedJob
 
 TINY = {
@@ -132,7 +132,7 @@ def test_what_cannot_be_split_is_rejected_before_compilation(changes: dict[str, 
     fields: dict[str, Any] = {"model": TINY_MODEL, "data": "unread", "sequence": 32, "batch": 1}
     resolved = ResolvedJob(Job(**{**fields, "steps": 1, **changes}))
     with pytest.raises(UserError, match=code):
-        resolved.program(MeshShape(1, 1, 1, context=8), jax.devices()[:8])
+        program_of(resolved, MeshShape(1, 1, 1, context=8), jax.devices()[:8])
 
 
 def test_a_custom_class_must_declare_that_it_splits_sequences() -> None:

@@ -23,9 +23,11 @@ from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.run.train import TrainResult, batches_of, program_on, train
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run.open_data import batches_of
+from forerun.run.run_devices import program_on
+from forerun.run.train import TrainResult, train
 from forerun.track.display.display import StepView
 from forerun.track.display.make_display import make_display
 from forerun.track.display.plain import PlainDisplay
@@ -113,8 +115,10 @@ def torch_losses(job: Job, rates: list[float]) -> np.ndarray:
         {"params": [p for p in student.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
-    corpus = open_corpus(job)
-    batches = batches_of(job, program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    batches = batches_of(resolved, program_on(resolved, choose("cpu", 1), corpus.rows.epoch), corpus)
     found = []
 
     def kl(theirs: Any, ours: Any, temperature: float) -> Any:
@@ -154,7 +158,7 @@ def torch_perplexity(job: Job) -> float:
 
     exported = export(f"runs/{job.name}", f"{job.name}-exported", dtype="float32").folder
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
-    kept = open_corpus(job).parts[0].store.validation
+    kept = open_corpus(resolve_model(job)).parts[0].store.validation
     assert kept is not None
     nats = count = 0.0
     for start, stop in pairwise(kept.begins(np.arange(len(kept) + 1)).tolist()):
@@ -191,7 +195,7 @@ def test_twenty_steps_follow_torch_and_go_on_after_a_stop(online: Trained) -> No
 def test_a_cache_of_the_whole_vocabulary_is_the_teacher_itself(online: Trained) -> None:
     """Within what 16 bits keep of a logit: 1e-5 of the loss."""
     with make_display(io.StringIO()) as display:
-        written = cache(job_of(*CACHED), display)
+        written = cache(resolve_model(job_of(*CACHED)), display)
     assert written.shards == written.layout.shards > 3
     _, rows = trained("name=cached", *ANCHORED, *CACHED)
     np.testing.assert_allclose(losses(rows), losses(online[1]), rtol=1e-5)
@@ -204,7 +208,7 @@ def test_a_run_with_split_sequences_is_that_of_one_device(online: Trained) -> No
     """The cache is written on four devices, which have complete rows. The student and its start are split."""
     split = ("distil.cache=split", f"distil.top_k={VOCAB}", "devices=4", "mesh.fsdp=2", "mesh.context=2")
     with make_display(io.StringIO()) as display:
-        cache(job_of(*split), display)
+        cache(resolve_model(job_of(*split)), display)
     _, rows = trained("name=split", *ANCHORED, *split)
     for figure in ("loss", "soft", "anchor", "validation_loss"):
         np.testing.assert_allclose(losses(rows, figure), losses(online[1], figure), rtol=2e-5)
@@ -215,7 +219,7 @@ def test_adapters_learn_from_a_cache_of_a_few_tokens_and_go_on_after_a_stop() ->
     """The beginning is the base under the adapters."""
     method = ("lora={rank: 4, base: float32}", "distil.anchor=0.5", "distil.cache=few", "distil.top_k=8")
     with make_display(io.StringIO()) as display:
-        cache(job_of(*method), display)
+        cache(resolve_model(job_of(*method)), display)
     whole = trained("name=lora", *method)
     _, rows = whole
     assert losses(rows)[0] - losses(rows)[-1] > 0.1

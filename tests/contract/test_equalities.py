@@ -15,7 +15,6 @@ from forerun.hardware.mesh import MeshShape
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig
 from forerun.models.decoder_params import Params
-from forerun.models.registry import model_of
 from forerun.nn import sharding, spec
 from forerun.nn.attention import Kernel, attention
 from forerun.nn.compute import Compute
@@ -23,7 +22,8 @@ from forerun.nn.rope import Rope, angles
 from forerun.objectives.batch import Batch
 from forerun.objectives.next_token import NextToken
 from forerun.program.build import Program, build, make_mesh
-from forerun.program.derive import derive
+from forerun.resolve.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
 
 VOCAB = 128
 ONE = MeshShape(1, 1, 1)
@@ -76,7 +76,7 @@ def built(shape: MeshShape, **changes: Any) -> Program:
     } | changes
     job = Job(**fields)
     mesh = make_mesh(shape, jax.devices()[: shape.devices])
-    return build(job, model_of(job.model), mesh, derive(job, shape, None))
+    return build(ResolvedJob(job), mesh, derive(job, shape, None))
 
 
 def run(program: Program, batches: list[Batch[np.ndarray]]) -> tuple[list[Any], list[Any]]:
@@ -288,7 +288,7 @@ def test_offloaded_residuals_go_to_the_host() -> None:
             steps=1,
             remat=Remat(policy="named", offload=offload),
         )
-        program = build(job, model_of(job.model), make_mesh(shape, devices), derive(job, shape, None))
+        program = build(ResolvedJob(job), make_mesh(shape, devices), derive(job, shape, None))
         texts.append(program.trace().lower().as_text())
     assert "pinned_host" not in texts[0]
     assert texts[1].count('"pinned_host"') >= 2

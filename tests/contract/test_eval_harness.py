@@ -104,7 +104,7 @@ def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     from forerun.commands.evaluate import language_of, longest_context, writer_of
     from forerun.evaluate.harness import HarnessModel
     from forerun.evaluate.scoring import Scorer
-    from forerun.inputs.load_model import load_model
+    from forerun.trained_model.load_model import load_model
 
     folder = tmp_path_factory.mktemp("checkpoint")
     reference, tokenizer = checkpoint(folder, request.param)

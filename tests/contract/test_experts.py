@@ -36,6 +36,7 @@ from forerun.objectives.batch import Batch
 from forerun.objectives.next_token import NextToken
 from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD, RouterLosses
 from forerun.program.build import make_mesh
+from forerun.resolve.resolved_job import ResolvedJob
 
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "norm_topk_prob": True}
 RNG = np.random.default_rng(0)
@@ -208,7 +209,7 @@ def test_adapters_of_experts_learn_and_are_merged(tmp_path: Path) -> None:
 )
 def test_rejected_before_anything_is_compiled(model: str, changes: dict[str, Any], code: str) -> None:
     with pytest.raises(UserError) as raised:
-        method_of(Job(model=Section(name=model, vocab=1000), data="unread", **changes), chunk=1)
+        method_of(ResolvedJob(Job(model=Section(name=model, vocab=1000), data="unread", **changes)), chunk=1)
     assert raised.value.code == code
 
 
@@ -218,7 +219,7 @@ def test_dora_and_dropout_of_experts_are_rejected_and_those_of_the_attention_are
 
     def specs(**lora: Any) -> Any:
         job = Job(model=Section(name="qwen3-30b-a3b", vocab=1000), data="unread", lora=lora)
-        return method_of(job, chunk=1).specs(model_of(job.model).specs())
+        return method_of(ResolvedJob(job), chunk=1).specs(model_of(job.model).specs())
 
     with pytest.raises(UserError) as raised:
         specs(**{key: value})

@@ -23,7 +23,8 @@ from forerun.models.registry import model_for
 from forerun.nn import sharding
 from forerun.nn.compute import Compute
 from forerun.program.build import build, make_mesh
-from forerun.program.derive import derive
+from forerun.resolve.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
 
 EVERY = pytest.mark.parametrize("name", VARIANTS)
 # Together these have each kind of layer, norm, position and head. CI compares the logits of all variants, and
@@ -126,7 +127,9 @@ def test_a_step_on_eight_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> 
         steps=1,
         precision=Precision(compute="float32"),
     )
-    program = build(job, one.model, make_mesh(shape, jax.devices()), derive(job, shape, None))
+    resolved = ResolvedJob(job)
+    vars(resolved.model_facts)["model"] = one.model  # replaces the value of the cached property
+    program = build(resolved, make_mesh(shape, jax.devices()), derive(job, shape, None))
     empty = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), program.state)
     state, batch = jax.tree.map(
         lambda leaf, like: jax.device_put(leaf.reshape(like.shape), like.sharding),

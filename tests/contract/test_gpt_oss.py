@@ -34,6 +34,7 @@ from forerun.nn.weights.experts import Experts
 from forerun.objectives.next_token import NextToken
 from forerun.objectives.router_losses import RouterLosses
 from forerun.program.build import make_mesh
+from forerun.resolve.resolved_job import ResolvedJob
 
 ROPE = Rope(1e4, 8)
 MODEL = Decoder(
@@ -167,7 +168,7 @@ def test_a_quantized_base_trains_and_is_merged(tmp_path: Path) -> None:
 )
 def test_rejected_methods(changes: dict[str, Any], code: str) -> None:
     with pytest.raises(UserError) as raised:
-        method_of(Job(model=Section(name="gpt-oss-20b", vocab=1000), data="unread", **changes), chunk=1)
+        method_of(ResolvedJob(Job(model=Section(name="gpt-oss-20b", vocab=1000), data="unread", **changes)), chunk=1)
     assert raised.value.code == code
 
 

@@ -12,8 +12,9 @@ from tiny_qwen3 import write_tokenizer
 
 from forerun.commands.export import export
 from forerun.hub.documents import read_json
-from forerun.inputs.job_warnings import warnings_of
-from forerun.inputs.resolve_job import resolve
+from forerun.methods.job_warnings import warnings_of
+from forerun.resolve.resolve_model import resolve_model
+from forerun.resolve.resolved_job import ResolvedJob
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 IDS = np.frombuffer(b"5 pears and 2 apples", np.uint8)
@@ -66,12 +67,12 @@ def test_the_base_has_the_dtype_of_the_checkpoint(tmp_path: Path) -> None:
         config = read_json(folder / "config.json") | {"dtype": "float16"}
         (folder / "config.json").write_text(json.dumps(config))
         job = job_in(tmp_path, "{rank: 4}", f"model={folder}")
-        resolved = resolve(job).job
+        resolved = resolve_model(job).job
         assert resolved.lora is not None
         assert resolved.lora.base == expected
-        warned = [text for text in warnings_of(job) if "lora.base" in text]
+        warned = [text for text in warnings_of(ResolvedJob(job)) if "lora.base" in text]
         assert len(warned) == (dtype == torch.float16)
         for base_dtype in ("float32", "bfloat16"):
             explicit = job_in(tmp_path, "{rank: 4}", f"model={folder}", f"lora.base={base_dtype}")
-            warned = [text for text in warnings_of(explicit) if "lora.base" in text]
+            warned = [text for text in warnings_of(ResolvedJob(explicit)) if "lora.base" in text]
             assert len(warned) == (base_dtype != str(dtype).removeprefix("torch."))

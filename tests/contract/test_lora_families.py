@@ -14,15 +14,15 @@ from lora_reference import checkpoint, job_in, torch_logits, torch_model
 
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.base_weights import read_file_weights
-from forerun.inputs.peft_folder import read_adapter, write_adapter
-from forerun.methods.names import family_named
+from forerun.models.model_facts import ModelFacts
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
 from forerun.nn.weights.dense import map_weights
 from forerun.nn.weights.lowrank import LowRank
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.train import program_on
+from forerun.run.run_devices import program_on
+from forerun.trained_model.base_weights import read_file_weights
+from forerun.trained_model.peft_folder import read_adapter, write_adapter
 
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 IDS = np.frombuffer(b"5 pears and 2 apples", np.uint8)
@@ -61,7 +61,7 @@ def test_peft_loads_it_with_equal_logits(family: str, lora: str, tmp_path: Path)
     import peft
 
     job, program, params = prepared(tmp_path, family, lora)
-    named = family_named(job.model)
+    named = ModelFacts(job.model).family
     assert named is not None
     (tmp_path / "peft").mkdir()
     write_adapter(tmp_path / "peft", params, job, named, program.model, "base")
@@ -87,7 +87,7 @@ def test_peft_loads_it_with_equal_logits(family: str, lora: str, tmp_path: Path)
 
 def test_dora_on_part_of_a_fused_module_is_refused(tmp_path: Path) -> None:
     job, program, params = prepared(tmp_path, "Phi3", "rank: 2, dora: true, targets: [query]")
-    named = family_named(job.model)
+    named = ModelFacts(job.model).family
     assert named is not None
     (tmp_path / "peft").mkdir()
     with pytest.raises(UserError, match=r"self_attn\.qkv_proj.*E-WEIGHTS-001"):

@@ -15,16 +15,16 @@ from safetensors.numpy import load_file, save_file
 from forerun.config.schema import Model
 from forerun.hardware.devices import choose
 from forerun.hub.documents import read_json
-from forerun.inputs.base_weights import read_file_weights
-from forerun.inputs.peft_folder import read_adapter, write_adapter
-from forerun.methods.names import family_named, module_names
 from forerun.models.families.registry import FAMILIES
 from forerun.models.keys import path_text
+from forerun.models.model_facts import ModelFacts
 from forerun.nn.compute import Compute
 from forerun.nn.weights.dense import map_weights
 from forerun.nn.weights.lowrank import LowRank
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.train import program_on
+from forerun.run.run_devices import program_on
+from forerun.trained_model.base_weights import read_file_weights
+from forerun.trained_model.peft_folder import read_adapter, write_adapter
 
 # PEFT looks for the keys of rank_pattern only among modules, and warns about those of parameters, which it applies.
 UNMATCHED = "ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning"
@@ -96,7 +96,7 @@ def test_all_linear_is_every_linear_layer_of_transformers_and_peft_computes_the_
     theirs = checkpoint(tmp_path / "base", name)
     job = job_in(tmp_path, "{rank: 3, base: float32}")
     program = program_on(ResolvedJob(job), choose("cpu", 1), 100)
-    key, family = jax.random.key(5), family_named(job.model)
+    key, family = jax.random.key(5), ModelFacts(job.model).family
     assert family is not None
 
     def moved(weight: Any) -> Any:
@@ -134,7 +134,7 @@ def test_all_linear_is_every_linear_layer_of_transformers_and_peft_computes_the_
 
 def test_targets_of_experts_do_not_depend_on_the_layout_of_the_files() -> None:
     """The named size has the tables of the published files: all experts of a layer in two tensors."""
-    names = module_names(Model(name="qwen3.5-35b-a3b"))
+    names = ModelFacts(Model(name="qwen3.5-35b-a3b")).module_names
     fused = FAMILIES["qwen3_5_moe_text"]
     separate = fused.stored_as([f"model.layers.0.mlp.experts.0.{one}_proj.weight" for one in ("gate", "up", "down")])
     assert separate.table == fused.other_table

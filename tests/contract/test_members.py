@@ -18,7 +18,8 @@ from forerun.models.registry import model_of
 from forerun.models.sizes import SIZES
 from forerun.nn import sharding, spec
 from forerun.program.build import Program, build, make_mesh
-from forerun.program.derive import derive
+from forerun.resolve.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
 
 # The parameter counts of the published checkpoints (sum of the sizes in their safetensors index).
 PUBLISHED = {
@@ -74,7 +75,7 @@ def section(config: DecoderConfig) -> Model:
 
 def built(model: Model, shape: MeshShape, devices: Any, sequence: int) -> Program:
     job = Job(model=model, data="unread", sequence=sequence, batch=8, steps=1)
-    return build(job, model_of(job.model), make_mesh(shape, devices), derive(job, shape, None))
+    return build(ResolvedJob(job), make_mesh(shape, devices), derive(job, shape, None))
 
 
 def test_every_size_is_held_to_a_published_count() -> None:

@@ -23,8 +23,9 @@ from forerun.models.plugin import use_job_folder
 from forerun.models.registry import model_of
 from forerun.nn import sharding
 from forerun.program.build import Program, build, make_mesh, program_hash
-from forerun.program.derive import derive
 from forerun.program.sizes import resting
+from forerun.resolve.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import train as loop
 from forerun.track.display.plain import PlainDisplay
 
@@ -54,7 +55,7 @@ def job_of(name: str, **fields: Any) -> Job:
 
 def built(job: Job, shape: MeshShape = MESH) -> Program:
     mesh = make_mesh(shape, jax.devices()[: shape.devices])
-    return build(job, model_of(job.model), mesh, derive(job, shape, None))
+    return build(ResolvedJob(job), mesh, derive(job, shape, None))
 
 
 @pytest.fixture
@@ -85,7 +86,7 @@ def expected_bytes(name: str) -> int:
 @pytest.mark.parametrize("name", [name for name in NAMES if ALL or name in IN_CI])
 def test_the_state_is_split_counted_and_the_same_on_a_mesh(name: str) -> None:
     job = job_of(name)
-    assert resting(job).optimizer_bytes == expected_bytes(name)
+    assert resting(ResolvedJob(job)).optimizer_bytes == expected_bytes(name)
     after = []
     for shape in (MeshShape(1, 1, 1), MESH):
         program = built(job, shape)
@@ -211,11 +212,11 @@ def test_numbers_of_groups_and_schedules_are_no_part_of_the_program() -> None:
 
 def test_groups_find_names_of_forerun_and_transformers() -> None:
     from forerun.config.optimizer import ParamGroup
-    from forerun.methods.names import module_names
     from forerun.methods.parameter_groups import group_numbers
+    from forerun.models.model_facts import ModelFacts
 
     job = job_of("adamw")
-    specs, names = model_of(job.model).specs(), module_names(job.model)
+    specs, names = model_of(job.model).specs(), ModelFacts(job.model).module_names
 
     def matched(pattern: Any) -> set[str]:
         found = group_numbers(specs, [ParamGroup(match=pattern)], names)

@@ -28,8 +28,8 @@ from forerun.nn.compute import Compute
 from forerun.nn.spec import ParamSpec, initial, is_spec, map_specs, split
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program, build, make_mesh
-from forerun.program.derive import derive
 from forerun.program.state import Metrics, State
+from forerun.resolve.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -115,7 +115,7 @@ def batch() -> Batch[np.ndarray[Any, Any]]:
 
 def program_on(job: Job, shape: MeshShape) -> Program:
     mesh = make_mesh(shape, jax.devices()[: shape.devices])
-    return build(job, model_of(job.model), mesh, derive(job, shape, None))
+    return build(ResolvedJob(job), mesh, derive(job, shape, None))
 
 
 def trained(job: Job, shape: MeshShape = SINGLE, steps: int = 3) -> tuple[State, State, list[Metrics]]:

@@ -18,9 +18,11 @@ from tiny_qwen3 import tiny_model
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.run.train import batches_of, program_on, train
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run.open_data import batches_of
+from forerun.run.run_devices import program_on
+from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
@@ -74,8 +76,10 @@ def torch_run(folder: Path, job: Job, rates: list[float], loss_name: str) -> lis
         {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
     ]
     adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
-    corpus = open_corpus(job)
-    batches = batches_of(job, program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    batches = batches_of(resolved, program_on(resolved, choose("cpu", 1), corpus.rows.epoch), corpus)
     steps = []
     for number in range(STEPS):
         batch = batches.batch_at(number)

@@ -23,15 +23,15 @@ from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.load_model import fsdp_mesh, method_params, run_params
-from forerun.inputs.run_folder import RunFolder
 from forerun.nn import sharding
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.nn.weights.lowrank import LowRank
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.train import train
+from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
+from forerun.trained_model.load_model import fsdp_mesh, method_params, run_params
 from forerun.weights_io.packed import unpack
 
 STEPS = 4

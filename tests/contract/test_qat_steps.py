@@ -18,9 +18,11 @@ from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.run.train import batches_of, program_on, train
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run.open_data import batches_of
+from forerun.run.run_devices import program_on
+from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
@@ -60,9 +62,11 @@ def trained(job: Job) -> Path:
 
 
 def batches_in(job: Job) -> list[Any]:
-    corpus = open_corpus(job)
-    program = program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch)
-    found = batches_of(job, program, corpus)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    program = program_on(resolved, choose("cpu", 1), corpus.rows.epoch)
+    found = batches_of(resolved, program, corpus)
     return [found.batch_at(number) for number in range(STEPS)]
 
 

@@ -20,8 +20,6 @@ from forerun.checkpoint.weights import newest_step
 from forerun.commands.export import export
 from forerun.config.methods.training_method import Lora
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.load_model import fsdp_mesh, method_params
-from forerun.inputs.run_folder import RunFolder
 from forerun.methods.lora import LoraTransform
 from forerun.models.keys import path_text
 from forerun.nn import sharding, spec
@@ -31,6 +29,8 @@ from forerun.nn.weights.lowrank import LowRank
 from forerun.nn.weights.quantized import Quantized, quantized
 from forerun.program.build import make_mesh
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run_folder.run_folder import RunFolder
+from forerun.trained_model.load_model import fsdp_mesh, method_params
 
 NAMES = {"blocks.router": "model.layers.{}.mlp.gate"}
 STACKS = ("expert_gate", "expert_up", "expert_down")

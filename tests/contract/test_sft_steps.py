@@ -18,10 +18,12 @@ from tiny_qwen3 import tiny_model, write_tokenizer
 from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.hardware.devices import choose
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
 from forerun.objectives.batch import NAMES
-from forerun.run.train import batches_of, program_on, train
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run.open_data import batches_of
+from forerun.run.run_devices import program_on
+from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
 
@@ -69,8 +71,10 @@ def torch_losses(folder: Path, job: Job, rates: list[float]) -> list[float]:
     others = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": o.weight_decay}, {"params": others, "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(o.b1, o.b2), eps=o.eps)
-    corpus = open_corpus(job)
-    batches = batches_of(job, program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch), corpus)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    batches = batches_of(resolved, program_on(resolved, choose("cpu", 1), corpus.rows.epoch), corpus)
     losses = []
     for number in range(STEPS):
         batch = batches.batch_at(number)

@@ -18,13 +18,13 @@ from forerun.cli.main import main
 from forerun.commands.stage_outline import _outline, planning_job
 from forerun.config.stages import Stage, stages_of
 from forerun.errors import UserError
-from forerun.inputs.load_model import fsdp_mesh, method_params
-from forerun.inputs.run_folder import RunFolder, folder_of, require_run
 from forerun.models import pretrained
 from forerun.nn.weights import lowrank
 from forerun.nn.weights.dense import is_weight
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
+from forerun.trained_model.load_model import fsdp_mesh, method_params
 from forerun.weights_io.packed import unpack
 
 Codes = dict[str, tuple[np.ndarray, np.ndarray]]

@@ -22,12 +22,11 @@ from safetensors.numpy import load_file, save_file
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.base_weights import read_file_weights
-from forerun.inputs.load_model import fsdp_mesh, pretrained_params
 from forerun.methods.kept import rounding_messages
 from forerun.methods.method import MODEL, method_of
 from forerun.models import pretrained
 from forerun.models.families.registry import family_for
+from forerun.models.model_facts import ModelFacts
 from forerun.models.pretrained import config_of
 from forerun.models.registry import model_of
 from forerun.models.rounding import QUANTIZATION, RECORD
@@ -38,7 +37,9 @@ from forerun.nn.weights.dense import is_weight
 from forerun.nn.weights.fakequant import FakeQuantized
 from forerun.program.state import abstract_params
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.train import program_on
+from forerun.run.run_devices import program_on
+from forerun.trained_model.base_weights import read_file_weights
+from forerun.trained_model.load_model import fsdp_mesh, pretrained_params
 from forerun.weights_io import documents
 from forerun.weights_io.packed import unpack, write_packed, write_scales
 from forerun.weights_io.write import write_params
@@ -68,7 +69,7 @@ def job_of(model: Any, **sections: Any) -> Job:
 
 def first_stage(job: Job) -> tuple[Any, Codes]:
     """Weights as a run with `qat` holds them, and their integers. Learned scales are off by up to a third."""
-    model, method = model_of(job.model), method_of(job, chunk=1)
+    model, method = model_of(job.model), method_of(ResolvedJob(job), chunk=1)
 
     def moved(weight: Any) -> Any:
         if not isinstance(weight, FakeQuantized) or weight.log_scale is None:
@@ -104,9 +105,9 @@ def written(folder: Path, job: Job, params: Any, *, dense: bool, dtype: str = "F
 
 def begun(job: Job) -> tuple[Any, Codes]:
     """The model's weights at step 0 of a run, and their integers."""
-    model, mesh, method = model_of(job.model), fsdp_mesh(job), method_of(job, chunk=1)
+    model, mesh, method = model_of(job.model), fsdp_mesh(job), method_of(ResolvedJob(job), chunk=1)
     before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
-    given = {MODEL: pretrained_params(job.model, abstract_params(method.reads(before), mesh))}
+    given = {MODEL: pretrained_params(ModelFacts(job.model), abstract_params(method.reads(before), mesh))}
 
     def made(given: Any, key: jax.Array) -> Any:
         params = method.dressed(before, given[MODEL], given, key)
@@ -163,7 +164,7 @@ def test_the_second_stage_begins_with_the_integers_of_the_first(kind: str, form:
     under = job_of(str(folder), qat=computed, lora=LORA)
     assert_same(begun(under)[1], expected)
     assert_same(begun(job_of(str(folder), qat=KINDS[kind]))[1], expected)
-    assert [is_warning for _, is_warning in rounding_messages(under)] == [False]
+    assert [is_warning for _, is_warning in rounding_messages(ResolvedJob(under))] == [False]
 
 
 def test_integers_that_computed_scales_cannot_keep_are_told(tmp_path: Path) -> None:
@@ -207,7 +208,8 @@ def test_other_settings_round_again_and_are_told(tmp_path: Path) -> None:
     folder = written(tmp_path / "first", first, params, dense=False)
     for sections in ({"qat": {"weights": "int8", "group": 16}}, {"qat": {"weights": "int4", "group": 8}},
                      {"lora": LORA | {"base": "int4", "block": 16}}, {}):  # fmt: skip
-        assert [is_warning for _, is_warning in rounding_messages(job_of(str(folder), **sections))] == [True]
+        resolved = ResolvedJob(job_of(str(folder), **sections))
+        assert [is_warning for _, is_warning in rounding_messages(resolved)] == [True]
     eight, _ = begun(job_of(str(folder), qat={"weights": "int8", "group": 16}))
     plain = lowrank.plain(params, "float32")
     np.testing.assert_allclose(

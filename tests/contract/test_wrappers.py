@@ -31,12 +31,13 @@ from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.load_model import abstract_plain_params, pretrained_params
+from forerun.models.model_facts import ModelFacts
 from forerun.models.registry import model_of
 from forerun.nn.compute import Compute
 from forerun.program.build import make_mesh
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
+from forerun.trained_model.load_model import abstract_plain_params, pretrained_params
 
 # PEFT looks for the keys of rank_pattern only among modules, and warns about those of parameters, which it applies.
 UNMATCHED = "ignore:The following (rank|alpha)_pattern keys did not match:RuntimeWarning"
@@ -49,7 +50,7 @@ TEXT = "All work and no play makes a dull model; " * 60
 def loaded(folder: Path) -> tuple[Any, Any, Any]:
     section, mesh = Section(name=str(folder)), make_mesh(MeshShape(1, 1, 1), jax.devices()[:1])
     model = model_of(section)
-    return model, pretrained_params(section, abstract_plain_params(model, mesh, "float32")), mesh
+    return model, pretrained_params(ModelFacts(section), abstract_plain_params(model, mesh, "float32")), mesh
 
 
 def our_logits(folder: Path) -> np.ndarray:

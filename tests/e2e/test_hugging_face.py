@@ -109,8 +109,8 @@ def test_transformers_computes_the_same(work: Path, monkeypatch: pytest.MonkeyPa
     import torch
     import transformers
 
-    from forerun.inputs.load_model import load_model
     from forerun.nn.compute import Compute
+    from forerun.trained_model.load_model import load_model
 
     monkeypatch.chdir(work)
     theirs: Any = transformers.AutoModelForCausalLM.from_pretrained("my-model", dtype=torch.float32)

@@ -21,9 +21,9 @@ from forerun.checkpoint.store import CheckpointStore
 from forerun.config.load import load
 from forerun.exit_codes import STOPPED
 from forerun.hardware.devices import choose
-from forerun.inputs.resolve_job import resolve
 from forerun.program.state import State
-from forerun.run.train import program_on
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run.run_devices import program_on
 from forerun.track.metrics import read_metrics
 
 pytestmark = pytest.mark.timing
@@ -133,7 +133,7 @@ def losses(folder: Path) -> dict[int, str]:
 
 
 def final_state(folder: Path, job_file: Path) -> State:
-    job = resolve(load(job_file).job)
+    job = resolve_model(load(job_file).job)
     program = program_on(job, choose("cpu", DEVICES), None)
     with closing(CheckpointStore(folder / "checkpoints", keep=2)) as store:
         assert store.newest() == STEPS

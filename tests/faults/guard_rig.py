@@ -38,10 +38,10 @@ from forerun.config.schema import Job
 from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import entries
 from forerun.hardware.devices import choose
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
-from forerun.run.placement import Placement
+from forerun.run.open_data import Placement
 from forerun.track.display.display import StepView
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
@@ -149,11 +149,13 @@ class Oracle:
     """The same job's step in a plain loop over batches that are good, in which nothing is ever refused."""
 
     def __init__(self, job: Job) -> None:
-        corpus = open_corpus(job)
-        self._program = loop.program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch)
+        resolved = resolve_model(job)
+        corpus = open_corpus(resolved)
+        resolved = resolved.with_data(corpus)
+        self._program = loop.program_on(resolved, choose("cpu", 1), corpus.rows.epoch)
         self._step = self._program.trace().lower().compile()
         self._schedule = self._program.placed_schedule()
-        self._seed, self._batches = job.seed, loop.batches_of(job, self._program, corpus)
+        self._seed, self._batches = job.seed, loop.batches_of(resolved, self._program, corpus)
         self._placed = Placement(self._program.batch)
 
     @cache  # noqa: B019

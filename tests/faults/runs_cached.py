@@ -31,6 +31,7 @@ from teacher_folder import write_teacher
 
 from forerun.commands.cache_teacher import cache
 from forerun.config.load import load
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run.preference_reference import read_log_probs, write_log_probs
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
@@ -66,7 +67,7 @@ def student(folder: Path) -> dict[str, Any]:
     (folder / "lines.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines if line))
     write_teacher(folder / "teacher")
     with make_display(io.StringIO()) as display:
-        cache(load(folder / "job.yaml", [f"data.store={folder / 'tokens'}"]).job, display)
+        cache(resolve_model(load(folder / "job.yaml", [f"data.store={folder / 'tokens'}"]).job), display)
     shutil.rmtree(folder / "teacher")  # its words are enough
     expected = one_host(bench)
     with HostsRun(bench, "hosts", HOSTS) as job:

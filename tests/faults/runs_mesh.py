@@ -130,7 +130,7 @@ def restored_digest(run: Run, mesh: Mesh) -> str:
     from forerun.config.load import load
     from forerun.hardware.devices import choose
     from forerun.resolve.resolved_job import ResolvedJob
-    from forerun.run.train import program_on
+    from forerun.run.run_devices import program_on
 
     job = load(run.folder / "job.yaml", words(mesh)).job
     program = program_on(ResolvedJob(job), choose("cpu", size(mesh)), None)

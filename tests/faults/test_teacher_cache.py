@@ -30,9 +30,9 @@ from forerun.data.teacher_cache.layout import Layout
 from forerun.data.teacher_cache.reader import CachedTeacherRows
 from forerun.data.teacher_cache.shards import DRAFT, MANIFEST
 from forerun.errors import UserError
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.teacher_targets import with_teacher_targets
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
+from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.supervise.leader.member import Member
 from forerun.supervise.leader.verdicts import differing
 from forerun.track.display.make_display import make_display
@@ -57,7 +57,7 @@ def made(job: Job) -> str:
     """The cache of a job; what was said meanwhile."""
     said = io.StringIO()
     with make_display(said) as display:
-        cache(job, display)
+        cache(resolve_model(job), display)
     return said.getvalue()
 
 
@@ -85,8 +85,10 @@ def job(folder: Path, tmp_path: Path) -> Callable[..., Job]:
 
 
 def student(job: Job) -> Corpus:
-    corpus = open_corpus(job)
-    return with_teacher_targets(resolve(job, corpus), corpus)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    return with_teacher_targets(resolved, corpus)
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from forerun.api.jobs import open_job, prepared, warn
 from forerun.api.tables import Table
@@ -20,6 +21,9 @@ from forerun.commands.check import (
 from forerun.config.load import LoadedJob, origins_of
 from forerun.config.schema import Job
 from forerun.errors import UserError
+
+if TYPE_CHECKING:
+    from forerun.models.model_facts import ModelOutline
 
 
 @dataclass(frozen=True)
@@ -89,16 +93,21 @@ def loaded_job(job: Job | str | os.PathLike[str]) -> LoadedJob:
     return LoadedJob(job, origins_of(job), Path("job.yaml"))
 
 
-def check_loaded(loaded: LoadedJob, on: str | None) -> JobReport:
-    """Return the report of a job. An error that leaves the job's own values printable is in `JobReport.error`."""
-    slice_place = place_on(on, loaded.job) if on else None
-    applied = model_values(loaded.job)
-    from forerun.inputs.job_warnings import warnings_of
+def check_loaded(loaded: LoadedJob, on: str | None, base: ModelOutline | None = None) -> JobReport:
+    """Return the report of a job. An error that leaves the job's own values printable is in `JobReport.error`.
 
-    for text in warnings_of(loaded.job):
+    `base` is the outline of the model, if a stage before has not written it yet.
+    """
+    from forerun.methods.job_warnings import warnings_of
+    from forerun.resolve.resolve_model import resolve_model
+
+    slice_place = place_on(on, loaded.job) if on else None
+    resolved = resolve_model(loaded.job, base)
+    applied = model_values(resolved)
+    for text in warnings_of(resolved):
         warn(text)
     try:
-        outcome = outcome_of(loaded.job, slice_place or place_here(loaded.job, warn), warn)
+        outcome = outcome_of(resolved, slice_place or place_here(loaded.job, warn), warn)
     except UserError as error:
         return JobReport(loaded.job, tuple(job_groups(loaded, applied)), error)
     applied |= derived_values(loaded.job, outcome)

@@ -29,8 +29,10 @@ from forerun.data.tokens.engines.pool import Pool
 from forerun.data.tokens.store import check
 from forerun.errors import UserError
 from forerun.files import write_output
-from forerun.inputs.job_corpus import dialect_of, model_vocab, open_corpus, progress_callback
-from forerun.inputs.starting_weights import require_chosen_tokenizer
+from forerun.resolve.job_corpus import dialect_of, open_corpus, require_chosen_tokenizer
+from forerun.resolve.resolve_model import resolve_model
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.open_data import progress_callback
 from forerun.track.display.make_display import make_display
 
 PIPED_COLUMNS = 100
@@ -87,7 +89,7 @@ def inspect_data(job: Job | str | os.PathLike[str], *, samples: int = 2) -> Data
       UserError: The data cannot be read.
     """
     job = prepared(job)
-    corpus = opened(job)
+    corpus = opened(resolve_model(job))
     return DataReport(job, report_of(job, corpus, samples=samples), tuple(corpus.warnings))
 
 
@@ -108,9 +110,9 @@ def tokenize_data(
     Raises:
       UserError: The data cannot be read, or the cluster cannot be used. Finished units are kept.
     """
-    job = prepared(job)
-    require_chosen_tokenizer(job)
-    dialect, vocab = dialect_of(job), model_vocab(job)
+    resolved = resolve_model(prepared(job))
+    require_chosen_tokenizer(resolved)
+    job, dialect, vocab = resolved.job, dialect_of(resolved), resolved.vocab
     done = {}
     with _engine(ray) as engine:
         for name, part in job.data.parts.items():
@@ -155,9 +157,8 @@ def verify_data(job: Job | str | os.PathLike[str]) -> dict[str, VerifiedPart]:
     Raises:
       UserError: A file is damaged.
     """
-    job = prepared(job)
     found = {}
-    for part in opened(job).parts:
+    for part in opened(resolve_model(prepared(job))).parts:
         # A list, because `any` of a generator would stop early: both the tokens and the plans are compared.
         upgraded = any([check(part.store.folder, upgrade=True), *(rows.check() for rows in part.plans)])
         found[part.name] = VerifiedPart(part.store.counts.tokens, place_of(part.store.folder), upgraded)
@@ -179,11 +180,11 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
     Raises:
       UserError: A step learned from other examples than the job says.
     """
-    job, file = prepared(job), Path(ledger)
-    corpus = opened(job)
+    resolved, file = resolve_model(prepared(job)), Path(ledger)
+    corpus = opened(resolved)
     for text in corpus.warnings:
         warn(text)
-    batches = Batches(corpus.rows, seed=job.seed, batch=job.batch)
+    batches = Batches(corpus.rows, seed=resolved.job.seed, batch=resolved.job.batch)
     steps = examples = skipped = 0
     for step, found, why in drawn(file):
         wanted = batches.examples_at(step - 1)
@@ -203,10 +204,10 @@ def compare_ledger(job: Job | str | os.PathLike[str], ledger: str | os.PathLike[
     return LedgerComparison(steps, examples, skipped)
 
 
-def opened(job: Job) -> Corpus:
+def opened(resolved: ResolvedJob) -> Corpus:
     """Open the data of a job, and show the progress of tokenizing."""
     with _progress() as progress:
-        return open_corpus(job, progress)
+        return open_corpus(resolved, progress)
 
 
 @contextmanager

@@ -14,9 +14,6 @@ from forerun.commands.export import Exported as Export
 from forerun.commands.export_upload import export_and_push
 from forerun.config.schema import Job
 from forerun.hardware.prices import provider_names
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.stage_folder import run_of
 from forerun.planner.compile.compile_progress import CompileProgress
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.pool import answers
@@ -24,6 +21,9 @@ from forerun.planner.compile.request import Impossible, slices_named
 from forerun.planner.compile.result_cache import cached_fit_result
 from forerun.planner.cost.job_cost import Tariff
 from forerun.planner.cost.teacher_cost import TeacherCost, possible_slices, teacher_cost, teacher_request
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run_folder.stage_folder import run_of
 from forerun.supervise.free_tpu import require_free_tpu_for
 
 __all__ = ["Export", "TeacherCache", "TeacherCachePlan", "cache_teacher", "export", "plan_teacher_cache"]
@@ -108,10 +108,10 @@ def cache_teacher(job: Job | str | os.PathLike[str]) -> TeacherCache:
     """
     from forerun.track.display.make_display import make_display
 
-    job = prepared(job)
-    require_free_tpu_for(job.device, print)
+    resolved = resolve_model(prepared(job))
+    require_free_tpu_for(resolved.job.device, print)
     with make_display(sys.stdout) as display:
-        return caching.cache(job, display)
+        return caching.cache(resolved, display)
 
 
 @dataclass(frozen=True)
@@ -155,14 +155,14 @@ def plan_teacher_cache(
       prices: a file with prices that replace the list prices.
       progress: print progress to stderr.
     """
-    job = prepared(job)
+    resolved = resolve_model(prepared(job))
     slices = slices_named([on] if isinstance(on, str) else list(on))
     tariff = Tariff(zone, None if prices is None else os.fspath(prices), providers=provider_names(provider))
     tariff.check()
-    slices, impossible = possible_slices(job, slices)
-    caching.require_folder(job)
-    corpus = open_corpus(job)
-    resolved = resolve(job, corpus)
+    slices, impossible = possible_slices(resolved.job, slices)
+    caching.require_folder(resolved.job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
     layout = caching.layout_of(resolved, corpus)
     requests = [teacher_request(resolved, one) for one in slices]
     with CompileProgress(requests, plain_lines=progress) as shown:

@@ -17,10 +17,10 @@ from forerun.generate.sampling import Sampling
 from forerun.generate.writing import Answer as Answer
 from forerun.generate.writing import TextGeneration
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.load_model import LoadedModel
-from forerun.inputs.load_model import load_model as load_weights
 from forerun.models.base import capabilities_of
 from forerun.run.compile.compile_step import use_cache
+from forerun.trained_model.load_model import LoadedModel
+from forerun.trained_model.load_model import load_model as load_weights
 
 Message = Mapping[str, Any]
 

@@ -15,8 +15,6 @@ from forerun.config.schema import Job
 from forerun.files import write_output
 from forerun.hardware.prices import provider_names
 from forerun.hardware.storage_table import StorageReads, storage_table
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.starting_weights import starting_weights
 from forerun.models.decoder_config import DecoderConfig
 from forerun.planner.compile.fit_result import FitResult
 from forerun.planner.compile.request import Impossible, possible_requests, slices_named
@@ -30,6 +28,8 @@ from forerun.planner.report.table import print_table
 from forerun.planner.search.outcome import SearchOutcome
 from forerun.planner.search.row_order import in_order, order_note
 from forerun.planner.search.search import find_plans
+from forerun.resolve.job_corpus import with_steps
+from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 
 if TYPE_CHECKING:
@@ -178,9 +178,37 @@ def plan(
     Raises:
       UserError: The job has a mistake, a slice does not exist, or the job cannot be built for any of the slices.
     """
+    return plan_resolved(
+        resolve_model(prepared(job)),
+        on=on,
+        goal=goal,
+        zone=zone,
+        provider=provider,
+        prices=prices,
+        max_usd=max_usd,
+        calibrate=calibrate,
+        use_cache=use_cache,
+        progress=progress,
+    )
+
+
+def plan_resolved(
+    resolved: ResolvedJob,
+    *,
+    on: str | Sequence[str] | None = None,
+    goal: Goal = "balanced",
+    zone: str | None = None,
+    provider: str | Sequence[str] = (),
+    prices: str | os.PathLike[str] | None = None,
+    max_usd: float | None = None,
+    calibrate: Sequence[str] = (),
+    use_cache: bool = True,
+    progress: bool = True,
+) -> Plan:
+    """Plan a resolved job, such as a stage whose model does not exist yet. See `plan` for the options."""
     slices = slices_named([on] if isinstance(on, str) else list(on)) if on else []
     tariff = _tariff(zone, provider, prices, max_usd)
-    resolved = resolve(prepared(job))
+    resolved = with_steps(resolved)
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=not progress)
     changes: dict[str, tuple[str, ...]] = {}
     notes: list[str] = []
@@ -201,7 +229,7 @@ def plan(
         title=f"{job.name}: {model}, {job.steps} steps of {job.batch} x {job.sequence} tokens, "
         f"remat {job.remat.policy}",
         notes=(
-            f"the run starts with {starting_weights(job)}",
+            f"the run starts with {resolved.starting_weights}",
             *([order] if order else []),
             *notes,
             *_model_notes(resolved),
@@ -307,7 +335,7 @@ def search(
     """
     compiler = SliceCompiler(use_cache=use_cache, calibrate=calibrate, quiet=False)
     outcome = find_plans(
-        resolve(prepared(job)),
+        with_steps(resolve_model(prepared(job))),
         goal=goal,
         max_hours=max_hours,
         max_usd=max_usd,

@@ -10,6 +10,7 @@ from pathlib import Path
 from forerun.api.jobs import prepared
 from forerun.api.tables import Table
 from forerun.config.schema import Job
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run.profiling.profile_summary import ProfileSummary
 from forerun.supervise.free_tpu import require_free_tpu_for
 from forerun.track.display.display import Display
@@ -79,10 +80,10 @@ def profile(
     from forerun.commands.profile_steps import profile_steps
     from forerun.track.display.make_display import make_display
 
-    job = prepared(job)
-    folder = Path("profiles") / job.name if to is None else Path(to)
-    require_free_tpu_for(job.device, print)
+    resolved = resolve_model(prepared(job))
+    folder = Path("profiles") / resolved.job.name if to is None else Path(to)
+    require_free_tpu_for(resolved.job.device, print)
     with display or make_display(sys.stdout) as shown:
-        recorded = profile_steps(job, folder, shown, steps=steps, warmup=warmup)
+        recorded = profile_steps(resolved, folder, shown, steps=steps, warmup=warmup)
     traces = sorted(recorded.session.glob("*.trace.json.gz"))
     return Profile(folder, traces[0] if traces else None, recorded.text, recorded.summary)

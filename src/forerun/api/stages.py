@@ -98,8 +98,8 @@ class Stages(Mapping[str, Job]):
           UserError: A job has a mistake, or a finished stage was changed.
         """
         from forerun.api.training import open_run, train_in_place
-        from forerun.inputs.moved_run import require_run_in_place
-        from forerun.inputs.run_folder import folder_of
+        from forerun.run_folder.moved_run import require_run_in_place
+        from forerun.run_folder.run_folder import folder_of
 
         chosen = self._stages if stage is None else (stage_named(self._stages, stage),)
         for one in () if fresh else chosen:
@@ -203,47 +203,30 @@ def plan_stages(stages: Sequence[Stage], *, max_usd: float | None = None, **opti
 
 def plan_stage(stage: Stage, **options: Any) -> Plan:
     """Plan one stage. It does not need the weights of the stages before."""
-    from forerun.api.planning import plan
-    from forerun.commands.stage_outline import planning_job
+    from forerun.api.planning import plan_resolved
+    from forerun.commands.stage_outline import resolve_stage
 
-    job = planning_job(stage)
-    real, shown = str(stage.job.model.name), str(job.model.name)
     try:
-        found = plan(job, **options)
+        stage_plan = plan_resolved(resolve_stage(stage), **options)
     except UserError as error:
         raise UserError(error.code, f"stage {stage.name}: {error.what}", why=error.why, fix=error.fix) from None
-    notes = tuple(note.replace(shown, real) for note in found.notes)
-    return replace(found, title=f"stage {found.title.replace(shown, real)}", notes=(stage.start_text, *notes))
+    return replace(stage_plan, title=f"stage {stage_plan.title}", notes=(stage.start_text, *stage_plan.notes))
 
 
 def check_stage(stage: Stage, on: str | None) -> JobReport:
-    """Return the report of one stage, with the model folder that the stage before writes."""
+    """Return the report of one stage. It does not need the weights of the stages before."""
     from forerun.api.checking import check_loaded
-    from forerun.commands.check import Group
-    from forerun.commands.stage_outline import planning_job
+    from forerun.commands.stage_outline import outline_of
 
-    job = planning_job(stage)
-    real, shown = str(stage.job.model.name), str(job.model.name)
-    report = check_loaded(replace(stage.loaded, job=job), on)
-    groups = [
-        Group(
-            title,
-            [
-                row._replace(value=row.value.replace(shown, real), origin=row.origin.replace(shown, real))
-                for row in rows
-            ],
-        )
-        for title, rows in report.groups
-    ]
-    return replace(report, groups=tuple(groups))
+    return check_loaded(stage.loaded, on, outline_of(stage))
 
 
 def begin_stages(stages: Sequence[Stage], first: Stage, *, fresh: bool, take_over: bool) -> None:
     """Write the list of stages for `runs/NAME`. With `fresh`, rename the runs of `first` and all later stages."""
     from forerun.api.jobs import warn
     from forerun.api.training import run_lock
-    from forerun.inputs.run_folder import rename_existing_run
-    from forerun.inputs.stage_folder import write_stage_names
+    from forerun.run_folder.run_folder import rename_existing_run
+    from forerun.run_folder.stage_folder import write_stage_names
 
     if fresh:
         for stage in stages[list(stages).index(first) :]:
@@ -258,6 +241,7 @@ def ready_to_train(stages: Sequence[Stage], stage: Stage, say: Callable[[str], N
     Raises:
       UserError: the stage before is not finished, or this stage was changed after the next one had started.
     """
+    from forerun.commands.stage_outline import resolve_stage
     from forerun.commands.stage_result import ready_job, require_unused
     from forerun.hardware.devices import choose
     from forerun.run.finished_run import finished_summary
@@ -266,7 +250,7 @@ def ready_to_train(stages: Sequence[Stage], stage: Stage, say: Callable[[str], N
     say(f"\nstage {stage.name}, {position + 1} of {len(stages)}: {stage.start_text}")
     sys.stdout.flush()
     choose(stage.job.device, stage.job.devices)  # jax opens only the devices of the job
-    if stage.job.steps is not None and finished_summary(stage.job, say) is not None:
+    if stage.job.steps is not None and finished_summary(resolve_stage(stage), say) is not None:
         return None
     require_unused(stage, stages[position + 1] if position + 1 < len(stages) else None)
     return ready_job(stage, say)

@@ -15,18 +15,18 @@ from forerun.data.corpus import Corpus
 from forerun.data.order.batches import Batches
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.base_weights import read_file_weights, require_matching_weights
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.teacher_targets import with_teacher_targets
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
-from forerun.run.placement import Placement
-from forerun.run.train import batches_of, program_on
+from forerun.run.open_data import Placement, batches_of
+from forerun.run.run_devices import program_on
 from forerun.track.display.quiet import QuietDisplay
+from forerun.trained_model.base_weights import read_file_weights, require_matching_weights
 
 
 class TrainingProgram:
@@ -113,7 +113,7 @@ class TrainingProgram:
                 why="they contain log-probabilities of a reference model, which only `train` computes",
                 fix="use forerun.train",
             )
-        return batches_of(self.job, self.program, self._corpus)
+        return batches_of(self._resolved, self.program, self._corpus)
 
 
 def build(job: Job | str | os.PathLike[str]) -> TrainingProgram:
@@ -128,11 +128,11 @@ def build(job: Job | str | os.PathLike[str]) -> TrainingProgram:
     Raises:
       UserError: The job has a mistake, its data cannot be read, or it cannot run on these devices.
     """
-    job = prepared(job)
+    resolved = resolve_model(prepared(job))
     use_cache()
-    chosen = choose(job.device, job.devices)
-    corpus = open_corpus(job)
-    resolved = resolve(job, corpus)
+    chosen = choose(resolved.job.device, resolved.job.devices)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
     require_matching_weights(resolved)
     corpus = with_teacher_targets(resolved, corpus)
     return TrainingProgram(resolved, corpus, program_on(resolved, chosen, corpus.rows.epoch))

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from forerun.api.jobs import prepared
 from forerun.api.tables import Table
 from forerun.config.schema import Job
-from forerun.inputs.moved_run import require_run_in_place
-from forerun.inputs.run_folder import RunFolder, folder_of, require_run
-from forerun.inputs.stage_folder import run_of
 from forerun.run.profiling.step_range import StepRange, range_of
+from forerun.run_folder.moved_run import require_run_in_place
+from forerun.run_folder.run_folder import RunFolder, folder_of, require_run
+from forerun.run_folder.stage_folder import run_of
 from forerun.supervise.free_tpu import require_free_tpu_for
 from forerun.supervise.run_lock import owned
 from forerun.track.display.display import Display

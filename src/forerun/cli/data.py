@@ -14,10 +14,13 @@ from forerun.errors import UserError
 
 if TYPE_CHECKING:
     from forerun.config.schema import Job
+    from forerun.resolve.resolved_job import ResolvedJob
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what the model will see, or tokenize, verify or compare the data."""
+    from forerun.resolve.resolve_model import resolve_model
+
     job = _job(args)
     if args.html and not Path(args.html).absolute().parent.is_dir():
         raise UserError(
@@ -26,14 +29,15 @@ def run(args: argparse.Namespace) -> int:
             why="the page is written there",
             fix="make the folder first",
         )
-    print_warnings(job)
+    resolved = resolve_model(job)
+    print_warnings(resolved)
     if args.shard or args.ray:
         return _tokenize(job, shard_of(args.shard or "0/1", os.environ), args.ray)
     if args.verify:
         return _verify(job)
     if args.ledger:
         return _compare(job, args.ledger)
-    return _show(args, job)
+    return _show(args, resolved)
 
 
 def _job(args: argparse.Namespace) -> Job:
@@ -46,19 +50,18 @@ def _job(args: argparse.Namespace) -> Job:
     return planned_jobs(args)[0]
 
 
-def _show(args: argparse.Namespace, job: Job) -> int:
+def _show(args: argparse.Namespace, resolved: ResolvedJob) -> int:
     from forerun.api.dataset import PIPED_COLUMNS, inspect_data
     from forerun.console import SafeConsole
     from forerun.data.storage.cache_size import bucket_cache
-    from forerun.inputs.starting_weights import starting_weights
     from forerun.units import Bytes
 
-    report = inspect_data(job, samples=args.samples)
+    report = inspect_data(resolved.job, samples=args.samples)
     for text in report.warnings:
         print(f"warning: {text}", file=sys.stderr)
-    print(f"model: {starting_weights(job)}")
+    print(f"model: {resolved.starting_weights}")
     report.print(SafeConsole(width=None if sys.stdout.isatty() else PIPED_COLUMNS), full=args.full)
-    if (cache := bucket_cache(job.data)) is not None:
+    if (cache := bucket_cache(resolved.job.data)) is not None:
         print(f"local cache: {Bytes(cache.limit_bytes)}, {cache.reason}")
     if args.html:
         report.save_html(args.html)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from forerun.api.stages import StagesPlan
     from forerun.config.schema import Job
     from forerun.config.stages import Stage
+    from forerun.resolve.resolved_job import ResolvedJob
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,11 +58,11 @@ def _run(args: argparse.Namespace) -> int:
     from forerun.planner.cost.job_cost import Tariff
 
     Tariff(args.zone, args.prices, args.max_usd, provider_names(args.provider)).check()
-    jobs = [job] if job is not None else _stage_jobs(stages)
+    resolved = _resolved(job, stages)
     if args.search:
-        return _search(args, jobs[0])
-    for one in jobs:
-        print_warnings(one)
+        return _search(args, resolved[0])
+    for resolved_job in resolved:
+        print_warnings(resolved_job)
     options: dict[str, Any] = {
         "on": args.on,
         "goal": args.goal,
@@ -74,18 +75,23 @@ def _run(args: argparse.Namespace) -> int:
         "progress": not args.json,
     }
     if not stages:
-        from forerun.api.planning import plan
+        from forerun.api.planning import plan_resolved
 
-        return _show(args, plan(jobs[0], **options))
+        return _show(args, plan_resolved(resolved[0], **options))
     from forerun.api.stages import plan_stage, plan_stages
 
     return _show(args, plan_stage(stages[0], **options) if len(stages) == 1 else plan_stages(stages, **options))
 
 
-def _stage_jobs(stages: Sequence[Stage]) -> list[Job]:
-    from forerun.commands.stage_outline import planning_job
+def _resolved(job: Job | None, stages: Sequence[Stage]) -> list[ResolvedJob]:
+    """Return the job of the file, or those of its stages."""
+    if job is not None:
+        from forerun.resolve.resolve_model import resolve_model
 
-    return [planning_job(stage) for stage in stages]
+        return [resolve_model(job)]
+    from forerun.commands.stage_outline import resolve_stage
+
+    return [resolve_stage(stage) for stage in stages]
 
 
 def _show(args: argparse.Namespace, found: Plan | StagesPlan) -> int:
@@ -110,18 +116,17 @@ def _show(args: argparse.Namespace, found: Plan | StagesPlan) -> int:
     return 0
 
 
-def _search(args: argparse.Namespace, job: Job) -> int:
+def _search(args: argparse.Namespace, resolved: ResolvedJob) -> int:
     """Search, print the ranking, and write the best plan as a job file."""
     from forerun.api.slice_compiler import SliceCompiler
     from forerun.hardware.prices import provider_names
-    from forerun.inputs.resolve_job import resolve
-    from forerun.inputs.starting_weights import starting_weights
     from forerun.planner.search.search import run_search
+    from forerun.resolve.job_corpus import with_steps
 
-    print_warnings(job)
-    resolved = resolve(job)
+    print_warnings(resolved)
+    resolved = with_steps(resolved)
     compiler = SliceCompiler(use_cache=not args.no_cache, calibrate=args.calibrate or (), quiet=args.json)
-    compiler.announce(f"the run starts with {starting_weights(resolved.job)}")
+    compiler.announce(f"the run starts with {resolved.starting_weights}")
     return run_search(
         resolved,
         goal=args.goal,

@@ -11,11 +11,12 @@ def run(args: argparse.Namespace) -> int:
     from forerun.api.profiling import profile
     from forerun.cli.options.job_warnings import print_warnings
     from forerun.cli.options.stage_choice import chosen_stages, require_one
+    from forerun.resolve.resolve_model import resolve_model
 
     stages = chosen_stages(args)
     require_one(stages, "forerun profile")
     job = stages[0].job if stages else load_job(args.job, *args.overrides)
-    print_warnings(job)
+    print_warnings(resolve_model(job))
     recorded = profile(job, steps=args.steps, warmup=args.warmup, to=args.to)
     print(f"\n{recorded.text}")
     if recorded.trace is not None:

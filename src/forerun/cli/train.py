@@ -88,7 +88,7 @@ def _run_stages(args: argparse.Namespace, stages: Sequence[Stage], worker: Worke
 
 def _require_run_in_place(args: argparse.Namespace, loaded: LoadedJob) -> None:
     """Raise if the run would start over because its folder was moved. On a terminal, ask first."""
-    from forerun.inputs.moved_run import require_run_in_place
+    from forerun.run_folder.moved_run import require_run_in_place
 
     if not args.fresh:
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -180,7 +180,7 @@ def resumption(job: Job, *, fresh: bool = False) -> str:
     """Return where the same command resumes the run, from the checkpoints that are on the disk now."""
     from forerun.checkpoint.log import Log
     from forerun.checkpoint.storage.place import Local
-    from forerun.inputs.run_folder import folder_of
+    from forerun.run_folder.run_folder import folder_of
 
     again = "the same command without --fresh" if fresh else "the same command"
     checkpoints = folder_of(job).checkpoints(job)
@@ -226,7 +226,7 @@ def _supervised(args: argparse.Namespace, loaded: LoadedJob, hosts: Hosts, optio
 
     `options` are further options of the child.
     """
-    from forerun.inputs.run_folder import folder_of, rename_existing_run, require_usable
+    from forerun.run_folder.run_folder import folder_of, rename_existing_run, require_usable
     from forerun.supervise.slice_policy import SlicePolicy
     from forerun.supervise.supervisor import supervise
 

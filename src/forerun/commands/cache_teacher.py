@@ -25,19 +25,19 @@ from forerun.hardware.devices import DeviceChoice, choose
 from forerun.hardware.mesh import require_one_slice
 from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import slice_count
-from forerun.inputs.base_weights import require_weights
-from forerun.inputs.job_corpus import open_corpus_with_progress
-from forerun.inputs.load_model import pretrained_params
-from forerun.inputs.resolve_job import require_positions, resolve
-from forerun.inputs.teacher_targets import public_name, row_count, rows_digest
-from forerun.inputs.teacher_tokenizer import require_same_tokenizer
 from forerun.program.compiler_options import compile_lowered
 from forerun.program.fingerprint import tree_fingerprint
-from forerun.program.recording import READ, Recording, cache_settings_of, recording_shape
+from forerun.program.recording import READ, Recording, build_recording, cache_settings_of, recording_shape
 from forerun.progress import TaskSpeed
+from forerun.resolve.resolve_model import require_positions
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.resolve.teacher_targets import public_name, row_count, rows_digest
+from forerun.resolve.tokenizer_checks import require_same_tokenizer
 from forerun.run.compile.compile_step import use_cache
+from forerun.run.open_data import open_corpus_with_progress
 from forerun.track.display.display import Display
+from forerun.trained_model.base_weights import require_weights
+from forerun.trained_model.load_model import pretrained_params
 from forerun.units import Bytes, Count, Seconds, Usd
 
 SAY_SECONDS = 10.0
@@ -51,32 +51,32 @@ class Written:
     seconds: Seconds
 
 
-def cache(job: Job, display: Display) -> Written:
+def cache(resolved: ResolvedJob, display: Display) -> Written:
     """Create the teacher cache of a job, or complete one that exists. Damaged shards are computed again."""
-    folder = require_folder(job)
+    job, folder = resolved.job, require_folder(resolved.job)
     use_cache()
     chosen = choose(job.device, job.devices)
     display.say(f"device: {chosen.reason}")
     require_one_host()
 
     # Data and teacher: the rows that the student will see. Both models must have the same tokenizer.
-    corpus = open_corpus_with_progress(job, display)
-    resolved = resolve(job, corpus)
-    job, teacher = resolved.job, resolved.teacher
+    corpus = open_corpus_with_progress(resolved, display)
+    resolved = resolved.with_data(corpus)
+    teacher = resolved.teacher
     assert teacher is not None, "`require_folder` rejects a job without a teacher"
     require_weights(teacher)
-    require_positions(job, teacher)
+    require_positions(job.sequence, teacher)
     require_same_tokenizer(teacher, corpus.tokenizer)
     layout = layout_of(resolved, corpus)
     display.say(f"cache: {described(layout)}, in {folder}")
 
     # Program and weights.
     require_one_slice(slice_count(chosen.devices), "this machine")
-    program = resolved.recording(recording_shape(len(chosen.devices)), chosen.devices)
+    program = build_recording(resolved, recording_shape(len(chosen.devices)), chosen.devices)
     with display.phase("compile"):
         run = compile_lowered(program.trace().lower(), program.compiler_options)
     with display.phase("teacher", str(teacher.section.name)):
-        params = pretrained_params(teacher.section, program.params)
+        params = pretrained_params(teacher, program.params)
         number = weights_number(program, params)
     identity = Identity(
         rows_digest(corpus), corpus.tokenizer.name, public_name(teacher), number, job.precision.compute, layout
@@ -126,8 +126,7 @@ def require_one_host() -> None:
 
 def layout_of(resolved: ResolvedJob, corpus: Corpus) -> Layout:
     """Return the layout of the cached logits: which rows, how many logits of each, and at which temperatures."""
-    assert resolved.teacher is not None
-    common, top_k, temperatures = cache_settings_of(resolved.job, resolved.teacher.model, resolved.vocab)
+    common, top_k, temperatures = cache_settings_of(resolved)
     return Layout(row_count(corpus), resolved.job.sequence, top_k, common, temperatures)
 
 

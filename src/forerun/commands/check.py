@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from forerun.config.schema import Job
     from forerun.data.corpus import Corpus
     from forerun.program.compiler_options import CompilerOptions
-    from forerun.program.derive import Derived
+    from forerun.resolve.derive import Derived
     from forerun.resolve.resolved_job import ResolvedJob
 
 READ_BYTES = 64 << 20  # data up to this size is tokenized just to report the steps of an epoch
@@ -167,21 +167,21 @@ def _prepare_jax(place: Place) -> None:
         ThisMachine().devices("cpu")
 
 
-def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
+def outcome_of(resolved: ResolvedJob, place: Place, warn: Callable[[str], None]) -> Outcome:
     """Do what `train` does before it compiles, and return the values that follow from the job."""
     from forerun.commands import job_figures
     from forerun.hardware import mesh
-    from forerun.inputs.resolve_job import resolve
     from forerun.program.compiler_options import compiler_options
 
-    axes = job.mesh
+    job, axes = resolved.job, resolved.job.mesh
     slices = mesh.slices_of(axes.slices, place.slices, place.platform, job.devices, place.title, axes.min_slices)
     sizes, where = (axes.data, axes.fsdp, axes.tp), (place.devices, place.title, slices)
     shape = mesh.resolve(*sizes, *where, context=axes.context, expert=axes.expert)
-    corpus = _corpus(job, warn)
-    for text in () if corpus is None else corpus.warnings:
-        warn(text)
-    resolved = resolve(job, corpus)
+    corpus = _corpus(resolved, warn)
+    if corpus is not None:
+        for text in corpus.warnings:
+            warn(text)
+        resolved = resolved.with_data(corpus)
     name = job_figures.key(resolved, place.platform, place.jax_kind, shape)
     known = job_figures.load_figures(name)
     if known is None:
@@ -189,8 +189,11 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
         resolved.require_mesh(shape)
     derived = resolved.derived(shape, None if corpus is None else corpus.rows.epoch)
     if known is None:
-        choice = resolved.attention(place.platform, place.jax_kind)
-        chunk, obstacle = resolved.loss_chunk(derived, place.jax_kind), choice.obstacle
+        from forerun.program.build import loss_chunk
+        from forerun.program.kernels import job_attention
+
+        choice = job_attention(resolved, resolved.model, place.platform, place.jax_kind)
+        chunk, obstacle = loss_chunk(resolved, derived, place.jax_kind), choice.obstacle
         kernel: str = choice.kernel.name
     else:
         chunk, kernel, obstacle = known.chunk, known.kernel, known.obstacle
@@ -201,34 +204,32 @@ def outcome_of(job: Job, place: Place, warn: Callable[[str], None]) -> Outcome:
     return Outcome(resolved, place, derived, chunk, kernel, obstacle, options, name, known, held, forms)
 
 
-def _corpus(job: Job, warn: Callable[[str], None]) -> Corpus | None:
+def _corpus(resolved: ResolvedJob, warn: Callable[[str], None]) -> Corpus | None:
     """Open the data if the number of steps depends on it or if it is small. Otherwise check only that its files exist.
 
     Data that this machine cannot see (a bucket, the disk of another machine) is then a warning.
     """
     from forerun.data.source.sources import open_source
-    from forerun.inputs.job_corpus import open_corpus
+    from forerun.resolve.job_corpus import open_corpus
 
+    job, size_bytes = resolved.job, 0
     if job.steps is None:
-        return open_corpus(job)
-    size_bytes = 0
+        return open_corpus(resolved)
     for part in job.data.parts.values():
         if "://" in part.path or not (glob.has_magic(part.path) or Path(part.path).exists()):
             warn(f"data.path {part.path} is not on this machine")
             return None
         size_bytes += open_source(part).size_bytes
-    return open_corpus(job) if size_bytes <= READ_BYTES else None
+    return open_corpus(resolved) if size_bytes <= READ_BYTES else None
 
 
-def model_values(job: Job) -> Applied:
+def model_values(resolved: ResolvedJob) -> Applied:
     """Return the dimensions of the decoder that the job leaves open. A custom model class has none of them."""
     from dataclasses import fields
 
     from forerun.config.schema import RopeScaling
-    from forerun.inputs.resolve_job import facts_with_vocab
-    from forerun.models.sizes import is_plugin
 
-    config = None if is_plugin(job.model) else facts_with_vocab(job).config
+    job, config = resolved.job, resolved.config
     if config is None:
         return {}
     found: Applied = {}
@@ -241,10 +242,11 @@ def model_values(job: Job) -> Applied:
 
 
 def derived_values(job: Job, outcome: Outcome) -> Applied:
+    """Return the values that the written job leaves open and that follow from it on the devices."""
     from dataclasses import fields, is_dataclass
 
     from forerun.config import keys
-    from forerun.methods.adapter_base import derived_base
+    from forerun.resolve.adapter_base import derived_base
 
     derived, resolved = outcome.derived, outcome.resolved
     found: Applied = {
@@ -255,7 +257,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
     if job.steps is None:
         found["steps"] = (derived.steps, f"derived: {derived.reasons['steps']}")
         found["epochs"] = (1, "default: neither steps nor epochs is given")
-    if (base := derived_base(job)) is not None:
+    if (base := derived_base(job.method.adapter, resolved.model_facts)) is not None:
         found["lora.base"] = (base.dtype, f"derived: {base.reason}")
     if resolved.model_facts.is_plugin:
         model, name = resolved.model, type(resolved.model).__name__
@@ -272,12 +274,11 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
 def derived_rows(outcome: Outcome) -> list[Row]:
     from forerun.commands.model_dimensions import model_dimensions
     from forerun.data.storage.cache_size import bucket_cache
-    from forerun.inputs.starting_weights import starting_weights
     from forerun.methods.description import description
     from forerun.units import Bytes, Count
 
     resolved, place, figures = outcome.resolved, outcome.place, _figures(outcome)
-    job, method = resolved.job, description(resolved.job)
+    job, method = resolved.job, description(resolved)
     is_pretrained = resolved.model_facts.checkpoint is not None
     rows = [
         Row("devices", f"{place.devices} x {place.kind}", place.reason),
@@ -290,7 +291,7 @@ def derived_rows(outcome: Outcome) -> list[Row]:
         Row("trainable", str(Count(figures.trainable_parameters)), _trainable_share(figures)),
         *(Row(f"target {one.name}", one.layers, one.sizes) for one in figures.targets),
         Row("optimizer", job.optimizer.name, _optimizer_state(job, figures.optimizer)),
-        Row("weights", "pretrained" if is_pretrained else "random", starting_weights(job)),
+        Row("weights", "pretrained" if is_pretrained else "random", resolved.starting_weights),
     ]
     family = resolved.model_facts.family
     if family is not None and (wrapper := family.wrapper) is not None:
@@ -317,11 +318,12 @@ def _figures(outcome: Outcome) -> JobFigures:
     if outcome.known_figures is not None:
         return outcome.known_figures
     from forerun.commands.job_figures import JobFigures, store_figures
+    from forerun.methods.method import parameter_count, trainable_count
 
     resolved = outcome.resolved
     figures = JobFigures(
-        parameters=resolved.parameters,
-        trainable_parameters=resolved.trainable_parameters,
+        parameters=parameter_count(resolved),
+        trainable_parameters=trainable_count(resolved),
         heads=resolved.model.heads,
         vocab=resolved.model.vocab,
         chunk=outcome.chunk,
@@ -336,13 +338,13 @@ def _figures(outcome: Outcome) -> JobFigures:
 
 def _optimizer_figures(resolved: ResolvedJob) -> OptimizerFigures:
     from forerun.commands.job_figures import OptimizerFigures
-    from forerun.methods.names import module_names
+    from forerun.methods.method import run_specs
     from forerun.methods.parameter_groups import group_numbers
     from forerun.program.sizes import resting
 
-    sizes, job = resting(resolved.job), resolved.job
-    if job.optimizer.groups:
-        group_numbers(resolved.specs, job.optimizer.groups, module_names(job.model))  # raises if a name is wrong
+    sizes, groups = resting(resolved), resolved.job.optimizer.groups
+    if groups:
+        group_numbers(run_specs(resolved), groups, resolved.model_facts.module_names)  # raises if a name is wrong
     return OptimizerFigures(sizes.optimizer_bytes, sizes.learned, sizes.linear)
 
 
@@ -374,7 +376,7 @@ def _targets(resolved: ResolvedJob) -> tuple[TargetFigures, ...]:
     from forerun.methods.target_matches import job_coverage
     from forerun.units import Count
 
-    coverage = job_coverage(resolved.job)
+    coverage = job_coverage(resolved)
     if coverage is None:
         return ()
     found = []

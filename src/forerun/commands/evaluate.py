@@ -25,10 +25,10 @@ from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
 from forerun.generate.stream import Stream
 from forerun.hub.chat.template import render
-from forerun.inputs.load_model import LoadedModel
-from forerun.inputs.model_source import model_source
 from forerun.nn.sharding import BATCH_AXES
 from forerun.objectives.batch import Batch
+from forerun.trained_model.load_model import LoadedModel
+from forerun.trained_model.model_source import model_source
 
 WHOLE_FILES = 1 << 62  # bytes in a piece: no file is cut
 USUAL_CONTEXT = 2048  # where nothing says how long a text the model was made for; also lm-eval's own

@@ -24,21 +24,23 @@ from forerun.errors import UserError
 from forerun.hub.safetensors.tensors import Weights
 from forerun.hub.snapshot import Snapshot, snapshot
 from forerun.hub.upload import Upload
-from forerun.inputs.chat_form import ChatForm, own_chat_form, turn_ends, write_chat
-from forerun.inputs.job_corpus import own_tokenizer_files, tokenizer_of
-from forerun.inputs.load_model import abstract_plain_params, fsdp_mesh, method_params, run_params, saved_params
-from forerun.inputs.model_code import use_code_of
-from forerun.inputs.peft_folder import write_adapter
-from forerun.inputs.run_folder import RunFolder, require_run
+from forerun.methods.method import run_specs
 from forerun.models.base import Model
-from forerun.models.families.base import Config, Family
+from forerun.models.families.base import Family
 from forerun.models.families.registry import family_for
-from forerun.models.pretrained import pretrained, read_snapshot
+from forerun.models.pretrained import read_snapshot
 from forerun.models.registry import model_for
 from forerun.models.rounding import QUANTIZATION
 from forerun.nn.compute import Compute
 from forerun.nn.weights import lowrank
+from forerun.resolve.job_corpus import own_tokenizer_files
+from forerun.resolve.job_tokenizer import tokenizer_of
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run_folder.model_code import use_code_of
+from forerun.run_folder.run_folder import RunFolder, require_run
+from forerun.trained_model.chat_form import ChatForm, own_chat_form, turn_ends, write_chat
+from forerun.trained_model.load_model import abstract_plain_params, fsdp_mesh, method_params, run_params, saved_params
+from forerun.trained_model.peft_folder import write_adapter
 from forerun.weights_io import documents
 from forerun.weights_io.adapter import adapters_of, new_rows_of
 from forerun.weights_io.match import Stacked, matches
@@ -124,10 +126,10 @@ def _export_model(
     """Write the complete model of a known family."""
     job = resolved.job
     family, base = _family_of(resolved)
-    config, tokenizer = resolved.config, tokenizer_of(job)
+    config, tokenizer = resolved.config, tokenizer_of(resolved)
     assert config is not None, "`_export_custom` exports a class of the user's own"
     model: Any = resolved.model
-    dtypes = _dtypes(job, base, family, dtype)
+    dtypes = _dtypes(resolved, dtype)
 
     step = chosen_step(run.checkpoints(job), which)
     say(f"weights of step {step} from {run.checkpoints(job)}")
@@ -140,10 +142,11 @@ def _export_model(
     else:
         params = run_params(run, step, resolved, mesh, job.precision.params)
     if job.method.trains_adapters and not codes:
-        trained = {f"{path}.value" for path in adapters_of(resolved.specs)}  # all other weights are the base's
-        trained |= new_rows_of(resolved.specs).keys()
+        specs = run_specs(resolved)
+        trained = {f"{path}.value" for path in adapters_of(specs)}  # all other weights are the base's
+        trained |= new_rows_of(specs).keys()
     elif codes or has_scales(job):
-        trained = surely_moved(job, model, lowrank.bare(whole))
+        trained = surely_moved(resolved, lowrank.bare(whole))
     with unfinished(target) as part, copied_tensors(base) as others:
         if codes:
             say(f"writing {family.model_type} weights as {codes}, others as {_described(dtypes)}")
@@ -173,8 +176,7 @@ def _export_model(
         if base is not None and family.wrapper is not None:
             documents.copy_processors(base, part)
         say("reading it back and comparing")
-        before = pretrained(job.model).config if base else None  # new tokens may have changed the vocabulary
-        proof = _proof(part, family, model, params, tokenizer, mesh, base, before, trained)
+        proof = _proof(part, resolved, family, params, tokenizer, mesh, base, trained)
         if base is not None and others is not None:
             proof += compared_others(part, base, others)
         write_card(part, run, job, base, proof)
@@ -207,9 +209,10 @@ def _export_adapter(
             fix="remove --dtype, or add --merge to write the complete model",
         )
     family, base = _family_of(resolved)
-    step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(job)
+    step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(resolved)
     say(f"adapters of step {step} from {run.checkpoints(job)}")
-    if base is not None and resolved.vocab > (rows := pretrained(job.model).config.vocab):
+    checkpoint = resolved.model_facts.checkpoint
+    if checkpoint is not None and resolved.vocab > (rows := checkpoint.config.vocab):
         say(f"new tokens: PEFT needs base.resize_token_embeddings({resolved.vocab}), because the base has {rows} rows")
     params = saved_params(run, step, resolved, fsdp_mesh(job))
     with unfinished(target) as part:
@@ -230,7 +233,7 @@ def _export_custom(
 ) -> Exported:
     """Write the weights of a custom class, with adapters merged, and its source files."""
     job = resolved.job
-    step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(job)
+    step, tokenizer = chosen_step(run.checkpoints(job), which), tokenizer_of(resolved)
     say(f"weights of step {step} from {run.checkpoints(job)}")
     params = run_params(run, step, resolved, fsdp_mesh(job), job.precision.params)
     chat = own_chat_form(run, job, None, tokenizer)
@@ -249,18 +252,20 @@ def _export_custom(
 def _family_of(resolved: ResolvedJob) -> tuple[Family, Snapshot | None]:
     """Return the family, and the files of the base model if there is one; its weights are fetched."""
     if resolved.model_facts.checkpoint is not None:
-        found = pretrained(resolved.job.model, weights=True)
-        return found.family, found.snapshot
+        checkpoint = resolved.model_facts.downloaded_checkpoint
+        return checkpoint.family, checkpoint.snapshot
     assert resolved.config is not None, "`_export_custom` exports a class of the user's own"
     return family_for(resolved.config), None
 
 
-def _dtypes(job: Job, base: Snapshot | None, family: Family, wanted: str | None) -> str | dict[str, str]:
-    if wanted:
-        return DTYPES[wanted]
-    if base is None:
-        return DTYPES[job.precision.params]
-    return float_dtypes(base, family.table, model_for(pretrained(job.model).config))
+def _dtypes(resolved: ResolvedJob, dtype: str | None) -> str | dict[str, str]:
+    """Return the dtype of all weights, or for a base model the dtype of each of its tensors."""
+    if dtype:
+        return DTYPES[dtype]
+    if resolved.model_facts.checkpoint is None:
+        return DTYPES[resolved.job.precision.params]
+    checkpoint = resolved.model_facts.downloaded_checkpoint
+    return float_dtypes(checkpoint.snapshot, checkpoint.family.table, model_for(checkpoint.config))
 
 
 def _described(dtypes: str | dict[str, str]) -> str:
@@ -269,7 +274,7 @@ def _described(dtypes: str | dict[str, str]) -> str:
 
 def write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: ChatForm | None, folder: Path) -> None:
     """Write the tokenizer, generation_config.json and, if the job gives one, the chat template."""
-    given, own, end = job.data.tokenizer, own_tokenizer_files(job), int(tokenizer.eos)
+    given, own, end = job.data.tokenizer, own_tokenizer_files(job.data), int(tokenizer.eos)
     if own is not None:
         documents.copy_tokenizer(own, folder)
         documents.complete_tokenizer(folder, end)
@@ -289,13 +294,12 @@ def write_words(job: Job, base: Snapshot | None, tokenizer: Tokenizer, chat: Cha
 
 def _proof(
     folder: Path,
+    resolved: ResolvedJob,
     family: Family,
-    model: Model,
     params: Any,
     tokenizer: Tokenizer,
     mesh: Any,
     base: Snapshot | None,
-    before: Config | None,
     trained: set[str] | None,
 ) -> str:
     """Compare the written folder with the trained state, and return a sentence about the result.
@@ -303,6 +307,7 @@ def _proof(
     Raises:
       UserError: The folder differs from the trained state.
     """
+    model, checkpoint = resolved.model, resolved.model_facts.checkpoint
     back = snapshot(str(folder.absolute()))
     config = read_snapshot(back, str(folder / "config.json")).config
     ids = checkpoint_tokenizer(back).encode(HELD_OUT)
@@ -313,7 +318,10 @@ def _proof(
     with opened_snapshot(back) as weights:
         written = {info.dtype for info in weights.values()}
         read = read_params(weights, family.table, again, wanted)
-        changed = _changed(weights, base, family, model_for(before), trained) if base and before else ""
+        # New tokens may have changed the vocabulary, so the base is read with the dimensions of its own files.
+        changed = ""
+        if base is not None and checkpoint is not None:
+            changed = _changed(weights, base, family, model_for(checkpoint.config), trained)
     rounded = params if written == {"F32"} else _rounded(params, read)
     got, expected, exact = (_logits(m, p, ids, mesh) for m, p in ((again, read), (model, rounded), (model, params)))
     if not np.array_equal(got, expected) or not np.isfinite(got).all():

@@ -12,7 +12,7 @@ from forerun.files import atomic_write, read_regular
 from forerun.hardware.prices import cheapest
 from forerun.hub.names import is_folder
 from forerun.hub.snapshot import Snapshot
-from forerun.inputs.run_folder import RunFolder
+from forerun.run_folder.run_folder import RunFolder
 from forerun.safe_text import redact
 from forerun.track.metrics import read_metrics
 from forerun.units import MIB

@@ -13,11 +13,11 @@ from forerun.errors import UserError
 from forerun.files import atomic_write, read_regular
 from forerun.hub.documents import read_json
 from forerun.hub.safetensors.tensors import numpy_dtype, open_weights
-from forerun.inputs.custom_export import SECTION, config_of_class
-from forerun.inputs.model_code import CODE_FOLDER, changed_code, source_files
-from forerun.inputs.run_folder import RunFolder
 from forerun.models.keys import path_text
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run_folder.model_code import CODE_FOLDER, changed_code, source_files
+from forerun.run_folder.run_folder import RunFolder
+from forerun.trained_model.custom_export import SECTION, config_of_class
 from forerun.units import MIB
 from forerun.weights_io import documents
 from forerun.weights_io.tree import write_tree

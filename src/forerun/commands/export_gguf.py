@@ -12,10 +12,10 @@ from forerun.errors import UserError
 from forerun.files import atomic_write
 from forerun.hub.chat.turn_format import TurnFormat, turn_format
 from forerun.hub.snapshot import Snapshot
-from forerun.inputs.chat_form import chat_form, end_ids
 from forerun.models.families.registry import family_for
 from forerun.models.families.wrapper import text_of
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.trained_model.chat_form import chat_form, end_ids
 from forerun.weights_io import modelfile
 from forerun.weights_io.gguf.architecture import architecture_of
 from forerun.weights_io.gguf.block_types import FILE_TYPES

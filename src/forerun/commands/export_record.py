@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from forerun.commands.export import Exported
-from forerun.inputs.run_folder import RunFolder
+from forerun.run_folder.run_folder import RunFolder
 
 FILE = "exports.jsonl"
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.snapshot import Snapshot
-from forerun.methods.kept import keeps_rounding
-from forerun.models.base import Model
+from forerun.methods.kept import kept_rounding
+from forerun.methods.method import run_specs
 from forerun.models.keys import leaves_of
 from forerun.models.rounding import QUANTIZATION
 from forerun.resolve.resolved_job import ResolvedJob
@@ -32,18 +32,18 @@ def integer_section(resolved: ResolvedJob) -> dict[str, Any] | None:
     family, model = resolved.model_facts.family, resolved.model
     assert family is not None, "`export` rejects a model without a family"
     try:
-        return section_of(resolved.specs, family, cast(Stacked, model))
+        return section_of(run_specs(resolved), family, cast(Stacked, model))
     except UserError:  # the only errors of `section_of` are about tensors without an integer form
         return None
 
 
-def surely_moved(job: Job, model: Model, params: Any) -> set[str] | None:
+def surely_moved(resolved: ResolvedJob, params: Any) -> set[str] | None:
     """Return paths of the weights that a run with `qat` surely changes; None: all.
 
     Codes that the base had before may all stay as they were, and under adapters they do.
     """
     rounded = {f"{path}.value" for path in rounded_weights(params)}
-    kept = keeps_rounding(job)
-    if job.method.trains_adapters:
+    kept = kept_rounding(resolved) is not None
+    if resolved.job.method.trains_adapters:
         return set() if kept else rounded
-    return set(leaves_of(model.specs())) - rounded if kept else None
+    return set(leaves_of(resolved.model.specs())) - rounded if kept else None

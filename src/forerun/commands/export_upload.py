@@ -12,7 +12,7 @@ from forerun.commands.export_record import record_export
 from forerun.errors import UserError
 from forerun.hub.documents import read_json
 from forerun.hub.upload import push_folder, require_upload
-from forerun.inputs.run_folder import RunFolder, require_run
+from forerun.run_folder.run_folder import RunFolder, require_run
 
 FOLDER = "exports"  # in the folder of a run, for uploads without --to
 _CONTENTS = ("config.json", "adapter_config.json")

@@ -13,27 +13,25 @@ from typing import Any
 
 import jax
 
-from forerun.config.schema import Job
 from forerun.data.feed import Feed
 from forerun.data.read_ahead import read_ahead
 from forerun.files import atomic_write, require_writable_folder
 from forerun.hardware.devices import choose
-from forerun.inputs.base_weights import read_file_weights, require_matching_weights
-from forerun.inputs.job_corpus import open_corpus_with_progress
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.run_folder import RunFolder
-from forerun.inputs.teacher_targets import with_teacher_targets
 from forerun.program.state import State
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.resolve.teacher_targets import with_teacher_targets
 from forerun.run.compile.compile_step import CompiledStep, compile_step, use_cache
-from forerun.run.placement import Placement
+from forerun.run.open_data import Placement, batches_of, open_corpus_with_progress
 from forerun.run.preference_reference import with_reference
 from forerun.run.profiling.profile_hook import SUMMARY, summary_of_session
 from forerun.run.profiling.profile_summary import ProfileSummary
 from forerun.run.profiling.recording import Recording
 from forerun.run.profiling.step_range import StepRange
-from forerun.run.train import batches_of, described, program_on
+from forerun.run.run_devices import program_line, program_on
+from forerun.run_folder.run_folder import RunFolder
 from forerun.supervise.worker.worker import silent_worker
 from forerun.track.display.display import Display
+from forerun.trained_model.base_weights import read_file_weights, require_matching_weights
 
 
 @dataclass(frozen=True)
@@ -45,11 +43,11 @@ class RecordedSteps:
     text: str
 
 
-def profile_steps(job: Job, folder: Path, display: Display, *, steps: int, warmup: int) -> RecordedSteps:
+def profile_steps(resolved: ResolvedJob, folder: Path, display: Display, *, steps: int, warmup: int) -> RecordedSteps:
     """Run `warmup` steps of a job, then record `steps` steps.
 
     Args:
-      job: the job as written.
+      resolved: the job.
       folder: the folder to write the trace and its summary to.
       display: shows the phases.
       steps: number of steps to record.
@@ -60,21 +58,21 @@ def profile_steps(job: Job, folder: Path, display: Display, *, steps: int, warmu
     """
     require_writable_folder(folder, "--to")
     use_cache()
+    job = resolved.job
     chosen = choose(job.device, job.devices)
     display.say(f"device: {chosen.reason}")
-    corpus = open_corpus_with_progress(job, display)
-    resolved = resolve(job, corpus)
-    job = resolved.job
+    corpus = open_corpus_with_progress(resolved, display)
+    resolved = resolved.with_data(corpus)
     require_matching_weights(resolved)
     corpus = with_teacher_targets(resolved, corpus)
     program = program_on(resolved, chosen, corpus.rows.epoch, display.say)
-    display.say(described(resolved, program))
+    display.say(program_line(resolved, program))
     step = compile_step(program, display, job.name)
     with tempfile.TemporaryDirectory(prefix="forerun-profile-") as scratch:
         corpus = with_reference(resolved, program, corpus, RunFolder(Path(scratch)), display, silent_worker())
     with display.phase("state"):
         state = program.initial_state(job.seed, read_file_weights(resolved, program, tell=display.warn))
-    batches, placement = batches_of(job, program, corpus), Placement(program.batch)
+    batches, placement = batches_of(resolved, program, corpus), Placement(program.batch)
     recording = Recording(folder, on_cpu=jax.default_backend() == "cpu")
     recorded = StepRange(warmup + 1, warmup + steps)
     try:

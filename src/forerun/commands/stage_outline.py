@@ -1,4 +1,4 @@
-"""Plans of later stages: a folder with the config.json and the tokenizer that an earlier stage will write, no weights.
+"""Outlines of the models that stages result in: config.json and the tokenizer, but no weights.
 
 `check`, `plan`, `data` and `cache` need the dimensions, the rounding and the tokenizer of a stage's model, but not its
 weights. With the outline they work before the first stage was trained, also on a machine that will not train it.
@@ -17,34 +17,48 @@ from forerun.commands.export_rounding import config_without, integer_section
 from forerun.config.schema import Job
 from forerun.config.stages import Stage, run_path
 from forerun.data.source.identity import cache_folder
-from forerun.inputs.chat_form import own_chat_form
-from forerun.inputs.job_corpus import tokenizer_of
-from forerun.inputs.resolve_job import facts_with_vocab
-from forerun.inputs.run_folder import RunFolder
+from forerun.methods.method import run_specs
+from forerun.models.model_facts import ModelOutline
 from forerun.models.rounding import QUANTIZATION, RECORD
+from forerun.resolve.job_tokenizer import tokenizer_of
+from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run_folder.run_folder import RunFolder
+from forerun.trained_model.chat_form import own_chat_form
 from forerun.weights_io import documents
 from forerun.weights_io.packed import section_of
 
 FOLDER = "stages"  # in the cache folder of forerun
 
 
-def planning_job(stage: Stage) -> Job:
-    """Return the job of a stage for commands that read no weights.
+def resolve_stage(stage: Stage) -> ResolvedJob:
+    """Return the resolved job of a stage. It has an outline of its model if that is not written yet."""
+    return resolve_model(stage.job, outline_of(stage))
 
-    If the model of the stage is not written yet, the job names an outline of it in the cache folder.
+
+def planning_job(stage: Stage) -> Job:
+    """Return the job of a stage for functions that take a job and read no weights.
+
+    If the model of the stage is not written yet, the job names the folder of its outline.
     """
-    job, writer = stage.job, stage.model_writer
-    if writer is None or (Path(str(job.model.name)) / "config.json").is_file():
+    job, outline = stage.job, outline_of(stage)
+    if outline is None:
         return job
-    outline = str(_outline(writer))
-    return job.model_copy(update={"model": job.model.model_copy(update={"name": outline})})
+    return job.model_copy(update={"model": job.model.model_copy(update={"name": str(outline.folder)})})
+
+
+def outline_of(stage: Stage) -> ModelOutline | None:
+    """Return the outline of the model that a stage starts with, or None if that model exists."""
+    writer = stage.model_writer
+    if writer is None or (Path(str(stage.job.model.name)) / "config.json").is_file():
+        return None
+    return ModelOutline(_outline(writer), f"result of stage {writer.name}")
 
 
 def _outline(stage: Stage) -> Path:
-    """Write the outline of the model that a stage results in, and return its folder.
+    """Write the outline of the model that a stage results in to the cache, and return its folder.
 
-    The name of the folder has a digest of its files, because results of compilations are cached by this name.
+    The name of the folder has a digest of its files, so that a changed stage gets another folder.
     """
     parent = cache_folder() / FOLDER
     parent.mkdir(parents=True, exist_ok=True)
@@ -59,11 +73,9 @@ def _outline(stage: Stage) -> Path:
 
 
 def _write(stage: Stage, folder: Path) -> None:
-    job = planning_job(stage)
-    facts = facts_with_vocab(job)
-    job = job.model_copy(update={"model": facts.section})
-    resolved, base = ResolvedJob(job), facts.snapshot
-    tokenizer = tokenizer_of(job)
+    resolved = resolve_stage(stage)
+    job, facts, base = resolved.job, resolved.model_facts, resolved.model_facts.snapshot
+    tokenizer = tokenizer_of(resolved)
     assert facts.family is not None, "a custom class cannot have stages"
     assert facts.config is not None
     content = documents.config_json(
@@ -85,7 +97,7 @@ def _rounding(resolved: ResolvedJob, folder: Path) -> dict[str, Any]:
     family, model = resolved.model_facts.family, resolved.model
     assert family is not None
     (folder / RECORD).mkdir()
-    recorded = section_of(resolved.specs, family, model, as_integers=False)  # type: ignore[arg-type]
+    recorded = section_of(run_specs(resolved), family, model, as_integers=False)  # type: ignore[arg-type]
     documents.write_json(folder / RECORD / "config.json", {QUANTIZATION: recorded})
     return {}
 

@@ -18,13 +18,14 @@ from typing import Any
 from forerun.checkpoint.weights import chosen_step
 from forerun.commands.export import export
 from forerun.commands.export_rounding import integer_section
+from forerun.commands.stage_outline import resolve_stage
 from forerun.config.schema import Job
 from forerun.config.stages import Stage, run_path
 from forerun.errors import UserError
 from forerun.files import atomic_write
-from forerun.inputs.run_folder import RunFolder, folder_of, job_of_run, newest_record
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.finished_run import finished_summary
+from forerun.run_folder.run_folder import RunFolder, folder_of, job_of_run, newest_record
 
 RECORD = "result.json"  # beside the result: the step that it was written from
 
@@ -68,7 +69,7 @@ def has_begun(job: Job) -> bool:
 
 def _write(before: Stage, stage: Stage, folder: Path, earlier: Job | None, say: Say) -> None:
     """Write the result of a finished stage, and replace an older one."""
-    if earlier is None or finished_summary(_with_steps(before.job, earlier), lambda text: None) is None:
+    if earlier is None or finished_summary(_with_steps(resolve_stage(before), earlier), lambda text: None) is None:
         raise UserError(
             "E-RUN-061",
             f"stage {stage.name} starts with the result of stage {before.name}, which is not finished",
@@ -93,9 +94,9 @@ def _write(before: Stage, stage: Stage, folder: Path, earlier: Job | None, say: 
     atomic_write(_record_file(folder), json.dumps({"newest": newest, "step": step, "proof": proof}))
 
 
-def _with_steps(job: Job, earlier: Job) -> Job:
+def _with_steps(resolved: ResolvedJob, earlier: Job) -> ResolvedJob:
     """Return the job with the number of steps that the run derived from its data, if the job does not set it."""
-    return job if job.steps is not None else job.model_copy(update={"steps": earlier.steps, "epochs": None})
+    return resolved if resolved.job.steps is not None else resolved.with_values(steps=earlier.steps, epochs=None)
 
 
 def _newest_step(run: RunFolder, job: Job) -> int | None:

@@ -109,28 +109,29 @@ def _prepare_data(bench: Bench) -> str:
     """Prepare training data from the help texts that are part of every Python installation."""
     import pydoc_data.topics
 
-    from forerun.inputs.job_corpus import open_corpus
-    from forerun.inputs.resolve_job import resolve
+    from forerun.resolve.job_corpus import open_corpus
+    from forerun.resolve.resolve_model import resolve_model
 
     (bench.folder / "text").mkdir()
     (bench.folder / "text" / "topics.txt").write_text("\n".join(pydoc_data.topics.topics.values()), encoding="utf-8")
     job = smoke_job(bench.folder, len(bench.made["chosen"].devices))
-    corpus = open_corpus(job)
-    bench.made.update(corpus=corpus, one_device_job=resolve(job, corpus))
-    bench.made["job"] = resolve(job.model_copy(update=bench.values), corpus)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    bench.made.update(corpus=corpus, one_device_job=resolved, job=resolved.with_values(**bench.values))
     return corpus.lines()[0]
 
 
 def _compiled_step(bench: Bench) -> str:
     """Compile the training step and run it once."""
     from forerun.program.compiler_options import compile_lowered
-    from forerun.run.placement import Placement
-    from forerun.run.train import batches_of, program_on
+    from forerun.run.open_data import Placement, batches_of
+    from forerun.run.run_devices import program_on
 
     resolved, corpus = bench.made["job"], bench.made["corpus"]
     job = resolved.job
     program = program_on(resolved, bench.made["chosen"], corpus.rows.epoch)
-    batches = batches_of(job, program, corpus)
+    batches = batches_of(resolved, program, corpus)
     executable = compile_lowered(program.trace().lower(), program.compiler_options)
     schedule = program.placed_schedule()
 
@@ -149,8 +150,8 @@ def _gradients(bench: Bench) -> str:
     """Compare the gradient norms of the same batch on one device and on all devices."""
     from forerun.hardware.devices import DeviceChoice
     from forerun.program.compiler_options import compile_lowered
-    from forerun.run.placement import Placement
-    from forerun.run.train import batches_of, program_on
+    from forerun.run.open_data import Placement, batches_of
+    from forerun.run.run_devices import program_on
 
     chosen, corpus = bench.made["chosen"], bench.made["corpus"]
     if len(chosen.devices) == 1:
@@ -161,7 +162,7 @@ def _gradients(bench: Bench) -> str:
     for these, resolved in ((alone, bench.made["one_device_job"]), (chosen, bench.made["job"])):
         job = resolved.job
         program = program_on(resolved, these, corpus.rows.epoch)
-        batch = Placement(program.batch)(batches_of(job, program, corpus).batch_at(0))
+        batch = Placement(program.batch)(batches_of(resolved, program, corpus).batch_at(0))
         step = compile_lowered(program.trace().lower(), program.compiler_options)
         norms.append(float(step(program.initial_state(job.seed), batch, program.placed_schedule())[1].grad_norm))
     apart = abs(norms[0] - norms[1]) / norms[0]

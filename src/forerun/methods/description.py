@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from forerun.config.methods.targets import ALL_LINEAR
-from forerun.config.schema import Job
+from forerun.resolve.resolved_job import ResolvedJob
 
 
-def description(job: Job) -> dict[str, str]:
+def description(resolved: ResolvedJob) -> dict[str, str]:
     """Return one phrase for each method section of the job, by the name of the section."""
-    parts = {"lora": _lora(job), "qat": _qat(job), "distil": _distil(job), "preferences": _preferences(job)}
+    job = resolved.job
+    parts = {
+        "lora": _lora(resolved),
+        "qat": _qat(resolved),
+        "distil": _distil(resolved),
+        "preferences": _preferences(resolved),
+    }
     if added := job.model.added_tokens:
         rows = "only their rows of the embedding are trained" if job.lora else "the resized embedding is trained"
         parts["new tokens"] = f"{len(added)} new tokens from id {job.model.first_new_token}; {rows}"
@@ -17,7 +23,8 @@ def description(job: Job) -> dict[str, str]:
     return {name: text for name, text in parts.items() if text is not None}
 
 
-def _lora(job: Job) -> str | None:
+def _lora(resolved: ResolvedJob) -> str | None:
+    job = resolved.job
     if job.lora is None:
         return None
     kind = "DoRA adapters" if job.lora.dora else "adapters"
@@ -26,7 +33,8 @@ def _lora(job: Job) -> str | None:
     return f"{kind} of rank {job.lora.rank} on {_targets(job.lora.targets)}{start}; {base}"
 
 
-def _qat(job: Job) -> str | None:
+def _qat(resolved: ResolvedJob) -> str | None:
+    job = resolved.job
     if job.qat is None:
         return None
     group = f"groups of {job.qat.group}" if job.qat.group else "one group per output"
@@ -34,14 +42,16 @@ def _qat(job: Job) -> str | None:
     return f"{_targets(job.qat.targets)} as {job.qat.weights} in {group}{inputs}, {job.qat.scales} scales"
 
 
-def _distil(job: Job) -> str | None:
+def _distil(resolved: ResolvedJob) -> str | None:
+    job = resolved.job
     if job.distil is None:
         return None
     where = f"its logits are cached in {job.distil.cache}" if job.distil.cache else "it runs in every step"
     return f"teacher {job.distil.teacher}, {where}; {100 * job.distil.soft:g} % of the loss is against it"
 
 
-def _preferences(job: Job) -> str | None:
+def _preferences(resolved: ResolvedJob) -> str | None:
+    job = resolved.job
     if job.preferences is None:
         return None
     reference = job.preferences.reference_with(adapters=job.lora is not None)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind, require_matmul
-from forerun.methods.expert_methods import experts_of
 from forerun.nn.eight_bit_product import INT32_TERMS, Numerics
 from forerun.nn.weights.eight_bit import EightBitWeights, chosen_matrices
+from forerun.resolve.resolved_job import ResolvedJob
 
 
-def require_eight_bits(job: Job) -> None:
+def require_eight_bits(resolved: ResolvedJob) -> None:
     """Raise a UserError if the job combines `precision.matmul` with something that forerun does not support."""
-    kind = job.precision.matmul
+    job, kind = resolved.job, resolved.job.precision.matmul
     if kind is None:
         return
     key = f"precision.matmul={kind}"
@@ -39,7 +38,7 @@ def require_eight_bits(job: Job) -> None:
             why="the policy would be rounded and its reference not, so that they would differ at the first step",
             fix="remove precision.matmul",
         )
-    if experts_of(job) is not None:
+    if resolved.model_facts.experts is not None:
         raise UserError(
             "E-METHOD-123",
             f"{key} is not possible for a model with experts",
@@ -49,12 +48,12 @@ def require_eight_bits(job: Job) -> None:
 
 
 def eight_bit_weights(
-    job: Job, specs: Any, platform: str, device_kind: str, device_tokens: int
+    resolved: ResolvedJob, specs: Any, platform: str, device_kind: str, device_tokens: int
 ) -> EightBitWeights | None:
     """Return the weights of the trained model whose products have operands of 8 bits, or None without `matmul`.
 
     Args:
-        job: The job.
+        resolved: The job.
         specs: The specs of the method's parameters.
         platform: The platform of the devices. A CPU computes the same with float32.
         device_kind: The kind of the devices, as jax names it.
@@ -63,7 +62,7 @@ def eight_bit_weights(
     Raises:
         UserError: the devices do not multiply such operands, or the model has no matrix that could have them.
     """
-    kind = job.precision.matmul
+    kind = resolved.job.precision.matmul
     if kind is None:
         return None
     chip = None if platform == "cpu" else chip_of_device_kind(device_kind)
@@ -84,16 +83,16 @@ def eight_bit_weights(
             why="matrices of layers are specs of forerun.nn.weights.dense.Dense, whose first letter is L",
             fix="remove precision.matmul",
         )
-    return EightBitWeights(Numerics(kind, floats=platform == "cpu"), job.seed, matrices)
+    return EightBitWeights(Numerics(kind, floats=platform == "cpu"), resolved.job.seed, matrices)
 
 
-def eight_bit_note(job: Job, weights: EightBitWeights | None) -> str | None:
+def eight_bit_note(resolved: ResolvedJob, weights: EightBitWeights | None) -> str | None:
     """Return a line about the products of 8 bits for the start of a run, or None without them."""
     if weights is None:
         return None
     where = ", computed with float32 on this CPU, which is slower than without it" if weights.how.floats else ""
-    count = len(weights.matrices)
+    count, precision = len(weights.matrices), resolved.job.precision
     return (
-        f"precision.matmul: {job.precision.matmul} for {count} stack{'s' * (count != 1)} of matrices{where}; "
-        f"validation uses {job.precision.compute}"
+        f"precision.matmul: {precision.matmul} for {count} stack{'s' * (count != 1)} of matrices{where}; "
+        f"validation uses {precision.compute}"
     )

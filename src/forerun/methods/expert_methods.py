@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.models.decoder_config import DecoderConfig, ExpertConfig
-from forerun.models.pretrained import config_of
-from forerun.models.sizes import is_plugin
 from forerun.objectives.router_losses import RouterLosses
+from forerun.resolve.resolved_job import ResolvedJob
 
 
-def experts_of(job: Job) -> ExpertConfig | None:
-    """Return the experts of the job's model, or None. The experts of a custom class are not known."""
-    if is_plugin(job.model):
-        return None
-    config = config_of(job.model, job.model.vocab or 1)
-    return config.experts if isinstance(config, DecoderConfig) else None
-
-
-def router_losses(job: Job) -> RouterLosses:
+def router_losses(resolved: ResolvedJob) -> RouterLosses:
     """Return the coefficients of the losses of the routers in next-token prediction."""
-    experts = experts_of(job)
+    job, experts = resolved.job, resolved.model_facts.experts
     if experts is None:
         return RouterLosses()
     published = 0.0 if job.method.trains_adapters else experts.balance_loss
-    given = job.experts.balance_loss
-    return RouterLosses(published if given is None else given, job.experts.z_loss or 0.0)
+    balance_loss = job.experts.balance_loss
+    return RouterLosses(published if balance_loss is None else balance_loss, job.experts.z_loss or 0.0)
 
 
-def require_experts(job: Job) -> None:
+def require_experts(resolved: ResolvedJob) -> None:
     """Raise a UserError if the job combines experts with something that forerun does not support."""
-    experts, key = experts_of(job), job.experts.given
+    job, experts = resolved.job, resolved.model_facts.experts
+    key = job.experts.given
     if experts is None:
         if key is not None:
             raise UserError(

@@ -4,50 +4,46 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.config.methods.qat import Qat
-from forerun.config.schema import Job, Model
-from forerun.models.pretrained import is_checkpoint, pretrained
+from forerun.models.model_facts import ModelFacts
 from forerun.models.rounding import Rounding
+from forerun.resolve.resolved_job import ResolvedJob
 
 
-def kept_rounding(section: Model, qat: Qat) -> Rounding | None:
-    """Return the rounding of a model's files if it is the same as that of the job, or None."""
-    found = pretrained(section).rounding if is_checkpoint(section) else None
-    return found if found is not None and (found.bits, found.group) == (qat.bits, qat.group) else None
-
-
-def keeps_rounding(job: Job) -> bool:
-    """Return whether a run rounds its weights in the same way as the files of its model."""
-    return job.qat is not None and kept_rounding(job.model, job.qat) is not None
-
-
-def adapter_inside(section: Model) -> Path | None:
-    """Return the folder of the adapter that an export wrote beside an integer base, or None."""
-    if not is_checkpoint(section):
+def kept_rounding(resolved: ResolvedJob) -> Rounding | None:
+    """Return the rounding of the model's files if the run rounds its weights in the same way, or None."""
+    checkpoint, qat = resolved.model_facts.checkpoint, resolved.job.qat
+    rounding = None if checkpoint is None else checkpoint.rounding
+    if rounding is None or qat is None or (rounding.bits, rounding.group) != (qat.bits, qat.group):
         return None
-    found = pretrained(section)
-    inside = found.snapshot.folder / "adapter"
-    return inside if found.packed is not None and inside.is_dir() else None
+    return rounding
 
 
-def rounding_messages(job: Job) -> list[tuple[str, bool]]:
+def adapter_inside(facts: ModelFacts) -> Path | None:
+    """Return the folder of the adapter that an export wrote beside an integer base, or None."""
+    if facts.checkpoint is None or facts.checkpoint.packed is None:
+        return None
+    folder = facts.checkpoint.snapshot.folder / "adapter"
+    return folder if folder.is_dir() else None
+
+
+def rounding_messages(resolved: ResolvedJob) -> list[tuple[str, bool]]:
     """Return messages about integer weights in the model's files, each with whether it is a warning."""
-    found = pretrained(job.model) if is_checkpoint(job.model) else None
-    if found is None or found.rounding is None:
+    job, checkpoint = resolved.job, resolved.model_facts.checkpoint
+    if checkpoint is None or checkpoint.rounding is None:
         return []
-    told = []
-    inside = adapter_inside(job.model)
+    messages = []
+    adapter = adapter_inside(resolved.model_facts)
     start = job.lora.start if job.lora is not None else None
-    if inside is not None and (start is None or Path(start).resolve() != inside.resolve()):
-        told.append((f"the adapter in {inside} is not applied; to start from it, set lora.start: {inside}", True))
-    integers = f"{job.model.name} has integers ({found.rounding})"
+    if adapter is not None and (start is None or Path(start).resolve() != adapter.resolve()):
+        messages.append((f"the adapter in {adapter} is not applied; to start from it, set lora.start: {adapter}", True))
+    integers = f"{job.model.name} has integers ({checkpoint.rounding})"
     if job.qat is not None:
-        if kept_rounding(job.model, job.qat) is not None:
-            return [*told, (f"{integers}: the run starts with their codes and scales", False)]
-        wanted = Rounding(job.qat.bits, job.qat.group, job.qat.activations is not None)
-        return [*told, (f"{integers}, which are rounded again to {wanted}", True)]
+        if kept_rounding(resolved) is not None:
+            return [*messages, (f"{integers}: the run starts with their codes and scales", False)]
+        rounding = Rounding(job.qat.bits, job.qat.group, job.qat.activations is not None)
+        return [*messages, (f"{integers}, which are rounded again to {rounding}", True)]
     if job.lora is not None and job.lora.is_quantized:
-        told.append((f"{integers}, which are rounded again to {job.lora.base}; qat keeps them", True))
-    elif found.packed is not None:
-        told.append((f"{integers}, which are read as floats; qat keeps them", True))
-    return told
+        messages.append((f"{integers}, which are rounded again to {job.lora.base}; qat keeps them", True))
+    elif checkpoint.packed is not None:
+        messages.append((f"{integers}, which are read as floats; qat keeps them", True))
+    return messages

@@ -8,18 +8,15 @@ from functools import reduce
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
-from forerun.config.schema import Job
 from forerun.methods.eight_bit_methods import require_eight_bits
 from forerun.methods.expert_methods import require_experts, router_losses
 from forerun.methods.kept import kept_rounding
 from forerun.methods.lora import LoraTransform
-from forerun.methods.names import module_names
 from forerun.methods.new_tokens import NewTokensTransform, new_tokens_transform
 from forerun.methods.qat import QatTransform
 from forerun.models.base import Model
-from forerun.models.pretrained import teacher_section
-from forerun.models.registry import model_of
 from forerun.nn import spec
 from forerun.nn.spec import Tree, is_spec
 from forerun.nn.weights.dense import is_weight
@@ -30,6 +27,7 @@ from forerun.objectives.distil import Distil
 from forerun.objectives.next_token import NextToken
 from forerun.objectives.preference import Preference
 from forerun.objectives.registry import custom_objective
+from forerun.resolve.resolved_job import ResolvedJob
 
 MODEL = "model"  # the name of the job's model among the trees that are read from files
 
@@ -119,33 +117,34 @@ class Method:
         )
 
 
-def method_of(job: Job, chunk: int) -> Method:
+def method_of(resolved: ResolvedJob, chunk: int) -> Method:
     """Return the method of a job. `chunk` is the number of positions whose logits are in memory together."""
-    require_experts(job)
-    require_eight_bits(job)
-    objective = objective_of(job, chunk)
+    require_experts(resolved)
+    require_eight_bits(resolved)
+    job, names = resolved.job, resolved.model_facts.module_names
+    objective = objective_of(resolved, chunk)
     transforms: list[Transform] = []
     if job.qat is not None:
-        given = kept_rounding(job.model, job.qat)
-        transforms.append(QatTransform(job.qat, module_names(job.model), given, rests=job.lora is not None))
+        transforms.append(QatTransform(job.qat, names, kept_rounding(resolved), rests=job.lora is not None))
     if job.lora is not None:
-        transforms.append(LoraTransform(job.lora, job.precision.params, module_names(job.model)))
-    if (added := new_tokens_transform(job)) is not None:
+        transforms.append(LoraTransform(job.lora, job.precision.params, names))
+    if (added := new_tokens_transform(resolved)) is not None:
         transforms.append(added)
     return Method(objective, tuple(transforms), drops=job.lora is not None and job.lora.dropout > 0)
 
 
-def objective_of(job: Job, chunk: int) -> Objective:
+def objective_of(resolved: ResolvedJob, chunk: int) -> Objective:
     """Return the objective of a job. `chunk` is the number of positions whose logits are in memory together."""
+    job = resolved.job
     if job.objective is not None:
         return custom_objective(job.objective, chunk)
     if job.distil is not None:
-        return distil_of(job, chunk)
+        return distil_of(resolved, chunk)
     if job.preferences is not None:
         p = job.preferences
         reference = p.reference_with(adapters=job.lora is not None)
         return Preference(chunk, p.loss, p.beta, p.wrong_share, reference, job.precision.compute)
-    return NextToken(chunk, router_losses(job))
+    return NextToken(chunk, router_losses(resolved))
 
 
 def _learned_flops(weight: Any) -> float:
@@ -160,22 +159,45 @@ def _learned_flops(weight: Any) -> float:
     return learned + sum(4.0 * leaf.size for leaf in leaves if id(leaf) not in own)
 
 
-def distil_of(job: Job, chunk: int) -> Distil:
+def distil_of(resolved: ResolvedJob, chunk: int) -> Distil:
     """Return the objective for distillation.
 
     `chunk` is sized for the logits of one model. Teacher and student need twice the memory, so it is halved, unless the
     job sets `loss_chunk`.
     """
-    said, student = job.distil, model_of(job.model)
-    assert said is not None
+    job, distil, teacher = resolved.job, resolved.job.distil, resolved.step_teacher
+    assert distil is not None
     return Distil(
         chunk if job.loss_chunk else -(-chunk // 2),
-        said.soft,
-        said.temperature,
-        teacher=model_of(teacher_section(job)) if said.cache is None else None,
-        top_k=min(said.top_k, student.vocab),
-        vocab=student.vocab,
-        anchor=said.anchor,
-        anchor_share=said.anchor_share,
+        distil.soft,
+        distil.temperature,
+        teacher=None if teacher is None else teacher.model,
+        top_k=min(distil.top_k, resolved.model.vocab),
+        vocab=resolved.model.vocab,
+        anchor=distil.anchor,
+        anchor_share=distil.anchor_share,
         seed=job.seed,
     )
+
+
+# ---- Specs of a job, without a program ----
+
+
+def model_specs(resolved: ResolvedJob) -> Tree:
+    """Return the specs of the model's own parameters, in the dtype of the job."""
+    return spec.cast(resolved.model.specs(), jnp.dtype(resolved.job.precision.params))
+
+
+def run_specs(resolved: ResolvedJob) -> Tree:
+    """Return the specs of all parameters of a run: those of the model, as changed by the method."""
+    return method_of(resolved, chunk=1).specs(model_specs(resolved))
+
+
+def parameter_count(resolved: ResolvedJob) -> int:
+    """Return the number of the model's own parameters, without adapters and companion models."""
+    return spec.count(model_specs(resolved))
+
+
+def trainable_count(resolved: ResolvedJob) -> int:
+    """Return the number of parameters that the optimizer updates."""
+    return sum(leaf.size for leaf in jax.tree.leaves(run_specs(resolved), is_leaf=is_spec) if leaf.trainable)

@@ -13,12 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from forerun.config.schema import Job
-from forerun.models.pretrained import pretrained
 from forerun.nn import spec
 from forerun.nn.spec import ParamSpec, Tree
 from forerun.nn.weights.dense import Dense, is_weight
 from forerun.nn.weights.extended import Extended, mean_rows, with_rows
+from forerun.resolve.resolved_job import ResolvedJob
 
 
 @dataclass(frozen=True)
@@ -76,15 +75,19 @@ class NewTokensTransform:
         return jax.tree.map(leaf, specs, params, is_leaf=_is_leaf)
 
 
-def new_tokens_transform(job: Job) -> NewTokensTransform | None:
+def new_tokens_transform(resolved: ResolvedJob) -> NewTokensTransform | None:
     """Return the transform of a resolved job, or None if it adds no tokens."""
-    section = job.model
+    section, checkpoint = resolved.job.model, resolved.model_facts.checkpoint
     if not section.added_tokens:
         return None
-    assert section.first_new_token is not None, "`resolve` fills in the ids of new tokens"
-    old = pretrained(section).config.vocab
+    assert checkpoint is not None, "`resolve_model` rejects new tokens of other models"
+    assert section.first_new_token is not None, "`resolve_model` fills in the ids of new tokens"
     return NewTokensTransform(
-        len(section.added_tokens), section.first_new_token, old, job.precision.params, job.method.trains_adapters
+        count=len(section.added_tokens),
+        first=section.first_new_token,
+        old=checkpoint.config.vocab,
+        dtype=resolved.job.precision.params,
+        freezes=resolved.job.method.trains_adapters,
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.resolve.resolved_job import ResolvedJob
 
 
-def require_slices(job: Job, slices: int) -> None:
+def require_slices(resolved: ResolvedJob, slices: int) -> None:
     """Raise if the job has a method that does not run on this number of slices."""
-    if slices > 1 and job.preferences is not None:
+    if slices > 1 and resolved.job.preferences is not None:
         raise UserError(
             "E-PROGRAM-011",
             "preferences do not work with several slices",

@@ -9,16 +9,14 @@ from typing import Any
 
 import jax
 
-from forerun.config.schema import Job
 from forerun.methods.lora import TARGETS_KEY
 from forerun.methods.method import method_of
-from forerun.methods.names import module_names
 from forerun.methods.targets import linear_paths, module_name
 from forerun.models.keys import Stack, path_text
-from forerun.models.registry import model_of
 from forerun.nn.spec import Tree, count, is_spec
 from forerun.nn.weights.dense import is_weight
 from forerun.nn.weights.lowrank import LowRank
+from forerun.resolve.resolved_job import ResolvedJob
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class TargetCoverage:
         )
 
 
-def job_coverage(job: Job) -> TargetCoverage | None:
+def job_coverage(resolved: ResolvedJob) -> TargetCoverage | None:
     """Return the layers and parameters that have adapters, or None for a job without LoRA.
 
     The specs are those that `plan` compiles and `train` trains. A custom model has no numbered layers.
@@ -64,11 +62,11 @@ def job_coverage(job: Job) -> TargetCoverage | None:
     Raises:
         UserError: A target matches no matrix.
     """
-    if job.method.adapter is None:
+    if resolved.job.method.adapter is None:
         return None
-    model, method = model_of(job.model), method_of(job, chunk=1)
+    model, method = resolved.model, method_of(resolved, chunk=1)
     adapted = method.objective.own(method.specs(model.specs()))
-    return target_coverage(model.specs(), adapted, module_names(job.model), getattr(model, "stacks", ()))
+    return target_coverage(model.specs(), adapted, resolved.model_facts.module_names, getattr(model, "stacks", ()))
 
 
 def target_coverage(model: Tree, adapted: Tree, names: Mapping[str, str], stacks: Sequence[Stack]) -> TargetCoverage:

@@ -19,12 +19,10 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.methods.eight_bit_methods import eight_bit_weights
-from forerun.methods.method import MODEL, Method, method_of
-from forerun.methods.names import module_names
+from forerun.methods.method import MODEL, Method, method_of, model_specs
 from forerun.methods.parameter_groups import group_numbers
 from forerun.methods.parameter_layouts import layouts_of
 from forerun.methods.slice_methods import require_slices
@@ -37,11 +35,12 @@ from forerun.objectives.batch import Batch
 from forerun.objectives.cross_entropy import chunk_length
 from forerun.program import kernels, optimizer
 from forerun.program.compiler_options import Value, compiler_options
-from forerun.program.derive import Derived
 from forerun.program.guard import Rule
 from forerun.program.schedule import Schedule, rate_at
 from forerun.program.state import State, abstract_params, abstract_state, started
 from forerun.program.step import Step, make_step
+from forerun.resolve.derive import Derived
+from forerun.resolve.resolved_job import ResolvedJob
 
 
 @dataclass(frozen=True)
@@ -163,42 +162,58 @@ def by_slice(devices: Sequence[Any], count: int) -> list[list[Any]]:
     return [list(devices[start : start + size]) for start in range(0, len(devices), size)]
 
 
-def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
-    """Return the Program of a resolved job.
+def program_of(resolved: ResolvedJob, shape: MeshShape, devices: Sequence[Any], rows: int | None = None) -> Program:
+    """Return the Program of a job on `devices`, which may be real or those of a topology description.
 
     Args:
-      job: its steps and its vocabulary are filled in.
-      model: the model object of the job. It contains no arrays.
+      resolved: the job. Its steps are filled in.
+      shape: the mesh.
+      devices: the devices of the mesh.
+      rows: rows of an epoch, or None if the data was not read.
+
+    Raises:
+      UserError: the job cannot be split over the mesh, or names an attention kernel that does not run on the devices.
+    """
+    resolved.require_mesh(shape)
+    return build(resolved, make_mesh(shape, devices), resolved.derived(shape, rows))
+
+
+def build(resolved: ResolvedJob, mesh: Mesh, derived: Derived) -> Program:
+    """Return the Program of a job.
+
+    Args:
+      resolved: the job. Its steps are filled in.
       mesh: real devices, or the devices of a topology description.
       derived: the numbers that follow from the job and the mesh, from `derive`.
 
     Raises:
       UserError: the job names an attention kernel that does not run on the devices.
     """
+    job, model = resolved.job, resolved.model
     if job.unroll == "auto":
         raise ValueError("unroll: auto must be decided before the program is built")
-    require_slices(job, derived.mesh.slices)
+    require_slices(resolved, derived.mesh.slices)
     first = mesh.devices.flat[0]
     platform, kind = first.platform, first.device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
-        attention=kernels.job_attention(job, model, platform, kind, kernels.compute_capability(first)).kernel,
+        attention=kernels.job_attention(resolved, model, platform, kind, kernels.compute_capability(first)).kernel,
         remat=job.remat,
         unroll=job.unroll is True,
         rope_by_product=kernels.rope_by_product(kind),
     )
-    method = method_of(job, loss_chunk(job, model, derived, kind))
-    before = spec.cast(model.specs(), jnp.dtype(job.precision.params))
+    method = method_of(resolved, loss_chunk(resolved, derived, kind))
+    before = model_specs(resolved)
     specs = method.specs(before)
     device_tokens = derived.micro_batch * job.sequence // derived.mesh.context
-    eight_bits = eight_bit_weights(job, specs, platform, kind, device_tokens)
+    eight_bits = eight_bit_weights(resolved, specs, platform, kind, device_tokens)
     schedule = Schedule.of(job.optimizer, derived.steps, derived.warmup_steps)
     trainable = spec.map_specs(lambda s: s.trainable, specs)
     decays, _ = spec.split(spec.map_specs(lambda s: s.decay, specs), trainable)
     layouts, _ = spec.split(layouts_of(specs), trainable)
     groups = None
     if job.optimizer.groups:
-        groups, _ = spec.split(group_numbers(specs, job.optimizer.groups, module_names(job.model)), trainable)
+        groups, _ = spec.split(group_numbers(specs, job.optimizer.groups, resolved.model_facts.module_names), trainable)
 
     def tx_of(schedule: Schedule) -> optax.GradientTransformation:
         return optimizer.chain(job.optimizer, schedule, decays, layouts, groups, compute.dtype)
@@ -220,7 +235,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
             ema,
             rule,
             job.seed if method.drops else None,
-            slice_dtypes(job, platform),
+            slice_dtypes(job.mesh.dcn_dtype, platform),
             eight_bits,
         ),
         evaluate=partial(evaluated, model, method.objective, compute),
@@ -235,7 +250,7 @@ def build(job: Job, model: Model, mesh: Mesh, derived: Derived) -> Program:
         state=abstract_state(specs, tx, trainable, ema is not None, mesh, rule=rule, layouts=layouts),
         learning=spec.split(abstract_params(specs, mesh), trainable)[0],
         unsaved=spec.map_specs(lambda s: not s.saved, specs),
-        batch=abstract_batch(job, derived, mesh, method.objective),
+        batch=abstract_batch(job.sequence, derived, mesh, method.objective),
         schedule=schedule,
         derived=derived,
         flops_per_step=method.flops_per_token(model, job.sequence) * derived.tokens_per_step,
@@ -257,36 +272,37 @@ def evaluated(model: Model, objective: Objective, compute: Compute, params: Any,
     )
 
 
-def slice_dtypes(job: Job, platform: str) -> tuple[Any, Any]:
+def slice_dtypes(dcn_dtype: str, platform: str) -> tuple[Any, Any]:
     """Return the dtype to which gradients between slices are rounded, and the dtype in which they are summed.
 
     XLA for CPU aborts on a bfloat16 sum in a partly manual mesh (jax 0.10.2), so virtual slices sum in float32.
     """
-    rounded = jnp.dtype(job.mesh.dcn_dtype)
+    rounded = jnp.dtype(dcn_dtype)
     return rounded, jnp.dtype(jnp.float32) if platform == "cpu" else rounded
 
 
-def loss_chunk(job: Job, model: Model, derived: Derived, device_kind: str) -> int:
+def loss_chunk(resolved: ResolvedJob, derived: Derived, device_kind: str) -> int:
     """Return how many positions have logits in memory at one time: the job's `loss_chunk`, or a default."""
+    job = resolved.job
     own_positions = job.sequence // derived.mesh.context  # of a sequence on one device
     return job.loss_chunk or chunk_length(
-        own_positions, derived.micro_batch, model.vocab, kernels.logits_bytes(device_kind)
+        own_positions, derived.micro_batch, resolved.model.vocab, kernels.logits_bytes(device_kind)
     )
 
 
-def abstract_batch(job: Job, derived: Derived, mesh: Mesh, objective: Objective) -> Batch[jax.ShapeDtypeStruct]:
+def abstract_batch(sequence: int, derived: Derived, mesh: Mesh, objective: Objective) -> Batch[jax.ShapeDtypeStruct]:
     """Return the shapes and shardings of a batch: [A, B, S] for A micro-batches of B rows on all devices."""
     rows = derived.micro_batch * derived.mesh.data_parallel
 
     def placed(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         full = (derived.accumulation, *shape)
-        by_position = len(shape) > 1 and shape[1] == job.sequence  # other arrays have values for each row
+        by_position = len(shape) > 1 and shape[1] == sequence  # other arrays have values for each row
         where = sharding.batched(mesh, full, "AB" + ("S" if by_position else ".") * (len(shape) - 1))
         return jax.ShapeDtypeStruct(full, dtype, sharding=where)
 
-    extras = objective.extras(rows, job.sequence)
-    ids = placed((rows, job.sequence), jnp.int32)
-    weights = placed((rows, job.sequence), jnp.float32)
+    extras = objective.extras(rows, sequence)
+    ids = placed((rows, sequence), jnp.int32)
+    weights = placed((rows, sequence), jnp.float32)
     return Batch(ids, ids, weights, ids, ids, {name: placed(like.shape, like.dtype) for name, like in extras.items()})
 
 

@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.models.base import Capabilities, Model, capabilities_of
 from forerun.nn.attention import Kernel
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import GIB, MIB
 
 SPLASH_LANES = 128  # splash needs blocks whose length is a multiple of it
@@ -106,10 +106,10 @@ def logits_bytes(device_kind: str) -> int:
 
 
 def job_attention(
-    job: Job, model: Model, platform: str, device_kind: str, capability: tuple[int, int] | None = None
+    resolved: ResolvedJob, model: Model, platform: str, device_kind: str, capability: tuple[int, int] | None = None
 ) -> AttentionChoice:
     """Return the kernel that a job uses for `model`, its own model or its teacher, on this kind of device."""
-    context = job.mesh.context
+    job, context = resolved.job, resolved.job.mesh.context
     chunk = job.sequence // (2 * context) if context > 1 else None
     return attention(job.attention, platform, device_kind, job.precision.compute, model, capability, chunk)
 

@@ -5,7 +5,7 @@ As with the train step, the devices may be real ones or a topology description.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from forerun.config.schema import Job
 from forerun.hardware.mesh import MeshShape, resolve
 from forerun.models.base import Model
 from forerun.nn import sharding
@@ -23,8 +22,10 @@ from forerun.objectives.cross_entropy import chunk_length
 from forerun.objectives.distil import REST
 from forerun.objectives.record import Record, record
 from forerun.program import kernels
+from forerun.program.build import make_mesh
 from forerun.program.compiler_options import Value, compiler_options
 from forerun.program.state import abstract_params
+from forerun.resolve.resolved_job import ResolvedJob
 
 Rows = dict[str, Any]  # tokens, segments and positions, each [B, S]
 READ = ("tokens", "segments", "positions")
@@ -51,14 +52,15 @@ class Recording:
             return jax.jit(self.step, out_shardings=result, keep_unused=True).trace(self.params, self.rows)
 
 
-def cache_settings_of(job: Job, teacher: Model, vocab: int) -> tuple[int, int, tuple[float, ...]]:
-    """Return the vocabulary, K and temperatures of the cache for a student with `vocab` tokens.
+def cache_settings_of(resolved: ResolvedJob) -> tuple[int, int, tuple[float, ...]]:
+    """Return the vocabulary, K and temperatures of the cache.
 
     Only tokens that the student and the teacher have in common are cached.
     """
-    settings = job.method.teacher
+    settings, teacher = resolved.job.method.teacher, resolved.teacher
     assert settings is not None
-    common = min(vocab, teacher.vocab)
+    assert teacher is not None
+    common = min(resolved.vocab, teacher.vocab)
     temperature = settings.temperature
     return common, min(settings.top_k, common), (1.0,) if temperature == 1 else (1.0, temperature)
 
@@ -68,23 +70,24 @@ def recording_shape(devices: int, place: str = "this machine") -> MeshShape:
     return resolve(1, -1, 1, devices, place)
 
 
-def build_recording(job: Job, teacher: Model, vocab: int, mesh: Mesh, shape: MeshShape) -> Recording:
+def build_recording(resolved: ResolvedJob, shape: MeshShape, devices: Sequence[Any]) -> Recording:
     """Return the program that computes a teacher's cached logits.
 
     Args:
-      job: its `micro_batch` is the number of rows per device in one step.
-      teacher: the teacher's model object.
-      vocab: the size of the student's vocabulary.
-      mesh: the devices, with the shape `shape`.
+      resolved: the job. Its `micro_batch` is the number of rows per device in one step.
+      shape: the mesh.
+      devices: real devices, or those of a topology description.
     """
+    assert resolved.teacher is not None
+    job, teacher, mesh = resolved.job, resolved.teacher.model, make_mesh(shape, devices)
     first = mesh.devices.flat[0]
     platform, kind = first.platform, first.device_kind
     compute = Compute(
         dtype=jnp.dtype(job.precision.compute),
-        attention=kernels.job_attention(job, teacher, platform, kind, kernels.compute_capability(first)).kernel,
+        attention=kernels.job_attention(resolved, teacher, platform, kind, kernels.compute_capability(first)).kernel,
     )
     per_device = job.micro_batch or max(1, job.batch // shape.data_parallel)
-    common, top_k, temperatures = cache_settings_of(job, teacher, vocab)
+    common, top_k, temperatures = cache_settings_of(resolved)
     chunk = job.loss_chunk or -(-chunk_length(job.sequence, per_device, common) // 2)
     count = per_device * shape.data_parallel
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from forerun.config.schema import Optimizer
-from forerun.program.derive import fall_steps
+from forerun.resolve.derive import fall_steps
 
 # Keys of the job whose values are arguments of the program.
 ARGUMENTS = (

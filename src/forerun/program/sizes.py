@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from forerun.config.schema import Job
-from forerun.methods.method import method_of
+from forerun.methods.method import run_specs
 from forerun.methods.parameter_layouts import layouts_of
-from forerun.models.registry import model_of
 from forerun.nn import spec
 from forerun.nn.spec import Tree
 from forerun.program import optimizer
 from forerun.program.schedule import Schedule
+from forerun.resolve.resolved_job import ResolvedJob
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,9 @@ class StateBytes:
     linear: int  # number of trained parameters in matrices of linear layers, which Muon trains
 
 
-def resting(job: Job) -> StateBytes:
+def resting(resolved: ResolvedJob) -> StateBytes:
     """Return the bytes of a job's state and gradients. The vocabulary of its model must be known."""
-    specs = method_of(job, chunk=1).specs(spec.cast(model_of(job.model).specs(), jnp.dtype(job.precision.params)))
+    job, specs = resolved.job, run_specs(resolved)
     trainable = spec.map_specs(lambda s: s.trainable, specs)
     weights = spec.map_specs(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype), specs)
     learning, _ = spec.split(weights, trainable)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from forerun.inputs.run_folder import RunFolder
+from forerun.run_folder.run_folder import RunFolder
 
 UNEXPLAINED = "versions, devices, mesh and job agree: an environment variable of jax, a plugin or edited code differs"
 

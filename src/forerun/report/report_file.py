@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from forerun.config.schema import Job
 from forerun.files import atomic_write
-from forerun.inputs.run_folder import RunFolder
 from forerun.report.run_record import record_of
+from forerun.run_folder.run_folder import RunFolder
 from forerun.units import MIB
 
 FILE = "report.html"

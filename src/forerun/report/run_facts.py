@@ -11,10 +11,10 @@ from forerun.errors import UserError
 from forerun.hardware.chips import chip_named
 from forerun.hardware.price import Price
 from forerun.hardware.prices import cheapest
-from forerun.inputs.stage_folder import run_of
 from forerun.report.run_files import Row
 from forerun.report.run_record import RunRecord
 from forerun.report.run_status import RunStatus, status_of
+from forerun.run_folder.stage_folder import run_of
 from forerun.track.goodput import goodput_of
 
 HOUR_SECONDS = 3600

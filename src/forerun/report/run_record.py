@@ -13,9 +13,9 @@ from pathlib import Path
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
-from forerun.inputs.run_folder import RunFolder, newest_record, recorded_job, require_run
-from forerun.inputs.stage_folder import run_of
 from forerun.report.run_files import Row, read_hosts, read_lines, read_summary
+from forerun.run_folder.run_folder import RunFolder, newest_record, recorded_job, require_run
+from forerun.run_folder.stage_folder import run_of
 
 EVENTS, HOSTS = "events.jsonl", "hosts.json"
 
@@ -86,7 +86,7 @@ def read_run(location: str | Path, tell: Callable[[str], None] = lambda text: No
 
 
 def _read_bucket(address: str, tell: Callable[[str], None]) -> RunRecord:
-    from forerun.inputs.stored_files import restore_files  # imports jax, which folders do not need
+    from forerun.run_folder.stored_files import restore_files  # imports jax, which folders do not need
 
     record = newest_record(address, tell)
     if record is None or "job" not in record:

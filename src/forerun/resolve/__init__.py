@@ -1,1 +1,1 @@
-"""The resolved job: the type between the job file and the Program. See `resolved_job.py`."""
+"""Resolution of a job: `resolve_model` fills in what needs no data, and `ResolvedJob.with_data` the rest."""

@@ -1,13 +1,12 @@
 """`ResolvedJob`: a job whose open values are filled in. It is the step between the job file and the Program.
 
-`check`, `plan`, `train` and `cache` get it from `forerun.inputs.resolve_job.resolve`, which opens the data and the
-checkpoints if necessary. `export`, `eval` and `generate` construct it directly, because the job of a run was resolved
-before it was written. `resolve` is in a higher layer than this type: it imports the data, which `planner` may not.
+Every command gets it from `forerun.resolve.resolve_model.resolve_model`, which reads no data. `with_data` adds the
+values that follow from the data. `export`, `eval` and `generate` construct it directly, because the job of a run was
+resolved before it was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,17 +14,15 @@ from typing import TYPE_CHECKING, Any
 from forerun.config.schema import Job
 from forerun.hardware.mesh import MeshShape, check_experts, check_model
 from forerun.models.families.base import Config
+from forerun.models.model_facts import ModelFacts, ModelOutline
 from forerun.models.pretrained import teacher_section
-from forerun.program.derive import GIVEN, Derived, derive
-from forerun.resolve.model_facts import ModelFacts
+from forerun.models.sizes import HUB_NAMES
+from forerun.resolve.derive import GIVEN, Derived, derive
+from forerun.resolve.tokenizer_checks import compares_without_data, require_same_tokenizer, require_vocab
 
 if TYPE_CHECKING:
-    from forerun.methods.method import Method
+    from forerun.data.corpus import Corpus
     from forerun.models.base import Model
-    from forerun.nn.spec import Tree
-    from forerun.program.build import Program
-    from forerun.program.kernels import AttentionChoice
-    from forerun.program.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -34,16 +31,20 @@ class ResolvedJob:
 
     Attributes:
       job: the job as written, with the open values filled in.
+      base: the outline of the model, if it does not exist yet: the result of a stage before.
+      written: the job as the user wrote it, or None for a job that was resolved earlier. It is ignored in comparisons.
       steps_reason: where the number of steps comes from, for the user. It is ignored in comparisons.
     """
 
     job: Job
+    base: ModelOutline | None = None
+    written: Job | None = field(default=None, compare=False, repr=False)
     steps_reason: str = field(default=GIVEN, compare=False)
 
     @cached_property
     def model_facts(self) -> ModelFacts:
         """The facts about the job's own model."""
-        return ModelFacts(self.job.model)
+        return ModelFacts(self.job.model, self.base)
 
     @cached_property
     def teacher(self) -> ModelFacts | None:
@@ -58,7 +59,7 @@ class ResolvedJob:
     @property
     def steps(self) -> int:
         """The number of steps."""
-        assert self.job.steps is not None, "`resolve` fills in the steps"
+        assert self.job.steps is not None, "`with_data` fills in the steps of a job with epochs"
         return self.job.steps
 
     @property
@@ -76,54 +77,33 @@ class ResolvedJob:
         """The model object. Imports jax."""
         return self.model_facts.model
 
-    @cached_property
-    def method(self) -> Method:
-        """The method, for its specs only: its loss has a placeholder chunk of 1. Imports jax."""
-        from forerun.methods.method import method_of
+    @property
+    def starting_weights(self) -> str:
+        """A line for the user about the weights that a new run starts with."""
+        name = self.job.model.name
+        if self.model_facts.is_checkpoint:
+            return f"weights of {name}"
+        pretrained = f"; the pretrained model is model={HUB_NAMES[name]}" if name in HUB_NAMES else ""
+        return f"random weights (seed {self.job.seed}): trains from scratch{pretrained}"
 
-        return method_of(self.job, chunk=1)
+    def with_data(self, corpus: Corpus) -> ResolvedJob:
+        """Return the job with the steps that follow from its epochs.
 
-    @cached_property
-    def model_specs(self) -> Tree:
-        """The specs of the model's own parameters, in the dtype of the job. Imports jax."""
-        import jax.numpy as jnp
+        Raises:
+          UserError: the tokenizer of the data is not that of the teacher or has more ids than the model's vocabulary,
+            or the data is smaller than a batch.
+        """
+        from forerun.data.order.batches import require_one_batch  # imports jax, which a plan of a named model avoids
 
-        from forerun.nn.spec import cast
-
-        return cast(self.model.specs(), jnp.dtype(self.job.precision.params))
-
-    @cached_property
-    def specs(self) -> Tree:
-        """The specs of all parameters of a run: those of the model, as changed by the method. Imports jax."""
-        return self.method.specs(self.model_specs)
-
-    @cached_property
-    def parameters(self) -> int:
-        """The number of the model's own parameters, without adapters and companion models. Imports jax."""
-        from forerun.nn.spec import count
-
-        return count(self.model_specs)
-
-    @cached_property
-    def trainable_parameters(self) -> int:
-        """The number of parameters that the optimizer updates. Imports jax."""
-        import jax
-
-        from forerun.nn.spec import is_spec
-
-        return sum(one.size for one in jax.tree.leaves(self.specs, is_leaf=is_spec) if one.trainable)
-
-    def attention(self, platform: str, device_kind: str, capability: tuple[int, int] | None = None) -> AttentionChoice:
-        """Return the attention kernel of the Program on this kind of device, and why. Imports jax."""
-        from forerun.program.kernels import job_attention
-
-        return job_attention(self.job, self.model, platform, device_kind, capability)
-
-    def loss_chunk(self, derived: Derived, device_kind: str) -> int:
-        """Return how many positions have logits in memory at one time on this kind of device. Imports jax."""
-        from forerun.program.build import loss_chunk
-
-        return loss_chunk(self.job, self.model, derived, device_kind)
+        teacher = self.step_teacher
+        if teacher is not None and not compares_without_data(self.job, self.model_facts, teacher):
+            require_same_tokenizer(teacher, corpus.tokenizer)
+        require_vocab(corpus.tokenizer, self.vocab)
+        require_one_batch(corpus.rows, self.job.batch)
+        if self.job.steps is not None:
+            return self
+        derived = derive(self.job, MeshShape(1, 1, 1), corpus.rows.epoch)  # steps do not depend on the mesh
+        return replace(self.with_values(steps=derived.steps, epochs=None), steps_reason=derived.reasons["steps"])
 
     def derived(self, shape: MeshShape, rows: int | None = None) -> Derived:
         """Return the numbers that follow from the job on a mesh, such as the micro-batch. Does not import jax.
@@ -138,8 +118,8 @@ class ResolvedJob:
         job = self.job
         check_model(shape, self.model_facts.heads, job.batch, job.micro_batch)
         self._check_experts(shape)
-        found = derive(job, shape, rows)
-        return replace(found, reasons={**found.reasons, "steps": self.steps_reason})
+        derived = derive(job, shape, rows)
+        return replace(derived, reasons={**derived.reasons, "steps": self.steps_reason})
 
     def require_mesh(self, shape: MeshShape) -> None:
         """Raise if the batch, the heads or the sequences of the model cannot be split over the mesh. Imports jax."""
@@ -153,24 +133,10 @@ class ResolvedJob:
     def _check_experts(self, shape: MeshShape) -> None:
         if shape.expert == 1:
             return
-        check_experts(shape, self.model_facts.experts, "the model")
+        experts = self.model_facts.experts
+        check_experts(shape, None if experts is None else experts.count, "the model")
         if self.teacher is not None and self.teacher.experts is not None:
-            check_experts(shape, self.teacher.experts, "the teacher")
-
-    def program(self, shape: MeshShape, devices: Sequence[Any], rows: int | None = None) -> Program:
-        """Return the Program on `devices`, which may be real or those of a topology description. Imports jax."""
-        from forerun.program.build import build, make_mesh
-
-        self.require_mesh(shape)
-        return build(self.job, self.model, make_mesh(shape, devices), self.derived(shape, rows))
-
-    def recording(self, shape: MeshShape, devices: Sequence[Any]) -> Recording:
-        """Return the program of `forerun cache` on `devices`: a forward pass of the teacher. Imports jax."""
-        from forerun.program.build import make_mesh
-        from forerun.program.recording import build_recording
-
-        assert self.teacher is not None
-        return build_recording(self.job, self.teacher.model, self.vocab, make_mesh(shape, devices), shape)
+            check_experts(shape, self.teacher.experts.count, "the teacher")
 
     def with_values(self, **values: Any) -> ResolvedJob:
         """Return a copy with other values at these keys of the job, such as `mesh` or `remat`."""

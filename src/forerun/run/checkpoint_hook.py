@@ -10,18 +10,18 @@ from typing import Any
 from forerun.checkpoint.parts import Attach
 from forerun.checkpoint.retention import Retention
 from forerun.checkpoint.store import CheckpointStore
-from forerun.config.schema import Job
 from forerun.data.order.ledger import Ledger
-from forerun.inputs.saved_files import record_of
-from forerun.inputs.stored_files import StoredFiles
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.guard import DivergenceGuard
 from forerun.run.hooks import Hook
 from forerun.run.replicas import ReplicaCheck
 from forerun.run.save_schedule import SaveSchedule
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
+from forerun.run_folder.saved_files import record_of
+from forerun.run_folder.stored_files import StoredFiles
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display
 from forerun.track.metrics import MetricsLog
@@ -39,7 +39,7 @@ class CheckpointRecords:
         checkpoints are inside.
     """
 
-    job: Job
+    resolved: ResolvedJob
     constant: Mapping[str, Any]
     guard: DivergenceGuard
     validation: Validation
@@ -53,7 +53,7 @@ class CheckpointRecords:
 
         The second value stores copies of the run's files during the save. It is None if none are stored.
         """
-        files = record_of(self.job, step, self.guard.skips.known, self.metrics_log, self.ledger)
+        files = record_of(self.resolved.job, step, self.guard.skips.known, self.metrics_log, self.ledger)
         record = {**self.constant, **self.validation.record(step, self.throughput.loss), **files}
         if self.stored_files is None:
             return record, None
@@ -138,9 +138,10 @@ def report_save_time(store: CheckpointStore, worker: Worker) -> None:
         worker.pulse.saved(seconds)
 
 
-def retention_of(job: Job) -> Retention:
+def retention_of(resolved: ResolvedJob) -> Retention:
     """Return the rule of the job for which checkpoints are kept."""
-    return Retention(job.checkpoint.keep, job.checkpoint.keep_every, job.checkpoint.keep_best)
+    rules = resolved.job.checkpoint
+    return Retention(rules.keep, rules.keep_every, rules.keep_best)
 
 
 def save_reporter(display: Display, worker: Worker) -> Callable[[str], None]:

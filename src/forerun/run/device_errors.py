@@ -24,6 +24,16 @@ _NCCL = re.compile(r"NCCL operation .*? failed: [^\n]*")
 _SHOWN_CHARACTERS = 300
 
 
+def user_error_of(error: BaseException, hosts: int) -> UserError | None:
+    """Return the error for the user if `error` comes from a device of this run and has a known cause."""
+    import jax
+
+    if not isinstance(error, jax.errors.JaxRuntimeError):
+        return None  # before the devices are open, asking for them would open them
+    devices = jax.devices()
+    return device_error(error, devices[0].device_kind, len(devices), hosts)
+
+
 def device_error(error: BaseException, kind: str, devices: int, hosts: int) -> UserError | None:
     """Return the error for the user if an exception of jax has a cause that the user can correct.
 

@@ -11,8 +11,9 @@ import numpy as np
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.program.derive import derive
 from forerun.program.schedule import Schedule, rate_at
+from forerun.resolve.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
 
 EXTENSIONS = "extensions"  # key of a checkpoint's record and of summary.json
 
@@ -52,27 +53,25 @@ class Extension:
         )
 
 
-def extension_of(job: Job, record: Mapping[str, Any], step: int, taken: int) -> Extension | None:
+def extension_of(resolved: ResolvedJob, record: Mapping[str, Any], step: int, taken: int) -> Extension | None:
     """Return the change of `steps` since the checkpoint with this record, or None if there is none.
 
     Args:
-      job: the resolved job.
+      resolved: the job.
       record: the checkpoint's record, which contains the resolved job of the earlier process.
       step: the step of the checkpoint.
       taken: optimizer steps taken until then. Skipped batches do not count.
     """
-    if "job" not in record or record["job"]["steps"] == job.steps:
+    if not record or record["job"]["steps"] == resolved.steps:
         return None
-    before = Job.model_validate(record["job"])
-    assert before.steps is not None
-    assert job.steps is not None
+    before = ResolvedJob(Job.model_validate(record["job"]))
     return Extension(
         step=step,
         steps_before=before.steps,
-        steps=job.steps,
+        steps=resolved.steps,
         lr_before=learning_rate(before, taken),
-        lr=learning_rate(job, taken),
-        lr_final=learning_rate(job, taken + max(0, job.steps - step - 1)),
+        lr=learning_rate(resolved, taken),
+        lr_final=learning_rate(resolved, taken + max(0, resolved.steps - step - 1)),
     )
 
 
@@ -82,15 +81,17 @@ def extensions_of(record: Mapping[str, Any], newest: Extension | None) -> dict[s
     return {EXTENSIONS: known} if known else {}
 
 
-def learning_rate(job: Job, taken: int) -> float:
+def learning_rate(resolved: ResolvedJob, taken: int) -> float:
     """Return the learning rate of a resolved job after `taken` optimizer steps."""
-    derived = derive(job.model_copy(update={"micro_batch": None}), MeshShape(1, 1, 1), None)
+    job, shape = resolved.with_values(micro_batch=None).job, MeshShape(1, 1, 1)
+    derived = derive(job, shape, None)
     schedule = Schedule.of(job.optimizer, derived.steps, derived.warmup_steps)
     return float(rate_at(job.optimizer.schedule, schedule, np.int32(taken), np))
 
 
-def require_steps_left(job: Job, step: int, where: object) -> None:
+def require_steps_left(resolved: ResolvedJob, step: int, where: object) -> None:
     """Raise if the job has fewer steps than the run has already taken."""
+    job = resolved.job
     if job.steps is not None and job.steps < step:
         raise UserError(
             "E-RUN-024",

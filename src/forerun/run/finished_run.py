@@ -13,13 +13,14 @@ from forerun.checkpoint.storage.retries import RetrySchedule
 from forerun.config.load import dump
 from forerun.config.schema import Job
 from forerun.files import atomic_write
-from forerun.inputs.run_folder import RunFolder, copy_template, folder_of, is_same_run
-from forerun.inputs.stored_files import read_summary, restore_files
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.extension import require_steps_left
+from forerun.run_folder.run_folder import RunFolder, copy_template, folder_of, is_same_run, recorded_job
+from forerun.run_folder.stored_files import read_summary, restore_files
 from forerun.track.forwarder import tracking
 
 
-def finished_summary(job: Job, say: Callable[[str], None]) -> dict[str, Any] | None:
+def finished_summary(resolved: ResolvedJob, say: Callable[[str], None]) -> dict[str, Any] | None:
     """Return the summary of a finished run, or None if the run is not finished.
 
     All hosts call this together and get the same answer. The files of the newest checkpoint are verified: if they are
@@ -27,18 +28,18 @@ def finished_summary(job: Job, say: Callable[[str], None]) -> dict[str, Any] | N
     checkpoint's, because no step is trained on it.
 
     Args:
-      job: the job. If its `steps` are not known before the data is read, the result is None.
+      resolved: the job. If its `steps` are not known before the data is read, the result is None.
       say: receives messages for the user.
     """
-    folder = folder_of(job)
+    job, folder = resolved.job, folder_of(resolved.job)
     where = folder.checkpoints(job)
     place = place_of(where, RetrySchedule(), say)
     commits = place.with_retries(Log(place).commits) if job.steps is not None else []
     newest = commits[-1] if commits else None
     summary: dict[str, Any] | None = {}
-    good = newest is not None and _is_end(job, newest, where)
+    good = newest is not None and _is_end(resolved, newest, folder)
     if good and newest is not None and hosts.is_first():
-        _restore(job, newest, folder, say)  # this machine may not have the run's folder
+        _restore(resolved, newest, folder, say)  # this machine may not have the run's folder
         summary = read_summary(folder, newest.step)  # None if the run was killed before it was written
     if good and newest is not None and summary is not None:
         good = place.with_retries(lambda: damage(place, newest.folder, newest.files, hosts.part())) is None
@@ -61,40 +62,40 @@ def finished_summary(job: Job, say: Callable[[str], None]) -> dict[str, Any] | N
     return summary | {"resumed_at": newest.step}
 
 
-def _is_end(job: Job, newest: Commit, where: object) -> bool:
+def _is_end(resolved: ResolvedJob, newest: Commit, folder: RunFolder) -> bool:
     """Return whether the newest checkpoint is the end of this run: its last step, or early stopping."""
     record = newest.record
-    if "job" not in record:  # written by an older version
-        return False
-    before = Job.model_validate(record["job"])
-    if not is_same_run(_completed(job, before), before):
+    before = recorded_job(record.get("job"), folder)
+    if not is_same_run(_with_revisions_of(before, resolved), before):
         return False  # a later check raises an error that lists the differences
-    require_steps_left(job, newest.step, where)
+    require_steps_left(resolved, newest.step, folder.checkpoints(resolved.job))
     evaluated = record.get("looked", newest.step) >= newest.step
-    return (newest.step == job.steps and evaluated) or _is_exhausted(job, record)
+    return (newest.step == resolved.job.steps and evaluated) or _is_exhausted(resolved.job.validation.patience, record)
 
 
-def _restore(job: Job, newest: Commit, folder: RunFolder, say: Callable[[str], None]) -> None:
+def _restore(resolved: ResolvedJob, newest: Commit, folder: RunFolder, say: Callable[[str], None]) -> None:
     """Restore the run's files from the checkpoints, as far as they are missing in the run's folder."""
-    restore_files(folder.checkpoints(job), folder, say)
+    restore_files(folder.checkpoints(resolved.job), folder, say)
     if not folder.job.exists():
-        atomic_write(folder.job, dump(_completed(job, Job.model_validate(newest.record["job"]))))
-    copy_template(job, folder, begun=True)
+        before = recorded_job(newest.record["job"], folder)
+        atomic_write(folder.job, dump(_with_revisions_of(before, resolved)))
+    copy_template(resolved.job, folder, begun=True)
 
 
-def _is_exhausted(job: Job, record: Mapping[str, Any]) -> bool:
-    patience = job.validation.patience
+def _is_exhausted(patience: int | None, record: Mapping[str, Any]) -> bool:
+    """Return whether the validation loss has not fallen for `patience` evaluations before the checkpoint."""
     return patience is not None and record.get("validation", {}).get("looks_since", 0) >= patience
 
 
-def _completed(job: Job, before: Job) -> Job:
-    """Return the job with the vocabulary and the revisions of the earlier process, if the job does not set them.
+def _with_revisions_of(before: Job, resolved: ResolvedJob) -> Job:
+    """Return the job with the revisions of the earlier process, if the user set none.
 
-    Without these values, the two jobs could not be compared: they are known only after the data or the hub was read.
+    A branch of the hub may have moved since the run finished. That is no reason to train again.
     """
-    model = {name: getattr(job.model, name) or getattr(before.model, name) for name in ("vocab", "revision")}
-    job = job.model_copy(update={"model": job.model.model_copy(update=model)})
-    teacher, teacher_before = job.method.teacher, before.method.teacher
-    if teacher is not None and teacher_before is not None:
-        job = job.with_teacher_revision(teacher.revision or teacher_before.revision)
+    job, written = resolved.job, resolved.written or resolved.job
+    if written.model.revision is None:
+        job = job.model_copy(update={"model": job.model.model_copy(update={"revision": before.model.revision})})
+    teacher, teacher_before = written.method.teacher, before.method.teacher
+    if teacher is not None and teacher_before is not None and teacher.revision is None:
+        job = job.with_teacher_revision(teacher_before.revision)
     return job

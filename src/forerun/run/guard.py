@@ -17,13 +17,13 @@ from typing import Protocol
 import jax
 
 from forerun.checkpoint.hosts import broadcast_from_first, is_first
-from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.exit_codes import DAMAGED
-from forerun.inputs.run_folder import RunFolder
-from forerun.inputs.saved_files import SavedFiles
 from forerun.program.guard import Verdict
 from forerun.program.state import Metrics
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run_folder.run_folder import RunFolder
+from forerun.run_folder.saved_files import SavedFiles
 from forerun.track.skips import SkipFile
 
 A_SPIKE = "a spike"
@@ -159,7 +159,9 @@ class DivergenceGuard:
         )
 
 
-def guard_of(job: Job, folder: RunFolder, before: SavedFiles, tell: Callable[[str], None]) -> DivergenceGuard:
+def guard_of(
+    resolved: ResolvedJob, folder: RunFolder, before: SavedFiles, tell: Callable[[str], None]
+) -> DivergenceGuard:
     """Return the job's guard, with the steps that earlier processes skipped.
 
     All hosts call this together. The first host reads the steps and sends them to the others.
@@ -178,7 +180,8 @@ def guard_of(job: Job, folder: RunFolder, before: SavedFiles, tell: Callable[[st
         received = [broadcast_from_first(step) for step in steps]
         known = {abs(step): f"reported by the first host{f', {A_SPIKE}' if step < 0 else ''}" for step in received}
         skips = skips if is_first() else SkipsInMemory(known)
-    return DivergenceGuard(skips, in_all=job.guard.skips, in_a_row=job.guard.in_a_row)
+    limits = resolved.job.guard
+    return DivergenceGuard(skips, in_all=limits.skips, in_a_row=limits.in_a_row)
 
 
 def describe_rejection(metrics: Metrics) -> str:

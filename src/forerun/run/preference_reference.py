@@ -27,8 +27,6 @@ from forerun.data.order.pairs import PairReferences, Pairs
 from forerun.data.order.rows import PackedRows
 from forerun.errors import UserError
 from forerun.files import atomic_write
-from forerun.inputs.base_weights import read_file_weights
-from forerun.inputs.run_folder import RunFolder, newest_record
 from forerun.objectives.batch import Batch
 from forerun.objectives.pairs import PAIRS
 from forerun.objectives.preference import Preference
@@ -36,9 +34,11 @@ from forerun.program.build import Program
 from forerun.program.compiler_options import compile_lowered
 from forerun.program.fingerprint import tree_fingerprint
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.placement import Placement
+from forerun.run.open_data import Placement
+from forerun.run_folder.run_folder import RunFolder, newest_record
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display, Phase
+from forerun.trained_model.base_weights import read_file_weights
 from forerun.units import Seconds
 
 FORMAT = 1

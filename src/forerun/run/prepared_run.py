@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 
+from forerun.checkpoint.hosts import summed
 from forerun.checkpoint.store import CheckpointStore
 from forerun.data.corpus import Corpus
 from forerun.data.feed import Feed
 from forerun.data.order.batches import Batches
+from forerun.data.order.ledger import Ledger
 from forerun.data.read_ahead import read_ahead
 from forerun.hardware.devices import DeviceChoice
-from forerun.inputs.run_folder import RunFolder
-from forerun.inputs.saved_files import LEDGER, METRICS, SavedFiles
-from forerun.inputs.stored_files import StoredFiles, read_summary, store_summary
 from forerun.program.build import Program
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
@@ -25,9 +25,8 @@ from forerun.run.compile.compile_step import CompiledStep, forbid_compilation
 from forerun.run.extension import Extension
 from forerun.run.guard import DivergenceGuard
 from forerun.run.hooks import Hook, LedgerHook, MetricsHook, ProgressHook, ReadsHook, ValidationHook
-from forerun.run.journals import open_ledger, open_metrics
+from forerun.run.open_data import Placement
 from forerun.run.pipeline import StepPipeline
-from forerun.run.placement import Placement
 from forerun.run.preference_reference import REFERENCE, recorded_base
 from forerun.run.profiling.profile_hook import profiling
 from forerun.run.profiling.step_range import StepRange
@@ -38,17 +37,45 @@ from forerun.run.steps import batches_until_stop, run_steps
 from forerun.run.summary import summary_of
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
+from forerun.run_folder.run_folder import RunFolder
+from forerun.run_folder.saved_files import LEDGER, METRICS, SavedFiles
+from forerun.run_folder.stored_files import StoredFiles, read_summary, store_summary
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display
-from forerun.track.metrics import write_summary
+from forerun.track.forwarder import tracking
+from forerun.track.metrics import MetricsLog, write_summary
 from forerun.track.run_times import RunTimes
+
+
+@dataclass(frozen=True)
+class RunSession:
+    """What all phases of a run in this process share.
+
+    Args:
+      resolved: the job. Its steps may be open until the data was read.
+      display: shows phases, warnings and progress to the user.
+      worker: connects the run to its supervisor.
+      times: records the times of the phases.
+      profile: the steps to record with the profiler, or None.
+    """
+
+    resolved: ResolvedJob
+    display: Display
+    worker: Worker
+    times: RunTimes = field(default_factory=RunTimes)
+    profile: StepRange | None = None
+
+    def phase(self, name: str) -> None:
+        """Report the start of a phase to the supervisor and to the record of times."""
+        self.worker.pulse.phase(name)
+        self.times.phase(name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedRun:
     """A run before its state exists: everything is read, checked and compiled."""
 
-    resolved: ResolvedJob
+    session: RunSession
     devices: DeviceChoice
     corpus: Corpus
     program: Program
@@ -57,8 +84,12 @@ class PreparedRun:
     folder: RunFolder
     replica_check: ReplicaCheck
     validation: Validation
-    times: RunTimes = field(default_factory=RunTimes)
     sampler: Sampler | None = None
+
+    @property
+    def resolved(self) -> ResolvedJob:
+        """The job, with its steps."""
+        return self.session.resolved
 
 
 @dataclass(frozen=True)
@@ -88,13 +119,13 @@ def train_steps(
     state: State,
     throughput: Throughput,
     store: CheckpointStore,
-    display: Display,
-    worker: Worker,
 ) -> State:
     """Run the steps of a prepared run with all its hooks. Return the state after the last step."""
-    job, program, batches = prepared.resolved.job, prepared.program, prepared.batches
+    display, worker, times = prepared.session.display, prepared.session.worker, prepared.session.times
+    resolved, job = prepared.resolved, prepared.resolved.job
+    program, batches = prepared.program, prepared.batches
     folder, validation, saved = prepared.folder, prepared.validation, resume.saved
-    first, last, times = throughput.first, throughput.last, prepared.times
+    first, last = throughput.first, throughput.last
     guard, placement, reads = resume.guard, Placement(program.batch), prepared.corpus.reads
     constant_record = {
         "program": prepared.compiled_step.hash,
@@ -104,8 +135,8 @@ def train_steps(
         **resume.extensions,
     }
     with (
-        open_metrics(job, folder, saved, last, display, worker) as metrics_log,
-        open_ledger(job, folder, saved, display, worker) as ledger,
+        open_metrics(resolved, folder, saved, last, display, worker) as metrics_log,
+        open_ledger(resolved, folder, saved, display, worker) as ledger,
         read_ahead(batches, reads, last, has_ledger=ledger is not None) as source,
         Feed(source, placement, first, last, ahead=job.data.prefetch) as feed,
         forbid_compilation() as require_no_compilation,
@@ -116,7 +147,7 @@ def train_steps(
         is_elsewhere = isinstance(folder.checkpoints(job), str)
         journals = {METRICS: metrics_log, LEDGER: ledger}
         records = CheckpointRecords(
-            job=job,
+            resolved=resolved,
             constant=constant_record,
             guard=guard,
             validation=validation,
@@ -125,7 +156,7 @@ def train_steps(
             ledger=ledger,
             stored_files=StoredFiles(folder, saved, journals, times.log) if is_elsewhere else None,
         )
-        schedule = SaveSchedule(job, program, first, last, display.say, display.warn)
+        schedule = SaveSchedule(resolved, program, first, last, display.say, display.warn)
         replica_check = prepared.replica_check
         # The hooks act in this order at each event. A step's replicas are compared before the step is recorded, and a
         # checkpoint includes the result of the validation and the samples at its step.
@@ -133,7 +164,7 @@ def train_steps(
             *profile_hooks,
             ValidationHook(validation, throughput, metrics_log, display, worker, times),
             SampleHook(
-                job,
+                resolved,
                 prepared.sampler,
                 throughput,
                 lambda: validation.is_exhausted,
@@ -172,19 +203,54 @@ def train_steps(
             times.phase("finish")
 
 
+@contextmanager
+def open_metrics(
+    resolved: ResolvedJob, folder: RunFolder, saved: SavedFiles, last: int, display: Display, worker: Worker
+) -> Iterator[MetricsLog | None]:
+    """Open metrics.jsonl and start the trackers that read it. Yield None on all hosts but the first.
+
+    Args:
+      saved: what the checkpoint that the run resumes from records about the file.
+      last: the last step of the run.
+    """
+    if not worker.first:
+        yield None
+        return
+    path, tell = folder.metrics, display.warn
+    with (
+        MetricsLog(path, resume_at=saved.step, seals=saved.seals(METRICS), tell=tell) as log,
+        tracking(resolved.job, path, last, tell),
+    ):
+        yield log
+
+
+@contextmanager
+def open_ledger(
+    resolved: ResolvedJob, folder: RunFolder, saved: SavedFiles, display: Display, worker: Worker
+) -> Iterator[Ledger | None]:
+    """Open the ledger. Yield None if the job does not ask for one, and on all hosts but the first."""
+    if not resolved.job.data.ledger or not worker.first:
+        yield None
+        return
+    with Ledger(folder.ledger, saved.step + 1, seals=saved.seals(LEDGER), tell=display.warn) as ledger:
+        yield ledger
+
+
 def finish_files(
     prepared: PreparedRun,
     resume: ResumePoint,
     throughput: Throughput,
     store: CheckpointStore,
-    reads: Mapping[str, int],
 ) -> dict[str, Any]:
-    """Write summary.json, store it with the checkpoints, and return its content.
+    """Write summary.json, store it with the checkpoints, and return its content. Only the first host has a summary.
 
-    `reads` are the counts of reads of stores in a bucket, of all hosts.
+    All hosts call this together, because the summary has the reads of stores in a bucket of all hosts.
     """
+    reads = {} if prepared.corpus.reads is None else summed(prepared.corpus.reads.figures())
+    if not prepared.session.worker.first:
+        return {}
     job, folder = prepared.resolved.job, prepared.folder
-    goodput = prepared.times.end(throughput.step)
+    goodput = prepared.session.times.end(throughput.step)
     # A process that ran no step keeps the summary of the earlier one, which has the times of steps.
     summary = None if throughput.step_seconds else read_summary(folder, throughput.step)
     if summary is None:

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.exit_codes import DAMAGED
 from forerun.program.build import Program
 from forerun.program.fingerprint import compiled_fingerprints
 from forerun.program.state import State
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.hooks import Hook
 from forerun.run.pipeline import FinishedStep
 from forerun.track.display.display import Display
@@ -156,10 +156,11 @@ def replicated_arrays(state: State, devices: list[Any]) -> list[ReplicatedArray]
     return arrays
 
 
-def replica_check_of(job: Job, program: Program, display: Display) -> ReplicaCheck:
+def replica_check_of(resolved: ResolvedJob, program: Program, display: Display) -> ReplicaCheck:
     """Return the job's replica check. Warn if a part of the state has no replicas."""
-    check = ReplicaCheck(program, job.guard.compare_every)
-    if job.guard.compare_every and check.compared_share < 1:
+    every = resolved.job.guard.compare_every
+    check = ReplicaCheck(program, every)
+    if every and check.compared_share < 1:
         display.warn(
             f"guard.compare_every compares {check.compared_share:.1%} of the state: the rest is split over all devices "
             f"(mesh {program.derived.mesh}, data x fsdp x tp), so it has no replicas to compare"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from forerun.config.schema import Job, Sample
+from forerun.config.schema import Sample
 from forerun.data.tokenizer import Tokenizer
 from forerun.generate.engine import Engine, Settings
 from forerun.generate.sampling import Sampling
@@ -15,6 +15,7 @@ from forerun.generate.stream import NotFinite, Stream
 from forerun.nn.spec import merge
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.hooks import Hook
 from forerun.run.throughput import Throughput
 from forerun.safe_text import printable
@@ -116,7 +117,7 @@ class SampleHook(Hook):
 
     def __init__(
         self,
-        job: Job,
+        resolved: ResolvedJob,
         sampler: Sampler | None,
         throughput: Throughput,
         ends_early: Callable[[], bool],
@@ -125,12 +126,8 @@ class SampleHook(Hook):
         worker: Worker,
         times: RunTimes,
     ) -> None:
-        self._every, self._sampler, self._throughput, self._ends_early = (
-            job.sample.every,
-            sampler,
-            throughput,
-            ends_early,
-        )
+        self._every, self._ends_early = resolved.job.sample.every, ends_early
+        self._sampler, self._throughput = sampler, throughput
         self._metrics_log, self._display, self._worker, self._times = metrics_log, display, worker, times
 
     def is_due(self, step: int) -> bool:
@@ -150,8 +147,9 @@ class SampleHook(Hook):
         self._throughput.exclude()
 
 
-def sampler_of(job: Job, program: Program, tokenizer: Tokenizer) -> Sampler | None:
+def sampler_of(resolved: ResolvedJob, program: Program, tokenizer: Tokenizer) -> Sampler | None:
     """Return the sampler of a job, or None if it asks for no samples during the run."""
+    job = resolved.job
     return Sampler(program, tokenizer, job.sample, job.sequence, job.seed) if job.sample.every else None
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import jax
 
 from forerun.checkpoint import hosts
-from forerun.config.schema import Job
 from forerun.planner.cost.job_cost import ASSUMPTIONS
 from forerun.planner.cost.save_interval import WASTE, aligned, best_interval, lost_share
 from forerun.program.build import Program
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.throughput import RECENT
 from forerun.units import Bytes, Seconds
 
@@ -40,14 +40,14 @@ class SaveSchedule:
 
     def __init__(
         self,
-        job: Job,
+        resolved: ResolvedJob,
         program: Program,
         first: int,
         last: int,
         say: Callable[[str], None] = lambda text: None,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self._job, self._first, self._last, self._say, self._warn = job, first, last, say, warn
+        self._job, self._first, self._last, self._say, self._warn = resolved.job, first, last, say, warn
         self._saved = first
         self._next: float = math.inf  # next step to save under `auto`; no save before the first decision
         self._every: int | None = None  # interval under `auto` that was reported last

@@ -11,12 +11,13 @@ from typing import Any
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.device_memory import PEAK
 from forerun.hardware.devices import DeviceChoice
-from forerun.inputs.run_folder import RunFolder
+from forerun.methods.method import parameter_count, trainable_count
 from forerun.program.build import Program
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile.compile_step import CompiledStep
 from forerun.run.throughput import Throughput
 from forerun.run.validation import Validation
+from forerun.run_folder.run_folder import RunFolder
 from forerun.track.event_log import read_events
 from forerun.track.metrics import read_metrics
 from forerun.track.slice_history import slice_history
@@ -54,8 +55,8 @@ def summary_of(
         "validation": asdict(validation.best) if validation.best.step else None,
         "loss_unit": loss_unit(program.method.objective.unit),
         "tokens": throughput.step * program.derived.tokens_per_step,
-        "parameters": resolved.parameters,
-        "trainable_parameters": resolved.trainable_parameters,
+        "parameters": parameter_count(resolved),
+        "trainable_parameters": trainable_count(resolved),
         "step_seconds": step_seconds,
         "predicted_step_seconds": step.predicted_seconds(chip) if chip is not None else None,
         "tokens_per_second": throughput.tokens_per_second(step_seconds) if step_seconds else None,

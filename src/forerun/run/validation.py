@@ -11,7 +11,6 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
 from forerun.data.order.mixture import Mixture
 from forerun.errors import UserError
@@ -22,7 +21,8 @@ from forerun.objectives.preference import ACCURACY
 from forerun.program.build import Program
 from forerun.program.compiler_options import compile_lowered
 from forerun.program.state import State
-from forerun.run.placement import Placement
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run.open_data import Placement
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display
 
@@ -95,9 +95,10 @@ class Validation:
     The constructor compiles the evaluation, because nothing may be compiled between steps.
     """
 
-    def __init__(self, job: Job, program: Program, corpus: Corpus, display: Display) -> None:
-        self._every = job.validation.every or job.checkpoint.evaluation_steps
-        self._patience, self._last = job.validation.patience, program.derived.steps
+    def __init__(self, resolved: ResolvedJob, program: Program, corpus: Corpus, display: Display) -> None:
+        job, settings = resolved.job, resolved.job.validation
+        self._every = settings.every or job.checkpoint.evaluation_steps
+        self._patience, self._last = settings.patience, program.derived.steps
         self._rows, self._nats = corpus.kept, program.method.objective.nats
         self.best = Best()
         self._latest_loss: float | None = None
@@ -108,13 +109,13 @@ class Validation:
             lambda leaf: jax.ShapeDtypeStruct((1, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding), program.batch
         )
         self._placed, rows = Placement(like), like.tokens.shape[1]
-        self._batches = [*batches_of(corpus.kept, rows, job.validation.batches, self._placed.held)]
+        self._batches = [*batches_of(corpus.kept, rows, settings.batches, self._placed.held)]
         with display.phase("compile validation") as phase:
             with jax.set_mesh(program.mesh):
                 lowered = jax.jit(program.evaluate).lower(program.state.params, like)
             require_nats(self._nats, [LOSS, *lowered.out_info.told])
             self._run = compile_lowered(lowered, program.compiler_options)
-            phase.detail = f"{min(len(corpus.kept), rows * job.validation.batches)} of {len(corpus.kept)} rows"
+            phase.detail = f"{min(len(corpus.kept), rows * settings.batches)} of {len(corpus.kept)} rows"
 
     def is_due(self, step: int) -> bool:
         """Return whether the weights are evaluated after this step."""

@@ -29,8 +29,7 @@ class SkipFile:
         path: The file.
         identity: The identity of the run, from the log of its checkpoints.
         step: The step of the checkpoint that the run resumes from, or 0 for a new run.
-        saved: The skipped steps up to `step`, from the checkpoint. None if an older version wrote the checkpoint: then
-            the file is trusted, including lines without a proof.
+        saved: The skipped steps up to `step`, from the checkpoint.
         tell: Receives the report.
     """
 
@@ -40,17 +39,14 @@ class SkipFile:
         *,
         identity: str,
         step: int = 0,
-        saved: Mapping[int, str] | None = None,
+        saved: Mapping[int, str],
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._path, self._key = path, identity.encode()
         content = path.read_bytes() if path.exists() else b""
         *lines, _torn = content.split(b"\n")
-        found, unproven, broken = self._read(lines, trusted=saved is None)
-        if saved is None:
-            self.known = found
-        else:
-            self.known = {**saved, **{at: why for at, why in found.items() if at > step}}
+        found, unproven, broken = self._read(lines)
+        self.known = {**saved, **{at: why for at, why in found.items() if at > step}}
         report = []
         if missing := sorted(at for at, why in self.known.items() if found.get(at) != why):
             report.append(f"steps {_listed(missing)} are restored from the checkpoint of step {step}")
@@ -78,7 +74,7 @@ class SkipFile:
             self.known = {step: why for step, why in self.known.items() if step not in steps}
             self._rewrite()
 
-    def _read(self, lines: list[bytes], *, trusted: bool) -> tuple[dict[int, str], list[int], int]:
+    def _read(self, lines: list[bytes]) -> tuple[dict[int, str], list[int], int]:
         """Return the valid entries, the steps of entries without a valid proof, and the number of other lines."""
         found: dict[int, str] = {}
         unproven, broken = [], 0
@@ -88,7 +84,7 @@ class SkipFile:
                 broken += 1
                 continue
             step, why, proof = entry["step"], entry["why"], entry.get("proof")
-            if (proof is None and trusted) or proof == self._proof(step, why):
+            if proof == self._proof(step, why):
                 found[step] = why
             else:
                 unproven.append(step)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.errors import UserError
-from forerun.inputs.stage_folder import STAGES
 from forerun.report.run_files import read_object
 from forerun.report.run_record import RunRecord, read_run
 from forerun.report.run_status import status_of
+from forerun.run_folder.stage_folder import STAGES
 from forerun.watch.run_figures import figures_of
 
 BROKEN = "broken"

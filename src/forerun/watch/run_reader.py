@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from forerun.config.schema import Job
-from forerun.inputs.run_folder import RunFolder, newest_record, require_run
-from forerun.inputs.stage_folder import run_of
 from forerun.journal import TailReader
 from forerun.report.run_files import Row, line_of, metrics_of, read_hosts, read_lines, read_summary
 from forerun.report.run_record import EVENTS, HOSTS, RunRecord, read_run, skips_of
+from forerun.run_folder.run_folder import RunFolder, newest_record, require_run
+from forerun.run_folder.stage_folder import run_of
 
 FOLDER_SECONDS, BUCKET_SECONDS = 1.0, 30.0  # between two reads
 

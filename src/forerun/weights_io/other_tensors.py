@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from forerun.hub.safetensors.tensors import Selection, Weights, equal_bytes
 from forerun.hub.snapshot import Snapshot
 from forerun.models.families.wrapper import wrapper_of
-from forerun.models.float8 import float8_in
 from forerun.models.keys import unused_names
 from forerun.models.pretrained import read_snapshot
 from forerun.models.registry import model_for
 from forerun.models.rounding import QUANTIZATION
+from forerun.models.scaled_floats import float8_in
 from forerun.weights_io.float8 import Dequantized
 from forerun.weights_io.shards import Planned
 

@@ -20,13 +20,14 @@ from forerun.commands import check
 from forerun.config.load import load
 from forerun.hardware import devices
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.resolve_job import resolve
-from forerun.models.registry import model_of
 from forerun.models.sizes import SIZES
 from forerun.nn import sharding
 from forerun.nn.spec import count
 from forerun.program.build import Program, build
-from forerun.program.derive import derive
+from forerun.program.kernels import job_attention
+from forerun.resolve.derive import derive
+from forerun.resolve.resolve_model import resolve_model
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import Count
 
 Capture = pytest.CaptureFixture[str]
@@ -92,7 +93,7 @@ def program_on(platform: str, kind: str) -> Program:
     """Build the job's Program for one device that is not here."""
     job, device = load("job.yaml").job, np.array([[[FakeDevice(platform, kind)]]], dtype=object)
     mesh = Mesh(device, sharding.AXES, axis_types=(AxisType.Auto,) * 3)
-    return build(job, model_of(job.model), mesh, derive(job, MeshShape(1, 1, 1), None))
+    return build(ResolvedJob(job), mesh, derive(job, MeshShape(1, 1, 1), None))
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -101,7 +102,9 @@ def test_kernel_on_a_slice_is_that_of_the_program(slice_name: str, model: str, d
     write_job(f"model: {model}")
     program = program_on("tpu", SLICES[slice_name])
     place = check.place_on(slice_name, load("job.yaml").job)
-    assert resolve(load("job.yaml").job).attention(place.platform, place.jax_kind).kernel == program.compute.attention
+    resolved = resolve_model(load("job.yaml").job)
+    kernel = job_attention(resolved, resolved.model, place.platform, place.jax_kind).kernel
+    assert kernel == program.compute.attention
     assert derived("--on", slice_name)["attention kernel"][0] == program.compute.attention.name
 
 
@@ -156,7 +159,7 @@ def test_compiler_options_are_those_of_the_program(slice_name: str) -> None:
     job, program = load("job.yaml").job, program_on("tpu", SLICES[slice_name])
     place = check.place_on(slice_name, job)
     one_device = dataclasses.replace(place, devices=1)
-    found = check.outcome_of(job, one_device, lambda text: None).options.values
+    found = check.outcome_of(resolve_model(job), one_device, lambda text: None).options.values
     assert found == program.compiler_options
     assert found["xla_tpu_of_the_job"] == "3"
 

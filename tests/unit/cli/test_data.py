@@ -9,7 +9,8 @@ import pytest
 from forerun.cli.main import main
 from forerun.config.load import load
 from forerun.data.order.ledger import entries
-from forerun.inputs.job_corpus import open_corpus
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
 
 JOB = """\
 model: {layers: 1, embed: 32, heads: 2}
@@ -109,19 +110,19 @@ def test_a_run_is_opened_again_on_an_old_store_and_after_its_upgrade(capsys: pyt
     """A run compares the digest of its data with the one that it began with."""
     run = ["train", "job.yaml", "name=run", "data.ledger=true"]
     assert main(run) == 0
-    digest = open_corpus(load("job.yaml", []).job).digest
+    digest = open_corpus(resolve_model(load("job.yaml", []).job)).digest
     assert "checksums" not in capsys.readouterr().out
     made_old(Path("store"))
     assert main([*run, "steps=4"]) == 0  # a finished run would not open its data
     assert capsys.readouterr().out.count("without checksums") == 1
-    assert open_corpus(load("job.yaml", []).job).digest == digest
+    assert open_corpus(resolve_model(load("job.yaml", []).job)).digest == digest
     assert main(["data", "job.yaml", "--ledger", "runs/run/ledger.jsonl"]) == 0
     assert capsys.readouterr().err.count("without checksums") == 1
     assert main(["data", "job.yaml", "--verify"]) == 0
     assert "were added" in capsys.readouterr().out
     assert main([*run, "steps=5"]) == 0
     assert "checksums" not in capsys.readouterr().out
-    assert open_corpus(load("job.yaml", []).job).digest == digest
+    assert open_corpus(resolve_model(load("job.yaml", []).job)).digest == digest
     assert main(["data", "job.yaml", "--ledger", "runs/run/ledger.jsonl"]) == 0
 
 

@@ -20,11 +20,11 @@ from forerun.data.turns import turn_end
 from forerun.errors import UserError
 from forerun.hub.chat.template import CHATML
 from forerun.hub.snapshot import snapshot
-from forerun.inputs.chat_form import ChatForm, exported_end, own_chat_form, write_chat
-from forerun.inputs.load_model import load_model
-from forerun.inputs.run_folder import RunFolder
 from forerun.run.train import train
+from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
+from forerun.trained_model.chat_form import ChatForm, exported_end, own_chat_form, write_chat
+from forerun.trained_model.load_model import load_model
 from forerun.weights_io import documents
 
 sys.path.append(str(Path(__file__).parents[1] / "data" / "tokens"))
@@ -145,20 +145,21 @@ def test_a_prompt_has_the_tokens_of_training(place: Path) -> None:
     from small_tokenizers import byte_level
 
     from forerun.api.language_model import LanguageModel
-    from forerun.inputs.job_corpus import open_corpus
+    from forerun.resolve.job_corpus import open_corpus
+    from forerun.resolve.resolve_model import resolve_model
 
     run = str(place / "runs/chatty")
     source = LanguageModel(lambda: load_model(run, device="cpu", devices=1), run, None)
     (prompt,) = source.chat_ids([QUESTION])
     assert prompt == byte_level().encode(PROMPT, add_special_tokens=False).ids
-    stored = open_corpus(load(place / "runs/chatty/job.yaml").job).parts[0].store.train
+    stored = open_corpus(resolve_model(load(place / "runs/chatty/job.yaml").job)).parts[0].store.train
     assert stored.read(0, len(prompt))[0].tolist() == prompt
     (forged,) = source.chat_ids([[{"role": "user", "content": "hello<|im_end|>"}]])
     assert forged.count(END) == 1, "the template's own: a message cannot end its turn"
 
 
 def test_the_template_outlives_the_job_s_file(place: Path, tmp_path: Path) -> None:
-    """The run has a copy. Where a run of an earlier version has none, the error says where to put it."""
+    """The run has a copy. If it was deleted, the error says where to put it."""
     run = tmp_path / "run"
     shutil.copytree(place / "runs/adapted", run)
     job = load(run / "job.yaml").job

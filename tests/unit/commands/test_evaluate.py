@@ -14,13 +14,13 @@ from forerun.commands.evaluate import evaluate_text, language_of, longest_contex
 from forerun.data.tokenizer import ByteTokenizer
 from forerun.evaluate.language import GenerationRequest
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.load_model import LoadedModel
 from forerun.models.decoder import Decoder
 from forerun.models.decoder_config import DecoderConfig
 from forerun.nn import spec
 from forerun.nn.compute import Compute
 from forerun.nn.sharding import stored
 from forerun.program.build import make_mesh
+from forerun.trained_model.load_model import LoadedModel
 
 MODEL = Decoder(DecoderConfig(1, 16, 2, 1, 8, 24, 272))
 CONTEXT = 20

@@ -155,7 +155,7 @@ def test_the_average_is_exported_where_there_is_one(tmp_path: Path) -> None:
     export(str(run), str(tmp_path / "out"))
     from forerun.checkpoint.store import CheckpointStore
     from forerun.hardware.devices import choose
-    from forerun.run.train import program_on
+    from forerun.run.run_devices import program_on
 
     job = load(run / "job.yaml").job
     program = program_on(ResolvedJob(job), choose("cpu", None), None)

@@ -24,12 +24,12 @@ from forerun.commands.evaluate import longest_context
 from forerun.commands.export import export
 from forerun.config.load import load
 from forerun.errors import UserError
-from forerun.inputs.load_model import LoadedModel, load_model
-from forerun.inputs.resolve_job import resolve
 from forerun.models.plugin import job_folder, use_job_folder
 from forerun.nn.compute import Compute
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run.train import train
 from forerun.track.display.make_display import make_display
+from forerun.trained_model.load_model import LoadedModel, load_model
 
 MODULES = ("exported_net", "exported_sizes")
 NET = """\
@@ -207,7 +207,7 @@ def test_a_job_cannot_start_from_the_export(exported: Path, tmp_path: Path) -> N
     (tmp_path / "text.txt").write_text("some text\n" * 50)
     (tmp_path / "job.yaml").write_text(f"model: {exported}\ndata: text.txt\nsteps: 1\n")
     with pytest.raises(UserError) as refused:
-        resolve(load(tmp_path / "job.yaml").job)
+        resolve_model(load(tmp_path / "job.yaml").job)
     assert_error(refused.value, "E-MODEL-030")
 
 

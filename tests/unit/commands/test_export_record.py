@@ -9,8 +9,8 @@ import pytest
 
 from forerun.commands.export import Exported
 from forerun.commands.export_record import record_export
-from forerun.inputs.run_folder import RunFolder
 from forerun.report.run_record import read_lines
+from forerun.run_folder.run_folder import RunFolder
 
 
 @pytest.fixture

@@ -20,15 +20,17 @@ from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.base_weights import read_file_weights
-from forerun.inputs.job_corpus import open_corpus, tokenizer_of
-from forerun.inputs.load_model import fsdp_mesh, load_model, saved_params
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.run_folder import RunFolder
 from forerun.nn.weights.extended import Extended
+from forerun.program.build import program_of
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.job_tokenizer import tokenizer_of
+from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.train import train
+from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.make_display import make_display
+from forerun.trained_model.base_weights import read_file_weights
+from forerun.trained_model.load_model import fsdp_mesh, load_model, saved_params
 
 sys.path.append(str(Path(__file__).parents[1] / "data" / "tokens"))
 
@@ -115,11 +117,11 @@ def recorded(place: Place) -> ResolvedJob:
 def test_the_run_records_the_ids_and_the_data_uses_them(place: Place) -> None:
     section = recorded(place).job.model
     assert (section.first_new_token, section.vocab) == (place.first, place.vocab)
-    tokenizer = tokenizer_of(place.job())
+    tokenizer = tokenizer_of(resolve_model(place.job()))
     assert tokenizer.encode("x<tool></tool><|call|>").tolist()[1:] == [place.first, place.first + 1, place.first + 2]
     assert tokenizer.decode([place.first]) == "<tool>"
     assert list(tokenizer.specials)[-1:] == SPECIAL
-    stored = open_corpus(place.job()).parts[0].store.train
+    stored = open_corpus(resolve_model(place.job())).parts[0].store.train
     ids = stored.read(0, stored.tokens)[0].tolist()
     assert ids.count(place.first) == ids.count(place.first + 1) == 32
     assert place.first + 2 not in ids
@@ -170,11 +172,12 @@ def test_a_resumed_run_is_the_same(place: Place) -> None:
 def test_several_devices_compute_the_same_step(place: Place) -> None:
     """The program is the one that `plan` compiles for a slice."""
     job = place.job("devices=4")
-    corpus = open_corpus(job)
-    resolved = resolve(job, corpus)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
     losses = []
     for shape in (MeshShape(1, 1, 1), MeshShape(1, 2, 2)):
-        program = resolved.program(shape, jax.devices()[: shape.devices], corpus.rows.epoch)
+        program = program_of(resolved, shape, jax.devices()[: shape.devices], corpus.rows.epoch)
         state = program.initial_state(0, read_file_weights(resolved, program))
         batch = jax.tree.map(lambda like: np.ones(like.shape, like.dtype), program.batch)
         tokens = np.arange(batch.tokens.size, dtype=np.int32).reshape(batch.tokens.shape) % place.vocab
@@ -188,8 +191,8 @@ def test_several_devices_compute_the_same_step(place: Place) -> None:
 
 
 def test_full_fine_tuning_resizes_with_the_mean(place: Place) -> None:
-    resolved = resolve(place.job("lora=null"))
-    program = resolved.program(MeshShape(1, 1, 1), jax.devices()[:1])
+    resolved = resolve_model(place.job("lora=null"))
+    program = program_of(resolved, MeshShape(1, 1, 1), jax.devices()[:1])
     params = program.initial_state(0, read_file_weights(resolved, program)).params
     before = load_file(place.folder / "base" / "model.safetensors")
     old = np.ones(place.vocab, bool)
@@ -224,7 +227,7 @@ def test_transformers_and_peft_compute_the_same(place: Place, tmp_path: Path) ->
     text = "the quick <tool>fox</tool><|call|> dog"
     ids = tokenizer(text, return_tensors="pt")["input_ids"]
     assert place.first in ids[0].tolist()
-    assert ids[0].tolist() == tokenizer_of(place.job()).encode(text).tolist()
+    assert ids[0].tolist() == tokenizer_of(resolve_model(place.job())).encode(text).tolist()
 
     whole: Any = transformers.AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     base: Any = transformers.AutoModelForCausalLM.from_pretrained(place.folder / "base", dtype=torch.float32)
@@ -248,7 +251,7 @@ def test_transformers_and_peft_compute_the_same(place: Place, tmp_path: Path) ->
 def test_mistakes_are_named(place: Place, tmp_path: Path) -> None:
     def error(*overrides: str) -> UserError:
         with pytest.raises(UserError) as refused:
-            resolve(place.job(*overrides))
+            resolve_model(place.job(*overrides))
         return refused.value
 
     assert_error(error("model.new_tokens=['<think>']"), "E-DATA-148", what="<think>")
@@ -268,5 +271,5 @@ def test_a_tokenizer_with_more_ids_than_rows_is_refused(place: Place, tmp_path: 
     larger.add_tokens([f"<extra {n}>" for n in range(100)])
     saved(larger, tmp_path)
     with pytest.raises(UserError) as refused:
-        resolve(place.job(f"data.tokenizer={tmp_path}"))
+        resolve_model(place.job(f"data.tokenizer={tmp_path}"))
     assert_error(refused.value, "E-METHOD-021", what=str(place.rows))

@@ -17,6 +17,7 @@ from forerun.nn.spec import Normal, ParamSpec, initial
 from forerun.nn.weights.dense import Dense
 from forerun.nn.weights.eight_bit import EightBit
 from forerun.objectives.companion import WithCompanion
+from forerun.resolve.resolved_job import ResolvedJob
 
 MODEL: dict[str, Any] = {"layers": 2, "embed": 16, "heads": 2, "vocab": 32}
 SPECS = {
@@ -40,14 +41,14 @@ def job(**fields: Any) -> Job:
 )
 def test_combinations_that_are_rejected(fields: dict[str, Any], code: str, value: str) -> None:
     with pytest.raises(UserError) as caught:
-        method_of(job(**fields), 16)
+        method_of(ResolvedJob(job(**fields)), 16)
     assert_error(caught.value, code, what=value, fix="matmul" if code != "E-METHOD-120" else "qat")
-    method_of(job(**fields, precision={}), 16)
+    method_of(ResolvedJob(job(**fields, precision={})), 16)
 
 
 def test_combinations_that_work() -> None:
     for fields in ({}, {"lora": {"rank": 4}}, {"precision": {"matmul": "fp8"}}):
-        method_of(job(**fields), 16)
+        method_of(ResolvedJob(job(**fields)), 16)
 
 
 def test_chips_multiply_one_format() -> None:
@@ -76,7 +77,7 @@ def test_chips_multiply_one_format() -> None:
 
 def test_a_companion_has_no_codes() -> None:
     """A teacher beside the trained model is computed as it was before."""
-    found = eight_bit_weights(job(), WithCompanion(SPECS, SPECS), "cpu", "cpu", 64)
+    found = eight_bit_weights(ResolvedJob(job()), WithCompanion(SPECS, SPECS), "cpu", "cpu", 64)
     assert found is not None
     assert list(found.matrices) == [".own['layers']['up']"]
     arrays = initial({"layers": {"up": SPECS["layers"]["up"]}}, jax.random.key(0))
@@ -93,20 +94,20 @@ def test_a_companion_has_no_codes() -> None:
 def test_weights_of_a_program_on_each_platform() -> None:
     kind = device_kind_of(chip_named("v6e"))
     assert kind is not None
-    on_tpu = eight_bit_weights(job(), SPECS, "tpu", kind, 64)
-    on_cpu = eight_bit_weights(job(), SPECS, "cpu", "cpu", 64)
+    on_tpu = eight_bit_weights(ResolvedJob(job()), SPECS, "tpu", kind, 64)
+    on_cpu = eight_bit_weights(ResolvedJob(job()), SPECS, "cpu", "cpu", 64)
     assert on_tpu is not None
     assert on_cpu is not None
     assert list(on_tpu.matrices) == ["['layers']['up']"]
     assert not on_tpu.how.floats
     assert on_cpu.how.floats
-    assert "int8 for 1 stack" in str(eight_bit_note(job(), on_cpu))
-    assert "slower" in str(eight_bit_note(job(), on_cpu))
-    assert "slower" not in str(eight_bit_note(job(), on_tpu))
-    assert eight_bit_note(job(), None) is None
+    assert "int8 for 1 stack" in str(eight_bit_note(ResolvedJob(job()), on_cpu))
+    assert "slower" in str(eight_bit_note(ResolvedJob(job()), on_cpu))
+    assert "slower" not in str(eight_bit_note(ResolvedJob(job()), on_tpu))
+    assert eight_bit_note(ResolvedJob(job()), None) is None
     with pytest.raises(UserError) as caught:
-        eight_bit_weights(job(precision={"matmul": "fp8"}), SPECS, "tpu", kind, 64)
+        eight_bit_weights(ResolvedJob(job(precision={"matmul": "fp8"})), SPECS, "tpu", kind, 64)
     assert_error(caught.value, "E-HARDWARE-120", what="v6e")
     with pytest.raises(UserError) as caught:
-        eight_bit_weights(job(), {"gate": SPECS["layers"]["gate"]}, "cpu", "cpu", 64)
+        eight_bit_weights(ResolvedJob(job()), {"gate": SPECS["layers"]["gate"]}, "cpu", "cpu", 64)
     assert_error(caught.value, "E-METHOD-125", what="int8")

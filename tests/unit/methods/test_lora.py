@@ -19,19 +19,20 @@ from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.base_weights import read_file_weights
-from forerun.inputs.load_model import load_model
 from forerun.methods.lora import LoraTransform
-from forerun.methods.names import module_names
+from forerun.models.model_facts import ModelFacts
 from forerun.models.registry import model_of
 from forerun.nn import spec
 from forerun.nn.weights import lowrank
 from forerun.nn.weights.dense import Dense
 from forerun.nn.weights.lowrank import LowRank
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.train import program_on, train
+from forerun.run.run_devices import program_on
+from forerun.run.train import train
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
+from forerun.trained_model.base_weights import read_file_weights
+from forerun.trained_model.load_model import load_model
 from forerun.weights_io.adapter import adapters_of
 
 TEXT = "All work and no play makes a dull model; " * 60
@@ -93,19 +94,20 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_targets_by_any_of_their_names(targets: Any, expected: set[str], tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    transform = LoraTransform(Lora(targets=targets), "float32", module_names(job.model))
+    transform = LoraTransform(Lora(targets=targets), "float32", ModelFacts(job.model).module_names)
     assert set(adapters_of(transform.specs(model_of(job.model).specs()))) == expected
 
 
 def test_a_target_that_is_no_matrix_is_refused(tmp_path: Path) -> None:
     job = job_in(tmp_path)
-    transform = LoraTransform(Lora(targets=["q_prj"]), "float32", module_names(job.model))
+    transform = LoraTransform(Lora(targets=["q_prj"]), "float32", ModelFacts(job.model).module_names)
     with pytest.raises(UserError, match=r"'q_prj'.*E-METHOD-003") as refused:
         transform.specs(model_of(job.model).specs())
     assert "q_proj" in (refused.value.why or "")
+    names = ModelFacts(job.model).module_names
     for name in ("head", "lm_head", "embed", "norm"):
         with pytest.raises(UserError):
-            LoraTransform(Lora(targets=[name]), "float32", module_names(job.model)).specs(model_of(job.model).specs())
+            LoraTransform(Lora(targets=[name]), "float32", names).specs(model_of(job.model).specs())
 
 
 def adapter(dropout: float) -> tuple[LowRank[jax.Array], jax.Array]:

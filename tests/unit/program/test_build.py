@@ -11,10 +11,10 @@ import pytest
 from forerun.config.methods.training_method import Lora
 from forerun.config.schema import Job, Model, Optimizer, Precision, Remat
 from forerun.hardware.mesh import MeshShape
-from forerun.models.registry import model_of
 from forerun.nn import sharding
 from forerun.program.build import Program, build, make_mesh, program_hash
-from forerun.program.derive import derive
+from forerun.resolve.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
 
 FOUR = MeshShape(1, 2, 2)
 
@@ -29,7 +29,7 @@ def built(shape: MeshShape = FOUR, **fields: Any) -> Program:
     }
     job = Job(**given | fields)
     mesh = make_mesh(shape, jax.devices()[: shape.devices])
-    return build(job, model_of(job.model), mesh, derive(job, shape, None))
+    return build(ResolvedJob(job), mesh, derive(job, shape, None))
 
 
 def hashed(**fields: Any) -> str:

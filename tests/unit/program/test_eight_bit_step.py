@@ -15,7 +15,7 @@ from error_assertions import assert_error
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.program.build import Program, program_hash
+from forerun.program.build import Program, program_hash, program_of
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
 
@@ -34,7 +34,7 @@ def program(shape: MeshShape = ONE, **fields: Any) -> Program:
         "optimizer": {"lr": 1e-3, "clip": None},
         "precision": {"compute": "float32", "matmul": "int8"},
     }
-    return ResolvedJob(Job.model_validate(given | fields)).program(shape, jax.devices()[: shape.devices])
+    return program_of(ResolvedJob(Job.model_validate(given | fields)), shape, jax.devices()[: shape.devices])
 
 
 def batch_of(made: Program, step: int) -> Any:

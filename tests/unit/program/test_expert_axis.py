@@ -20,6 +20,7 @@ from forerun.models.sizes import delta_shape
 from forerun.nn import expert_rounds, sharding
 from forerun.nn.rope import Rope
 from forerun.objectives.router_losses import BALANCE, ENTROPY, LOAD
+from forerun.program.build import program_of
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
 
@@ -73,7 +74,7 @@ def trained(shape: MeshShape, steps: int = 2, **fields: Any) -> Trained:
         "precision": {"compute": "float32"},
         "optimizer": OPTIMIZER,
     }
-    made = ResolvedJob(Job.model_validate(given | fields)).program(shape, jax.devices()[: shape.devices])
+    made = program_of(ResolvedJob(Job.model_validate(given | fields)), shape, jax.devices()[: shape.devices])
     draw = np.random.default_rng(0)
     with jax.set_mesh(made.mesh):
         compiled = made.trace().lower().compile()

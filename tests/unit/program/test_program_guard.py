@@ -12,10 +12,10 @@ import pytest
 from forerun.config import schema
 from forerun.config.schema import Job, Model, Optimizer, Precision
 from forerun.hardware.mesh import MeshShape
-from forerun.models.registry import model_of
 from forerun.program.build import Program, build, make_mesh
-from forerun.program.derive import derive
 from forerun.program.guard import ARMED, Rule, Verdict, Watch, chosen, noted, released
+from forerun.resolve.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
 
 TAKEN, NOT_FINITE, SPIKE, HALTED = Verdict
 
@@ -92,7 +92,7 @@ def built(**fields: Any) -> Program:
     }
     job, shape = Job(**given | fields), MeshShape(1, 2, 2)
     mesh = make_mesh(shape, jax.devices()[:4])
-    return build(job, model_of(job.model), mesh, derive(job, shape, None))
+    return build(ResolvedJob(job), mesh, derive(job, shape, None))
 
 
 def bits(state: Any) -> list[bytes]:

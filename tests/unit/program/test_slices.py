@@ -15,7 +15,7 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
 from forerun.objectives.batch import Batch
-from forerun.program.build import Program
+from forerun.program.build import Program, program_of
 from forerun.program.fingerprint import compiled_fingerprints
 from forerun.program.state import State
 from forerun.resolve.resolved_job import ResolvedJob
@@ -46,7 +46,7 @@ def program(shape: MeshShape, **fields: Any) -> Program:
         "steps": 4,
         "precision": {"compute": "float32"},
     }
-    return ResolvedJob(Job.model_validate(given | fields)).program(shape, jax.devices()[: shape.devices])
+    return program_of(ResolvedJob(Job.model_validate(given | fields)), shape, jax.devices()[: shape.devices])
 
 
 def trained(shape: MeshShape, steps: int = 3, **fields: Any) -> tuple[Program, list[float], State, str]:

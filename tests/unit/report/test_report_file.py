@@ -12,11 +12,11 @@ from run_records import PageContent, metrics_rows, write_run
 
 from forerun.config.load import load
 from forerun.config.schema import Job
-from forerun.inputs.run_folder import RunFolder
 from forerun.report import report_file
 from forerun.report.report_file import write_report
 from forerun.report.run_record import read_run
 from forerun.run.train import train
+from forerun.run_folder.run_folder import RunFolder
 from forerun.track.display.plain import PlainDisplay
 
 

@@ -14,10 +14,16 @@ import pytest
 from forerun.config.schema import Job, Model
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.inputs.resolve_job import resolve
+from forerun.hardware.slices import slice_named
+from forerun.methods.method import trainable_count
 from forerun.models.decoder_config import DecoderConfig
+from forerun.models.model_facts import ModelFacts, ModelOutline
 from forerun.models.sizes import SIZES
-from forerun.resolve.model_facts import ModelFacts
+from forerun.planner.compile.request import CompileRequest, from_json
+from forerun.program.build import program_of
+from forerun.program.kernels import job_attention
+from forerun.resolve.job_corpus import with_steps
+from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 
 LLAMA = {
@@ -45,7 +51,7 @@ def checkpoint(tmp_path: Path) -> str:
 
 
 def test_facts_of_a_named_size() -> None:
-    resolved = resolve(job())
+    resolved = resolve_model(job())
     assert resolved.config == SIZES["smollm2-135m"]
     assert (resolved.steps, resolved.vocab, resolved.model_facts.heads) == (9, 49_152, 9)
     assert (resolved.model_facts.checkpoint, resolved.teacher, resolved.step_teacher) == (None, None, None)
@@ -54,7 +60,7 @@ def test_facts_of_a_named_size() -> None:
 
 
 def test_facts_of_a_checkpoint(checkpoint: str) -> None:
-    resolved = resolve(job(model=checkpoint))
+    resolved = resolve_model(job(model=checkpoint))
     assert isinstance(resolved.config, DecoderConfig)
     assert (resolved.config.layers, resolved.vocab, resolved.model_facts.heads) == (1, 300, 2)
     assert resolved.model_facts.snapshot is not None
@@ -64,7 +70,7 @@ def test_facts_of_a_checkpoint(checkpoint: str) -> None:
 
 @pytest.mark.parametrize("cache", [None, "logits"])
 def test_a_teacher_with_cached_logits_does_not_run_in_the_step(cache: str | None) -> None:
-    resolved = resolve(job(distil={"teacher": "smollm2-360m", "cache": cache}))
+    resolved = resolve_model(job(distil={"teacher": "smollm2-360m", "cache": cache}))
     assert resolved.teacher is not None
     assert resolved.teacher.config == SIZES["smollm2-360m"]
     assert resolved.step_teacher == (resolved.teacher if cache is None else None)
@@ -74,30 +80,31 @@ def test_the_reason_of_the_steps_stays_when_they_are_filled_in(tmp_path: Path) -
     """3,200 letters are 100 rows of 32 tokens, so 2 epochs in batches of 8 are 25 steps."""
     (tmp_path / "text.txt").write_text("x" * 3200, "utf-8")
     given = {"data": str(tmp_path / "text.txt"), "sequence": 32, "steps": None, "epochs": 2}
-    resolved = resolve(job(**given))
+    resolved = with_steps(resolve_model(job(**given)))
     derived = resolved.derived(MeshShape(1, 1, 1), 100)
     assert (resolved.steps, resolved.job.epochs, derived.steps) == (25, None, 25)
     assert derived.reasons["steps"].startswith("2 epochs")
-    assert resolve(job()).derived(MeshShape(1, 1, 1)).reasons["steps"] == "the job's"
+    assert resolve_model(job()).derived(MeshShape(1, 1, 1)).reasons["steps"] == "the job's"
 
 
 def test_heads_are_checked_without_the_model_object() -> None:
     with pytest.raises(UserError, match="E-HARDWARE-009"):
-        resolve(job()).derived(MeshShape(1, 1, 2))  # 9 heads
+        resolve_model(job()).derived(MeshShape(1, 1, 2))  # 9 heads
 
 
 def test_program_has_the_facts_of_the_job() -> None:
-    resolved = resolve(job(lora={"rank": 4}, sequence=32))
-    program = resolved.program(MeshShape(1, 1, 1), jax.devices()[:1])
-    assert sum(leaf.size for leaf in jax.tree.leaves(program.learning)) == resolved.trainable_parameters
+    resolved = resolve_model(job(lora={"rank": 4}, sequence=32))
+    program = program_of(resolved, MeshShape(1, 1, 1), jax.devices()[:1])
+    assert sum(leaf.size for leaf in jax.tree.leaves(program.learning)) == trainable_count(resolved)
     device = jax.devices()[0]
-    assert program.compute.attention == resolved.attention(device.platform, device.device_kind).kernel
+    kernel = job_attention(resolved, resolved.model, device.platform, device.device_kind).kernel
+    assert program.compute.attention == kernel
     assert program.derived == resolved.derived(MeshShape(1, 1, 1))
     assert program.model == resolved.model
 
 
 def test_other_values_do_not_change_the_original() -> None:
-    resolved = resolve(job())
+    resolved = resolve_model(job())
     changed = resolved.with_values(micro_batch=2)
     assert (changed.job.micro_batch, resolved.job.micro_batch, changed.steps) == (2, None, 9)
 
@@ -114,10 +121,10 @@ def test_facts_that_plan_needs_do_not_import_jax() -> None:
         "import sys\n"
         "from forerun.config.schema import Job\n"
         "from forerun.hardware.mesh import MeshShape\n"
-        "from forerun.inputs.resolve_job import resolve\n"
+        "from forerun.resolve.resolve_model import resolve_model\n"
         "job = Job.model_validate({'model': 'smollm2-135m', 'data': 'x', 'steps': 9, 'batch': 8,"
         " 'distil': {'teacher': 'smollm2-360m'}})\n"
-        "resolved = resolve(job)\n"
+        "resolved = resolve_model(job)\n"
         "resolved.derived(MeshShape(1, 8, 1)), resolved.config, resolved.teacher.config, resolved.model_facts.family\n"
         "sys.exit('jax' in sys.modules)\n"
     )
@@ -128,3 +135,36 @@ def test_facts_that_plan_needs_do_not_import_jax() -> None:
 def test_a_resolved_job_is_a_value() -> None:
     assert ResolvedJob(job()) == ResolvedJob(job())
     assert ResolvedJob(job()) != ResolvedJob(job(seed=1))
+
+
+def test_a_model_is_resolved_without_the_data() -> None:
+    """The file of the data does not exist, and the steps follow from its rows."""
+    resolved = resolve_model(job(steps=None, epochs=2))
+    assert (resolved.job.steps, resolved.job.epochs, resolved.vocab) == (None, 2, 49_152)
+
+
+def test_an_outline_stands_for_a_model_that_does_not_exist(checkpoint: str, tmp_path: Path) -> None:
+    written = job(model=str(tmp_path / "runs" / "job-sft" / "model"))
+    with pytest.raises(UserError):
+        resolve_model(written)
+    resolved = resolve_model(written, ModelOutline(Path(checkpoint), "result of stage sft"))
+    assert isinstance(resolved.config, DecoderConfig)
+    assert (resolved.config.layers, resolved.vocab) == (LLAMA["num_hidden_layers"], LLAMA["vocab_size"])
+    assert resolved.job.model.name == written.model.name
+    assert resolved.starting_weights == f"weights of {written.model.name}"
+
+
+def test_an_outline_reaches_the_process_that_compiles(checkpoint: str, tmp_path: Path) -> None:
+    outline = ModelOutline(Path(checkpoint), "result of stage sft")
+    resolved = resolve_model(job(model=str(tmp_path / "later")), outline)
+    received = from_json(CompileRequest(resolved, slice_named("v5e-1")).to_json())
+    assert received.resolved == resolved
+    assert received.resolved.config == resolved.config
+
+
+def test_an_error_about_an_outline_names_the_stage(checkpoint: str, tmp_path: Path) -> None:
+    content = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps(content | {"hidden_size": "wide"}), "utf-8")
+    with pytest.raises(UserError) as refused:
+        resolve_model(job(model=str(tmp_path / "later")), ModelOutline(Path(checkpoint), "result of stage sft"))
+    assert "result of stage sft" in str(refused.value)

@@ -9,7 +9,7 @@ import pytest
 
 from forerun.config.schema import Job
 from forerun.resolve.resolved_job import ResolvedJob
-from forerun.run.train import attention_note
+from forerun.run.run_devices import attention_note
 
 
 def _line(kind: str, platform: str, capability: str | None, **job: Any) -> str | None:

@@ -29,14 +29,14 @@ from forerun.data.order.batches import Batches
 from forerun.data.order.ledger import entries
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.load_model import load_model
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.run_folder import RunFolder, job_of_run
 from forerun.objectives.batch import Batch
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
+from forerun.run_folder.run_folder import RunFolder, job_of_run
 from forerun.track.display.display import StepView
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.metrics import read_metrics
+from forerun.trained_model.load_model import load_model
 
 STEPS, SAVED, INTERRUPTED = 8, 4, 6
 BAD = (3, 5)
@@ -91,7 +91,7 @@ class Result:
 
 def result(job: Job) -> Result:
     folder = Path(job.runs) / job.name
-    program = loop.program_on(resolve(job), choose("cpu", 1), None)
+    program = loop.program_on(resolve_model(job), choose("cpu", 1), None)
     state = Reader(folder / "checkpoints").restore(STEPS, program.saved(program.state))
     return Result(
         {row["step"]: row["loss"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row},
@@ -238,7 +238,7 @@ def test_a_killed_run_is_not_damaged(run: Resumable, runs: Runs, monkeypatch: py
 
 
 def forge_skip(file: Path) -> None:
-    """A step to come, in the form of a line of an older version, with another run's proof, and with no meaning."""
+    """A step to come without a proof, one with another run's proof, and one with no meaning."""
     lines = [{"step": 7, "why": "loss nan"}, {"step": 8, "why": "loss nan", "proof": "0" * 32}, {"step": 9}]
     with file.open("a") as out:
         out.writelines(json.dumps(line) + "\n" for line in lines)
@@ -294,25 +294,6 @@ def test_an_older_checkpoint_is_compared_with_its_own_record(
     code, warnings = run.resume()
     assert code == 0
     assert [text for text in warnings if ".jsonl" in text or "job.yaml" in text] == []
-    assert run.result() == runs.undisturbed
-
-
-def test_a_checkpoint_of_an_older_version_resumes_with_a_note(
-    run: Resumable, runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_bad_batches(monkeypatch, ())
-    with closing(CheckpointStore(run.folder / "checkpoints", keep=9)) as store:
-        program = loop.program_on(resolve(load(run.file).job), choose("cpu", 1), None)
-        state, record = store.restore(SAVED, program.saved(program.state)), store.record(SAVED)
-        old = {key: value for key, value in record.items() if key not in ("job", "skips", "metrics", "ledger")}
-        store.save(SAVED, state, old)
-    skips = run.folder / "skips.jsonl"
-    lines = [json.loads(line) for line in skips.read_bytes().splitlines()]
-    skips.write_text("".join(json.dumps({"step": line["step"], "why": line["why"]}) + "\n" for line in lines))
-    assert main(["train", str(run.file), "name=run", f"runs={run.folder.parent}", "seed=3"]) == UserError.exit_code
-    run.capture.readouterr()
-    assert main(["train", str(run.file), "name=run", f"runs={run.folder.parent}"]) == 0
-    assert "older version" in run.capture.readouterr().out
     assert run.result() == runs.undisturbed
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
-from forerun.run import train as training
-from forerun.run.device_errors import device_error
-from forerun.supervise.worker.worker import silent_worker
+from forerun.run.device_errors import device_error, user_error_of
 
 H100 = "NVIDIA H100 80GB HBM3"
 BUFFERS = """RESOURCE_EXHAUSTED: Out of memory while trying to allocate 4770354232 bytes.
@@ -87,9 +85,8 @@ def test_other_failures_stay_as_they_are(error: Exception) -> None:
 
 
 def test_train_asks_only_about_failures_of_jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = silent_worker()
-    found = training._device_error(failure(BUFFERS), worker)
+    found = user_error_of(failure(BUFFERS), hosts=1)
     assert found is not None
     assert found.code == "E-RUN-088"
     monkeypatch.setattr(jax, "devices", lambda: pytest.fail("the devices may not be open yet"))
-    assert training._device_error(OSError(BUFFERS), worker) is None
+    assert user_error_of(OSError(BUFFERS), hosts=1) is None

@@ -16,6 +16,7 @@ import pytest
 from forerun.checkpoint.reader import Reader
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import train as loop
 from forerun.run.compile.compile_step import CACHE_HIT, COMPILED, count_events
 from forerun.run.extension import Extension, extension_of, learning_rate
@@ -123,7 +124,7 @@ def test_the_effect_on_the_schedule(make_job: MakeJob) -> None:
     """By the formula: cosine from lr to lr / 10 over the steps after the warm-up, which are 3 % of all."""
     job = make_job("optimizer.lr=3e-4", "steps=3000")
     longer = make_job("optimizer.lr=3e-4", "steps=4000")
-    found = extension_of(longer, recorded(job), 3000, 3000)
+    found = extension_of(ResolvedJob(longer), recorded(job), 3000, 3000)
     assert found is not None
     warmed = (3000 - 120) / (4000 - 120)
     assert found.lr_before == pytest.approx(3e-5, rel=1e-5)
@@ -131,15 +132,15 @@ def test_the_effect_on_the_schedule(make_job: MakeJob) -> None:
     assert found.lr_final == pytest.approx(3e-5, rel=1e-3)
     assert f"{found.lr:.3g}" in found.said("cosine")
     assert "instead of 3e-05" in found.said("cosine")
-    assert learning_rate(longer, 4000) == pytest.approx(3e-5, rel=1e-6)
-    assert extension_of(job, recorded(job), 1000, 1000) is None
-    shorter = extension_of(make_job("steps=5", *CONSTANT), recorded(make_job(*CONSTANT)), 5, 5)
+    assert learning_rate(ResolvedJob(longer), 4000) == pytest.approx(3e-5, rel=1e-6)
+    assert extension_of(ResolvedJob(job), recorded(job), 1000, 1000) is None
+    shorter = extension_of(ResolvedJob(make_job("steps=5", *CONSTANT)), recorded(make_job(*CONSTANT)), 5, 5)
     assert shorter is not None
     assert "no step remains" in shorter.said("constant")
 
 
 def test_a_warm_up_that_has_not_ended_is_reported(make_job: MakeJob) -> None:
-    found = extension_of(make_job("steps=1000"), recorded(make_job("steps=10")), 10, 10)
+    found = extension_of(ResolvedJob(make_job("steps=1000")), recorded(make_job("steps=10")), 10, 10)
     assert isinstance(found, Extension)
     assert found.lr == pytest.approx(1e-2 * 11 / 30, rel=1e-5)
 

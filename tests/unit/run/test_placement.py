@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from forerun.objectives.batch import Batch
-from forerun.run.placement import Placement
+from forerun.run.open_data import Placement
 
 SHAPE = (2, 8, 4)
 

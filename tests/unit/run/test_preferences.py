@@ -20,11 +20,11 @@ from forerun.data.corpus import Corpus
 from forerun.data.order.pairs import PairReferences
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.inputs.run_folder import RunFolder
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run import train as loop
 from forerun.run.preference_reference import read_log_probs, with_reference, write_log_probs
+from forerun.run_folder.run_folder import RunFolder
 from forerun.supervise.worker.worker import silent_worker
 from forerun.track.display.make_display import make_display
 from forerun.track.metrics import read_metrics
@@ -65,8 +65,10 @@ def figures(job: Job, *names: str) -> list[list[float]]:
 
 
 def saved(job: Job) -> list[Any]:
-    corpus = open_corpus(job)
-    program = loop.program_on(resolve(job, corpus), choose("cpu", 1), corpus.rows.epoch)
+    resolved = resolve_model(job)
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
+    program = loop.program_on(resolved, choose("cpu", 1), corpus.rows.epoch)
     with closing(CheckpointStore(Path(job.runs) / job.name / "checkpoints", keep=2)) as store:
         return [np.array(leaf) for leaf in jax.tree.leaves(store.restore(6, program.saved(program.state)))]
 
@@ -114,9 +116,10 @@ def test_an_interrupted_run_is_the_whole_run(reference: str, pairs: MakeJob, mon
 
 def asked(job: Job, folder: Path) -> tuple[Corpus, str]:
     """What comes before the first step, and what is told of it."""
-    corpus, out = open_corpus(job), io.StringIO()
+    resolved, out = resolve_model(job), io.StringIO()
+    corpus = open_corpus(resolved)
+    resolved = resolved.with_data(corpus)
     folder.mkdir(exist_ok=True)
-    resolved = resolve(job, corpus)
     program = loop.program_on(resolved, choose("cpu", 1), corpus.rows.epoch)
     with make_display(out) as display:
         return with_reference(resolved, program, corpus, RunFolder(folder), display, silent_worker()), out.getvalue()
@@ -158,10 +161,10 @@ def test_a_resumed_run_wants_the_model_it_began_with(pairs: MakeJob, tmp_path: P
 
 def test_pairs_and_jobs_that_do_not_go_together(pairs: MakeJob, make_job: MakeJob, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="E-DATA-004") as caught:
-        open_corpus(make_job(f"data.path={tmp_path / 'pairs.jsonl'}", "data.tokenizer=bytes"))
+        open_corpus(resolve_model(make_job(f"data.path={tmp_path / 'pairs.jsonl'}", "data.tokenizer=bytes")))
     assert "preferences: dpo" in caught.value.fix
     with pytest.raises(UserError, match="the rows are text"):
-        open_corpus(make_job("preferences=dpo"))
+        open_corpus(resolve_model(make_job("preferences=dpo")))
     for wrong, said in (
         ("data.too_long=split", "a pair cannot be split"),
         ("data.too_long=keep_start", "cannot be cut at its end"),
@@ -169,7 +172,7 @@ def test_pairs_and_jobs_that_do_not_go_together(pairs: MakeJob, make_job: MakeJo
         ("data.packing=whole", "cannot be used with preference pairs"),
     ):
         with pytest.raises(UserError, match=said):
-            open_corpus(pairs(wrong))
+            open_corpus(resolve_model(pairs(wrong)))
     for wrong in ("preferences.reference=base", "preferences.smoothing=0.1", "objective=my_loss:Loss"):
         with pytest.raises(UserError):
             pairs(wrong)

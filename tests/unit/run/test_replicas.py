@@ -18,10 +18,10 @@ from error_assertions import assert_error
 from forerun.checkpoint.store import CheckpointStore
 from forerun.config.schema import Job, Model, Optimizer
 from forerun.hardware.mesh import MeshShape
-from forerun.models.registry import model_of
 from forerun.program.build import Program, build, make_mesh
-from forerun.program.derive import derive
 from forerun.program.state import State
+from forerun.resolve.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import train as loop
 from forerun.run.compile.compile_step import forbid_compilation
 from forerun.run.pipeline import StepPipeline
@@ -42,7 +42,7 @@ def program_on(shape: MeshShape, embed: int = 16) -> Program:
         optimizer=Optimizer(ema=0.9),
     )
     mesh = make_mesh(shape, jax.devices()[:8])
-    return build(job, model_of(job.model), mesh, derive(job, shape, None))
+    return build(ResolvedJob(job), mesh, derive(job, shape, None))
 
 
 def damaged(array: jax.Array, places: tuple[int, ...], bit: int = 0) -> jax.Array:
@@ -127,12 +127,12 @@ def test_what_has_no_copy_is_told_in_one_line() -> None:
     program = program_on(MeshShape(1, 8, 1), embed=1024)
     told = io.StringIO()
     job = Job.model_validate({"model": {"layers": 1}, "data": "unread", "guard": {"compare_every": 5}})
-    check = replica_check_of(job, program, PlainDisplay(told, clock=time.monotonic))
+    check = replica_check_of(ResolvedJob(job), program, PlainDisplay(told, clock=time.monotonic))
     assert 0 < check.compared_share < 0.1
     assert re.search(r"compares [0-9.]+% of the state.*mesh 1x8x1", told.getvalue())
     assert told.getvalue().count("\n") == 1
     quiet, off = io.StringIO(), Job.model_validate({"model": {"layers": 1}, "data": "unread"})
-    prove(replica_check_of(off, program, PlainDisplay(quiet, clock=time.monotonic)), 1, program.state)
+    prove(replica_check_of(ResolvedJob(off), program, PlainDisplay(quiet, clock=time.monotonic)), 1, program.state)
     assert quiet.getvalue() == ""
 
 

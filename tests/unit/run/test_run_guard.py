@@ -18,14 +18,14 @@ from forerun.config import schema
 from forerun.config.schema import Job, Model, Optimizer, Precision, Remat
 from forerun.errors import UserError
 from forerun.hardware.mesh import MeshShape
-from forerun.models.registry import model_of
 from forerun.objectives.batch import Batch
 from forerun.program import build as build_module
 from forerun.program.build import Program, build, make_mesh
-from forerun.program.derive import derive
 from forerun.program.guard import Verdict
 from forerun.program.state import Metrics, State
 from forerun.program.step import make_step
+from forerun.resolve.derive import derive
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.compile.compile_step import forbid_compilation
 from forerun.run.guard import Action, DivergenceError, DivergenceGuard, SkipsInMemory
 from forerun.run.pipeline import FinishedStep, StepPipeline
@@ -180,11 +180,11 @@ def rig() -> Rig:
     )
     shape = MeshShape(2, 4, 1)
     mesh = make_mesh(shape, jax.devices()[:8])
-    program = build(job, model_of(job.model), mesh, derive(job, shape, None))
+    program = build(ResolvedJob(job), mesh, derive(job, shape, None))
     assert program.derived.accumulation == 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build_module, "make_step", lambda *given: make_step(*given[:-2]))
-        plain = build(job, model_of(job.model), mesh, derive(job, shape, None))
+        plain = build(ResolvedJob(job), mesh, derive(job, shape, None))
     random_ids = np.random.default_rng(0)
 
     def batch() -> Batch[Any]:

@@ -15,11 +15,11 @@ from forerun.config.load import load
 from forerun.config.schema import Sample
 from forerun.generate.engine import Engine
 from forerun.hardware.devices import choose
-from forerun.inputs.resolve_job import resolve
 from forerun.models.base import Model
 from forerun.program.build import Program
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run.run_devices import program_on
 from forerun.run.sample import NOT_FINITE, sample_text
-from forerun.run.train import program_on
 
 SEQUENCE = 16
 PROMPT = [5, 60, 7, 80, 9, 100, 11, 120, 13, 140, 15, 160, 17]
@@ -67,7 +67,7 @@ class Trained:
 
 def on(devices: int, job_file: Path, *changes: str) -> Trained:
     """Weights large enough that their choices are not all the same token."""
-    job = resolve(load(job_file, [f"devices={devices}", *changes]).job)
+    job = resolve_model(load(job_file, [f"devices={devices}", *changes]).job)
     program = program_on(job, choose("cpu", devices), None)
     params = program.method.objective.own(program.initial_state(3).params)
     return Trained(program, jax.tree.map(lambda leaf: leaf * 4 + 0.01, params))

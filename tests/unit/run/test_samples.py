@@ -16,10 +16,11 @@ from forerun.config.schema import Job
 from forerun.data.tokenizer import ByteTokenizer
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.resolve_job import resolve
 from forerun.nn.spec import merge
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run.run_devices import program_on
 from forerun.run.sample import sample_text
-from forerun.run.train import program_on, train
+from forerun.run.train import train
 from forerun.track.display.display import StepView
 from forerun.track.display.plain import PlainDisplay
 from forerun.track.event_log import read_events
@@ -83,7 +84,7 @@ def test_samples_are_written_every_n_steps_and_at_the_last_step(job: Job, shown:
 
 
 def test_samples_come_from_the_averaged_weights(job: Job, shown: str) -> None:
-    resolved = resolve(job)
+    resolved = resolve_model(job)
     program, tokenizer = program_on(resolved, choose("cpu", 1), None), ByteTokenizer()
     with closing(CheckpointStore(Path(job.runs) / job.name / "checkpoints", keep=2)) as store:
         state = store.restore(7, program.saved(program.state))

@@ -15,6 +15,7 @@ import pytest
 
 from forerun.checkpoint.reader import Reader
 from forerun.config.schema import Job
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run import save_schedule
 from forerun.run import train as loop
 from forerun.run.save_schedule import SaveSchedule, from_first, rounded
@@ -28,7 +29,7 @@ def made(job: Job, last: int, told: list[str] | None = None, first: int = 0, arr
     state = [GB] * arrays
     program: Any = SimpleNamespace(state=state, saved=lambda state: state)
     say = [].append if told is None else told.append
-    return SaveSchedule(job, program, first, last, say, say)
+    return SaveSchedule(ResolvedJob(job), program, first, last, say, say)
 
 
 def saved_at(

@@ -23,10 +23,10 @@ from forerun.data.feed import Feed
 from forerun.data.order.batches import Batches
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.resolve_job import resolve
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.report.program_differences import program_of_run
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run import prepared_run
 from forerun.run import train as loop
 from forerun.run.compile.compile_step import RecompileError
@@ -162,7 +162,7 @@ def test_a_loss_that_is_no_number_is_never_saved(
         patch.setattr(loop, "batches_of", poisoned_from(bad_step))
         with pytest.raises(DivergenceError, match=rf"{bad_step}.*nan.*{bad_step + 3}.*E-RUN-030"):
             loop.train(job, display())
-    program = loop.program_on(resolve(job), choose("cpu", 1), None)
+    program = loop.program_on(resolve_model(job), choose("cpu", 1), None)
     with closing(CheckpointStore(Path(job.runs) / "tiny" / "checkpoints", keep=2)) as store:
         assert store.newest() == 4
         saved = store.restore(4, program.state)

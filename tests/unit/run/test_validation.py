@@ -17,9 +17,10 @@ from forerun.config.load import load
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.devices import choose
-from forerun.inputs.job_corpus import open_corpus
-from forerun.inputs.resolve_job import resolve
-from forerun.run.train import program_on, train
+from forerun.resolve.job_corpus import open_corpus
+from forerun.resolve.resolve_model import resolve_model
+from forerun.run.run_devices import program_on
+from forerun.run.train import train
 from forerun.run.validation import Best, ValidationResult, require_nats
 from forerun.supervise.protocol.channel import NullChannel
 from forerun.supervise.worker.stop import Stop
@@ -65,10 +66,10 @@ def test_the_loss_is_that_of_the_documents_one_by_one(documents: MakeJob, device
     assert list(found) == [2, 4, 6]
     assert f"validation at step 6: loss {found[6]:.4f}, perplexity {math.exp(found[6]):.4g}" in said
 
-    corpus = open_corpus(job)
+    corpus = open_corpus(resolve_model(job))
     kept = corpus.parts[0].store.validation
     assert kept is not None
-    program = program_on(resolve(documents("devices=1"), corpus), choose("cpu", 1), None)
+    program = program_on(resolve_model(documents("devices=1")).with_data(corpus), choose("cpu", 1), None)
     state = Reader(Path(job.runs) / job.name / "checkpoints").restore(6, program.state)
     nats = count = 0.0
     begins = kept.begins(np.arange(len(kept) + 1))
@@ -180,7 +181,7 @@ def test_a_stop_inside_a_look_does_not_lose_it(documents: MakeJob, at: int) -> N
 
 
 def concrete_rows(job: Job) -> Sized:
-    kept = open_corpus(job).kept
+    kept = open_corpus(resolve_model(job)).kept
     assert kept is not None
     return kept
 

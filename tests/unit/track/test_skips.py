@@ -84,11 +84,3 @@ def test_a_changed_line_and_one_of_another_run_are_removed(tmp_path: Path) -> No
     assert opened(file, tell=told.append).known == {}
     [text] = told
     assert "7, 9" in text
-
-
-def test_lines_without_proof_count_beside_a_checkpoint_of_an_older_version_and_get_one(tmp_path: Path) -> None:
-    file, told = tmp_path / "skips.jsonl", list[str]()
-    file.write_text('{"step": 3, "why": "x"}\n{"step": 8, "why": "y"}\n')
-    assert opened(file, saved=None, step=5, tell=told.append).known == {3: "x", 8: "y"}
-    assert opened(file, saved={3: "x"}, step=6, tell=told.append).known == {3: "x", 8: "y"}
-    assert told == []

@@ -16,9 +16,10 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.safetensors.tensors import open_weights
 from forerun.hub.snapshot import snapshot
-from forerun.inputs.job_warnings import warnings_of
-from forerun.models.float8 import Float8, float8_in
+from forerun.methods.job_warnings import warnings_of
 from forerun.models.pretrained import pretrained
+from forerun.models.scaled_floats import Float8, float8_in
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io import float8
 from forerun.weights_io.other_tensors import open_others
 from forerun.weights_io.packed import float_dtypes, opened_snapshot
@@ -128,7 +129,7 @@ def test_a_job_starts_from_it_and_the_export_is_bfloat16(tmp_path: Path) -> None
     job = Job.model_validate({"model": str(folder), "data": "unread", "steps": 1})
     found = pretrained(job.model)
     assert found.float8 == Float8(None)
-    (warning,) = warnings_of(job)
+    (warning,) = warnings_of(ResolvedJob(job))
     assert "FP8" in warning
     from forerun.models.registry import model_for
 

@@ -15,10 +15,11 @@ from safetensors.numpy import load_file, save_file
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hub.snapshot import snapshot
-from forerun.inputs.job_warnings import warnings_of
-from forerun.models.mxfp4 import is_mxfp4
+from forerun.methods.job_warnings import warnings_of
 from forerun.models.pretrained import pretrained
 from forerun.models.registry import model_for
+from forerun.models.scaled_floats import is_mxfp4
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.weights_io.packed import float_dtypes, opened_snapshot
 
 CONFIG: dict[str, Any] = {
@@ -107,7 +108,7 @@ def test_a_job_starts_from_it_and_says_so(tmp_path: Path) -> None:
     job = Job.model_validate({"model": str(folder), "data": "unread", "steps": 1})
     found = pretrained(job.model)
     assert found.mxfp4
-    (warning,) = warnings_of(job)
+    (warning,) = warnings_of(ResolvedJob(job))
     assert "MXFP4" in warning
     dtypes = float_dtypes(found.snapshot, found.family.table, model_for(found.config))
     assert set(dtypes.values()) == {"BF16"}

@@ -127,8 +127,9 @@ def _planned(args: argparse.Namespace, loaded: LoadedJob, names: Sequence[str]) 
     from forerun.api.planning import PIPED_COLUMNS, plan
     from forerun.cli.options.job_warnings import print_warnings
     from forerun.console import SafeConsole
+    from forerun.resolve.resolve_model import resolve_model
 
-    print_warnings(loaded.job)
+    print_warnings(resolve_model(loaded.job))
     zone = args.zones[0] if args.zones and not args.prices else None
     # Without --on, compare TPU slices only: the cheapest GPU machines are of providers that `run` cannot rent from.
     job = loaded.job if names or loaded.job.device != "auto" else loaded.job.model_copy(update={"device": "tpu"})

@@ -6,12 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from forerun.config.schema import Job
+    from forerun.resolve.resolved_job import ResolvedJob
 
 
-def print_warnings(job: Job) -> None:
+def print_warnings(resolved: ResolvedJob) -> None:
     """Print what is probably a mistake in the job, apart from what the command writes to stdout."""
-    from forerun.inputs.job_warnings import warnings_of
+    from forerun.methods.job_warnings import warnings_of
 
-    for text in warnings_of(job):
+    for text in warnings_of(resolved):
         print(f"warning: {text}", file=sys.stderr, flush=True)

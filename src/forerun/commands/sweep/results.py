@@ -11,7 +11,7 @@ from typing import Any
 
 from forerun.commands.sweep.grid import SweepRun
 from forerun.commands.sweep.sweep_file import SweepFile
-from forerun.inputs.run_folder import RunFolder
+from forerun.run_folder.run_folder import RunFolder
 from forerun.track.metrics import read_metrics
 
 VALIDATION, LOSS = "validation loss", "loss"

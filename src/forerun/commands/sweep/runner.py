@@ -18,7 +18,7 @@ from forerun.commands.sweep.device_shares import DeviceShare
 from forerun.commands.sweep.grid import SweepRun
 from forerun.commands.sweep.sweep_file import SweepFile, job_digest
 from forerun.exit_codes import INTERRUPTED, STOPPED
-from forerun.inputs.run_folder import RunFolder
+from forerun.run_folder.run_folder import RunFolder
 from forerun.track.metrics import read_metrics
 from forerun.units import Seconds
 

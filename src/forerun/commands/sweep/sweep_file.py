@@ -14,7 +14,7 @@ from forerun.config.load import values
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.files import atomic_write
-from forerun.inputs.run_folder import MAY_CHANGE, RunFolder
+from forerun.run_folder.run_folder import MAY_CHANGE, RunFolder
 
 FILE = "sweep.json"
 VERSION = 1

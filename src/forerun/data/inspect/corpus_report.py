@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from forerun.data.shares import HeldOut
 from forerun.hardware.storage_table import StorageReads
-from forerun.program.derive import epochs_of, steps_per_epoch
 
 PERCENTILES = (50, 90, 99)
 
@@ -210,9 +209,10 @@ class CorpusReport:
 
     @property
     def steps_per_epoch(self) -> float:
-        return steps_per_epoch(self.rows, self.batch)
+        """The steps per epoch. It may be a fraction, because batches continue across epochs."""
+        return self.rows / self.batch
 
     @property
     def epochs(self) -> float | None:
         """The epochs of the job's steps, or None if the job sets no steps or there are no rows."""
-        return epochs_of(self.steps, self.rows, self.batch) if self.steps and self.rows else None
+        return self.steps * self.batch / self.rows if self.steps and self.rows else None

@@ -6,13 +6,15 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.chips import require_compute_dtype, require_matmul
 from forerun.hardware.mesh import MeshShape, require_one_slice, resolve, slices_of
 from forerun.hardware.slices import Slice, slice_named
-from forerun.program.derive import Derived
+from forerun.models.model_facts import ModelOutline
+from forerun.resolve.derive import Derived
 from forerun.resolve.resolved_job import ResolvedJob
 
 
@@ -68,8 +70,14 @@ class CompileRequest:
 
     def to_json(self) -> str:
         """Return the request as one line of JSON, which `from_json` reads."""
+        base = self.resolved.base
         return json.dumps(
-            {"job": self.job.model_dump(mode="json"), "slice": self.slice.name, "recording": self.recording}
+            {
+                "job": self.job.model_dump(mode="json"),
+                "base": None if base is None else {"folder": str(base.folder), "label": base.label},
+                "slice": self.slice.name,
+                "recording": self.recording,
+            }
         )
 
 
@@ -77,7 +85,8 @@ def from_json(text: str) -> CompileRequest:
     """Return the request that `to_json` wrote."""
     raw = json.loads(text)
     job = Job.model_validate_json(json.dumps(raw["job"]))
-    return CompileRequest(ResolvedJob(job), slice_named(raw["slice"]), raw["recording"])
+    base = None if raw["base"] is None else ModelOutline(Path(raw["base"]["folder"]), raw["base"]["label"])
+    return CompileRequest(ResolvedJob(job, base), slice_named(raw["slice"]), raw["recording"])
 
 
 def slices_named(names: Sequence[str]) -> list[Slice]:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forerun.models.model_facts import ModelFacts
 from forerun.planner.compile.request import CompileRequest
 from forerun.planner.hlo import Module
-from forerun.resolve.model_facts import ModelFacts
 from forerun.units import Bytes, Seconds
 
 # The compile time of a program without a loop grows with the number of layers, and a wide layer hides the traffic of

@@ -32,10 +32,15 @@ REMOVE = "import shutil, sys; shutil.rmtree(sys.argv[1], ignore_errors=True)"
 
 def program_for(question: CompileRequest) -> Any:
     """Return the Program that `train` would run on the slice, or the Recording of `cache`, on the slice's topology."""
+    from forerun.program.build import program_of
+    from forerun.program.recording import build_recording
+
     resolved, shape = question.resolved, question.mesh_shape()
     resolved.require_mesh(shape)  # report an impossible mesh before creating the topology
     devices = compile_only_topology(question.slice).devices[: question.devices]
-    return resolved.recording(shape, devices) if question.recording else resolved.program(shape, devices)
+    if question.recording:
+        return build_recording(resolved, shape, devices)
+    return program_of(resolved, shape, devices)
 
 
 def argument_groups(program: Any) -> list[str]:
@@ -73,7 +78,7 @@ def attention_kernel(question: CompileRequest, program: Any) -> dict[str, str | 
         return None
     first = program.mesh.devices.flat[0]
     capability = compute_capability(first)
-    choice = job_attention(question.job, program.model, first.platform, first.device_kind, capability)
+    choice = job_attention(question.resolved, program.model, first.platform, first.device_kind, capability)
     return {"kernel": choice.kernel.name, "obstacle": choice.obstacle}
 
 

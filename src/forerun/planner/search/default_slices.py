@@ -174,7 +174,7 @@ class Needs:
         from forerun.program.sizes import resting
 
         job, config = resolved.job, resolved.config
-        sizes, inputs = resting(job), 0
+        sizes, inputs = resting(resolved), 0
         if config is not None and "layer_in" not in job.remat.offload:
             inputs = config.layers * job.sequence * config.embed * FLOAT_BYTES[job.precision.compute]
         return cls(sizes.state_bytes, sizes.gradient_bytes, inputs)

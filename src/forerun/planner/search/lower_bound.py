@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from forerun.config.optimizer import ADAMW
-from forerun.config.schema import Job, Remat
+from forerun.config.schema import Remat
 from forerun.hardware.chips import Chip
 from forerun.hardware.mesh import MeshShape
 from forerun.hardware.slices import Slice
@@ -167,17 +167,18 @@ def kept_names(remat: Remat) -> set[str]:
 
 def footprint(resolved: ResolvedJob) -> Footprint:
     """Return the sizes of a job. Decoders are counted without jax; other models need it for their specs."""
-    job, config = resolved.job, resolved.config
-    return decoder_footprint(job, config) if isinstance(config, DecoderConfig) else _other_model(resolved)
+    config = resolved.config
+    return decoder_footprint(resolved, config) if isinstance(config, DecoderConfig) else _other_model(resolved)
 
 
-def decoder_footprint(job: Job, c: DecoderConfig) -> Footprint:
+def decoder_footprint(resolved: ResolvedJob, c: DecoderConfig) -> Footprint:
     """Return the sizes of a job whose model is of the decoder family. Every layer counts with its own shape."""
+    job = resolved.job
     parameters, matrices = parameter_count(c), active_matrix_count(c)
     down = sum(c.embed * _mlp_width(c, kind.shape) + active_expert_count(c, kind.shape) // 3 for kind in c.all_kinds)
     attention = sum(_mixer_flops(c, kind, job.sequence) for kind in c.all_kinds)  # forward, per token
     tokens = job.batch * job.sequence
-    learned, resting_bytes = _resting(job, parameters, fixed_count(c))
+    learned, resting_bytes = _resting(resolved, parameters, fixed_count(c))
     per_weight = 4.0 if job.method.trains_adapters else 6.0  # a fixed weight has no gradient
     return Footprint(
         parameters=parameters,
@@ -250,26 +251,28 @@ def _mlp_width(c: DecoderConfig, shape: LayerShape | None) -> int:
 
 def _other_model(resolved: ResolvedJob) -> Footprint:
     """Return the sizes of a job with another model. Its activations are unknown, so none are counted."""
-    job, model, parameters = resolved.job, resolved.model, resolved.parameters
+    from forerun.methods.method import parameter_count
+
+    job, model, parameters = resolved.job, resolved.model, parameter_count(resolved)
     tokens = job.batch * job.sequence
     flops = model.flops_per_token(job.sequence) * tokens
     compute = BYTES[job.precision.compute]
-    return Footprint(parameters, *_resting(job, parameters), flops, 0.0, 0.0, {}, tokens, job.sequence, compute)
+    return Footprint(parameters, *_resting(resolved, parameters), flops, 0.0, 0.0, {}, tokens, job.sequence, compute)
 
 
-def _resting(job: Job, parameters: int, fixed: int = 0) -> tuple[int, int]:
+def _resting(resolved: ResolvedJob, parameters: int, fixed: int = 0) -> tuple[int, int]:
     """Return the number of parameters with a gradient, and the bytes of weights and optimizer state.
 
     Other weights than the model's (adapters, learned scales, a teacher) and the state of other optimizers than AdamW
     are counted from the specs, which needs jax. `fixed` parameters of the model have neither a gradient nor a state.
     """
-    size = BYTES[job.precision.params]
+    job, size = resolved.job, BYTES[resolved.job.precision.params]
     if not job.method.may_hold_other_weights and job.optimizer.name == ADAMW:
         learned = parameters - fixed
         return learned, size * (parameters + learned * (2 if job.optimizer.ema is None else 3))
     from forerun.program.sizes import resting
 
-    found = resting(job)
+    found = resting(resolved)
     return found.gradient_bytes // size, found.state_bytes
 
 

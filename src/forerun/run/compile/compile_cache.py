@@ -22,7 +22,7 @@ from jax._src import compilation_cache
 from jax._src.compilation_cache_interface import CacheInterface
 
 from forerun.files import atomic_write
-from forerun.inputs.user_key import make_private, signature, user_key
+from forerun.run_folder.user_key import make_private, signature, user_key
 
 MAGIC = b"forerun sealed 1\n"
 SUFFIX = ".sealed"

@@ -15,10 +15,10 @@ from forerun.config.load import values
 from forerun.files import atomic_write
 from forerun.hardware.chips import chip_of_device_kind
 from forerun.hardware.devices import DeviceChoice
-from forerun.inputs.run_folder import RunFolder
 from forerun.program.build import Program
 from forerun.report.job_differences import value_text
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.run_folder.run_folder import RunFolder
 from forerun.version import __version__
 
 PACKAGES = ("jax", "jaxlib", "libtpu", "optax")

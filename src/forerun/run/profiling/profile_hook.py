@@ -9,7 +9,6 @@ from pathlib import Path
 import jax
 
 from forerun.files import atomic_write
-from forerun.inputs.run_folder import RunFolder
 from forerun.program.state import State
 from forerun.run.hooks import Hook
 from forerun.run.profiling.device_profile import device_profiles
@@ -17,6 +16,7 @@ from forerun.run.profiling.profile_summary import ProfileSummary, summary_of
 from forerun.run.profiling.recording import Recording, device_files
 from forerun.run.profiling.step_range import StepRange
 from forerun.run.throughput import Throughput
+from forerun.run_folder.run_folder import RunFolder
 from forerun.supervise.worker.worker import Worker
 from forerun.track.display.display import Display
 from forerun.track.run_times import RunTimes

@@ -15,6 +15,7 @@ from forerun.data.order.concatenated import Concatenated
 from forerun.data.tokenizer import ByteTokenizer
 from forerun.errors import UserError
 from forerun.hardware.object_storage import BlockSizes
+from forerun.resolve.resolved_job import ResolvedJob
 from forerun.run.preflight import require_same_data
 
 SEQUENCE, SIZES = 8, BlockSizes(4, 16)
@@ -92,9 +93,9 @@ def test_a_run_is_not_resumed_in_another_order(texts: Path) -> None:
     assert rows.digest == f"{rows.rows.digest} feistel-8"
     assert blocks.digest == f"{rows.rows.digest} feistel-8 blocks-1/4/16"
     job: Any = type("Job", (), {"data": Data(path="a.jsonl")})
-    require_same_data(job, blocks, 5, blocks.digest)
+    require_same_data(ResolvedJob(job), blocks, 5, blocks.digest)
     for now, then in ((rows, blocks), (blocks, rows)):
         with pytest.raises(UserError) as refused:
-            require_same_data(job, now, 5, then.digest)
+            require_same_data(ResolvedJob(job), now, 5, then.digest)
         assert refused.value.code == "E-RUN-035"
         assert "data.shuffle" in refused.value.fix

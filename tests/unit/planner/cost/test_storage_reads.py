@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from forerun.config.schema import Job
-from forerun.inputs.resolve_job import resolve
 from forerun.planner.cost.storage_reads import planned_reads
+from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 
 JOB = {"model": {"layers": 1, "embed": 16, "heads": 1, "vocab": 300}, "steps": 1000, "batch": 64, "sequence": 2048}
@@ -18,7 +18,7 @@ JOB = {"model": {"layers": 1, "embed": 16, "heads": 1, "vocab": 300}, "steps": 1
 def resolved(store: str | None, vocab: int = 300, **data: Any) -> ResolvedJob:
     """Return a job with a store, without a look at the address."""
     model = JOB["model"] | {"vocab": vocab}  # type: ignore[operator]
-    found = resolve(Job.model_validate(JOB | {"model": model, "data": {"path": "text.txt", **data}}))
+    found = resolve_model(Job.model_validate(JOB | {"model": model, "data": {"path": "text.txt", **data}}))
     job = found.job
     return replace(found, job=job.model_copy(update={"data": job.data.model_copy(update={"store": store})}))
 

@@ -23,7 +23,6 @@ from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.hardware.prices import cheapest
 from forerun.hardware.slices import Slice
-from forerun.inputs.resolve_job import resolve
 from forerun.models.decoder_config import DecoderConfig, ExpertConfig
 from forerun.models.layer_kinds import LayerShape
 from forerun.models.sizes import decoder_config, is_plugin
@@ -43,6 +42,8 @@ from forerun.planner.search.search_slices import slices_like
 from forerun.planner.search.space import Bounds, Space, space_of
 from forerun.planner.search.strategy import GOALS, Outcome, Strategy
 from forerun.planner.time.step_time import StepTime
+from forerun.resolve.job_corpus import with_steps
+from forerun.resolve.resolve_model import resolve_model
 from forerun.resolve.resolved_job import ResolvedJob
 from forerun.units import Bytes, Seconds
 
@@ -100,7 +101,7 @@ class Trial:
             return None
         self.job = loaded.job
         tariff = self.attempt(self._tariff)
-        resolved = self.attempt(lambda: resolve(loaded.job))
+        resolved = self.attempt(lambda: with_steps(resolve_model(loaded.job)))
         if tariff is None or resolved is None:
             return None
         self._as_asked(resolved)
@@ -149,7 +150,7 @@ class Trial:
             assert fix.startswith("make the "), fix
             return
         path = self.folder / f"job-{self.file.seed}.yaml"
-        mended = resolve(load(path, [*self.file.overrides, *shlex.split(found[1])]).job)
+        mended = with_steps(resolve_model(load(path, [*self.file.overrides, *shlex.split(found[1])]).job))
         [question] = requests_of(mended, slices_named([found[2]]))
         assert Needs.of(mended).per_device_bytes(question) <= (question.slice.chip.usable_bytes or 0)
 

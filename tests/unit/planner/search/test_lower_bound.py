@@ -33,7 +33,7 @@ from forerun.planner.search.lower_bound import (
     footprint,
 )
 from forerun.program.build import make_mesh
-from forerun.program.derive import derive
+from forerun.resolve.derive import derive
 from forerun.resolve.resolved_job import ResolvedJob
 
 PLAIN = {
@@ -155,7 +155,7 @@ HYBRID = DecoderConfig(
 
 def test_layers_of_different_shapes_are_counted_one_by_one() -> None:
     """Seven layers repeat two local ones and a global one, and two more share the keys of a global one."""
-    model, sizes = Decoder(HYBRID), decoder_footprint(job("llama3.2-1b"), HYBRID)
+    model, sizes = Decoder(HYBRID), decoder_footprint(ResolvedJob(job("llama3.2-1b")), HYBRID)
     assert sizes.parameters == count(model.specs())
     assert sizes.flops == pytest.approx(model.flops_per_token(16) * 4 * 16, rel=1e-9)
     local = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 20 + 2 * 32 + 2 * 8
@@ -173,7 +173,7 @@ def test_a_convolution_counts_its_matrices_only() -> None:
     other = LayerKind(None, None, LayerShape("short", mixer="convolution", width=3))
     mixed = replace(HYBRID, layers=2, kinds=(other, LayerKind(None, None, FAR)), last_layers=0, last_kinds=())
     alone = replace(mixed, layers=1, kinds=(mixed.kinds[1],))
-    both, one = (decoder_footprint(job("llama3.2-1b"), config) for config in (mixed, alone))
+    both, one = (decoder_footprint(ResolvedJob(job("llama3.2-1b")), config) for config in (mixed, alone))
     assert both.attention_flops == one.attention_flops
     assert both.flops - one.flops == 4 * 16 * 6 * layer_matrix_count(mixed, other.shape)
     assert both.widths["query"] == one.widths["query"]
@@ -194,7 +194,7 @@ def test_no_state_is_smaller_than_its_bound(name: str, method: str, tmp_path: Pa
 
     wanted = job(folder_of(CONFIGS[name], tmp_path), **METHODS[method])
     one = MeshShape(1, 1, 1)
-    program = build(wanted, model_of(wanted.model), make_mesh(one, jax.devices()[:1]), derive(wanted, one, 100))
+    program = build(ResolvedJob(wanted), make_mesh(one, jax.devices()[:1]), derive(wanted, one, 100))
     state = (program.state.params, program.state.optimizer, program.state.average)
     held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state, is_leaf=is_spec))
     bound = footprint(ResolvedJob(wanted)).lower_bound_bytes(one)

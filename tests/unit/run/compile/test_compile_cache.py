@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 from jax._src import compilation_cache
 
-from forerun.inputs.user_key import signature, user_key
 from forerun.run.compile.compile_cache import KEY, MAGIC, SUFFIX, SealedCache, _opened, key_file, use_sealed
 from forerun.run.compile.compile_step import CACHE_HIT, count_events
+from forerun.run_folder.user_key import signature, user_key
 
 
 def test_what_was_put_is_got_and_only_by_its_own_name(tmp_path: Path) -> None:

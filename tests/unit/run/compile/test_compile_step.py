@@ -16,10 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from forerun.config.load import load
 from forerun.hardware.devices import choose
-from forerun.inputs.resolve_job import resolve
 from forerun.objectives.batch import Batch
 from forerun.program.build import Program
 from forerun.program.state import State
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run.compile.compile_step import (
     CompiledStep,
     RecompileError,
@@ -28,13 +28,13 @@ from forerun.run.compile.compile_step import (
     forbid_compilation,
     use_cache,
 )
-from forerun.run.placement import Placement
-from forerun.run.train import program_on
+from forerun.run.open_data import Placement
+from forerun.run.run_devices import program_on
 from forerun.track.display.plain import PlainDisplay
 
 
 def two_device_program(job_file: Path) -> Program:
-    job = resolve(load(job_file, ["devices=2"]).job)
+    job = resolve_model(load(job_file, ["devices=2"]).job)
     return program_on(job, choose("cpu", 2), None)
 
 

@@ -17,6 +17,7 @@ from jax.profiler import ProfileData
 from forerun.commands.profile_steps import profile_steps
 from forerun.config.schema import Job
 from forerun.errors import UserError
+from forerun.resolve.resolve_model import resolve_model
 from forerun.run.profiling.profile_hook import ProfileHook, still_ahead
 from forerun.run.profiling.recording import Recording
 from forerun.run.profiling.step_range import StepRange
@@ -159,7 +160,7 @@ def test_a_failing_profiler_does_not_end_the_run(tmp_path: Path, fails: str) -> 
 
 def test_profile_command_leaves_no_run(make_job: MakeJob, tmp_path: Path) -> None:
     job = make_job()
-    recorded = profile_steps(job, tmp_path / "out", display(), steps=2, warmup=1)
+    recorded = profile_steps(resolve_model(job), tmp_path / "out", display(), steps=2, warmup=1)
     assert not Path(job.runs).exists()
     [file] = recorded.session.glob("*.xplane.pb")
     assert recorded_steps(file) == [2, 3]

@@ -1,0 +1,87 @@
+"""`resolve_model`: the first line of every command that reads a job. It reads no data.
+
+It fills in the commits of the model, the teacher and the tokenizer, the vocabulary, and the dtype of frozen weights. It
+may read config.json and the tokenizer files of checkpoints, and downloads them if necessary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from forerun.config.schema import Job
+from forerun.data.tokenizer import hub_name, tokenizer_files
+from forerun.errors import UserError
+from forerun.models.decoder_config import Gpt2Config
+from forerun.models.model_facts import ModelFacts, ModelOutline
+from forerun.resolve.adapter_base import derived_base
+from forerun.resolve.job_tokenizer import tokenizer_of, with_vocabulary
+from forerun.resolve.resolved_job import ResolvedJob
+from forerun.resolve.tokenizer_checks import compares_without_data, require_same_tokenizer
+
+
+def resolve_model(job: Job, base: ModelOutline | None = None) -> ResolvedJob:
+    """Return the job with its revisions and its vocabulary filled in. Steps that follow from epochs stay open.
+
+    Args:
+      job: the job as the user wrote it.
+      base: the outline of its model, if a stage before has not written it yet.
+
+    Raises:
+      UserError: a checkpoint cannot be used, or values contradict each other.
+    """
+    resolved = _with_teacher_revision(_with_tokenizer_revision(_with_revision(ResolvedJob(job, base, written=job))))
+    if (frozen := derived_base(resolved.job.method.adapter, resolved.model_facts)) is not None:
+        resolved = replace(resolved, job=resolved.job.with_lora_base(frozen.dtype))
+    require_positions(resolved.job.sequence, resolved.model_facts)
+    return with_vocabulary(resolved)
+
+
+def require_positions(sequence: int, facts: ModelFacts) -> None:
+    """Raise if the sequence is longer than a model's table of positions.
+
+    The device would clamp a position beyond the table silently.
+    """
+    config = facts.dimensions
+    if isinstance(config, Gpt2Config) and sequence > config.positions:
+        raise UserError(
+            "E-RUN-014",
+            f"{facts.section.name} has {config.positions} positions, the job's sequence has {sequence}",
+            why="GPT-2 looks positions up in a table of that length",
+            fix=f"set sequence={config.positions} or less",
+        )
+
+
+def _with_revision(resolved: ResolvedJob) -> ResolvedJob:
+    """Return the job with the commit of its checkpoint. A branch could change before the run resumes."""
+    snapshot, section = resolved.model_facts.snapshot, resolved.job.model
+    if snapshot is None or section.revision is not None:
+        return resolved
+    return resolved.with_values(model=section.model_copy(update={"revision": snapshot.revision}))
+
+
+def _with_tokenizer_revision(resolved: ResolvedJob) -> ResolvedJob:
+    """Return the job with the commit of a tokenizer on the hub: `owner/name@commit`."""
+    data = resolved.job.data
+    repository = hub_name(data.tokenizer or "bytes")
+    if repository is None:
+        return resolved
+    files = tokenizer_files(data.tokenizer or "bytes")
+    assert files is not None
+    return resolved.with_values(data=data.model_copy(update={"tokenizer": f"{repository[0]}@{files.revision}"}))
+
+
+def _with_teacher_revision(resolved: ResolvedJob) -> ResolvedJob:
+    """Return the job with the commit of its teacher. Raise if the teacher uses other tokens than the student.
+
+    A teacher whose logits are cached is not needed, so it is not checked. `with_data` compares tokenizers that are not
+    known yet.
+    """
+    teacher = resolved.step_teacher
+    if teacher is None:
+        return resolved
+    require_positions(resolved.job.sequence, teacher)
+    if compares_without_data(resolved.job, resolved.model_facts, teacher):
+        require_same_tokenizer(teacher, tokenizer_of(resolved))
+    if teacher.snapshot is None or teacher.section.revision is not None:
+        return resolved
+    return replace(resolved, job=resolved.job.with_teacher_revision(teacher.snapshot.revision))

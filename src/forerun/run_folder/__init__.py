@@ -1,0 +1,1 @@
+"""The folder of a run: its files, their copies in a bucket, its stages and the code of custom classes."""

@@ -1,0 +1,259 @@
+"""`code.json` of a run: the user's own classes, and source and digest of all files that they consist of.
+
+A run's folder can come from another person, so a path in it must not decide which code runs. The record is therefore
+signed with a key of the user (`forerun.run_folder.user_key`). Code is imported from the recorded folder only if this
+user's own `train` wrote the record on this machine. In all other cases, the user names the folder with `--code`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from forerun.config.schema import Job
+from forerun.errors import UserError
+from forerun.files import atomic_write, read_regular
+from forerun.models.own_code import MAIN, is_own_file, take_reloaded
+from forerun.models.plugin import plugin_spec, use_job_folder
+from forerun.models.sizes import is_plugin
+from forerun.run_folder.own_classes import class_names, code_folder, digest, own_code, source_text
+from forerun.run_folder.run_folder import RunFolder
+from forerun.run_folder.user_key import signature, user_key
+from forerun.units import MIB
+
+CODE = "code.json"
+CODE_FOLDER = "code"  # in an export: copies of the source files, which forerun does not import
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Record:
+    """The folder of the user's modules, the digest of each file by its path in it, and other digests of the code."""
+
+    folder: Path | None
+    files: dict[str, str | None]
+    classes: dict[str, Any]
+    sealed: bool  # whether the signature is valid: this user wrote the record on this machine
+
+    def changed(self, folder: Path | None) -> list[str]:
+        """Return the files that differ in `folder` or are missing there."""
+        return [] if folder is None else [name for name, sha in self.files.items() if _digest(folder / name) != sha]
+
+
+def record_code(run: RunFolder, job: Job, say: Tell, warn: Tell) -> None:
+    """Write the record of a run whose job names classes of the user. `train` calls this after their import.
+
+    Args:
+      run: the run's folder.
+      job: the run's job.
+      say: receives a message if edited modules were loaded again in this process.
+      warn: receives a message if the code has changed since the last start of the run.
+    """
+    if reloaded := take_reloaded():
+        say(f"own code: loaded {_listed(reloaded)} again, because it may have changed since it was imported")
+    names = class_names(job)
+    if not names:
+        return
+    code, before = own_code(names), _recorded(run)
+    files = {name: digest(source) for name, source in code.files.items()}
+    if before is not None and (changed := _differences(before, files, code.classes)):
+        warn(f"{_listed(changed)} changed since this run was last started: it continues with the new code")
+    record = {
+        "folder": None if code.folder is None else str(code.folder),
+        "classes": code.classes,
+        "files": files,
+        "sources": {name: source_text(source) for name, source in code.files.items() if source is not None},
+    }
+    content = _content(record)
+    try:
+        seal = _seal(content)
+    except OSError:
+        seal = ""  # no key can be stored, so `eval` and `generate` will ask for --code
+    atomic_write(run.path / CODE, json.dumps({**json.loads(content), "seal": seal}, indent=2) + "\n")
+
+
+def _differences(before: Record, files: dict[str, str | None], classes: dict[str, Any]) -> list[str]:
+    """Return the files and the classes of a notebook that are not those of an earlier record."""
+    changed = [name for name in sorted({*before.files, *files}) if before.files.get(name) != files.get(name)]
+    return changed + [
+        str(one.get("class")) for key, one in classes.items() if "file" not in one and one != before.classes.get(key)
+    ]
+
+
+def use_code_of(source: str, run: RunFolder, job: Job | None, given: str | None, tell: Tell) -> None:
+    """Make the custom model class of a run importable.
+
+    Args:
+      source: the run as the user named it, for error messages.
+      run: the run's folder.
+      job: the run's job, or None if `source` is not a run.
+      given: the folder of `--code`, which has priority over the recorded one, or None.
+      tell: receives a message if the code differs from the code that the run was trained with.
+
+    Raises:
+      UserError: the code was not found, the record cannot be trusted, or `--code` is not needed.
+    """
+    if job is None or not is_plugin(job.model):
+        if given is not None:
+            raise UserError(
+                "E-RUN-011",
+                f"--code {given}: {source} needs no code",
+                why="the option is for a run whose model is a custom class",
+                fix="remove --code",
+            )
+        return
+    module, _, class_name = str(job.model.name).partition(":")
+    if module == MAIN:
+        _require_in_session(source, class_name)
+        return
+    package = module.partition(".")[0]
+    record = _recorded(run)
+    use_job_folder(None)  # modules of another job's folder are no longer importable
+    folder: Path | None
+    if given is not None:
+        folder = Path(given).expanduser()
+        use_job_folder(folder)
+        if plugin_spec(package) is None:
+            use_job_folder(None)
+            raise _no_module(given, package, f"the run's model is {job.model.name}")
+    elif (spec := find_spec(package)) is not None:  # packages on sys.path have priority over all folders
+        folder = _folder_of(spec) if is_own_file(spec.origin) else None
+    else:
+        folder = _recorded_folder(source, record, package)
+        use_job_folder(folder)
+    if record is not None and (changed := record.changed(folder)):
+        tell(f"{_listed(changed)} in {folder} changed since {source} was trained: results can differ")
+
+
+def use_code_of_export(source: str, class_name: str, files: Mapping[str, str], given: str | None, tell: Tell) -> None:
+    """Make the custom model class of an exported folder importable, from the folder of `--code` only.
+
+    An export can come from another person, and its config.json names the class. The class must therefore be in the
+    folder that the user names. Neither the export nor installed packages are searched.
+
+    Args:
+      source: the export as the user named it.
+      class_name: the class as `module.path:Class`.
+      files: the digest of each source file, by its path.
+      given: the folder of `--code`, or None.
+      tell: receives a message if the code differs from that of the export.
+    """
+    package = class_name.partition(":")[0].partition(".")[0]
+    if given is None:
+        why = f"{source} is an export, and the copy of the code in it is never imported unasked"
+        raise _not_found(source, package, why, f"; after reading it, that can be {Path(source) / CODE_FOLDER}")
+    folder = Path(given).expanduser().resolve()
+    use_job_folder(folder)
+    spec = plugin_spec(package)
+    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or ())]
+    if not any(place is not None and Path(place).is_relative_to(folder) for place in places):
+        use_job_folder(None)
+        raise _no_module(given, package, f"the class of the export is {class_name}, and it must be in this folder")
+    if changed := [name for name, digest in files.items() if _digest(folder / name) != digest]:
+        tell(f"{_listed(changed)} in {folder} differs from the code of {source}: results can differ")
+
+
+def source_files(job: Job) -> dict[str, bytes]:
+    """Return the source of the model's class and of the modules that it imports, by their paths in their folder."""
+    files = own_code({"model.name": str(job.model.name)}).files
+    return {name: source for name, source in files.items() if source is not None and not Path(name).is_absolute()}
+
+
+def changed_code(run: RunFolder, job: Job) -> list[str]:
+    """Return the recorded files that differ from those from which the model's class was imported."""
+    record = _recorded(run)
+    return [] if record is None else record.changed(code_folder([str(job.model.name)]))
+
+
+def _require_in_session(source: str, class_name: str) -> None:
+    """Raise if the notebook or script, in which the model of a run was defined, does not have its class."""
+    if hasattr(sys.modules[MAIN], class_name):
+        return
+    raise UserError(
+        "E-RUN-096",
+        f"the model of {source} is the class {class_name} of a notebook or script",
+        why="a class that is not in a module exists only in the process that defines it",
+        fix=f"define {class_name} in this notebook or script; for other commands, move it to a module and train again",
+    )
+
+
+def _folder_of(spec: ModuleSpec) -> Path:
+    """Return the folder that contains a top-level module."""
+    origin = Path(str(spec.origin)).resolve()
+    return origin.parents[1] if spec.submodule_search_locations else origin.parent
+
+
+def _no_module(given: str, package: str, why: str) -> UserError:
+    return UserError(
+        "E-RUN-012", f"--code {given} has no module {package!r}", why=why, fix=f"give the folder that has {package}.py"
+    )
+
+
+def _not_found(source: str, package: str, why: str, hint: str = "") -> UserError:
+    return UserError(
+        "E-RUN-013",
+        f"the code of {source} was not found: module {package!r}",
+        why=why,
+        fix=f"add --code FOLDER, with the folder that has {package}.py{hint}",
+    )
+
+
+def _recorded_folder(source: str, record: Record | None, package: str) -> Path:
+    """Return the recorded folder. Raise if it cannot be trusted or does not contain the module."""
+    if record is None:
+        why = f"{source} has no readable {CODE}, which names the folder"
+    elif record.folder is None:
+        why = f"{CODE} names no folder"
+    elif not record.sealed:
+        why = f"code is imported from {record.folder} only if your own `forerun train` recorded it on this machine"
+    elif not any((record.folder / name).exists() for name in (f"{package}.py", package)):
+        why = f"it was in {record.folder} when the run was trained, and no longer exists"
+    else:
+        return record.folder
+    raise _not_found(source, package, why)
+
+
+def _recorded(run: RunFolder) -> Record | None:
+    """Return the record of a run, or None if it is missing or cannot be read."""
+    try:
+        content = json.loads(read_regular(run.path / CODE, 64 * MIB))
+        seal = str(content.pop("seal"))
+        files = {str(name): sha and str(sha) for name, sha in dict(content["files"]).items()}
+        folder = content["folder"] and Path(str(content["folder"]))
+        classes = dict(content["classes"])
+    except (OSError, UserError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    try:
+        sealed = hmac.compare_digest(seal.encode(), _seal(_content(content)).encode())
+    except OSError:
+        sealed = False
+    return Record(folder, files, classes, sealed)
+
+
+def _content(record: Any) -> bytes:
+    return json.dumps(record, sort_keys=True).encode()
+
+
+def _seal(content: bytes) -> str:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return signature(user_key(cache / "forerun" / "code" / "secret"), CODE, content).hex()
+
+
+def _digest(file: Path) -> str | None:
+    try:
+        return hashlib.sha256(read_regular(file, 64 * MIB)).hexdigest()
+    except (OSError, UserError):
+        return None
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -181,10 +181,11 @@ def resumption(job: Job, *, fresh: bool = False) -> str:
     from forerun.checkpoint.log import Log
     from forerun.checkpoint.storage.place import Local
     from forerun.inputs.run_folder import folder_of
+    from forerun.storage.address import Address
 
     again = "the same command without --fresh" if fresh else "the same command"
     checkpoints = folder_of(job).checkpoints(job)
-    if "://" in str(checkpoints):  # reading it may take longer than this process still has
+    if Address.of(checkpoints).is_remote:  # reading it may take longer than this process still has
         return f"{again} resumes from the newest checkpoint in {checkpoints}"
     commits = Log(Local(Path(checkpoints))).commits()
     if not commits:

@@ -208,12 +208,13 @@ def _corpus(job: Job, warn: Callable[[str], None]) -> Corpus | None:
     """
     from forerun.data.source.sources import open_source
     from forerun.inputs.job_corpus import open_corpus
+    from forerun.storage.address import Address
 
     if job.steps is None:
         return open_corpus(job)
     size_bytes = 0
     for part in job.data.parts.values():
-        if "://" in part.path or not (glob.has_magic(part.path) or Path(part.path).exists()):
+        if Address.of(part.path).is_remote or not (glob.has_magic(part.path) or Path(part.path).exists()):
             warn(f"data.path {part.path} is not on this machine")
             return None
         size_bytes += open_source(part).size_bytes

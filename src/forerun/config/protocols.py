@@ -12,10 +12,11 @@ from typing import Any
 
 from forerun.errors import JobValueError, UserError
 from forerun.safe_text import redact
+from forerun.storage.address import BUCKET_PROTOCOLS, Address
 
 DATA_PROTOCOLS = ("file", "gs", "gcs", "s3", "https", "hf")
 CHECKPOINT_PROTOCOLS = ("gs",)
-STORE_PROTOCOLS = ("gs", "s3")
+STORE_PROTOCOLS = BUCKET_PROTOCOLS
 
 # Keys of a job, and options of a command, that name a file or a folder on this machine.
 LOCAL_KEYS = (
@@ -72,7 +73,7 @@ class ProtocolError(JobValueError):
 
 def check_protocol(value: Any, key: str) -> None:
     """Raise ProtocolError if the key of a job has an address that it does not allow. Nothing is opened."""
-    if not isinstance(value, str) or "://" not in value:
+    if not isinstance(value, str) or not Address.of(value).is_remote:
         return
     if key in LOCAL_KEYS:
         raise _not_local(value, key)
@@ -90,7 +91,7 @@ def check_options(options: Mapping[str, Any]) -> None:
         for name, option in LOCAL_OPTIONS.items():
             value = options.get(name)
             for text in value if isinstance(value, list) else [value]:
-                if isinstance(text, str) and "://" in text:
+                if isinstance(text, str) and Address.of(text).is_remote:
                     raise _not_local(text, option)
         if isinstance(data := options.get("data"), str):
             require_data_address(data, "--data")
@@ -100,7 +101,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def require_data_address(address: str, key: str = "data.path") -> None:
     """Raise UserError if fsspec must not open the address. A path of this machine is allowed."""
-    if "://" not in address:
+    if not Address.of(address).is_remote:
         return
     try:
         _require(address, key, DATA_PROTOCOLS)
@@ -109,7 +110,7 @@ def require_data_address(address: str, key: str = "data.path") -> None:
 
 
 def _require(address: str, key: str, allowed: Sequence[str]) -> None:
-    protocol = address.partition("://")[0]
+    protocol = Address.of(address).protocol or ""
     listed = ", ".join(f"{name}://" for name in allowed)
     if "::" in address:
         raise ProtocolError(
@@ -137,7 +138,7 @@ def _require(address: str, key: str, allowed: Sequence[str]) -> None:
 
 
 def _not_local(address: str, key: str) -> ProtocolError:
-    protocol = _shown(address.partition("://")[0])
+    protocol = _shown(Address.of(address).protocol or "")
     command = _COPIES.get(protocol, "")
     fix = "copy it to this machine and name the copy" + (f": {command} {_shown(address)}" if command else "")
     fix += " ." if " cp " in command else ""

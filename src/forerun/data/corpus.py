@@ -23,7 +23,7 @@ from forerun.data.shares import HeldOut, require_held_out
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.sources import Source, open_source
-from forerun.data.storage.folder import StoreFolder, is_bucket
+from forerun.data.storage.folder import StoreFolder
 from forerun.data.storage.location import folder_at
 from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokenizer import Tokenizer
@@ -34,6 +34,7 @@ from forerun.data.tokens.exchange import CONVERSATION_FORMS
 from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError
+from forerun.storage.address import Address
 from forerun.units import Count
 
 OnProgress = Callable[[str, BuildProgress], None]
@@ -195,7 +196,7 @@ def open_corpus(
     Raises:
       UserError: a source cannot be read, or its form does not match the job.
     """
-    reads = job_reads(data) if data.store is not None and is_bucket(data.store) else None
+    reads = job_reads(data) if data.store is not None and Address.of(data.store).is_bucket else None
     parts = tuple(
         _open_part(name, part, data, dialect, sequence, vocab, pairs, on_progress, reads, host)
         for name, part in data.parts.items()

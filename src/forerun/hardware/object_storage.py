@@ -66,12 +66,6 @@ def request_price(protocol: str) -> RequestPrice | None:
     return None
 
 
-def bucket_protocol(address: str | None) -> str | None:
-    """Return the protocol of the address of a bucket, such as `gs`; None for a folder of a machine."""
-    protocol, found, _ = (address or "").partition("://")
-    return protocol if found else None
-
-
 @dataclass(frozen=True)
 class ReadLoad:
     """What a run reads from a store in a bucket."""

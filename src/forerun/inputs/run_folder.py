@@ -13,6 +13,7 @@ from forerun.config.load import load, values
 from forerun.config.schema import Job
 from forerun.errors import UserError
 from forerun.files import atomic_write, require_writable_folder
+from forerun.storage.address import Address
 
 # Keys that may change when a run is resumed: where and how it is computed, and how long. The data, the model and the
 # optimizer may not change. A change of `steps` is reported and recorded (`forerun.run.extension`).
@@ -114,7 +115,7 @@ def require_usable(job: Job) -> None:
     folder = folder_of(job)
     require_writable_folder(folder.path, "runs")
     checkpoints = folder.checkpoints(job)
-    if isinstance(checkpoints, str) and "://" not in checkpoints:
+    if isinstance(checkpoints, str) and not Address.of(checkpoints).is_remote:
         require_writable_folder(Path(checkpoints), "checkpoint.folder")
 
 

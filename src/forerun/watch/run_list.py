@@ -12,6 +12,7 @@ from forerun.inputs.stage_folder import STAGES
 from forerun.report.run_files import read_object
 from forerun.report.run_record import RunRecord, read_run
 from forerun.report.run_status import status_of
+from forerun.storage.address import Address
 from forerun.watch.run_figures import figures_of
 
 BROKEN = "broken"
@@ -59,7 +60,8 @@ def list_runs(folder: str | Path = "runs", now: float | None = None) -> tuple[Ru
       UserError: the folder does not exist.
     """
     now = time.time() if now is None else now
-    entries = _bucket_entries(str(folder), now) if "://" in str(folder) else _folder_entries(Path(folder), now)
+    remote = Address.of(folder).is_remote
+    entries = _bucket_entries(str(folder), now) if remote else _folder_entries(Path(folder), now)
     return tuple(sorted(entries, key=lambda entry: (entry.age_seconds is None, entry.age_seconds or 0.0, entry.name)))
 
 

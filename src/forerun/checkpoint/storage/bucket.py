@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from forerun.checkpoint.orbax_logs import quiet_bucket
 from forerun.checkpoint.storage.retries import NONE, RetrySchedule, StorageUnavailable, with_retries
 from forerun.errors import UserError
+from forerun.storage.address import Address
 
 T = TypeVar("T")
 
@@ -33,7 +34,7 @@ class Bucket:
         self.address = address.rstrip("/")
         self.patience: RetrySchedule | None = patience
         self._tell = tell
-        self._top = self.address.removeprefix("gs://")
+        self._top = Address.of(self.address).rest
         try:
             gcsfs: Any = importlib.import_module("gcsfs")
         except ImportError as error:

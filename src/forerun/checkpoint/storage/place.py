@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 from forerun.checkpoint.storage.retries import NONE, RetrySchedule
 from forerun.errors import UserError
 from forerun.files import sync_folder
+from forerun.storage.address import Address
 from forerun.units import MIB
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
@@ -86,11 +87,11 @@ def place_of(
     Raises:
       UserError: the address is of another kind, or the package for buckets is missing.
     """
-    if str(folder).startswith("gs://"):
+    if Address.of(folder).protocol == "gs":
         from forerun.checkpoint.storage.bucket import Bucket
 
         return Bucket(str(folder), patience, tell)
-    if "://" in str(folder):
+    if Address.of(folder).is_remote:
         raise UserError(
             "E-CHECKPOINT-002",
             f"checkpoints cannot be written to {folder}",

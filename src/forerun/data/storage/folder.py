@@ -21,8 +21,7 @@ from typing import Protocol
 
 from forerun.data.storage.file_range import FileRange as FileRange
 from forerun.files import sync_folder
-
-BUCKET_PROTOCOLS = ("gs", "s3")
+from forerun.storage.address import Address
 
 
 class StoreFolder(Protocol):
@@ -90,16 +89,12 @@ def place_of(folder: StoreFolder) -> Path | str:
 
 def remove_command(address: str, *, whole_folder: bool) -> str:
     """Return the command that removes a file or a folder, for fixes of errors."""
-    if address.startswith("gs://"):
+    protocol = Address.of(address).protocol
+    if protocol == "gs":
         return f"gcloud storage rm {'-r ' * whole_folder}{address}"
-    if address.startswith("s3://"):
+    if protocol == "s3":
         return f"aws s3 rm {'--recursive ' * whole_folder}{address}"
     return f"rm {'-r ' * whole_folder}{address}"
-
-
-def is_bucket(address: str | Path) -> bool:
-    """Return whether an address names a bucket: `gs://` or `s3://`."""
-    return str(address).startswith(tuple(f"{protocol}://" for protocol in BUCKET_PROTOCOLS))
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forerun.data.storage.folder import LocalFolder, StoreFolder, is_bucket
+from forerun.data.storage.folder import LocalFolder, StoreFolder
+from forerun.storage.address import Address
 
 
 def folder_at(address: str | Path | StoreFolder) -> StoreFolder:
@@ -14,7 +15,7 @@ def folder_at(address: str | Path | StoreFolder) -> StoreFolder:
     """
     if not isinstance(address, str | Path):
         return address
-    if is_bucket(address):
+    if Address.of(address).is_bucket:
         from forerun.data.storage.bucket import BucketFolder  # most jobs do not need it
 
         return BucketFolder(str(address))

@@ -28,6 +28,7 @@ from forerun.data.tokens.unit import Unit
 from forerun.errors import UserError
 from forerun.installation import install_command
 from forerun.safe_text import redact
+from forerun.storage.address import Address
 
 LOSSES = 20  # of nodes or Ray workers, for one unit: preempted nodes come and go
 WAIT_SECONDS = 1.0
@@ -273,7 +274,7 @@ def _ray() -> Any:
 
 def _connect(ray: Any, address: str) -> None:
     """Connect to the cluster. Ray replaces the handler of SIGTERM, which is restored."""
-    if address.startswith("ray://"):
+    if Address.of(address).protocol == "ray":
         raise UserError(
             "E-DATA-203",
             f"--ray {address}: the Ray client is not supported",

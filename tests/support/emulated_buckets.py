@@ -16,6 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
+import gcs_server
+
 UNIT = Path(__file__).parent.parent / "unit"
 
 
@@ -29,11 +31,11 @@ class EmulatedBuckets:
 
 @contextmanager
 def emulated_buckets(folder: Path) -> Iterator[EmulatedBuckets]:
-    gcs, s3 = _module("checkpoint/storage/bucket_server.py"), _module("data/source/store_server.py")
-    with gcs.bucket(folder / "gcs") as first, s3.s3_emulator() as second:
+    s3 = _module("data/source/store_server.py")
+    with gcs_server.bucket(folder / "gcs") as first, s3.s3_emulator() as second:
         settings = first | second.environment | {"XDG_CACHE_HOME": str(folder / "cache")}
         with mock.patch.dict(os.environ, settings):
-            yield EmulatedBuckets({"gs": f"gs://{gcs.BUCKET}", "s3": f"s3://{s3.BUCKET}"})
+            yield EmulatedBuckets({"gs": f"gs://{gcs_server.BUCKET}", "s3": f"s3://{s3.BUCKET}"})
 
 
 def _module(path: str) -> ModuleType:

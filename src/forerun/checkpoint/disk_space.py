@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from forerun.checkpoint.storage.place import place_of
 from forerun.errors import StorageError
+from forerun.storage.address import Address
+from forerun.storage.folder import LocalFolder
 from forerun.units import KIB, Bytes
 
 _BLOCK_BYTES = 4 * KIB
@@ -35,11 +36,10 @@ def require_disk_space(folder: Path | str, needed: int) -> None:
     Space that existing checkpoints in the folder use counts as free, because new ones replace them. A bucket has no
     limit.
     """
-    place = place_of(folder)
-    free = place.room_bytes()
-    if free is None:
+    if Address.of(folder).is_remote:
         return
-    held = sum(-(-size // _BLOCK_BYTES) * _BLOCK_BYTES for size in place.sizes("").values()) if place.names() else 0
+    place = LocalFolder(Path(folder).resolve())
+    free, held = place.free_bytes(), place.used_bytes(_BLOCK_BYTES)
     if free + held < needed:
         raise StorageError(
             "E-CHECKPOINT-009",

@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forerun.checkpoint.manifest import Manifest
-from forerun.checkpoint.storage.place import PART, StoragePlace
-from forerun.checkpoint.storage.retries import StorageUnavailable
+from forerun.errors import UserError
+from forerun.storage.folder import PART, Folder, create_once
+from forerun.storage.retries import StorageUnavailable
 
 FOLDER = "commits"
 FORMAT = 1
@@ -65,7 +66,7 @@ class BrokenRecord:
 class Log:
     """The records of a run, in the folder `commits` of its checkpoints."""
 
-    def __init__(self, place: StoragePlace) -> None:
+    def __init__(self, place: Folder) -> None:
         self.place = place
         self._known: dict[int, Claim | Commit] = {}
 
@@ -127,12 +128,29 @@ class Log:
                 self.place.remove(f"{FOLDER}/{name}")
 
     def _numbers(self) -> set[int]:
+        numbers = self._listed()
+        if numbers or self.place.is_local or not self.place.exists(_name(1)):
+            return numbers
+        # The first record is a claim and is never removed. If it exists and the listing stays empty, the listing is
+        # wrong, and the run must not start from the beginning.
+        numbers = self._listed()
+        if not numbers:
+            raise UserError(
+                "E-CHECKPOINT-019",
+                f"the checkpoints in {self.place.address} cannot be listed",
+                why=f"{_name(1)} exists, and the listing of the bucket is empty",
+                fix="allow this account to list the objects of the bucket",
+            )
+        return numbers
+
+    def _listed(self) -> set[int]:
+        """Return the numbers in the listing of the folder."""
         stems = (name.removesuffix(".json") for name in self.place.names(FOLDER) if name.endswith(".json"))
         return {int(stem) for stem in stems if stem.isdigit()}
 
     def _create(self, number: int, body: dict[str, Any]) -> bool:
         record = {"format": FORMAT, "number": number, "token": secrets.token_hex(8), **body}
-        return self.place.create(_name(number), _encoded(record))
+        return create_once(self.place, _name(number), _encoded(record))
 
     def _read(self, number: int) -> Claim | Commit | BrokenRecord | None:
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from forerun.checkpoint.log import Commit
-from forerun.checkpoint.storage.place import StoragePlace
+from forerun.storage.folder import Folder, create_once
 from forerun.units import MIB
 
 FOLDER = "files"
@@ -24,7 +24,7 @@ LARGEST_BYTES = 32 * MIB  # maximum size of a part, which is in memory while it 
 _NAME = re.compile(r"\d+-(?P<fence>\d+)-\d+-[a-z]+-\d+")
 
 Recorded = Mapping[str, Sequence[Sequence[Any]]]  # by file: name and bytes of each part
-Attach = Callable[[StoragePlace, str], Recorded]
+Attach = Callable[[Folder, str], Recorded]
 
 
 class FilePart(NamedTuple):
@@ -43,9 +43,7 @@ class Snapshot(Protocol):
     def read(self, start: int, end: int) -> bytes: ...
 
 
-def write_parts(
-    place: StoragePlace, save: str, file: str, content: Snapshot, earlier: Sequence[FilePart]
-) -> list[FilePart]:
+def write_parts(place: Folder, save: str, file: str, content: Snapshot, earlier: Sequence[FilePart]) -> list[FilePart]:
     """Store the bytes of `content` that the `earlier` parts do not have, and return all parts.
 
     Args:
@@ -63,14 +61,14 @@ def write_parts(
     while start < content.size:
         body = content.read(start, min(content.size, start + LARGEST_BYTES))
         name = f"{FOLDER}/{save}-{file}-{start}"
-        if not place.create(name, body):
+        if not create_once(place, name, body):
             raise FileExistsError(0, "a part of another save has this name", name)
         kept.append(FilePart(name, len(body)))
         start += len(body)
     return kept
 
 
-def read_parts(place: StoragePlace, parts: Iterable[FilePart]) -> Iterator[bytes | memoryview]:
+def read_parts(place: Folder, parts: Iterable[FilePart]) -> Iterator[bytes | memoryview]:
     """Yield the content of a file. It is not verified: the caller compares its digest."""
     for part in parts:
         yield from place.blocks(part.name, 0, part.bytes)
@@ -90,7 +88,7 @@ def recorded_parts(record: Mapping[str, Any], file: str) -> list[FilePart]:
     return parts
 
 
-def remove_unnamed(place: StoragePlace, fence: int, commits: Iterable[Commit]) -> None:
+def remove_unnamed(place: Folder, fence: int, commits: Iterable[Commit]) -> None:
     """Remove parts that no commit names, if the owner with the fencing number `fence` or an earlier one wrote them."""
     named = {name for commit in commits for parts in commit.record.get(PARTS, {}).values() for name, _ in parts}
     for name in place.names(FOLDER):

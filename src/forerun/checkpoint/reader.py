@@ -18,11 +18,13 @@ from orbax.checkpoint import v1 as orbax
 from forerun.checkpoint import hosts
 from forerun.checkpoint.log import BrokenRecord, Commit, Log
 from forerun.checkpoint.manifest import Damage, damage
+from forerun.checkpoint.orbax_buckets import orbax_context
 from forerun.checkpoint.orbax_logs import quiet_orbax
-from forerun.checkpoint.storage.place import place_of
-from forerun.checkpoint.storage.retries import NONE, RetrySchedule, StorageUnavailable
 from forerun.checkpoint.tree import first_difference, in_job_form, in_saved_form
 from forerun.errors import UserError
+from forerun.storage.address import Address
+from forerun.storage.folder import folder_at
+from forerun.storage.retries import NONE, RetrySchedule, StorageUnavailable
 
 T = TypeVar("T")
 
@@ -70,7 +72,9 @@ class Reader:
         self, folder: Path | str, patience: RetrySchedule = NONE, tell: Callable[[str], None] = lambda text: None
     ) -> None:
         quiet_orbax()
-        self.place = place_of(folder, patience, tell)
+        # Orbax needs absolute paths.
+        address = folder if Address.of(folder).is_remote else Path(folder).resolve()
+        self.place = folder_at(address, patience, tell)
         self.log = Log(self.place)
 
     def identity(self) -> str:
@@ -197,8 +201,7 @@ class Reader:
         self._require_good(commit, with_retries(lambda: damage(self.place, commit.folder, commit.files, share)))
         wanted: Any = like if part is None else {part: like}
         form = in_saved_form(self._saved_tree(commit, wanted, part), wanted)
-        context = orbax.Context()
-        context.multiprocessing.active_processes = hosts.all_hosts()
+        context = orbax_context(self.place)
         context.pytree.loading.partial_load = part is not None
 
         def load() -> Any:
@@ -238,7 +241,8 @@ class Reader:
 
     def _saved_tree(self, commit: Commit, wanted: Any, part: str | None) -> Any:
         """Return the metadata of the arrays of a commit, or of one part. Raise a UserError if `wanted` has others."""
-        saved = self.place.with_retries(lambda: orbax.metadata(f"{self.place.address}/{commit.folder}").metadata)
+        with orbax_context(self.place):
+            saved = self.place.with_retries(lambda: orbax.metadata(f"{self.place.address}/{commit.folder}").metadata)
         if part is not None:
             saved = {part: saved.get(part)}
         difference = first_difference(saved, wanted)
@@ -255,4 +259,5 @@ class Reader:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an exception's text, or the name of its type."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    text = error.what if isinstance(error, UserError) else str(error)
+    return (text.splitlines() or [type(error).__name__])[0]

@@ -13,8 +13,9 @@ import jax
 from orbax.checkpoint import v1 as orbax
 
 from forerun.checkpoint import hosts
+from forerun.checkpoint.orbax_buckets import orbax_context
 from forerun.checkpoint.orbax_logs import forget, release
-from forerun.checkpoint.storage.place import StoragePlace
+from forerun.storage.folder import Folder
 
 
 class Writer(Protocol):
@@ -44,7 +45,7 @@ class SingleTryWriter:
 
     tries = 1
 
-    def __init__(self, place: StoragePlace, context: orbax.Context, new_folder: Callable[[], str]) -> None:
+    def __init__(self, place: Folder, context: orbax.Context, new_folder: Callable[[], str]) -> None:
         self._place, self._context, self.folder = place, context, new_folder()
         self._response: orbax.AsyncResponse[None] | None = None
 
@@ -66,7 +67,7 @@ class RetryingWriter:
     still be writing.
     """
 
-    def __init__(self, place: StoragePlace, context: orbax.Context, new_folder: Callable[[], str]) -> None:
+    def __init__(self, place: Folder, context: orbax.Context, new_folder: Callable[[], str]) -> None:
         self._place, self._context, self._new_folder = place, context, new_folder
         self.folder, self.tries = new_folder(), 0
         self._copy: Any = None
@@ -89,7 +90,7 @@ class RetryingWriter:
         finish_save(begin_save(self._place, self._context, self.folder, self._copy))
 
 
-def writer_for(place: StoragePlace, context: orbax.Context, new_folder: Callable[[], str]) -> Writer:
+def writer_for(place: Folder, context: orbax.Context, new_folder: Callable[[], str]) -> Writer:
     """Return the writer for one save to this place.
 
     Args:
@@ -97,11 +98,11 @@ def writer_for(place: StoragePlace, context: orbax.Context, new_folder: Callable
       context: settings of Orbax.
       new_folder: returns the name of a new folder at each call.
     """
-    retries = place.patience is not None and not hosts.several()
+    retries = place.schedule is not None and not hosts.several()
     return (RetryingWriter if retries else SingleTryWriter)(place, context, new_folder)
 
 
-def begin_save(place: StoragePlace, context: orbax.Context, folder: str, state: Any) -> orbax.AsyncResponse[None]:
+def begin_save(place: Folder, context: orbax.Context, folder: str, state: Any) -> orbax.AsyncResponse[None]:
     """Start a save by Orbax. It has copied the state from the devices when this function returns."""
     try:
         with context:
@@ -145,10 +146,9 @@ def host_copy(state: Any) -> Any:
     return jax.tree.map(copy, state)
 
 
-def orbax_context() -> orbax.Context:
+def saving_context(place: Folder) -> orbax.Context:
     """Return the settings of Orbax for saves."""
-    context = orbax.Context()
-    context.multiprocessing.active_processes = hosts.all_hosts()
+    context = orbax_context(place)
     # To cut replicated arrays into slices, one per replica, Orbax would compile programs in the middle of a run.
     context.array.saving.use_replica_parallel = False
     # Compression makes trained weights smaller by only a twelfth, and takes most of a save's time. Without it, the

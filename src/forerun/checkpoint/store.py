@@ -31,9 +31,9 @@ from forerun.checkpoint.manifest import manifest_of
 from forerun.checkpoint.parts import PARTS, Attach, remove_unnamed
 from forerun.checkpoint.reader import STEP_FOLDER, Reader, RestoredCheckpoint, first_line
 from forerun.checkpoint.retention import Retention
-from forerun.checkpoint.saving import Writer, orbax_context, release_threads, writer_for
-from forerun.checkpoint.storage.retries import RetrySchedule, StorageUnavailable
+from forerun.checkpoint.saving import Writer, release_threads, saving_context, writer_for
 from forerun.errors import StorageError, UserError
+from forerun.storage.retries import RetrySchedule, StorageUnavailable
 from forerun.units import Seconds
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class CheckpointStore:
         self.reader = Reader(folder, patience or RetrySchedule(), self._report)
         self.reader.require_records()
         self._log, self._place = self.reader.log, self.reader.place
-        self._context = orbax_context()
+        self._context = saving_context(self._place)
         self._saving: _Save | None = None
         self._attempts = 0
         self.save_seconds: float | None = None  # of the last save, from its call to its commit
@@ -196,7 +196,7 @@ class CheckpointStore:
                 why=first_line(error),
                 fix="free space or correct the permissions there, then run the same command again",
             ) from error
-        with suppress(OSError):
+        with suppress(OSError, UserError):  # some roles may create objects and not delete them
             self._remove_leftovers(fence, fence)
         return fence
 
@@ -283,7 +283,7 @@ class CheckpointStore:
             self._discard(save.writer.folder)
             if self._is_taken_over():  # the new owner may have removed the files: the disk is not at fault
                 raise self._taken_over(save.step) from error
-            if isinstance(error, OSError) or any(words in str(error) for words in _DISK_ERRORS):
+            if isinstance(error, OSError | UserError) or any(words in str(error) for words in _DISK_ERRORS):
                 raise self._not_saved(save.step, error) from error
             raise
         if not committed:
@@ -314,7 +314,7 @@ class CheckpointStore:
 
     def _clean(self) -> None:
         """Remove checkpoints that are not kept, records first: a kill in between leaves files that do not count."""
-        with suppress(OSError):  # the next save or the next owner removes the rest
+        with suppress(OSError, UserError):  # the next save or the next owner removes the rest
             commits = self._log.commits()
             kept = self.retention.kept(commits)
             for commit in commits:
@@ -344,14 +344,14 @@ class CheckpointStore:
         try:
             if not hosts.is_first() or any(commit.folder == folder for commit in self._log.commits()):
                 return
-        except StorageUnavailable:
+        except (OSError, UserError):
             return
         for _ in range(_REMOVALS):
             try:
                 left = [name for name in self._place.names() if name == folder or name.startswith(f"{folder}.")]
                 for name in left:
                     self._place.remove(name)
-            except OSError:
+            except (OSError, UserError):
                 left = [folder]
             if not left:
                 return
@@ -359,7 +359,7 @@ class CheckpointStore:
 
     def _not_saved(self, step: int, error: Exception) -> SaveFailed:
         if isinstance(error, StorageUnavailable):
-            why = f"{error.what}, in {Seconds((self._place.patience or RetrySchedule()).total_seconds)}: {error.why}"
+            why = f"{error.what}, in {Seconds((self._place.schedule or RetrySchedule()).total_seconds)}: {error.why}"
             fix = "check the network and the bucket; the same command resumes from the newest checkpoint there"
             return SaveFailed("E-CHECKPOINT-016", f"the checkpoint of step {step} was not saved", why=why, fix=fix)
         newest = self.newest()
@@ -374,7 +374,7 @@ class CheckpointStore:
     def _is_taken_over(self) -> bool:
         try:
             owner = self._log.owner()
-        except OSError:
+        except (OSError, UserError):
             return False
         return owner is not None and owner.number > self.fence
 

@@ -49,7 +49,7 @@ def _job(args: argparse.Namespace) -> Job:
 def _show(args: argparse.Namespace, job: Job) -> int:
     from forerun.api.dataset import PIPED_COLUMNS, inspect_data
     from forerun.console import SafeConsole
-    from forerun.data.storage.cache_size import bucket_cache
+    from forerun.data.reads.cache_size import bucket_cache
     from forerun.inputs.starting_weights import starting_weights
     from forerun.units import Bytes
 

@@ -272,7 +272,7 @@ def derived_values(job: Job, outcome: Outcome) -> Applied:
 
 def derived_rows(outcome: Outcome) -> list[Row]:
     from forerun.commands.model_dimensions import model_dimensions
-    from forerun.data.storage.cache_size import bucket_cache
+    from forerun.data.reads.cache_size import bucket_cache
     from forerun.inputs.starting_weights import starting_weights
     from forerun.methods.description import description
     from forerun.units import Bytes, Count

@@ -15,8 +15,6 @@ from forerun.safe_text import redact
 from forerun.storage.address import BUCKET_PROTOCOLS, Address
 
 DATA_PROTOCOLS = ("file", "gs", "gcs", "s3", "https", "hf")
-CHECKPOINT_PROTOCOLS = ("gs",)
-STORE_PROTOCOLS = BUCKET_PROTOCOLS
 
 # Keys of a job, and options of a command, that name a file or a folder on this machine.
 LOCAL_KEYS = (
@@ -57,10 +55,7 @@ _COPIES = {
 }
 
 
-_FOLDERS = {
-    "checkpoint.folder": "name a folder of this machine, or gs://BUCKET/FOLDER",
-    "data.store": "name a folder of this machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER",
-}
+_FOLDERS = ("checkpoint.folder", "data.store")
 
 
 class ProtocolError(JobValueError):
@@ -79,10 +74,8 @@ def check_protocol(value: Any, key: str) -> None:
         raise _not_local(value, key)
     if key in ("data.path", "data.mixture.path"):
         _require(value, key, DATA_PROTOCOLS)
-    elif key == "checkpoint.folder":
-        _require(value, key, CHECKPOINT_PROTOCOLS)
-    elif key == "data.store":
-        _require(value, key, STORE_PROTOCOLS)
+    elif key in _FOLDERS:
+        _require(value, key, BUCKET_PROTOCOLS)
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -133,7 +126,9 @@ def _require(address: str, key: str, allowed: Sequence[str]) -> None:
             "E-JOB-049",
             f"{key}: {_shown(protocol)}:// is not an allowed protocol",
             f"allowed are {listed} and paths of this machine",
-            _FOLDERS.get(key, f"copy it to this machine and set {key} to the copy"),
+            "name a folder of this machine, gs://BUCKET/FOLDER or s3://BUCKET/FOLDER"
+            if key in _FOLDERS
+            else f"copy it to this machine and set {key} to the copy",
         )
 
 
@@ -143,7 +138,7 @@ def _not_local(address: str, key: str) -> ProtocolError:
     fix = "copy it to this machine and name the copy" + (f": {command} {_shown(address)}" if command else "")
     fix += " ." if " cp " in command else ""
     if key == "runs":
-        bucket = address if protocol == "gs" else "gs://BUCKET/FOLDER"
+        bucket = address if protocol in BUCKET_PROTOCOLS else "gs://BUCKET/FOLDER"
         fix = f"keep runs a local folder, and store the checkpoints in a bucket: checkpoint.folder={_shown(bucket)}"
     elif key in _MODELS:
         fix = "name a model of Hugging Face as owner/name, or copy the folder to this machine and name the copy"

@@ -18,14 +18,12 @@ from forerun.data.order.rows import PackedRows
 from forerun.data.order.subset import Subset, held_out, packer_of
 from forerun.data.order.too_long import resolve_policy
 from forerun.data.order.whole_documents import WholeDocuments
+from forerun.data.reads.store_reads import StoreReads, job_reads
 from forerun.data.rendering import applies_template, notes_of, rendering_of, required_template
 from forerun.data.shares import HeldOut, require_held_out
 from forerun.data.source.identity import cache_folder
 from forerun.data.source.kinds import TOKEN_KINDS
 from forerun.data.source.sources import Source, open_source
-from forerun.data.storage.folder import StoreFolder
-from forerun.data.storage.location import folder_at
-from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokenizer import Tokenizer
 from forerun.data.tokens.build import BuildProgress, Limits, build
 from forerun.data.tokens.engines.engine import StartEngine
@@ -35,6 +33,7 @@ from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError
 from forerun.storage.address import Address
+from forerun.storage.folder import Folder, folder_at
 from forerun.units import Count
 
 OnProgress = Callable[[str, BuildProgress], None]
@@ -219,7 +218,7 @@ def tokenize(
     on_progress: Callable[[BuildProgress], None] | None = None,
     engine: StartEngine = Pool,
     host: tuple[int, int] = (0, 1),
-) -> StoreFolder:
+) -> Folder:
     """Return the folder of the source's tokens. Worker processes build the tokens that do not exist yet.
 
     Args:
@@ -280,7 +279,7 @@ def recipe_of(
     )
 
 
-def store_root(data: schema.Data) -> StoreFolder:
+def store_root(data: schema.Data) -> Folder:
     """Return the folder of all token stores: `data.store`, which may be in a bucket, or a folder of the cache."""
     return folder_at(cache_folder() / "tokens" if data.store is None else data.store)
 

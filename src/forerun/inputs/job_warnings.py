@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from forerun.config.methods.targets import ALL_LINEAR
 from forerun.config.optimizer import ADAMW, ADAMW8BIT, LION, MUON
 from forerun.config.schema import Job
-from forerun.data.storage.cache_size import bucket_cache
+from forerun.data.reads.cache_size import bucket_cache
 from forerun.errors import UserError
 from forerun.methods.adapter_base import base_warnings
 from forerun.models.pretrained import is_checkpoint, pretrained

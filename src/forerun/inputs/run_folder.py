@@ -196,10 +196,10 @@ def require_run(folder: RunFolder, tell: Callable[[str], None] = lambda text: No
 def newest_record(checkpoints: Path | str, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any] | None:
     """Return the record of the newest checkpoint, or None if there is no checkpoint."""
     from forerun.checkpoint.log import Log
-    from forerun.checkpoint.storage.place import place_of
-    from forerun.checkpoint.storage.retries import RetrySchedule
+    from forerun.storage.folder import folder_at
+    from forerun.storage.retries import RetrySchedule
 
-    place = place_of(checkpoints, RetrySchedule(), tell)
+    place = folder_at(checkpoints, RetrySchedule(), tell)
     commits = place.with_retries(Log(place).commits)
     return dict(commits[-1].record) if commits else None
 
@@ -259,9 +259,9 @@ def require_same_job(job: Job, before: Job, folder: RunFolder) -> None:
 
 def _has_records(checkpoints: str) -> bool:
     from forerun.checkpoint.log import Log
-    from forerun.checkpoint.storage.place import place_of
+    from forerun.storage.folder import folder_at
 
-    return bool(Log(place_of(checkpoints)).records())
+    return bool(Log(folder_at(checkpoints)).records())
 
 
 def _free_name(path: Path) -> Path:

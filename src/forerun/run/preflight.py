@@ -9,7 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from forerun.checkpoint.reader import Reader
-from forerun.checkpoint.storage.retries import RetrySchedule
 from forerun.config.schema import Job
 from forerun.data.corpus import Corpus
 from forerun.data.order.batches import require_one_batch
@@ -19,6 +18,7 @@ from forerun.inputs.base_weights import require_weights
 from forerun.inputs.peft_folder import require_adapter
 from forerun.program.build import Program
 from forerun.resolve.resolved_job import ResolvedJob
+from forerun.storage.retries import RetrySchedule
 
 
 def check_before_compile(resolved: ResolvedJob, program: Program, corpus: Corpus, checkpoints: Path | str) -> None:

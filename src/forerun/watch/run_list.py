@@ -87,12 +87,12 @@ def _stage_runs(path: Path) -> list[str]:
 
 
 def _bucket_entries(address: str, now: float) -> Iterator[RunEntry]:
-    from forerun.checkpoint.storage.place import place_of
-    from forerun.checkpoint.storage.retries import RetrySchedule
+    from forerun.storage.folder import folder_at
+    from forerun.storage.retries import RetrySchedule
 
-    place = place_of(address, RetrySchedule())
-    for name in sorted(place.with_retries(place.names)):
-        yield _entry(name.rstrip("/"), f"{address.rstrip('/')}/{name.rstrip('/')}", "", None, now)
+    folder = folder_at(address, RetrySchedule())
+    for name in folder.with_retries(folder.names):
+        yield _entry(name, folder.inside(name).address, "", None, now)
 
 
 def _entry(name: str, location: str, stages: str, run: Path | None, now: float) -> RunEntry:

@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from forerun.data.storage.folder import StoreFolder
 from forerun.data.tokens.build import BuildProgress
 from forerun.data.tokens.store import index_entry
 from forerun.data.tokens.unit import Unit, summary_of
+from forerun.storage.folder import Folder
 
 NICE = 10
 WORKER = "forerun.data.tokens.worker"
@@ -46,9 +46,7 @@ class UnitArrival:
       entries: what the index has about each unit if the store is complete, else nothing.
     """
 
-    def __init__(
-        self, name: str, folder: StoreFolder, units: Sequence[Unit], entries: Sequence[dict[str, Any]]
-    ) -> None:
+    def __init__(self, name: str, folder: Folder, units: Sequence[Unit], entries: Sequence[dict[str, Any]]) -> None:
         self.name, self.folder, self.units = name, folder, units
         self._title = name if name == "data" else f"data {name}"
         self._table = entries

@@ -26,18 +26,17 @@ from forerun.data.early.stream import OpenRange, WindowStream
 from forerun.data.early.windows import RULE, UnitRange, Window, windows_of
 from forerun.data.order.rows import NoRowsError, PackedRows
 from forerun.data.order.too_long import resolve_policy
+from forerun.data.reads.block_reader import BlockReader
+from forerun.data.reads.store_reads import StoreReads, job_reads
 from forerun.data.rendering import notes_of, rendering_of
 from forerun.data.source.sources import Source, open_source
-from forerun.data.storage.block_reader import BlockReader
-from forerun.data.storage.folder import StoreFolder
-from forerun.data.storage.location import folder_at
-from forerun.data.storage.store_reads import StoreReads, job_reads
 from forerun.data.tokens.build import BuildProgress, is_complete
 from forerun.data.tokens.recipe import Recipe
 from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.store import TokenStore, read_index
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import units_of
+from forerun.storage.folder import Folder, folder_at
 
 RequireIds = Callable[[int], None]  # raises if a token id is beyond the vocabulary
 
@@ -170,7 +169,7 @@ def open_early_corpus(
     return EarlyCorpus(dialect.tokenizer, tuple(parts), rows, kept, reads, arrivals)
 
 
-def _reader(reads: StoreReads | None, folder: StoreFolder) -> BlockReader | None:
+def _reader(reads: StoreReads | None, folder: Folder) -> BlockReader | None:
     return None if reads is None else reads.reader(folder)
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from forerun.data.early import arrival as module
 from forerun.data.early.arrival import NICE, StoppedBuildError, UnitArrival, lower_priority
-from forerun.data.storage.folder import LocalFolder
 from forerun.data.tokens.build import BuildProgress
 from forerun.data.tokens.document import Encoded
 from forerun.data.tokens.unit import Unit, UnitWriter
 from forerun.errors import UserError
+from forerun.storage.folder import LocalFolder
 
 PROGRESS = BuildProgress(1, 4, 0, 0, 1, 4, None)
 

@@ -9,7 +9,7 @@ import pytest
 from forerun.config.schema import Data
 from forerun.data.early.arrival import UnitArrival
 from forerun.data.early.early_corpus import _ArrivingPart, _digest
-from forerun.data.storage.folder import LocalFolder
+from forerun.storage.folder import LocalFolder
 
 
 def digest(

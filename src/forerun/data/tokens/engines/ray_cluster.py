@@ -19,7 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from forerun.data.storage.location import folder_at
 from forerun.data.tokens.engines.engine import ATTEMPTS, Event, in_order
 from forerun.data.tokens.engines.ray_node import Shipment, build_unit, node_problem, versions
 from forerun.data.tokens.recipe import BYTES
@@ -29,6 +28,7 @@ from forerun.errors import UserError
 from forerun.installation import install_command
 from forerun.safe_text import redact
 from forerun.storage.address import Address
+from forerun.storage.folder import folder_at
 
 LOSSES = 20  # of nodes or Ray workers, for one unit: preempted nodes come and go
 WAIT_SECONDS = 1.0

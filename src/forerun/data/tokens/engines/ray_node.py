@@ -20,13 +20,13 @@ from typing import Any
 from forerun import version
 from forerun.data.source.files import File
 from forerun.data.source.sources import Source
-from forerun.data.storage.location import folder_at
 from forerun.data.tokens.engines.worker_process import WorkerProcess
 from forerun.data.tokens.recipe import BYTES
 from forerun.data.tokens.shared_store.publication import remove_leftovers
 from forerun.data.tokens.unit import Unit
 from forerun.errors import UserError
 from forerun.storage.address import Address
+from forerun.storage.folder import folder_at
 
 FILES_CHECKED = 200  # of the source, per process: one request each
 

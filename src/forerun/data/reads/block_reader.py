@@ -21,12 +21,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from forerun.data.blocks import BLOCK_BYTES, PAGE_BLOCKS
-from forerun.data.storage.bucket_array import BucketArray
-from forerun.data.storage.folder import FileRange, StoreFolder
-from forerun.data.storage.patient_reads import PatientReads, damaged_part, grouped, merged
-from forerun.data.storage.read_counts import ReadCounts
-from forerun.data.storage.read_memory import PROCESS, ReadMemory
-from forerun.data.storage.summed_file import BLOCK, PAGE, SECOND, BlockRange, SummedFile, SummedPart
+from forerun.data.reads.bucket_array import BucketArray
+from forerun.data.reads.patient_reads import PatientReads, damaged_part, grouped, merged
+from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.read_memory import PROCESS, ReadMemory
+from forerun.data.reads.summed_file import BLOCK, PAGE, SECOND, BlockRange, SummedFile, SummedPart
+from forerun.storage.folder import FileRange, Folder
 
 WHOLE_SUMS_BYTES = 1 << 16  # checksums of at most this size are fetched completely
 
@@ -60,7 +60,7 @@ class BlockReader:
 
     def __init__(
         self,
-        folder: StoreFolder,
+        folder: Folder,
         cache: Cache | None,
         counts: ReadCounts,
         memory: ReadMemory = PROCESS,
@@ -73,7 +73,7 @@ class BlockReader:
         self._repeated_before = self._repeated()
 
     def _repeated(self) -> int:
-        return self.folder.retries
+        return self.folder.repeated_requests
 
     @property
     def repeated_requests(self) -> int:
@@ -117,7 +117,7 @@ class BlockReader:
         return complete
 
 
-def _plain_reader(folder: StoreFolder) -> BlockReader:
+def _plain_reader(folder: Folder) -> BlockReader:
     return BlockReader(folder, None, ReadCounts())
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from forerun.data.blocks import SUFFIX, BlockSums
-from forerun.data.storage.folder import FileRange, LocalFolder
+from forerun.storage.folder import FileRange, LocalFolder
 
 
 class StandIn(LocalFolder):

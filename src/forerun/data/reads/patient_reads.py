@@ -1,7 +1,7 @@
 """Reads of byte ranges that are repeated until each answer has the right length.
 
 The driver of a bucket repeats requests that fail at once. Here the rest is handled: requests that still fail, and
-answers that are too short or too long. The repetitions end after `PATIENCE_SECONDS`. An object that is missing or has
+answers that are too short or too long. The repetitions follow the schedule `READS`. An object that is missing or has
 another size is damaged, and is not asked for again.
 """
 
@@ -13,19 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from forerun.data.blocks import SUFFIX
-from forerun.data.storage.folder import FileRange, StoreFolder
-from forerun.data.storage.read_counts import ReadCounts
-from forerun.data.storage.read_memory import ByteLimit
-from forerun.data.storage.summed_file import SummedPart
+from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.read_memory import ByteLimit
+from forerun.data.reads.summed_file import SummedPart
 from forerun.errors import StorageError, UserError
+from forerun.storage.folder import FileRange, Folder
+from forerun.storage.retries import READS
 
 # Two ranges with at most this gap are one request. At 65 MB/s per request the gap costs 1 ms, and another request
 # costs tens of milliseconds of latency, the work of both sides, and a fee.
 GAP_BYTES = 1 << 16
 SPAN_BYTES = 1 << 23  # limit of one request: a failed one is repeated completely
 GROUP_BYTES = 1 << 24  # of blocks that one call fetches at a time, so that a large call needs little memory
-PATIENCE_SECONDS = 180.0
-FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 10.0
 PROBES = 3  # requests for the last byte of a range, which decide that an object is too short
 APART = 16  # ranges that are asked for at the same time, one request each, after a failure
 
@@ -42,7 +41,7 @@ class PatientReads:
 
     def __init__(
         self,
-        folder: StoreFolder,
+        folder: Folder,
         counts: ReadCounts,
         limit: ByteLimit,
         clock: Callable[[], float] = time.monotonic,
@@ -65,7 +64,7 @@ class PatientReads:
 
     def _answers(self, ranges: Sequence[FileRange]) -> list[bytes]:
         found: list[bytes | None] = [None] * len(ranges)
-        missing, pause_seconds, deadline = list(range(len(ranges))), FIRST_PAUSE_SECONDS, None
+        missing, pause_seconds, deadline = list(range(len(ranges))), READS.first_seconds, None
         while True:
             first = deadline is None
             answers = self._asked([ranges[place] for place in missing], together=first)
@@ -77,13 +76,13 @@ class PatientReads:
                 return [one for one in found if one is not None]
             self._counts.add(failed_requests=len(wrong))
             now = self._clock()
-            deadline = now + PATIENCE_SECONDS if deadline is None else deadline
+            deadline = now + READS.total_seconds if deadline is None else deadline
             for place, answer in wrong:
                 self._refuse_hopeless(ranges[place], answer)
             if now >= deadline:
                 raise self._gave_up(ranges[wrong[0][0]], wrong[0][1])
             self._pause(pause_seconds * random.uniform(0.5, 1.0))  # hosts that failed together do not repeat together
-            pause_seconds = min(2 * pause_seconds, LONGEST_PAUSE_SECONDS)
+            pause_seconds = min(2 * pause_seconds, READS.most_seconds)
             missing = [place for place, _ in wrong]
 
     def _asked(self, ranges: Sequence[FileRange], *, together: bool) -> list[bytes | Exception]:
@@ -134,7 +133,7 @@ class PatientReads:
         return StorageError(
             "E-DATA-182",
             f"{self.folder.address}/{one.name} cannot be read",
-            why=f"bytes {one.start} to {one.stop - 1} were asked for during {PATIENCE_SECONDS:g} seconds: {last}",
+            why=f"bytes {one.start} to {one.stop - 1} were asked for during {READS.total_seconds:g} seconds: {last}",
             fix="check the network and the permissions, and run the same command again",
         )
 
@@ -166,12 +165,12 @@ def grouped(spans: Iterable[FileRange]) -> Iterator[list[FileRange]]:
         yield group
 
 
-def damaged_object(folder: StoreFolder, name: str, why: str) -> UserError:
+def damaged_object(folder: Folder, name: str, why: str) -> UserError:
     """Return the error for an object of a store that is missing or cut short."""
     return UserError("E-DATA-181", f"{folder.address}/{name} is damaged", why=why, fix=_rebuild(folder, name))
 
 
-def damaged_part(folder: StoreFolder, part: SummedPart) -> UserError:
+def damaged_part(folder: Folder, part: SummedPart) -> UserError:
     """Return the error for a part that differs from its checksum, although it was fetched twice."""
     name, start, stop = part.range
     what = (
@@ -187,6 +186,6 @@ def damaged_part(folder: StoreFolder, part: SummedPart) -> UserError:
     )
 
 
-def _rebuild(folder: StoreFolder, name: str) -> str:
+def _rebuild(folder: Folder, name: str) -> str:
     unit = f"{folder.address}/{name.rpartition('/')[0]}".rstrip("/")
     return f"remove the folder {unit} and run the same command again, which rebuilds only that folder"

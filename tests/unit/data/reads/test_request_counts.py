@@ -14,10 +14,10 @@ from forerun.data.order.batches import Batches
 from forerun.data.order.block_order import BlockOrder
 from forerun.data.order.concatenated import Concatenated
 from forerun.data.order.mixture import Mixture
-from forerun.data.storage import patient_reads, read_memory
-from forerun.data.storage.block_reader import BlockReader
-from forerun.data.storage.read_counts import ReadCounts
-from forerun.data.storage.read_memory import ReadMemory
+from forerun.data.reads import patient_reads, read_memory
+from forerun.data.reads.block_reader import BlockReader
+from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.read_memory import ReadMemory
 from forerun.data.tokens import stored_documents
 from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.stored_documents import StoredDocuments

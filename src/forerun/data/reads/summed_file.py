@@ -13,7 +13,7 @@ from typing import NamedTuple
 from xxhash import xxh3_64_digest, xxh3_128_digest
 
 from forerun.data.blocks import BLOCK_BYTES, PAGE_BLOCKS, PAGE_BYTES, SUFFIX, SUM_BYTES, root_of
-from forerun.data.storage.folder import FileRange
+from forerun.storage.folder import FileRange
 
 SECOND, PAGE, BLOCK = range(3)  # kinds of parts, in the order in which they are compared
 

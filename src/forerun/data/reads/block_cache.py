@@ -38,7 +38,7 @@ from pathlib import Path
 
 from forerun.config import schema
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.storage.cache_file import (
+from forerun.data.reads.cache_file import (
     ENTRY,
     HEADER_BYTES,
     LINE_BLOCKS,
@@ -47,8 +47,8 @@ from forerun.data.storage.cache_file import (
     geometry_within,
     open_cache_file,
 )
-from forerun.data.storage.cache_size import cache_size
-from forerun.data.storage.read_counts import ReadCounts
+from forerun.data.reads.cache_size import cache_size
+from forerun.data.reads.read_counts import ReadCounts
 from forerun.units import Bytes
 
 FAILED = "E-DATA-185"

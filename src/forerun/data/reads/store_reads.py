@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 from forerun.config import schema
-from forerun.data.storage.block_cache import job_cache
-from forerun.data.storage.block_reader import BlockReader, Cache
-from forerun.data.storage.folder import StoreFolder
-from forerun.data.storage.read_counts import ReadCounts
+from forerun.data.reads.block_cache import job_cache
+from forerun.data.reads.block_reader import BlockReader, Cache
+from forerun.data.reads.read_counts import ReadCounts
+from forerun.storage.folder import Folder
 
 NAMES = "data_"  # prefix of the counts in metrics.jsonl and summary.json
 
@@ -28,7 +28,7 @@ class StoreReads:
         self._is_damage_told = False
         self._lock = threading.Lock()
 
-    def reader(self, folder: StoreFolder) -> BlockReader:
+    def reader(self, folder: Folder) -> BlockReader:
         """Return a reader of the blocks of a store."""
         reader = BlockReader(folder, self.cache, self.counts)
         self._readers.append(reader)

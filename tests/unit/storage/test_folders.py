@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from emulated_buckets import EmulatedBuckets, emulated_buckets
 
-from forerun.data.storage import bucket as module
-from forerun.data.storage.bucket import BucketFolder
-from forerun.data.storage.folder import FileRange, LocalFolder, StoreFolder, place_of, remove_command
-from forerun.data.storage.location import folder_at
-from forerun.errors import StorageError, UserError
+from forerun.errors import UserError
+from forerun.storage import bucket as module
+from forerun.storage.bucket import BucketFolder
+from forerun.storage.folder import FileRange, Folder, LocalFolder, folder_at, remove_command
+from forerun.storage.retries import StorageUnavailable
 
 KINDS = ("local", "gs", "s3")
 
@@ -29,7 +29,7 @@ def buckets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedBucket
         yield found
 
 
-def folder_of(kind: str, buckets: EmulatedBuckets, tmp_path: Path) -> StoreFolder:
+def folder_of(kind: str, buckets: EmulatedBuckets, tmp_path: Path) -> Folder:
     return folder_at(tmp_path if kind == "local" else f"{buckets.address(kind)}/{tmp_path.name}/")
 
 
@@ -38,7 +38,7 @@ def test_every_kind_of_folder_behaves_alike(kind: str, buckets: EmulatedBuckets,
     top = folder_of(kind, buckets, tmp_path)
     folder = top.inside("store")
     assert folder.is_local == (kind == "local")
-    assert (folder.names(), folder.files()) == (set(), set())
+    assert (folder.names(), folder.files()) == ([], set())
     folder.require_writable()
     assert folder.files() == set(), "the probe is removed"
     assert folder.create("unit/a", b"0123456789")
@@ -47,7 +47,8 @@ def test_every_kind_of_folder_behaves_alike(kind: str, buckets: EmulatedBuckets,
     assert folder.create("index.json", b"{}")
     assert top.create("store2/x", b"a neighbour whose name begins alike")
     assert folder.files() == {"unit/a", "unit/empty", "index.json"}
-    assert folder.names() == {"unit", "index.json"}
+    assert folder.names() == ["index.json", "unit"]
+    assert (folder.names("unit"), top.names("none")) == (["a", "empty"], [])
     assert (folder.exists("unit/a"), folder.exists("unit/empty"), folder.exists("unit/b")) == (True, True, False)
     assert folder.read("unit/a") == b"0123456789"
     assert folder.read_many(["unit/empty", "none", "index.json"]) == [b"", None, b"{}"]
@@ -122,7 +123,7 @@ def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", service.address)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    monkeypatch.setattr(module, "RETRIES", {"max_retries": 2, "initial_delay": "1ms", "max_delay": "2ms"})
+    monkeypatch.setattr(module, "REQUEST_RETRIES", {"max_retries": 2, "initial_delay": "1ms", "max_delay": "2ms"})
     with fresh_context():
         yield service
     service.server.shutdown()
@@ -143,8 +144,8 @@ def fresh_context() -> Iterator[None]:
         (401, "E-DATA-170", UserError),
         (403, "E-DATA-170", UserError),
         (400, "E-DATA-173", UserError),
-        (503, "E-DATA-172", StorageError),
-        (429, "E-DATA-172", StorageError),
+        (503, "E-DATA-172", StorageUnavailable),
+        (429, "E-DATA-172", StorageUnavailable),
     ],
 )
 def test_answers_become_errors_with_codes(service: Service, status: int, code: str, kind: type[UserError]) -> None:
@@ -167,7 +168,7 @@ def test_missing_bucket_is_named(service: Service, buckets: EmulatedBuckets) -> 
 
 def test_no_connection_is_a_storage_error(monkeypatch: pytest.MonkeyPatch, service: Service) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
-    with pytest.raises(StorageError) as caught:
+    with pytest.raises(StorageUnavailable) as caught:
         BucketFolder("s3://some-bucket/tokens").read("a")
     assert caught.value.code == "E-DATA-172"
 
@@ -183,9 +184,9 @@ def test_driver_repeats_failed_requests_and_counts_them(service: Service) -> Non
     folder = BucketFolder("s3://some-bucket/tokens")
     answers = iter([(503, b""), (200, b"content")])
     service.reply = lambda method: next(answers)
-    before = folder.retries
+    before = folder.repeated_requests
     assert folder.read("a") == b"content"
-    assert folder.retries == before + 1
+    assert folder.repeated_requests == before + 1
 
 
 @pytest.mark.parametrize("address", ["gs://", "gs:///tokens", "s3:///"])
@@ -196,8 +197,8 @@ def test_address_without_a_bucket_is_an_error(address: str) -> None:
 
 
 def test_places_and_commands_for_users(tmp_path: Path) -> None:
-    assert place_of(LocalFolder(tmp_path)) == tmp_path
-    assert place_of(BucketFolder("s3://bucket/tokens/")) == "s3://bucket/tokens"
+    assert LocalFolder(tmp_path).location == tmp_path
+    assert BucketFolder("s3://bucket/tokens/").location == "s3://bucket/tokens"
     assert remove_command("gs://b/x", whole_folder=True) == "gcloud storage rm -r gs://b/x"
     assert remove_command("s3://b/x", whole_folder=False) == "aws s3 rm s3://b/x"
     assert json.loads(json.dumps(folder_at("gs://b").inside("x").address)) == "gs://b/x"

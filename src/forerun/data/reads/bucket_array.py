@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from forerun.data.blocks import BLOCK_BYTES
-from forerun.data.storage.read_memory import ReadMemory
-from forerun.data.storage.summed_file import BlockRange, SummedFile
+from forerun.data.reads.read_memory import ReadMemory
+from forerun.data.reads.summed_file import BlockRange, SummedFile
 
 RESIDENT_BYTES = 1 << 16  # a file of at most this size is fetched completely
 WINDOW_BLOCKS = 8  # 4096 offsets: more than the usual distance from a line, in units of a million documents

@@ -11,11 +11,11 @@ from tiny_job import JOB, TEXT
 
 from forerun.cli.main import main
 from forerun.config.schema import Data
-from forerun.data.storage import cache_size as module
-from forerun.data.storage.block_cache import BlockCache, job_cache
-from forerun.data.storage.cache_file import geometry_within
-from forerun.data.storage.cache_size import bucket_cache, cache_size
-from forerun.data.storage.read_counts import ReadCounts
+from forerun.data.reads import cache_size as module
+from forerun.data.reads.block_cache import BlockCache, job_cache
+from forerun.data.reads.cache_file import geometry_within
+from forerun.data.reads.cache_size import bucket_cache, cache_size
+from forerun.data.reads.read_counts import ReadCounts
 
 FREE_MIB = 640
 
@@ -106,7 +106,7 @@ def test_check_and_data_show_the_size_and_the_folder_for_a_bucket(
     (tmp_path / "job.yaml").write_text(JOB)
     words = [str(tmp_path / "job.yaml"), f"data.store={tmp_path / 'tokens'}"]
     shown = f"64.0 MiB, a tenth of 640 MiB that are free for {cache_size(data_with()).file}"
-    monkeypatch.setattr(module, "is_bucket", lambda _: True)
+    monkeypatch.setattr(module, "Address", SimpleNamespace(of=lambda _: SimpleNamespace(is_bucket=True)))
     assert main(["check", *words]) == 0
     assert " ".join(["local cache", *shown.split()]).replace(",", "") in " ".join(capsys.readouterr().out.split())
     assert main(["data", *words, "data.cache_gib=0.7"]) == 0

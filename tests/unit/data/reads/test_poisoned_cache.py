@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from folder_stand_in import StandIn, write_array
 
-from forerun.data.storage.block_cache import BlockCache
-from forerun.data.storage.block_reader import BlockReader
-from forerun.data.storage.cache_file import LINE_BYTES, stored_geometry
-from forerun.data.storage.read_counts import ReadCounts
-from forerun.data.storage.read_memory import ReadMemory
+from forerun.data.reads.block_cache import BlockCache
+from forerun.data.reads.block_reader import BlockReader
+from forerun.data.reads.cache_file import LINE_BYTES, stored_geometry
+from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.read_memory import ReadMemory
 
 NUMBERS = np.random.default_rng(0).integers(0, 60_000, 400_000).astype("<u2")
 

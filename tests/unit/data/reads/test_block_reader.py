@@ -12,14 +12,15 @@ import numpy as np
 import pytest
 from folder_stand_in import MemoryCache, StandIn, write_array
 
-from forerun.data.storage import patient_reads
-from forerun.data.storage.block_reader import BlockReader
-from forerun.data.storage.bucket_array import ArrayPart, BucketArray, read_parts
-from forerun.data.storage.folder import FileRange
-from forerun.data.storage.patient_reads import PATIENCE_SECONDS, PatientReads, merged
-from forerun.data.storage.read_counts import ReadCounts
-from forerun.data.storage.read_memory import ByteLimit, ReadMemory, Recent
+from forerun.data.reads import patient_reads
+from forerun.data.reads.block_reader import BlockReader
+from forerun.data.reads.bucket_array import ArrayPart, BucketArray, read_parts
+from forerun.data.reads.patient_reads import PatientReads, merged
+from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.read_memory import ByteLimit, ReadMemory, Recent
 from forerun.errors import StorageError, UserError
+from forerun.storage.folder import FileRange
+from forerun.storage.retries import READS
 
 NUMBERS = np.random.default_rng(0).integers(0, 60_000, 3_000_000).astype("<u2")  # 6 MB: three pages of checksums
 LARGE = np.random.default_rng(1).integers(0, 60_000, 20_000_000).astype("<u2")  # its checksums are above 64 KiB
@@ -180,7 +181,7 @@ def test_patience_ends(rig: Rig) -> None:
     with pytest.raises(StorageError, match=r"unit/a\.tokens") as caught:
         rig.array.read(0, 100)
     assert caught.value.code == "E-DATA-182"
-    assert PATIENCE_SECONDS <= sum(rig.pauses) < PATIENCE_SECONDS + patient_reads.LONGEST_PAUSE_SECONDS
+    assert READS.total_seconds <= sum(rig.pauses) < READS.total_seconds + READS.most_seconds
 
 
 @pytest.mark.parametrize("what", ["cut", "removed"])

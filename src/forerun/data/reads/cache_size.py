@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forerun.config import schema
+from forerun.data.reads.cache_file import geometry_within, stored_geometry
 from forerun.data.source.identity import cache_folder
-from forerun.data.storage.cache_file import geometry_within, stored_geometry
-from forerun.data.storage.folder import is_bucket
+from forerun.storage.address import Address
 from forerun.units import Bytes
 
 FREE_SHARE = 10  # the default is the free disk divided by this
@@ -63,7 +63,7 @@ def cache_size(data: schema.Data) -> CacheSize:
 
 def bucket_cache(data: schema.Data) -> CacheSize | None:
     """Return the cache that a job uses; None if its store is on this machine, which needs none."""
-    return cache_size(data) if data.store is not None and is_bucket(data.store) else None
+    return cache_size(data) if data.store is not None and Address.of(data.store).is_bucket else None
 
 
 def _free_bytes(file: Path) -> int:

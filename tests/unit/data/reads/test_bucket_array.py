@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from folder_stand_in import StandIn, write_array
 
-from forerun.data.storage.block_reader import BlockReader
-from forerun.data.storage.bucket_array import BucketArray, numbers_at, places_of
-from forerun.data.storage.read_counts import ReadCounts
-from forerun.data.storage.read_memory import ReadMemory
+from forerun.data.reads.block_reader import BlockReader
+from forerun.data.reads.bucket_array import BucketArray, numbers_at, places_of
+from forerun.data.reads.read_counts import ReadCounts
+from forerun.data.reads.read_memory import ReadMemory
 
 
 def array_of(path: Path, numbers: np.ndarray, name: str = "a", **options: Any) -> tuple[BucketArray, StandIn]:

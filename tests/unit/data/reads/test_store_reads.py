@@ -6,7 +6,7 @@ from pathlib import Path
 
 from folder_stand_in import StandIn
 
-from forerun.data.storage.store_reads import StoreReads
+from forerun.data.reads.store_reads import StoreReads
 
 
 def test_counts_have_the_names_of_the_metrics_and_include_repetitions_of_the_driver(tmp_path: Path) -> None:
@@ -16,7 +16,7 @@ def test_counts_have_the_names_of_the_metrics_and_include_repetitions_of_the_dri
     reads, folder = StoreReads(), Repeating(tmp_path)
     reads.reader(folder)
     reads.reader(folder)  # the driver counts for the process, so two stores do not count twice
-    Repeating.retries = 7
+    Repeating.repeated_requests = 7
     reads.counts.add(requests=3, read_bytes=10, failed_requests=1)
     assert reads.figures() == {
         "data_requests": 5,

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from cached_reads import CheckingCaller, StoredFile
 
-from forerun.data.storage.block_cache import FAILED, BlockCache
-from forerun.data.storage.cache_file import ENTRY, HEADER_BYTES, LINE_BYTES, geometry_within, stored_geometry
-from forerun.data.storage.read_counts import ReadCounts
+from forerun.data.reads.block_cache import FAILED, BlockCache
+from forerun.data.reads.cache_file import ENTRY, HEADER_BYTES, LINE_BYTES, geometry_within, stored_geometry
+from forerun.data.reads.read_counts import ReadCounts
 
 LIMIT = 8 << 20
 FILE = StoredFile("file", 200)

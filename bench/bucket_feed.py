@@ -47,7 +47,7 @@ def measured(address: str, cache_gib: float, ahead: bool, steps: int, scratch: P
     from forerun.data.reads.block_cache import BlockCache
     from forerun.data.reads.store_reads import StoreReads
     from forerun.data.tokens.store import open_store
-    from forerun.storage.folder import folder_at
+    from forerun.storage.open_folder import folder_at
 
     reads = StoreReads()
     if cache_gib:

@@ -15,7 +15,7 @@ from forerun.data.reads.block_cache import BlockCache
 from forerun.data.reads.block_reader import BlockReader
 from forerun.data.reads.read_counts import ReadCounts
 from forerun.data.tokens.store import open_store
-from forerun.storage.folder import folder_at
+from forerun.storage.open_folder import folder_at
 
 MB = 1e6
 

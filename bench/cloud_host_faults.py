@@ -35,7 +35,7 @@ from fake.record_faults import KINDS as RECORD_KINDS
 from fake.record_faults import RecordFaults
 from hosts.site import Command, Site, cloud_site
 
-from forerun.storage.folder import folder_at
+from forerun.storage.open_folder import folder_at
 
 RESULTS = Path(__file__).resolve().parent / "results"
 NAME, SLICE, ZONE = "hostile", "v6e-8", "us-central1-b"

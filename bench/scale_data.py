@@ -49,7 +49,7 @@ def opened(address: str) -> dict[str, Any]:
     from bucket_loader import peak_mb, resident_mb
 
     from forerun.data.tokens.store import open_store
-    from forerun.storage.folder import folder_at
+    from forerun.storage.open_folder import folder_at
 
     before, began = resident_mb(), time.perf_counter()
     store = open_store(folder_at(address))

@@ -13,7 +13,7 @@ import pytest
 from emulated_buckets import emulated_buckets
 
 from forerun.checkpoint.log import BrokenRecord, Log
-from forerun.storage.folder import folder_at
+from forerun.storage.open_folder import folder_at
 
 pytestmark = pytest.mark.timing
 LIMIT_SECONDS = 300.0  # only a hang takes so long

@@ -134,7 +134,7 @@ def first_read(store: Path) -> tuple[str, int]:
     from forerun.data.order.batches import Batches
     from forerun.data.order.concatenated import Concatenated
     from forerun.data.tokens.store import open_store
-    from forerun.storage.folder import folder_at
+    from forerun.storage.open_folder import folder_at
 
     documents = open_store(folder_at(store)).train
     row = int(Batches(Concatenated(documents, SEQUENCE), seed=0, batch=BATCH).ids_at(0)[0])

@@ -23,7 +23,7 @@ from forerun.checkpoint.orbax_logs import quiet_orbax
 from forerun.checkpoint.tree import first_difference, in_job_form, in_saved_form
 from forerun.errors import UserError
 from forerun.storage.address import Address
-from forerun.storage.folder import folder_at
+from forerun.storage.open_folder import folder_at
 from forerun.storage.retries import NONE, RetrySchedule, StorageUnavailable
 
 T = TypeVar("T")

@@ -33,7 +33,8 @@ from forerun.data.tokens.recipe import Recipe, recipe_for
 from forerun.data.tokens.store import TokenStore, open_store
 from forerun.errors import UserError
 from forerun.storage.address import Address
-from forerun.storage.folder import Folder, folder_at
+from forerun.storage.folder import Folder
+from forerun.storage.open_folder import folder_at
 from forerun.units import Count
 
 OnProgress = Callable[[str, BuildProgress], None]

@@ -196,7 +196,7 @@ def require_run(folder: RunFolder, tell: Callable[[str], None] = lambda text: No
 def newest_record(checkpoints: Path | str, tell: Callable[[str], None] = lambda text: None) -> dict[str, Any] | None:
     """Return the record of the newest checkpoint, or None if there is no checkpoint."""
     from forerun.checkpoint.log import Log
-    from forerun.storage.folder import folder_at
+    from forerun.storage.open_folder import folder_at
     from forerun.storage.retries import RetrySchedule
 
     place = folder_at(checkpoints, RetrySchedule(), tell)
@@ -259,7 +259,7 @@ def require_same_job(job: Job, before: Job, folder: RunFolder) -> None:
 
 def _has_records(checkpoints: str) -> bool:
     from forerun.checkpoint.log import Log
-    from forerun.storage.folder import folder_at
+    from forerun.storage.open_folder import folder_at
 
     return bool(Log(folder_at(checkpoints)).records())
 

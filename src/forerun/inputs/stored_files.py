@@ -34,7 +34,8 @@ from forerun.inputs.run_folder import (
 )
 from forerun.inputs.saved_files import EVENTS, LEDGER, METRICS, TRACKED, SavedFiles
 from forerun.journal import Journal, Seal, Snapshot, matching_seals
-from forerun.storage.folder import Folder, create_once, folder_at
+from forerun.storage.folder import Folder, create_once
+from forerun.storage.open_folder import folder_at
 from forerun.storage.retries import RetrySchedule
 from forerun.track.event_log import EventLog
 

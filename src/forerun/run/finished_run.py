@@ -14,7 +14,7 @@ from forerun.files import atomic_write
 from forerun.inputs.run_folder import RunFolder, copy_template, folder_of, is_same_run
 from forerun.inputs.stored_files import read_summary, restore_files
 from forerun.run.extension import require_steps_left
-from forerun.storage.folder import folder_at
+from forerun.storage.open_folder import folder_at
 from forerun.storage.retries import RetrySchedule
 from forerun.track.forwarder import tracking
 

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from forerun.files import PART as PART
 from forerun.files import sync_folder
 from forerun.storage.address import Address
-from forerun.storage.retries import NONE, RetrySchedule
+from forerun.storage.retries import RetrySchedule
 from forerun.units import MIB
 
 T = TypeVar("T")
@@ -120,28 +120,6 @@ class Folder(Protocol):
 
     def flush(self, name: str) -> None:
         """Make every file below the folder `name` durable, so that it survives a power failure."""
-
-
-def folder_at(
-    address: str | Path | Folder, schedule: RetrySchedule = NONE, tell: Callable[[str], None] = lambda text: None
-) -> Folder:
-    """Return the folder at a path or at the address of a bucket. Nothing is opened or created.
-
-    Args:
-      address: a path, or an address such as `gs://bucket/folder`. A folder is returned as it is.
-      schedule: the schedule of `with_retries`; for buckets only.
-      tell: receives a line for each failed try of `with_retries`, in the thread that made it.
-
-    Raises:
-      UserError: the address is neither a path nor that of a bucket.
-    """
-    if not isinstance(address, str | Path):
-        return address
-    if Address.of(address).is_remote:
-        from forerun.storage.bucket import BucketFolder  # most jobs do not need it
-
-        return BucketFolder(str(address), schedule, tell)
-    return LocalFolder(Path(address))
 
 
 def create_once(folder: Folder, name: str, content: bytes) -> bool:

@@ -87,7 +87,7 @@ def _stage_runs(path: Path) -> list[str]:
 
 
 def _bucket_entries(address: str, now: float) -> Iterator[RunEntry]:
-    from forerun.storage.folder import folder_at
+    from forerun.storage.open_folder import folder_at
     from forerun.storage.retries import RetrySchedule
 
     folder = folder_at(address, RetrySchedule())

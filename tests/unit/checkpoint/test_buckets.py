@@ -15,7 +15,8 @@ from emulated_buckets import emulated_buckets
 PROGRAM = """
 import json, sys
 import jax, jax.numpy as jnp
-from forerun.storage.folder import FileRange, create_once, folder_at
+from forerun.storage.folder import FileRange, create_once
+from forerun.storage.open_folder import folder_at
 from forerun.checkpoint.parts import FilePart, read_parts, write_parts
 from forerun.checkpoint.reader import Reader
 from forerun.checkpoint.store import CheckpointStore, TakenOver

@@ -17,7 +17,8 @@ from emulated_buckets import EmulatedBuckets, emulated_buckets
 from forerun.errors import UserError
 from forerun.storage import bucket as module
 from forerun.storage.bucket import BucketFolder
-from forerun.storage.folder import FileRange, Folder, LocalFolder, folder_at, remove_command
+from forerun.storage.folder import FileRange, Folder, LocalFolder, remove_command
+from forerun.storage.open_folder import folder_at
 from forerun.storage.retries import StorageUnavailable
 
 KINDS = ("local", "gs", "s3")

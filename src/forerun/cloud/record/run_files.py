@@ -18,7 +18,8 @@ from forerun.cloud.record.entries import (
     StopEntry,
 )
 from forerun.cloud.record.read_entry import DamagedEntry, read_entry, undamaged, write_entry
-from forerun.storage.folder import Folder, folder_at
+from forerun.storage.folder import Folder
+from forerun.storage.open_folder import folder_at
 
 T = TypeVar("T")
 CLOUD_FOLDER = "cloud"  # in the run's bucket folder, beside its checkpoints

@@ -36,7 +36,8 @@ from forerun.data.tokens.shared_store.unit_table import UnitTable
 from forerun.data.tokens.store import TokenStore, read_index
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import units_of
-from forerun.storage.folder import Folder, folder_at
+from forerun.storage.folder import Folder
+from forerun.storage.open_folder import folder_at
 
 RequireIds = Callable[[int], None]  # raises if a token id is beyond the vocabulary
 

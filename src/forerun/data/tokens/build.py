@@ -27,7 +27,8 @@ from forerun.data.tokens.store import INDEX, index_entry, read_index
 from forerun.data.tokens.unit import Unit, listed_units, storage_error, summaries_of, summary_of, unit_name, units_of
 from forerun.errors import StorageError, UserError
 from forerun.progress import TaskSpeed
-from forerun.storage.folder import Folder, folder_at
+from forerun.storage.folder import Folder
+from forerun.storage.open_folder import folder_at
 
 __all__ = ["BuildProgress", "Limits", "build", "is_complete"]
 

@@ -22,7 +22,8 @@ from forerun.data.tokens.shared_store.unit_table import UnitTable, decode_index
 from forerun.data.tokens.stored_documents import StoredDocuments
 from forerun.data.tokens.unit import SKIPPED, SUMMARY, read_skipped, summaries_of, unit_damage, unit_name
 from forerun.errors import UserError
-from forerun.storage.folder import FileRange, Folder, folder_at, remove_command
+from forerun.storage.folder import FileRange, Folder, remove_command
+from forerun.storage.open_folder import folder_at
 
 INDEX = "index.json"
 CHUNK_BYTES = 1 << 22  # of a request when a complete file is compared with its checksum

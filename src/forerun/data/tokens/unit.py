@@ -26,7 +26,8 @@ from forerun.data.tokens.protection import Ids
 from forerun.data.tokens.recipe import FORMAT
 from forerun.data.tokens.shared_store.publication import local_folder, part_name, publish
 from forerun.errors import DISK_ERRORS, StorageError, UserError
-from forerun.storage.folder import Folder, folder_at, remove_command
+from forerun.storage.folder import Folder, remove_command
+from forerun.storage.open_folder import folder_at
 from forerun.units import GIB, MIB
 
 SIDES = ("train", "validation")

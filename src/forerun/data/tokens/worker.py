@@ -29,7 +29,8 @@ from forerun.data.tokens.memory import no_memory
 from forerun.data.tokens.recipe import Recipe, is_validation
 from forerun.data.tokens.unit import Unit, UnitWriter, bad_json, storage_error, summary_of
 from forerun.errors import StorageError, UserError
-from forerun.storage.folder import Folder, folder_at
+from forerun.storage.folder import Folder
+from forerun.storage.open_folder import folder_at
 
 BATCH_ROWS = 500
 BATCH_CHARACTERS = 1 << 20

@@ -11,7 +11,7 @@ from forerun.data.reads.store_reads import StoreReads
 
 def test_counts_have_the_names_of_the_metrics_and_include_repetitions_of_the_driver(tmp_path: Path) -> None:
     class Repeating(StandIn):
-        retries = 5
+        repeated_requests = 5
 
     reads, folder = StoreReads(), Repeating(tmp_path)
     reads.reader(folder)

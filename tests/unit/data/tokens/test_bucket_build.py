@@ -25,7 +25,8 @@ from forerun.data.tokens.store import INDEX, check, open_store, read_index
 from forerun.data.tokens.unit import SUMMARY, Unit, units_of
 from forerun.data.tokens.worker import TokenizeTask, answers
 from forerun.errors import UserError
-from forerun.storage.folder import FileRange, Folder, folder_at
+from forerun.storage.folder import FileRange, Folder
+from forerun.storage.open_folder import folder_at
 
 RECIPE = Recipe("bytes", "bytes", 256, 257, validation=0.2)
 PROTOCOLS = ("gs", "s3")
@@ -45,7 +46,7 @@ class MemoryBucket:
         return False
 
     @property
-    def retries(self) -> int:
+    def repeated_requests(self) -> int:
         return 0
 
     def inside(self, name: str) -> MemoryBucket:

@@ -28,7 +28,7 @@ from forerun.errors import UserError
 from forerun.installation import install_command
 from forerun.safe_text import redact
 from forerun.storage.address import Address
-from forerun.storage.folder import folder_at
+from forerun.storage.open_folder import folder_at
 
 LOSSES = 20  # of nodes or Ray workers, for one unit: preempted nodes come and go
 WAIT_SECONDS = 1.0

@@ -26,7 +26,7 @@ from forerun.data.tokens.shared_store.publication import remove_leftovers
 from forerun.data.tokens.unit import Unit
 from forerun.errors import UserError
 from forerun.storage.address import Address
-from forerun.storage.folder import folder_at
+from forerun.storage.open_folder import folder_at
 
 FILES_CHECKED = 200  # of the source, per process: one request each
 

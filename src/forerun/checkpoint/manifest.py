@@ -79,9 +79,9 @@ def damage(place: Folder, folder: str, manifest: Manifest, part: tuple[int, int]
     try:
         with ThreadPoolExecutor(THREADS, "digest") as threads:
             results = threads.map(lambda piece: _piece(place, f"{folder}/{piece[0]}", piece[1]), pieces)
-            for (name, _), (size, digest) in zip(pieces, results, strict=True):
-                digests[name] += digest
-                sizes[name] += size
+            for (name, _), (piece_bytes, piece_digest) in zip(pieces, results, strict=True):
+                digests[name] += piece_digest
+                sizes[name] += piece_bytes
             beyond = threads.map(
                 lambda name: place.read_ranges([FileRange(f"{folder}/{name}", share[name][0], share[name][0] + 1)])[0],
                 share,

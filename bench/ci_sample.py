@@ -1,11 +1,11 @@
-"""Choose the tests that CI runs, from recorded seconds. List all others in tests/outside_ci.tsv.
+"""Choose the tests that CI runs, by capability and by recorded seconds. List all others in tests/outside_ci.tsv.
 
     FORERUN_LONG_TESTS=1 .ci/run   # records the seconds of every test in .cache/seconds-3.X.json
     python bench/ci_sample.py      # reads these files; or: python bench/ci_sample.py OLDEST.json NEWEST.json
 
-Each Python has a budget in seconds of one worker. CI keeps, until the budget is used: the tests of `KEEP`, short
-tests, the cheapest test of each file, the cheapest case of each function, and then the other tests. Each group starts
-with its cheapest test.
+CI keeps the cheapest test of each capability of tests/support/ci_capabilities.py, and the tests of `KEEP`. Each Python
+has a budget in seconds of one worker. Until it is used, CI also keeps short tests, the cheapest test of each file, the
+cheapest case of each function, and then the other tests. Each group starts with its cheapest test.
 
 A line of the list is a test, or a function of which all cases are omitted. A line with a third column is for one
 Python only. A new test is in no line, so CI runs it. A test with the marker `slow` in its source has no line either.
@@ -21,15 +21,17 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LIST = ROOT / "tests" / "outside_ci.tsv"
+sys.path.append(str(ROOT / "tests" / "support"))
+from ci_capabilities import LIST, capabilities, file_of, function_of  # noqa: E402
+
 HEADER = "# Seconds and name of each test that CI omits. Written by `python bench/ci_sample.py`.\n"
 RECORDED = [ROOT / ".cache" / f"seconds-{python}.json" for python in ("3.11", "3.13")]
-OLDEST_BUDGET_SECONDS = 3300.0
-NEWEST_BUDGET_SECONDS = 600.0
+OLDEST_BUDGET_SECONDS = 2400.0
+NEWEST_BUDGET_SECONDS = 400.0
 MAX_SHORT_SECONDS = 0.5
-MAX_SECONDS_FOR_A_FILE = 40.0
+MAX_SECONDS_FOR_A_FILE = 45.0
 
-# One sample of each capability. A function stands for its cheapest case.
+# Tests of capabilities that no table lists. A function stands for its cheapest case.
 KEEP = (
     "tests/aot/test_gpu_plan.py::test_a_small_job_fits_one_gpu",
     "tests/aot/test_plan.py::test_small_job_with_its_ledger",
@@ -65,14 +67,6 @@ QUICK_FIXTURES = {"bench", "inputs", "job_file", "shell", "site", "start"}
 Seconds = dict[str, float]
 
 
-def file_of(test: str) -> str:
-    return test.partition("::")[0]
-
-
-def function_of(test: str) -> str:
-    return test.partition("[")[0]
-
-
 @cache
 def functions_for(file: str) -> dict[str, tuple[set[str], bool]]:
     """Return the arguments of each function that a test file sees, and whether it is a fixture that tests share."""
@@ -97,7 +91,7 @@ def shared_fixtures(test: str) -> set[str]:
 
 
 def choose(seconds: Seconds, budget: float) -> Seconds:
-    """Return the tests that CI keeps, with the seconds that each adds.
+    """Return the tests that CI keeps, with the seconds that each adds. Those of capabilities may exceed the budget.
 
     The recorded seconds of the first test with a fixture contain its setup. The setup is estimated as the difference
     to the cheapest other test with the fixture. The first test that is kept pays for it.
@@ -115,12 +109,17 @@ def choose(seconds: Seconds, budget: float) -> Seconds:
     def cost(test: str) -> tuple[float, str]:
         return own[test] + max((setups[name] for name in fixtures[test]), default=0.0), test
 
+    by_cost = sorted(seconds, key=cost)
+    required = {
+        next((test for test in by_cost if not {test, function_of(test)}.isdisjoint(tests)), "")
+        for tests in capabilities().values()
+    }
     seen: set[str] = set()
     groups: list[list[str]] = [[], [], [], [], []]
-    for test in sorted(seconds, key=cost):
+    for test in by_cost:
         file, function = file_of(test), function_of(test)
         reasons = (
-            test in KEEP or (function in KEEP and function not in seen),
+            test in required or test in KEEP or (function in KEEP and function not in seen),
             cost(test)[0] <= MAX_SHORT_SECONDS,
             file not in seen and cost(test)[0] <= MAX_SECONDS_FOR_A_FILE,
             function not in seen,
@@ -129,10 +128,10 @@ def choose(seconds: Seconds, budget: float) -> Seconds:
         groups[reasons.index(True)].append(test)
         seen |= {file, function}
     kept: Seconds = {}
-    for group in groups:
+    for number, group in enumerate(groups):
         for test in sorted(group, key=cost):
             added, _ = cost(test)
-            if sum(kept.values()) + added <= budget:
+            if number == 0 or sum(kept.values()) + added <= budget:
                 kept[test] = added
                 setups |= dict.fromkeys(fixtures[test], 0.0)
     return kept

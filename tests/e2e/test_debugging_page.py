@@ -32,7 +32,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "job.yaml"
 
 
-@pytest.mark.slow
 def test_the_step_prints_a_line_for_each_micro_batch(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     two_devices = ("devices=2", "mesh.fsdp=2", "micro_batch=1")  # the rows of a micro-batch are on both
     assert main(["train", str(job), *SMALL, *two_devices, "name=printed"]) == 0

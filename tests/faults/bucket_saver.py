@@ -54,7 +54,7 @@ def tell(**about: Any) -> None:
 def leftovers(address: str) -> list[str]:
     reader = Reader(address)
     named = {commit.folder for commit in reader.log.commits()}
-    return [name for name in reader.place.names() if name not in {*named, "commits"}]
+    return [name for name in reader.storage.names() if name not in {*named, "commits"}]
 
 
 def run(address: str, last: int, every: int) -> None:

@@ -38,13 +38,13 @@ def require_disk_space(folder: Path | str, needed: int) -> None:
     """
     if Address.of(folder).is_remote:
         return
-    place = LocalFolder(Path(folder).resolve())
-    free, held = place.free_bytes(), place.used_bytes(_BLOCK_BYTES)
+    storage = LocalFolder(Path(folder).resolve())
+    free, held = storage.free_bytes(), storage.used_bytes(_BLOCK_BYTES)
     if free + held < needed:
         raise StorageError(
             "E-CHECKPOINT-009",
             f"the checkpoints of this run need {Bytes(needed)}, but only {Bytes(free + held)} can be used",
-            why=f"{place.address}: {Bytes(free)} free, {Bytes(held)} used by its checkpoints",
+            why=f"{storage.address}: {Bytes(free)} free, {Bytes(held)} used by its checkpoints",
             fix=f"free {Bytes(needed - free - held)} there, keep fewer (checkpoint.keep=1), or use another disk "
             "(runs=/path)",
         )

@@ -43,30 +43,30 @@ class Damage:
         return f"{self.file}: {self.what}"
 
 
-def manifest_of(place: Folder, folder: str) -> dict[str, tuple[int, str]]:
+def manifest_of(storage: Folder, folder: str) -> dict[str, tuple[int, str]]:
     """Return the manifest of the files below `folder`."""
-    names = sorted(place.inside(folder).files())
+    names = sorted(storage.inside(folder).files())
     with ThreadPoolExecutor(THREADS, "digest") as threads:
-        contents = threads.map(lambda name: _size_and_digest(place, f"{folder}/{name}"), names)
+        contents = threads.map(lambda name: _size_and_digest(storage, f"{folder}/{name}"), names)
         return dict(zip(names, contents, strict=True))
 
 
-def damage(place: Folder, folder: str, manifest: Manifest, part: tuple[int, int] = (0, 1)) -> Damage | None:
+def damage(storage: Folder, folder: str, manifest: Manifest, part: tuple[int, int] = (0, 1)) -> Damage | None:
     """Return the first file that is missing or differs from the manifest, or None.
 
     Files that the manifest does not name are ignored, because nothing reads them.
 
     Args:
-      place: where the checkpoints are stored.
+      storage: where the checkpoints are stored.
       folder: the folder of the checkpoint.
       manifest: the expected files.
       part: (i, n) compares the digests of every n-th file only, from file i on. Host i of n hosts does this share.
 
     Raises:
-      StorageUnavailable: the place does not answer, so nothing is known about the files.
+      StorageUnavailable: the storage does not answer, so nothing is known about the files.
     """
     try:
-        names = place.inside(folder).files()
+        names = storage.inside(folder).files()
     except StorageUnavailable:
         raise
     except OSError as error:
@@ -78,12 +78,14 @@ def damage(place: Folder, folder: str, manifest: Manifest, part: tuple[int, int]
     digests, sizes = dict.fromkeys(share, b""), dict.fromkeys(share, 0)
     try:
         with ThreadPoolExecutor(THREADS, "digest") as threads:
-            results = threads.map(lambda piece: _piece(place, f"{folder}/{piece[0]}", piece[1]), pieces)
+            results = threads.map(lambda piece: _piece(storage, f"{folder}/{piece[0]}", piece[1]), pieces)
             for (name, _), (piece_bytes, piece_digest) in zip(pieces, results, strict=True):
                 digests[name] += piece_digest
                 sizes[name] += piece_bytes
             beyond = threads.map(
-                lambda name: place.read_ranges([FileRange(f"{folder}/{name}", share[name][0], share[name][0] + 1)])[0],
+                lambda name: storage.read_ranges([FileRange(f"{folder}/{name}", share[name][0], share[name][0] + 1)])[
+                    0
+                ],
                 share,
             )
             longer = [name for name, content in zip(share, beyond, strict=True) if content]
@@ -101,11 +103,11 @@ def damage(place: Folder, folder: str, manifest: Manifest, part: tuple[int, int]
     return None
 
 
-def _size_and_digest(place: Folder, name: str) -> tuple[int, str]:
+def _size_and_digest(storage: Folder, name: str) -> tuple[int, str]:
     """Return the size and the digest of a file, read piece by piece: the listing of a bucket has no sizes."""
     size, digests = 0, b""
     while True:
-        piece_bytes, digest = _piece(place, name, size)
+        piece_bytes, digest = _piece(storage, name, size)
         if piece_bytes or not size:
             digests += digest
         size += piece_bytes
@@ -113,10 +115,10 @@ def _size_and_digest(place: Folder, name: str) -> tuple[int, str]:
             return size, xxhash.xxh3_128_hexdigest(digests)
 
 
-def _piece(place: Folder, name: str, start: int) -> tuple[int, bytes]:
+def _piece(storage: Folder, name: str, start: int) -> tuple[int, bytes]:
     """Return the size and the digest of the piece of a file that begins at `start`."""
     digest, size = xxhash.xxh3_128(), 0
-    for block in place.blocks(name, start, PIECE_BYTES):
+    for block in storage.blocks(name, start, PIECE_BYTES):
         digest.update(block)
         size += len(block)
     return size, digest.digest()

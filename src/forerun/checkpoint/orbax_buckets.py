@@ -30,11 +30,11 @@ _FILE_BYTES = 400 * MIB
 _LARGEST_CHUNK_BYTES = 1024 * MIB
 
 
-def orbax_context(place: Folder) -> orbax.Context:
+def orbax_context(storage: Folder) -> orbax.Context:
     """Return the settings of Orbax for checkpoints in this folder."""
     context = orbax.Context()
     context.multiprocessing.active_processes = hosts.all_hosts()
-    if not place.is_local:
+    if not storage.is_local:
         use_buckets()
         # A bucket cannot rename. A file at the end of a save says that it is complete.
         context.atomicity.mode = orbax.options.AtomicityMode.COMMIT_FILE

@@ -43,11 +43,13 @@ class Snapshot(Protocol):
     def read(self, start: int, end: int) -> bytes: ...
 
 
-def write_parts(place: Folder, save: str, file: str, content: Snapshot, earlier: Sequence[FilePart]) -> list[FilePart]:
+def write_parts(
+    storage: Folder, save: str, file: str, content: Snapshot, earlier: Sequence[FilePart]
+) -> list[FilePart]:
     """Store the bytes of `content` that the `earlier` parts do not have, and return all parts.
 
     Args:
-      place: where the checkpoints are stored.
+      storage: where the checkpoints are stored.
       save: the folder of the save, which is unique. It becomes a part of the names.
       file: a word that identifies the file.
       content: the file at the moment of the save.
@@ -61,17 +63,17 @@ def write_parts(place: Folder, save: str, file: str, content: Snapshot, earlier:
     while start < content.size:
         body = content.read(start, min(content.size, start + LARGEST_BYTES))
         name = f"{FOLDER}/{save}-{file}-{start}"
-        if not create_once(place, name, body):
+        if not create_once(storage, name, body):
             raise FileExistsError(0, "a part of another save has this name", name)
         kept.append(FilePart(name, len(body)))
         start += len(body)
     return kept
 
 
-def read_parts(place: Folder, parts: Iterable[FilePart]) -> Iterator[bytes | memoryview]:
+def read_parts(storage: Folder, parts: Iterable[FilePart]) -> Iterator[bytes | memoryview]:
     """Yield the content of a file. It is not verified: the caller compares its digest."""
     for part in parts:
-        yield from place.blocks(part.name, 0, part.bytes)
+        yield from storage.blocks(part.name, 0, part.bytes)
 
 
 def recorded_parts(record: Mapping[str, Any], file: str) -> list[FilePart]:
@@ -88,10 +90,10 @@ def recorded_parts(record: Mapping[str, Any], file: str) -> list[FilePart]:
     return parts
 
 
-def remove_unnamed(place: Folder, fence: int, commits: Iterable[Commit]) -> None:
+def remove_unnamed(storage: Folder, fence: int, commits: Iterable[Commit]) -> None:
     """Remove parts that no commit names, if the owner with the fencing number `fence` or an earlier one wrote them."""
     named = {name for commit in commits for parts in commit.record.get(PARTS, {}).values() for name, _ in parts}
-    for name in place.names(FOLDER):
+    for name in storage.names(FOLDER):
         match = _NAME.fullmatch(name)
         if match and int(match["fence"]) <= fence and f"{FOLDER}/{name}" not in named:
-            place.remove(f"{FOLDER}/{name}")
+            storage.remove(f"{FOLDER}/{name}")

@@ -140,7 +140,7 @@ def store_summary(checkpoints: Path | str, store: CheckpointStore, folder: RunFo
     """
     if isinstance(checkpoints, Path):
         return
-    place, content = store.reader.place, folder.summary.read_bytes()
+    place, content = store.reader.storage, folder.summary.read_bytes()
     try:
         place.with_retries(lambda: _store_summary(place, store.fence, content))
     except StorageError:

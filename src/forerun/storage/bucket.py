@@ -139,7 +139,7 @@ class BucketFolder:
 
     def blocks(self, name: str, start: int, count: int) -> Iterator[bytes | memoryview]:
         (content,) = self.read_ranges([FileRange(name, start, start + count)])
-        if count and not content:  # the object ends within the range, so the rest of it is smaller
+        if count and not content:  # the object ends within the range: read to its end, which is nearer
             (content,) = self._read_slices([(name, slice(start, None))])
         yield content[:count]
 

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forerun.checkpoint.log import BrokenRecord, Claim, Commit, Log, _decoded, _encoded
+from forerun.errors import UserError
 from forerun.storage import folder
 from forerun.storage.folder import LocalFolder
 
@@ -101,3 +102,34 @@ def test_only_damaged_records_are_buried(tmp_path: Path) -> None:
     assert (commits / "000000000002.json").read_bytes() == newer
     assert (commits / "000000000004.json" / "inside").read_bytes() == b"kept"
     assert [type(record) for record in log.records()] == [Claim, BrokenRecord, Claim, BrokenRecord]
+
+
+class UnlistedBucket(LocalFolder):
+    """A folder that acts as a bucket whose objects can be read and created, and not listed."""
+
+    is_local = False
+
+    def names(self, folder: str = "") -> list[str]:
+        return []
+
+
+def test_empty_listing_of_existing_records_is_an_error(tmp_path: Path) -> None:
+    log = Log(UnlistedBucket(tmp_path))
+    assert log.records() == []
+    assert log.claim("me").fence == 1
+    for call in (log.records, lambda: log.claim("me")):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert caught.value.code == "E-CHECKPOINT-019"
+
+
+def test_record_that_is_created_between_two_listings_is_read(tmp_path: Path) -> None:
+    class Late(UnlistedBucket):
+        calls = 0
+
+        def names(self, folder: str = "") -> list[str]:
+            self.calls += 1
+            return [] if self.calls == 1 else LocalFolder.names(self, folder)
+
+    Log(LocalFolder(tmp_path)).claim("another")
+    assert [type(record) for record in Log(Late(tmp_path)).records()] == [Claim]

@@ -6,7 +6,7 @@ import json
 import pickle
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,9 +17,9 @@ from emulated_buckets import EmulatedBuckets, emulated_buckets
 from forerun.errors import UserError
 from forerun.storage import bucket as module
 from forerun.storage.bucket import BucketFolder
-from forerun.storage.folder import FileRange, Folder, LocalFolder, remove_command
+from forerun.storage.folder import FileRange, Folder, LocalFolder, create_once, remove_command
 from forerun.storage.open_folder import folder_at
-from forerun.storage.retries import StorageUnavailable
+from forerun.storage.retries import RetrySchedule, StorageUnavailable
 
 KINDS = ("local", "gs", "s3")
 
@@ -194,6 +194,57 @@ def test_driver_repeats_failed_requests_and_counts_them(service: Service) -> Non
 def test_address_without_a_bucket_is_an_error(address: str) -> None:
     with pytest.raises(UserError) as caught:
         folder_at(address)
+    assert caught.value.code == "E-DATA-174"
+
+
+class DeniedStore:
+    """A store of Google Cloud Storage that may not be listed: the listing is empty, and each object is denied."""
+
+    def list(self, *_: object, **__: object) -> Future[list[bytes]]:
+        answer: Future[list[bytes]] = Future()
+        answer.set_result([])
+        return answer
+
+    def read(self, *_: object, **__: object) -> Future[None]:
+        answer: Future[None] = Future()
+        answer.set_exception(ValueError("PERMISSION_DENIED: HTTP response code: 403"))
+        return answer
+
+
+def test_denied_listing_is_not_an_empty_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_opened", lambda *_: DeniedStore())
+    for call in (BucketFolder("gs://bucket/a").names, BucketFolder("gs://bucket/a").files):
+        with pytest.raises(UserError) as caught:
+            call()
+        assert caught.value.code == "E-DATA-170"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_created_once_if_the_content_is_equal(kind: str, buckets: EmulatedBuckets, tmp_path: Path) -> None:
+    folder = folder_of(kind, buckets, tmp_path)
+    assert [create_once(folder, "a", content) for content in (b"1", b"2", b"1")] == [True, False, True]
+    assert folder.read("a") == b"1"
+
+
+def test_temporary_errors_of_a_call_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    folder = BucketFolder("s3://bucket/a", RetrySchedule(first_seconds=0.0), lines.append)
+    errors = iter([ValueError("ABORTED: All retry attempts failed"), TimeoutError("read")])
+
+    def call() -> str:
+        for error in errors:
+            raise error
+        return "result"
+
+    assert folder.with_retries(call) == "result"
+    assert len(lines) == 3
+    with pytest.raises(ValueError, match="INVALID_ARGUMENT"):
+        folder.with_retries(lambda: (_ for _ in ()).throw(ValueError("INVALID_ARGUMENT: chunk")))
+
+
+def test_address_of_another_protocol_is_no_folder() -> None:
+    with pytest.raises(UserError) as caught:
+        folder_at("https://host/checkpoints")
     assert caught.value.code == "E-DATA-174"
 
 

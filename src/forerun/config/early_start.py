@@ -15,7 +15,8 @@ def require_early_start(job: Any) -> None:
     if job.steps is None:
         raise JobValueError(
             "E-JOB-151",
-            "data.begin: early needs steps, because the size of an epoch is known only at the end; set steps=N",
+            "data.begin: early needs steps, because the size of an epoch is known only at the end",
+            fix="set steps=N",
         )
     distil = getattr(job, "distil", None)
     conflicts = {
@@ -27,5 +28,7 @@ def require_early_start(job: Any) -> None:
     for key, is_set in conflicts.items():
         if is_set:
             raise JobValueError(
-                "E-JOB-152", f"data.begin: early is not possible with {key}, which needs all rows first; remove one"
+                "E-JOB-152",
+                f"data.begin: early is not possible with {key}, which needs all rows first",
+                fix="remove one of them",
             )

@@ -5,6 +5,7 @@ Nothing here uses `forerun.cloud.control`: prices, caps, times and outages are t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from simulation.events import World
@@ -27,6 +28,7 @@ class Checks:
     world: World
     scenario: Scenario
     machines: list[Machine]
+    recorded_cap: Callable[[], float | None]  # the cap in run.json of the bucket, or None without a valid file
     trainings: list[Training] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     caps: list[tuple[float, float]] = field(default_factory=list)
@@ -62,10 +64,14 @@ class Checks:
     def _cap_of(self, machine: Machine) -> float:
         """Return the cap that holds for a machine.
 
-        Only a controller can keep a cap that the user lowers after the machine was requested.
+        Only a controller can keep a cap that the user lowers after the machine was requested. A keeper learns a lower
+        cap from the record. If that was deleted or damaged meanwhile, the cap that the user agreed to before holds.
         """
-        caps = [cap for time, cap in self.caps if time <= machine.requested_at][-1:]
-        return self.cap_usd if "controller" in self.scenario.guards else max([*caps, self.cap_usd])
+        caps = [cap for time, cap in self.caps if time <= machine.requested_at]
+        if "controller" not in self.scenario.guards:
+            return max([*caps[-1:], self.cap_usd])
+        has_keeper = any(other.is_keeper and other.ready_at is not None for other in self.machines)
+        return max([*caps, self.cap_usd]) if has_keeper and self.recorded_cap() != self.cap_usd else self.cap_usd
 
     def ready(self, machine: Machine) -> None:
         """Schedule the check of a machine's life."""
@@ -101,10 +107,10 @@ class Checks:
             slack = WATCH_SECONDS + LIMIT_MARGIN_SECONDS
         elif machine.delivered_at is None:
             slack = WATCH_SECONDS  # before the agent starts, the watch of the startup script deletes at the limit
-        return self._extended(deadline, guard) + slack + unseen + MARGIN_SECONDS
+        return self._extended(deadline, guard, slack) + slack + unseen + MARGIN_SECONDS
 
-    def _extended(self, time: float, guard: str) -> float:
-        """Return the end of the period around `time` in which a limit cannot act."""
+    def _extended(self, time: float, guard: str, slack: float = 0.0) -> float:
+        """Return the end of the period around `time`, or at most `slack` later, in which a limit cannot act."""
         roles = ("all", "laptop", "keeper") if guard == "controller" else ("all", "host")
         outages: list[Outage] = self.scenario.controller_faults.outages
         blocked = [outage for outage in outages if outage.target == "api" and outage.users in roles]
@@ -113,8 +119,12 @@ class Checks:
             # A time ahead can only end a run early. One that is set back deceives only a controller that starts.
             glitches = [(start, end) for start, end, offset in self.scenario.clock_glitches if offset < 0]
             gaps += [(start, end + RETRY_SECONDS) for start, end in glitches]
-        gaps += self.controller_gaps if guard == "controller" else self.host_gaps
-        margin = self.scenario.poll_seconds + MARGIN_SECONDS
+        if guard == "controller":
+            # A suspended process continues with the pause or the call that it was in.
+            gaps += [(start, end + RETRY_SECONDS) for start, end in self.controller_gaps]
+        else:
+            gaps += self.host_gaps
+        margin = max(self.scenario.poll_seconds, slack) + MARGIN_SECONDS
         for start, end in sorted(gaps):
             if start <= time + margin and end > time:
                 time = end

@@ -62,6 +62,7 @@ class GuestContext:
     on_write: Callable[[Training, int, str], None]
     provider: Callable[[Process], Any]
     on_problem: Callable[[str], None]
+    gaps: list[tuple[float, float]]  # periods in which a host could not act, which the checks allow for
 
 
 class Guest:
@@ -172,8 +173,8 @@ class Guest:
         process = Process(world, self.context.faults, "host", f"the watch of {request.name}")
         try:
             self.context.provider(process).delete(request.name, request.zone)
-        except Killed:
-            return  # with its machine; or systemd starts it again
+        except Killed:  # with its machine; or systemd starts it again
+            self.context.gaps.append((world.now, world.now + WATCH_SECONDS))
         except Exception as error:
             world.note(f"{process.name}: {type(error).__name__}")
 

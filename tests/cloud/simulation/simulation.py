@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -73,7 +74,7 @@ class Simulation:
             on_ready=self._ready,
             on_gone=self._gone,
         )
-        self.checks = Checks(self.world, scenario, self.cloud.machines)
+        self.checks = Checks(self.world, scenario, self.cloud.machines, self._recorded_cap)
         self.context = GuestContext(
             self.world,
             self.cloud,
@@ -85,6 +86,7 @@ class Simulation:
             self._write,
             lambda process: self.providers(process)["tpu"],
             self.checks.fail,
+            self.checks.host_gaps,
         )
         self.wanted = self._run()
         self.laptop = ControllerProcess(self, "laptop")
@@ -101,6 +103,12 @@ class Simulation:
         if begins == 0:
             return self.scenario.cap_usd
         return self.scenario.later_cap_usd if begins == 1 else None
+
+    def _recorded_cap(self) -> float | None:
+        try:
+            return float(json.loads(self.bucket.contents["cloud/run.json"])["max_usd"])
+        except (KeyError, TypeError, ValueError):
+            return None
 
     def start_keeper(self, run: CloudRun) -> None:
         if self.keeper is None and self.laptop.end is None:

@@ -293,7 +293,8 @@ class Controller:
             self.observer.ask_billing(provider, entry)
         deleted_at = provider.delete(entry.resource, entry.option.zone)
         now = self.clock.now()
-        at = min(at for at in (action.at, deleted_at, now) if at is not None)
+        # The clock of a controller that has just started may be wrong. It counts only if the cloud tells no time.
+        at = min((at for at in (action.at, deleted_at) if at is not None), default=now)
         self._keep_end(self.ledger.attempts[entry.number], action, at)
 
     def _keep_end(self, attempt: LedgerAttempt, action: EndAttempt, at: float) -> None:

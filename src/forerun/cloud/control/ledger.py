@@ -88,6 +88,11 @@ class RunLedger:
             self.attempts |= missing
             self._write()
 
+    def replace_entry(self, entry: AttemptEntry) -> None:
+        """Keep another entry of an attempt, for example one with a lower limit."""
+        self.attempts[entry.number] = replace(self.attempts[entry.number], entry=entry)
+        self._write()
+
     def bill_from(self, number: int, ready_at: float) -> None:
         """Keep since when an attempt is billed. The earliest time counts."""
         attempt = self.attempts[number]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -89,6 +90,7 @@ class RunObserver:
         if recorded is None and not self.damaged:
             self.damaged[f"{self.files.files.address}/run.json"] = "it does not exist"
         self._read_attempts(providers, now)
+        self._lower_limit(now)
         for number in [number for number, known in self.ledger.attempts.items() if known.end is not None]:
             if number not in self._compared:
                 self._compare_end(number)
@@ -197,6 +199,18 @@ class RunObserver:
             spent += 0.0 if end is None else end.usd
         self.ledger.add(*new)
 
+    def _lower_limit(self, now: float) -> None:
+        """Lower the limit of the current attempt if it was adopted before the earlier attempts had ended.
+
+        A forged entry of the next attempt can be adopted while an attempt runs, whose later cost it does not count.
+        """
+        if not self.ledger.open:
+            return
+        entry = self.ledger.open[0].entry
+        spent = self._usd_of_attempts(entry.number) + keeper_usd(self.run, min(entry.created_at, now))
+        if spent > entry.spent_usd:
+            self.ledger.replace_entry(adopted(entry, self.run, spent, now))
+
     def _read_open(self, number: int, now: float) -> None:
         ready = self._valid(self.files.ready(number), ReadyEntry)
         known = self.ledger.attempts[number]
@@ -233,11 +247,11 @@ class RunObserver:
             is_foreign=known.is_foreign,
         )
 
-    def _usd_of_attempts(self) -> float:
-        """Return what the known attempts have cost until now, as far as this controller has seen."""
-        attempts = [self._attempt_view(one) for one in self.ledger.attempts.values()]
-        return sum(one.usd(one.seen_at or 0.0) for one in attempts) + sum(
-            self._recorded_usd[number] for number in self._unknown
+    def _usd_of_attempts(self, before: float = math.inf) -> float:
+        """Return what the attempts with lower numbers have cost until now, as far as this controller has seen."""
+        attempts = [self._attempt_view(attempt) for number, attempt in self.ledger.attempts.items() if number < before]
+        return sum(attempt.usd(attempt.seen_at or 0.0) for attempt in attempts) + sum(
+            self._recorded_usd[number] for number in self._unknown if number < before
         )
 
     def _valid(self, entry: object, kind: type[T]) -> T | None:

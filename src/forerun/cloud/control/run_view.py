@@ -20,6 +20,8 @@ from forerun.cloud.record.entries import (
 )
 
 REPORT_SECONDS = 30.0  # a host reports more often than this
+# A slice that was seen ready within this time may have run until now. It covers two polls and a repeated call.
+RECENTLY_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,14 @@ class ControlView:
     def latest_end(self) -> float:
         """The latest time at which a slice that no longer runs can have ended, as far as the record tells it.
 
-        The record cannot make it earlier than the last time at which this controller saw the slice ready.
+        The record cannot make it earlier than the last time at which this controller saw the slice ready. If that was
+        a moment ago, the slice may have run until now, and its hosts may have hung before.
         """
         current = self.current
         end = self.now
         if current is not None and current.ready is not None:
+            if current.seen_at is not None and end - current.seen_at <= RECENTLY_SECONDS:
+                return max(end, current.ready.at)
             if self.hosts:
                 end = min(end, max(host.entry.at for host in self.hosts.values()) + REPORT_SECONDS)
             if current.recorded_end is not None:

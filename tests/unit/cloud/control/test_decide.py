@@ -283,14 +283,16 @@ def test_a_lower_cap_moves_the_deadline_and_a_higher_one_does_not() -> None:
 
 
 def test_a_recorded_end_is_verified_by_a_deletion() -> None:
-    recorded = EndEntry(START + 50, "preempted", 0.25)
-    current = AttemptView(attempt(), ReadyEntry(START), recorded_end=recorded, seen_at=START + 95)
+    recorded = EndEntry(START + 20, "preempted", 0.05)
+    current = AttemptView(attempt(), ReadyEntry(START), recorded_end=recorded, seen_at=START + 38)
     alive = view(SliceState.READY, attempts=(current,))
     assert decide(alive) == EndAttempt(attempt(), "preempted")
     assert is_limit(alive, decide(alive))
     gone = replace(alive, status=SliceStatus(SliceState.ABSENT))
-    assert decide(gone) == EndAttempt(attempt(), "preempted", at=START + 95), "not before it was seen"
-    assert alive.cost_usd == pytest.approx(max(0.25, 10 * 95 / 3600))
+    assert decide(gone) == EndAttempt(attempt(), "preempted", at=START + 38), "not before it was seen"
+    assert alive.cost_usd == pytest.approx(10 * 38 / 3600)
+    just_seen = replace(gone, attempts=(replace(current, seen_at=START + 95),))
+    assert decide(just_seen) == EndAttempt(attempt(), "preempted", at=gone.now), "it may have run until now"
 
 
 def test_a_slice_that_the_user_did_not_choose_is_ended() -> None:

@@ -13,6 +13,7 @@ import pytest
 from simulated_cloud import START, SimulatedCloud, SimulatedProvider, cloud_run, controller, option
 
 from forerun.cloud.control.actions import EndRun
+from forerun.cloud.control.controller import Controller
 from forerun.cloud.control.ledger import RunLedger
 from forerun.cloud.provider import SliceState, SliceStatus
 
@@ -47,9 +48,17 @@ def wipe(cloud: SimulatedCloud) -> None:
     cloud.contents.clear()
 
 
-def follow(cloud: SimulatedCloud, change: Change, at: float, *, every_poll: bool = False, seconds: float = 9000) -> str:
+def follow(
+    cloud: SimulatedCloud,
+    change: Change,
+    at: float,
+    *,
+    every_poll: bool = False,
+    seconds: float = 9000,
+    controls: Controller | None = None,
+) -> str:
     """Follow a run, change its record after `at` seconds, and return why the run ended, or "" if it has not."""
-    one = controller(cloud)
+    one = controller(cloud) if controls is None else controls
     changed = False
 
     def sleep(pause: float) -> None:
@@ -221,6 +230,45 @@ def test_a_forged_attempt_rents_nothing_that_the_user_did_not_choose() -> None:
     assert follow(cloud, lambda cloud: None, 0) == "budget"
     assert {one.request.slice for one in cloud.past} == {"v6e-8"}
     assert cloud.bill() <= CAP_USD + ONE_POLL_USD
+
+
+def test_a_forged_next_attempt_counts_the_complete_cost_of_the_running_one() -> None:
+    """The forged entry is adopted while the first attempt has cost little. Its limit must not stay at that time's."""
+    cloud = new_cloud()
+    one = controller(cloud)
+    while cloud.bill() < 0.1:
+        one.step()
+        cloud.advance(5)
+    entry = json.loads(cloud.contents["cloud/attempts/001.json"])
+    write("attempts/002.json", entry | {"number": 2, "resource": "forerun-job-2", "spent_usd": 0.0})(cloud)
+    while cloud.bill() < 3.0:
+        one.step()
+        cloud.advance(5)
+    (first,) = cloud.slices.values()
+    first.state, first.ended_at, first.preempted = SliceState.PREEMPTED, cloud.now, True
+    assert follow(cloud, lambda cloud: None, 0, controls=one) == "budget"
+    assert len(cloud.past) == 2
+    assert cloud.bill() <= CAP_USD + ONE_POLL_USD
+
+
+def test_a_controller_that_starts_with_a_wrong_clock_counts_the_time_that_the_api_tells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cloud, ledger = new_cloud(), RunLedger()
+    first = controller(cloud, ledger=ledger)
+    while cloud.bill() < 1.0:
+        first.step()
+        cloud.advance(5)
+    cloud.advance(300)
+    (rented,) = cloud.slices.values()
+    cloud.end(rented)
+    times = SliceStatus(SliceState.ABSENT, ready_at=rented.ready_at, ended_at=rented.ended_at)
+    monkeypatch.setattr(SimulatedProvider, "status", lambda provider, name, zone: times)
+    cloud.clock_error = -7200.0
+    second = controller(cloud, ledger=ledger)
+    second.step()
+    view, _ = second.step()
+    assert view.spent_usd == pytest.approx(cloud.bill(), abs=0.01)
 
 
 def test_a_forged_zone_does_not_redirect_the_deletion() -> None:

@@ -138,7 +138,7 @@ class Log:
             raise UserError(
                 "E-CHECKPOINT-019",
                 f"the checkpoints in {self.storage.address} cannot be listed",
-                why=f"{_name(1)} exists, and the listing of the bucket is empty",
+                why="the first record of the run exists, and the listing of the bucket is empty",
                 fix="allow this account to list the objects of the bucket",
             )
         return numbers
